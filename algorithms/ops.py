@@ -1,0 +1,75 @@
+"""The three small vocabularies that a loss is composed of: ratio, shaper, aggregation.
+
+Shapes: B responses, T response positions; ``mask_BT`` is 1 on response tokens.
+"""
+
+import torch
+from torch import Tensor
+
+# e^±20 is far outside any band and still finite when squared in fp32, so a ratio that ran away is
+# reported as a huge number and not as inf - inf.
+MAX_LOG_RATIO = 20.0
+
+
+# --- ratio -------------------------------------------------------------------------------------------
+
+
+def response_only(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """``values_BT`` with 0 on padding: what stands there, inf or nan too, reaches no value and no gradient."""
+    return torch.where(mask_BT.bool(), values_BT, 0.0)
+
+
+def log_ratio(logprobs_BT: Tensor, anchor_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """log of the per-token importance ratio, (B, T), 0 on padding, clamped to ±``MAX_LOG_RATIO``."""
+    difference_BT = response_only(logprobs_BT, mask_BT) - response_only(anchor_logprobs_BT, mask_BT)
+    return difference_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def sequence_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """log s_i: the mean of the token log-ratios of each response, (B,) (GSPO, 2507.18071, eq. 7)."""
+    return masked_mean_T(log_ratio_BT, mask_BT)
+
+
+# --- shaper ------------------------------------------------------------------------------------------
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, clip_low: float | Tensor, clip_high: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """min(r A, clip(r, 1 − ε_low, 1 + ε_high) A), elementwise.
+
+    Returns the surrogate and two bool tensors of the same shape: where the gradient was cut at the lower
+    edge (A < 0 and r below the band) and at the upper one (A > 0 and r above it).
+    """
+    clipped = torch.clamp(ratio, torch.as_tensor(1 - clip_low), torch.as_tensor(1 + clip_high))
+    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
+    clipped_low = (ratio < 1 - clip_low) & (advantages < 0)
+    clipped_high = (ratio > 1 + clip_high) & (advantages > 0)
+    return surrogate, clipped_low, clipped_high
+
+
+def check_band(clip_low: float, clip_high: float) -> None:
+    """Raise ValueError for a clip band [1 − clip_low, 1 + clip_high] that is empty or reaches below 0."""
+    if not 0 <= clip_low < 1:
+        raise ValueError(f"clip_low is an ε on the ratio, 0 <= clip_low < 1; got {clip_low}")
+    if not clip_high >= 0:
+        raise ValueError(f"clip_high is an ε on the ratio, clip_high >= 0; got {clip_high}")
+
+
+# --- aggregation -------------------------------------------------------------------------------------
+
+
+def masked_mean_T(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean over the response tokens of each row, (B,); 0 for a row without any."""
+    return (values_BT * mask_BT).sum(-1) / mask_BT.sum(-1).clamp(min=1)
+
+
+def seq_mean_token_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """mean_i (1/T_i) Σ_t, a scalar: every response weighs the same (GRPO, GSPO)."""
+    return sequence_mean(masked_mean_T(values_BT, mask_BT), mask_BT)
+
+
+def sequence_mean(values_B: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean over the responses that have a token, a scalar."""
+    real_B = mask_BT.any(-1).to(values_B.dtype)
+    return (values_B * real_B).sum() / real_B.sum().clamp(min=1)

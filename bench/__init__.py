@@ -1,0 +1,1 @@
+"""The pipeline from a config to a report, one verb per file."""

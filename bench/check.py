@@ -1,0 +1,126 @@
+"""What a composed config must hold before anything is trained. Answers in one line."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+
+from steadymoe.models import build
+
+# Whole numbers that must be at least this.
+_AT_LEAST = {
+    "steps": 1,
+    "updates_per_rollout": 1,
+    "threads": 1,
+    "checkpoint_every": 1,
+    "rollout.prompts": 1,
+    "rollout.responses": 2,  # an advantage compares the responses of a group
+    "cold_start.batch_size": 1,
+    "cold_start.check_every": 1,
+    "cold_start.check_prompts": 1,
+    "cold_start.max_updates": 1,
+    "evaluation.every": 1,
+    "evaluation.prompts": 1,
+    "probe.responses": 1,
+    "collapse.window": 1,
+    "collapse.patience": 1,
+    "seed": 0,
+    "optimizer.learning_rate": 0,  # 0 is the frozen control
+    "optimizer.weight_decay": 0,
+    "routing.aux_loss": 0,
+}
+_ABOVE_ZERO = ("optimizer.epsilon", "optimizer.max_grad_norm", "cold_start.learning_rate")
+_SHARES = ("cold_start.noise", "cold_start.accuracy_low", "cold_start.accuracy_high", "probe.fraction", "collapse.reward_fraction")
+_CHOICES = {"device": ("cpu", "cuda"), "precision": ("fp32", "bf16")}
+_HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+class ConfigError(Exception):
+    """A config that cannot be run; the message is one line that names the valid choices."""
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys to dotted ones; lists stay values."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the first thing wrong with ``config``.
+
+    ``reference`` is the same named configs without overrides, flattened: it gives each value's type.
+    """
+    flat = flatten(config)
+    _types(flat, reference)
+    _numbers(flat)
+    if config["rollout"]["prompts"] % config["updates_per_rollout"]:
+        raise ConfigError(
+            f"updates_per_rollout ({config['updates_per_rollout']}) must divide rollout.prompts "
+            f"({config['rollout']['prompts']}): a mini-batch is made of whole groups"
+        )
+    if config["cold_start"]["accuracy_low"] >= config["cold_start"]["accuracy_high"]:
+        raise ConfigError("cold_start.accuracy_low must be below cold_start.accuracy_high")
+    if config["device"] == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
+    _places(config)
+    try:
+        build.check(config["model"]["config"])
+        for what in (config["task"], config["algorithm"]["loss"], config["algorithm"]["advantage"]):
+            instantiate(what)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    except InstantiationException as error:
+        raise ConfigError(" ".join(str(error.__cause__ or error).split())) from error
+
+
+def _types(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
+    for key in reference:
+        if key not in flat and reference[key] is not None:
+            raise ConfigError(f"{key} is missing; its usual value is {reference[key]!r}")
+    for key, value in flat.items():
+        usual = reference.get(key)
+        if usual is None or key.endswith("_target_"):
+            continue
+        if isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool):
+            continue
+        if type(value) is not type(usual):
+            names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
+            raise ConfigError(f"{key} must be {names.get(type(usual), type(usual).__name__)}; got {value!r}")
+
+
+def _numbers(flat: Mapping[str, Any]) -> None:
+    for key, least in _AT_LEAST.items():
+        if not flat[key] >= least:
+            raise ConfigError(f"{key} must be at least {least}; got {flat[key]}")
+    for key in _ABOVE_ZERO:
+        if not flat[key] > 0:
+            raise ConfigError(f"{key} must be above 0; got {flat[key]}")
+    for key in _SHARES:
+        if not 0 <= flat[key] <= 1:
+            raise ConfigError(f"{key} must be between 0 and 1; got {flat[key]}")
+    for key in ("optimizer.beta1", "optimizer.beta2"):
+        if not 0 <= flat[key] < 1:
+            raise ConfigError(f"{key} must be at least 0 and below 1; got {flat[key]}")
+    for key, choices in _CHOICES.items():
+        if flat[key] not in choices:
+            raise ConfigError(f"{key} must be one of {', '.join(choices)}; got {flat[key]!r}")
+
+
+def _places(config: Mapping[str, Any]) -> None:
+    name = config["experiment_name"]
+    if not name or set(name) - _HARMLESS or name.startswith("."):
+        raise ConfigError(f"experiment_name may hold letters, digits, '.', '_' and '-'; got {name!r}")
+    checkpoint = config["cold_start"]["path"]
+    if checkpoint is not None and not Path(checkpoint).is_file():
+        raise ConfigError(f"cold_start.path: there is no file {checkpoint}")
+    place = Path(config["results_dir"]).absolute() / "runs"
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"results_dir={config['results_dir']} cannot be written: {place} is no folder that can be written to")

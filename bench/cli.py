@@ -1,0 +1,89 @@
+"""The command ``steadymoe``: run, report, status."""
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+
+# Flags of Hydra's that print something and run nothing.
+_HYDRA_PRINTS = {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--resolve", "--package", "-p"}
+_RUN_HELP = "train: `steadymoe run algorithm=gspo model=tiny seed=0`; every other word is a Hydra override, -m sweeps"
+
+
+def main() -> None:
+    """Entry point: exit code 0, 1 if a run failed, 2 for a request that cannot be met."""
+    words = sys.argv[1:]
+    if words[:1] == ["run"]:  # the rest is Hydra's, also what argparse would take for its own
+        sys.exit(_run(words[1:]))
+    parser = argparse.ArgumentParser(prog="steadymoe", description="Is this RL algorithm stable on MoE models?")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("run", help=_RUN_HELP)
+    for verb, what in (("report", "tables, figures and report.html from recorded runs"), ("status", "what is on disk")):
+        sub = verbs.add_parser(verb, help=what)
+        sub.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
+        if verb == "report":
+            sub.add_argument("--experiment", help="only this experiment (default: all)")
+    arguments = parser.parse_args(words)
+    sys.exit(_status(arguments.results) if arguments.verb == "status" else _report(arguments.results, arguments.experiment))
+
+
+def _run(words: list[str]) -> int:
+    from steadymoe.bench import compose, progress, record, run
+
+    if _HYDRA_PRINTS & {word.partition("=")[0] for word in words}:
+        run.launch(words)
+        return 0
+    overrides = [word for word in words if word not in ("-m", "--multirun")]
+    try:
+        unknown = [word for word in overrides if word.startswith("-")]
+        if unknown:
+            raise compose.ConfigError(f"{unknown[0]} is no flag of steadymoe run; it takes key=value, -m and --cfg job")
+        runs = compose.plan(overrides, multirun=len(overrides) < len(words))
+        for each in runs:
+            run.refuse_other_config(each)
+    except (compose.ConfigError, ValueError) as error:
+        print(f"steadymoe: {error}", file=sys.stderr)
+        return 2
+    waiting = [each for each in runs if record.status(each.folder) not in record.ENDED]
+    console = Console()
+    if len(waiting) < len(runs):
+        console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs have ended before and are left as they are")
+    if waiting:
+        with progress.watch(runs, console):
+            run.launch(words)
+    statuses = {each.folder: record.status(each.folder) for each in runs}
+    counts = Counter(statuses.values())
+    console.print(", ".join(f"{counts[name]} {name}" for name in sorted(counts)), highlight=False)
+    results, experiment = runs[0].config["results_dir"], runs[0].config["experiment_name"]
+    failed = [each for each in runs if statuses[each.folder] not in (*record.ENDED, "running")]
+    for each in failed:
+        facts = record.read_run(each.folder) or {}
+        last = (facts.get("error") or "").strip().splitlines()[-1:]
+        print(f"steadymoe: {statuses[each.folder]}: {each.label} {' '.join(last)}", file=sys.stderr)
+        print(f"  again: {each.command}", file=sys.stderr)
+    where = "" if results == "results" else f" --results {results}"
+    console.print(f"next: steadymoe report --experiment {experiment}{where}", highlight=False, soft_wrap=True)
+    return 1 if failed else 0
+
+
+def _report(results: Path, experiment: str | None) -> int:
+    from steadymoe.bench import report
+
+    try:
+        made = report.make(results, experiment)
+    except report.NothingToReport as error:
+        print(f"steadymoe: {error}", file=sys.stderr)
+        return 2
+    print(made.table)
+    for path in made.files:
+        print(f"wrote {path}")
+    return 0
+
+
+def _status(results: Path) -> int:
+    from steadymoe.bench import status
+
+    print("\n".join(status.lines(results)))
+    return 0

@@ -1,0 +1,118 @@
+"""Cold start: supervised training on noisy demonstrations, so that reinforcement has something to improve.
+
+A policy that has learnt the format, is right about half of the time, and has entropy to lose. It is made
+once for each model, task and seed, and shared by all algorithms: their comparison is paired.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from safetensors.torch import load_model, save_model
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from steadymoe.algorithms.ops import masked_mean_T, sequence_mean
+from steadymoe.bench import atomic
+from steadymoe.bench.policy import Sequences, forward
+from steadymoe.bench.rollout import rollout
+from steadymoe.bench.seeding import numpy_generator, torch_generator
+from steadymoe.bench.tasks import Task
+
+# Raised when the procedure below changes what it makes of the same config.
+_VERSION = 1
+
+
+class ColdStartError(Exception):
+    """The policy did not reach its accuracy band; the message says what to change."""
+
+
+def fingerprint(config: Mapping[str, Any]) -> str:
+    """The hash that names a cold start: of all that goes into it, the libraries' versions too."""
+    parts = {key: config[key] for key in ("model", "task", "cold_start", "seed", "device", "precision", "threads")}
+    parts |= {"procedure": _VERSION} | {name: version(name) for name in ("torch", "transformers")}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_or_make(model: PreTrainedModel, task: Task, config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
+    """Bring ``model`` to its cold start: from ``cold_start.path``, from ``cache``, or by training it now.
+
+    Returns what is known of it (accuracy, updates). Of two runs that want the same cold start at once,
+    one makes it and the other waits. Raises ColdStartError if training misses its band.
+    """
+    if config["cold_start"]["path"] is not None:
+        load_model(model, config["cold_start"]["path"], device=str(model.device))
+        return {"path": config["cold_start"]["path"]}
+    name = fingerprint(config)
+    weights, facts = cache / f"{name}.safetensors", cache / f"{name}.json"
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / f".{name}.lock"):
+        if not facts.exists():
+            made = train(model, task, config)
+            atomic.write(weights, lambda temporary: save_model(model, str(temporary)))
+            atomic.write_json(facts, made)  # last: its presence says that the weights are whole
+        load_model(model, weights, device=str(model.device))
+        return json.loads(facts.read_text())
+
+
+def train(model: PreTrainedModel, task: Task, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Supervised updates until the sampled accuracy on held-out prompts lies in the band; see ``conf/config.yaml``.
+
+    Raises ColdStartError when the accuracy jumps over the band or does not reach it in time.
+    """
+    numbers, seed, precision = config["cold_start"], config["seed"], config["precision"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=numbers["learning_rate"], weight_decay=0.0, fused=True)
+    low, high = numbers["accuracy_low"], numbers["accuracy_high"]
+    accuracy = 0.0
+    for update in range(1, numbers["max_updates"] + 1):
+        generator = numpy_generator(seed, "cold_start", update)
+        prompts = task.sample(numbers["batch_size"], generator)
+        answers = task.demonstrations(prompts, numbers["noise"], generator)
+        sequences = demonstrate(prompts, answers, task.tokenizer, model.device)
+        logprobs_BT = forward(model, sequences, precision).logprobs_BT
+        mask_BT = sequences.response_mask_BT
+        loss = -sequence_mean(masked_mean_T(logprobs_BT, mask_BT), mask_BT)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if update % numbers["check_every"] == 0:
+            accuracy = _accuracy(model, task, numbers["check_prompts"], seed, update, precision)
+            if accuracy > high:
+                raise ColdStartError(
+                    f"the cold start jumped over its band: accuracy {accuracy:.2f} > {high} after {update} updates; "
+                    "raise cold_start.noise or lower cold_start.check_every"
+                )
+            if accuracy >= low:
+                return {"accuracy": accuracy, "updates": update}
+    raise ColdStartError(
+        f"the cold start reached accuracy {accuracy:.2f} of {low} in {numbers['max_updates']} updates; "
+        "lower cold_start.noise, or raise cold_start.max_updates or cold_start.learning_rate"
+    )
+
+
+def demonstrate(
+    prompts: Sequence[str], answers: Sequence[str], tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> Sequences:
+    """Prompts padded on the left, answers with their end token padded on the right."""
+    left = tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt")
+    ended = [answer + tokenizer.eos_token for answer in answers]
+    right = tokenizer(ended, padding=True, padding_side="right", return_tensors="pt")
+
+    def joined(key: str) -> Tensor:
+        return torch.cat([left[key], right[key]], dim=1).to(device)
+
+    return Sequences(joined("input_ids"), joined("attention_mask"), right["input_ids"].shape[1])
+
+
+def _accuracy(
+    model: PreTrainedModel, task: Task, prompts: int, seed: int, update: int, precision: str
+) -> float:
+    held_out = task.sample(prompts, numpy_generator(seed, "cold_start_accuracy", update), held_out=True)
+    generator = torch_generator(seed, "cold_start_accuracy", update, model.device.type)
+    return rollout(model, task, held_out, 1, generator, precision).scores_B.mean().item()

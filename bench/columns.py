@@ -1,0 +1,87 @@
+"""The tables of a run: every column's type and meaning. Columns that a run does not have are null.
+
+Timing columns end in ``_seconds`` or ``_per_second``; they alone differ between two runs of one config.
+"""
+
+import pyarrow as pa
+
+_KEYS = {
+    "step": (pa.int64(), "rollout, from 1"),
+    "update": (pa.int64(), "gradient update within the step, from 1"),
+}
+_UPDATE = {
+    "loss": "the loss that was minimised (the negative objective, with the router's auxiliary loss if any)",
+    "grad_norm": "norm of the gradient before clipping",
+    "learning_rate": "of the optimizer",
+    "entropy": "mean entropy of the full next-token distribution over response tokens, in nats",
+    "token_ratio_mean": "mean of π_θ/π_old over response tokens",
+    "token_ratio_max": "largest π_θ/π_old; a step has the largest of its updates",
+    "token_ratio_variance": "variance of π_θ/π_old over the response tokens of a mini-batch",
+    "sequence_ratio_variance": "variance of s_i, the geometric mean of a response's ratios, over responses",
+    "ess": "effective sample size per token of the ratio as a weight, (Σr)²/(NΣr²), 1 when all are equal",
+    "clip_fraction": "share of response tokens that lose their gradient or are capped; null without a clip",
+    "clip_fraction_low": "the part of clip_fraction below the band",
+    "clip_fraction_high": "the part of clip_fraction above the band",
+    "expert_change_rate": "1 − mean |S_old ∩ S_new|/K over layers and response tokens, against the rollout's routes",
+    "expert_set_change_rate": "share of (layer, response token) whose set of experts differs from the rollout's",
+    "token_any_layer_change_rate": "share of response tokens whose set differs in at least one layer",
+    "expert_change_per_update": "expert-change rate from before to after one gradient update, on a fixed sample",
+}
+_STEP = {
+    "reward": "mean reward of the rollout",
+    "eval_accuracy": "mean score on the held-out prompts, one sampled response each, after the step",
+    "groups_without_signal": "share of prompts whose responses all have the same reward",
+    "response_length": "mean response tokens, the end token included",
+    "rollout_kl_k1": "k1 estimate of KL(μ‖π_old): sampling policy against training forward",
+    "rollout_kl_k3": "k3 estimate of the same",
+    "rollout_logprob_gap_max": "largest |log μ − log π_old| of a response token",
+    "rollout_expert_disagreement": "expert-change rate between sampling and training forward, same weights",
+    "expert_change_since_start": "expert-change rate against the cold start, on a fixed probe batch",
+    "load_entropy": "entropy of the experts' load over log E, mean over layers; 1 is even",
+    "load_max_violation": "largest load times E, minus 1, worst layer; 0 is even",
+    "rollout_seconds": "sampling and scoring",
+    "old_policy_seconds": "the old policy's log-probabilities and routes",
+    "probe_seconds": "forwards for expert_change_per_update and expert_change_since_start",
+    "update_seconds": "forward, loss, backward, optimizer and the metrics of all updates",
+    "evaluation_seconds": "held-out accuracy; null in steps without",
+    "rollout_tokens_per_second": "response tokens per second of sampling",
+    "update_tokens_per_second": "prompt and response tokens per second of updates",
+}
+_LAYER = {
+    "expert_change_rate": "as in updates, of this layer",
+    "expert_set_change_rate": "as in updates, of this layer",
+    "expert_change_per_update": "as in updates, of this layer",
+    "load_entropy": "of the mini-batch's response tokens, or the rollout's for update 0",
+    "load_max_violation": "likewise",
+    "rollout_expert_disagreement": "as in steps, of this layer; update 0 only",
+    "expert_change_since_start": "as in steps, of this layer; update 0 only",
+}
+
+
+def _numbers(meanings: dict[str, str]) -> dict[str, tuple[pa.DataType, str]]:
+    return {name: (pa.float64(), meaning) for name, meaning in meanings.items()}
+
+
+TABLES: dict[str, dict[str, tuple[pa.DataType, str]]] = {
+    "steps": {"step": _KEYS["step"]}
+    | _numbers(_STEP | {name: f"{meaning} (mean over the step's updates)" for name, meaning in _UPDATE.items()})
+    | {
+        "response_tokens": (pa.int64(), "response tokens of the rollout"),
+        "token_ratio_histogram": (
+            pa.list_(pa.int64()),
+            "counts of log π_θ/π_old over the step's updates: below −1, 40 bins of 0.05, above 1",
+        ),
+    },
+    "updates": _KEYS | _numbers(_UPDATE),
+    "layers": {
+        "step": _KEYS["step"],
+        "update": (pa.int64(), "gradient update from 1; 0 is the rollout before the first"),
+        "layer": (pa.int64(), "MoE layer, from 0"),
+    }
+    | _numbers(_LAYER),
+    "evaluations": {
+        "step": (pa.int64(), "after how many steps; 0 is the cold start"),
+        "prompt": (pa.string(), "held-out prompt"),
+        "score": (pa.float64(), "its reward"),
+    },
+}

@@ -1,0 +1,194 @@
+"""From the words of a command line to checked runs: which configs, in which folders, under which hashes.
+
+Everything is composed and checked here before Hydra launches anything, so that a wrong word is answered
+in one line and touches nothing on disk.
+"""
+
+import difflib
+import functools
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from steadymoe.bench.check import ConfigError, check, flatten
+
+CONF = Path(__file__).parent.parent / "conf"
+
+# What changes no number of a run: where it is written, how often it is saved, when it counts as collapsed.
+_NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "collapse")
+
+# Fields added after the first release, with the value at which a run is what it was before the field
+# existed ({"routing.replay": "off"}, say): at that value they leave the hashes of older runs as they were.
+NEUTRAL: dict[str, Any] = {}
+
+_LONGEST_AXES = 120
+
+
+@dataclass(frozen=True)
+class Run:
+    """One checked point of a sweep."""
+
+    config: dict[str, Any]
+    choices: dict[str, str]
+    """Config group → chosen name: ``algorithm``, ``model``, ``task``, …"""
+    axes: dict[str, Any]
+    """Every override that differs from the named configs."""
+    folder: Path
+    config_hash: str
+    command: str
+
+    @property
+    def label(self) -> str:
+        """Short name for progress and messages."""
+        parts = [self.choices["algorithm"], self.choices["model"], axes_name(self.axes)]
+        return " ".join(part for part in parts if part) + f" seed={self.config['seed']}"
+
+
+def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
+    """The runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
+    with _hydra(), _errors_in_one_line():
+        points = _points(list(words), multirun)
+        runs = [run(point) for point in points]
+    folders: dict[Path, Run] = {}
+    for each in runs:
+        if each.folder in folders:
+            raise ConfigError(f"two points of the sweep are the same run: {each.label}")
+        folders[each.folder] = each
+    return runs
+
+
+def run(words: Sequence[str]) -> Run:
+    """Compose and check one run from its overrides. Hydra must be initialised (``plan``, or inside a job)."""
+    composed = hydra.compose("config", list(words), return_hydra_config=True)
+    choices = {
+        group: str(name)
+        for group, name in composed.hydra.runtime.choices.items()
+        if not group.startswith("hydra/") and name is not None
+    }
+    config = _plain(composed)
+    named = [f"{group}={name}" for group, name in sorted(choices.items())]
+    named += [word for word in words if word.startswith("hydra.searchpath")]
+    reference = _reference(tuple(named))
+    check(config, reference)
+    axes = {
+        key: value
+        for key, value in flatten(config).items()
+        if key not in ("seed", "experiment_name", "results_dir") and reference.get(key, _ABSENT) != value
+    }
+    folder = Path(config["results_dir"]).absolute() / "runs" / config["experiment_name"]
+    for part in (choices["algorithm"], choices["model"], choices["task"], axes_name(axes)):
+        folder = folder / part if part else folder
+    return Run(
+        config=config,
+        choices=choices,
+        axes=axes,
+        folder=folder / f"seed={config['seed']}",
+        config_hash=config_hash(config),
+        command=shlex.join(["steadymoe", "run", *words]),
+    )
+
+
+def config_hash(config: Mapping[str, Any], neutral: Mapping[str, Any] | None = None) -> str:
+    """16 hex digits over everything that changes numbers; fields at their neutral value leave it unchanged."""
+    neutral = NEUTRAL if neutral is None else neutral
+    numbers = {
+        key: value
+        for key, value in flatten(config).items()
+        if key.partition(".")[0] not in _NO_NUMBERS and not (key in neutral and neutral[key] == value)
+    }
+    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def axes_name(axes: Mapping[str, Any]) -> str:
+    """Overrides as one folder name: sorted, of harmless characters, hashed beyond 120 of them; "" for none."""
+    name = ",".join(f"{key}={axes[key]}" for key in sorted(axes))
+    harmless = re.sub(r"[^A-Za-z0-9._=,+-]", "-", name)
+    if harmless == name and len(name) <= _LONGEST_AXES:
+        return name
+    return f"{harmless[: _LONGEST_AXES - 9]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The numbers in which two configs differ, as ``key: old -> new``, in one line."""
+    before, after = flatten(old), flatten(new)
+    keys = [key for key in sorted(before | after) if before.get(key, "absent") != after.get(key, "absent")]
+    return ", ".join(
+        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
+        for key in keys
+        if key.partition(".")[0] not in _NO_NUMBERS
+    )
+
+
+_ABSENT = object()
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Hydra's compose, for as long as needed; inside a Hydra job it is there already."""
+    if GlobalHydra.instance().is_initialized():
+        yield
+        return
+    with hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
+        yield
+
+
+@contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    """Hydra's errors, a dozen lines each, as one ConfigError line that names the choices."""
+    try:
+        yield
+    except MissingConfigException as error:
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        raise ConfigError(f"there is no {group} {name!r}; choose from {', '.join(error.options or [])}") from error
+    except OverrideParseException as error:
+        raise ConfigError(f"cannot read {error.override!r} as key=value") from error
+    except (HydraException, OmegaConfBaseException) as error:
+        message = " ".join(str(error).split())
+        unknown = re.search(r"Could not override '([^']+)'", message)
+        if unknown is None:
+            raise ConfigError(message) from error
+        keys = [*_reference(()), *(path.name for path in CONF.iterdir() if path.is_dir())]
+        near = difflib.get_close_matches(unknown[1], keys, n=3) or sorted({key.partition(".")[0] for key in keys})
+        raise ConfigError(f"there is no {unknown[1]!r} in the config; near it: {', '.join(near)}") from error
+
+
+def _points(words: list[str], multirun: bool) -> list[list[str]]:
+    """The override lists of a sweep's points, as Hydra's own sweeper splits them."""
+    parsed = OverridesParser.create().parse_overrides(words)
+    unswept = [word for word, each in zip(words, parsed, strict=True) if not each.is_sweep_override()]
+    settings = hydra.compose("config", unswept, return_hydra_config=True).hydra
+    if not multirun and settings.mode != RunMode.MULTIRUN:
+        if len(unswept) < len(words):
+            swept = next(word for word in words if word not in unswept)
+            raise ConfigError(f"{swept} sweeps over several values: add -m for a sweep")
+        return [words]
+    parameters = [f"{key}={value}" for key, value in (settings.sweeper.params or {}).items()]
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    return BasicSweeper.split_arguments(parser.parse_overrides([*parameters, *words]), None)[0]
+
+
+@functools.cache
+def _reference(words: tuple[str, ...]) -> dict[str, Any]:
+    """The named configs as they stand, without overrides, flattened."""
+    return flatten(_plain(hydra.compose("config", list(words))))
+
+
+def _plain(composed: DictConfig) -> dict[str, Any]:
+    """Our part of a composed config, without Hydra's own, as plain values."""
+    ours = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+    return OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)  # type: ignore[return-value]

@@ -1,0 +1,88 @@
+"""Every per-token tensor is reduced to a column here, over the response tokens of a mini-batch or rollout.
+
+Shapes: B responses, T response positions, N response tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from steadymoe.algorithms import Batch, LossOutput
+from steadymoe.algorithms.ops import log_ratio, sequence_log_ratio
+
+# Edges of the histogram of log(π_θ/π_old): 40 bins of 0.05, and one open bin on either side.
+HISTOGRAM_EDGES = torch.linspace(-1.0, 1.0, 41)
+
+# Columns that a step takes as the largest of its updates; every other one is their mean.
+_LARGEST = {"token_ratio_max"}
+
+
+def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], Tensor]:
+    """The ratio and clip columns of one gradient update, as scalars, and its histogram of token log-ratios (42 counts).
+
+    ``token_ratio_variance`` is that of π_θ/π_old over response tokens and ``sequence_ratio_variance`` that
+    of its geometric mean over a response, whichever of the two the loss uses. ``ess`` is the effective
+    sample size per token, (Σr)² / (N Σr²), in (0, 1]. ``clip_fraction`` is the share of tokens that lose
+    their gradient or are capped; it is missing where no clip exists.
+    """
+    mask_BT = batch.mask_BT.bool()
+    with torch.no_grad():
+        log_ratio_BT = log_ratio(batch.logprobs_BT, batch.old_logprobs_BT, mask_BT)
+        log_ratio_N = log_ratio_BT[mask_BT]
+        ratio_N = log_ratio_N.exp()
+        ratio_B = sequence_log_ratio(log_ratio_BT, mask_BT).exp()
+        columns = {
+            "token_ratio_mean": ratio_N.mean(),
+            "token_ratio_max": ratio_N.max(),
+            "token_ratio_variance": ratio_N.var(correction=0),
+            "sequence_ratio_variance": ratio_B.var(correction=0),
+            "ess": ratio_N.sum().square() / (ratio_N.square().sum() * ratio_N.numel()),
+        }
+        if "clipped_low_BT" in output.metrics:
+            low = output.metrics["clipped_low_BT"][mask_BT].float().mean()
+            high = output.metrics["clipped_high_BT"][mask_BT].float().mean()
+            columns |= {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high}
+        bins_N = torch.bucketize(log_ratio_N, HISTOGRAM_EDGES.to(log_ratio_N.device))
+        return columns, torch.bincount(bins_N, minlength=len(HISTOGRAM_EDGES) + 1)
+
+
+def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> dict[str, Tensor]:
+    """The sampling policy μ against the training forward π_old on the same tokens, per rollout.
+
+    k1 = E_μ[log μ − log π_old], k3 = E_μ[e^Δ − 1 − Δ] with Δ = log π_old − log μ: two estimates of
+    KL(μ‖π_old) (Schulman, "Approximating KL divergence", 2020); and the largest \\|Δ\\|.
+    """
+    delta_N = log_ratio(old_logprobs_BT, rollout_logprobs_BT, mask_BT)[mask_BT.bool()]
+    return {
+        "rollout_kl_k1": -delta_N.mean(),
+        "rollout_kl_k3": (delta_N.expm1() - delta_N).mean(),
+        "rollout_logprob_gap_max": delta_N.abs().max(),
+    }
+
+
+def of_rewards(rewards_PG: Tensor) -> dict[str, float]:
+    """The reward columns of a rollout; a group without signal is one whose rewards are all equal."""
+    return {
+        "reward": rewards_PG.mean().item(),
+        "groups_without_signal": (rewards_PG == rewards_PG[:, :1]).all(-1).float().mean().item(),
+    }
+
+
+def of_step(updates: list[dict[str, float]]) -> dict[str, float]:
+    """The columns of a step from those of its updates: their mean, but the largest of a maximum."""
+    columns = {}
+    for name in updates[0]:
+        if name in ("step", "update"):
+            continue
+        values = [row[name] for row in updates]
+        columns[name] = max(values) if name in _LARGEST else sum(values) / len(values)
+    return columns
+
+
+def mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean over the response tokens of a mini-batch, a scalar."""
+    return values_BT[mask_BT.bool()].mean()
+
+
+def to_floats(columns: dict[str, Tensor]) -> dict[str, float]:
+    """Scalars of one device to Python numbers, in one transfer."""
+    return dict(zip(columns, torch.stack([c.double() for c in columns.values()]).tolist(), strict=True))

@@ -1,0 +1,87 @@
+"""The training forward: log-probabilities, entropy and routes of response tokens under a model's weights.
+
+Shapes: B sequences, S positions of prompt and response together (prompts padded on the left, responses on
+the right), T response positions, V vocabulary, L MoE layers, K experts a token. A forward is fed the
+first S − 1 positions, since the last token predicts nothing: F = S − 1.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steadymoe.models.routing import NO_ROUTE, RouteRecorder
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Prompts with their responses, padded to one rectangle."""
+
+    tokens_BS: Tensor
+    mask_BS: Tensor
+    """1 on prompt and response tokens, 0 on padding on either side."""
+    response_width: int
+    """T: the last T of the S positions hold responses."""
+
+    @property
+    def response_mask_BT(self) -> Tensor:
+        """1 on response tokens, the end token included."""
+        return self.mask_BS[:, -self.response_width :]
+
+    @property
+    def route_mask_BF(self) -> Tensor:
+        """Where a route exists: tokens that another one follows. The last sampled token was never fed."""
+        return (self.mask_BS[:, :-1] & self.mask_BS[:, 1:]).bool()
+
+    def rows(self, index: Tensor) -> "Sequences":
+        """A part of the batch, with the same padding."""
+        return Sequences(self.tokens_BS[index], self.mask_BS[index], self.response_width)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What one training forward says of each response token, and of each position fed."""
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor
+    routes_LBFK: Tensor | None
+    """Experts chosen, ``NO_ROUTE`` where ``route_mask_BF`` is false; None for a dense model."""
+    router_logits_LNE: list[Tensor]
+    """Router logits of each layer over all B·F positions, with their gradient; empty for a dense model."""
+
+
+def forward(model: PreTrainedModel, sequences: Sequences, precision: str) -> Forward:
+    """Run the model over ``sequences``; gradients flow through ``logprobs_BT`` unless disabled outside."""
+    tokens_BF, mask_BF = sequences.tokens_BS[:, :-1], sequences.mask_BS[:, :-1]
+    with RouteRecorder(model) as recorder, autocast(tokens_BF.device.type, precision):
+        logits_BTV = model(
+            input_ids=tokens_BF,
+            attention_mask=mask_BF,
+            position_ids=positions(mask_BF),
+            use_cache=False,
+            logits_to_keep=sequences.response_width,
+        ).logits
+        routed = recorder.take(tokens_BF.numel())
+    all_logprobs_BTV = logits_BTV.float().log_softmax(-1)
+    targets_BT = sequences.tokens_BS[:, -sequences.response_width :]
+    logprobs_BT = all_logprobs_BTV.gather(-1, targets_BT[..., None]).squeeze(-1)
+    with torch.no_grad():
+        entropy_BT = -(all_logprobs_BTV.exp() * all_logprobs_BTV).sum(-1)
+    if routed is None:
+        return Forward(logprobs_BT, entropy_BT, None, [])
+    indices_LNK, router_logits_LNE = routed
+    routes_LBFK = indices_LNK.view(indices_LNK.shape[0], *tokens_BF.shape, -1)
+    routes_LBFK = routes_LBFK.masked_fill(~sequences.route_mask_BF[None, ..., None], NO_ROUTE)
+    return Forward(logprobs_BT, entropy_BT, routes_LBFK, router_logits_LNE)
+
+
+def positions(mask_BF: Tensor) -> Tensor:
+    """Position ids that count real tokens only, so that padding on the left shifts nothing."""
+    return (mask_BF.cumsum(-1) - 1).clamp(min=0)
+
+
+def autocast(device: str, precision: str) -> AbstractContextManager[object]:
+    """bf16 arithmetic over fp32 weights for ``precision=bf16``; nothing for ``fp32``."""
+    return torch.autocast(device, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()

@@ -1,0 +1,155 @@
+"""The folder of a run: ``run.json`` and four tables, written as the run goes and never overwritten silently.
+
+While a run goes on its rows are appended to ``<table>.jsonl``; when it ends they become
+``<table>.parquet``. Whatever kills it, the rows of finished steps are there.
+"""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
+
+from steadymoe.bench import atomic
+from steadymoe.bench.columns import TABLES
+
+# A run that has one of these has said all it will say.
+ENDED = ("finished", "diverged")
+
+Row = dict[str, Any]
+
+
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """``run.json`` of a run folder, or None where there is none. Raises ValueError if it is not whole JSON."""
+    path = folder / "run.json"
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+
+
+def status(folder: Path) -> str:
+    """``finished``, ``diverged``, ``failed``, ``running``, ``interrupted``, or ``missing``."""
+    run = read_run(folder)
+    if run is None:
+        return "missing"
+    if run["status"] == "running" and not _locked(folder):
+        return "interrupted"  # killed before it could say so
+    return run["status"]
+
+
+def read_table(folder: Path, table: str) -> pd.DataFrame:
+    """One table of a run, finished or not, with the columns of ``columns.TABLES``; whole steps only."""
+    path = folder / f"{table}.parquet"
+    if path.exists():
+        return pq.read_table(path, schema=_schema(table)).to_pandas()
+    rows = _read_rows(folder, table)
+    if table != "steps":
+        # "steps" is written last: what has no step there yet belongs to a step that did not finish.
+        steps = [row["step"] for row in _read_rows(folder, "steps")]
+        rows = [row for row in rows if row["step"] <= max(steps, default=0)]
+    return _to_arrow(rows, table).to_pandas()
+
+
+class Record:
+    """Writes the folder of one run. Use as a context: it holds the folder's lock while it is open."""
+
+    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
+        """``facts`` is what is known before the run: config, hash, command, versions, machine, …"""
+        self.folder = folder
+        self.run: dict[str, Any] = facts
+        self._lock = FileLock(folder / ".lock")
+        self._begun = datetime.now(UTC)
+        self._seconds_before = 0.0
+
+    def __enter__(self) -> "Record":
+        """Take the folder; raises filelock.Timeout if another process has it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire(timeout=0)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the run's checkpoint is, or would be."""
+        return self.folder / "checkpoint.safetensors"
+
+    def begin(self, resume_from: int | None) -> None:
+        """Mark the run as running; rows after step ``resume_from`` are dropped, all of them if None."""
+        before = read_run(self.folder)
+        if before is not None and resume_from is not None:
+            self._seconds_before = before["wall_seconds"]
+            self.run["started"] = before["started"]
+        for table in TABLES:
+            rows = [] if resume_from is None else _read_rows(self.folder, table)
+            kept = [row for row in rows if row["step"] <= (resume_from or 0)]
+            text = "".join(_line(row) for row in kept)
+            atomic.write(self.folder / f"{table}.jsonl", lambda temporary, text=text: temporary.write_text(text))
+        self.run.setdefault("started", self._begun.isoformat(timespec="seconds"))
+        self.update(status="running")
+
+    def append(self, rows: dict[str, list[Row]]) -> None:
+        """Add the rows of a finished step; ``steps`` goes last and seals the others."""
+        for table in sorted(rows, key="steps".__eq__):
+            unknown = {name for row in rows[table] for name in row} - TABLES[table].keys()
+            if unknown:
+                raise KeyError(f"columns that {table} does not have: {sorted(unknown)}")
+            with (self.folder / f"{table}.jsonl").open("a") as file:
+                file.write("".join(_line(row) for row in rows[table]))
+
+    def update(self, **facts: Any) -> None:
+        """Write ``run.json`` again with new facts."""
+        seconds = (datetime.now(UTC) - self._begun).total_seconds()
+        self.run |= facts | {"wall_seconds": round(self._seconds_before + seconds, 3)}
+        atomic.write_json(self.folder / "run.json", self.run)
+
+    def end(self, status: str, **facts: Any) -> None:
+        """Turn the rows into parquet, say how the run ended, and drop what only resuming needs."""
+        for table in TABLES:
+            arrow = _to_arrow(_read_rows(self.folder, table), table)
+            atomic.write(self.folder / f"{table}.parquet", lambda temporary, arrow=arrow: pq.write_table(arrow, temporary))
+        self.update(status=status, ended=datetime.now(UTC).isoformat(timespec="seconds"), **facts)
+        self.checkpoint.unlink(missing_ok=True)
+        for table in TABLES:
+            (self.folder / f"{table}.jsonl").unlink(missing_ok=True)
+
+
+def _locked(folder: Path) -> bool:
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def _line(row: Row) -> str:
+    # json keeps every bit of a float, and nan and inf by Python's own names for them.
+    return json.dumps(row) + "\n"
+
+
+def _read_rows(folder: Path, table: str) -> list[Row]:
+    path = folder / f"{table}.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()  # torn by a kill
+    return [json.loads(line) for line in lines]
+
+
+def _schema(table: str) -> pa.Schema:
+    return pa.schema([(name, kind) for name, (kind, _) in TABLES[table].items()])
+
+
+def _to_arrow(rows: list[Row], table: str) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=_schema(table))

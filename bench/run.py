@@ -1,0 +1,161 @@
+"""One run from its config to its folder: cold start, steps, checkpoints, and how it ended."""
+
+import os
+import platform
+import subprocess
+import sys
+import traceback
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from filelock import Timeout
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from steadymoe.bench import checkpoint, cold_start, compose, record
+from steadymoe.bench.check import ConfigError
+from steadymoe.bench.collapse import collapsed_at
+from steadymoe.bench.record import Record
+from steadymoe.bench.seeding import derive
+from steadymoe.bench.train import Trainer
+from steadymoe.models import build
+
+
+def launch(words: list[str]) -> None:
+    """Hand the words of a command line to Hydra, which calls ``_job`` once for each point."""
+    sys.argv = ["steadymoe run", *words]
+    hydra.main(config_path=str(compose.CONF.resolve()), config_name="config", version_base="1.3")(_job)()
+
+
+def _job(_: DictConfig) -> str:
+    overrides = HydraConfig.get().overrides
+    words = [word for word in overrides.hydra if not word.startswith("hydra.mode=")] + list(overrides.task)
+    return execute(compose.run(words))
+
+
+def refuse_other_config(run: compose.Run) -> None:
+    """Raise ConfigError if the run's folder holds results of another config."""
+    before = record.read_run(run.folder)
+    if before is not None and before["config_hash"] != run.config_hash:
+        raise ConfigError(
+            f"{run.folder} holds a {record.status(run.folder)} run of another config "
+            f"({compose.difference(before['config'], run.config)}); choose another experiment_name, or remove that folder"
+        )
+
+
+def execute(run: compose.Run) -> str:
+    """Bring a run to its end, from where it was left, and return its status.
+
+    A run that has ended is left alone, and so is one that another process is at (``running``). Whatever
+    goes wrong inside is written to ``run.json`` as ``failed`` and does not stop the runs beside it.
+    """
+    refuse_other_config(run)
+    if record.status(run.folder) in record.ENDED:
+        return record.status(run.folder)
+    try:
+        with Record(run.folder, _facts(run)) as folder:
+            try:
+                _train(run, folder)
+            except Exception:
+                folder.update(status="failed", error=traceback.format_exc())
+            except BaseException:
+                folder.update(status="interrupted")
+                raise
+            return folder.run["status"]
+    except Timeout:
+        return "running"
+
+
+def _train(run: compose.Run, folder: Record) -> None:
+    config = run.config
+    torch.set_num_threads(config["threads"])
+    resume_from = checkpoint.step_of(folder.checkpoint) if _same_ground(run, folder) else None
+    folder.begin(resume_from)
+
+    task = instantiate(config["task"])
+    model = build.build(config["model"]["config"], task.tokenizer, derive(config["seed"], "model"), config["device"])
+    made = cold_start.load_or_make(model, task, config, Path(config["results_dir"]) / "cold_starts")
+    trainer = Trainer(model, task, config)
+    folder.update(cold_start=folder.run["cold_start"] | made, parameters=model.num_parameters())
+
+    if resume_from is None:
+        folder.append({"evaluations": trainer.evaluate(0)})
+    else:
+        checkpoint.load(folder.checkpoint, model, trainer.optimizer)
+    diverged = None
+    for step in range((resume_from or 0) + 1, config["steps"] + 1):
+        result = trainer.step(step)
+        folder.append(result.rows)
+        row = result.rows["steps"][0]
+        shown = {name: row.get(name) for name in ("reward", "eval_accuracy", "expert_change_rate")}
+        folder.update(progress={"step": step, "steps": config["steps"]} | shown)
+        if result.diverged_at_update is not None:
+            diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}
+            break
+        if step % config["checkpoint_every"] == 0 and step < config["steps"]:
+            checkpoint.save(folder.checkpoint, model, trainer.optimizer, step)
+
+    steps = record.read_table(folder.folder, "steps")
+    collapsed = collapsed_at(steps["reward"].dropna().tolist(), **config["collapse"])
+    if diverged is None and collapsed is not None:
+        diverged = {"reason": "collapsed", "step": collapsed, "update": None}
+    folder.end(
+        "finished" if diverged is None else "diverged",
+        diverged=diverged,
+        tokens=int(steps["response_tokens"].sum()),
+    )
+
+
+def _same_ground(run: compose.Run, folder: Record) -> bool:
+    """Whether a checkpoint in the folder was made with these library versions, and so from this cold start."""
+    before = record.read_run(folder.folder)
+    return before is not None and before["versions"] == folder.run["versions"]
+
+
+def _facts(run: compose.Run) -> dict[str, Any]:
+    """What ``run.json`` says of a run before it starts."""
+    config = run.config
+    return {
+        "status": "running",
+        "experiment": config["experiment_name"],
+        **{group: run.choices[group] for group in ("algorithm", "model", "task")},
+        "axes": run.axes,
+        "seed": config["seed"],
+        "config_hash": run.config_hash,
+        "command": run.command,
+        "cold_start": {"fingerprint": cold_start.fingerprint(config)},
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in ("steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core")},
+        "revision": _revision(),
+        "machine": _machine(config),
+        "config": config,
+        "diverged": None,
+        "error": None,
+    }
+
+
+def _revision() -> dict[str, Any] | None:
+    """The commit that the code is at and whether it was changed since; None outside a git checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str | None:
+        answer = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=False)
+        return answer.stdout.strip() if answer.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    return None if commit is None else {"commit": commit, "changed": bool(git("status", "--porcelain", "-uno"))}
+
+
+def _machine(config: dict[str, Any]) -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].partition(":")[2].strip() if names else cpu
+    machine = {"system": platform.system(), "cpu": cpu, "cores": os.cpu_count(), "threads": config["threads"]}
+    if config["device"] == "cuda":
+        machine["gpu"] = torch.cuda.get_device_name()
+    return machine

@@ -1,0 +1,103 @@
+"""Chains of modular arithmetic: ``3+7*2-5=`` is answered by the running values, ``005``, and an end token.
+
+Operators apply from left to right, each result is taken modulo ``modulus`` and is one digit. A response
+must have as many digits as there are steps, but the last one alone decides the reward, so it may be right by luck.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
+
+from steadymoe.bench.tasks import is_held_out
+
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+
+
+@dataclass
+class Chain:
+    """The task ``chain``; its numbers are explained in ``conf/task/chain.yaml``."""
+
+    min_operands: int
+    max_operands: int
+    modulus: int
+    spare_tokens: int
+    version: int = 1
+    tokenizer: PreTrainedTokenizerFast = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.min_operands <= self.max_operands:
+            raise ValueError(
+                f"2 <= task.min_operands <= task.max_operands; got {self.min_operands} and {self.max_operands}"
+            )
+        if not 2 <= self.modulus <= 10:
+            raise ValueError(f"task.modulus must be 2 to 10, since a value is one digit; got {self.modulus}")
+        if self.spare_tokens < 0:
+            raise ValueError(f"task.spare_tokens must not be negative; got {self.spare_tokens}")
+        if self.version != 1:
+            raise ValueError(f"task chain is at version 1; got task.version={self.version}")
+        self.tokenizer = character_tokenizer("0123456789+-*=")
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Room for the longest right answer, its end token, and ``spare_tokens``."""
+        return self.max_operands - 1 + 1 + self.spare_tokens
+
+    def sample(self, count: int, generator: np.random.Generator, held_out: bool = False) -> list[str]:
+        """``count`` prompts, independent of each other; the number of operands is uniform."""
+        prompts: list[str] = []
+        while len(prompts) < count:
+            operands = int(generator.integers(self.min_operands, self.max_operands + 1))
+            digits = generator.integers(self.modulus, size=operands)
+            symbols = generator.choice(list(_OPERATORS), size=operands - 1)
+            body = "".join(f"{symbol}{digit}" for symbol, digit in zip(symbols, digits[1:], strict=True))
+            prompt = f"{digits[0]}{body}="
+            if is_held_out(prompt) == held_out:
+                prompts.append(prompt)
+        return prompts
+
+    def demonstrations(
+        self, prompts: Sequence[str], noise: float, generator: np.random.Generator
+    ) -> list[str]:
+        """Running values; a wrong step is uniform over the wrong digits, and later steps go on from it."""
+        answers = []
+        for prompt in prompts:
+            value, values = int(prompt[0]), ""
+            for step, digit in _steps(prompt):
+                value = step(value, digit) % self.modulus
+                if generator.random() < noise:
+                    value = (value + int(generator.integers(1, self.modulus))) % self.modulus
+                values += str(value)
+            answers.append(values)
+        return answers
+
+    def score(self, prompt: str, response: str, finished: bool) -> float:
+        """1 if the response ended, has one digit for each step, and the last is the right final value."""
+        value, steps = int(prompt[0]), 0
+        for step, digit in _steps(prompt):
+            value, steps = step(value, digit) % self.modulus, steps + 1
+        well_formed = finished and len(response) == steps and response.isascii() and response.isdigit()
+        return float(well_formed and response[-1] == str(value))
+
+
+def _steps(prompt: str) -> Iterator[tuple[Callable[[int, int], int], int]]:
+    """The operations of a prompt in order: ``3+7*2=`` gives (add, 7) and (mul, 2)."""
+    for symbol, digit in zip(prompt[1:-1:2], prompt[2::2], strict=True):
+        yield _OPERATORS[symbol], int(digit)
+
+
+def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of one token a character, with ``<pad>`` (id 0) and ``<eos>`` (id 1), padding on the left."""
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *characters])}
+    # There is no unknown token: a character outside the vocabulary is an error.
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )

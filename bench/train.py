@@ -1,0 +1,286 @@
+"""One step of reinforcement: rollout → advantages → old policy → updates → evaluation → rows.
+
+Shapes: P prompts, G responses to each, B = P·G sequences of a rollout, M of them in one mini-batch, T response
+positions, F positions fed, L MoE layers, K experts a token.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steadymoe.algorithms import Batch
+from steadymoe.bench import drift, metrics
+from steadymoe.bench.policy import Forward, Sequences, forward
+from steadymoe.bench.rollout import Rollout, check_routes, rollout
+from steadymoe.bench.seeding import numpy_generator, torch_generator
+from steadymoe.bench.tasks import Task
+from steadymoe.models.routing import load_balancing_loss, routers
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step adds to each table, and where it met a number that is not finite.
+
+    ``diverged_at_update`` is None, or the update whose loss or gradient was not finite (it was measured,
+    not applied), or 0 if the policy's own distribution was not, so that nothing could be sampled.
+    """
+
+    rows: dict[str, list[Row]]
+    diverged_at_update: int | None = None
+
+
+class Trainer:
+    """A model at its cold start, and what trains it; ``config`` is a composed ``conf/config.yaml``."""
+
+    def __init__(self, model: PreTrainedModel, task: Task, config: Mapping[str, Any]) -> None:
+        self.model, self.task, self.config = model, task, config
+        self.loss = instantiate(config["algorithm"]["loss"])
+        self.advantage = instantiate(config["algorithm"]["advantage"])
+        numbers = config["optimizer"]
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=numbers["learning_rate"],
+            betas=(numbers["beta1"], numbers["beta2"]),
+            eps=numbers["epsilon"],
+            weight_decay=numbers["weight_decay"],
+            fused=True,
+        )
+        self.experts = next((int(router.weight.shape[0]) for router in routers(model)), 0)
+        self._held_out = task.sample(
+            config["evaluation"]["prompts"], numpy_generator(config["seed"], "evaluation"), held_out=True
+        )
+        said = self._rollout("probe", 0, config["probe"]["responses"], 1, held_out=True)
+        self._cold_start = Probe(model, said.sequences, config["precision"])
+
+    def step(self, step: int) -> StepResult:
+        """Sample one rollout with the current weights and train on it."""
+        clock, numbers = Clock(self.model.device), self.config["rollout"]
+        try:
+            with clock("rollout_seconds"):
+                made = self._rollout("rollout", step, numbers["prompts"], numbers["responses"])
+        except FloatingPointError:
+            return StepResult({"steps": [{"step": step} | clock.seconds]}, diverged_at_update=0)
+        mask_BT = made.sequences.response_mask_BT
+        rewards_PG = made.scores_B.view(numbers["prompts"], numbers["responses"])
+        advantages_BT = self.advantage(rewards_PG).flatten()[:, None] * mask_BT
+
+        minibatches = self._minibatches(step)
+        with clock("old_policy_seconds"), torch.no_grad():
+            old = self._old_policy(made.sequences, minibatches)
+
+        with clock("probe_seconds"):
+            since_start = self._cold_start.change(self.model)
+            sampled = Probe(self.model, made.sequences.rows(self._sample(step)), self.config["precision"])
+        overall, layers = self._measure_rollout(made, old, since_start)
+        layer_rows = _layer_rows(step, 0, layers)
+
+        update_rows: list[Row] = []
+        histogram = torch.zeros(len(metrics.HISTOGRAM_EDGES) + 1, dtype=torch.long, device=mask_BT.device)
+        diverged_at_update = None
+        for update, rows_M in enumerate(minibatches, start=1):
+            with clock("update_seconds"):
+                measured, layers, counts = self._update(made, old, advantages_BT, rows_M)
+                histogram += counts
+            with clock("probe_seconds"):
+                moved = sampled.change(self.model, since_last=True)
+            if moved is not None:
+                measured["expert_change_per_update"] = moved.expert
+                layers["expert_change_per_update"] = moved.expert_L
+            update_rows.append({"step": step, "update": update} | metrics.to_floats(measured))
+            layer_rows += _layer_rows(step, update, layers)
+            if not measured["loss"].isfinite() or not measured["grad_norm"].isfinite():
+                diverged_at_update = update
+                break
+
+        evaluations: list[Row] = []
+        if step % self.config["evaluation"]["every"] == 0 or step == self.config["steps"]:
+            with clock("evaluation_seconds"):
+                evaluations = self.evaluate(step)
+        row = {"step": step} | metrics.of_rewards(rewards_PG) | metrics.to_floats(overall)
+        row |= metrics.of_step(update_rows) | {"token_ratio_histogram": histogram.tolist()}
+        row |= {"response_length": mask_BT.sum().item() / len(mask_BT), "response_tokens": int(mask_BT.sum())}
+        if evaluations:
+            row["eval_accuracy"] = sum(each["score"] for each in evaluations) / len(evaluations)
+        row |= clock.seconds
+        row["rollout_tokens_per_second"] = row["response_tokens"] / clock.seconds["rollout_seconds"]
+        row["update_tokens_per_second"] = int(made.sequences.mask_BS.sum()) / clock.seconds["update_seconds"]
+        tables = {"steps": [row], "updates": update_rows, "layers": layer_rows, "evaluations": evaluations}
+        return StepResult(tables, diverged_at_update)
+
+    def evaluate(self, step: int) -> list[Row]:
+        """One sampled response to each held-out prompt: always the same prompts and the same draws.
+
+        Empty if the policy's distribution is not finite; the next step will report it.
+        """
+        generator = torch_generator(self.config["seed"], "evaluation", 0, self.model.device.type)
+        try:
+            made = rollout(self.model, self.task, self._held_out, 1, generator, self.config["precision"])
+        except FloatingPointError:
+            return []
+        scored = zip(self._held_out, made.scores_B.tolist(), strict=True)
+        return [{"step": step, "prompt": prompt, "score": score} for prompt, score in scored]
+
+    def _rollout(self, stage: str, step: int, prompts: int, responses: int, held_out: bool = False) -> Rollout:
+        seed = self.config["seed"]
+        texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), held_out)
+        generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
+        return rollout(self.model, self.task, texts, responses, generator, self.config["precision"])
+
+    def _minibatches(self, step: int) -> list[Tensor]:
+        """The rows of each mini-batch, (M,): whole groups, in a seeded order."""
+        prompts, responses = self.config["rollout"]["prompts"], self.config["rollout"]["responses"]
+        generator = torch_generator(self.config["seed"], "minibatches", step)
+        order_P = torch.randperm(prompts, generator=generator)
+        rows_PG = order_P[:, None] * responses + torch.arange(responses)
+        chunks = rows_PG.chunk(self.config["updates_per_rollout"])
+        return [chunk.flatten().to(self.model.device) for chunk in chunks]
+
+    def _sample(self, step: int) -> Tensor:
+        """The rows of the rollout whose routes are watched from update to update."""
+        rows = self.config["rollout"]["prompts"] * self.config["rollout"]["responses"]
+        count = min(rows, max(4, round(rows * self.config["probe"]["fraction"])))
+        order = torch.randperm(rows, generator=torch_generator(self.config["seed"], "probe_sample", step))
+        return order[:count].to(self.model.device)
+
+    def _old_policy(self, sequences: Sequences, minibatches: list[Tensor]) -> Forward:
+        """π_old of the whole rollout, computed mini-batch by mini-batch: the split that will be trained on.
+
+        The same split means the same arithmetic, so the ratio is exactly 1 before the first update.
+        """
+        order_B = torch.cat(minibatches).argsort()
+        parts = [forward(self.model, sequences.rows(rows), self.config["precision"]) for rows in minibatches]
+        routes = [part.routes_LBFK for part in parts if part.routes_LBFK is not None]
+        return Forward(
+            torch.cat([part.logprobs_BT for part in parts])[order_B],
+            torch.cat([part.entropy_BT for part in parts])[order_B],
+            torch.cat(routes, 1)[:, order_B] if routes else None,
+            [],
+        )
+
+    def _update(
+        self, made: Rollout, old: Forward, advantages_BT: Tensor, rows_M: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        """One gradient step on the rows of a mini-batch; what was measured overall, per layer, and the histogram.
+
+        The step is not taken when the loss or the gradient is not finite.
+        """
+        sequences = made.sequences.rows(rows_M)
+        now = forward(self.model, sequences, self.config["precision"])
+        batch = Batch(
+            logprobs_BT=now.logprobs_BT,
+            old_logprobs_BT=old.logprobs_BT[rows_M],
+            rollout_logprobs_BT=made.logprobs_BT[rows_M],
+            mask_BT=sequences.response_mask_BT,
+            advantages_BT=advantages_BT[rows_M],
+        )
+        output = self.loss(batch)
+        loss, numbers = output.loss, self.config["optimizer"]
+        if now.routes_LBFK is not None and self.config["routing"]["aux_loss"] > 0:
+            indices_LNK, mask_N = now.routes_LBFK.flatten(1, 2), sequences.route_mask_BF.flatten()
+            balance = load_balancing_loss(now.router_logits_LNE, indices_LNK, mask_N)
+            loss = loss + self.config["routing"]["aux_loss"] * balance
+        loss.backward()
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), numbers["max_grad_norm"])
+        if loss.isfinite() and grad_norm.isfinite():
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+        measured, histogram = metrics.of_update(batch, output)
+        measured |= {"loss": loss.detach(), "grad_norm": grad_norm, "entropy": metrics.mean(now.entropy_BT, batch.mask_BT)}
+        measured["learning_rate"] = torch.tensor(numbers["learning_rate"], dtype=torch.float64)
+        layers: dict[str, Tensor] = {}
+        if now.routes_LBFK is not None and made.routes_LBFK is not None:
+            moved = drift.change(made.routes_LBFK[:, rows_M], now.routes_LBFK, batch.mask_BT)
+            measured |= {
+                "expert_change_rate": moved.expert,
+                "expert_set_change_rate": moved.set,
+                "token_any_layer_change_rate": moved.any_layer,
+            }
+            load = drift.load(now.routes_LBFK, batch.mask_BT, self.experts)
+            layers = {"expert_change_rate": moved.expert_L, "expert_set_change_rate": moved.set_L}
+            layers |= {"load_entropy": load.entropy_L, "load_max_violation": load.max_violation_L}
+        return measured, layers, histogram
+
+    def _measure_rollout(
+        self, made: Rollout, old: Forward, since_start: drift.Change | None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What a rollout shows before it is trained on: sampler against trainer, and drift since the cold start."""
+        mask_BT = made.sequences.response_mask_BT
+        overall = metrics.of_mismatch(made.logprobs_BT, old.logprobs_BT, mask_BT)
+        if made.routes_LBFK is None or old.routes_LBFK is None or since_start is None:
+            return overall, {}
+        disagreement = drift.change(made.routes_LBFK, old.routes_LBFK, mask_BT)
+        load = drift.load(made.routes_LBFK, mask_BT, self.experts)
+        overall |= {
+            "rollout_expert_disagreement": disagreement.expert,
+            "expert_change_since_start": since_start.expert,
+            "load_entropy": load.entropy_L.mean(),
+            "load_max_violation": load.max_violation_L.max(),
+        }
+        return overall, {
+            "rollout_expert_disagreement": disagreement.expert_L,
+            "expert_change_since_start": since_start.expert_L,
+            "load_entropy": load.entropy_L,
+            "load_max_violation": load.max_violation_L,
+        }
+
+
+class Probe:
+    """Fixed sequences whose routes are compared between moments of training; nothing for a dense model."""
+
+    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str) -> None:
+        self._sequences, self._precision = sequences, precision
+        self._reference_LBFK = self._routes(model)
+
+    def change(self, model: PreTrainedModel, since_last: bool = False) -> drift.Change | None:
+        """Routing now against that at construction, or, with ``since_last``, at the last such call."""
+        if self._reference_LBFK is None:
+            return None
+        now_LBFK = self._routes(model)
+        moved = drift.change(self._reference_LBFK, now_LBFK, self._sequences.response_mask_BT)
+        if since_last:
+            self._reference_LBFK = now_LBFK
+        return moved
+
+    @torch.no_grad()
+    def _routes(self, model: PreTrainedModel) -> Tensor | None:
+        if not routers(model):
+            return None
+        routes_LBFK = forward(model, self._sequences, self._precision).routes_LBFK
+        check_routes(routes_LBFK, self._sequences)
+        return routes_LBFK
+
+
+class Clock:
+    """Adds up the seconds of named stages."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def _layer_rows(step: int, update: int, layers: dict[str, Tensor]) -> list[Row]:
+    """One row per MoE layer from per-layer columns (L,)."""
+    columns = {name: values_L.tolist() for name, values_L in layers.items()}
+    count = len(next(iter(columns.values()), []))
+    return [
+        {"step": step, "update": update, "layer": layer} | {name: values[layer] for name, values in columns.items()}
+        for layer in range(count)
+    ]
