@@ -39,11 +39,12 @@ def rollout(
 ) -> Rollout:
     """Sample ``responses`` answers to each prompt at temperature 1 and score them."""
     repeated = [prompt for prompt in prompts for _ in range(responses)]
-    encoded = task.tokenizer(repeated, padding=True, padding_side="left", return_tensors="pt").to(model.device)
+    encoded = task.tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt").to(model.device)
     sequences, logprobs_BT, routes_LBFK = sample(
         model,
         encoded["input_ids"],
         encoded["attention_mask"],
+        responses=responses,
         end=task.tokenizer.eos_token_id,
         max_new_tokens=task.max_new_tokens,
         generator=generator,
@@ -62,55 +63,64 @@ def rollout(
 @torch.no_grad()
 def sample(
     model: PreTrainedModel,
-    prompts_BW: Tensor,
-    prompt_mask_BW: Tensor,
+    prompts_PW: Tensor,
+    prompt_mask_PW: Tensor,
     *,
+    responses: int,
     end: int,
     max_new_tokens: int,
     generator: torch.Generator,
     precision: str = "fp32",
 ) -> tuple[Sequences, Tensor, Tensor | None]:
-    """Sample until every row has drawn ``end`` or ``max_new_tokens`` tokens.
+    """Sample ``responses`` rows per prompt until each has drawn ``end`` or ``max_new_tokens`` tokens.
 
-    Returns the sequences, log μ (B, T), and the routes (L, B, F, K; None for a dense model). Padding
-    tokens have id 0. Raises RuntimeError if the routes do not fall on the tokens they belong to, and
-    FloatingPointError if the policy's distribution is not finite.
+    A prompt is fed once and its cache repeated for its rows. Returns the sequences, log μ (B, T), and the
+    routes (L, B, F, K; None for a dense model). Padding tokens have id 0. Raises RuntimeError if the routes
+    do not fall on the tokens they belong to, and FloatingPointError if the policy's distribution is not finite.
     """
-    rows = prompts_BW.shape[0]
-    alive_B = torch.ones(rows, dtype=torch.bool, device=model.device)
-    tokens, masks, logprobs, routes = [prompts_BW], [prompt_mask_BW], [], []
     cache = DynamicCache(config=model.config)
-    fed_BF, fed_mask_BF, mask_BS = prompts_BW, prompt_mask_BW, prompt_mask_BW
-    position_BF = positions(prompt_mask_BW)
+    routes: list[Tensor] = []
+
+    def feed(tokens: Tensor, real: Tensor, mask_so_far: Tensor, position: Tensor) -> Tensor:
+        """Next-token log-probabilities after ``tokens`` (rows, V); keeps the routes of the ``real`` ones."""
+        logits = model(
+            input_ids=tokens,
+            attention_mask=mask_so_far,
+            position_ids=position,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        routed = recorder.take(tokens.numel())
+        if routed is not None:
+            indices = routed[0].view(recorder.layers, *tokens.shape, -1)
+            routes.append(indices.masked_fill(~real.bool()[None, ..., None], NO_ROUTE))
+        return logits.float().log_softmax(-1)
+
     with RouteRecorder(model) as recorder, autocast(model.device.type, precision):
-        for _ in range(max_new_tokens):
-            logits_BV = model(
-                input_ids=fed_BF,
-                attention_mask=mask_BS,
-                position_ids=position_BF,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
-            routed = recorder.take(fed_BF.numel())
-            if routed is not None:
-                indices_LBFK = routed[0].view(recorder.layers, *fed_BF.shape, -1)
-                routes.append(indices_LBFK.masked_fill(~fed_mask_BF.bool()[None, ..., None], NO_ROUTE))
-            all_logprobs_BV = logits_BV.float().log_softmax(-1)
+        position_PW = positions(prompt_mask_PW)
+        all_logprobs_PV = feed(prompts_PW, prompt_mask_PW, prompt_mask_PW, position_PW)
+        cache.batch_repeat_interleave(responses)
+        all_logprobs_BV = all_logprobs_PV.repeat_interleave(responses, 0)
+        routes = [prompt_routes.repeat_interleave(responses, 1) for prompt_routes in routes]
+        tokens, masks = [prompts_PW.repeat_interleave(responses, 0)], [prompt_mask_PW.repeat_interleave(responses, 0)]
+        mask_BS, position_B1 = masks[0], position_PW[:, -1:].repeat_interleave(responses, 0)
+        alive_B = torch.ones(len(mask_BS), dtype=torch.bool, device=model.device)
+        logprobs = []
+        while True:
             if not all_logprobs_BV.isfinite().all():
                 raise FloatingPointError("the sampling policy's distribution is not finite")
             token_B1 = torch.multinomial(all_logprobs_BV.exp(), 1, generator=generator)
-            logprob_B = all_logprobs_BV.gather(-1, token_B1).squeeze(-1)
-            logprobs.append(torch.where(alive_B, logprob_B, 0.0))
+            logprobs.append(torch.where(alive_B, all_logprobs_BV.gather(-1, token_B1).squeeze(-1), 0.0))
             tokens.append(torch.where(alive_B[:, None], token_B1, 0))
             masks.append(alive_B[:, None].long())
             alive_B = alive_B & (token_B1.squeeze(-1) != end)
-            if not alive_B.any():
+            if len(logprobs) == max_new_tokens or not alive_B.any():
                 break
             # Rows that have ended ride along on padding until the last one ends.
-            fed_BF, fed_mask_BF = tokens[-1], alive_B[:, None]
             mask_BS = torch.cat([mask_BS, masks[-1]], dim=1)
-            position_BF = position_BF[:, -1:] + 1
+            position_B1 = position_B1 + 1
+            all_logprobs_BV = feed(tokens[-1], alive_B[:, None], mask_BS, position_B1)
     sequences = Sequences(torch.cat(tokens, 1), torch.cat(masks, 1), len(logprobs))
     routes_LBFK = torch.cat(routes, dim=2) if routes else None
     check_routes(routes_LBFK, sequences)

@@ -124,6 +124,7 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "experiment": config["experiment_name"],
         **{group: run.choices[group] for group in ("algorithm", "model", "task")},
         "axes": run.axes,
+        "axes_name": compose.axes_name(run.axes),
         "seed": config["seed"],
         "config_hash": run.config_hash,
         "command": run.command,

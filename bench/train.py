@@ -73,13 +73,13 @@ class Trainer:
         rewards_PG = made.scores_B.view(numbers["prompts"], numbers["responses"])
         advantages_BT = self.advantage(rewards_PG).flatten()[:, None] * mask_BT
 
-        minibatches = self._minibatches(step)
+        minibatches = self.minibatches(step)
         with clock("old_policy_seconds"), torch.no_grad():
-            old = self._old_policy(made.sequences, minibatches)
+            old = self.old_policy(made.sequences, minibatches)
 
         with clock("probe_seconds"):
             since_start = self._cold_start.change(self.model)
-            sampled = Probe(self.model, made.sequences.rows(self._sample(step)), self.config["precision"])
+            sampled = Probe(self.model, made.sequences.rows(self.sampled_rows(step)), self.config["precision"])
         overall, layers = self._measure_rollout(made, old, since_start)
         layer_rows = _layer_rows(step, 0, layers)
 
@@ -88,7 +88,7 @@ class Trainer:
         diverged_at_update = None
         for update, rows_M in enumerate(minibatches, start=1):
             with clock("update_seconds"):
-                measured, layers, counts = self._update(made, old, advantages_BT, rows_M)
+                measured, layers, counts = self.update(made, old, advantages_BT, rows_M)
                 histogram += counts
             with clock("probe_seconds"):
                 moved = sampled.change(self.model, since_last=True)
@@ -135,7 +135,7 @@ class Trainer:
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
         return rollout(self.model, self.task, texts, responses, generator, self.config["precision"])
 
-    def _minibatches(self, step: int) -> list[Tensor]:
+    def minibatches(self, step: int) -> list[Tensor]:
         """The rows of each mini-batch, (M,): whole groups, in a seeded order."""
         prompts, responses = self.config["rollout"]["prompts"], self.config["rollout"]["responses"]
         generator = torch_generator(self.config["seed"], "minibatches", step)
@@ -144,14 +144,14 @@ class Trainer:
         chunks = rows_PG.chunk(self.config["updates_per_rollout"])
         return [chunk.flatten().to(self.model.device) for chunk in chunks]
 
-    def _sample(self, step: int) -> Tensor:
+    def sampled_rows(self, step: int) -> Tensor:
         """The rows of the rollout whose routes are watched from update to update."""
         rows = self.config["rollout"]["prompts"] * self.config["rollout"]["responses"]
         count = min(rows, max(4, round(rows * self.config["probe"]["fraction"])))
         order = torch.randperm(rows, generator=torch_generator(self.config["seed"], "probe_sample", step))
         return order[:count].to(self.model.device)
 
-    def _old_policy(self, sequences: Sequences, minibatches: list[Tensor]) -> Forward:
+    def old_policy(self, sequences: Sequences, minibatches: list[Tensor]) -> Forward:
         """π_old of the whole rollout, computed mini-batch by mini-batch: the split that will be trained on.
 
         The same split means the same arithmetic, so the ratio is exactly 1 before the first update.
@@ -166,7 +166,7 @@ class Trainer:
             [],
         )
 
-    def _update(
+    def update(
         self, made: Rollout, old: Forward, advantages_BT: Tensor, rows_M: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
         """One gradient step on the rows of a mini-batch; what was measured overall, per layer, and the histogram.

@@ -1,0 +1,89 @@
+"""Tables, figures and one self-contained page, from what is recorded in ``results/runs``."""
+
+import base64
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+
+from steadymoe.bench import atomic, collect, figures, record, tables
+
+
+class NothingToReport(Exception):
+    """No run has ended; the message says how to start some."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, and the summary tables as Markdown."""
+
+    files: list[Path]
+    table: str
+
+
+def make(results: Path, experiment: str | None = None) -> Report:
+    """Write ``tables/``, ``figures/`` and ``report.html`` below ``results``, replacing earlier ones.
+
+    Raises NothingToReport if no run of the experiment has ended.
+    """
+    found = collect.runs(results, experiment)
+    ended = found[found["status"].isin(record.ENDED)]
+    if ended.empty:
+        raise NothingToReport(
+            f"no ended runs below {results / 'runs' / (experiment or '')}; "
+            f"start some with: steadymoe run experiment={experiment or 'quickstart'}"
+        )
+    for folder in ("tables", "figures"):
+        (results / folder).mkdir(parents=True, exist_ok=True)
+    files, markdown, sections = [], [], []
+    for name, runs in ended.groupby("experiment"):
+        section, written, table = _section(results, str(name), runs, found[found["experiment"] == name])
+        sections.append(section)
+        files += written
+        markdown.append(f"{name}\n\n{table}\n")
+    environment = jinja2.Environment(autoescape=True, loader=jinja2.PackageLoader("steadymoe.bench", "."))
+    page = environment.get_template("report.html").render(sections=sections)
+    atomic.write(results / "report.html", lambda temporary: temporary.write_text(page))
+    return Report([*files, results / "report.html"], "\n".join(markdown))
+
+
+def _section(
+    results: Path, name: str, runs: pd.DataFrame, found: pd.DataFrame
+) -> tuple[dict[str, object], list[Path], str]:
+    """One experiment: what the page shows of it, the files written, its table."""
+    runs = runs.assign(arm=collect.name_arms(runs))
+    steps = collect.steps(runs)
+    steps["arm"] = collect.name_arms(steps)
+    summary = tables.summary(steps, runs)
+    markdown = tables.to_markdown(summary)
+    texts = {
+        results / "tables" / f"{name}-summary.md": f"{markdown}\n\n{tables.CAPTION}\n",
+        results / "tables" / f"{name}-summary.csv": tables.to_numbers(summary).to_csv(index=False),
+        results / "tables" / f"{name}-runs.csv": found.drop(columns="folder").to_csv(index=False),
+    }
+    for path, text in texts.items():
+        atomic.write(path, partial(Path.write_text, data=text))
+    files, shown = list(texts), []
+    for figure_name, draw in figures.FIGURES.items():
+        figure = draw(steps)
+        for suffix in ("png", "svg"):
+            path = results / "figures" / f"{name}-{figure_name}.{suffix}"
+            save = partial(
+                figure.savefig, format=suffix, dpi=200, bbox_inches="tight", metadata={"Date": None} if suffix == "svg" else None
+            )
+            atomic.write(path, save)
+            files.append(path)
+        image = base64.b64encode(path.read_bytes()).decode()
+        shown.append({"name": figure_name, "caption": draw.__doc__, "svg": image})
+    section = {
+        "name": name,
+        "header": list(summary.columns),
+        "rows": summary.map(str).to_numpy().tolist(),
+        "caption": tables.CAPTION,
+        "figures": shown,
+        "runs": found.to_dict("records"),
+        "mixed": [key for key in ("versions", "revision", "machine") if runs[key].nunique() > 1],
+    }
+    return section, files, markdown

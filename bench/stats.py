@@ -1,0 +1,61 @@
+"""Seeds are the only replicates: estimates over seeds, their intervals, and n."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+# Fewer seeds than this get no interval.
+LEAST_FOR_INTERVAL = 3
+# Below this a variance counts as none: the square of fp32's rounding.
+LEAST_LOG = 1e-14
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with its 95 % interval; the interval is nan below three seeds."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        if self.n == 0:
+            return "–"
+        digits = f"{self.mean:.3g}"
+        return digits if np.isnan(self.low) else f"{digits} [{self.low:.3g}, {self.high:.3g}]"
+
+
+def mean_over_seeds(values: Sequence[float], level: float = 0.95) -> Estimate:
+    """Mean and t interval of one number per seed (Student 1908); nan mean for no seeds at all."""
+    numbers = np.asarray(values, dtype=float)
+    n = len(numbers)
+    mean = float(numbers.mean()) if n else float("nan")
+    if n < LEAST_FOR_INTERVAL:
+        return Estimate(mean, float("nan"), float("nan"), n)
+    half = float(stats.t.ppf((1 + level) / 2, n - 1) * numbers.std(ddof=1) / np.sqrt(n))
+    return Estimate(mean, mean - half, mean + half, n)
+
+
+def curves(steps: pd.DataFrame, metric: str, window: int = 1, log: bool = False) -> pd.DataFrame:
+    """Mean over seeds of one metric at every step of every arm: arm, step, mean, low, high, n.
+
+    ``steps`` is ``collect.steps`` with a column ``arm``. Each seed's curve is first averaged over the last
+    ``window`` steps. With ``log`` all is done on logarithms (values below ``LEAST_LOG`` count as that), so
+    that the mean is the geometric one and its interval positive. An arm's n falls where seeds ended early.
+    """
+    chosen = steps.loc[steps["metric"] == metric, ["arm", "seed", "step", "value"]].sort_values("step")
+    if log:
+        chosen = chosen.assign(value=np.log(chosen["value"].clip(lower=LEAST_LOG)))
+    smooth = chosen.groupby(["arm", "seed"])["value"].rolling(window, min_periods=1).mean()
+    chosen = chosen.assign(value=smooth.reset_index(level=["arm", "seed"], drop=True))
+    rows = []
+    for (arm, step), group in chosen.groupby(["arm", "step"], sort=True):
+        estimate = vars(mean_over_seeds(group["value"].tolist()))
+        if log:
+            estimate |= {part: float(np.exp(estimate[part])) for part in ("mean", "low", "high")}
+        rows.append({"arm": arm, "step": step, **estimate})
+    return pd.DataFrame(rows, columns=["arm", "step", "mean", "low", "high", "n"])
