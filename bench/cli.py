@@ -61,7 +61,7 @@ def _run(words: list[str]) -> int:
     for each in failed:
         facts = record.read_run(each.folder) or {}
         last = (facts.get("error") or "").strip().splitlines()[-1:]
-        print(f"steadymoe: {statuses[each.folder]}: {each.label} {' '.join(last)}", file=sys.stderr)
+        print(f"steadymoe: {statuses[each.folder]}: {' '.join(last)}", file=sys.stderr)
         print(f"  again: {each.command}", file=sys.stderr)
     where = "" if results == "results" else f" --results {results}"
     console.print(f"next: steadymoe report --experiment {experiment}{where}", highlight=False, soft_wrap=True)
@@ -87,3 +87,7 @@ def _status(results: Path) -> int:
 
     print("\n".join(status.lines(results)))
     return 0
+
+
+if __name__ == "__main__":
+    main()

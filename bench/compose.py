@@ -52,23 +52,30 @@ class Run:
     config_hash: str
     command: str
 
-    @property
-    def label(self) -> str:
-        """Short name for progress and messages."""
-        parts = [self.choices["algorithm"], self.choices["model"], axes_name(self.axes)]
-        return " ".join(part for part in parts if part) + f" seed={self.config['seed']}"
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Short names for the runs of a sweep: algorithm, what else differs between them, and the seed."""
+    parts = [{**run.choices, **run.axes} for run in runs]
+    differing = [
+        key
+        for key in dict.fromkeys(key for part in parts for key in part)
+        if key == "algorithm" or len({str(part.get(key)) for part in parts}) > 1
+    ]
+    return [
+        " ".join(str(part[key]) if key in run.choices else f"{key}={part[key]}" for key in differing if key in part)
+        + f" seed={run.config['seed']}"
+        for run, part in zip(runs, parts, strict=True)
+    ]
 
 
 def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
     """The runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
-    with _hydra(), _errors_in_one_line():
+    with _hydra(), _errors_in_one_line(words):
         points = _points(list(words), multirun)
         runs = [run(point) for point in points]
-    folders: dict[Path, Run] = {}
-    for each in runs:
-        if each.folder in folders:
-            raise ConfigError(f"two points of the sweep are the same run: {each.label}")
-        folders[each.folder] = each
+    for index, each in enumerate(runs):
+        if each.folder in [earlier.folder for earlier in runs[:index]]:
+            raise ConfigError(f"two points of the sweep are the same run: {each.command}")
     return runs
 
 
@@ -148,7 +155,7 @@ def _hydra() -> Iterator[None]:
 
 
 @contextmanager
-def _errors_in_one_line() -> Iterator[None]:
+def _errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
     """Hydra's errors, a dozen lines each, as one ConfigError line that names the choices."""
     try:
         yield
@@ -162,9 +169,20 @@ def _errors_in_one_line() -> Iterator[None]:
         unknown = re.search(r"Could not override '([^']+)'", message)
         if unknown is None:
             raise ConfigError(message) from error
-        keys = [*_reference(()), *(path.name for path in CONF.iterdir() if path.is_dir())]
-        near = difflib.get_close_matches(unknown[1], keys, n=3) or sorted({key.partition(".")[0] for key in keys})
-        raise ConfigError(f"there is no {unknown[1]!r} in the config; near it: {', '.join(near)}") from error
+        raise ConfigError(f"there is no {unknown[1]!r} in the config; {_choices(unknown[1], words)}") from error
+
+
+def _choices(unknown: str, words: Sequence[str]) -> str:
+    """What could have been meant by a key that does not exist: its siblings, or the words most like it."""
+    groups = [path.name for path in CONF.iterdir() if path.is_dir()]
+    keys = list(_reference(tuple(w for w in words if w.partition("=")[0] in groups and "," not in w)))
+    parent = unknown.rpartition(".")[0]
+    siblings = [key for key in keys if parent and key.startswith(f"{parent}.") and not key.endswith("_target_")]
+    if siblings:
+        return f"choose from {', '.join(siblings)}"
+    top = sorted({key.partition(".")[0] for key in keys} | set(groups))
+    near = difflib.get_close_matches(unknown, [*keys, *top], n=3)
+    return f"did you mean {', '.join(near)}?" if near else f"choose from {', '.join(top)}"
 
 
 def _points(words: list[str], multirun: bool) -> list[list[str]]:

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from steadymoe.bench import record
-from steadymoe.bench.compose import Run
+from steadymoe.bench.compose import Run, labels
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 # Without a terminal: a line when a run starts, ends, or passes one of these shares of its steps.
@@ -47,9 +47,9 @@ def _table(runs: Sequence[Run], elapsed: float) -> Table:
     table = Table(title=f"{done} of {len(runs)} runs done · {_clock(elapsed)} gone · {left} left", title_justify="left")
     for name in ("run", "status", "step", "reward", "expert change", "left"):
         table.add_column(name, justify="left" if name in ("run", "status") else "right")
-    for run, state in zip(runs, states, strict=True):
+    for label, state in zip(labels(runs), states, strict=True):
         table.add_row(
-            run.label,
+            label,
             state["status"],
             f"{state['step']}/{state['steps']}",
             _number(state["reward"], ".2f"),
@@ -61,12 +61,13 @@ def _table(runs: Sequence[Run], elapsed: float) -> Table:
 
 def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) -> None:
     begun = time.monotonic()
+    names = labels(runs)
     shown: list[tuple[str, int]] = [("", -1)] * len(runs)
     last = False
     while not last:
         last = stop.wait(_SECONDS_BETWEEN_LOOKS)
         states = [_state(run) for run in runs]
-        for index, (run, state) in enumerate(zip(runs, states, strict=True)):
+        for index, state in enumerate(states):
             share = state["step"] / state["steps"]
             now = (state["status"], sum(share >= each for each in _SHARES_SHOWN))
             if now == shown[index] or state["status"] == "missing":
@@ -74,7 +75,7 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
             shown[index] = now
             done = sum(each["status"] in record.ENDED for each in states)
             console.print(
-                f"[{done}/{len(runs)}] {run.label}: {state['status']}, step {state['step']}/{state['steps']}, "
+                f"[{done}/{len(runs)}] {names[index]}: {state['status']}, step {state['step']}/{state['steps']}, "
                 f"reward {_number(state['reward'], '.2f')}, expert change {_number(state['expert_change_rate'], '.4f')}, "
                 f"about {_left(states, time.monotonic() - begun)} left",
                 markup=False,

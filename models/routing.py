@@ -90,11 +90,10 @@ def load_balancing_loss(logits_LNE: list[Tensor], indices_LNK: Tensor, mask_N: T
     f_e is the number of choices of expert e per token (they sum to K), P_e its mean router probability;
     a perfectly even load gives K. The convention is that of transformers' ``load_balancing_loss_func``.
     """
-    probs_LNE = torch.stack(logits_LNE).float().softmax(-1)
-    layers, _, experts = probs_LNE.shape
-    weight_N = mask_N.to(probs_LNE.dtype)
-    tokens = weight_N.sum() * layers
-    chosen_LNE = nn.functional.one_hot(indices_LNK.long(), experts).sum(-2)
-    chosen_E = torch.einsum("lne,n->e", chosen_LNE.to(probs_LNE.dtype), weight_N) / tokens
-    probs_E = torch.einsum("lne,n->e", probs_LNE, weight_N) / tokens
-    return experts * (chosen_E * probs_E).sum()
+    # Only the tokens that count: what a router says of padding may be anything, its routes NO_ROUTE.
+    keep_N = mask_N.bool()
+    probs_LNE = torch.stack([logits_NE[keep_N] for logits_NE in logits_LNE]).float().softmax(-1)
+    experts = probs_LNE.shape[-1]
+    chosen_LNE = nn.functional.one_hot(indices_LNK[:, keep_N].long(), experts).sum(-2)
+    share_E = chosen_LNE.to(probs_LNE.dtype).mean((0, 1))
+    return experts * (share_E * probs_LNE.mean((0, 1))).sum()

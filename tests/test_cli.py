@@ -1,0 +1,206 @@
+"""The command line: wrong words are answered in one line, with exit code 2, and touch nothing."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from steadymoe.bench import cli, compose, record, run
+from steadymoe.bench.check import flatten
+from test_run import SMALL
+
+
+def steadymoe(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["steadymoe", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return int(stopped.value.code or 0)
+
+
+WRONG = {
+    "trian.lr=3": "there is no 'trian.lr'",
+    "optimizer.lr=3": "optimizer.learning_rate",
+    "algorithm=gsop": "choose from grpo, gspo, reinforce",
+    "model=huge": "choose from deep, dense_tiny, micro, tiny",
+    "experiment=quick": "choose from quickstart",
+    "steps=abc": "steps must be a whole number",
+    "steps=0": "steps must be at least 1",
+    "rollout.responses=1": "rollout.responses must be at least 2",
+    "updates_per_rollout=7": "must divide rollout.prompts",
+    "optimizer.learning_rate=-1": "optimizer.learning_rate must be at least 0",
+    "optimizer.beta2=1": "below 1",
+    "device=tpu": "one of cpu, cuda",
+    "precision=fp8": "one of fp32, bf16",
+    "model.config.num_experts=1": "top-k above the number of experts",
+    "+model.config.num_expert=8": "did you mean num_experts",
+    "model.config._target_=os.system": "no transformers config class",
+    "algorithm.loss.clip_low=-1": "clip_low is an ε",
+    "algorithm.loss.clip=1": "choose from algorithm.loss.clip_low, algorithm.loss.clip_high",
+    "+algorithm.loss.clip=1": "unexpected keyword argument 'clip'",
+    "task.modulus=30": "task.modulus must be 2 to 10",
+    "task.min_operands=9": "task.min_operands <= task.max_operands",
+    "cold_start.path=nowhere.safetensors": "there is no file nowhere.safetensors",
+    "cold_start.accuracy_low=0.7": "must be below cold_start.accuracy_high",
+    "cold_start.noise=2": "between 0 and 1",
+    "experiment_name=../up": "experiment_name may hold",
+    "seed=0,1": "add -m",
+    "~seed": "seed is missing",
+    "nonsense": "cannot read 'nonsense'",
+    "--config-name=x": "no flag of steadymoe run",
+}
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_a_wrong_word_is_answered_in_one_line_and_touches_nothing(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "launch", lambda _: pytest.fail("trained"))
+    assert steadymoe(monkeypatch, "run", word) == 2
+    said = capsys.readouterr()
+    assert WRONG[word] in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_wrong_point_stops_a_whole_sweep_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert steadymoe(monkeypatch, "run", "-m", "seed=0,1", "updates_per_rollout=8,7") == 2
+    assert "updates_per_rollout (7)" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_results_folder_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert steadymoe(monkeypatch, "run", f"results_dir={tmp_path}/file/results") == 2
+    assert "cannot be written" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    assert steadymoe(monkeypatch, "run", f"results_dir={tmp_path}") == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_sweep_runs_reports_and_tells_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "-m", *SMALL, "algorithm=gspo,reinforce", "seed=0,1", "experiment_name=small"]
+    assert steadymoe(monkeypatch, *words) == 0
+    said = capfd.readouterr().out
+    assert "4 finished" in said
+    assert "[4/4]" in said  # plain lines, since this is no terminal
+    assert "steadymoe report --experiment small" in said
+    assert not (tmp_path / "outputs").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+    assert steadymoe(monkeypatch, *words) == 0
+    assert "4 of 4 runs have ended before" in capfd.readouterr().out
+
+    assert steadymoe(monkeypatch, "report", "--experiment", "small") == 0
+    assert "| gspo" in capfd.readouterr().out
+    assert (tmp_path / "results" / "report.html").exists()
+    assert steadymoe(monkeypatch, "status") == 0
+    assert "small: 4 finished" in capfd.readouterr().out
+
+
+def test_a_failed_run_is_told_with_its_command_and_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL, "cold_start.accuracy_low=0.95", "cold_start.max_updates=1"]
+    assert steadymoe(monkeypatch, "run", *words) == 1
+    said = capfd.readouterr().err
+    assert "raise cold_start.max_updates" in said
+    assert "again: steadymoe run" in said
+    assert steadymoe(monkeypatch, "status") == 0
+    assert "1 failed" in capfd.readouterr().out
+
+
+def test_a_report_of_nothing_says_how_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert steadymoe(monkeypatch, "report") == 2
+    assert "steadymoe run experiment=quickstart" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_live_display_shows_every_run(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    from steadymoe.bench import progress
+
+    runs = compose.plan([*SMALL, f"results_dir={tmp_path}", "seed=0,1"], multirun=True)
+    run.execute(runs[0])
+    console = Console(force_terminal=True, width=120, record=True)
+    with progress.watch(runs, console):
+        pass
+    shown = console.export_text()
+    assert "1 of 2 runs done" in shown
+    assert "grpo seed=0" in shown
+    assert "6/6" in shown
+    assert "missing" in shown
+
+
+def test_folders_hold_the_overrides_that_differ_from_the_named_configs() -> None:
+    def folder(*words: str) -> str:
+        (made,) = compose.plan([*words])
+        return str(made.folder).partition("/results/runs/")[2]
+
+    assert folder() == "default/grpo/tiny/chain/seed=0"
+    assert folder("steps=100", "seed=3") == "default/grpo/tiny/chain/seed=3"  # the default is no axis
+    assert folder("updates_per_rollout=16", "optimizer.learning_rate=1e-3", "experiment_name=a") == (
+        "a/grpo/tiny/chain/optimizer.learning_rate=0.001,updates_per_rollout=16/seed=0"
+    )
+    assert folder("experiment=quickstart", "algorithm=gspo", "seed=2") == "quickstart/gspo/micro/chain/seed=2"
+    hostile = folder("+model.config.hidden_act='../../x y'").split("/")
+    assert len(hostile) == 6
+    assert ".." not in hostile
+    assert " " not in hostile[4]
+
+
+def test_a_long_list_of_overrides_is_hashed_and_still_tells_runs_apart() -> None:
+    axes = {f"some.very.long.key{index}": 1.0 for index in range(20)}
+    one, other = compose.axes_name(axes), compose.axes_name(axes | {"some.very.long.key19": 2.0})
+    assert len(one) == len(other) == 120
+    assert one != other
+
+
+def test_the_hash_covers_what_changes_numbers_and_nothing_else() -> None:
+    def hashed(*words: str) -> str:
+        return compose.plan([*words])[0].config_hash
+
+    same = ["experiment_name=b", "results_dir=elsewhere", "checkpoint_every=3", "collapse.window=9"]
+    assert {hashed(word) for word in same} == {hashed()}
+    others = ["seed=1", "steps=99", "algorithm=gspo", "model=micro", "model.config.num_experts=8", "precision=bf16"]
+    assert len({hashed(), *map(hashed, others)}) == 1 + len(others)
+
+
+def test_a_field_added_later_at_its_neutral_value_leaves_old_hashes_valid() -> None:
+    old = compose.plan([])[0].config
+    new = old | {"routing": old["routing"] | {"replay": "off"}}
+    neutral = {"routing.replay": "off"}
+    assert compose.config_hash(new, neutral) == compose.config_hash(old, neutral)
+    changed = old | {"routing": old["routing"] | {"replay": "r2"}}
+    assert compose.config_hash(changed, neutral) != compose.config_hash(old, neutral)
+
+
+def test_recorded_hashes_are_those_of_today() -> None:
+    folders = sorted((Path(__file__).parent / "recorded").glob("**/run.json"))
+    assert folders
+    for path in folders:
+        facts = record.read_run(path.parent)
+        assert facts is not None
+        assert facts["config_hash"] == compose.config_hash(facts["config"])
+
+
+def test_the_recorded_command_makes_exactly_its_run() -> None:
+    for made in compose.plan(["experiment=quickstart"]):
+        (again,) = compose.plan(made.command.split()[2:])
+        assert again.folder == made.folder
+        assert flatten(again.config) == flatten(made.config)

@@ -1,0 +1,81 @@
+"""Every shipped config composes and runs; what Hydra builds is what Python builds."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra.utils import instantiate
+
+from steadymoe import algorithms
+from steadymoe.bench import compose, record, run
+
+SHORT = [
+    "rollout.prompts=8",
+    "rollout.responses=2",
+    "steps=2",
+    "evaluation.every=1",
+    "evaluation.prompts=4",
+    "probe.responses=2",
+    "cold_start.accuracy_low=0",
+    "cold_start.accuracy_high=1",
+    "cold_start.check_every=1",
+    "cold_start.check_prompts=4",
+    "cold_start.batch_size=4",
+]
+
+
+def group(name: str) -> list[str]:
+    return sorted(path.stem for path in (compose.CONF / name).glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([f"algorithm={name}", "model=micro"] for name in group("algorithm")),
+        *([f"model={name}"] for name in group("model")),
+        *([f"task={name}", "model=micro"] for name in group("task")),
+        *([f"experiment={name}"] for name in group("experiment")),
+    ],
+    ids=" ".join,
+)
+def test_every_shipped_config_runs_two_steps(words: list[str], tmp_path: Path) -> None:
+    runs = compose.plan([*words, *SHORT, f"results_dir={tmp_path}"])
+    assert run.execute(runs[0]) == "finished"
+    assert len(record.read_table(runs[0].folder, "steps")) == 2
+
+
+def test_a_dense_model_has_no_routing_columns_and_all_others(tmp_path: Path) -> None:
+    (made,) = compose.plan(["model=dense_tiny", *SHORT, f"results_dir={tmp_path}"])
+    run.execute(made)
+    updates = record.read_table(made.folder, "updates")
+    empty = {name for name in updates if updates[name].isna().all()}
+    routing = {"expert_change_rate", "expert_set_change_rate", "token_any_layer_change_rate", "expert_change_per_update"}
+    assert empty == routing
+    assert record.read_table(made.folder, "layers").empty
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_loading_through_hydra_is_loading_through_python(name: str) -> None:
+    (made,) = compose.plan([f"algorithm={name}"])
+    assert instantiate(made.config["algorithm"]["loss"]) == algorithms.load(name)
+
+
+def test_a_number_overridden_on_the_command_line_is_one_overridden_in_python() -> None:
+    (made,) = compose.plan(["algorithm=gspo", "algorithm.loss.clip_low=1e-2"])
+    assert instantiate(made.config["algorithm"]["loss"]) == algorithms.load("gspo", clip_low=1e-2)
+
+
+def test_every_number_in_the_configs_says_where_it_comes_from_or_what_it_is() -> None:
+    for path in (compose.CONF / "algorithm").glob("*.yaml"):
+        for line in path.read_text().splitlines():
+            if ": " in line and not line.strip().startswith("#") and "_target_" not in line:
+                assert "#" in line, f"{path.name}: {line}"
+
+
+def test_experiments_say_their_command_and_number_of_runs() -> None:
+    for name in group("experiment"):
+        text = (compose.CONF / "experiment" / f"{name}.yaml").read_text()
+        runs = len(compose.plan([f"experiment={name}"]))
+        assert f"steadymoe run experiment={name}" in text
+        assert f"{runs} runs" in text
+        assert yaml.safe_load(text)["experiment_name"] == name

@@ -1,0 +1,274 @@
+"""Every measured number on examples made by hand: ratio columns, routing drift, load, collapse, seeds.
+
+Shapes: L layers, B responses, T response positions, F positions fed, K experts a token.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from steadymoe.algorithms import Batch, LossOutput
+from steadymoe.bench import drift, metrics, seeding
+from steadymoe.bench.collapse import collapsed_at
+from steadymoe.models.routing import NO_ROUTE
+
+NONE = [NO_ROUTE, NO_ROUTE]
+
+
+# --- ratio columns -----------------------------------------------------------------------------------
+
+
+def batch(log_ratios: list[list[float]]) -> Batch:
+    """Rows of different lengths; nan on padding."""
+    width = max(map(len, log_ratios))
+    padded_BT = torch.tensor([row + [math.nan] * (width - len(row)) for row in log_ratios])
+    mask_BT = (~padded_BT.isnan()).long()
+    old_BT = torch.where(mask_BT.bool(), -2.0, math.nan)
+    return Batch(
+        logprobs_BT=(old_BT + padded_BT).requires_grad_(),
+        old_logprobs_BT=old_BT,
+        rollout_logprobs_BT=old_BT,
+        mask_BT=mask_BT,
+        advantages_BT=torch.ones_like(old_BT),
+    )
+
+
+def of_update(log_ratios: list[list[float]], **marks: list[list[bool]]) -> tuple[dict[str, float], Tensor]:
+    output = LossOutput(torch.tensor(0.0), {name: torch.tensor(rows) for name, rows in marks.items()})
+    columns, histogram = metrics.of_update(batch(log_ratios), output)
+    return metrics.to_floats(columns), histogram
+
+
+def test_ratio_columns_closed_form() -> None:
+    columns, _ = of_update([[math.log(2), math.log(0.5)], [math.log(4)]])
+    mean = (2 + 0.5 + 4) / 3
+    assert columns == pytest.approx(
+        {
+            "token_ratio_mean": mean,
+            "token_ratio_max": 4,
+            "token_ratio_variance": ((2 - mean) ** 2 + (0.5 - mean) ** 2 + (4 - mean) ** 2) / 3,
+            "sequence_ratio_variance": ((1 - 2.5) ** 2 + (4 - 2.5) ** 2) / 2,  # geometric means 1 and 4
+            "ess": 6.5**2 / (3 * (4 + 0.25 + 16)),
+        },
+        rel=1e-5,
+    )
+
+
+def test_equal_ratios_have_ess_one_and_no_variance_whatever_their_size() -> None:
+    for ratio in (1.0, 3.0):
+        columns, _ = of_update([[math.log(ratio)] * 3, [math.log(ratio)]])
+        assert columns["ess"] == pytest.approx(1)
+        assert columns["token_ratio_variance"] == pytest.approx(0, abs=1e-6)
+        assert columns["sequence_ratio_variance"] == pytest.approx(0, abs=1e-6)
+
+
+def test_one_dominating_ratio_has_ess_one_in_n() -> None:
+    columns, _ = of_update([[9.0, -9.0, -9.0], [-9.0, -9.0]])
+    assert columns["ess"] == pytest.approx(1 / 5, rel=1e-3)
+
+
+def test_clip_fractions_are_shares_of_response_tokens_and_padding_counts_nowhere() -> None:
+    columns, _ = of_update(
+        [[0.0, 0.0, 0.0], [0.0]],
+        clipped_low_BT=[[True, False, False], [True, True, True]],
+        clipped_high_BT=[[False, True, False], [False, True, True]],
+    )
+    assert columns["clip_fraction_low"] == 2 / 4
+    assert columns["clip_fraction_high"] == 1 / 4
+    assert columns["clip_fraction"] == 3 / 4
+
+
+def test_a_loss_without_a_clip_has_no_clip_fraction() -> None:
+    assert not [name for name in of_update([[0.0]])[0] if "clip" in name]
+
+
+def test_the_histogram_counts_every_response_token_in_its_bin() -> None:
+    # Bin 0 is open below -1, bin 41 above 1; bin i in between ends at -1 + 0.05 i.
+    log_ratios = [[-5.0, -0.975, -0.025, 0.025], [0.975, 5.0, 0.024]]
+    expected = torch.zeros(42, dtype=torch.long)
+    for place, tokens in {0: 1, 1: 1, 20: 1, 21: 2, 40: 1, 41: 1}.items():
+        expected[place] = tokens
+    assert torch.equal(of_update(log_ratios)[1], expected)
+
+
+def test_measuring_gives_no_gradient() -> None:
+    columns, _ = metrics.of_update(batch([[0.1, 0.2]]), LossOutput(torch.tensor(0.0)))
+    assert not any(column.requires_grad for column in columns.values())
+
+
+def test_mismatch_closed_form() -> None:
+    mask_BT = torch.tensor([[1, 1], [1, 0]])
+    rollout_BT = torch.tensor([[-1.0, -2.0], [-3.0, math.nan]])
+    delta_BT = torch.tensor([[0.1, -0.7], [0.2, math.nan]])
+    columns = metrics.to_floats(metrics.of_mismatch(rollout_BT, rollout_BT + delta_BT, mask_BT))
+    deltas = [0.1, -0.7, 0.2]
+    assert columns == pytest.approx(
+        {
+            "rollout_kl_k1": -sum(deltas) / 3,
+            "rollout_kl_k3": sum(math.exp(d) - 1 - d for d in deltas) / 3,
+            "rollout_logprob_gap_max": 0.7,
+        },
+        rel=1e-4,
+    )
+
+
+def test_k1_and_k3_estimate_the_kl_divergence_of_sampler_from_trainer() -> None:
+    draw = torch.Generator().manual_seed(0)
+    sampler_V, trainer_V = torch.randn(2, 6, generator=draw).log_softmax(-1)
+    tokens_N = torch.multinomial(sampler_V.exp(), 200_000, replacement=True, generator=draw)[None]
+    columns = metrics.of_mismatch(sampler_V[tokens_N], trainer_V[tokens_N], torch.ones_like(tokens_N))
+    kl = (sampler_V.exp() * (sampler_V - trainer_V)).sum().item()
+    assert columns["rollout_kl_k1"].item() == pytest.approx(kl, rel=0.03)
+    assert columns["rollout_kl_k3"].item() == pytest.approx(kl, rel=0.03)
+
+
+def test_equal_policies_have_mismatch_exactly_zero() -> None:
+    logprobs_BT = torch.tensor([[-1.3, -0.2]])
+    assert set(
+        metrics.to_floats(metrics.of_mismatch(logprobs_BT, logprobs_BT, torch.ones(1, 2))).values()
+    ) == {0.0}
+
+
+def test_reward_columns_closed_form() -> None:
+    columns = metrics.of_rewards(torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]]))
+    assert columns == {"reward": 0.5, "groups_without_signal": 0.5}
+
+
+def test_a_step_has_the_mean_of_its_updates_but_the_largest_of_a_maximum() -> None:
+    rows = [
+        {"step": 3, "update": u, "token_ratio_max": m, "ess": e} for u, m, e in ((1, 5.0, 0.9), (2, 2.0, 0.5))
+    ]
+    assert metrics.of_step(rows) == pytest.approx({"token_ratio_max": 5.0, "ess": 0.7})
+
+
+def test_mean_is_over_response_tokens() -> None:
+    assert metrics.mean(torch.tensor([[1.0, 2.0], [6.0, math.nan]]), torch.tensor([[1, 1], [1, 0]])) == 3
+
+
+# --- routing drift -----------------------------------------------------------------------------------
+
+# One response of two tokens and one of one (T = 2), after prompts of two (F = 3: the last token is not fed).
+MASK_BT = torch.tensor([[1, 1], [1, 0]])
+OLD_LBFK = torch.tensor([[[[0, 1], [0, 1], [2, 3]], [[0, 1], [2, 3], NONE]]] * 2)
+
+
+def test_drift_against_itself_is_zero_also_with_experts_in_another_order() -> None:
+    for new_LBFK in (OLD_LBFK, OLD_LBFK.flip(-1)):
+        change = drift.change(OLD_LBFK, new_LBFK, MASK_BT)
+        assert_close(change.expert_L, torch.zeros(2))
+        assert (change.expert, change.set, change.any_layer) == (0, 0, 0)
+
+
+def test_drift_closed_form_per_layer_and_in_any_layer() -> None:
+    new_LBFK = OLD_LBFK.clone()
+    new_LBFK[0, 0, 1] = torch.tensor([0, 3])  # layer 0, first token of row 0: one of two experts
+    new_LBFK[1, 0, 1] = torch.tensor([3, 2])  # layer 1, the same token: both
+    new_LBFK[1, 1, 1] = torch.tensor([3, 0])  # layer 1, the token of row 1: one, listed elsewhere
+    change = drift.change(OLD_LBFK, new_LBFK, MASK_BT)
+    assert_close(change.expert_L, torch.tensor([1 / 6, 3 / 6]))
+    assert_close(change.set_L, torch.tensor([1 / 3, 2 / 3]))
+    assert_close(change.any_layer, torch.tensor(2 / 3))
+    assert_close(change.expert, torch.tensor(2 / 6))
+    assert_close(change.set, torch.tensor(1 / 2))
+
+
+def test_drift_looks_at_the_position_before_a_response_token_and_nowhere_else() -> None:
+    new_LBFK = OLD_LBFK.clone()
+    new_LBFK[:, :, 0] = 3  # within the prompt
+    new_LBFK[:, 1, 2] = 3  # what predicts padding
+    assert drift.change(OLD_LBFK, new_LBFK, MASK_BT).any_layer == 0
+    new_LBFK[:, 1, 1] = 0  # the last prompt token of row 1 predicts its only response token
+    assert drift.change(OLD_LBFK, new_LBFK, MASK_BT).any_layer == pytest.approx(1 / 3)
+
+
+def test_drift_of_a_token_without_a_route_is_an_error() -> None:
+    lost_LBFK = OLD_LBFK.clone()
+    lost_LBFK[1, 1, 1] = NO_ROUTE
+    for old_LBFK, new_LBFK in ((OLD_LBFK, lost_LBFK), (lost_LBFK, OLD_LBFK)):
+        with pytest.raises(ValueError, match="no recorded route"):
+            drift.change(old_LBFK, new_LBFK, MASK_BT)
+
+
+@pytest.mark.parametrize("other_LBFK", [OLD_LBFK[:1], OLD_LBFK[:, :, 1:], OLD_LBFK[..., :1]])
+def test_drift_of_recordings_of_different_shapes_is_an_error(other_LBFK: Tensor) -> None:
+    with pytest.raises(ValueError, match="different shapes"):
+        drift.change(OLD_LBFK, other_LBFK, MASK_BT)
+
+
+def test_load_even_uneven_and_on_one_expert() -> None:
+    mask_BT = torch.ones(1, 4)
+    even, half, one = [[0], [1], [2], [3]], [[0], [0], [1], [1]], [[2]] * 4
+    load = drift.load(torch.tensor([[even], [half], [one]]), mask_BT, experts=4)
+    assert_close(load.entropy_L, torch.tensor([1.0, 0.5, 0.0]))
+    assert_close(load.max_violation_L, torch.tensor([0.0, 1.0, 3.0]))
+
+
+def test_load_counts_response_tokens_and_experts_that_nobody_chose() -> None:
+    load = drift.load(OLD_LBFK, MASK_BT, experts=8)  # [0, 1], [2, 3], [2, 3]
+    shares = [1 / 6, 1 / 6, 2 / 6, 2 / 6]
+    entropy = -sum(share * math.log(share) for share in shares) / math.log(8)
+    assert_close(load.entropy_L, torch.full((2,), entropy))
+    assert_close(load.max_violation_L, torch.full((2,), 2 / 6 * 8 - 1))
+
+
+# --- collapse ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rewards", "step"),
+    [
+        ([0.4] * 30, None),  # never
+        ([0.0] * 30, None),  # nothing to fall from
+        ([0.8] * 10 + [0.0] * 10, 12),  # averages of 3: 0.53 at 11, 0.27 at 12
+        ([0.8] * 10 + [0.0] * 5, 12),  # below at 12, 13, 14, 15: as long as the patience
+        ([0.8] * 10 + [0.0] * 4, None),  # one step too short
+        ([0.8] * 10 + [0.0] * 3 + [0.8] * 9, None),  # recovers: below at 12, 13 and 14 alone
+        ([0.8] * 10 + [0.0] * 3 + [0.8] * 9 + [0.0] * 9, 24),  # recovers once, then does not
+        ([0.2] * 5 + [0.8] * 5 + [0.3] * 10, 13),  # the highest average so far is what counts
+        ([0.8, 0.1], None),  # shorter than the window
+        ([], None),
+    ],
+)
+def test_collapse_on_a_hand_made_curve(rewards: list[float], step: int | None) -> None:
+    assert collapsed_at(rewards, window=3, reward_fraction=0.5, patience=4) == step
+
+
+# --- seeds -------------------------------------------------------------------------------------------
+
+
+def test_every_seed_stage_and_step_draws_its_own_numbers_and_draws_them_again() -> None:
+    places = [
+        (0, "rollout", 1),
+        (1, "rollout", 1),
+        (0, "evaluation", 1),
+        (0, "rollout", 2),
+        (1, "1", 1),
+        (11, "1", 0),
+    ]
+
+    def drawn() -> list[tuple[float, float]]:
+        return [
+            (
+                torch.rand((), generator=seeding.torch_generator(*place), dtype=torch.float64).item(),
+                seeding.numpy_generator(*place).random(),
+            )
+            for place in places
+        ]
+
+    first = drawn()
+    torch.rand(3)
+    np.random.default_rng(0).random(3)
+    assert drawn() == first
+    assert len({number for pair in first for number in pair}) == 2 * len(places)
+
+
+def test_seeds_fit_both_generators_and_do_not_repeat() -> None:
+    seeds = {
+        seeding.derive(seed, stage, step) for seed in range(10) for stage in "abc" for step in range(100)
+    }
+    assert len(seeds) == 3000
+    assert 0 <= min(seeds) <= max(seeds) < 2**63
