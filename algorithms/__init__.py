@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from .batch import Batch, LossOutput
+from steadymoe.algorithms.batch import Batch, LossOutput
 
 __all__ = ["Batch", "LossOutput", "load", "names"]
 

@@ -10,8 +10,8 @@ Left out: 1. the KL term to a reference policy (GSPO's authors, too, compare wit
 
 from dataclasses import dataclass
 
-from . import ops
-from .batch import Batch, LossOutput
+from steadymoe.algorithms import ops
+from steadymoe.algorithms.batch import Batch, LossOutput
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from . import ops
-from .batch import Batch, LossOutput
+from steadymoe.algorithms import ops
+from steadymoe.algorithms.batch import Batch, LossOutput
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ Left out: the learned value baseline of actor-critic forms (the advantage is the
 
 from dataclasses import dataclass
 
-from . import ops
-from .batch import Batch, LossOutput
+from steadymoe.algorithms import ops
+from steadymoe.algorithms.batch import Batch, LossOutput
 
 
 @dataclass(frozen=True)

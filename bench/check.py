@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-
 from steadymoe.models import build
 
 # Whole numbers that must be at least this.
@@ -34,7 +33,13 @@ _AT_LEAST = {
     "routing.aux_loss": 0,
 }
 _ABOVE_ZERO = ("optimizer.epsilon", "optimizer.max_grad_norm", "cold_start.learning_rate")
-_SHARES = ("cold_start.noise", "cold_start.accuracy_low", "cold_start.accuracy_high", "probe.fraction", "collapse.reward_fraction")
+_SHARES = (
+    "cold_start.noise",
+    "cold_start.accuracy_low",
+    "cold_start.accuracy_high",
+    "probe.fraction",
+    "collapse.reward_fraction",
+)
 _CHOICES = {"device": ("cpu", "cuda"), "precision": ("fp32", "bf16")}
 _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
@@ -90,7 +95,13 @@ def _types(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
         if isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool):
             continue
         if type(value) is not type(usual):
-            names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
+            names = {
+                int: "a whole number",
+                float: "a number",
+                bool: "true or false",
+                str: "text",
+                list: "a list",
+            }
             raise ConfigError(f"{key} must be {names.get(type(usual), type(usual).__name__)}; got {value!r}")
 
 
@@ -123,4 +134,6 @@ def _places(config: Mapping[str, Any]) -> None:
     while not place.exists():
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f"results_dir={config['results_dir']} cannot be written: {place} is no folder that can be written to")
+        raise ConfigError(
+            f"results_dir={config['results_dir']} cannot be written: {place} is no folder that can be written to"
+        )

@@ -8,7 +8,19 @@ from pathlib import Path
 from rich.console import Console
 
 # Flags of Hydra's that print something and run nothing.
-_HYDRA_PRINTS = {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--resolve", "--package", "-p"}
+_HYDRA_PRINTS = {
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--version",
+    "--cfg",
+    "-c",
+    "--info",
+    "-i",
+    "--resolve",
+    "--package",
+    "-p",
+}
 _RUN_HELP = "train: `steadymoe run algorithm=gspo model=tiny seed=0`; every other word is a Hydra override, -m sweeps"
 
 
@@ -20,13 +32,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="steadymoe", description="Is this RL algorithm stable on MoE models?")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run", help=_RUN_HELP)
-    for verb, what in (("report", "tables, figures and report.html from recorded runs"), ("status", "what is on disk")):
+    for verb, what in (
+        ("report", "tables, figures and report.html from recorded runs"),
+        ("status", "what is on disk"),
+    ):
         sub = verbs.add_parser(verb, help=what)
         sub.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
         if verb == "report":
             sub.add_argument("--experiment", help="only this experiment (default: all)")
     arguments = parser.parse_args(words)
-    sys.exit(_status(arguments.results) if arguments.verb == "status" else _report(arguments.results, arguments.experiment))
+    sys.exit(
+        _status(arguments.results) if arguments.verb == "status" else _report(arguments.results, arguments.experiment)
+    )
 
 
 def _run(words: list[str]) -> int:

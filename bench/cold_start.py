@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from filelock import FileLock
 from safetensors.torch import load_model, save_model
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from steadymoe.algorithms.ops import masked_mean_T, sequence_mean
 from steadymoe.bench import atomic
 from steadymoe.bench.policy import Sequences, forward
 from steadymoe.bench.rollout import rollout
 from steadymoe.bench.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Raised when the procedure below changes what it makes of the same config.
 _VERSION = 1
@@ -110,9 +109,7 @@ def demonstrate(
     return Sequences(joined("input_ids"), joined("attention_mask"), right["input_ids"].shape[1])
 
 
-def _accuracy(
-    model: PreTrainedModel, task: Task, prompts: int, seed: int, update: int, precision: str
-) -> float:
+def _accuracy(model: PreTrainedModel, task: Task, prompts: int, seed: int, update: int, precision: str) -> float:
     held_out = task.sample(prompts, numpy_generator(seed, "cold_start_accuracy", update), held_out=True)
     generator = torch_generator(seed, "cold_start_accuracy", update, model.device.type)
     return rollout(model, task, held_out, 1, generator, precision).scores_B.mean().item()

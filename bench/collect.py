@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pandas as pd
-
 from steadymoe.bench import record
 from steadymoe.bench.status import run_folders
 
@@ -40,7 +39,7 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
 
 
 def steps(runs: pd.DataFrame) -> pd.DataFrame:
-    """The ``steps`` tables of ``runs`` in long form: experiment, algorithm, model, task, axes, seed, step, metric, value.
+    """The ``steps`` tables of ``runs`` in long form: their keys and seed, step, metric, value.
 
     A metric that a run does not have (routing of a dense model, the clip of a loss without one) has no rows.
     """

@@ -2,12 +2,13 @@
 
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
 from steadymoe.bench import stats
 
 # Each seed's curve is averaged over this many steps before seeds are averaged.
@@ -17,7 +18,7 @@ _SHARES = {"reward", "eval_accuracy", "expert_change_rate", "clip_fraction"}
 # Okabe and Ito's palette, distinguishable without colour vision; and line styles for print.
 _COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000"]
 _STYLES = ["-", "--", "-.", ":"]
-_STYLE = {
+_STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.spines.top": False,
@@ -25,7 +26,7 @@ _STYLE = {
     "axes.grid": True,
     "grid.alpha": 0.25,
     "legend.frameon": False,
-    "svg.hashsalt": "steadymoe",  # the same data give the same bytes
+    "svg.hashsalt": "steadymoe",
     "svg.fonttype": "none",
 }
 
@@ -90,6 +91,13 @@ FIGURES: dict[str, Callable[[pd.DataFrame], Figure]] = {
 }
 
 
+def save(figure: Figure, path: Path, suffix: str) -> None:
+    """Write a figure as ``png`` or ``svg``; the same data give the same bytes."""
+    with mpl.rc_context(_STYLE):
+        metadata = {"Date": None} if suffix == "svg" else None
+        figure.savefig(path, format=suffix, dpi=200, bbox_inches="tight", metadata=metadata)
+
+
 def caption(steps: pd.DataFrame, log: bool = False) -> str:
     """Statistic, smoothing, interval and number of seeds, as the caption of a figure of curves says them."""
     least = steps.groupby("arm")["seed"].nunique().min()
@@ -100,7 +108,9 @@ def caption(steps: pd.DataFrame, log: bool = False) -> str:
 
 def _seeds(steps: pd.DataFrame) -> str:
     counts = steps.groupby("arm")["seed"].nunique()
-    return f"n = {counts.iloc[0]}" if counts.nunique() == 1 else ", ".join(f"{arm}: n = {k}" for arm, k in counts.items())
+    return (
+        f"n = {counts.iloc[0]}" if counts.nunique() == 1 else ", ".join(f"{arm}: n = {k}" for arm, k in counts.items())
+    )
 
 
 def _single(steps: pd.DataFrame, metric: str, label: str) -> Figure:
@@ -139,5 +149,13 @@ def _finish(figure: Figure, legend_from: Axes | None, text: str) -> Figure:
         handles, labels = legend_from.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=min(4, max(1, len(labels))))
     wide = figure.get_figwidth() > 4
-    figure.text(0.5, -0.02, textwrap.fill(text, 125 if wide else 62), ha="center", va="top", fontsize=7, color="#444444")
+    figure.text(
+        0.5,
+        -0.02,
+        textwrap.fill(text, 125 if wide else 62),
+        ha="center",
+        va="top",
+        fontsize=7,
+        color="#444444",
+    )
     return figure

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-
 from steadymoe.bench import record
 from steadymoe.bench.compose import Run, labels
 
@@ -76,7 +75,8 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
             done = sum(each["status"] in record.ENDED for each in states)
             console.print(
                 f"[{done}/{len(runs)}] {names[index]}: {state['status']}, step {state['step']}/{state['steps']}, "
-                f"reward {_number(state['reward'], '.2f')}, expert change {_number(state['expert_change_rate'], '.4f')}, "
+                f"reward {_number(state['reward'], '.2f')}, "
+                f"expert change {_number(state['expert_change_rate'], '.4f')}, "
                 f"about {_left(states, time.monotonic() - begun)} left",
                 markup=False,
                 highlight=False,

@@ -6,6 +6,7 @@ While a run goes on its rows are appended to ``<table>.jsonl``; when it ends the
 
 import json
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
-
 from steadymoe.bench import atomic
 from steadymoe.bench.columns import TABLES
 
@@ -92,7 +92,7 @@ class Record:
             rows = [] if resume_from is None else _read_rows(self.folder, table)
             kept = [row for row in rows if row["step"] <= (resume_from or 0)]
             text = "".join(_line(row) for row in kept)
-            atomic.write(self.folder / f"{table}.jsonl", lambda temporary, text=text: temporary.write_text(text))
+            atomic.write(self.folder / f"{table}.jsonl", partial(Path.write_text, data=text))
         self.run.setdefault("started", self._begun.isoformat(timespec="seconds"))
         self.update(status="running")
 
@@ -115,7 +115,7 @@ class Record:
         """Turn the rows into parquet, say how the run ended, and drop what only resuming needs."""
         for table in TABLES:
             arrow = _to_arrow(_read_rows(self.folder, table), table)
-            atomic.write(self.folder / f"{table}.parquet", lambda temporary, arrow=arrow: pq.write_table(arrow, temporary))
+            atomic.write(self.folder / f"{table}.parquet", partial(pq.write_table, arrow))
         self.update(status=status, ended=datetime.now(UTC).isoformat(timespec="seconds"), **facts)
         self.checkpoint.unlink(missing_ok=True)
         for table in TABLES:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import jinja2
 import pandas as pd
-
 from steadymoe.bench import atomic, collect, figures, record, tables
 
 
@@ -70,14 +69,11 @@ def _section(
         figure = draw(steps)
         for suffix in ("png", "svg"):
             path = results / "figures" / f"{name}-{figure_name}.{suffix}"
-            save = partial(
-                figure.savefig, format=suffix, dpi=200, bbox_inches="tight", metadata={"Date": None} if suffix == "svg" else None
-            )
-            atomic.write(path, save)
+            atomic.write(path, partial(figures.save, figure, suffix=suffix))
             files.append(path)
         image = base64.b64encode(path.read_bytes()).decode()
         shown.append({"name": figure_name, "caption": draw.__doc__, "svg": image})
-    section = {
+    section: dict[str, object] = {
         "name": name,
         "header": list(summary.columns),
         "rows": summary.map(str).to_numpy().tolist(),

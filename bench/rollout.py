@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-
 from steadymoe.bench.policy import Sequences, autocast, positions
 from steadymoe.bench.tasks import Task
 from steadymoe.models.routing import NO_ROUTE, RouteRecorder
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def rollout(
     for prompt, row_T, length in zip(repeated, responses_BT.tolist(), lengths_B.tolist(), strict=True):
         finished = row_T[length - 1] == task.tokenizer.eos_token_id
         text = task.tokenizer.decode(row_T[: length - finished])
-        scores.append(task.score(prompt, text, finished))
+        scores.append(task.score(prompt, str(text), finished))
     return Rollout(sequences, logprobs_BT, routes_LBFK, torch.tensor(scores, device=model.device))
 
 
@@ -103,7 +102,10 @@ def sample(
         cache.batch_repeat_interleave(responses)
         all_logprobs_BV = all_logprobs_PV.repeat_interleave(responses, 0)
         routes = [prompt_routes.repeat_interleave(responses, 1) for prompt_routes in routes]
-        tokens, masks = [prompts_PW.repeat_interleave(responses, 0)], [prompt_mask_PW.repeat_interleave(responses, 0)]
+        tokens, masks = (
+            [prompts_PW.repeat_interleave(responses, 0)],
+            [prompt_mask_PW.repeat_interleave(responses, 0)],
+        )
         mask_BS, position_B1 = masks[0], position_PW[:, -1:].repeat_interleave(responses, 0)
         alive_B = torch.ones(len(mask_BS), dtype=torch.bool, device=model.device)
         logprobs = []

@@ -15,7 +15,6 @@ from filelock import Timeout
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-
 from steadymoe.bench import checkpoint, cold_start, compose, record
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.collapse import collapsed_at
@@ -43,7 +42,8 @@ def refuse_other_config(run: compose.Run) -> None:
     if before is not None and before["config_hash"] != run.config_hash:
         raise ConfigError(
             f"{run.folder} holds a {record.status(run.folder)} run of another config "
-            f"({compose.difference(before['config'], run.config)}); choose another experiment_name, or remove that folder"
+            f"({compose.difference(before['config'], run.config)}); "
+            "choose another experiment_name, or remove that folder"
         )
 
 

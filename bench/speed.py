@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
-
 from steadymoe.bench import compose, metrics
 from steadymoe.bench.policy import Sequences, positions
 from steadymoe.bench.rollout import Rollout, sample
 from steadymoe.bench.seeding import derive, numpy_generator, torch_generator
 from steadymoe.bench.train import Probe, Trainer
 from steadymoe.models import build
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
 
 
 def main() -> None:
@@ -38,8 +37,11 @@ def measure(model_name: str, rounds: int) -> dict[str, Any]:
     """Seconds of every stage in every round, and the tokens each handles."""
     config = compose.plan([f"model={model_name}", "algorithm=gspo"])[0].config
     task = instantiate(config["task"])
-    make = lambda: build.build(config["model"]["config"], task.tokenizer, derive(0, "speed"), "cpu")  # noqa: E731
-    trainer, plain = Trainer(make(), task, config), make()
+
+    def fresh() -> PreTrainedModel:
+        return build.build(config["model"]["config"], task.tokenizer, derive(0, "speed"), "cpu")
+
+    trainer, plain = Trainer(fresh(), task, config), fresh()
     plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=3e-4, fused=True)
 
     prompts = task.sample(config["rollout"]["prompts"], numpy_generator(0, "speed"))
@@ -56,7 +58,8 @@ def measure(model_name: str, rounds: int) -> dict[str, Any]:
     generation = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=task.max_new_tokens, pad_token_id=0)
 
     def plain_sample() -> None:
-        plain.generate(**{k: expanded[k] for k in ("input_ids", "attention_mask")}, generation_config=generation)
+        generate: Any = plain.generate
+        generate(**{k: expanded[k] for k in ("input_ids", "attention_mask")}, generation_config=generation)
 
     sequences, logprobs_BT, routes_LBFK = ours_sample()
     made = Rollout(sequences, logprobs_BT, routes_LBFK, torch.zeros(len(repeated)))
@@ -102,7 +105,11 @@ def measure(model_name: str, rounds: int) -> dict[str, Any]:
             stage()
             if round_number:  # the first round warms up
                 seconds[name].append(time.perf_counter() - begun)
-    return {"seconds": seconds, "tokens": {name: tokens for name, (_, tokens) in stages.items()}, "config": config}
+    return {
+        "seconds": seconds,
+        "tokens": {name: tokens for name, (_, tokens) in stages.items()},
+        "config": config,
+    }
 
 
 def _plain_update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, part: Sequences) -> None:

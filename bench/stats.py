@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
 # Fewer seeds than this get no interval.
 LEAST_FOR_INTERVAL = 3
@@ -36,7 +36,7 @@ def mean_over_seeds(values: Sequence[float], level: float = 0.95) -> Estimate:
     mean = float(numbers.mean()) if n else float("nan")
     if n < LEAST_FOR_INTERVAL:
         return Estimate(mean, float("nan"), float("nan"), n)
-    half = float(stats.t.ppf((1 + level) / 2, n - 1) * numbers.std(ddof=1) / np.sqrt(n))
+    half = float(student(n - 1).ppf((1 + level) / 2) * numbers.std(ddof=1) / np.sqrt(n))
     return Estimate(mean, mean - half, mean + half, n)
 
 

@@ -1,7 +1,6 @@
 """Tables over seeds, from the long form of ``collect.steps`` (with a column ``arm``)."""
 
 import pandas as pd
-
 from steadymoe.bench.stats import Estimate, mean_over_seeds
 
 # Steps at the end of a run over which its final numbers are averaged.
@@ -44,7 +43,11 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for arm in sorted(runs["arm"].unique()):
         ours = runs[runs["arm"] == arm]
-        row: dict[str, object] = {"arm": arm, "n": len(ours), "diverged": int((ours["status"] == "diverged").sum())}
+        row: dict[str, object] = {
+            "arm": arm,
+            "n": len(ours),
+            "diverged": int((ours["status"] == "diverged").sum()),
+        }
         for column, (metric, how) in SUMMARY.items():
             chosen = steps[(steps["arm"] == arm) & (steps["metric"] == metric)].sort_values("step")
             row[column] = mean_over_seeds([one_number(curve, how) for _, curve in chosen.groupby("seed")["value"]])

@@ -12,9 +12,6 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from torch import Tensor
-from transformers import PreTrainedModel
-
 from steadymoe.algorithms import Batch
 from steadymoe.bench import drift, metrics
 from steadymoe.bench.policy import Forward, Sequences, forward
@@ -22,6 +19,8 @@ from steadymoe.bench.rollout import Rollout, check_routes, rollout
 from steadymoe.bench.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
 from steadymoe.models.routing import load_balancing_loss, routers
+from torch import Tensor
+from transformers import PreTrainedModel
 
 Row = dict[str, Any]
 
@@ -54,7 +53,7 @@ class Trainer:
             weight_decay=numbers["weight_decay"],
             fused=True,
         )
-        self.experts = next((int(router.weight.shape[0]) for router in routers(model)), 0)
+        self.experts = next((int(router.get_parameter("weight").shape[0]) for router in routers(model)), 0)
         self._held_out = task.sample(
             config["evaluation"]["prompts"], numpy_generator(config["seed"], "evaluation"), held_out=True
         )
@@ -105,7 +104,7 @@ class Trainer:
         if step % self.config["evaluation"]["every"] == 0 or step == self.config["steps"]:
             with clock("evaluation_seconds"):
                 evaluations = self.evaluate(step)
-        row = {"step": step} | metrics.of_rewards(rewards_PG) | metrics.to_floats(overall)
+        row: Row = {"step": step} | metrics.of_rewards(rewards_PG) | metrics.to_floats(overall)
         row |= metrics.of_step(update_rows) | {"token_ratio_histogram": histogram.tolist()}
         row |= {"response_length": mask_BT.sum().item() / len(mask_BT), "response_tokens": int(mask_BT.sum())}
         if evaluations:
@@ -195,7 +194,11 @@ class Trainer:
         self.optimizer.zero_grad()
 
         measured, histogram = metrics.of_update(batch, output)
-        measured |= {"loss": loss.detach(), "grad_norm": grad_norm, "entropy": metrics.mean(now.entropy_BT, batch.mask_BT)}
+        measured |= {
+            "loss": loss.detach(),
+            "grad_norm": grad_norm,
+            "entropy": metrics.mean(now.entropy_BT, batch.mask_BT),
+        }
         measured["learning_rate"] = torch.tensor(numbers["learning_rate"], dtype=torch.float64)
         layers: dict[str, Tensor] = {}
         if now.routes_LBFK is not None and made.routes_LBFK is not None:
@@ -243,9 +246,9 @@ class Probe:
 
     def change(self, model: PreTrainedModel, since_last: bool = False) -> drift.Change | None:
         """Routing now against that at construction, or, with ``since_last``, at the last such call."""
-        if self._reference_LBFK is None:
-            return None
         now_LBFK = self._routes(model)
+        if self._reference_LBFK is None or now_LBFK is None:
+            return None
         moved = drift.change(self._reference_LBFK, now_LBFK, self._sequences.response_mask_BT)
         if since_last:
             self._reference_LBFK = now_LBFK

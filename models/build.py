@@ -74,9 +74,7 @@ def _fields(cls: type[PreTrainedConfig]) -> set[str]:
     return {field.name for field in dataclasses.fields(cls)} | set(cls.attribute_map) | {a or b for a, b in read}
 
 
-def build(
-    config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int, device: str
-) -> PreTrainedModel:
+def build(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int, device: str) -> PreTrainedModel:
     """A freshly initialised fp32 model on ``device``; equal seeds give equal weights.
 
     Experts run through transformers' ``grouped_mm`` implementation, attention through ``sdpa``.

@@ -17,15 +17,14 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.testing import assert_close
-
 from steadymoe import algorithms
 from steadymoe.algorithms import Batch, LossOutput, ops
 from steadymoe.algorithms.advantages import GroupMeanStd
 from steadymoe.algorithms.grpo import GRPO
 from steadymoe.algorithms.gspo import GSPO
 from steadymoe.algorithms.reinforce import Reinforce
+from torch import Tensor
+from torch.testing import assert_close
 
 ROOT = Path(__file__).parent.parent
 Loss = Callable[[Batch], LossOutput]
@@ -138,9 +137,7 @@ def test_grpo_and_gspo_equal_plain_python(rows: list[Row], band: tuple[float, fl
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.2, 0.27), (3e-4, 4e-4)])
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, not_yet(torch.float64, "the clamp rounds its edge to fp32")]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, not_yet(torch.float64, "the clamp rounds its edge to fp32")])
 def test_a_mark_is_a_zero_gradient_to_the_last_bit(dtype: torch.dtype, low: float, high: float) -> None:
     edges = torch.tensor([1 - low, 1 + high], dtype=dtype)
     around = [torch.nextafter(edges, torch.full_like(edges, to)) for to in (0, 2)]
@@ -231,9 +228,7 @@ def test_a_ratio_that_ran_away_stays_finite(loss: Loss, advantage: float) -> Non
 
 
 @pytest.mark.parametrize(("reference", "factor"), [(64, 4), (4, 1)])
-def test_scaled_band_of_gspo_is_root_of_reference_over_length_times_plain(
-    reference: int, factor: int
-) -> None:
+def test_scaled_band_of_gspo_is_root_of_reference_over_length_times_plain(reference: int, factor: int) -> None:
     batch = make(random_rows(3, lengths=(4,) * 40))
     low, high = 2.0**-6, 2.0**-5
     scaled, scaled_BT = run(GSPO(low, high, scale_band_with_length=True, reference_length=reference), batch)
@@ -253,9 +248,7 @@ def test_scaled_band_of_gspo_is_each_responses_own() -> None:
 
 
 @pytest.mark.parametrize("loss", [GRPO, GSPO])
-@pytest.mark.parametrize(
-    "wrong", [{"clip_low": -0.1}, {"clip_low": 1.0}, {"clip_low": NAN}, {"clip_high": -0.1}]
-)
+@pytest.mark.parametrize("wrong", [{"clip_low": -0.1}, {"clip_low": 1.0}, {"clip_low": NAN}, {"clip_high": -0.1}])
 def test_an_impossible_band_is_refused(loss: type, wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         loss(**wrong)

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from steadymoe.bench import cli, compose, record, run
 from steadymoe.bench.check import flatten
 from test_run import SMALL
@@ -132,7 +131,6 @@ def test_a_report_of_nothing_says_how_to_start(
 
 def test_the_live_display_shows_every_run(tmp_path: Path) -> None:
     from rich.console import Console
-
     from steadymoe.bench import progress
 
     runs = compose.plan([*SMALL, f"results_dir={tmp_path}", "seed=0,1"], multirun=True)
@@ -177,7 +175,14 @@ def test_the_hash_covers_what_changes_numbers_and_nothing_else() -> None:
 
     same = ["experiment_name=b", "results_dir=elsewhere", "checkpoint_every=3", "collapse.window=9"]
     assert {hashed(word) for word in same} == {hashed()}
-    others = ["seed=1", "steps=99", "algorithm=gspo", "model=micro", "model.config.num_experts=8", "precision=bf16"]
+    others = [
+        "seed=1",
+        "steps=99",
+        "algorithm=gspo",
+        "model=micro",
+        "model.config.num_experts=8",
+        "precision=bf16",
+    ]
     assert len({hashed(), *map(hashed, others)}) == 1 + len(others)
 
 

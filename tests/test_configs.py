@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import yaml
 from hydra.utils import instantiate
-
 from steadymoe import algorithms
 from steadymoe.bench import compose, record, run
 
@@ -49,7 +48,12 @@ def test_a_dense_model_has_no_routing_columns_and_all_others(tmp_path: Path) -> 
     run.execute(made)
     updates = record.read_table(made.folder, "updates")
     empty = {name for name in updates if updates[name].isna().all()}
-    routing = {"expert_change_rate", "expert_set_change_rate", "token_any_layer_change_rate", "expert_change_per_update"}
+    routing = {
+        "expert_change_rate",
+        "expert_set_change_rate",
+        "token_any_layer_change_rate",
+        "expert_change_per_update",
+    }
     assert empty == routing
     assert record.read_table(made.folder, "layers").empty
 

@@ -8,13 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.testing import assert_close
-
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.bench import drift, metrics, seeding
 from steadymoe.bench.collapse import collapsed_at
 from steadymoe.models.routing import NO_ROUTE
+from torch import Tensor
+from torch.testing import assert_close
 
 NONE = [NO_ROUTE, NO_ROUTE]
 
@@ -128,9 +127,7 @@ def test_k1_and_k3_estimate_the_kl_divergence_of_sampler_from_trainer() -> None:
 
 def test_equal_policies_have_mismatch_exactly_zero() -> None:
     logprobs_BT = torch.tensor([[-1.3, -0.2]])
-    assert set(
-        metrics.to_floats(metrics.of_mismatch(logprobs_BT, logprobs_BT, torch.ones(1, 2))).values()
-    ) == {0.0}
+    assert set(metrics.to_floats(metrics.of_mismatch(logprobs_BT, logprobs_BT, torch.ones(1, 2))).values()) == {0.0}
 
 
 def test_reward_columns_closed_form() -> None:
@@ -139,9 +136,7 @@ def test_reward_columns_closed_form() -> None:
 
 
 def test_a_step_has_the_mean_of_its_updates_but_the_largest_of_a_maximum() -> None:
-    rows = [
-        {"step": 3, "update": u, "token_ratio_max": m, "ess": e} for u, m, e in ((1, 5.0, 0.9), (2, 2.0, 0.5))
-    ]
+    rows = [{"step": 3, "update": u, "token_ratio_max": m, "ess": e} for u, m, e in ((1, 5.0, 0.9), (2, 2.0, 0.5))]
     assert metrics.of_step(rows) == pytest.approx({"token_ratio_max": 5.0, "ess": 0.7})
 
 
@@ -267,8 +262,6 @@ def test_every_seed_stage_and_step_draws_its_own_numbers_and_draws_them_again() 
 
 
 def test_seeds_fit_both_generators_and_do_not_repeat() -> None:
-    seeds = {
-        seeding.derive(seed, stage, step) for seed in range(10) for stage in "abc" for step in range(100)
-    }
+    seeds = {seeding.derive(seed, stage, step) for seed in range(10) for stage in "abc" for step in range(100)}
     assert len(seeds) == 3000
     assert 0 <= min(seeds) <= max(seeds) < 2**63

@@ -10,14 +10,13 @@ import pytest
 import torch
 import yaml
 from conftest import MICRO
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.models import build
+from steadymoe.models.routing import RouteRecorder, load_balancing_loss, routers
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
-
-from steadymoe.bench.tasks.chain import Chain
-from steadymoe.models import build
-from steadymoe.models.routing import RouteRecorder, load_balancing_loss, routers
 
 CONF = Path(__file__).parent.parent / "conf"
 TOKENS_BS = torch.tensor([[2, 3, 4, 5, 6], [7, 8, 9, 10, 11]])
@@ -84,9 +83,7 @@ def test_a_wrong_number_is_refused_by_its_name(wrong: dict[str, Any], answer: st
     [
         not_yet("num_experts_per_tok", {}, reason="the default, 8, is not looked at"),
         not_yet("num_key_value_heads", {"num_attention_heads": 2}, reason="the default, 4, is not looked at"),
-        not_yet(
-            "num_attention_heads", {"num_key_value_heads": 3}, reason="the default, 32, is not looked at"
-        ),
+        not_yet("num_attention_heads", {"num_key_value_heads": 3}, reason="the default, 32, is not looked at"),
     ],
 )
 def test_a_default_that_does_not_fit_is_refused(left_out: str, changed: dict[str, Any]) -> None:
@@ -152,9 +149,7 @@ def test_vocabulary_and_special_tokens_are_the_tokenizers(task: Chain, model: Pr
 def test_recorded_routes_are_the_top_k_of_router_logits_made_by_hand(model: PreTrainedModel) -> None:
     hidden_LNH: list[Tensor] = []
     for layer in model.model.layers:
-        layer.mlp.gate.register_forward_pre_hook(
-            lambda module, args: hidden_LNH.append(args[0].reshape(10, -1))
-        )
+        layer.mlp.gate.register_forward_pre_hook(lambda module, args: hidden_LNH.append(args[0].reshape(10, -1)))
     with RouteRecorder(model) as recorder, torch.no_grad():
         model(TOKENS_BS)
         routed = recorder.take(10)

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import MICRO
-from torch import Tensor
-from torch.testing import assert_close
-from transformers import PreTrainedModel
-
 from steadymoe.bench.cold_start import demonstrate
 from steadymoe.bench.policy import Forward, Sequences, forward
 from steadymoe.bench.rollout import Rollout, check_routes, rollout
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
 from steadymoe.models.routing import NO_ROUTE
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import PreTrainedModel
 
 PROMPTS = ["3+3+1+1*0=", "5*3-3-5=", "5+1-4*4=", "3-0-1=", "3-4*2=", "5*2*4*5-3="]
 
@@ -34,9 +33,7 @@ def lively(task: Chain) -> PreTrainedModel:
 
 @pytest.fixture
 def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        torch, "multinomial", lambda probs_BV, n, generator: probs_BV.argmax(-1, keepdim=True)
-    )
+    monkeypatch.setattr(torch, "multinomial", lambda probs_BV, n, generator: probs_BV.argmax(-1, keepdim=True))
 
 
 def sampled(model: PreTrainedModel, task: Chain, seed: int = 0, responses: int = 4) -> Rollout:
@@ -66,9 +63,7 @@ def scripted(
 
 
 @pytest.mark.usefixtures("greedy")
-def test_greedy_tokens_and_log_probabilities_are_those_of_generate(
-    lively: PreTrainedModel, task: Chain
-) -> None:
+def test_greedy_tokens_and_log_probabilities_are_those_of_generate(lively: PreTrainedModel, task: Chain) -> None:
     encoded = task.tokenizer(PROMPTS, padding=True, return_tensors="pt")
     oracle = lively.generate(
         input_ids=encoded["input_ids"],
@@ -90,9 +85,7 @@ def test_greedy_tokens_and_log_probabilities_are_those_of_generate(
     assert_close(ours.logprobs_BT, expected_BT.repeat_interleave(2, 0), atol=5e-5, rtol=0)
 
 
-def test_first_tokens_are_drawn_with_the_models_own_probabilities(
-    lively: PreTrainedModel, task: Chain
-) -> None:
+def test_first_tokens_are_drawn_with_the_models_own_probabilities(lively: PreTrainedModel, task: Chain) -> None:
     made = rollout(lively, task, ["3-4*2="], 4000, torch.Generator().manual_seed(0))
     drawn_V = torch.bincount(made.sequences.tokens_BS[:, -made.sequences.response_width], minlength=16) / 4000
     with torch.no_grad():
@@ -114,9 +107,7 @@ def test_the_sampler_and_the_training_forward_agree_in_log_probabilities_and_rou
     assert torch.equal(again.routes_LBFK, made.routes_LBFK)
 
 
-def test_the_training_forward_is_one_plain_forward_of_each_sequence_alone(
-    lively: PreTrainedModel, task: Chain
-) -> None:
+def test_the_training_forward_is_one_plain_forward_of_each_sequence_alone(lively: PreTrainedModel, task: Chain) -> None:
     sequences = sampled(lively, task, responses=1).sequences
     batched = trained(lively, sequences)
     for row, (tokens_S, mask_S) in enumerate(zip(sequences.tokens_BS, sequences.mask_BS.bool(), strict=True)):
@@ -147,9 +138,7 @@ def padded_on_the_left(sequences: Sequences, by: int) -> Sequences:
     )
 
 
-def test_prompt_padding_changes_neither_a_log_probability_nor_a_route(
-    lively: PreTrainedModel, task: Chain
-) -> None:
+def test_prompt_padding_changes_neither_a_log_probability_nor_a_route(lively: PreTrainedModel, task: Chain) -> None:
     sequences = sampled(lively, task).sequences
     narrow, wide = trained(lively, sequences), trained(lively, padded_on_the_left(sequences, 5))
     assert_close(wide.logprobs_BT, narrow.logprobs_BT, atol=1e-5, rtol=0)
@@ -161,9 +150,7 @@ def test_prompt_padding_changes_neither_a_log_probability_nor_a_route(
 
 
 @pytest.mark.usefixtures("greedy")
-def test_a_longer_prompt_beside_it_changes_no_log_probability_of_a_prompt(
-    lively: PreTrainedModel, task: Chain
-) -> None:
+def test_a_longer_prompt_beside_it_changes_no_log_probability_of_a_prompt(lively: PreTrainedModel, task: Chain) -> None:
     alone = rollout(lively, task, ["3-4*2="], 1, torch.Generator())
     beside = rollout(lively, task, ["3-4*2=", "5*2*4*5-3="], 1, torch.Generator())
     width = alone.sequences.response_width
@@ -218,9 +205,7 @@ def test_routes_that_do_not_fall_on_their_tokens_are_an_error(lively: PreTrained
 
 def test_a_dense_model_is_sampled_without_routes(task: Chain) -> None:
     numbers = {
-        key: value
-        for key, value in MICRO.items()
-        if "expert" not in key and "topk" not in key and "moe" not in key
+        key: value for key, value in MICRO.items() if "expert" not in key and "topk" not in key and "moe" not in key
     }
     numbers |= {"_target_": "transformers.Qwen3Config", "intermediate_size": 16, "head_dim": 8}
     dense = build.build(numbers, task.tokenizer, seed=0, device="cpu")
@@ -274,9 +259,7 @@ def test_scores_go_to_the_prompt_of_their_row(
     assert scripted(monkeypatch, lively, task, prompts, right * 2).scores_B.tolist() == [1, 0, 0, 1]
 
 
-def test_an_end_on_the_last_token_allowed_is_an_end(
-    monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel
-) -> None:
+def test_an_end_on_the_last_token_allowed_is_an_end(monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel) -> None:
     tight = Chain(min_operands=3, max_operands=5, modulus=6, spare_tokens=0)
     made = scripted(monkeypatch, lively, tight, ["1+1+1+1+1="], ["2345<eos>", "23451<eos>"])
     assert made.scores_B.tolist() == [1, 0]

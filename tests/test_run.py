@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 import torch
 from pandas.testing import assert_frame_equal
-
 from steadymoe.bench import checkpoint, cold_start, compose, record, run
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.columns import TABLES
@@ -52,8 +51,7 @@ def tables(folder: Path) -> dict[str, pd.DataFrame]:
     """All recorded rows without the timing columns, which alone may differ."""
     frames = {name: record.read_table(folder, name) for name in TABLES}
     return {
-        name: frame[[c for c in frame if not c.endswith(("_seconds", "_per_second"))]]
-        for name, frame in frames.items()
+        name: frame[[c for c in frame if not c.endswith(("_seconds", "_per_second"))]] for name, frame in frames.items()
     }
 
 
@@ -79,9 +77,7 @@ def test_a_run_records_every_table_and_every_column(finished: compose.Run) -> No
     assert facts["tokens"] == record.read_table(finished.folder, "steps")["response_tokens"].sum()
     frames = tables(finished.folder)
     assert frames["steps"]["step"].tolist() == [1, 2, 3, 4, 5, 6]
-    assert frames["updates"][["step", "update"]].to_numpy().tolist() == [
-        [s, u] for s in range(1, 7) for u in (1, 2)
-    ]
+    assert frames["updates"][["step", "update"]].to_numpy().tolist() == [[s, u] for s in range(1, 7) for u in (1, 2)]
     assert len(frames["layers"]) == 6 * 3 * 2  # steps, the rollout and two updates, layers
     assert frames["evaluations"].groupby("step").size().to_dict() == {0: 8, 2: 8, 4: 8, 6: 8}
     for name in ("steps", "updates"):  # grpo on a MoE model: no column stays empty
@@ -138,9 +134,7 @@ def test_another_seed_is_another_run(finished: compose.Run, tmp_path: Path) -> N
     assert (tables(finished.folder)["updates"]["loss"] != tables(other.folder)["updates"]["loss"]).any()
 
 
-def test_a_run_killed_at_a_random_step_goes_on_to_the_same_numbers(
-    finished: compose.Run, tmp_path: Path
-) -> None:
+def test_a_run_killed_at_a_random_step_goes_on_to_the_same_numbers(finished: compose.Run, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "steadymoe.bench.cli", "run", *SMALL, f"results_dir={tmp_path}"]
     child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     made = planned(tmp_path)
@@ -187,9 +181,7 @@ def test_rows_past_the_checkpoint_and_torn_rows_are_dropped_on_resume(
     assert_same(finished.folder, made.folder)
 
 
-def test_a_checkpoint_of_other_library_versions_is_not_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_of_other_library_versions_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = planned(tmp_path)
     step = run.Trainer.step
     monkeypatch.setattr(run.Trainer, "step", lambda self, n: step(self, n) if n < 4 else 1 / 0)
@@ -212,9 +204,7 @@ def test_a_finished_run_is_left_alone_and_another_config_is_refused(
     assert run.execute(finished) == "finished"
     results = Path(finished.config["results_dir"])
     facts = json.loads((finished.folder / "run.json").read_text())
-    other = compose.Run(
-        **(vars(finished) | {"config_hash": "0" * 16, "config": facts["config"] | {"steps": 7}})
-    )
+    other = compose.Run(**(vars(finished) | {"config_hash": "0" * 16, "config": facts["config"] | {"steps": 7}}))
     with pytest.raises(ConfigError, match="steps: 6 -> 7"):
         run.execute(other)
     assert {path: path.stat().st_mtime_ns for path in finished.folder.glob("*.*")} == before
@@ -231,9 +221,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["loss", "sampling"])
-def test_a_number_that_is_not_finite_is_a_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_a_number_that_is_not_finite_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     made = planned(tmp_path)
     step = run.Trainer.step
 
@@ -276,7 +264,6 @@ def test_of_two_runs_that_want_one_cold_start_one_makes_it_and_the_other_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hydra.utils import instantiate
-
     from steadymoe.models import build
 
     made = planned(tmp_path)
@@ -308,9 +295,7 @@ def test_algorithms_share_a_cold_start_and_other_seeds_tasks_and_models_do_not(t
     def fingerprint(*words: str) -> str:
         return cold_start.fingerprint(planned(tmp_path, *words).config)
 
-    assert fingerprint("algorithm=gspo") == fingerprint(
-        "algorithm=grpo", "steps=9", "optimizer.learning_rate=1e-2"
-    )
+    assert fingerprint("algorithm=gspo") == fingerprint("algorithm=grpo", "steps=9", "optimizer.learning_rate=1e-2")
     others = [
         "seed=1",
         "task.modulus=5",

@@ -5,7 +5,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-
 from steadymoe.bench.tasks import is_held_out
 from steadymoe.bench.tasks.chain import Chain, character_tokenizer
 
@@ -59,18 +58,13 @@ def test_noise_one_is_wrong_at_every_step(prompts: list[str]) -> None:
 
 def test_the_rate_of_wrong_steps_is_the_noise_and_a_wrong_digit_is_uniform(prompts: list[str]) -> None:
     answers = chain().demonstrations(prompts, 0.3, np.random.default_rng(3))
-    wrong = [
-        step for prompt, answer in zip(prompts, answers, strict=True) for step in wrong_steps(prompt, answer)
-    ]
+    wrong = [step for prompt, answer in zip(prompts, answers, strict=True) for step in wrong_steps(prompt, answer)]
     four_sigma = 4 * np.sqrt(0.3 * 0.7 / len(wrong))
     assert np.mean(wrong) == pytest.approx(0.3, abs=four_sigma)
     ones = ["4+3="] * 3000  # 7 is right: nine wrong digits, each a ninth
     shares = Counter(chain().demonstrations(ones, 1.0, np.random.default_rng(4)))
     assert set(shares) == set("012345689")
-    assert all(
-        shares[digit] / 3000 == pytest.approx(1 / 9, abs=4 * np.sqrt(1 / 9 * 8 / 9 / 3000))
-        for digit in shares
-    )
+    assert all(shares[digit] / 3000 == pytest.approx(1 / 9, abs=4 * np.sqrt(1 / 9 * 8 / 9 / 3000)) for digit in shares)
 
 
 # --- scores ------------------------------------------------------------------------------------------

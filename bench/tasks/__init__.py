@@ -25,9 +25,7 @@ class Task(Protocol):
         """Prompts from the training stream or from the held-out ones; the two never share a prompt."""
         ...
 
-    def demonstrations(
-        self, prompts: Sequence[str], noise: float, generator: np.random.Generator
-    ) -> list[str]:
+    def demonstrations(self, prompts: Sequence[str], noise: float, generator: np.random.Generator) -> list[str]:
         """A worked answer to each prompt, every step wrong with probability ``noise``."""
         ...
 

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from steadymoe.bench.tasks import is_held_out
 from tokenizers import Regex, Tokenizer, decoders
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
-
-from steadymoe.bench.tasks import is_held_out
 
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
@@ -61,9 +60,7 @@ class Chain:
                 prompts.append(prompt)
         return prompts
 
-    def demonstrations(
-        self, prompts: Sequence[str], noise: float, generator: np.random.Generator
-    ) -> list[str]:
+    def demonstrations(self, prompts: Sequence[str], noise: float, generator: np.random.Generator) -> list[str]:
         """Running values; a wrong step is uniform over the wrong digits, and later steps go on from it."""
         answers = []
         for prompt in prompts:

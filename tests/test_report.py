@@ -1,0 +1,204 @@
+"""The report is made from recorded runs alone: ``tests/recorded`` holds nine small ones, really made."""
+
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats as scipy_stats
+from steadymoe.bench import collect, figures, record, report, stats, tables
+
+RECORDED = Path(__file__).parent / "recorded" / "results"
+
+
+@pytest.fixture(scope="module")
+def runs() -> pd.DataFrame:
+    found = collect.runs(RECORDED)
+    return found.assign(arm=collect.name_arms(found))
+
+
+@pytest.fixture(scope="module")
+def steps(runs: pd.DataFrame) -> pd.DataFrame:
+    found = collect.steps(runs)
+    return found.assign(arm=collect.name_arms(found))
+
+
+def test_the_long_table_holds_every_recorded_number_once(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
+    assert len(runs) == 9
+    assert set(steps["arm"]) == {"grpo", "gspo", "reinforce"}
+    keys = ["arm", "seed", "step", "metric"]
+    assert not steps.duplicated(keys).any()
+    for run in runs.to_dict("records"):
+        recorded = record.read_table(Path(run["folder"]), "steps").set_index("step")["reward"]
+        chosen = steps[(steps["arm"] == run["arm"]) & (steps["seed"] == run["seed"]) & (steps["metric"] == "reward")]
+        assert chosen.set_index("step")["value"].tolist() == recorded.tolist()
+    assert "clip_fraction" not in set(steps.loc[steps["arm"] == "reinforce", "metric"])
+
+
+def test_arms_are_named_by_what_differs() -> None:
+    frame = pd.DataFrame(
+        [["e", "grpo", "tiny", "chain", ""], ["e", "grpo", "tiny", "chain", "steps=9"]],
+        columns=collect.ARM_KEYS,
+    )
+    assert collect.name_arms(frame).tolist() == ["grpo", "grpo steps=9"]
+    assert collect.name_arms(frame.assign(model=["tiny", "deep"])).tolist() == [
+        "grpo tiny",
+        "grpo deep steps=9",
+    ]
+
+
+def test_the_interval_is_students_and_covers_as_often_as_it_says() -> None:
+    values = [0.1, 0.5, 0.6, 0.9]
+    estimate = stats.mean_over_seeds(values)
+    low, high = scipy_stats.t.interval(0.95, 3, np.mean(values), scipy_stats.sem(values))
+    np.testing.assert_allclose([estimate.mean, estimate.low, estimate.high], [np.mean(values), low, high])
+    generator = np.random.default_rng(0)
+    estimates = [stats.mean_over_seeds(generator.normal(size=5).tolist()) for _ in range(2000)]
+    covered = np.mean([each.low <= 0 <= each.high for each in estimates])
+    assert abs(covered - 0.95) < 0.02
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_there_is_no_interval_below_three_seeds(n: int) -> None:
+    estimate = stats.mean_over_seeds([0.5] * n)
+    assert np.isnan(estimate.low)
+    assert estimate.n == n
+    assert str(estimate) == ("0.5" if n else "–")
+
+
+def curve_table(values: dict[int, list[float]], metric: str = "reward") -> pd.DataFrame:
+    rows = [
+        {"arm": "a", "seed": seed, "step": step, "metric": metric, "value": value}
+        for seed, curve in values.items()
+        for step, value in enumerate(curve, start=1)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_curves_are_smoothed_within_seeds_and_averaged_over_them() -> None:
+    table = curve_table({0: [0.0, 1.0, 2.0], 1: [2.0, 3.0, 4.0], 2: [4.0, 5.0]})
+    plain = stats.curves(table, "reward")
+    assert plain["mean"].tolist() == [2.0, 3.0, 3.0]
+    assert plain["n"].tolist() == [3, 3, 2]  # one seed ended early
+    assert plain["low"].isna().tolist() == [False, False, True]
+    smooth = stats.curves(table, "reward", window=2)
+    assert smooth["mean"].tolist() == [2.0, 2.5, 2.5]
+    geometric = stats.curves(curve_table({0: [1e-4], 1: [1e-2], 2: [1e-3]}), "reward", log=True)
+    np.testing.assert_allclose(geometric["mean"], 1e-3)
+    assert geometric["low"].item() > 0
+
+
+def test_one_number_of_a_curve() -> None:
+    curve = pd.Series([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5])
+    assert tables.one_number(curve, "last") == 0.5
+    assert tables.one_number(curve, "fall") == 0.5
+    assert tables.one_number(curve, "end") == 0.5
+    assert tables.one_number(curve, "median") == 0.5
+    np.testing.assert_allclose(tables.one_number(curve, "mean"), 7.5 / 11)
+
+
+def test_the_summary_has_the_numbers_of_the_runs(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
+    summary = tables.summary(steps, runs).set_index("arm")
+    assert summary["n"].tolist() == [3, 3, 3]
+    assert summary["diverged"].tolist() == [0, 0, 0]
+    finals = [
+        record.read_table(Path(folder), "steps")["reward"].tail(5).mean()
+        for folder in runs.loc[runs["arm"] == "gspo", "folder"]
+    ]
+    np.testing.assert_allclose(summary.loc["gspo", "final reward"].mean, np.mean(finals))
+    assert summary.loc["reinforce", "clip fraction"].n == 0
+    numbers = tables.to_numbers(summary.reset_index())
+    np.testing.assert_allclose(numbers.loc[1, "final reward mean"], np.mean(finals))
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_a_figure_shows_the_data_its_axes_and_its_caption_say(name: str, steps: pd.DataFrame) -> None:
+    figure = figures.FIGURES[name](steps)
+    assert "n = 3" in " ".join(figure.texts[-1].get_text().split())
+    assert figures.FIGURES[name].__doc__
+    for axis in figure.axes:
+        assert axis.get_ylabel()
+    if name != "clip_fraction":
+        metric = {"expert_change": "expert_change_rate", "ratio_variance": "token_ratio_variance"}.get(name, "reward")
+        axis = figure.axes[0]
+        log = name == "ratio_variance"
+        assert (axis.get_yscale() == "log") == log
+        curves = stats.curves(steps, metric, figures.SMOOTHED_OVER, log)
+        for line, arm in zip(axis.lines, ("grpo", "gspo", "reinforce"), strict=True):
+            assert line.get_label() == arm
+            np.testing.assert_allclose(line.get_ydata(), curves.loc[curves["arm"] == arm, "mean"])
+        assert len({line.get_color() for line in axis.lines}) == len({line.get_linestyle() for line in axis.lines}) == 3
+
+
+def test_clip_bars_are_means_over_seeds_and_a_loss_without_a_clip_has_none(steps: pd.DataFrame) -> None:
+    (axis,) = figures.FIGURES["clip_fraction"](steps).axes
+    chosen = steps[steps["metric"] == "clip_fraction"].groupby("arm")["value"].mean()
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["grpo", "gspo"]
+    np.testing.assert_allclose([bar.get_height() for bar in axis.patches], chosen.loc[["grpo", "gspo"]])
+
+
+class Page(HTMLParser):
+    """Collects what a page shows and what it would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.sources = "", []
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.sources += [value or "" for name, value in attributes if name in ("src", "href")]
+
+
+def test_the_report_is_made_from_what_is_recorded(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    made = report.make(tmp_path)
+    assert all(path.stat().st_size > 0 for path in made.files)
+    names = {path.name for path in made.files}
+    assert {"small-summary.md", "small-summary.csv", "small-runs.csv", "report.html"} <= names
+    assert {f"small-{name}.{suffix}" for name in figures.FIGURES for suffix in ("png", "svg")} <= names
+    page = Page()
+    page.feed((tmp_path / "report.html").read_text())
+    assert page.sources
+    assert all(source.startswith("data:") for source in page.sources)  # self-contained
+    numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv")
+    assert f"{numbers.loc[0, 'final reward mean']:.3g}" in page.text
+    assert "steadymoe run algorithm=gspo" in page.text
+    first = {path.name: path.read_bytes() for path in made.files}
+    again = report.make(tmp_path)
+    assert {path.name: path.read_bytes() for path in again.files} == first
+
+
+def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    path = next((tmp_path / "runs").glob("**/run.json"))
+    path.write_text(re.sub(r'"command": "', r'"command": "<script>alert(1)</script>', path.read_text()))
+    report.make(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_runs_that_have_not_ended_are_listed_and_kept_out_of_the_numbers(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    path = next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json"))
+    path.write_text(path.read_text().replace('"status": "finished"', '"status": "failed"'))
+    report.make(tmp_path)
+    numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv").set_index("arm")
+    assert numbers["n"].to_dict() == {"grpo": 3, "gspo": 2, "reinforce": 3}
+    assert pd.isna(numbers.loc["gspo", "final reward low"])
+    assert "failed" in pd.read_csv(tmp_path / "tables" / "small-runs.csv")["status"].tolist()
+
+
+def test_runs_of_different_versions_are_not_mixed_silently(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    report.make(tmp_path)
+    assert "These runs differ" not in (tmp_path / "report.html").read_text()
+    path = next((tmp_path / "runs").glob("**/run.json"))
+    path.write_text(re.sub(r'"torch": "[^"]*"', '"torch": "9.9"', path.read_text()))
+    report.make(tmp_path)
+    assert "These runs differ in versions" in (tmp_path / "report.html").read_text()
