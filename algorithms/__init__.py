@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from steadymoe.algorithms.batch import Batch, LossOutput
 
 __all__ = ["Batch", "LossOutput", "load", "names"]

@@ -25,7 +25,7 @@ _RUN_HELP = "train: `steadymoe run algorithm=gspo model=tiny seed=0`; every othe
 
 
 def main() -> None:
-    """Entry point: exit code 0, 1 if a run failed, 2 for a request that cannot be met."""
+    """Entry point: exit code 0, 1 if a run failed, 2 for a request that cannot be met, 130 if interrupted."""
     words = sys.argv[1:]
     if words[:1] == ["run"]:  # the rest is Hydra's, also what argparse would take for its own
         sys.exit(_run(words[1:]))
@@ -68,8 +68,12 @@ def _run(words: list[str]) -> int:
     if len(waiting) < len(runs):
         console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs have ended before and are left as they are")
     if waiting:
-        with progress.watch(runs, console):
-            run.launch(words)
+        try:
+            with progress.watch(runs, console):
+                run.launch(words)
+        except KeyboardInterrupt:
+            print("steadymoe: interrupted; the same command goes on from the last checkpoints", file=sys.stderr)
+            return 130
     statuses = {each.folder: record.status(each.folder) for each in runs}
     counts = Counter(statuses.values())
     console.print(", ".join(f"{counts[name]} {name}" for name in sorted(counts)), highlight=False)

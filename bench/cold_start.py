@@ -6,7 +6,7 @@ once for each model, task and seed, and shared by all algorithms: their comparis
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 _VERSION = 1
 
 
+# Told of every check of the accuracy: (updates so far, accuracy).
+OnCheck = Callable[[int, float], None]
+
+
 class ColdStartError(Exception):
     """The policy did not reach its accuracy band; the message says what to change."""
 
@@ -38,11 +42,14 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def load_or_make(model: PreTrainedModel, task: Task, config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
+def load_or_make(
+    model: PreTrainedModel, task: Task, config: Mapping[str, Any], cache: Path, on_check: OnCheck = lambda *_: None
+) -> dict[str, Any]:
     """Bring ``model`` to its cold start: from ``cold_start.path``, from ``cache``, or by training it now.
 
     Returns what is known of it (accuracy, updates). Of two runs that want the same cold start at once,
-    one makes it and the other waits. Raises ColdStartError if training misses its band.
+    one makes it and the other waits. ``on_check`` is told of every check. Raises ColdStartError if
+    training misses its band.
     """
     if config["cold_start"]["path"] is not None:
         load_model(model, config["cold_start"]["path"], device=str(model.device))
@@ -52,14 +59,16 @@ def load_or_make(model: PreTrainedModel, task: Task, config: Mapping[str, Any], 
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f".{name}.lock"):
         if not facts.exists():
-            made = train(model, task, config)
+            made = train(model, task, config, on_check)
             atomic.write(weights, lambda temporary: save_model(model, str(temporary)))
             atomic.write_json(facts, made)  # last: its presence says that the weights are whole
         load_model(model, weights, device=str(model.device))
         return json.loads(facts.read_text())
 
 
-def train(model: PreTrainedModel, task: Task, config: Mapping[str, Any]) -> dict[str, Any]:
+def train(
+    model: PreTrainedModel, task: Task, config: Mapping[str, Any], on_check: OnCheck = lambda *_: None
+) -> dict[str, Any]:
     """Supervised updates until the sampled accuracy on held-out prompts lies in the band; see ``conf/config.yaml``.
 
     Raises ColdStartError when the accuracy jumps over the band or does not reach it in time.
@@ -82,6 +91,7 @@ def train(model: PreTrainedModel, task: Task, config: Mapping[str, Any]) -> dict
         optimizer.zero_grad()
         if update % numbers["check_every"] == 0:
             accuracy = _accuracy(model, task, numbers["check_prompts"], seed, update, precision)
+            on_check(update, accuracy)
             if accuracy > high:
                 raise ColdStartError(
                     f"the cold start jumped over its band: accuracy {accuracy:.2f} > {high} after {update} updates; "

@@ -15,7 +15,7 @@ _UPDATE = {
     "learning_rate": "of the optimizer",
     "entropy": "mean entropy of the full next-token distribution over response tokens, in nats",
     "token_ratio_mean": "mean of π_θ/π_old over response tokens",
-    "token_ratio_max": "largest π_θ/π_old; a step has the largest of its updates",
+    "token_ratio_max": "largest π_θ/π_old",
     "token_ratio_variance": "variance of π_θ/π_old over the response tokens of a mini-batch",
     "sequence_ratio_variance": "variance of s_i, the geometric mean of a response's ratios, over responses",
     "ess": "effective sample size per token of the ratio as a weight, (Σr)²/(NΣr²), 1 when all are equal",
@@ -27,6 +27,8 @@ _UPDATE = {
     "token_any_layer_change_rate": "share of response tokens whose set differs in at least one layer",
     "expert_change_per_update": "expert-change rate from before to after one gradient update, on a fixed sample",
 }
+# How the updates of a step become its row, where that is not their mean.
+_OF_UPDATES = {"token_ratio_max": "largest"}
 _STEP = {
     "reward": "mean reward of the rollout",
     "eval_accuracy": "mean score on the held-out prompts, one sampled response each, after the step",
@@ -64,7 +66,10 @@ def _numbers(meanings: dict[str, str]) -> dict[str, tuple[pa.DataType, str]]:
 
 TABLES: dict[str, dict[str, tuple[pa.DataType, str]]] = {
     "steps": {"step": _KEYS["step"]}
-    | _numbers(_STEP | {name: f"{meaning} (mean over the step's updates)" for name, meaning in _UPDATE.items()})
+    | _numbers(_STEP)
+    | _numbers(
+        {name: f"{meaning}; {_OF_UPDATES.get(name, 'mean')} of the updates" for name, meaning in _UPDATE.items()}
+    )
     | {
         "response_tokens": (pa.int64(), "response tokens of the rollout"),
         "token_ratio_histogram": (
@@ -85,3 +90,13 @@ TABLES: dict[str, dict[str, tuple[pa.DataType, str]]] = {
         "score": (pa.float64(), "its reward"),
     },
 }
+
+
+def to_markdown(table: str) -> str:
+    """The columns of one table and their meaning, as the README shows them; of steps, those it alone has."""
+    rows = [
+        f"| `{name}` | {meaning.replace('|', '&#124;')} |"
+        for name, (_, meaning) in TABLES[table].items()
+        if table != "steps" or name not in _UPDATE
+    ]
+    return "\n".join(["| column | meaning |", "|---|---|", *rows])

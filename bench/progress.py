@@ -68,8 +68,8 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
         states = [_state(run) for run in runs]
         for index, state in enumerate(states):
             share = state["step"] / state["steps"]
-            now = (state["status"], sum(share >= each for each in _SHARES_SHOWN))
-            if now == shown[index] or state["status"] == "missing":
+            now = (state["status"].partition(",")[0], sum(share >= each for each in _SHARES_SHOWN))
+            if now == shown[index] or state["status"] == "waiting":
                 continue
             shown[index] = now
             done = sum(each["status"] in record.ENDED for each in states)
@@ -89,12 +89,15 @@ def _state(run: Run) -> dict[str, Any]:
     facts = record.read_run(run.folder)
     progress = (facts or {}).get("progress") or {}
     step, steps = progress.get("step", 0), run.config["steps"]
-    status = "missing" if facts is None else record.status(run.folder)
+    status = "waiting" if facts is None else record.status(run.folder)
+    if status == "running" and not step:
+        accuracy = progress.get("cold_start_accuracy")
+        status = "cold start" if accuracy is None else f"cold start, accuracy {accuracy:.2f}"
     left = None
     if facts is not None and step:
         left = facts["wall_seconds"] / step * (steps - step)
     return {
-        "status": status if status != "running" or step else "cold start",
+        "status": status,
         "step": step,
         "steps": steps,
         "reward": progress.get("reward"),

@@ -64,7 +64,9 @@ def _section(
     }
     for path, text in texts.items():
         atomic.write(path, partial(Path.write_text, data=text))
-    files, shown = list(texts), []
+    data = results / "tables" / f"{name}-steps.parquet"
+    atomic.write(data, partial(steps.drop(columns="arm").to_parquet, index=False))
+    files, shown = [*texts, data], []
     for figure_name, draw in figures.FIGURES.items():
         figure = draw(steps)
         for suffix in ("png", "svg"):

@@ -78,7 +78,13 @@ def _train(run: compose.Run, folder: Record) -> None:
 
     task = instantiate(config["task"])
     model = build.build(config["model"]["config"], task.tokenizer, derive(config["seed"], "model"), config["device"])
-    made = cold_start.load_or_make(model, task, config, Path(config["results_dir"]) / "cold_starts")
+    made = cold_start.load_or_make(
+        model,
+        task,
+        config,
+        Path(config["results_dir"]) / "cold_starts",
+        on_check=lambda update, accuracy: folder.update(progress={"cold_start_accuracy": accuracy}),
+    )
     trainer = Trainer(model, task, config)
     folder.update(cold_start=folder.run["cold_start"] | made, parameters=model.num_parameters())
 

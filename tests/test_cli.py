@@ -142,7 +142,7 @@ def test_the_live_display_shows_every_run(tmp_path: Path) -> None:
     assert "1 of 2 runs done" in shown
     assert "grpo seed=0" in shown
     assert "6/6" in shown
-    assert "missing" in shown
+    assert "waiting" in shown
 
 
 def test_folders_hold_the_overrides_that_differ_from_the_named_configs() -> None:

@@ -92,6 +92,7 @@ def test_the_histogram_counts_every_response_token_in_its_bin() -> None:
     for place, tokens in {0: 1, 1: 1, 20: 1, 21: 2, 40: 1, 41: 1}.items():
         expected[place] = tokens
     assert torch.equal(of_update(log_ratios)[1], expected)
+    assert of_update([[-5.0]])[1].tolist() == [1] + [0] * 41
 
 
 def test_measuring_gives_no_gradient() -> None:
@@ -218,6 +219,7 @@ def test_load_counts_response_tokens_and_experts_that_nobody_chose() -> None:
     [
         ([0.4] * 30, None),  # never
         ([0.0] * 30, None),  # nothing to fall from
+        ([0.2] * 10 + [0.8] * 10, None),  # low before, not after
         ([0.8] * 10 + [0.0] * 10, 12),  # averages of 3: 0.53 at 11, 0.27 at 12
         ([0.8] * 10 + [0.0] * 5, 12),  # below at 12, 13, 14, 15: as long as the patience
         ([0.8] * 10 + [0.0] * 4, None),  # one step too short
@@ -241,8 +243,8 @@ def test_every_seed_stage_and_step_draws_its_own_numbers_and_draws_them_again() 
         (1, "rollout", 1),
         (0, "evaluation", 1),
         (0, "rollout", 2),
-        (1, "1", 1),
-        (11, "1", 0),
+        (1, "1x", 1),
+        (11, "x", 1),
     ]
 
     def drawn() -> list[tuple[float, float]]:

@@ -1,6 +1,7 @@
 """The sampler against transformers' own ``generate``, against the training forward, and against a script.
 
-Shapes: P prompts, B sequences, W width of padded prompts, T response positions, S = W + T, F = S − 1, V vocabulary.
+Shapes: B sequences, T response positions, S positions in all, F = S − 1 positions fed, L MoE layers, K experts a
+token, V vocabulary.
 """
 
 import math

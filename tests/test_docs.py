@@ -1,0 +1,48 @@
+"""The README says what is there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from steadymoe.bench import collect, columns, compose, tables
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+REFERENCE = ROOT / "results" / "reference"
+
+
+@pytest.mark.parametrize("table", columns.TABLES)
+def test_the_readme_explains_every_column(table: str) -> None:
+    assert columns.to_markdown(table) in README
+
+
+@pytest.mark.parametrize("path", ["algorithms/grpo.py", "conf/algorithm/grpo.yaml"])
+def test_the_readme_shows_the_two_files_of_an_algorithm_whole(path: str) -> None:
+    assert (ROOT / path).read_text().rstrip() in README
+
+
+def test_every_run_command_of_the_readme_composes() -> None:
+    commands = [line.partition("#")[0] for line in README.splitlines() if line.startswith("steadymoe run ")]
+    assert len(commands) >= 4
+    for command in commands:
+        words = shlex.split(command)[2:]
+        assert compose.plan([word for word in words if word != "-m"], multirun="-m" in words)
+
+
+def test_every_link_and_make_target_of_the_readme_exists() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
+        assert (ROOT / target).exists(), target
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make (quickstart|test|speed)\b", README):
+        assert f"\n{target}:" in makefile
+
+
+def test_the_readmes_table_is_that_of_the_recorded_runs() -> None:
+    runs = pd.read_csv(REFERENCE / "tables" / "quickstart-runs.csv", keep_default_na=False)
+    steps = pd.read_parquet(REFERENCE / "data" / "quickstart-steps.parquet")
+    arms = {"runs": runs.assign(arm=collect.name_arms(runs)), "steps": steps.assign(arm=collect.name_arms(steps))}
+    rebuilt = tables.to_markdown(tables.summary(**arms))
+    assert rebuilt in (REFERENCE / "tables" / "quickstart-summary.md").read_text()
+    assert rebuilt in README
