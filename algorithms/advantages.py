@@ -22,4 +22,7 @@ class GroupMeanStd:
     def __call__(self, rewards_PG: Tensor) -> Tensor:
         """Advantages of the same shape, (P, G); G must be at least 2."""
         centred_PG = rewards_PG - rewards_PG.mean(-1, keepdim=True)
-        return centred_PG / (rewards_PG.std(-1, keepdim=True) + self.epsilon)
+        advantages_PG = centred_PG / (rewards_PG.std(-1, keepdim=True) + self.epsilon)
+        # The mean of equal rewards can miss them by a rounding error, which 1/ε would blow up.
+        equal_P1 = (rewards_PG == rewards_PG[:, :1]).all(-1, keepdim=True)
+        return advantages_PG.masked_fill(equal_P1, 0.0)

@@ -5,12 +5,16 @@ Shapes: B responses of a mini-batch, T response positions (padded on the right),
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """One mini-batch of whole groups, on response positions only.
+
+    What stands on padding, inf and nan too, is replaced by 0 when a batch is made: it reaches no value and
+    no gradient.
 
     Attributes:
         logprobs_BT: log π_θ of the sampled tokens under the weights being trained; carries the gradient.
@@ -25,6 +29,11 @@ class Batch:
     rollout_logprobs_BT: Tensor
     mask_BT: Tensor
     advantages_BT: Tensor
+
+    def __post_init__(self) -> None:
+        mask_BT = self.mask_BT.bool()
+        for name in ("logprobs_BT", "old_logprobs_BT", "rollout_logprobs_BT", "advantages_BT"):
+            object.__setattr__(self, name, torch.where(mask_BT, getattr(self, name), 0.0))
 
 
 @dataclass(frozen=True)

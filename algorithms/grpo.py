@@ -26,7 +26,7 @@ class GRPO:
 
     def __call__(self, batch: Batch) -> LossOutput:
         """The loss on one mini-batch."""
-        ratio_BT = ops.log_ratio(batch.logprobs_BT, batch.old_logprobs_BT, batch.mask_BT).exp()
+        ratio_BT = ops.log_ratio(batch.logprobs_BT, batch.old_logprobs_BT).exp()
         surrogate_BT, low_BT, high_BT = ops.clipped_surrogate(
             ratio_BT, batch.advantages_BT, self.clip_low, self.clip_high
         )

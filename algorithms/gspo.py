@@ -34,7 +34,7 @@ class GSPO:
 
     def __call__(self, batch: Batch) -> LossOutput:
         """The loss on one mini-batch; the tokens of a clipped response are all marked as clipped."""
-        log_ratio_BT = ops.log_ratio(batch.logprobs_BT, batch.old_logprobs_BT, batch.mask_BT)
+        log_ratio_BT = ops.log_ratio(batch.logprobs_BT, batch.old_logprobs_BT)
         ratio_B = ops.sequence_log_ratio(log_ratio_BT, batch.mask_BT).exp()
         advantages_B = ops.masked_mean_T(batch.advantages_BT, batch.mask_BT)
         width = self._width(batch.mask_BT)

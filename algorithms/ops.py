@@ -14,15 +14,9 @@ MAX_LOG_RATIO = 20.0
 # --- ratio -------------------------------------------------------------------------------------------
 
 
-def response_only(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """``values_BT`` with 0 on padding: what stands there, inf or nan too, reaches no value and no gradient."""
-    return torch.where(mask_BT.bool(), values_BT, 0.0)
-
-
-def log_ratio(logprobs_BT: Tensor, anchor_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """log of the per-token importance ratio, (B, T), 0 on padding, clamped to ±``MAX_LOG_RATIO``."""
-    difference_BT = response_only(logprobs_BT, mask_BT) - response_only(anchor_logprobs_BT, mask_BT)
-    return difference_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+def log_ratio(logprobs_BT: Tensor, anchor_logprobs_BT: Tensor) -> Tensor:
+    """log of the per-token importance ratio, (B, T), clamped to ±``MAX_LOG_RATIO``; 0 on a batch's padding."""
+    return (logprobs_BT - anchor_logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def sequence_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -41,10 +35,13 @@ def clipped_surrogate(
     Returns the surrogate and two bool tensors of the same shape: where the gradient was cut at the lower
     edge (A < 0 and r below the band) and at the upper one (A > 0 and r above it).
     """
-    clipped = torch.clamp(ratio, torch.as_tensor(1 - clip_low), torch.as_tensor(1 + clip_high))
+    low, high = (
+        torch.as_tensor(edge, dtype=ratio.dtype, device=ratio.device) for edge in (1 - clip_low, 1 + clip_high)
+    )
+    clipped = torch.clamp(ratio, low, high)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-    clipped_low = (ratio < 1 - clip_low) & (advantages < 0)
-    clipped_high = (ratio > 1 + clip_high) & (advantages > 0)
+    clipped_low = (ratio < low) & (advantages < 0)
+    clipped_high = (ratio > high) & (advantages > 0)
     return surrogate, clipped_low, clipped_high
 
 

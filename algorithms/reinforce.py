@@ -20,5 +20,4 @@ class Reinforce:
 
     def __call__(self, batch: Batch) -> LossOutput:
         """The loss on one mini-batch; reports no clip metrics, for there is no clip."""
-        logprobs_BT = ops.response_only(batch.logprobs_BT, batch.mask_BT)
-        return LossOutput(-ops.seq_mean_token_mean(logprobs_BT * batch.advantages_BT, batch.mask_BT))
+        return LossOutput(-ops.seq_mean_token_mean(batch.logprobs_BT * batch.advantages_BT, batch.mask_BT))

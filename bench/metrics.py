@@ -25,7 +25,7 @@ def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], Tens
     """
     mask_BT = batch.mask_BT.bool()
     with torch.no_grad():
-        log_ratio_BT = log_ratio(batch.logprobs_BT, batch.old_logprobs_BT, mask_BT)
+        log_ratio_BT = log_ratio(batch.logprobs_BT, batch.old_logprobs_BT)
         log_ratio_N = log_ratio_BT[mask_BT]
         ratio_N = log_ratio_N.exp()
         ratio_B = sequence_log_ratio(log_ratio_BT, mask_BT).exp()
@@ -50,7 +50,7 @@ def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: T
     k1 = E_μ[log μ − log π_old], k3 = E_μ[e^Δ − 1 − Δ] with Δ = log π_old − log μ: two estimates of
     KL(μ‖π_old) (Schulman, "Approximating KL divergence", 2020); and the largest \\|Δ\\|.
     """
-    delta_N = log_ratio(old_logprobs_BT, rollout_logprobs_BT, mask_BT)[mask_BT.bool()]
+    delta_N = log_ratio(old_logprobs_BT, rollout_logprobs_BT)[mask_BT.bool()]
     return {
         "rollout_kl_k1": -delta_N.mean(),
         "rollout_kl_k3": (delta_N.expm1() - delta_N).mean(),

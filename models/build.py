@@ -50,19 +50,31 @@ def check(config: Mapping[str, Any]) -> None:
         counts = key.startswith(("num_", "n_")) or key.endswith(("_size", "_dim"))
         if counts and isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise ValueError(f"model.config.{key} must be at least 1; got {value}")
-    top_k = next((numbers[key] for key in _TOP_K if key in numbers), None)
-    experts = next((numbers[key] for key in _EXPERTS if key in numbers), None)
-    if top_k is not None and experts is not None and top_k > experts:
-        raise ValueError(f"top-k above the number of experts: {top_k} of {experts} (model.config)")
-    heads, key_value_heads = numbers.get("num_attention_heads"), numbers.get("num_key_value_heads")
-    if heads and key_value_heads and heads % key_value_heads:
-        raise ValueError(f"num_key_value_heads ({key_value_heads}) must divide num_attention_heads ({heads})")
-    if heads and "head_dim" not in numbers and numbers.get("hidden_size", heads) % heads:
-        raise ValueError(f"num_attention_heads ({heads}) must divide hidden_size ({numbers['hidden_size']})")
     try:
-        cls(**numbers)
+        made = cls(**numbers)
     except Exception as error:  # transformers validates types with exception classes of its own
         raise ValueError(f"{cls.__name__}: {' '.join(str(error).split())}") from error
+
+    def first(names: tuple[str, ...]) -> int | None:
+        """A number by whichever name this family has for it, its default included."""
+        return next((value for name in names if isinstance(value := getattr(made, name, None), int)), None)
+
+    top_k, experts = first(_TOP_K), first(_EXPERTS)
+    if top_k is not None and experts is not None and top_k > experts:
+        raise ValueError(
+            f"top-k above the number of experts: num_experts_per_tok is {top_k} of {experts} (model.config)"
+        )
+    heads, key_value_heads = first(("num_attention_heads",)), first(("num_key_value_heads",))
+    if heads and key_value_heads and heads % key_value_heads:
+        raise ValueError(f"num_key_value_heads ({key_value_heads}) must divide num_attention_heads ({heads})")
+    if heads and not getattr(made, "head_dim", None) and made.hidden_size % heads:
+        raise ValueError(f"num_attention_heads ({heads}) must divide hidden_size ({made.hidden_size})")
+    try:
+        with torch.device("meta"):  # everything but the memory
+            AutoModelForCausalLM.from_config(made)
+    except Exception as error:
+        given = ", ".join(f"{key}={value}" for key, value in numbers.items())
+        raise ValueError(f"{cls.__name__} cannot be built from {given}: {type(error).__name__} {error}") from error
 
 
 def _fields(cls: type[PreTrainedConfig]) -> set[str]:

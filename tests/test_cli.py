@@ -145,7 +145,7 @@ def test_the_live_display_shows_every_run(tmp_path: Path) -> None:
     assert "waiting" in shown
 
 
-def test_folders_hold_the_overrides_that_differ_from_the_named_configs() -> None:
+def test_folders_hold_the_overrides_that_differ_from_the_named_configs(tmp_path: Path) -> None:
     def folder(*words: str) -> str:
         (made,) = compose.plan([*words])
         return str(made.folder).partition("/results/runs/")[2]
@@ -156,10 +156,12 @@ def test_folders_hold_the_overrides_that_differ_from_the_named_configs() -> None
         "a/grpo/tiny/chain/optimizer.learning_rate=0.001,updates_per_rollout=16/seed=0"
     )
     assert folder("experiment=quickstart", "algorithm=gspo", "seed=2") == "quickstart/gspo/micro/chain/seed=2"
-    hostile = folder("+model.config.hidden_act='../../x y'").split("/")
+    weights = tmp_path / "a b;$c"
+    weights.touch()
+    hostile = folder(f"cold_start.path='{tmp_path}/../{tmp_path.name}/{weights.name}'").split("/")
     assert len(hostile) == 6
-    assert ".." not in hostile
-    assert " " not in hostile[4]
+    assert not set(" ;$/") & set(hostile[4])
+    assert hostile[4] != folder(f"cold_start.path='{weights}'").split("/")[4]
 
 
 def test_a_long_list_of_overrides_is_hashed_and_still_tells_runs_apart() -> None:
