@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 # e^±20 is far outside any band and still finite when squared in fp32, so a ratio that ran away is
-# reported as a huge number and not as inf - inf.
+# reported as a huge number and not as inf - inf. Beyond it a token has no gradient, whatever its advantage.
 MAX_LOG_RATIO = 20.0
 
 

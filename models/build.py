@@ -102,4 +102,5 @@ def build(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: i
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(cls(**numbers), **kwargs)
-    return model.to(device)
+    # In evaluation mode throughout, so that no dropout or router jitter sets sampler and trainer apart.
+    return model.eval().to(device)

@@ -1,11 +1,11 @@
 """The sampler against transformers' own ``generate``, against the training forward, and against a script.
 
-Shapes: B sequences, T response positions, S positions in all, F = S − 1 positions fed, L MoE layers, K experts a
-token, V vocabulary.
+Shapes: B sequences, T response positions, S positions in all, F = S − 1 positions fed, L MoE layers,
+K experts a token, V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import MICRO
 from steadymoe.bench.cold_start import demonstrate
-from steadymoe.bench.policy import Forward, Sequences, forward
+from steadymoe.bench.policy import Forward, Sequences, forward, positions
 from steadymoe.bench.rollout import Rollout, check_routes, rollout
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
+Script = Callable[[Chain, list[str], list[str]], Rollout]
 PROMPTS = ["3+3+1+1*0=", "5*3-3-5=", "5+1-4*4=", "3-0-1=", "3-4*2=", "5*2*4*5-3="]
 
 
@@ -46,18 +47,17 @@ def trained(model: PreTrainedModel, sequences: Sequences) -> Forward:
         return forward(model, sequences, "fp32")
 
 
-def scripted(
-    monkeypatch: pytest.MonkeyPatch,
-    model: PreTrainedModel,
-    task: Chain,
-    prompts: Sequence[str],
-    texts: list[str],
-) -> Rollout:
-    """A rollout that samples ``texts``, and then digits without end."""
-    rows = [task.tokenizer(text)["input_ids"] + [4] * 20 for text in texts]
-    columns = iter(torch.tensor([row[:20] for row in rows]).T)
-    monkeypatch.setattr(torch, "multinomial", lambda probs_BV, n, generator: next(columns)[:, None])
-    return rollout(model, task, prompts, len(texts) // len(prompts), torch.Generator())
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel) -> Script:
+    """A rollout that samples given texts, one a row, and then a digit without end."""
+
+    def play(task: Chain, prompts: list[str], texts: list[str]) -> Rollout:
+        rows = [task.tokenizer(text)["input_ids"] + [4] * 20 for text in texts]
+        columns = iter(torch.tensor([row[:20] for row in rows]).T)
+        monkeypatch.setattr(torch, "multinomial", lambda probs_BV, n, generator: next(columns)[:, None])
+        return rollout(lively, task, prompts, len(texts) // len(prompts), torch.Generator())
+
+    return play
 
 
 # --- against generate --------------------------------------------------------------------------------
@@ -126,8 +126,7 @@ def test_a_model_without_a_preference_is_uniform(task: Chain, model: PreTrainedM
     made = sampled(model, task)
     expected_BT = made.sequences.response_mask_BT * -math.log(16)
     assert_close(made.logprobs_BT, expected_BT)
-    again = trained(model, made.sequences)
-    assert_close(again.entropy_BT, torch.full_like(expected_BT, math.log(16)))
+    assert_close(trained(model, made.sequences).entropy_BT, torch.full_like(expected_BT, math.log(16)))
 
 
 def padded_on_the_left(sequences: Sequences, by: int) -> Sequences:
@@ -148,6 +147,21 @@ def test_prompt_padding_changes_neither_a_log_probability_nor_a_route(lively: Pr
     assert wide.routes_LBFK is not None
     assert torch.equal(wide.routes_LBFK[:, :, 5:], narrow.routes_LBFK)
     assert (wide.routes_LBFK[:, :, :5] == NO_ROUTE).all()
+
+
+def test_positions_count_real_tokens_alone_as_a_model_with_learnt_positions_shows(task: Chain) -> None:
+    numbers = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32, "initializer_range": 0.3}
+    numbers |= {
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "_target_": "transformers.GPT2Config",
+    }
+    gpt2 = build.build(numbers, task.tokenizer, seed=0, device="cpu")
+    sequences = sampled(gpt2, task).sequences
+    narrow, wide = trained(gpt2, sequences), trained(gpt2, padded_on_the_left(sequences, 5))
+    assert_close(wide.logprobs_BT, narrow.logprobs_BT, atol=1e-5, rtol=0)
+    assert positions(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])).tolist() == [[0, 0, 0, 1], [0, 1, 2, 2]]
 
 
 @pytest.mark.usefixtures("greedy")
@@ -205,9 +219,7 @@ def test_routes_that_do_not_fall_on_their_tokens_are_an_error(lively: PreTrained
 
 
 def test_a_dense_model_is_sampled_without_routes(task: Chain) -> None:
-    numbers = {
-        key: value for key, value in MICRO.items() if "expert" not in key and "topk" not in key and "moe" not in key
-    }
+    numbers = {key: value for key, value in MICRO.items() if not any(word in key for word in ("expert", "topk", "moe"))}
     numbers |= {"_target_": "transformers.Qwen3Config", "intermediate_size": 16, "head_dim": 8}
     dense = build.build(numbers, task.tokenizer, seed=0, device="cpu")
     made = sampled(dense, task)
@@ -236,9 +248,7 @@ def test_weights_that_are_not_finite_are_an_error(task: Chain, model: PreTrained
         sampled(model, task)
 
 
-def test_scores_are_of_the_text_and_of_its_end(
-    monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel, task: Chain
-) -> None:
+def test_scores_are_of_the_text_and_of_its_end(monkeypatch: pytest.MonkeyPatch, scripted: Script, task: Chain) -> None:
     script = {  # 3+1 = 4, 4*2 = 2 modulo 6
         "42<eos>": 1.0,
         "52<eos>": 1.0,  # right by luck
@@ -248,29 +258,37 @@ def test_scores_are_of_the_text_and_of_its_end(
         "<eos>": 0.0,
         "42<eos>3<eos>": 1.0,  # nothing counts after the end
     }
-    made = scripted(monkeypatch, lively, task, ["3+1*2="], list(script))
+    heard, score = [], task.score
+    monkeypatch.setattr(task, "score", lambda *call: heard.append(call) or score(*call))
+    made = scripted(task, ["3+1*2="], list(script))
     assert made.scores_B.tolist() == list(script.values())
+    texts = [
+        ("42", True),
+        ("52", True),
+        ("41", True),
+        ("4222222", False),
+        ("42<pad>", True),
+        ("", True),
+        ("42", True),
+    ]
+    assert heard == [("3+1*2=", *text) for text in texts]
     assert made.sequences.response_mask_BT.sum(-1).tolist() == [3, 3, 3, task.max_new_tokens, 4, 1, 3]
 
 
-def test_scores_go_to_the_prompt_of_their_row(
-    monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel, task: Chain
-) -> None:
+def test_scores_go_to_the_prompt_of_their_row(scripted: Script, task: Chain) -> None:
     prompts, right = ["3+1*2=", "1+1+1="], ["42<eos>", "23<eos>"]
-    assert scripted(monkeypatch, lively, task, prompts, right * 2).scores_B.tolist() == [1, 0, 0, 1]
+    assert scripted(task, prompts, right * 2).scores_B.tolist() == [1, 0, 0, 1]
 
 
-def test_an_end_on_the_last_token_allowed_is_an_end(monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel) -> None:
+def test_an_end_on_the_last_token_allowed_is_an_end(scripted: Script) -> None:
     tight = Chain(min_operands=3, max_operands=5, modulus=6, spare_tokens=0)
-    made = scripted(monkeypatch, lively, tight, ["1+1+1+1+1="], ["2345<eos>", "23451<eos>"])
+    made = scripted(tight, ["1+1+1+1+1="], ["2345<eos>", "23451<eos>"])
     assert made.scores_B.tolist() == [1, 0]
     assert made.sequences.response_width == tight.max_new_tokens == 5
 
 
-def test_after_its_end_a_row_is_padding_with_log_probability_zero(
-    monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel, task: Chain
-) -> None:
-    made = scripted(monkeypatch, lively, task, ["3+1*2="], ["4<eos>", "4235<eos>", "<eos>"])
+def test_after_its_end_a_row_is_padding_with_log_probability_zero(scripted: Script, task: Chain) -> None:
+    made = scripted(task, ["3+1*2="], ["4<eos>", "4235<eos>", "<eos>"])
     assert made.sequences.response_mask_BT.tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]
     ended_BT = made.sequences.response_mask_BT == 0
     assert (made.sequences.tokens_BS[:, -5:][ended_BT] == 0).all()
@@ -278,12 +296,10 @@ def test_after_its_end_a_row_is_padding_with_log_probability_zero(
     assert (made.logprobs_BT[~ended_BT] < 0).all()
 
 
-def test_demonstrations_are_laid_out_as_a_rollout_that_sampled_them(
-    monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel, task: Chain
-) -> None:
+def test_demonstrations_are_laid_out_as_a_rollout_that_sampled_them(scripted: Script, task: Chain) -> None:
     answers = task.demonstrations(PROMPTS, 0.0, np.random.default_rng(0))
     laid = demonstrate(PROMPTS, answers, task.tokenizer, torch.device("cpu"))
-    made = scripted(monkeypatch, lively, task, PROMPTS, [f"{answer}<eos>" for answer in answers])
+    made = scripted(task, PROMPTS, [f"{answer}<eos>" for answer in answers])
     assert made.scores_B.tolist() == [1.0] * len(PROMPTS)
     assert torch.equal(laid.tokens_BS, made.sequences.tokens_BS)
     assert torch.equal(laid.mask_BS, made.sequences.mask_BS)
