@@ -17,8 +17,11 @@ SUMMARY = {
     "sequence-ratio variance": ("sequence_ratio_variance", "median"),
     "clip fraction": ("clip_fraction", "mean"),
 }
+# Averaged over seeds on a logarithmic scale.
+GEOMETRIC = ("token-ratio variance", "sequence-ratio variance")
 CAPTION = (
-    "Mean over seeds with a 95 % t interval (none below three seeds); n is the number of seeds. Of each run: "
+    "Mean over seeds (of variances the geometric one) with a 95 % t interval (none below three seeds); n is the "
+    "number of seeds. Of each run: "
     f"final reward is the mean of its last {LAST_STEPS} steps, final held-out accuracy its last evaluation, "
     f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
     "over steps, expert change per update and clip fraction means. Diverged: runs that collapsed or met a "
@@ -28,7 +31,7 @@ CAPTION = (
 
 def one_number(curve: pd.Series, how: str) -> float:
     """One seed's number from its curve over steps, in the order of the steps."""
-    smooth = curve.rolling(LAST_STEPS, min_periods=1).mean()
+    smooth = curve.rolling(min(LAST_STEPS, len(curve))).mean().dropna()
     if how == "last":
         return float(smooth.iloc[-1])
     if how == "fall":
@@ -50,7 +53,8 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
         }
         for column, (metric, how) in SUMMARY.items():
             chosen = steps[(steps["arm"] == arm) & (steps["metric"] == metric)].sort_values("step")
-            row[column] = mean_over_seeds([one_number(curve, how) for _, curve in chosen.groupby("seed")["value"]])
+            numbers = [one_number(curve, how) for _, curve in chosen.groupby("seed")["value"]]
+            row[column] = mean_over_seeds(numbers, log=column in GEOMETRIC)
         rows.append(row)
     return pd.DataFrame(rows, columns=["arm", "n", "diverged", *SUMMARY])
 

@@ -202,3 +202,12 @@ def test_runs_of_different_versions_are_not_mixed_silently(tmp_path: Path) -> No
     path.write_text(re.sub(r'"torch": "[^"]*"', '"torch": "9.9"', path.read_text()))
     report.make(tmp_path)
     assert "These runs differ in versions" in (tmp_path / "report.html").read_text()
+
+
+def test_a_variance_is_averaged_on_a_logarithmic_scale() -> None:
+    estimate = stats.mean_over_seeds([1e-4, 1e-2, 1e-3], log=True)
+    plain = stats.mean_over_seeds(np.log([1e-4, 1e-2, 1e-3]).tolist())
+    np.testing.assert_allclose(
+        [estimate.mean, estimate.low, estimate.high], np.exp([plain.mean, plain.low, plain.high])
+    )
+    assert stats.mean_over_seeds([0.0, 0.0, 0.0], log=True).mean == pytest.approx(stats.LEAST_LOG)
