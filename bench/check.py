@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from safetensors import SafetensorError, safe_open
+from steadymoe.bench.tasks import Task
 from steadymoe.models import build
 
 # Whole numbers that must be at least this.
@@ -41,6 +43,8 @@ _SHARES = (
     "collapse.reward_fraction",
 )
 _CHOICES = {"device": ("cpu", "cuda"), "precision": ("fp32", "bf16")}
+# Added keys here are fields of a class, which refuses what it does not know.
+_CHECKED_BY_THEIR_CLASS = ("model.config.", "task.", "algorithm.loss.", "algorithm.advantage.")
 _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -76,12 +80,15 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     _places(config)
     try:
         build.check(config["model"]["config"])
-        for what in (config["task"], config["algorithm"]["loss"], config["algorithm"]["advantage"]):
+        task = instantiate(config["task"])
+        for what in (config["algorithm"]["loss"], config["algorithm"]["advantage"]):
             instantiate(what)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     except InstantiationException as error:
         raise ConfigError(" ".join(str(error.__cause__ or error).split())) from error
+    if config["cold_start"]["path"] is not None:
+        _weights(config["cold_start"]["path"], config["model"]["config"], task)
 
 
 def _types(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
@@ -89,6 +96,8 @@ def _types(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
         if key not in flat and reference[key] is not None:
             raise ConfigError(f"{key} is missing; its usual value is {reference[key]!r}")
     for key, value in flat.items():
+        if key not in reference and not key.startswith(_CHECKED_BY_THEIR_CLASS):
+            raise ConfigError(f"{key} is nothing that a run reads")
         usual = reference.get(key)
         if usual is None or key.endswith("_target_"):
             continue
@@ -121,6 +130,25 @@ def _numbers(flat: Mapping[str, Any]) -> None:
     for key, choices in _CHOICES.items():
         if flat[key] not in choices:
             raise ConfigError(f"{key} must be one of {', '.join(choices)}; got {flat[key]!r}")
+
+
+def _weights(path: str, model_config: Mapping[str, Any], task: Task) -> None:
+    """Whether a safetensors file holds the weights of this model, from its header alone."""
+    with torch.device("meta"):
+        model = build.build(model_config, task.tokenizer, 0)
+    try:
+        with safe_open(path, framework="pt") as file:
+            held = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ConfigError(f"cold_start.path: {path} is no safetensors file ({error})") from error
+    found: dict[int, bool] = {}
+    names = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):  # a tied weight is held under one name
+        found[id(weight)] = found.get(id(weight), False) or held.get(name) == weight.shape
+        names[id(weight)] = name
+    wrong = [names[key] for key, is_found in found.items() if not is_found]
+    if wrong:
+        raise ConfigError(f"cold_start.path: {path} is not of this model; the first weight that differs is {wrong[0]}")
 
 
 def _places(config: Mapping[str, Any]) -> None:

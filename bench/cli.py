@@ -7,20 +7,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-# Flags of Hydra's that print something and run nothing.
-_HYDRA_PRINTS = {
-    "--help",
-    "-h",
-    "--hydra-help",
-    "--version",
-    "--cfg",
-    "-c",
-    "--info",
-    "-i",
-    "--resolve",
-    "--package",
-    "-p",
-}
 _RUN_HELP = "train: `steadymoe run algorithm=gspo model=tiny seed=0`; every other word is a Hydra override, -m sweeps"
 
 
@@ -49,17 +35,21 @@ def main() -> None:
 def _run(words: list[str]) -> int:
     from steadymoe.bench import compose, progress, record, run
 
-    if _HYDRA_PRINTS & {word.partition("=")[0] for word in words}:
-        run.launch(words)
-        return 0
-    overrides = [word for word in words if word not in ("-m", "--multirun")]
     try:
-        unknown = [word for word in overrides if word.startswith("-")]
-        if unknown:
-            raise compose.ConfigError(f"{unknown[0]} is no flag of steadymoe run; it takes key=value, -m and --cfg job")
-        runs = compose.plan(overrides, multirun=len(overrides) < len(words))
+        multirun, prints, overrides = _flags(words)
+        if "--help" in prints:
+            run.launch(prints)
+            return 0
+        runs = compose.plan(overrides, multirun)
+        if prints:
+            run.launch([*prints, *overrides])
+            return 0
         for each in runs:
             run.refuse_other_config(each)
+        Path(runs[0].config["results_dir"]).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"steadymoe: the results folder cannot be written: {error}", file=sys.stderr)
+        return 2
     except (compose.ConfigError, ValueError) as error:
         print(f"steadymoe: {error}", file=sys.stderr)
         return 2
@@ -70,7 +60,7 @@ def _run(words: list[str]) -> int:
     if waiting:
         try:
             with progress.watch(runs, console):
-                run.launch(words)
+                run.launch(["-m", *overrides] if multirun else overrides)
         except KeyboardInterrupt:
             print("steadymoe: interrupted; the same command goes on from the last checkpoints", file=sys.stderr)
             return 130
@@ -87,6 +77,28 @@ def _run(words: list[str]) -> int:
     where = "" if results == "results" else f" --results {results}"
     console.print(f"next: steadymoe report --experiment {experiment}{where}", highlight=False, soft_wrap=True)
     return 1 if failed else 0
+
+
+def _flags(words: list[str]) -> tuple[bool, list[str], list[str]]:
+    """Whether to sweep, the flags that only print (as Hydra takes them), and the overrides."""
+    from steadymoe.bench.compose import ConfigError
+
+    multirun, prints, overrides = False, [], []
+    rest = iter(words)
+    for word in rest:
+        if word in ("-m", "--multirun"):
+            multirun = True
+        elif word in ("-h", "--help"):
+            prints = ["--help"]
+        elif word in ("--cfg", "--info"):
+            prints += [word, next(rest, "job" if word == "--cfg" else "all")]
+        elif word.startswith("-"):
+            raise ConfigError(
+                f"{word} is no flag of steadymoe run; it takes -m, --cfg job, --info all, --help, key=value"
+            )
+        else:
+            overrides.append(word)
+    return multirun, prints, overrides
 
 
 def _report(results: Path, experiment: str | None) -> int:

@@ -59,11 +59,17 @@ def load_or_make(
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f".{name}.lock"):
         if not facts.exists():
-            made = train(model, task, config, on_check)
-            atomic.write(weights, lambda temporary: save_model(model, str(temporary)))
+            try:
+                made = train(model, task, config, on_check)
+                atomic.write(weights, lambda temporary: save_model(model, str(temporary)))
+            except ColdStartError as error:  # the same config would fail alike: nobody else need try
+                made = {"error": str(error)}
             atomic.write_json(facts, made)  # last: its presence says that the weights are whole
+        made = json.loads(facts.read_text())
+        if "error" in made:
+            raise ColdStartError(made["error"])
         load_model(model, weights, device=str(model.device))
-        return json.loads(facts.read_text())
+        return made
 
 
 def train(

@@ -8,12 +8,16 @@ from steadymoe.bench.status import run_folders
 
 # What tells one run from another, besides its seed.
 ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]
+# What the long table keeps of each run; ``arm`` is what ``name_arms`` calls it.
+KEYS = ["arm", *ARM_KEYS, "seed"]
 
 
 def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
-    """One row per run folder: its keys, seed, status, and what ``run.json`` says of it."""
+    """One row per run folder that can be read: its keys, seed, status, and what ``run.json`` says of it."""
     rows = []
     for folder in run_folders(results, experiment):
+        if record.status(folder) == "unreadable":
+            continue  # `steadymoe status` lists it
         facts = record.read_run(folder) or {}
         revision = facts["revision"] or {"commit": "", "changed": False}
         rows.append(
@@ -23,10 +27,12 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 "status": record.status(folder),
                 "diverged_reason": (facts["diverged"] or {}).get("reason"),
                 "diverged_step": (facts["diverged"] or {}).get("step"),
+                "steps": facts["config"]["steps"],
                 "wall_seconds": facts.get("wall_seconds"),
                 "response_tokens": facts.get("tokens"),
                 "parameters": facts.get("parameters"),
                 "config_hash": facts["config_hash"],
+                "config_without_seed": facts["config_hash_without_seed"],
                 "versions": " ".join(f"{name} {number}" for name, number in facts["versions"].items()),
                 "revision": revision["commit"] + ("+changes" if revision["changed"] else ""),
                 "machine": f"{facts['machine']['cpu']}, {facts['machine'].get('gpu', facts['config']['device'])}",
@@ -34,21 +40,30 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 "folder": str(folder),
             }
         )
-    columns = [*ARM_KEYS, "seed", "status", "folder"]
-    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
+    if not rows:
+        return pd.DataFrame(columns=[*KEYS, "status", "folder"])
+    frame = pd.DataFrame(rows)
+    return frame.assign(arm=pd.concat([name_arms(group) for _, group in frame.groupby("experiment")]))
 
 
 def steps(runs: pd.DataFrame) -> pd.DataFrame:
-    """The ``steps`` tables of ``runs`` in long form: their keys and seed, step, metric, value.
+    """The ``steps`` tables of ``runs`` in long form: the columns of ``runs`` in ``KEYS``, step, metric, value.
 
     A metric that a run does not have (routing of a dense model, the clip of a loss without one) has no rows.
+    A run that met a number that is not finite ended there: to the end of its steps its reward and accuracy
+    are entered as 0, or averages over seeds would improve by leaving it out.
     """
     tables = []
     for run in runs.to_dict("records"):
         table = record.read_table(Path(run["folder"]), "steps").drop(columns="token_ratio_histogram")
+        if run["diverged_reason"] == "not finite":
+            table["reward"] = table["reward"].fillna(0.0)  # of a step that could not even be sampled
+            missing = range(int(run["diverged_step"]) + 1, int(run["steps"]) + 1)
+            lost = pd.DataFrame({"step": missing, "reward": 0.0, "eval_accuracy": 0.0})
+            table = pd.concat([table, lost], ignore_index=True) if len(lost) else table
         long = table.melt(id_vars="step", var_name="metric", value_name="value").dropna(subset="value")
-        tables.append(long.assign(**{key: run[key] for key in [*ARM_KEYS, "seed"]}))
-    columns = [*ARM_KEYS, "seed", "step", "metric", "value"]
+        tables.append(long.assign(**{key: run[key] for key in KEYS}))
+    columns = [*KEYS, "step", "metric", "value"]
     return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
 
 

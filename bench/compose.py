@@ -28,8 +28,8 @@ from steadymoe.bench.check import ConfigError, check, flatten
 
 CONF = Path(__file__).parent.parent / "conf"
 
-# What changes no number of a run: where it is written, how often it is saved, when it counts as collapsed.
-_NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "collapse")
+# What changes nothing that a run records: neither an axis of its folder nor a part of its hash.
+_NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every")
 
 # Fields added after the first release, with the value at which a run is what it was before the field
 # existed ({"routing.replay": "off"}, say): at that value they leave the hashes of older runs as they were.
@@ -91,10 +91,11 @@ def run(words: Sequence[str]) -> Run:
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = _reference(tuple(named))
     check(config, reference)
+    config = _with_floats(config, reference)
     axes = {
         key: value
         for key, value in flatten(config).items()
-        if key not in ("seed", "experiment_name", "results_dir") and reference.get(key, _ABSENT) != value
+        if key not in ("seed", *_NO_NUMBERS) and reference.get(key, _ABSENT) != value
     }
     folder = Path(config["results_dir"]).absolute() / "runs" / config["experiment_name"]
     for part in (choices["algorithm"], choices["model"], choices["task"], axes_name(axes)):
@@ -117,6 +118,9 @@ def config_hash(config: Mapping[str, Any], neutral: Mapping[str, Any] | None = N
         for key, value in flatten(config).items()
         if key.partition(".")[0] not in _NO_NUMBERS and not (key in neutral and neutral[key] == value)
     }
+    if config["cold_start"]["path"] is not None:  # what stands in the file counts, not where the file is
+        weights = Path(config["cold_start"]["path"]).read_bytes()
+        numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -173,14 +177,17 @@ def _errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
 
 def _choices(unknown: str, words: Sequence[str]) -> str:
     """What could have been meant by a key that does not exist: its siblings, or the words most like it."""
+    if unknown.startswith("hydra."):
+        return "see `steadymoe run --info config` for Hydra's own settings"
     groups = [path.name for path in CONF.iterdir() if path.is_dir()]
-    keys = list(_reference(tuple(w for w in words if w.partition("=")[0] in groups and "," not in w)))
+    named = (*groups, "hydra.searchpath")
+    keys = list(_reference(tuple(w for w in words if w.partition("=")[0] in named and "," not in w)))
     parent = unknown.rpartition(".")[0]
     siblings = [key for key in keys if parent and key.startswith(f"{parent}.") and not key.endswith("_target_")]
     if siblings:
         return f"choose from {', '.join(siblings)}"
     top = sorted({key.partition(".")[0] for key in keys} | set(groups))
-    near = difflib.get_close_matches(unknown, [*keys, *top], n=3)
+    near = difflib.get_close_matches(unknown, sorted({*keys, *top}), n=3)
     return f"did you mean {', '.join(near)}?" if near else f"choose from {', '.join(top)}"
 
 
@@ -203,6 +210,18 @@ def _points(words: list[str], multirun: bool) -> list[list[str]]:
 def _reference(words: tuple[str, ...]) -> dict[str, Any]:
     """The named configs as they stand, without overrides, flattened."""
     return flatten(_plain(hydra.compose("config", list(words))))
+
+
+def _with_floats(config: Mapping[str, Any], reference: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``config`` with 1 as 1.0 where the named configs have a float, so that both spellings are one run."""
+    return {
+        key: _with_floats(value, reference, f"{prefix}{key}.")
+        if isinstance(value, Mapping)
+        else float(value)
+        if isinstance(reference.get(f"{prefix}{key}"), float)
+        else value
+        for key, value in config.items()
+    }
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Shapes: L MoE layers, B sequences, T response positions, F positions fed, K experts a token, E experts.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -78,5 +79,6 @@ def load(routes_LBFK: Tensor, mask_BT: Tensor, experts: int) -> Load:
     counts_LE = torch.zeros(chosen_LX.shape[0], experts, device=chosen_LX.device)
     counts_LE.scatter_add_(1, chosen_LX, torch.ones_like(chosen_LX, dtype=counts_LE.dtype))
     share_LE = counts_LE / chosen_LX.shape[1]
-    entropy_L = torch.special.entr(share_LE).sum(-1) / torch.log(torch.tensor(float(experts)))
+    # A single expert is always evenly loaded.
+    entropy_L = torch.special.entr(share_LE).sum(-1) / math.log(experts) if experts > 1 else share_LE[:, 0]
     return Load(entropy_L, share_LE.amax(-1) * experts - 1)

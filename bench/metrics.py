@@ -40,7 +40,8 @@ def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], Tens
             low = output.metrics["clipped_low_BT"][mask_BT].float().mean()
             high = output.metrics["clipped_high_BT"][mask_BT].float().mean()
             columns |= {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high}
-        bins_N = torch.bucketize(log_ratio_N, HISTOGRAM_EDGES.to(log_ratio_N.device))
+        finite_N = log_ratio_N[log_ratio_N.isfinite()]
+        bins_N = torch.bucketize(finite_N, HISTOGRAM_EDGES.to(log_ratio_N.device))
         return columns, torch.bincount(bins_N, minlength=len(HISTOGRAM_EDGES) + 1)
 
 

@@ -20,6 +20,9 @@ from steadymoe.bench.columns import TABLES
 # A run that has one of these has said all it will say.
 ENDED = ("finished", "diverged")
 
+# Asking for the status of a run takes its lock for a moment; who wants to keep it waits longer than that.
+_PROBE_SECONDS = 3
+
 Row = dict[str, Any]
 
 
@@ -35,8 +38,11 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 
 def status(folder: Path) -> str:
-    """``finished``, ``diverged``, ``failed``, ``running``, ``interrupted``, or ``missing``."""
-    run = read_run(folder)
+    """``finished``, ``diverged``, ``failed``, ``running``, ``interrupted``, ``unreadable``, or ``missing``."""
+    try:
+        run = read_run(folder)
+    except ValueError:
+        return "unreadable"
     if run is None:
         return "missing"
     if run["status"] == "running" and not _locked(folder):
@@ -71,7 +77,7 @@ class Record:
     def __enter__(self) -> "Record":
         """Take the folder; raises filelock.Timeout if another process has it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock.acquire(timeout=0)
+        self._lock.acquire(timeout=_PROBE_SECONDS)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -85,6 +91,10 @@ class Record:
     def begin(self, resume_from: int | None) -> None:
         """Mark the run as running; rows after step ``resume_from`` are dropped, all of them if None."""
         before = read_run(self.folder)
+        if resume_from is None:
+            self.checkpoint.unlink(missing_ok=True)  # or a later resume would take it for this run's
+        for table in TABLES:
+            (self.folder / f"{table}.parquet").unlink(missing_ok=True)  # of an end that was not reached
         if before is not None and resume_from is not None:
             self._seconds_before = before["wall_seconds"]
             self.run["started"] = before["started"]

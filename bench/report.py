@@ -4,6 +4,7 @@ import base64
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pandas as pd
@@ -41,20 +42,26 @@ def make(results: Path, experiment: str | None = None) -> Report:
         section, written, table = _section(results, str(name), runs, found[found["experiment"] == name])
         sections.append(section)
         files += written
-        markdown.append(f"{name}\n\n{table}\n")
+        warning = f"These runs differ in {', '.join(section['mixed'])}.\n\n" if section["mixed"] else ""
+        markdown.append(f"{name}\n\n{warning}{table}\n")
     environment = jinja2.Environment(autoescape=True, loader=jinja2.PackageLoader("steadymoe.bench", "."))
     page = environment.get_template("report.html").render(sections=sections)
     atomic.write(results / "report.html", lambda temporary: temporary.write_text(page))
     return Report([*files, results / "report.html"], "\n".join(markdown))
 
 
+def _mixed(runs: pd.DataFrame) -> list[str]:
+    """In what runs differ that stand in one table as if they did not."""
+    mixed = [key for key in ("versions", "revision", "machine") if runs[key].nunique() > 1]
+    configs = runs.groupby("arm")["config_without_seed"].nunique()
+    return mixed + [f"config ({arm})" for arm in configs.index[configs > 1]]
+
+
 def _section(
     results: Path, name: str, runs: pd.DataFrame, found: pd.DataFrame
-) -> tuple[dict[str, object], list[Path], str]:
+) -> tuple[dict[str, Any], list[Path], str]:
     """One experiment: what the page shows of it, the files written, its table."""
-    runs = runs.assign(arm=collect.name_arms(runs))
     steps = collect.steps(runs)
-    steps["arm"] = collect.name_arms(steps)
     summary = tables.summary(steps, runs)
     markdown = tables.to_markdown(summary)
     texts = {
@@ -65,7 +72,7 @@ def _section(
     for path, text in texts.items():
         atomic.write(path, partial(Path.write_text, data=text))
     data = results / "tables" / f"{name}-steps.parquet"
-    atomic.write(data, partial(steps.drop(columns="arm").to_parquet, index=False))
+    atomic.write(data, partial(steps.to_parquet, index=False))
     files, shown = [*texts, data], []
     for figure_name, draw in figures.FIGURES.items():
         figure = draw(steps)
@@ -75,13 +82,13 @@ def _section(
             files.append(path)
         image = base64.b64encode(path.read_bytes()).decode()
         shown.append({"name": figure_name, "caption": draw.__doc__, "svg": image})
-    section: dict[str, object] = {
+    section = {
         "name": name,
         "header": list(summary.columns),
         "rows": summary.map(str).to_numpy().tolist(),
         "caption": tables.CAPTION,
         "figures": shown,
         "runs": found.to_dict("records"),
-        "mixed": [key for key in ("versions", "revision", "machine") if runs[key].nunique() > 1],
+        "mixed": _mixed(runs),
     }
     return section, files, markdown

@@ -73,7 +73,7 @@ def execute(run: compose.Run) -> str:
 def _train(run: compose.Run, folder: Record) -> None:
     config = run.config
     torch.set_num_threads(config["threads"])
-    resume_from = checkpoint.step_of(folder.checkpoint) if _same_ground(run, folder) else None
+    resume_from = checkpoint.step_of(folder.checkpoint) if _same_ground(folder) else None
     folder.begin(resume_from)
 
     task = instantiate(config["task"])
@@ -116,10 +116,16 @@ def _train(run: compose.Run, folder: Record) -> None:
     )
 
 
-def _same_ground(run: compose.Run, folder: Record) -> bool:
-    """Whether a checkpoint in the folder was made with these library versions, and so from this cold start."""
+def _same_ground(folder: Record) -> bool:
+    """Whether a checkpoint in the folder was made with these library versions, and so from this cold start.
+
+    If not, the run starts anew, and ``run.json`` says so under ``restarted``.
+    """
     before = record.read_run(folder.folder)
-    return before is not None and before["versions"] == folder.run["versions"]
+    same = before is not None and before["versions"] == folder.run["versions"]
+    if folder.checkpoint.exists() and not same:
+        folder.run["restarted"] = "the library versions have changed since its checkpoint"
+    return same
 
 
 def _facts(run: compose.Run) -> dict[str, Any]:
@@ -133,6 +139,7 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "axes_name": compose.axes_name(run.axes),
         "seed": config["seed"],
         "config_hash": run.config_hash,
+        "config_hash_without_seed": compose.config_hash(config | {"seed": None}),
         "command": run.command,
         "cold_start": {"fingerprint": cold_start.fingerprint(config)},
         "versions": {"python": platform.python_version()}

@@ -25,7 +25,7 @@ CAPTION = (
     f"final reward is the mean of its last {LAST_STEPS} steps, final held-out accuracy its last evaluation, "
     f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
     "over steps, expert change per update and clip fraction means. Diverged: runs that collapsed or met a "
-    "number that is not finite; they are part of every mean."
+    "number that is not finite; they are part of every mean, the latter with reward and accuracy 0 once they ended."
 )
 
 

@@ -94,7 +94,8 @@ class Trainer:
             if moved is not None:
                 measured["expert_change_per_update"] = moved.expert
                 layers["expert_change_per_update"] = moved.expert_L
-            update_rows.append({"step": step, "update": update} | metrics.to_floats(measured))
+            keys = {"step": step, "update": update, "learning_rate": self.optimizer.param_groups[0]["lr"]}
+            update_rows.append(keys | metrics.to_floats(measured))
             layer_rows += _layer_rows(step, update, layers)
             if not measured["loss"].isfinite() or not measured["grad_norm"].isfinite():
                 diverged_at_update = update
@@ -199,7 +200,6 @@ class Trainer:
             "grad_norm": grad_norm,
             "entropy": metrics.mean(now.entropy_BT, batch.mask_BT),
         }
-        measured["learning_rate"] = torch.tensor(numbers["learning_rate"], dtype=torch.float64)
         layers: dict[str, Tensor] = {}
         if now.routes_LBFK is not None and made.routes_LBFK is not None:
             moved = drift.change(made.routes_LBFK[:, rows_M], now.routes_LBFK, batch.mask_BT)

@@ -46,6 +46,10 @@ def check(config: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(key, sorted(known), n=3)
             hint = f"; did you mean {', '.join(near)}?" if near else ""
             raise ValueError(f"{cls.__name__} has no field model.config.{key}{hint}")
+        if ("dropout" in key or "jitter" in key) and numbers[key]:
+            raise ValueError(
+                f"model.config.{key} would have no effect: models run without noise, so that π_old is exact"
+            )
     for key, value in numbers.items():
         counts = key.startswith(("num_", "n_")) or key.endswith(("_size", "_dim"))
         if counts and isinstance(value, int) and not isinstance(value, bool) and value < 1:
@@ -86,8 +90,10 @@ def _fields(cls: type[PreTrainedConfig]) -> set[str]:
     return {field.name for field in dataclasses.fields(cls)} | set(cls.attribute_map) | {a or b for a, b in read}
 
 
-def build(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int, device: str) -> PreTrainedModel:
-    """A freshly initialised fp32 model on ``device``; equal seeds give equal weights.
+def build(
+    config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int, device: str | None = None
+) -> PreTrainedModel:
+    """A freshly initialised fp32 model on ``device`` (None: torch's current one); equal seeds give equal weights.
 
     Experts run through transformers' ``grouped_mm`` implementation, attention through ``sdpa``.
     """
@@ -103,4 +109,4 @@ def build(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: i
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(cls(**numbers), **kwargs)
     # In evaluation mode throughout, so that no dropout or router jitter sets sampler and trainer apart.
-    return model.eval().to(device)
+    return model.eval().to(device) if device else model.eval()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from steadymoe.bench import collect, columns, compose, tables
+from steadymoe.bench import columns, compose, record, tables
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -42,7 +42,6 @@ def test_every_link_and_make_target_of_the_readme_exists() -> None:
 def test_the_readmes_table_is_that_of_the_recorded_runs() -> None:
     runs = pd.read_csv(REFERENCE / "tables" / "quickstart-runs.csv", keep_default_na=False)
     steps = pd.read_parquet(REFERENCE / "data" / "quickstart-steps.parquet")
-    arms = {"runs": runs.assign(arm=collect.name_arms(runs)), "steps": steps.assign(arm=collect.name_arms(steps))}
-    rebuilt = tables.to_markdown(tables.summary(**arms))
+    rebuilt = tables.to_markdown(tables.summary(steps, runs[runs["status"].isin(record.ENDED)]))
     assert rebuilt in (REFERENCE / "tables" / "quickstart-summary.md").read_text()
     assert rebuilt in README

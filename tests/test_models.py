@@ -229,7 +229,9 @@ def test_load_balancing_loss_of_an_even_load_is_k_and_of_one_expert_set_is_e() -
     assert load_balancing_loss([sure_NE], torch.zeros(1, 4, 1), torch.ones(4)).item() == pytest.approx(4)
 
 
-def test_dropout_sets_no_two_forwards_apart(task: Chain) -> None:
-    model = make(MICRO | {"attention_dropout": 0.5})
+def test_noise_in_forwards_is_refused_and_defaults_of_a_family_are_switched_off() -> None:
+    with pytest.raises(ValueError, match="attention_dropout would have no effect"):
+        build.check(MICRO | {"attention_dropout": 0.5})
+    noisy = make({"_target_": "transformers.GPT2Config", "n_layer": 1, "n_head": 2, "n_embd": 8})  # dropout 0.1
     tokens = torch.tensor([[2, 3, 4, 5]])
-    assert torch.equal(model(tokens).logits, model(tokens).logits)
+    assert torch.equal(noisy(tokens).logits, noisy(tokens).logits)

@@ -1,5 +1,6 @@
 """The report is made from recorded runs alone: ``tests/recorded`` holds nine small ones, really made."""
 
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -7,23 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from scipy import stats as scipy_stats
-from steadymoe.bench import collect, figures, record, report, stats, tables
+from steadymoe.bench import collect, figures, record, report, stats, status, tables
 
 RECORDED = Path(__file__).parent / "recorded" / "results"
 
 
 @pytest.fixture(scope="module")
 def runs() -> pd.DataFrame:
-    found = collect.runs(RECORDED)
-    return found.assign(arm=collect.name_arms(found))
+    return collect.runs(RECORDED)
 
 
 @pytest.fixture(scope="module")
 def steps(runs: pd.DataFrame) -> pd.DataFrame:
-    found = collect.steps(runs)
-    return found.assign(arm=collect.name_arms(found))
+    return collect.steps(runs)
 
 
 def test_the_long_table_holds_every_recorded_number_once(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
@@ -194,14 +194,47 @@ def test_runs_that_have_not_ended_are_listed_and_kept_out_of_the_numbers(tmp_pat
     assert "failed" in pd.read_csv(tmp_path / "tables" / "small-runs.csv")["status"].tolist()
 
 
-def test_runs_of_different_versions_are_not_mixed_silently(tmp_path: Path) -> None:
+def edit(path: Path, **facts: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
+def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    for path in (tmp_path / "runs" / "small" / "gspo").glob("**/run.json"):
+        steps = pq.read_table(path.parent / "steps.parquet")
+        pq.write_table(steps.slice(0, 5), path.parent / "steps.parquet")
+        edit(path, status="diverged", diverged={"reason": "not finite", "step": 5, "update": 1})
+    runs = collect.runs(tmp_path)
+    steps = collect.steps(runs)
+    reward = steps[(steps["arm"] == "gspo") & (steps["metric"] == "reward")]
+    assert (reward[reward["step"] > 5]["value"] == 0).all()
+    assert (reward.groupby("seed")["step"].max() == 12).all()
+    summary = tables.summary(steps, runs).set_index("arm")
+    assert summary.loc["gspo", "diverged"] == 3
+    assert summary.loc["gspo", "final reward"].mean == summary.loc["gspo", "final held-out accuracy"].mean == 0
+    assert summary.loc["gspo", "best minus final reward"].mean > 0.2
+
+
+def test_an_unreadable_run_stops_neither_the_report_nor_the_status(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json")).write_text("{")
+    report.make(tmp_path)
+    numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv").set_index("arm")
+    assert numbers["n"].to_dict() == {"grpo": 3, "gspo": 2, "reinforce": 3}
+    assert "1 unreadable" in status.lines(tmp_path)[0]
+
+
+def test_runs_of_different_configs_or_versions_are_not_mixed_silently(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
     report.make(tmp_path)
     assert "These runs differ" not in (tmp_path / "report.html").read_text()
     path = next((tmp_path / "runs").glob("**/run.json"))
     path.write_text(re.sub(r'"torch": "[^"]*"', '"torch": "9.9"', path.read_text()))
     report.make(tmp_path)
-    assert "These runs differ in versions" in (tmp_path / "report.html").read_text()
+    edit(next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json")), config_hash_without_seed="another")
+    made = report.make(tmp_path)
+    assert "These runs differ in versions, config (gspo)" in (tmp_path / "report.html").read_text()
+    assert "These runs differ in versions, config (gspo)" in made.table
 
 
 def test_a_variance_is_averaged_on_a_logarithmic_scale() -> None:

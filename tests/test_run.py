@@ -181,7 +181,9 @@ def test_rows_past_the_checkpoint_and_torn_rows_are_dropped_on_resume(
     assert_same(finished.folder, made.folder)
 
 
-def test_a_checkpoint_of_other_library_versions_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_other_library_versions_is_not_resumed(
+    finished: compose.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = planned(tmp_path)
     step = run.Trainer.step
     monkeypatch.setattr(run.Trainer, "step", lambda self, n: step(self, n) if n < 4 else 1 / 0)
@@ -190,10 +192,14 @@ def test_a_checkpoint_of_other_library_versions_is_not_resumed(tmp_path: Path, m
     assert "ZeroDivisionError" in facts["error"]
     facts["versions"]["torch"] = "0.1"
     (made.folder / "run.json").write_text(json.dumps(facts))
+    monkeypatch.setattr(run.Trainer, "step", lambda self, n: step(self, n) if n < 2 else 1 / 0)
+    assert run.execute(made) == "failed"  # before its first checkpoint: the old one must be gone by now
+    assert "restarted" in json.loads((made.folder / "run.json").read_text())
     seen: list[int] = []
     monkeypatch.setattr(run.Trainer, "step", lambda self, n: seen.append(n) or step(self, n))
     assert run.execute(made) == "finished"
     assert seen == [1, 2, 3, 4, 5, 6]
+    assert_same(finished.folder, made.folder)
 
 
 def test_a_finished_run_is_left_alone_and_another_config_is_refused(
@@ -306,7 +312,9 @@ def test_algorithms_share_a_cold_start_and_other_seeds_tasks_and_models_do_not(t
     assert len({fingerprint(), *(fingerprint(word) for word in others)}) == 1 + len(others)
 
 
-def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_change(tmp_path: Path) -> None:
+def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = planned(tmp_path)
     run.execute(first)
     weights = next((tmp_path / "cold_starts").glob("*.safetensors"))
@@ -318,6 +326,9 @@ def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_cha
     facts = record.read_run(missed.folder)
     assert facts is not None
     assert "raise cold_start.max_updates" in facts["error"]
+    monkeypatch.setattr(cold_start, "train", lambda *_: pytest.fail("tried again"))
+    assert run.execute(missed) == "failed"  # the same config would miss it again
+    assert "raise cold_start.max_updates" in json.loads((missed.folder / "run.json").read_text())["error"]
 
 
 def test_a_zero_learning_rate_moves_nothing(tmp_path: Path) -> None:
