@@ -42,7 +42,7 @@ def _show_live(runs: Sequence[Run], console: Console, stop: threading.Event) -> 
 def _table(runs: Sequence[Run], elapsed: float) -> Table:
     states = [_state(run) for run in runs]
     done = sum(state["status"] in record.ENDED for state in states)
-    left = _left(states, elapsed)
+    left = _left(states)
     table = Table(title=f"{done} of {len(runs)} runs done · {_clock(elapsed)} gone · {left} left", title_justify="left")
     for name in ("run", "status", "step", "reward", "expert change", "left"):
         table.add_column(name, justify="left" if name in ("run", "status") else "right")
@@ -53,13 +53,12 @@ def _table(runs: Sequence[Run], elapsed: float) -> Table:
             f"{state['step']}/{state['steps']}",
             _number(state["reward"], ".2f"),
             _number(state["expert_change_rate"], ".4f"),
-            _clock(state["left"]) if state["left"] is not None and state["status"] == "running" else "",
+            _left([state]) if state["status"] == "running" else "",
         )
     return table
 
 
 def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) -> None:
-    begun = time.monotonic()
     names = labels(runs)
     shown: list[tuple[str, int]] = [("", -1)] * len(runs)
     last = False
@@ -77,7 +76,7 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
                 f"[{done}/{len(runs)}] {names[index]}: {state['status']}, step {state['step']}/{state['steps']}, "
                 f"reward {_number(state['reward'], '.2f')}, "
                 f"expert change {_number(state['expert_change_rate'], '.4f')}, "
-                f"about {_left(states, time.monotonic() - begun)} left",
+                f"about {_left(states)} left",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,
@@ -93,23 +92,24 @@ def _state(run: Run) -> dict[str, Any]:
     if status == "running" and not step:
         accuracy = progress.get("cold_start_accuracy")
         status = "cold start" if accuracy is None else f"cold start, accuracy {accuracy:.2f}"
-    left = None
-    if facts is not None and step:
-        left = facts["wall_seconds"] / step * (steps - step)
     return {
         "status": status,
         "step": step,
         "steps": steps,
         "reward": progress.get("reward"),
         "expert_change_rate": progress.get("expert_change_rate"),
-        "left": left,
+        "seconds_per_step": progress.get("seconds_per_step"),
     }
 
 
-def _left(states: Sequence[dict[str, Any]], elapsed: float) -> str:
-    """Time left for all, from the share of steps done so far: rough until the cold starts are made."""
-    done = sum(1.0 if state["status"] in record.ENDED else state["step"] / state["steps"] for state in states)
-    return _clock(elapsed / done * (len(states) - done)) if done else "?"
+def _left(states: Sequence[dict[str, Any]]) -> str:
+    """Time left for all at the pace of the steps so far; cold starts that are still to be made come on top."""
+    paces = [state["seconds_per_step"] for state in states if state["seconds_per_step"] is not None]
+    if not paces:
+        return "?"
+    steps = sum(state["steps"] - state["step"] for state in states if state["status"] not in record.ENDED)
+    at_once = max(1, sum(state["status"] == "running" for state in states))
+    return _clock(steps * sum(paces) / len(paces) / at_once)
 
 
 def _number(value: float | None, form: str) -> str:

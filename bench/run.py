@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 import traceback
 from importlib.metadata import version
 from pathlib import Path
@@ -92,12 +93,14 @@ def _train(run: compose.Run, folder: Record) -> None:
         folder.append({"evaluations": trainer.evaluate(0)})
     else:
         checkpoint.load(folder.checkpoint, model, trainer.optimizer)
-    diverged = None
-    for step in range((resume_from or 0) + 1, config["steps"] + 1):
+    diverged, first = None, (resume_from or 0) + 1
+    begun = time.monotonic()
+    for step in range(first, config["steps"] + 1):
         result = trainer.step(step)
         folder.append(result.rows)
         row = result.rows["steps"][0]
         shown = {name: row.get(name) for name in ("reward", "eval_accuracy", "expert_change_rate")}
+        shown["seconds_per_step"] = (time.monotonic() - begun) / (step - first + 1)
         folder.update(progress={"step": step, "steps": config["steps"]} | shown)
         if result.diverged_at_update is not None:
             diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}

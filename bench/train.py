@@ -30,7 +30,8 @@ class StepResult:
     """What one step adds to each table, and where it met a number that is not finite.
 
     ``diverged_at_update`` is None, or the update whose loss or gradient was not finite (it was measured,
-    not applied), or 0 if the policy's own distribution was not, so that nothing could be sampled.
+    not applied; or it left a policy that evaluation could not sample from), or 0 if the policy could not be
+    sampled from in the first place.
     """
 
     rows: dict[str, list[Row]]
@@ -63,25 +64,31 @@ class Trainer:
     def step(self, step: int) -> StepResult:
         """Sample one rollout with the current weights and train on it."""
         clock, numbers = Clock(self.model.device), self.config["rollout"]
+        # Rollout
         try:
             with clock("rollout_seconds"):
                 made = self._rollout("rollout", step, numbers["prompts"], numbers["responses"])
         except FloatingPointError:
             return StepResult({"steps": [{"step": step} | clock.seconds]}, diverged_at_update=0)
         mask_BT = made.sequences.response_mask_BT
+
+        # Advantages
         rewards_PG = made.scores_B.view(numbers["prompts"], numbers["responses"])
         advantages_BT = self.advantage(rewards_PG).flatten()[:, None] * mask_BT
 
+        # Old policy
         minibatches = self.minibatches(step)
         with clock("old_policy_seconds"), torch.no_grad():
             old = self.old_policy(made.sequences, minibatches)
 
+        # What the rollout shows before it is trained on
         with clock("probe_seconds"):
             since_start = self._cold_start.change(self.model)
             sampled = Probe(self.model, made.sequences.rows(self.sampled_rows(step)), self.config["precision"])
         overall, layers = self._measure_rollout(made, old, since_start)
         layer_rows = _layer_rows(step, 0, layers)
 
+        # Updates
         update_rows: list[Row] = []
         histogram = torch.zeros(len(metrics.HISTOGRAM_EDGES) + 1, dtype=torch.long, device=mask_BT.device)
         diverged_at_update = None
@@ -101,10 +108,16 @@ class Trainer:
                 diverged_at_update = update
                 break
 
+        # Evaluation
         evaluations: list[Row] = []
         if step % self.config["evaluation"]["every"] == 0 or step == self.config["steps"]:
-            with clock("evaluation_seconds"):
-                evaluations = self.evaluate(step)
+            try:
+                with clock("evaluation_seconds"):
+                    evaluations = self.evaluate(step)
+            except FloatingPointError:
+                diverged_at_update = len(update_rows)
+
+        # Rows
         row: Row = {"step": step} | metrics.of_rewards(rewards_PG) | metrics.to_floats(overall)
         row |= metrics.of_step(update_rows) | {"token_ratio_histogram": histogram.tolist()}
         row |= {"response_length": mask_BT.sum().item() / len(mask_BT), "response_tokens": int(mask_BT.sum())}
@@ -119,13 +132,10 @@ class Trainer:
     def evaluate(self, step: int) -> list[Row]:
         """One sampled response to each held-out prompt: always the same prompts and the same draws.
 
-        Empty if the policy's distribution is not finite; the next step will report it.
+        Raises FloatingPointError if the policy's distribution is not finite.
         """
         generator = torch_generator(self.config["seed"], "evaluation", 0, self.model.device.type)
-        try:
-            made = rollout(self.model, self.task, self._held_out, 1, generator, self.config["precision"])
-        except FloatingPointError:
-            return []
+        made = rollout(self.model, self.task, self._held_out, 1, generator, self.config["precision"])
         scored = zip(self._held_out, made.scores_B.tolist(), strict=True)
         return [{"step": step, "prompt": prompt, "score": score} for prompt, score in scored]
 
@@ -273,10 +283,12 @@ class Clock:
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
-        yield
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        try:
+            yield
+        finally:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
 def _layer_rows(step: int, update: int, layers: dict[str, Tensor]) -> list[Row]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from steadymoe.bench import cli, compose, record, run
+from steadymoe.bench import cli, compose, progress, record, run
 from steadymoe.bench.check import flatten
 from test_run import SMALL
 
@@ -180,7 +180,6 @@ def test_a_report_of_nothing_says_how_to_start(
 
 def test_the_live_display_shows_every_run(tmp_path: Path) -> None:
     from rich.console import Console
-    from steadymoe.bench import progress
 
     runs = compose.plan([*SMALL, f"results_dir={tmp_path}", "seed=0,1"], multirun=True)
     run.execute(runs[0])
@@ -258,3 +257,12 @@ def test_the_recorded_command_makes_exactly_its_run() -> None:
         (again,) = compose.plan(made.command.split()[2:])
         assert again.folder == made.folder
         assert flatten(again.config) == flatten(made.config)
+
+
+def test_time_left_is_the_steps_left_at_the_pace_so_far_shared_by_the_runs_at_work() -> None:
+    def state(status: str, step: int, pace: float | None) -> dict[str, object]:
+        return {"status": status, "step": step, "steps": 10, "seconds_per_step": pace}
+
+    states = [state("finished", 10, 2.0), state("running", 4, 2.0), state("running", 8, 2.0), state("waiting", 0, None)]
+    assert progress._left(states) == "0:18"  # (6 + 2 + 10) steps of 2 s, two at once
+    assert progress._left([state("cold start", 0, None)]) == "?"

@@ -226,6 +226,25 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
     assert record.status(made.folder) == "interrupted"
 
 
+def test_weights_that_the_last_update_ruined_are_noticed_by_the_last_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planned(tmp_path)
+    evaluate = run.Trainer.evaluate
+
+    def ruined(self: run.Trainer, step: int) -> object:
+        if step == 6:
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(float("inf"))
+        return evaluate(self, step)
+
+    monkeypatch.setattr(run.Trainer, "evaluate", ruined)
+    assert run.execute(made) == "diverged"
+    facts = record.read_run(made.folder)
+    assert facts is not None
+    assert facts["diverged"] == {"reason": "not finite", "step": 6, "update": 2}
+
+
 @pytest.mark.parametrize("where", ["loss", "sampling"])
 def test_a_number_that_is_not_finite_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     made = planned(tmp_path)
