@@ -6,6 +6,25 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class GroupMean:
+    """Â_i = r_i − mean_G, without the standard deviation: Dr. GRPO (2503.20783), MiniRL (2512.01374)."""
+
+    def __call__(self, rewards_PG: Tensor) -> Tensor:
+        """Advantages of the same shape, (P, G); exactly 0 in a group of equal rewards."""
+        return _centred(rewards_PG)
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Â_i = r_i − mean of the other G − 1 rewards: RLOO (2402.14740); G/(G − 1) times ``GroupMean``."""
+
+    def __call__(self, rewards_PG: Tensor) -> Tensor:
+        """Advantages of the same shape, (P, G); G must be at least 2."""
+        responses = rewards_PG.shape[1]
+        return _centred(rewards_PG) * responses / (responses - 1)
+
+
+@dataclass(frozen=True)
 class GroupMeanStd:
     """Â_i = (r_i − mean_G) / (std_G + ε): GRPO (2402.03300, section 4.1.2), GSPO (2507.18071, eq. 6).
 
@@ -21,8 +40,10 @@ class GroupMeanStd:
 
     def __call__(self, rewards_PG: Tensor) -> Tensor:
         """Advantages of the same shape, (P, G); G must be at least 2."""
-        centred_PG = rewards_PG - rewards_PG.mean(-1, keepdim=True)
-        advantages_PG = centred_PG / (rewards_PG.std(-1, keepdim=True) + self.epsilon)
-        # The mean of equal rewards can miss them by a rounding error, which 1/ε would blow up.
-        equal_P1 = (rewards_PG == rewards_PG[:, :1]).all(-1, keepdim=True)
-        return advantages_PG.masked_fill(equal_P1, 0.0)
+        return _centred(rewards_PG) / (rewards_PG.std(-1, keepdim=True) + self.epsilon)
+
+
+def _centred(rewards_PG: Tensor) -> Tensor:
+    """r_i − mean_G, exactly 0 for equal rewards: their mean can miss them by a rounding error, which 1/ε blows up."""
+    equal_P1 = (rewards_PG == rewards_PG[:, :1]).all(-1, keepdim=True)
+    return (rewards_PG - rewards_PG.mean(-1, keepdim=True)).masked_fill(equal_P1, 0.0)

@@ -45,6 +45,11 @@ def clipped_surrogate(
     return surrogate, clipped_low, clipped_high
 
 
+def by_sign(advantages: Tensor, positive: float, negative: float) -> Tensor:
+    """A number for each advantage: ``positive`` where it is above 0, else ``negative``."""
+    return torch.full_like(advantages, negative).masked_fill(advantages > 0, positive)
+
+
 def check_band(clip_low: float, clip_high: float) -> None:
     """Raise ValueError for a clip band [1 − clip_low, 1 + clip_high] that is empty or reaches below 0."""
     if not 0 <= clip_low < 1:
@@ -64,6 +69,16 @@ def masked_mean_T(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def seq_mean_token_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """mean_i (1/T_i) Σ_t, a scalar: every response weighs the same (GRPO, GSPO)."""
     return sequence_mean(masked_mean_T(values_BT, mask_BT), mask_BT)
+
+
+def seq_mean_token_sum(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """mean_i Σ_t, a scalar: a response weighs as much as it is long (MiniRL; Dr. GRPO over a constant)."""
+    return sequence_mean((values_BT * mask_BT).sum(-1), mask_BT)
+
+
+def token_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Σ_i Σ_t / Σ_i T_i, a scalar: every token of the mini-batch weighs the same (DAPO, CISPO)."""
+    return (values_BT * mask_BT).sum() / mask_BT.sum().clamp(min=1)
 
 
 def sequence_mean(values_B: Tensor, mask_BT: Tensor) -> Tensor:

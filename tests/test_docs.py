@@ -18,6 +18,12 @@ def test_the_readme_explains_every_column(table: str) -> None:
     assert columns.to_markdown(table) in README
 
 
+@pytest.mark.parametrize("group", ["algorithm", "model", "task"])
+def test_the_readme_names_every_algorithm_model_and_task(group: str) -> None:
+    for path in (compose.CONF / group).glob("*.yaml"):
+        assert f"`{path.stem}`" in README
+
+
 @pytest.mark.parametrize("path", ["algorithms/grpo.py", "conf/algorithm/grpo.yaml"])
 def test_the_readme_shows_the_two_files_of_an_algorithm_whole(path: str) -> None:
     assert (ROOT / path).read_text().rstrip() in README
