@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from steadymoe.bench import columns, compose, record, tables
+from steadymoe.bench import catalogue, columns, compose, record, tables
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -51,3 +51,7 @@ def test_the_readmes_table_is_that_of_the_recorded_runs() -> None:
     rebuilt = tables.to_markdown(tables.summary(steps, runs[runs["status"].isin(record.ENDED)]))
     assert rebuilt in (REFERENCE / "tables" / "quickstart-summary.md").read_text()
     assert rebuilt in README
+
+
+def test_the_catalogue_of_algorithms_is_fresh() -> None:
+    assert (ROOT / "docs" / "algorithms.md").read_text() == catalogue.markdown()
