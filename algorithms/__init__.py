@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from steadymoe.algorithms.batch import Batch, LossOutput
 
 __all__ = ["Batch", "LossOutput", "load", "names"]

@@ -13,9 +13,10 @@ thousands of tokens, is too narrow for twenty. The option multiplies both edges 
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from steadymoe.algorithms import ops
 from steadymoe.algorithms.batch import Batch, LossOutput
-from torch import Tensor
 
 
 @dataclass(frozen=True)

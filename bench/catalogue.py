@@ -16,12 +16,12 @@ def markdown() -> str:
     lines = [
         "# Algorithms",
         "",
-        "Made from the code and the configs by `python -m steadymoe.bench.catalogue > docs/algorithms.md`; a test fails",
-        "when it is stale. Every equation is also written once more, as loops over scalars, in",
+        "Made from the code and the configs by `python -m steadymoe.bench.catalogue > docs/algorithms.md`; a test",
+        "fails when it is stale. Every equation is also written once more, as loops over scalars, in",
         "`tests/test_family.py`, where value and gradient are compared.",
         "",
-        "J is the objective, to be maximised; the loss is −J. r, w: token ratio; s: sequence ratio; sg[·]: no gradient;",
-        "G responses to a prompt, T_i tokens of response i, μ the policy that sampled.",
+        "J is the objective, to be maximised; the loss is −J. r, w: token ratio; s: sequence ratio; sg[·]: no",
+        "gradient; G responses to a prompt, T_i tokens of response i, μ the policy that sampled.",
         "",
     ]
     for name in names():

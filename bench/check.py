@@ -9,6 +9,7 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from safetensors import SafetensorError, safe_open
+
 from steadymoe.bench.tasks import Task
 from steadymoe.models import build
 

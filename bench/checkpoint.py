@@ -5,8 +5,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from steadymoe.bench import atomic
 from transformers import PreTrainedModel
+
+from steadymoe.bench import atomic
 
 
 def save(path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, step: int) -> None:

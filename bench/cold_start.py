@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from filelock import FileLock
 from safetensors.torch import load_model, save_model
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from steadymoe.algorithms.ops import masked_mean_T, sequence_mean
 from steadymoe.bench import atomic
 from steadymoe.bench.policy import Sequences, forward
 from steadymoe.bench.rollout import rollout
 from steadymoe.bench.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Raised when the procedure below changes what it makes of the same config.
 _VERSION = 1

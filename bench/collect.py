@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pandas as pd
+
 from steadymoe.bench import record
 from steadymoe.bench.status import run_folders
 

@@ -24,6 +24,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
 from steadymoe.bench.check import ConfigError, check, flatten
 
 CONF = Path(__file__).parent.parent / "conf"

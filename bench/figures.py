@@ -9,6 +9,7 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
 from steadymoe.bench import stats
 
 # Each seed's curve is averaged over this many steps before seeds are averaged.

@@ -4,9 +4,10 @@ Shapes: B responses, T response positions, N response tokens.
 """
 
 import torch
+from torch import Tensor
+
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.ops import log_ratio, sequence_log_ratio
-from torch import Tensor
 
 # Edges of the histogram of log(π_θ/π_old): 40 bins of 0.05, and one open bin on either side.
 HISTOGRAM_EDGES = torch.linspace(-1.0, 1.0, 41)

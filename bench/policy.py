@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from steadymoe.models.routing import NO_ROUTE, RouteRecorder
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from steadymoe.models.routing import NO_ROUTE, RouteRecorder
 
 
 @dataclass(frozen=True)

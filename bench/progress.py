@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+
 from steadymoe.bench import record
 from steadymoe.bench.compose import Run, labels
 

@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
+
 from steadymoe.bench import atomic
 from steadymoe.bench.columns import TABLES
 

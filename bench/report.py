@@ -8,6 +8,7 @@ from typing import Any
 
 import jinja2
 import pandas as pd
+
 from steadymoe.bench import atomic, collect, figures, record, tables
 
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
 from steadymoe.bench.policy import Sequences, autocast, positions
 from steadymoe.bench.tasks import Task
 from steadymoe.models.routing import NO_ROUTE, RouteRecorder
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
 
 
 @dataclass(frozen=True)

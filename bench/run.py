@@ -16,6 +16,7 @@ from filelock import Timeout
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+
 from steadymoe.bench import checkpoint, cold_start, compose, record
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.collapse import collapsed_at

@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
 from steadymoe.bench import compose, metrics
 from steadymoe.bench.policy import Sequences, positions
 from steadymoe.bench.rollout import Rollout, sample
 from steadymoe.bench.seeding import derive, numpy_generator, torch_generator
 from steadymoe.bench.train import Probe, Trainer
 from steadymoe.models import build
-from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Tables over seeds, from the long form of ``collect.steps`` (with a column ``arm``)."""
 
 import pandas as pd
+
 from steadymoe.bench.stats import Estimate, mean_over_seeds
 
 # Steps at the end of a run over which its final numbers are averaged.

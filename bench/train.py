@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
+from torch import Tensor
+from transformers import PreTrainedModel
+
 from steadymoe.algorithms import Batch
 from steadymoe.bench import drift, metrics
 from steadymoe.bench.policy import Forward, Sequences, forward
@@ -19,8 +22,6 @@ from steadymoe.bench.rollout import Rollout, check_routes, rollout
 from steadymoe.bench.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
 from steadymoe.models.routing import load_balancing_loss, routers
-from torch import Tensor
-from transformers import PreTrainedModel
 
 Row = dict[str, Any]
 

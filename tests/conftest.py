@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from transformers import PreTrainedModel
+
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
-from transformers import PreTrainedModel
 
 MICRO = {
     "_target_": "transformers.Qwen3MoeConfig",

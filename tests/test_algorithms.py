@@ -16,14 +16,15 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
 from steadymoe import algorithms
 from steadymoe.algorithms import Batch, LossOutput, ops
 from steadymoe.algorithms.advantages import GroupMeanStd
 from steadymoe.algorithms.grpo import GRPO
 from steadymoe.algorithms.gspo import GSPO
 from steadymoe.algorithms.reinforce import Reinforce
-from torch import Tensor
-from torch.testing import assert_close
 
 ROOT = Path(__file__).parent.parent
 Loss = Callable[[Batch], LossOutput]

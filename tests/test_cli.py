@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from test_run import SMALL
+
 from steadymoe.bench import cli, compose, progress, record, run
 from steadymoe.bench.check import flatten
-from test_run import SMALL
 
 
 def steadymoe(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hydra.utils import instantiate
+
 from steadymoe import algorithms
 from steadymoe.bench import compose, record, run
 

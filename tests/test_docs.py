@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+
 from steadymoe.bench import catalogue, columns, compose, record, tables
 
 ROOT = Path(__file__).parent.parent

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
+
 from steadymoe.algorithms import Batch, LossOutput, load, names
 from steadymoe.algorithms.advantages import GroupMean, GroupMeanStd, LeaveOneOut
-from torch import Tensor
 
 LENGTHS = (5, 1, 3, 4, 2, 5)
 # One response's advantage; both signs, and one response without signal.

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from steadymoe.bench import compose, record, run, stats
 
 

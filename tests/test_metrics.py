@@ -8,12 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.testing import assert_close
+
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.bench import drift, metrics, seeding
 from steadymoe.bench.collapse import collapsed_at
 from steadymoe.models.routing import NO_ROUTE
-from torch import Tensor
-from torch.testing import assert_close
 
 NONE = [NO_ROUTE, NO_ROUTE]
 

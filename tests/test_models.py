@@ -10,13 +10,14 @@ import pytest
 import torch
 import yaml
 from conftest import MICRO
-from steadymoe.bench.tasks.chain import Chain
-from steadymoe.models import build
-from steadymoe.models.routing import NO_ROUTE, RouteRecorder, load_balancing_loss, routers
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.models import build
+from steadymoe.models.routing import NO_ROUTE, RouteRecorder, load_balancing_loss, routers
 
 CONF = Path(__file__).parent.parent / "conf"
 TOKENS_BS = torch.tensor([[2, 3, 4, 5, 6], [7, 8, 9, 10, 11]])

@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from scipy import stats as scipy_stats
+
 from steadymoe.bench import collect, figures, record, report, stats, status, tables
 
 RECORDED = Path(__file__).parent / "recorded" / "results"

@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import MICRO
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
 from steadymoe.bench.cold_start import demonstrate
 from steadymoe.bench.policy import Forward, Sequences, forward, positions
 from steadymoe.bench.rollout import Rollout, check_routes, rollout
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
 from steadymoe.models.routing import NO_ROUTE
-from torch import Tensor
-from torch.testing import assert_close
-from transformers import PreTrainedModel
 
 Script = Callable[[Chain, list[str], list[str]], Rollout]
 PROMPTS = ["3+3+1+1*0=", "5*3-3-5=", "5+1-4*4=", "3-0-1=", "3-4*2=", "5*2*4*5-3="]

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from pandas.testing import assert_frame_equal
+
 from steadymoe.bench import checkpoint, cold_start, compose, record, run
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.columns import TABLES
@@ -289,6 +290,7 @@ def test_of_two_runs_that_want_one_cold_start_one_makes_it_and_the_other_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hydra.utils import instantiate
+
     from steadymoe.models import build
 
     made = planned(tmp_path)

@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+
 from steadymoe.bench.tasks import is_held_out
 from steadymoe.bench.tasks.chain import Chain, character_tokenizer
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from steadymoe.bench.tasks import is_held_out
 from tokenizers import Regex, Tokenizer, decoders
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
+
+from steadymoe.bench.tasks import is_held_out
 
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
