@@ -5,7 +5,8 @@
 
 Differs from GSPO in the unit of the ratio: each token has its own, and is clipped on its own.
 
-Left out: 1. the KL term to a reference policy (GSPO's authors, too, compare without it).
+Left out: 1. the KL term to a reference policy (GSPO's paper leaves it out "for brevity"; its first author says
+to turn it off, verl pull request 2775).
 """
 
 from dataclasses import dataclass

@@ -42,6 +42,7 @@ _SHARES = (
     "cold_start.accuracy_high",
     "probe.fraction",
     "collapse.reward_fraction",
+    "collapse.least_reward",
 )
 _CHOICES = {"device": ("cpu", "cuda"), "precision": ("fp32", "bf16")}
 # Added keys here are fields of a class, which refuses what it does not know.

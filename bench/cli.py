@@ -1,6 +1,7 @@
 """The command ``steadymoe``: run, report, status."""
 
 import argparse
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -46,10 +47,7 @@ def _run(words: list[str]) -> int:
             return 0
         for each in runs:
             run.refuse_other_config(each)
-        Path(runs[0].config["results_dir"]).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        print(f"steadymoe: the results folder cannot be written: {error}", file=sys.stderr)
-        return 2
+        _make_folder(Path(runs[0].config["results_dir"]))
     except (compose.ConfigError, ValueError) as error:
         print(f"steadymoe: {error}", file=sys.stderr)
         return 2
@@ -58,6 +56,8 @@ def _run(words: list[str]) -> int:
     if len(waiting) < len(runs):
         console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs have ended before and are left as they are")
     if waiting:
+        # A batch system's way to end a job is treated as Ctrl-C: the workers are stopped too.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             with progress.watch(runs, console):
                 run.launch(["-m", *overrides] if multirun else overrides)
@@ -77,6 +77,15 @@ def _run(words: list[str]) -> int:
     where = "" if results == "results" else f" --results {results}"
     console.print(f"next: steadymoe report --experiment {experiment}{where}", highlight=False, soft_wrap=True)
     return 1 if failed else 0
+
+
+def _make_folder(results: Path) -> None:
+    from steadymoe.bench.compose import ConfigError
+
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"results_dir={results} cannot be written: {error}") from error
 
 
 def _flags(words: list[str]) -> tuple[bool, list[str], list[str]]:

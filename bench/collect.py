@@ -34,6 +34,9 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 "parameters": facts.get("parameters"),
                 "config_hash": facts["config_hash"],
                 "config_without_seed": facts["config_hash_without_seed"],
+                "settings": facts["settings_hash"],
+                "algorithm_code": facts["algorithm_code"],
+                "axes_values": facts["axes"],
                 "versions": " ".join(f"{name} {number}" for name, number in facts["versions"].items()),
                 "revision": revision["commit"] + ("+changes" if revision["changed"] else ""),
                 "machine": f"{facts['machine']['cpu']}, {facts['machine'].get('gpu', facts['config']['device'])}",
@@ -70,5 +73,12 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
 
 def name_arms(frame: pd.DataFrame) -> pd.Series:
     """A short name for what each row compares: its algorithm, and what else differs within ``frame``."""
-    varying = [key for key in ARM_KEYS if key == "algorithm" or frame[key].nunique() > 1]
-    return frame[varying].apply(lambda row: " ".join(part for part in row if part), axis=1)
+    varying = [key for key in ARM_KEYS if key == "algorithm" or (key != "axes" and frame[key].nunique() > 1)]
+    axes = frame["axes_values"].tolist()
+    keys = sorted({key for each in axes for key in each})
+    differing = [key for key in keys if len({str(each.get(key)) for each in axes}) > 1]
+    names = [
+        " ".join([*row, *(f"{key.rpartition('.')[2]}={each[key]}" for key in differing if key in each)])
+        for row, each in zip(frame[varying].to_numpy().tolist(), axes, strict=True)
+    ]
+    return pd.Series(names, index=frame.index)

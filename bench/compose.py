@@ -125,6 +125,15 @@ def config_hash(config: Mapping[str, Any], neutral: Mapping[str, Any] | None = N
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def settings_hash(run: Run) -> str:
+    """A hash of what runs of one sweep share: all but seed, axes, algorithm, model and task."""
+    flat = flatten(run.config)
+    named = ("algorithm.", "model.", "task.")
+    shared = {k: v for k, v in flat.items() if not k.startswith(named) and k not in run.axes and k != "seed"}
+    shared = {key: value for key, value in shared.items() if key not in _NO_NUMBERS}
+    return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def axes_name(axes: Mapping[str, Any]) -> str:
     """Overrides as one folder name: sorted, of harmless characters, hashed beyond 120 of them; "" for none."""
     name = ",".join(f"{key}={axes[key]}" for key in sorted(axes))
@@ -186,7 +195,8 @@ def _choices(unknown: str, words: Sequence[str]) -> str:
     parent = unknown.rpartition(".")[0]
     siblings = [key for key in keys if parent and key.startswith(f"{parent}.") and not key.endswith("_target_")]
     if siblings:
-        return f"choose from {', '.join(siblings)}"
+        others = "; + adds a field that the YAML leaves out" if parent == "model.config" else ""
+        return f"choose from {', '.join(siblings)}{others}"
     top = sorted({key.partition(".")[0] for key in keys} | set(groups))
     near = difflib.get_close_matches(unknown, sorted({*keys, *top}), n=3)
     return f"did you mean {', '.join(near)}?" if near else f"choose from {', '.join(top)}"

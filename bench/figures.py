@@ -16,6 +16,8 @@ from steadymoe.bench import stats
 SMOOTHED_OVER = 5
 # Shares and rewards: an interval is not drawn where the quantity cannot be.
 _SHARES = {"reward", "eval_accuracy", "expert_change_rate", "clip_fraction"}
+# Shares of clipped tokens are drawn on a logarithmic scale that turns linear below this, so that 0 is shown.
+_LEAST_CLIPPED = 1e-3
 # Okabe and Ito's palette, distinguishable without colour vision; and line styles for print.
 _COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000"]
 _STYLES = ["-", "--", "-.", ":"]
@@ -64,9 +66,9 @@ def clip_fraction(steps: pd.DataFrame) -> Figure:
             axis.bar(arm, estimate.mean, color=_COLOURS[index % len(_COLOURS)], alpha=0.6, width=0.6)
             axis.plot([arm] * len(seeds), seeds, ".", color="black", markersize=4)
             axis.annotate(f"{estimate.mean:.2g}", (arm, seeds.max()), (0, 6), textcoords="offset points", ha="center")
-        if not chosen.empty and chosen["value"].gt(0).any():
-            axis.set_yscale("log")
-            axis.margins(y=0.2)
+        axis.set_yscale("symlog", linthresh=_LEAST_CLIPPED)
+        axis.set_ylim(0, 1.5)
+        axis.tick_params(axis="x", labelrotation=30 if steps["arm"].nunique() > 4 else 0)
         axis.set_ylabel("clipped tokens (share)")
         axis.grid(visible=False, axis="x")
         return _finish(figure, None, f"Bar: mean over steps and seeds ({_seeds(steps)}); dots: seeds.")
@@ -80,6 +82,7 @@ def overview(steps: pd.DataFrame) -> Figure:
         _curves(axes[1], steps, "expert_change_rate", "expert-change rate")
         _curves(axes[2], steps, "token_ratio_variance", "variance of the token ratio", log=True)
         _curves(axes[3], steps, "clip_fraction", "clipped tokens (share)")
+        axes[3].set_yscale("symlog", linthresh=_LEAST_CLIPPED)
         return _finish(figure, axes[0], caption(steps, log=True))
 
 
@@ -104,7 +107,15 @@ def caption(steps: pd.DataFrame, log: bool = False) -> str:
     least = steps.groupby("arm")["seed"].nunique().min()
     interval = "; shaded: 95 % t interval" if least >= stats.LEAST_FOR_INTERVAL else ""
     geometric = " (geometric on logarithmic axes)" if log else ""
-    return f"Mean over seeds{geometric}, {_seeds(steps)}, of curves smoothed over {SMOOTHED_OVER} steps{interval}."
+    smoothed = f"of curves smoothed over {SMOOTHED_OVER} steps"
+    return f"Mean over seeds{geometric}, {_seeds(steps)}, {smoothed}{interval}.{_without(steps)}"
+
+
+def _without(steps: pd.DataFrame) -> str:
+    """Names the arms that have no clip, where a reader may miss their line."""
+    clipped = set(steps.loc[steps["metric"] == "clip_fraction", "arm"])
+    lacking = sorted(set(steps["arm"]) - clipped)
+    return f" No clip: {', '.join(lacking)}." if lacking and clipped else ""
 
 
 def _seeds(steps: pd.DataFrame) -> str:

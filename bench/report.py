@@ -32,10 +32,7 @@ def make(results: Path, experiment: str | None = None) -> Report:
     found = collect.runs(results, experiment)
     ended = found[found["status"].isin(record.ENDED)]
     if ended.empty:
-        raise NothingToReport(
-            f"no ended runs below {results / 'runs' / (experiment or '')}; "
-            f"start some with: steadymoe run experiment={experiment or 'quickstart'}"
-        )
+        raise NothingToReport(f"no ended runs below {results / 'runs' / (experiment or '')}; {_known(results)}")
     for folder in ("tables", "figures"):
         (results / folder).mkdir(parents=True, exist_ok=True)
     files, markdown, sections = [], [], []
@@ -51,11 +48,20 @@ def make(results: Path, experiment: str | None = None) -> Report:
     return Report([*files, results / "report.html"], "\n".join(markdown))
 
 
+def _known(results: Path) -> str:
+    """What there is to report instead."""
+    names = sorted(path.name for path in (results / "runs").glob("*") if path.is_dir())
+    return f"experiments there: {', '.join(names)}" if names else "start some with: steadymoe run experiment=quickstart"
+
+
 def _mixed(runs: pd.DataFrame) -> list[str]:
     """In what runs differ that stand in one table as if they did not."""
     mixed = [key for key in ("versions", "revision", "machine") if runs[key].nunique() > 1]
-    configs = runs.groupby("arm")["config_without_seed"].nunique()
-    return mixed + [f"config ({arm})" for arm in configs.index[configs > 1]]
+    mixed += ["settings besides the axes"] if runs["settings"].nunique() > 1 else []
+    for what in ("config_without_seed", "algorithm_code"):
+        counts = runs.groupby("arm")[what].nunique()
+        mixed += [f"{what.removesuffix('_without_seed').replace('_', ' ')} ({arm})" for arm in counts.index[counts > 1]]
+    return mixed
 
 
 def _section(
@@ -68,7 +74,7 @@ def _section(
     texts = {
         results / "tables" / f"{name}-summary.md": f"{markdown}\n\n{tables.CAPTION}\n",
         results / "tables" / f"{name}-summary.csv": tables.to_numbers(summary).to_csv(index=False),
-        results / "tables" / f"{name}-runs.csv": found.drop(columns="folder").to_csv(index=False),
+        results / "tables" / f"{name}-runs.csv": found.drop(columns=["folder", "axes_values"]).to_csv(index=False),
     }
     for path, text in texts.items():
         atomic.write(path, partial(Path.write_text, data=text))

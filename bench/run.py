@@ -1,5 +1,7 @@
 """One run from its config to its folder: cold start, steps, checkpoints, and how it ended."""
 
+import hashlib
+import inspect
 import os
 import platform
 import subprocess
@@ -43,7 +45,7 @@ def refuse_other_config(run: compose.Run) -> None:
     before = record.read_run(run.folder)
     if before is not None and before["config_hash"] != run.config_hash:
         raise ConfigError(
-            f"{run.folder} holds a {record.status(run.folder)} run of another config "
+            f"{run.folder} holds a run of another config, {record.status(run.folder)} "
             f"({compose.difference(before['config'], run.config)}); "
             "choose another experiment_name, or remove that folder"
         )
@@ -60,6 +62,11 @@ def execute(run: compose.Run) -> str:
         return record.status(run.folder)
     try:
         with Record(run.folder, _facts(run)) as folder:
+            # Again, now that nobody else can change it: another process may have ended it meanwhile.
+            refuse_other_config(run)
+            before = record.read_run(run.folder)
+            if before is not None and before["status"] in record.ENDED:
+                return before["status"]
             try:
                 _train(run, folder)
             except Exception:
@@ -121,14 +128,14 @@ def _train(run: compose.Run, folder: Record) -> None:
 
 
 def _same_ground(folder: Record) -> bool:
-    """Whether a checkpoint in the folder was made with these library versions, and so from this cold start.
+    """Whether a checkpoint in the folder was made with these library versions and this code of the algorithm.
 
     If not, the run starts anew, and ``run.json`` says so under ``restarted``.
     """
     before = record.read_run(folder.folder)
-    same = before is not None and before["versions"] == folder.run["versions"]
+    same = before is not None and all(before[key] == folder.run[key] for key in ("versions", "algorithm_code"))
     if folder.checkpoint.exists() and not same:
-        folder.run["restarted"] = "the library versions have changed since its checkpoint"
+        folder.run["restarted"] = "the library versions or the code of the algorithm have changed since its checkpoint"
     return same
 
 
@@ -144,6 +151,8 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "seed": config["seed"],
         "config_hash": run.config_hash,
         "config_hash_without_seed": compose.config_hash(config | {"seed": None}),
+        "settings_hash": compose.settings_hash(run),
+        "algorithm_code": _code(run),
         "command": run.command,
         "cold_start": {"fingerprint": cold_start.fingerprint(config)},
         "versions": {"python": platform.python_version()}
@@ -154,6 +163,13 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "diverged": None,
         "error": None,
     }
+
+
+def _code(run: compose.Run) -> str:
+    """A hash of the source files of the loss and the advantage, which a user's own may change without a commit."""
+    targets = [run.config["algorithm"][part]["_target_"] for part in ("loss", "advantage")]
+    files = [inspect.getfile(hydra.utils.get_class(target)) for target in targets]
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
 
 
 def _revision() -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", default=["micro", "tiny", "deep"], help="names from conf/model")
-    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds; the medians are printed")
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds; the medians are printed")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for model in arguments.model:

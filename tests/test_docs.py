@@ -56,3 +56,15 @@ def test_the_readmes_table_is_that_of_the_recorded_runs() -> None:
 
 def test_the_catalogue_of_algorithms_is_fresh() -> None:
     assert (ROOT / "docs" / "algorithms.md").read_text() == catalogue.markdown()
+
+
+def test_the_readmes_claims_are_those_of_the_recorded_runs() -> None:
+    steps = pd.read_parquet(REFERENCE / "data" / "quickstart-steps.parquet")
+    means = steps.groupby(["metric", "seed", "arm"])["value"].mean()
+    slower = means["reward"].unstack("arm")
+    assert (slower["gspo"] < slower["grpo"]).all()
+    assert "lower mean reward than GRPO in each of the three seeds" in " ".join(README.split())
+    clipped = means["clip_fraction"].groupby("arm").mean()
+    assert 30 < clipped["gspo"] / clipped["grpo"] < 300
+    assert "clips two orders of magnitude more" in " ".join(README.split())
+    assert tables.CAPTION in " ".join(README.split())

@@ -232,7 +232,7 @@ def test_load_counts_response_tokens_and_experts_that_nobody_chose() -> None:
     ],
 )
 def test_collapse_on_a_hand_made_curve(rewards: list[float], step: int | None) -> None:
-    assert collapsed_at(rewards, window=3, reward_fraction=0.5, patience=4) == step
+    assert collapsed_at(rewards, window=3, reward_fraction=0.5, patience=4, least_reward=0.0) == step
 
 
 # --- seeds -------------------------------------------------------------------------------------------
@@ -268,3 +268,9 @@ def test_seeds_fit_both_generators_and_do_not_repeat() -> None:
     seeds = {seeding.derive(seed, stage, step) for seed in range(10) for stage in "abc" for step in range(100)}
     assert len(seeds) == 3000
     assert 0 <= min(seeds) <= max(seeds) < 2**63
+
+
+def test_what_was_never_high_cannot_collapse() -> None:
+    luck = [0.02, 0.02, 0.0, 0.0, 0.0, 0.0]
+    assert collapsed_at(luck, window=1, reward_fraction=0.5, patience=2, least_reward=0.0) == 3
+    assert collapsed_at(luck, window=1, reward_fraction=0.5, patience=2, least_reward=0.1) is None

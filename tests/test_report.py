@@ -40,15 +40,12 @@ def test_the_long_table_holds_every_recorded_number_once(runs: pd.DataFrame, ste
 
 
 def test_arms_are_named_by_what_differs() -> None:
-    frame = pd.DataFrame(
-        [["e", "grpo", "tiny", "chain", ""], ["e", "grpo", "tiny", "chain", "steps=9"]],
-        columns=collect.ARM_KEYS,
-    )
-    assert collect.name_arms(frame).tolist() == ["grpo", "grpo steps=9"]
-    assert collect.name_arms(frame.assign(model=["tiny", "deep"])).tolist() == [
-        "grpo tiny",
-        "grpo deep steps=9",
-    ]
+    frame = pd.DataFrame([["e", "grpo", "tiny", "chain", ""]] * 2, columns=collect.ARM_KEYS)
+    shared = {"cold_start.noise": 0.3}
+    frame["axes_values"] = [shared, shared | {"optimizer.learning_rate": 0.1}]
+    assert collect.name_arms(frame).tolist() == ["grpo", "grpo learning_rate=0.1"]
+    frame["model"] = ["tiny", "deep"]
+    assert collect.name_arms(frame).tolist() == ["grpo tiny", "grpo deep learning_rate=0.1"]
 
 
 def test_the_interval_is_students_and_covers_as_often_as_it_says() -> None:
@@ -138,6 +135,9 @@ def test_clip_bars_are_means_over_seeds_and_a_loss_without_a_clip_has_none(steps
     (axis,) = figures.FIGURES["clip_fraction"](steps).axes
     chosen = steps[steps["metric"] == "clip_fraction"].groupby("arm")["value"].mean()
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["grpo", "gspo"]
+    dots = [y for line in axis.lines for y in line.get_ydata()]
+    assert len(dots) == 6
+    assert min(dots) >= axis.get_ylim()[0]  # a seed at 0 is shown too
     np.testing.assert_allclose([bar.get_height() for bar in axis.patches], chosen.loc[["grpo", "gspo"]])
 
 
@@ -233,9 +233,11 @@ def test_runs_of_different_configs_or_versions_are_not_mixed_silently(tmp_path: 
     path.write_text(re.sub(r'"torch": "[^"]*"', '"torch": "9.9"', path.read_text()))
     report.make(tmp_path)
     edit(next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json")), config_hash_without_seed="another")
+    edit(next((tmp_path / "runs" / "small" / "grpo").glob("**/run.json")), settings_hash="another", algorithm_code="x")
     made = report.make(tmp_path)
-    assert "These runs differ in versions, config (gspo)" in (tmp_path / "report.html").read_text()
-    assert "These runs differ in versions, config (gspo)" in made.table
+    differ = "These runs differ in versions, settings besides the axes, config (gspo), algorithm code (grpo)"
+    assert differ in (tmp_path / "report.html").read_text()
+    assert differ in made.table
 
 
 def test_a_variance_is_averaged_on_a_logarithmic_scale() -> None:

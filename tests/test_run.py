@@ -218,6 +218,16 @@ def test_a_finished_run_is_left_alone_and_another_config_is_refused(
     assert results in finished.folder.parents
 
 
+def test_a_run_that_another_process_ended_while_this_one_waited_for_it_is_left_alone(
+    finished: compose.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = iter(["running"])  # what was seen before the lock was taken
+    told = record.status
+    monkeypatch.setattr(record, "status", lambda folder: next(statuses, None) or told(folder))
+    monkeypatch.setattr(run, "_train", lambda *_: pytest.fail("trained again"))
+    assert run.execute(finished) == "finished"
+
+
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
     made = planned(tmp_path)
     with record.Record(made.folder, {"config_hash": made.config_hash}) as other:
