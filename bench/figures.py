@@ -106,7 +106,7 @@ def caption(steps: pd.DataFrame, log: bool = False) -> str:
     """Statistic, smoothing, interval and number of seeds, as the caption of a figure of curves says them."""
     least = steps.groupby("arm")["seed"].nunique().min()
     interval = "; shaded: 95 % t interval" if least >= stats.LEAST_FOR_INTERVAL else ""
-    geometric = " (geometric on logarithmic axes)" if log else ""
+    geometric = " (of variances the geometric one)" if log else ""
     smoothed = f"of curves smoothed over {SMOOTHED_OVER} steps"
     return f"Mean over seeds{geometric}, {_seeds(steps)}, {smoothed}{interval}.{_without(steps)}"
 
