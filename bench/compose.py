@@ -113,25 +113,31 @@ def run(words: Sequence[str]) -> Run:
 
 def config_hash(config: Mapping[str, Any], neutral: Mapping[str, Any] | None = None) -> str:
     """16 hex digits over everything that changes numbers; fields at their neutral value leave it unchanged."""
-    neutral = NEUTRAL if neutral is None else neutral
-    numbers = {
-        key: value
-        for key, value in flatten(config).items()
-        if key.partition(".")[0] not in _NO_NUMBERS and not (key in neutral and neutral[key] == value)
-    }
-    if config["cold_start"]["path"] is not None:  # what stands in the file counts, not where the file is
-        weights = Path(config["cold_start"]["path"]).read_bytes()
-        numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
-    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
+    return _digest(_numbers(config, NEUTRAL if neutral is None else neutral))
 
 
 def settings_hash(run: Run) -> str:
     """A hash of what runs of one sweep share: all but seed, axes, algorithm, model and task."""
-    flat = flatten(run.config)
     named = ("algorithm.", "model.", "task.")
-    shared = {k: v for k, v in flat.items() if not k.startswith(named) and k not in run.axes and k != "seed"}
-    shared = {key: value for key, value in shared.items() if key not in _NO_NUMBERS}
-    return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+    numbers = _numbers(run.config, NEUTRAL).items()
+    return _digest({k: v for k, v in numbers if not k.startswith(named) and k not in run.axes and k != "seed"})
+
+
+def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str, Any]:
+    """The flattened config without what changes no number, and without fields at their neutral value."""
+    numbers = {
+        key: value
+        for key, value in flatten(config).items()
+        if key not in _NO_NUMBERS and not (key in neutral and neutral[key] == value)
+    }
+    if config["cold_start"]["path"] is not None:  # what stands in the file counts, not where the file is
+        weights = Path(config["cold_start"]["path"]).read_bytes()
+        numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
+    return numbers
+
+
+def _digest(numbers: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def axes_name(axes: Mapping[str, Any]) -> str:
@@ -148,9 +154,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     before, after = flatten(old), flatten(new)
     keys = [key for key in sorted(before | after) if before.get(key, "absent") != after.get(key, "absent")]
     return ", ".join(
-        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
-        for key in keys
-        if key.partition(".")[0] not in _NO_NUMBERS
+        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in keys if key not in _NO_NUMBERS
     )
 
 

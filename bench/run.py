@@ -154,7 +154,8 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "settings_hash": compose.settings_hash(run),
         "algorithm_code": _code(run),
         "command": run.command,
-        "cold_start": {"fingerprint": cold_start.fingerprint(config)},
+        # Of a given cold start, its path is added later; it is none of the cached ones.
+        "cold_start": {} if config["cold_start"]["path"] else {"fingerprint": cold_start.fingerprint(config)},
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in ("steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core")},
         "revision": _revision(),

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,14 @@ def test_a_field_added_later_at_its_neutral_value_leaves_old_hashes_valid() -> N
     assert compose.config_hash(new, neutral) == compose.config_hash(old, neutral)
     changed = old | {"routing": old["routing"] | {"replay": "r2"}}
     assert compose.config_hash(changed, neutral) != compose.config_hash(old, neutral)
+
+
+def test_runs_of_before_and_after_a_neutral_field_share_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    (old,) = compose.plan([])
+    new = replace(old, config=old.config | {"routing": old.config["routing"] | {"replay": "off"}})
+    assert compose.settings_hash(new) != compose.settings_hash(old)
+    monkeypatch.setattr(compose, "NEUTRAL", {"routing.replay": "off"})
+    assert compose.settings_hash(new) == compose.settings_hash(old)
 
 
 def test_recorded_hashes_are_those_of_today() -> None:

@@ -352,6 +352,8 @@ def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_cha
     given = planned(tmp_path, f"cold_start.path={weights}")
     assert run.execute(given) == "finished"
     assert_same(first.folder, given.folder)
+    assert (record.read_run(given.folder) or {})["cold_start"] == {"path": str(weights)}
+    assert (record.read_run(first.folder) or {})["cold_start"]["fingerprint"] == weights.stem
     missed = planned(tmp_path, "cold_start.accuracy_low=0.9", "cold_start.max_updates=40")
     assert run.execute(missed) == "failed"
     facts = record.read_run(missed.folder)
