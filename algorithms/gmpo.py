@@ -4,37 +4,41 @@
     c(x) = min(x, ε_high) where Â > 0,  max(x, −ε_low) where Â < 0
     (2507.20673; equation not seen, verl's code was)
 
-Differs from GSPO in the clip: tokens one by one, on log-ratios, and not the response as a whole. The band
-is one on log r: ``log_clip_low``, ``log_clip_high``.
+Shaper: min-clip on log-ratios. Differs from GSPO in the clip: tokens one by one, on log-ratios, and not the
+response as a whole. The band is one on log r: ``log_clip_low``, ``log_clip_high``.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from steadymoe.algorithms import ops
-from steadymoe.algorithms.batch import Batch, LossOutput
+from steadymoe.algorithms.batch import Batch, Surrogate
+from steadymoe.algorithms.loss import RatioLoss
 
 
-@dataclass(frozen=True)
-class GMPO:
+@dataclass(frozen=True, kw_only=True)
+class GMPO(RatioLoss):
     """Geometric-mean ratio of tokens clipped in log space; the advantage must be constant along a response."""
 
     log_clip_low: float = 0.4
     log_clip_high: float = 0.4
 
+    UNITS: ClassVar = ("token",)  # the geometric mean comes after the clip
+    TOKEN_SUM_IS: ClassVar = "luspo"
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (self.log_clip_low >= 0 and self.log_clip_high >= 0):
             raise ValueError(
                 "log_clip_low and log_clip_high are distances from 0 on the log-ratio, >= 0; "
                 f"got {self.log_clip_low} and {self.log_clip_high}"
             )
 
-    def __call__(self, batch: Batch) -> LossOutput:
-        """The loss on one mini-batch."""
-        log_ratio_BT = ops.log_ratio(batch.logprobs_BT, batch.old_logprobs_BT)
-        low_BT = (log_ratio_BT < -self.log_clip_low) & (batch.advantages_BT < 0)
-        high_BT = (log_ratio_BT > self.log_clip_high) & (batch.advantages_BT > 0)
+    def surrogate(self, batch: Batch) -> Surrogate:
+        """The sequence ratio of the clipped log-ratios, times A; a clipped token has no gradient."""
+        log_ratio_BT, advantages_BT = self.log_ratio(batch), batch.advantages_BT
+        low_BT = (log_ratio_BT < -self.log_clip_low) & (advantages_BT < 0)
+        high_BT = (log_ratio_BT > self.log_clip_high) & (advantages_BT > 0)
         clipped_BT = log_ratio_BT.clamp(-self.log_clip_low, self.log_clip_high)
-        mean_B = ops.sequence_log_ratio(clipped_BT.where(low_BT | high_BT, log_ratio_BT), batch.mask_BT)
-        advantages_B = ops.masked_mean_T(batch.advantages_BT, batch.mask_BT)
-        loss = -ops.sequence_mean(mean_B.exp() * advantages_B, batch.mask_BT)
-        return LossOutput(loss, {"clipped_low_BT": low_BT, "clipped_high_BT": high_BT})
+        kept_BT = clipped_BT.where(low_BT | high_BT, log_ratio_BT)
+        return Surrogate(ops.ratio(kept_BT, batch.mask_BT, "sequence") * advantages_BT, low_BT, high_BT)

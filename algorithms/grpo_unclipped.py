@@ -2,21 +2,20 @@
 
     J = mean_i (1/T_i) Σ_t w_{i,t} Â_{i,t},   w_{i,t} = π_θ(y_{i,t}) / π_old(y_{i,t})
 
-Differs from GRPO in that nothing bounds the step, and from REINFORCE in that the ratio corrects for data
-that the policy has moved away from. Not a published algorithm.
+Shaper: none. Differs from GRPO in that nothing bounds the step, and from REINFORCE in that the ratio corrects
+for data that the policy has moved away from. Not a published algorithm.
 """
 
 from dataclasses import dataclass
 
-from steadymoe.algorithms import ops
-from steadymoe.algorithms.batch import Batch, LossOutput
+from steadymoe.algorithms.batch import Batch, Surrogate
+from steadymoe.algorithms.loss import RatioLoss
 
 
-@dataclass(frozen=True)
-class GRPOUnclipped:
-    """Token-level importance sampling, averaged over each response and then over responses."""
+@dataclass(frozen=True, kw_only=True)
+class GRPOUnclipped(RatioLoss):
+    """Importance sampling, averaged over each response and then over responses."""
 
-    def __call__(self, batch: Batch) -> LossOutput:
-        """The loss on one mini-batch; reports no clip metrics, for there is no clip."""
-        ratio_BT = ops.log_ratio(batch.logprobs_BT, batch.old_logprobs_BT).exp()
-        return LossOutput(-ops.seq_mean_token_mean(ratio_BT * batch.advantages_BT, batch.mask_BT))
+    def surrogate(self, batch: Batch) -> Surrogate:
+        """w A; there is no clip."""
+        return Surrogate(self.ratio_of(batch) * batch.advantages_BT)

@@ -3,7 +3,8 @@
     J = mean_i min( s_i Â_i, clip(s_i, 1 − ε_low, 1 + ε_high) Â_i ),
     s_i = exp( (1/T_i) Σ_t log π_θ(y_{i,t}) / π_old(y_{i,t}) )          (2507.18071, eqs. 5 and 7)
 
-Differs from GRPO in the unit of the ratio: its geometric mean over the response, clipped as a whole.
+Shaper: min-clip. Differs from GRPO in the unit of the ratio: its geometric mean over the response, clipped as a
+whole. It is computed token by token, which eqs. 13 and 14 show to be the same in value, clip and gradient.
 
 Not in the paper, off by default: ``scale_band_with_length``. If the token log-ratios are about
 independent, the standard deviation of log s_i falls with √T_i, so the paper's band, made for responses of
@@ -12,44 +13,43 @@ thousands of tokens, is too narrow for twenty. The option multiplies both edges 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from steadymoe.algorithms import ops
-from steadymoe.algorithms.batch import Batch, LossOutput
+from steadymoe.algorithms.batch import Batch, Surrogate
+from steadymoe.algorithms.loss import ClippedLoss
 
 
-@dataclass(frozen=True)
-class GSPO:
-    """Sequence-level clipped surrogate; the advantage must be constant along a response."""
+@dataclass(frozen=True, kw_only=True)
+class GSPO(ClippedLoss):
+    """Sequence-level clipped surrogate; of an advantage that differs within a response, the mean counts."""
 
+    ratio: str = "sequence"
     clip_low: float = 3e-4
     clip_high: float = 4e-4
     scale_band_with_length: bool = False
     reference_length: int = 4096
 
+    UNITS: ClassVar = ("sequence",)
+    TOKEN_SUM_IS: ClassVar = "luspo"
+
     def __post_init__(self) -> None:
-        ops.check_band(self.clip_low, self.clip_high)
+        super().__post_init__()
         if self.reference_length < 1:
             raise ValueError(f"reference_length is a number of tokens, >= 1; got {self.reference_length}")
 
-    def __call__(self, batch: Batch) -> LossOutput:
-        """The loss on one mini-batch; the tokens of a clipped response are all marked as clipped."""
-        log_ratio_BT = ops.log_ratio(batch.logprobs_BT, batch.old_logprobs_BT)
-        ratio_B = ops.sequence_log_ratio(log_ratio_BT, batch.mask_BT).exp()
-        advantages_B = ops.masked_mean_T(batch.advantages_BT, batch.mask_BT)
+    def surrogate(self, batch: Batch) -> Surrogate:
+        """min(s A, clip(s) A); the tokens of a clipped response are all marked as clipped."""
+        advantages_B1 = ops.masked_mean_T(batch.advantages_BT, batch.mask_BT)[:, None]
         width = self._width(batch.mask_BT)
-        surrogate_B, low_B, high_B = ops.clipped_surrogate(
-            ratio_B, advantages_B, self.clip_low * width, self.clip_high * width
-        )
-        loss = -ops.sequence_mean(surrogate_B, batch.mask_BT)
-        mask_BT = batch.mask_BT.bool()
-        return LossOutput(
-            loss, {"clipped_low_BT": low_B[:, None] & mask_BT, "clipped_high_BT": high_B[:, None] & mask_BT}
+        return ops.clipped_surrogate(
+            self.ratio_of(batch), advantages_B1, self.clip_low * width, self.clip_high * width, self.dual_clip
         )
 
     def _width(self, mask_BT: Tensor) -> Tensor | float:
-        """The factor on the band of each response, (B,), or 1."""
+        """The factor on the band of each response, (B, 1), or 1."""
         if not self.scale_band_with_length:
             return 1.0
-        return (self.reference_length / mask_BT.sum(-1).clamp(min=1)).sqrt()
+        return (self.reference_length / mask_BT.sum(-1, keepdim=True).clamp(min=1)).sqrt()

@@ -3,32 +3,23 @@
     J = mean_i (1/T_i) Σ_t min( s_{i,t} Â_{i,t}, clip(s_{i,t}, 1 − ε_low, 1 + ε_high) Â_{i,t} ),
     s_{i,t} = sg[s_i] · π_θ(y_{i,t}) / sg[π_θ(y_{i,t})]                                    (2507.18071, eqs. 13 and 14)
 
-Differs from GSPO only where advantages differ within a response; otherwise value, clip and gradient agree.
+Shaper: min-clip. Differs from GSPO only where advantages differ within a response; otherwise value, clip and
+gradient agree.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from steadymoe.algorithms import ops
-from steadymoe.algorithms.batch import Batch, LossOutput
+from steadymoe.algorithms.grpo import GRPO
 
 
-@dataclass(frozen=True)
-class GSPOToken:
-    """The sequence ratio on every token, with the gradient of that token."""
+@dataclass(frozen=True, kw_only=True)
+class GSPOToken(GRPO):
+    """GRPO with the sequence ratio on every token, and the gradient of that token."""
 
+    ratio: str = "sequence"
     clip_low: float = 3e-4
     clip_high: float = 4e-4
 
-    def __post_init__(self) -> None:
-        ops.check_band(self.clip_low, self.clip_high)
-
-    def __call__(self, batch: Batch) -> LossOutput:
-        """The loss on one mini-batch."""
-        log_ratio_BT = ops.log_ratio(batch.logprobs_BT, batch.old_logprobs_BT)
-        sequence_B1 = ops.sequence_log_ratio(log_ratio_BT, batch.mask_BT).exp().detach()[:, None]
-        ratio_BT = sequence_B1 * (batch.logprobs_BT - batch.logprobs_BT.detach()).exp()
-        surrogate_BT, low_BT, high_BT = ops.clipped_surrogate(
-            ratio_BT, batch.advantages_BT, self.clip_low, self.clip_high
-        )
-        loss = -ops.seq_mean_token_mean(surrogate_BT, batch.mask_BT)
-        return LossOutput(loss, {"clipped_low_BT": low_BT, "clipped_high_BT": high_BT})
+    UNITS: ClassVar = ("sequence",)
+    TOKEN_SUM_IS: ClassVar = "luspo"

@@ -3,36 +3,43 @@
     J = mean_i Σ_t M_{i,t} sg[ π_θ/μ ] Â log π_θ(y_{i,t}),
     M = 0 where Â > 0 and r > 1 + ε_high, or Â < 0 and r < 1 − ε_low; else 1;  r = π_θ/π_old     (2512.01374, eq. 7)
 
-The weight is capped at ``ratio_cap`` (truncated importance sampling). Differs from PPO's clip in the
-weight's anchor μ: with μ = π_old and no cap its gradient is that of PPO's clip with a sum over tokens.
+The weight is capped at ``ratio_cap`` (truncated importance sampling). Shaper: mask and capped weight. Differs from
+PPO's clip in the weight's anchor μ: with μ = π_old and no cap its gradient is that of PPO's clip with a sum over
+tokens. ``anchor`` is that of the mask.
 """
 
 from dataclasses import dataclass
 
 from steadymoe.algorithms import ops
-from steadymoe.algorithms.batch import Batch, LossOutput
+from steadymoe.algorithms.batch import Batch, Surrogate
+from steadymoe.algorithms.loss import RatioLoss, Traits, check_band, check_cap
 
 
-@dataclass(frozen=True)
-class MiniRL:
+@dataclass(frozen=True, kw_only=True)
+class MiniRL(RatioLoss):
     """Masked, weighted policy gradient, summed over the tokens of a response."""
 
+    aggregation: str = "seq-mean-token-sum"
     clip_low: float = 0.2
     clip_high: float = 0.27
     ratio_cap: float | None = 5.0
 
     def __post_init__(self) -> None:
-        ops.check_band(self.clip_low, self.clip_high)
-        if self.ratio_cap is not None and not self.ratio_cap > 1:
-            raise ValueError(f"ratio_cap bounds a ratio from above, > 1, or null for none; got {self.ratio_cap}")
+        super().__post_init__()
+        check_band(self.clip_low, self.clip_high)
+        check_cap(self.ratio_cap)
 
-    def __call__(self, batch: Batch) -> LossOutput:
-        """The loss on one mini-batch; masked tokens are those marked as clipped."""
-        ratio_BT = ops.log_ratio(batch.logprobs_BT, batch.old_logprobs_BT).exp()
-        _, low_BT, high_BT = ops.clipped_surrogate(ratio_BT, batch.advantages_BT, self.clip_low, self.clip_high)
-        weight_BT = ops.log_ratio(batch.logprobs_BT, batch.rollout_logprobs_BT).exp().detach()
+    @property
+    def traits(self) -> Traits:
+        """The weight is one to the sampler, whatever the mask's anchor."""
+        return Traits(corrects_for_sampler=True)
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        """M sg[π_θ/μ] A log π; masked tokens are those marked as clipped."""
+        mask = ops.clipped_surrogate(self.ratio_of(batch), batch.advantages_BT, self.clip_low, self.clip_high)
+        low_BT, high_BT = mask.clipped_low_BT, mask.clipped_high_BT
+        weight_BT = ops.log_ratio(batch.logprobs_BT, batch.get("rollout_logprobs_BT")).exp()
         if self.ratio_cap is not None:
             weight_BT = weight_BT.clamp(max=self.ratio_cap)
-        kept_BT = weight_BT.masked_fill(low_BT | high_BT, 0.0)
-        loss = -ops.seq_mean_token_sum(kept_BT * batch.advantages_BT * batch.logprobs_BT, batch.mask_BT)
-        return LossOutput(loss, {"clipped_low_BT": low_BT, "clipped_high_BT": high_BT})
+        weight_BT = weight_BT.masked_fill(low_BT | high_BT, 0.0)
+        return ops.weighted_logprobs(weight_BT, batch.logprobs_BT, batch.advantages_BT, low_BT, high_BT)

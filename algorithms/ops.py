@@ -1,17 +1,23 @@
 """The three small vocabularies that a loss is composed of: ratio, shaper, aggregation.
 
-Shapes: B responses, T response positions; ``mask_BT`` is 1 on response tokens.
+Shapes: B responses, T response positions; ``mask_BT`` is 1 on response tokens. Everything stays on tokens
+until it is aggregated, sequence ratios too.
 """
+
+import math
 
 import torch
 from torch import Tensor
+
+from steadymoe.algorithms.batch import Surrogate
 
 # e^±20 is far outside any band and still finite when squared in fp32, so a ratio that ran away is
 # reported as a huge number and not as inf - inf. Beyond it a token has no gradient, whatever its advantage.
 MAX_LOG_RATIO = 20.0
 
-
 # --- ratio -------------------------------------------------------------------------------------------
+
+RATIOS = ("token", "sequence", "product", "prefix")
 
 
 def log_ratio(logprobs_BT: Tensor, anchor_logprobs_BT: Tensor) -> Tensor:
@@ -19,30 +25,77 @@ def log_ratio(logprobs_BT: Tensor, anchor_logprobs_BT: Tensor) -> Tensor:
     return (logprobs_BT - anchor_logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
+def ratio(log_ratio_BT: Tensor, mask_BT: Tensor, unit: str) -> Tensor:
+    """The importance ratio on every token, (B, T), with the gradient of that token's own log-probability.
+
+    token: r_t. sequence: the geometric mean s of a response's ratios. product: Π_t r_t over the response.
+    prefix: Π_{u ≤ t} r_u. All but the first have the value of the whole and the gradient of one token,
+    sg[value] · r_t/sg[r_t], as in GSPO-token (2507.18071, eq. 14): averaged over a response, that is the
+    gradient of s itself.
+    """
+    if unit == "token":
+        return log_ratio_BT.exp()
+    detached_BT = log_ratio_BT.detach()
+    value_BT = {"sequence": _sequence, "product": _product, "prefix": _prefix}[unit](detached_BT, mask_BT)
+    return value_BT.exp() * (log_ratio_BT - detached_BT).exp()
+
+
 def sequence_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """log s_i: the mean of the token log-ratios of each response, (B,) (GSPO, 2507.18071, eq. 7)."""
     return masked_mean_T(log_ratio_BT, mask_BT)
+
+
+def product_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """log Π_t r_t of each response, (B,), clamped to ±``MAX_LOG_RATIO``."""
+    return (log_ratio_BT * mask_BT).sum(-1).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _sequence(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    return sequence_log_ratio(log_ratio_BT, mask_BT)[:, None] * mask_BT
+
+
+def _product(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    return product_log_ratio(log_ratio_BT, mask_BT)[:, None] * mask_BT
+
+
+def _prefix(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    return (log_ratio_BT * mask_BT).cumsum(-1).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) * mask_BT
 
 
 # --- shaper ------------------------------------------------------------------------------------------
 
 
 def clipped_surrogate(
-    ratio: Tensor, advantages: Tensor, clip_low: float | Tensor, clip_high: float | Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """min(r A, clip(r, 1 − ε_low, 1 + ε_high) A), elementwise.
+    ratio_BT: Tensor,
+    advantages_BT: Tensor,
+    clip_low: float | Tensor,
+    clip_high: float | Tensor,
+    dual_clip: float | None = None,
+) -> Surrogate:
+    """min(r A, clip(r, 1 − ε_low, 1 + ε_high) A), elementwise (PPO, 1707.06347, eq. 7).
 
-    Returns the surrogate and two bool tensors of the same shape: where the gradient was cut at the lower
-    edge (A < 0 and r below the band) and at the upper one (A > 0 and r above it).
+    With ``dual_clip`` = c, where A < 0: max(that, c A) (1912.09729, eq. 5). Marked as clipped are the tokens
+    whose gradient was cut: at the lower edge (A < 0 and r below the band), at the upper one (A > 0 and r
+    above it), and by the dual clip, which counts as the upper edge.
     """
     low, high = (
-        torch.as_tensor(edge, dtype=ratio.dtype, device=ratio.device) for edge in (1 - clip_low, 1 + clip_high)
+        torch.as_tensor(edge, dtype=ratio_BT.dtype, device=ratio_BT.device) for edge in (1 - clip_low, 1 + clip_high)
     )
-    clipped = torch.clamp(ratio, low, high)
-    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-    clipped_low = (ratio < low) & (advantages < 0)
-    clipped_high = (ratio > high) & (advantages > 0)
-    return surrogate, clipped_low, clipped_high
+    surrogate_BT = torch.minimum(ratio_BT * advantages_BT, ratio_BT.clamp(low, high) * advantages_BT)
+    clipped_low_BT = (ratio_BT < low) & (advantages_BT < 0)
+    clipped_high_BT = (ratio_BT > high) & (advantages_BT > 0)
+    if dual_clip is not None:
+        cut_BT = (advantages_BT < 0) & (ratio_BT > dual_clip)
+        surrogate_BT = torch.where(cut_BT, dual_clip * advantages_BT, surrogate_BT)
+        clipped_high_BT = clipped_high_BT | cut_BT
+    return Surrogate(surrogate_BT, clipped_low_BT, clipped_high_BT)
+
+
+def weighted_logprobs(
+    weights_BT: Tensor, logprobs_BT: Tensor, advantages_BT: Tensor, low_BT: Tensor | None, high_BT: Tensor | None
+) -> Surrogate:
+    """sg[weight] · A · log π, elementwise: a policy gradient whose weight has been clipped, capped or masked."""
+    return Surrogate(weights_BT.detach() * advantages_BT * logprobs_BT, low_BT, high_BT)
 
 
 def by_sign(advantages: Tensor, positive: float, negative: float) -> Tensor:
@@ -50,38 +103,66 @@ def by_sign(advantages: Tensor, positive: float, negative: float) -> Tensor:
     return torch.full_like(advantages, negative).masked_fill(advantages > 0, positive)
 
 
-def check_band(clip_low: float, clip_high: float) -> None:
-    """Raise ValueError for a clip band [1 − clip_low, 1 + clip_high] that is empty or reaches below 0."""
-    if not 0 <= clip_low < 1:
-        raise ValueError(f"clip_low is an ε on the ratio, 0 <= clip_low < 1; got {clip_low}")
-    if not clip_high >= 0:
-        raise ValueError(f"clip_high is an ε on the ratio, clip_high >= 0; got {clip_high}")
+def binary_divergence(
+    logprobs: Tensor, other_logprobs: Tensor, kind: str, top: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Divergence of two distributions over {the sampled token, everything else}; ``kind`` is tv or kl.
+
+    tv: |q − p|. kl: D(p‖q) = p log p/q + (1 − p) log (1 − p)/(1 − q), with p = e^``logprobs`` and q =
+    e^``other_logprobs``. Not differentiated.
+    """
+    p, q = logprobs.detach().double().exp(), other_logprobs.detach().double().exp()
+    if kind == "tv":
+        return (p - q).abs().to(logprobs.dtype)
+    # 1 − p of a probability that rounds to 1 is 0; the least number keeps both logarithms finite.
+    rest_p, rest_q = ((1 - each).clamp(min=1e-12) for each in (p, q))
+    kl = p * (logprobs.detach().double() - other_logprobs.detach().double()) + rest_p * (rest_p / rest_q).log()
+    return kl.clamp(min=0).to(logprobs.dtype)
+
+
+def kl_estimate(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, estimator: str) -> Tensor:
+    """An estimate of KL(π‖π_ref) on each token drawn from π, (B, T) (Schulman, "Approximating KL divergence", 2020).
+
+    k1 = log π/π_ref; k2 = ½ (log π/π_ref)²; k3 = π_ref/π − 1 − log π_ref/π.
+    """
+    log_BT = log_ratio(logprobs_BT, reference_logprobs_BT)
+    if estimator == "k1":
+        return log_BT
+    return log_BT.square() / 2 if estimator == "k2" else (-log_BT).expm1() + log_BT
 
 
 # --- aggregation -------------------------------------------------------------------------------------
+
+# token-mean Σ_i Σ_t / Σ_i T_i: every token weighs the same (DAPO, CISPO).
+# seq-mean-token-mean mean_i (1/T_i) Σ_t: every response weighs the same (GRPO, GSPO).
+# seq-mean-token-sum mean_i Σ_t: a response weighs as much as it is long (MiniRL).
+# constant mean_i Σ_t / L with a constant L (Dr. GRPO).
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant")
+
+
+def aggregate(
+    values_BT: Tensor,
+    mask_BT: Tensor,
+    mode: str,
+    constant_length: int | None = None,
+    responses: int | None = None,
+    tokens: int | None = None,
+) -> Tensor:
+    """The values of all response tokens as one scalar, by a mode of ``AGGREGATIONS``.
+
+    ``responses`` and ``tokens`` are the denominators: those of the whole mini-batch where this is a part
+    of one, so that parts add up to the whole; None counts those of ``mask_BT``.
+    """
+    if mode == "token-mean":
+        count = mask_BT.sum() if tokens is None else tokens
+        return (values_BT * mask_BT).sum() / max(int(count), 1)
+    rows_B = masked_mean_T(values_BT, mask_BT) if mode == "seq-mean-token-mean" else (values_BT * mask_BT).sum(-1)
+    if mode == "constant":
+        rows_B = rows_B / (constant_length or math.nan)
+    count = mask_BT.any(-1).sum() if responses is None else responses
+    return rows_B.sum() / max(int(count), 1)
 
 
 def masked_mean_T(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Mean over the response tokens of each row, (B,); 0 for a row without any."""
     return (values_BT * mask_BT).sum(-1) / mask_BT.sum(-1).clamp(min=1)
-
-
-def seq_mean_token_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """mean_i (1/T_i) Σ_t, a scalar: every response weighs the same (GRPO, GSPO)."""
-    return sequence_mean(masked_mean_T(values_BT, mask_BT), mask_BT)
-
-
-def seq_mean_token_sum(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """mean_i Σ_t, a scalar: a response weighs as much as it is long (MiniRL; Dr. GRPO over a constant)."""
-    return sequence_mean((values_BT * mask_BT).sum(-1), mask_BT)
-
-
-def token_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Σ_i Σ_t / Σ_i T_i, a scalar: every token of the mini-batch weighs the same (DAPO, CISPO)."""
-    return (values_BT * mask_BT).sum() / mask_BT.sum().clamp(min=1)
-
-
-def sequence_mean(values_B: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean over the responses that have a token, a scalar."""
-    real_B = mask_BT.any(-1).to(values_B.dtype)
-    return (values_B * real_B).sum() / real_B.sum().clamp(min=1)

@@ -10,6 +10,8 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from safetensors import SafetensorError, safe_open
 
+from steadymoe.algorithms import build as build_algorithm
+from steadymoe.algorithms.objective import from_config
 from steadymoe.bench.tasks import Task
 from steadymoe.models import build
 
@@ -34,6 +36,8 @@ _AT_LEAST = {
     "optimizer.learning_rate": 0,  # 0 is the frozen control
     "optimizer.weight_decay": 0,
     "routing.aux_loss": 0,
+    "algorithm.sampling.max_rollouts": 1,
+    "algorithm.overlong.penalty": 0,
 }
 _ABOVE_ZERO = ("optimizer.epsilon", "optimizer.max_grad_norm", "cold_start.learning_rate")
 _SHARES = (
@@ -46,7 +50,7 @@ _SHARES = (
 )
 _CHOICES = {"device": ("cpu", "cuda"), "precision": ("fp32", "bf16")}
 # Added keys here are fields of a class, which refuses what it does not know.
-_CHECKED_BY_THEIR_CLASS = ("model.config.", "task.", "algorithm.loss.", "algorithm.advantage.")
+_CHECKED_BY_THEIR_CLASS = ("model.config.", "task.", "algorithm.loss.", "algorithm.advantage.", "correction.")
 _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -75,6 +79,12 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
             f"updates_per_rollout ({config['updates_per_rollout']}) must divide rollout.prompts "
             f"({config['rollout']['prompts']}): a mini-batch is made of whole groups"
         )
+    _microbatch(config["microbatch"], config["routing"]["aux_loss"])
+    if not 0 < config["algorithm"]["overlong"]["buffer"] < 1:
+        raise ConfigError(
+            "algorithm.overlong.buffer is a share of a response's tokens, above 0 and below 1; "
+            f"got {config['algorithm']['overlong']['buffer']}"
+        )
     if config["cold_start"]["accuracy_low"] >= config["cold_start"]["accuracy_high"]:
         raise ConfigError("cold_start.accuracy_low must be below cold_start.accuracy_high")
     if config["device"] == "cuda" and not torch.cuda.is_available():
@@ -83,12 +93,14 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     try:
         build.check(config["model"]["config"])
         task = instantiate(config["task"])
-        for what in (config["algorithm"]["loss"], config["algorithm"]["advantage"]):
-            instantiate(what)
-    except ValueError as error:
+        build_algorithm(config["algorithm"]["advantage"])
+        traits = from_config(config["algorithm"], config["correction"]).traits
+    except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
     except InstantiationException as error:
         raise ConfigError(" ".join(str(error.__cause__ or error).split())) from error
+    if traits.routes and not build.has_experts(config["model"]["config"]):
+        raise ConfigError("this algorithm weighs tokens by their routers, and the model is dense; choose another")
     if config["cold_start"]["path"] is not None:
         _weights(config["cold_start"]["path"], config["model"]["config"], task)
 
@@ -132,6 +144,15 @@ def _numbers(flat: Mapping[str, Any]) -> None:
     for key, choices in _CHOICES.items():
         if flat[key] not in choices:
             raise ConfigError(f"{key} must be one of {', '.join(choices)}; got {flat[key]!r}")
+
+
+def _microbatch(size: Any, aux_loss: float) -> None:
+    if size is None:
+        return
+    if not (type(size) is int and size >= 1):
+        raise ConfigError(f"microbatch is a number of responses, at least 1, or null for a whole mini-batch; got {size!r}")
+    if aux_loss > 0:
+        raise ConfigError("routing.aux_loss looks at a whole mini-batch; set microbatch=null, or aux_loss to 0")
 
 
 def _weights(path: str, model_config: Mapping[str, Any], task: Task) -> None:

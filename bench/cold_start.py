@@ -17,7 +17,7 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from steadymoe.algorithms.ops import masked_mean_T, sequence_mean
+from steadymoe.algorithms.ops import aggregate
 from steadymoe.bench import atomic
 from steadymoe.bench.policy import Sequences, forward
 from steadymoe.bench.rollout import rollout
@@ -91,7 +91,7 @@ def train(
         sequences = demonstrate(prompts, answers, task.tokenizer, model.device)
         logprobs_BT = forward(model, sequences, precision).logprobs_BT
         mask_BT = sequences.response_mask_BT
-        loss = -sequence_mean(masked_mean_T(logprobs_BT, mask_BT), mask_BT)
+        loss = -aggregate(logprobs_BT, mask_BT, "seq-mean-token-mean")
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -22,6 +22,9 @@ _UPDATE = {
     "clip_fraction": "share of response tokens that lose their gradient or are capped; null without a clip",
     "clip_fraction_low": "the part of clip_fraction below the band",
     "clip_fraction_high": "the part of clip_fraction above the band",
+    "correction_weight": "mean weight that a correction gives a response token; null with correction=none",
+    "correction_rejected": "share of response tokens to which a correction gives weight 0",
+    "multiplier": "R²VPO's Lagrange multiplier λ before the update; null for other losses",
     "expert_change_rate": "1 − mean |S_old ∩ S_new|/K over layers and response tokens, against the rollout's routes",
     "expert_set_change_rate": "share of (layer, response token) whose set of experts differs from the rollout's",
     "token_any_layer_change_rate": "share of response tokens whose set differs in at least one layer",
@@ -30,9 +33,10 @@ _UPDATE = {
 # How the updates of a step become its row, where that is not their mean.
 _OF_UPDATES = {"token_ratio_max": "largest"}
 _STEP = {
-    "reward": "mean reward of the rollout",
+    "reward": "mean score of all sampled responses, before shaping and whether trained on or dropped",
     "eval_accuracy": "mean score on the held-out prompts, one sampled response each, after the step",
-    "groups_without_signal": "share of prompts whose responses all have the same reward",
+    "groups_without_signal": "share of sampled prompts whose responses all have the same score",
+    "prompts_sampled": "prompts that were sampled to fill the step; more than rollout.prompts with dynamic sampling",
     "response_length": "mean response tokens, the end token included",
     "rollout_kl_k1": "k1 estimate of KL(μ‖π_old): sampling policy against training forward",
     "rollout_kl_k3": "k3 estimate of the same",

@@ -25,6 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from steadymoe.algorithms import meant
 from steadymoe.bench.check import ConfigError, check, flatten
 
 CONF = Path(__file__).parent.parent / "conf"
@@ -35,6 +36,9 @@ _NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every")
 # Fields added after the first release, with the value at which a run is what it was before the field
 # existed ({"routing.replay": "off"}, say): at that value they leave the hashes of older runs as they were.
 NEUTRAL: dict[str, Any] = {}
+
+# Config groups that are switched off unless asked for: a choice other than this is an axis of the folder.
+_OFF = {"correction": "none"}
 
 _LONGEST_AXES = 120
 
@@ -47,7 +51,7 @@ class Run:
     choices: dict[str, str]
     """Config group → chosen name: ``algorithm``, ``model``, ``task``, …"""
     axes: dict[str, Any]
-    """Every override that differs from the named configs."""
+    """Every override that differs from the named configs, and every group that is not off (``correction``)."""
     folder: Path
     config_hash: str
     command: str
@@ -98,6 +102,7 @@ def run(words: Sequence[str]) -> Run:
         for key, value in flatten(config).items()
         if key not in ("seed", *_NO_NUMBERS) and reference.get(key, _ABSENT) != value
     }
+    axes |= {group: choices[group] for group, off in _OFF.items() if choices[group] != off}
     folder = Path(config["results_dir"]).absolute() / "runs" / config["experiment_name"]
     for part in (choices["algorithm"], choices["model"], choices["task"], axes_name(axes)):
         folder = folder / part if part else folder
@@ -117,8 +122,8 @@ def config_hash(config: Mapping[str, Any], neutral: Mapping[str, Any] | None = N
 
 
 def settings_hash(run: Run) -> str:
-    """A hash of what runs of one sweep share: all but seed, axes, algorithm, model and task."""
-    named = ("algorithm.", "model.", "task.")
+    """A hash of what runs of one sweep share: all but seed, axes and what the named configs hold."""
+    named = ("algorithm.", "model.", "task.", *(f"{group}." for group in _OFF))
     numbers = _numbers(run.config, NEUTRAL).items()
     return _digest({k: v for k, v in numbers if not k.startswith(named) and k not in run.axes and k != "seed"})
 
@@ -198,6 +203,8 @@ def _choices(unknown: str, words: Sequence[str]) -> str:
     keys = list(_reference(tuple(w for w in words if w.partition("=")[0] in named and "," not in w)))
     parent = unknown.rpartition(".")[0]
     siblings = [key for key in keys if parent and key.startswith(f"{parent}.") and not key.endswith("_target_")]
+    if parent == "algorithm.loss":
+        return meant(unknown.rpartition(".")[2], [key.rpartition(".")[2] for key in siblings])
     if siblings:
         others = "; + adds a field that the YAML leaves out" if parent == "model.config" else ""
         return f"choose from {', '.join(siblings)}{others}"

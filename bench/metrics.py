@@ -26,7 +26,7 @@ def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], Tens
     """
     mask_BT = batch.mask_BT.bool()
     with torch.no_grad():
-        log_ratio_BT = log_ratio(batch.logprobs_BT, batch.old_logprobs_BT)
+        log_ratio_BT = log_ratio(batch.logprobs_BT, batch.get("old_logprobs_BT"))
         log_ratio_N = log_ratio_BT[mask_BT]
         ratio_N = log_ratio_N.exp()
         ratio_B = sequence_log_ratio(log_ratio_BT, mask_BT).exp()
@@ -41,6 +41,11 @@ def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], Tens
             low = output.metrics["clipped_low_BT"][mask_BT].float().mean()
             high = output.metrics["clipped_high_BT"][mask_BT].float().mean()
             columns |= {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high}
+        if "weights_BT" in output.metrics:
+            weights_N = output.metrics["weights_BT"][mask_BT]
+            columns |= {"correction_weight": weights_N.mean(), "correction_rejected": (weights_N == 0).float().mean()}
+        if "multiplier" in output.metrics:
+            columns["multiplier"] = output.metrics["multiplier"]
         finite_N = log_ratio_N[log_ratio_N.isfinite()]
         bins_N = torch.bucketize(finite_N, HISTOGRAM_EDGES.to(log_ratio_N.device))
         return columns, torch.bincount(bins_N, minlength=len(HISTOGRAM_EDGES) + 1)
@@ -60,11 +65,12 @@ def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: T
     }
 
 
-def of_rewards(rewards_PG: Tensor) -> dict[str, float]:
-    """The reward columns of a rollout; a group without signal is one whose rewards are all equal."""
+def of_rewards(scores_PG: Tensor) -> dict[str, float]:
+    """The reward columns of all that was sampled in a step; a group without signal is one of equal scores."""
     return {
-        "reward": rewards_PG.mean().item(),
-        "groups_without_signal": (rewards_PG == rewards_PG[:, :1]).all(-1).float().mean().item(),
+        "reward": scores_PG.mean().item(),
+        "groups_without_signal": (scores_PG == scores_PG[:, :1]).all(-1).float().mean().item(),
+        "prompts_sampled": len(scores_PG),
     }
 
 

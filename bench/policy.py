@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steadymoe.models.routing import NO_ROUTE, RouteRecorder
+from steadymoe.models.routing import NO_ROUTE, RouteRecorder, chosen_logprobs
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,29 @@ class Forward:
     """Experts chosen, ``NO_ROUTE`` where ``route_mask_BF`` is false; None for a dense model."""
     router_logits_LNE: list[Tensor]
     """Router logits of each layer over all B·F positions, with their gradient; empty for a dense model."""
+    top_logprobs_BTK: Tensor | None = None
+    """log-probabilities of the tokens that were asked for."""
+
+    def router_logprobs(self, routes_LBFK: Tensor) -> Tensor:
+        """log of the routers' softmax for the experts ``routes_LBFK`` at the response tokens, (L, B, T, K).
+
+        Without gradient; as in ``drift``, the route of a response token is that of the position before it.
+        """
+        probed_LNK = chosen_logprobs(self.router_logits_LNE, routes_LBFK.flatten(1, 2))
+        return probed_LNK.view(routes_LBFK.shape)[:, :, -self.logprobs_BT.shape[1] :]
 
 
-def forward(model: PreTrainedModel, sequences: Sequences, precision: str) -> Forward:
-    """Run the model over ``sequences``; gradients flow through ``logprobs_BT`` unless disabled outside."""
+def forward(
+    model: PreTrainedModel,
+    sequences: Sequences,
+    precision: str,
+    top_tokens_BTK: Tensor | None = None,
+    entropy_gradient: bool = False,
+) -> Forward:
+    """Run the model over ``sequences``; gradients flow through ``logprobs_BT`` unless disabled outside.
+
+    They flow through ``entropy_BT`` too with ``entropy_gradient``, and never through ``top_logprobs_BTK``.
+    """
     tokens_BF, mask_BF = sequences.tokens_BS[:, :-1], sequences.mask_BS[:, :-1]
     with RouteRecorder(model) as recorder, autocast(tokens_BF.device.type, precision):
         logits_BTV = model(
@@ -67,14 +86,15 @@ def forward(model: PreTrainedModel, sequences: Sequences, precision: str) -> For
     all_logprobs_BTV = logits_BTV.float().log_softmax(-1)
     targets_BT = sequences.tokens_BS[:, -sequences.response_width :]
     logprobs_BT = all_logprobs_BTV.gather(-1, targets_BT[..., None]).squeeze(-1)
-    with torch.no_grad():
+    with nullcontext() if entropy_gradient else torch.no_grad():
         entropy_BT = -(all_logprobs_BTV.exp() * all_logprobs_BTV).sum(-1)
+    top_BTK = None if top_tokens_BTK is None else all_logprobs_BTV.detach().gather(-1, top_tokens_BTK)
     if routed is None:
-        return Forward(logprobs_BT, entropy_BT, None, [])
+        return Forward(logprobs_BT, entropy_BT, None, [], top_BTK)
     indices_LNK, router_logits_LNE = routed
     routes_LBFK = indices_LNK.view(indices_LNK.shape[0], *tokens_BF.shape, -1)
     routes_LBFK = routes_LBFK.masked_fill(~sequences.route_mask_BF[None, ..., None], NO_ROUTE)
-    return Forward(logprobs_BT, entropy_BT, routes_LBFK, router_logits_LNE)
+    return Forward(logprobs_BT, entropy_BT, routes_LBFK, router_logits_LNE, top_BTK)
 
 
 def positions(mask_BF: Tensor) -> Tensor:

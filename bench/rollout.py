@@ -1,14 +1,15 @@
 """Rollout: G responses to each of P prompts, sampled by the policy with a key-value cache.
 
 Shapes: B = P·G sequences, T sampled positions, W width of the padded prompts, S = W + T positions in all,
-F = S − 1 positions fed, L MoE layers, K experts a token.
+F = S − 1 positions fed, V vocabulary, L MoE layers, K experts a token or most likely tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
 from steadymoe.bench.policy import Sequences, autocast, positions
@@ -26,6 +27,67 @@ class Rollout:
     routes_LBFK: Tensor | None
     """Experts chosen while sampling, ``NO_ROUTE`` on padding and for the last sampled token of a row."""
     scores_B: Tensor
+    """The task's score of each response; 0 before scoring."""
+    top_tokens_BTK: Tensor | None = None
+    """The most likely tokens at each position and, in the last place, the sampled one if it is none of them."""
+    top_logprobs_BTK: Tensor | None = None
+    """log μ of these tokens."""
+
+    def rows(self, index_B: Tensor) -> "Rollout":
+        """A part of the rollout, with the same padding."""
+        return Rollout(
+            self.sequences.rows(index_B),
+            self.logprobs_BT[index_B],
+            None if self.routes_LBFK is None else self.routes_LBFK[:, index_B],
+            self.scores_B[index_B],
+            None if self.top_tokens_BTK is None else self.top_tokens_BTK[index_B],
+            None if self.top_logprobs_BTK is None else self.top_logprobs_BTK[index_B],
+        )
+
+    def padded(self, left: int, right: int) -> "Rollout":
+        """The same with more padding: ``left`` positions before the prompts, ``right`` after the responses."""
+        sequences, routes = self.sequences, self.routes_LBFK
+        return Rollout(
+            Sequences(
+                pad(sequences.tokens_BS, (left, right)),
+                pad(sequences.mask_BS, (left, right)),
+                sequences.response_width + right,
+            ),
+            pad(self.logprobs_BT, (0, right)),
+            None if routes is None else pad(routes, (0, 0, left, right), value=NO_ROUTE),
+            self.scores_B,
+            None if self.top_tokens_BTK is None else pad(self.top_tokens_BTK, (0, 0, 0, right)),
+            None if self.top_logprobs_BTK is None else pad(self.top_logprobs_BTK, (0, 0, 0, right)),
+        )
+
+
+def join(parts: Sequence[Rollout]) -> Rollout:
+    """Rollouts one below the other, padded to the longest prompt and the longest response."""
+    if len(parts) == 1:
+        return parts[0]
+    prompts = [part.sequences.tokens_BS.shape[1] - part.sequences.response_width for part in parts]
+    responses = [part.sequences.response_width for part in parts]
+    parts = [
+        part.padded(max(prompts) - prompt, max(responses) - response)
+        for part, prompt, response in zip(parts, prompts, responses, strict=True)
+    ]
+
+    def below(name: str, dim: int = 0) -> Tensor | None:
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else torch.cat(values, dim)
+
+    return Rollout(
+        Sequences(
+            torch.cat([part.sequences.tokens_BS for part in parts]),
+            torch.cat([part.sequences.mask_BS for part in parts]),
+            max(responses),
+        ),
+        torch.cat([part.logprobs_BT for part in parts]),
+        below("routes_LBFK", 1),
+        torch.cat([part.scores_B for part in parts]),
+        below("top_tokens_BTK"),
+        below("top_logprobs_BTK"),
+    )
 
 
 @torch.no_grad()
@@ -36,11 +98,12 @@ def rollout(
     responses: int,
     generator: torch.Generator,
     precision: str = "fp32",
+    top_k: int = 0,
 ) -> Rollout:
-    """Sample ``responses`` answers to each prompt at temperature 1 and score them."""
+    """Sample ``responses`` answers to each prompt at temperature 1 and score them; ``top_k`` as in ``sample``."""
     repeated = [prompt for prompt in prompts for _ in range(responses)]
     encoded = task.tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt").to(model.device)
-    sequences, logprobs_BT, routes_LBFK = sample(
+    made = sample(
         model,
         encoded["input_ids"],
         encoded["attention_mask"],
@@ -49,7 +112,9 @@ def rollout(
         max_new_tokens=task.max_new_tokens,
         generator=generator,
         precision=precision,
+        top_k=top_k,
     )
+    sequences = made.sequences
     responses_BT = sequences.tokens_BS[:, -sequences.response_width :]
     lengths_B = sequences.response_mask_BT.sum(-1)
     scores = []
@@ -57,7 +122,7 @@ def rollout(
         finished = row_T[length - 1] == task.tokenizer.eos_token_id
         text = task.tokenizer.decode(row_T[: length - finished])
         scores.append(task.score(prompt, str(text), finished))
-    return Rollout(sequences, logprobs_BT, routes_LBFK, torch.tensor(scores, device=model.device))
+    return replace(made, scores_B=torch.tensor(scores, device=model.device))
 
 
 @torch.no_grad()
@@ -71,12 +136,14 @@ def sample(
     max_new_tokens: int,
     generator: torch.Generator,
     precision: str = "fp32",
-) -> tuple[Sequences, Tensor, Tensor | None]:
-    """Sample ``responses`` rows per prompt until each has drawn ``end`` or ``max_new_tokens`` tokens.
+    top_k: int = 0,
+) -> Rollout:
+    """Sample ``responses`` rows per prompt until each has drawn ``end`` or ``max_new_tokens`` tokens; no scores yet.
 
-    A prompt is fed once and its cache repeated for its rows. Returns the sequences, log μ (B, T), and the
-    routes (L, B, F, K; None for a dense model). Padding tokens have id 0. Raises RuntimeError if the routes
-    do not fall on the tokens they belong to, and FloatingPointError if the policy's distribution is not finite.
+    A prompt is fed once and its cache repeated for its rows. With ``top_k`` the log-probabilities of that many
+    most likely tokens are kept beside the sampled one's. Padding tokens have id 0. Raises RuntimeError if the
+    routes do not fall on the tokens they belong to, and FloatingPointError if the policy's distribution is not
+    finite.
     """
     cache = DynamicCache(config=model.config)
     routes: list[Tensor] = []
@@ -109,12 +176,16 @@ def sample(
         )
         mask_BS, position_B1 = masks[0], position_PW[:, -1:].repeat_interleave(responses, 0)
         alive_B = torch.ones(len(mask_BS), dtype=torch.bool, device=model.device)
-        logprobs = []
+        logprobs, top_tokens, top_logprobs = [], [], []
         while True:
             if not all_logprobs_BV.isfinite().all():
                 raise FloatingPointError("the sampling policy's distribution is not finite")
             token_B1 = torch.multinomial(all_logprobs_BV.exp(), 1, generator=generator)
             logprobs.append(torch.where(alive_B, all_logprobs_BV.gather(-1, token_B1).squeeze(-1), 0.0))
+            if top_k:
+                top_BK = _most_likely(all_logprobs_BV, token_B1, top_k)
+                top_tokens.append(top_BK)
+                top_logprobs.append(all_logprobs_BV.gather(-1, top_BK))
             tokens.append(torch.where(alive_B[:, None], token_B1, 0))
             masks.append(alive_B[:, None].long())
             alive_B = alive_B & (token_B1.squeeze(-1) != end)
@@ -127,7 +198,21 @@ def sample(
     sequences = Sequences(torch.cat(tokens, 1), torch.cat(masks, 1), len(logprobs))
     routes_LBFK = torch.cat(routes, dim=2) if routes else None
     check_routes(routes_LBFK, sequences)
-    return sequences, torch.stack(logprobs, 1), routes_LBFK
+    return Rollout(
+        sequences,
+        torch.stack(logprobs, 1),
+        routes_LBFK,
+        torch.zeros(len(mask_BS), device=model.device),
+        torch.stack(top_tokens, 1) if top_k else None,
+        torch.stack(top_logprobs, 1) if top_k else None,
+    )
+
+
+def _most_likely(all_logprobs_BV: Tensor, token_B1: Tensor, top_k: int) -> Tensor:
+    """The most likely tokens, (B, K), the sampled one in place of the last if it is none of them."""
+    top_BK = all_logprobs_BV.topk(min(top_k, all_logprobs_BV.shape[-1])).indices
+    absent_B1 = (top_BK != token_B1).all(-1, keepdim=True)
+    return torch.cat([top_BK[:, :-1], torch.where(absent_B1, token_B1, top_BK[:, -1:])], -1)
 
 
 def check_routes(routes_LBFK: Tensor | None, sequences: Sequences) -> None:

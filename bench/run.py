@@ -100,7 +100,7 @@ def _train(run: compose.Run, folder: Record) -> None:
     if resume_from is None:
         folder.append({"evaluations": trainer.evaluate(0)})
     else:
-        checkpoint.load(folder.checkpoint, model, trainer.optimizer)
+        checkpoint.load(folder.checkpoint, trainer.learner)
     diverged, first = None, (resume_from or 0) + 1
     begun = time.monotonic()
     for step in range(first, config["steps"] + 1):
@@ -114,7 +114,7 @@ def _train(run: compose.Run, folder: Record) -> None:
             diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}
             break
         if step % config["checkpoint_every"] == 0 and step < config["steps"]:
-            checkpoint.save(folder.checkpoint, model, trainer.optimizer, step)
+            checkpoint.save(folder.checkpoint, trainer.learner, step)
 
     steps = record.read_table(folder.folder, "steps")
     collapsed = collapsed_at(steps["reward"].dropna().tolist(), **config["collapse"])
@@ -145,7 +145,7 @@ def _facts(run: compose.Run) -> dict[str, Any]:
     return {
         "status": "running",
         "experiment": config["experiment_name"],
-        **{group: run.choices[group] for group in ("algorithm", "model", "task")},
+        **{group: run.choices[group] for group in ("algorithm", "correction", "model", "task")},
         "axes": run.axes,
         "axes_name": compose.axes_name(run.axes),
         "seed": config["seed"],
@@ -167,9 +167,11 @@ def _facts(run: compose.Run) -> dict[str, Any]:
 
 
 def _code(run: compose.Run) -> str:
-    """A hash of the source files of the loss and the advantage, which a user's own may change without a commit."""
-    targets = [run.config["algorithm"][part]["_target_"] for part in ("loss", "advantage")]
-    files = [inspect.getfile(hydra.utils.get_class(target)) for target in targets]
+    """A hash of the source of loss, advantage and correction, which a user's own may change without a commit."""
+    numbers = compose.flatten({part: run.config[part] for part in ("algorithm", "correction")})
+    targets = sorted({value for key, value in numbers.items() if key.endswith("_target_")})
+    classes = [cls for target in targets for cls in inspect.getmro(hydra.utils.get_class(target))]
+    files = dict.fromkeys(inspect.getfile(cls) for cls in classes if cls.__module__ not in ("builtins", "abc"))
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
 
 

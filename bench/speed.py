@@ -52,7 +52,7 @@ def measure(model_name: str, rounds: int) -> dict[str, Any]:
     # No end token: both samplers make every response as long as it may be, so they do equal work.
     sampling = {"responses": config["rollout"]["responses"], "end": -1, "max_new_tokens": task.max_new_tokens}
 
-    def ours_sample() -> tuple[Sequences, Tensor, Tensor | None]:
+    def ours_sample() -> Rollout:
         generator = torch_generator(0, "speed")
         return sample(trainer.model, encoded["input_ids"], encoded["attention_mask"], generator=generator, **sampling)
 
@@ -62,18 +62,17 @@ def measure(model_name: str, rounds: int) -> dict[str, Any]:
         generate: Any = plain.generate
         generate(**{k: expanded[k] for k in ("input_ids", "attention_mask")}, generation_config=generation)
 
-    sequences, logprobs_BT, routes_LBFK = ours_sample()
-    made = Rollout(sequences, logprobs_BT, routes_LBFK, torch.zeros(len(repeated)))
+    made = ours_sample()
+    sequences = made.sequences
     minibatches = trainer.minibatches(1)
     advantages_BT = torch.randn(len(repeated), 1, generator=torch_generator(0, "speed")) * sequences.response_mask_BT
-    with torch.no_grad():
-        old = trainer.old_policy(sequences, minibatches)
+    old = trainer.learner.old_policy(made, minibatches)
 
     def ours_updates() -> None:
         for rows in minibatches:
-            measured, layers, _ = trainer.update(made, old, advantages_BT, rows)
-            metrics.to_floats(measured)
-            {name: values.tolist() for name, values in layers.items()}
+            measured = trainer.learner.update(made, old, advantages_BT, rows)
+            metrics.to_floats(measured.overall)
+            {name: values.tolist() for name, values in measured.layers.items()}
 
     def plain_updates() -> None:
         for rows in minibatches:
@@ -81,8 +80,7 @@ def measure(model_name: str, rounds: int) -> dict[str, Any]:
             _plain_update(plain, plain_optimizer, part)
 
     def old_policy() -> None:
-        with torch.no_grad():
-            trainer.old_policy(sequences, minibatches)
+        trainer.learner.old_policy(made, minibatches)
 
     watched = Probe(trainer.model, sequences.rows(trainer.sampled_rows(1)), "fp32")
 

@@ -1,4 +1,4 @@
-"""One step of reinforcement: rollout → advantages → old policy → updates → evaluation → rows.
+"""One step of reinforcement: rollout → old policy → advantages → updates → evaluation → rows.
 
 Shapes: P prompts, G responses to each, B = P·G sequences of a rollout, M of them in one mini-batch, T response
 positions, F positions fed, L MoE layers, K experts a token.
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steadymoe.algorithms import Batch
-from steadymoe.bench import drift, metrics
-from steadymoe.bench.policy import Forward, Sequences, forward
-from steadymoe.bench.rollout import Rollout, check_routes, rollout
+from steadymoe.algorithms import build, ops
+from steadymoe.bench import drift, metrics, reward
+from steadymoe.bench.learner import Learner, OldPolicy
+from steadymoe.bench.policy import Sequences, forward
+from steadymoe.bench.rollout import Rollout, check_routes, join, rollout
 from steadymoe.bench.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
-from steadymoe.models.routing import load_balancing_loss, routers
+from steadymoe.models.routing import routers
 
 Row = dict[str, Any]
 
@@ -44,18 +44,8 @@ class Trainer:
 
     def __init__(self, model: PreTrainedModel, task: Task, config: Mapping[str, Any]) -> None:
         self.model, self.task, self.config = model, task, config
-        self.loss = instantiate(config["algorithm"]["loss"])
-        self.advantage = instantiate(config["algorithm"]["advantage"])
-        numbers = config["optimizer"]
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=numbers["learning_rate"],
-            betas=(numbers["beta1"], numbers["beta2"]),
-            eps=numbers["epsilon"],
-            weight_decay=numbers["weight_decay"],
-            fused=True,
-        )
-        self.experts = next((int(router.get_parameter("weight").shape[0]) for router in routers(model)), 0)
+        self.learner = Learner(model, config)
+        self.advantage = build(config["algorithm"]["advantage"])
         self._held_out = task.sample(
             config["evaluation"]["prompts"], numpy_generator(config["seed"], "evaluation"), held_out=True
         )
@@ -68,25 +58,25 @@ class Trainer:
         # Rollout
         try:
             with clock("rollout_seconds"):
-                made = self._rollout("rollout", step, numbers["prompts"], numbers["responses"])
+                made, scores_PG = self.sample(step)
         except FloatingPointError:
             return StepResult({"steps": [{"step": step} | clock.seconds]}, diverged_at_update=0)
         mask_BT = made.sequences.response_mask_BT
 
-        # Advantages
-        rewards_PG = made.scores_B.view(numbers["prompts"], numbers["responses"])
-        advantages_BT = self.advantage(rewards_PG).flatten()[:, None] * mask_BT
-
         # Old policy
         minibatches = self.minibatches(step)
-        with clock("old_policy_seconds"), torch.no_grad():
-            old = self.old_policy(made.sequences, minibatches)
+        with clock("old_policy_seconds"):
+            old = self.learner.old_policy(made, minibatches)
+
+        # Advantages
+        rewards_PG = self._rewards(made, old).view(numbers["prompts"], numbers["responses"])
+        advantages_BT = self.advantage(rewards_PG).flatten()[:, None] * mask_BT
 
         # What the rollout shows before it is trained on
         with clock("probe_seconds"):
             since_start = self._cold_start.change(self.model)
             sampled = Probe(self.model, made.sequences.rows(self.sampled_rows(step)), self.config["precision"])
-        overall, layers = self._measure_rollout(made, old, since_start)
+        shown, layers = self._measure_rollout(made, old, since_start)
         layer_rows = _layer_rows(step, 0, layers)
 
         # Updates
@@ -95,17 +85,19 @@ class Trainer:
         diverged_at_update = None
         for update, rows_M in enumerate(minibatches, start=1):
             with clock("update_seconds"):
-                measured, layers, counts = self.update(made, old, advantages_BT, rows_M)
-                histogram += counts
+                measured = self.learner.update(made, old, advantages_BT, rows_M)
+                overall, layers = dict(measured.overall), dict(measured.layers)
+                histogram += measured.histogram
             with clock("probe_seconds"):
                 moved = sampled.change(self.model, since_last=True)
             if moved is not None:
-                measured["expert_change_per_update"] = moved.expert
+                overall["expert_change_per_update"] = moved.expert
                 layers["expert_change_per_update"] = moved.expert_L
-            keys = {"step": step, "update": update, "learning_rate": self.optimizer.param_groups[0]["lr"]}
-            update_rows.append(keys | metrics.to_floats(measured))
+            rate = self.learner.optimizer.param_groups[0]["lr"]
+            keys = {"step": step, "update": update, "learning_rate": rate}
+            update_rows.append(keys | metrics.to_floats(overall))
             layer_rows += _layer_rows(step, update, layers)
-            if not measured["loss"].isfinite() or not measured["grad_norm"].isfinite():
+            if not overall["loss"].isfinite() or not overall["grad_norm"].isfinite():
                 diverged_at_update = update
                 break
 
@@ -119,7 +111,7 @@ class Trainer:
                 diverged_at_update = len(update_rows)
 
         # Rows
-        row: Row = {"step": step} | metrics.of_rewards(rewards_PG) | metrics.to_floats(overall)
+        row: Row = {"step": step} | metrics.of_rewards(scores_PG) | metrics.to_floats(shown)
         row |= metrics.of_step(update_rows) | {"token_ratio_histogram": histogram.tolist()}
         row |= {"response_length": mask_BT.sum().item() / len(mask_BT), "response_tokens": int(mask_BT.sum())}
         if evaluations:
@@ -144,7 +136,39 @@ class Trainer:
         seed = self.config["seed"]
         texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), held_out)
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
-        return rollout(self.model, self.task, texts, responses, generator, self.config["precision"])
+        top_k = self.learner.objective.traits.top_k
+        return rollout(self.model, self.task, texts, responses, generator, self.config["precision"], top_k)
+
+    def sample(self, step: int) -> tuple[Rollout, Tensor]:
+        """The groups to train on, and the scores of all that were sampled for them, (prompts, responses).
+
+        With ``algorithm.sampling.max_rollouts`` above 1 groups whose scores are all equal are dropped and
+        replaced from further rollouts, up to that many (dynamic sampling, DAPO, 2503.14476, eq. 11); if that is
+        not enough, groups without signal fill the places that are left.
+        """
+        prompts, responses = self.config["rollout"]["prompts"], self.config["rollout"]["responses"]
+        rounds = self.config["algorithm"]["sampling"]["max_rollouts"]
+        parts: list[Rollout] = []
+        while True:
+            stage = f"rollout_refill_{len(parts)}" if parts else "rollout"
+            parts.append(self._rollout(stage, step, prompts, responses))
+            scores_PG = torch.cat([part.scores_B for part in parts]).view(-1, responses)
+            signal_P = (scores_PG != scores_PG[:, :1]).any(-1)
+            if len(parts) == rounds or signal_P.sum() >= prompts:
+                break
+        if rounds == 1:
+            return parts[0], scores_PG
+        kept_P = (~signal_P).int().argsort(stable=True)[:prompts]  # those with signal first, in their order
+        rows_B = (kept_P[:, None] * responses + torch.arange(responses, device=kept_P.device)).flatten()
+        return join(parts).rows(rows_B), scores_PG
+
+    def _rewards(self, made: Rollout, old: OldPolicy) -> Tensor:
+        """What advantages are computed from, (B,)."""
+        kl, taken_BT = self.learner.objective.kl, None
+        if kl.place == "reward" and old.reference_logprobs_BT is not None:
+            taken_BT = kl.coefficient * ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, kl.estimator)
+        overlong, mask_BT = self.config["algorithm"]["overlong"], made.sequences.response_mask_BT
+        return reward.shaped(made.scores_B, mask_BT, self.task.max_new_tokens, overlong, taken_BT)
 
     def minibatches(self, step: int) -> list[Tensor]:
         """The rows of each mini-batch, (M,): whole groups, in a seeded order."""
@@ -162,70 +186,8 @@ class Trainer:
         order = torch.randperm(rows, generator=torch_generator(self.config["seed"], "probe_sample", step))
         return order[:count].to(self.model.device)
 
-    def old_policy(self, sequences: Sequences, minibatches: list[Tensor]) -> Forward:
-        """π_old of the whole rollout, computed mini-batch by mini-batch: the split that will be trained on.
-
-        The same split means the same arithmetic, so the ratio is exactly 1 before the first update.
-        """
-        order_B = torch.cat(minibatches).argsort()
-        parts = [forward(self.model, sequences.rows(rows), self.config["precision"]) for rows in minibatches]
-        routes = [part.routes_LBFK for part in parts if part.routes_LBFK is not None]
-        return Forward(
-            torch.cat([part.logprobs_BT for part in parts])[order_B],
-            torch.cat([part.entropy_BT for part in parts])[order_B],
-            torch.cat(routes, 1)[:, order_B] if routes else None,
-            [],
-        )
-
-    def update(
-        self, made: Rollout, old: Forward, advantages_BT: Tensor, rows_M: Tensor
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """One gradient step on the rows of a mini-batch; what was measured overall, per layer, and the histogram.
-
-        The step is not taken when the loss or the gradient is not finite.
-        """
-        sequences = made.sequences.rows(rows_M)
-        now = forward(self.model, sequences, self.config["precision"])
-        batch = Batch(
-            logprobs_BT=now.logprobs_BT,
-            old_logprobs_BT=old.logprobs_BT[rows_M],
-            rollout_logprobs_BT=made.logprobs_BT[rows_M],
-            mask_BT=sequences.response_mask_BT,
-            advantages_BT=advantages_BT[rows_M],
-        )
-        output = self.loss(batch)
-        loss, numbers = output.loss, self.config["optimizer"]
-        if now.routes_LBFK is not None and self.config["routing"]["aux_loss"] > 0:
-            indices_LNK, mask_N = now.routes_LBFK.flatten(1, 2), sequences.route_mask_BF.flatten()
-            balance = load_balancing_loss(now.router_logits_LNE, indices_LNK, mask_N)
-            loss = loss + self.config["routing"]["aux_loss"] * balance
-        loss.backward()
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), numbers["max_grad_norm"])
-        if loss.isfinite() and grad_norm.isfinite():
-            self.optimizer.step()
-        self.optimizer.zero_grad()
-
-        measured, histogram = metrics.of_update(batch, output)
-        measured |= {
-            "loss": loss.detach(),
-            "grad_norm": grad_norm,
-            "entropy": metrics.mean(now.entropy_BT, batch.mask_BT),
-        }
-        layers: dict[str, Tensor] = {}
-        if now.routes_LBFK is not None and made.routes_LBFK is not None:
-            moved = drift.change(made.routes_LBFK[:, rows_M], now.routes_LBFK, batch.mask_BT)
-            measured |= {
-                "expert_change_rate": moved.expert,
-                "expert_set_change_rate": moved.set,
-                "token_any_layer_change_rate": moved.any_layer,
-            }
-            load = drift.load(now.routes_LBFK, batch.mask_BT, self.experts)
-            layers = {"expert_change_rate": moved.expert_L, "expert_set_change_rate": moved.set_L}
-            layers |= {"load_entropy": load.entropy_L, "load_max_violation": load.max_violation_L}
-        return measured, layers, histogram
-
     def _measure_rollout(
-        self, made: Rollout, old: Forward, since_start: drift.Change | None
+        self, made: Rollout, old: OldPolicy, since_start: drift.Change | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What a rollout shows before it is trained on: sampler against trainer, and drift since the cold start."""
         mask_BT = made.sequences.response_mask_BT
@@ -233,7 +195,7 @@ class Trainer:
         if made.routes_LBFK is None or old.routes_LBFK is None or since_start is None:
             return overall, {}
         disagreement = drift.change(made.routes_LBFK, old.routes_LBFK, mask_BT)
-        load = drift.load(made.routes_LBFK, mask_BT, self.experts)
+        load = drift.load(made.routes_LBFK, mask_BT, self.learner.experts)
         overall |= {
             "rollout_expert_disagreement": disagreement.expert,
             "expert_change_since_start": since_start.expert,

@@ -81,6 +81,12 @@ def check(config: Mapping[str, Any]) -> None:
         raise ValueError(f"{cls.__name__} cannot be built from {given}: {type(error).__name__} {error}") from error
 
 
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether the model of this config is a mixture of experts."""
+    made = config_class(config["_target_"])(**{key: value for key, value in config.items() if key != "_target_"})
+    return any(isinstance(getattr(made, name, None), int) for name in _EXPERTS)
+
+
 def _fields(cls: type[PreTrainedConfig]) -> set[str]:
     """Names that the config declares, or that its model reads all the same (``head_dim`` of Qwen3-MoE, say)."""
     if cls not in AutoModelForCausalLM._model_mapping:
@@ -102,7 +108,7 @@ def build(
     numbers |= {"vocab_size": len(tokenizer)}
     numbers |= {f"{token}_token_id": getattr(tokenizer, f"{token}_token_id") for token in ("pad", "bos", "eos")}
     kwargs: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.float32}
-    if any(key in numbers for key in _EXPERTS):
+    if has_experts(config):
         kwargs["experts_implementation"] = "grouped_mm"
     # transformers initialises from torch's global generator: lent a seed for the duration, then given back.
     with torch.random.fork_rng():

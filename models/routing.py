@@ -84,6 +84,15 @@ class RouteRecorder:
         return indices_LNK, logits_LNE
 
 
+@torch.no_grad()
+def chosen_logprobs(logits_LNE: list[Tensor], indices_LNK: Tensor) -> Tensor:
+    """log of each router's softmax for given experts, (L, N, K); for ``NO_ROUTE`` the number means nothing."""
+    experts_LNK = indices_LNK.long().clamp(min=0)
+    return torch.stack(
+        [logits.float().log_softmax(-1).gather(-1, chosen) for logits, chosen in zip(logits_LNE, experts_LNK, strict=True)]
+    )
+
+
 def load_balancing_loss(logits_LNE: list[Tensor], indices_LNK: Tensor, mask_N: Tensor) -> Tensor:
     """E · Σ_e f_e P_e over the tokens of all layers together, a scalar (Switch Transformer, 2101.03961, eq. 4).
 

@@ -126,7 +126,7 @@ def test_grpo_and_gspo_equal_plain_python(rows: list[Row], band: tuple[float, fl
     token = [[outcome(math.exp(x), advantage, *band) for x in xs] for xs, advantage in rows]
     whole = [outcome(math.exp(math.fsum(xs) / len(xs)), advantage, *band) for xs, advantage in rows]
     sequence = [[pair] * len(xs) for pair, (xs, _) in zip(whole, rows, strict=True)]
-    for loss, cells in ((GRPO(*band), token), (GSPO(*band), sequence)):
+    for loss, cells in ((GRPO(clip_low=band[0], clip_high=band[1]), token), (GSPO(clip_low=band[0], clip_high=band[1]), sequence)):
         value = -sum(sum(value for value, _ in row) / len(row) for row in cells) / len(cells)
         gradient = padded([[-slope / len(row) / len(cells) for _, slope in row] for row in cells])
         output, gradient_BT = run(loss, make(rows))
@@ -141,10 +141,12 @@ def test_a_mark_is_a_zero_gradient_to_the_last_bit(dtype: torch.dtype, low: floa
     around = [torch.nextafter(edges, torch.full_like(edges, to)) for to in (0, 2)]
     ratio = torch.cat([edges, *around]).repeat(2).requires_grad_()
     advantages = torch.tensor([1.0, -1.0], dtype=dtype).repeat_interleave(6)
-    surrogate, clipped_low, clipped_high = ops.clipped_surrogate(ratio, advantages, low, high)
-    (slope,) = torch.autograd.grad(surrogate.sum(), ratio)
-    assert (clipped_low.sum(), clipped_high.sum()) == (1, 1)
-    assert_close(slope, torch.where(clipped_low | clipped_high, 0, advantages))
+    made = ops.clipped_surrogate(ratio, advantages, low, high)
+    assert made.clipped_low_BT is not None
+    assert made.clipped_high_BT is not None
+    (slope,) = torch.autograd.grad(made.values_BT.sum(), ratio)
+    assert (made.clipped_low_BT.sum(), made.clipped_high_BT.sum()) == (1, 1)
+    assert_close(slope, torch.where(made.clipped_low_BT | made.clipped_high_BT, 0, advantages))
 
 
 # --- relations ---------------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ def test_a_mark_is_a_zero_gradient_to_the_last_bit(dtype: torch.dtype, low: floa
 
 def test_gspo_is_grpo_for_responses_of_one_token() -> None:
     batch = make(random_rows(0, lengths=(1,) * 40))
-    (grpo, grpo_BT), (gspo, gspo_BT) = run(GRPO(0.1, 0.2), batch), run(GSPO(0.1, 0.2), batch)
+    (grpo, grpo_BT), (gspo, gspo_BT) = run(GRPO(clip_low=0.1, clip_high=0.2), batch), run(GSPO(clip_low=0.1, clip_high=0.2), batch)
     assert grpo.metrics["clipped_low_BT"].any()
     assert grpo.metrics["clipped_high_BT"].any()
     assert_close(gspo.loss, grpo.loss)
@@ -228,15 +230,15 @@ def test_a_ratio_that_ran_away_stays_finite(loss: Loss, advantage: float) -> Non
 def test_scaled_band_of_gspo_is_root_of_reference_over_length_times_plain(reference: int, factor: int) -> None:
     batch = make(random_rows(3, lengths=(4,) * 40))
     low, high = 2.0**-6, 2.0**-5
-    scaled, scaled_BT = run(GSPO(low, high, scale_band_with_length=True, reference_length=reference), batch)
-    plain, plain_BT = run(GSPO(low * factor, high * factor), batch)
+    scaled, scaled_BT = run(GSPO(clip_low=low, clip_high=high, scale_band_with_length=True, reference_length=reference), batch)
+    plain, plain_BT = run(GSPO(clip_low=low * factor, clip_high=high * factor), batch)
     assert_close((scaled.loss, scaled_BT, scaled.metrics), (plain.loss, plain_BT, plain.metrics))
     assert all(0 < marks_BT.sum() < batch["mask_BT"].sum() for marks_BT in plain.metrics.values())
 
 
 def test_scaled_band_of_gspo_is_each_responses_own() -> None:
     rows = random_rows(4, lengths=(1, 4, 16, 4, 1, 16), noise=0.1)
-    loss = GSPO(2.0**-6, 2.0**-6, True, reference_length=16)
+    loss = GSPO(clip_low=2.0**-6, clip_high=2.0**-6, scale_band_with_length=True, reference_length=16)
     alone = [run(loss, make([row]))[0].loss for row in rows]
     assert_close(run(loss, make(rows))[0].loss, torch.stack(alone).mean())
 
@@ -273,6 +275,8 @@ def test_the_defaults_are_the_numbers_of_the_yaml(name: str, part: str) -> None:
     numbers = yaml.safe_load((ROOT / "conf" / "algorithm" / f"{name}.yaml").read_text())[part]
     module, _, cls = numbers.pop("_target_").rpartition(".")
     defaults = dataclasses.asdict(getattr(importlib.import_module(module), cls)())
+    if "constant_length" not in numbers and part == "loss":  # null for all by conf/config.yaml
+        assert defaults.pop("constant_length") is None
     assert numbers == defaults
     assert [type(numbers[field]) for field in defaults] == [type(value) for value in defaults.values()]
 

@@ -108,7 +108,7 @@ RESPONSES = len(LENGTHS)
 # name → (the equation of one response, the weight of a token of a response of T tokens)
 EQUATIONS: dict[str, tuple[Callable[..., tuple[list[float], list[float]]], Callable[[int], float]]] = {
     "reinforce": (lambda r, u, a, p: ([a * q for q in p], [a] * len(p)), lambda T: 1 / T / RESPONSES),
-    "rloo": (lambda r, u, a, p: ([a * q for q in p], [a] * len(p)), lambda T: 1 / T / RESPONSES),
+    "rloo": (lambda r, u, a, p: ([a * q for q in p], [a] * len(p)), lambda T: 1 / RESPONSES),
     "grpo": (lambda r, u, a, p: ppo(r, a, 0.2, 0.2), lambda T: 1 / T / RESPONSES),
     "grpo_unclipped": (lambda r, u, a, p: ppo(r, a, math.inf, math.inf), lambda T: 1 / T / RESPONSES),
     "ppo_clip": (lambda r, u, a, p: ppo(r, a, 0.2, 0.2), lambda T: 1 / TOKENS),

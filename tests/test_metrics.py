@@ -134,7 +134,7 @@ def test_equal_policies_have_mismatch_exactly_zero() -> None:
 
 def test_reward_columns_closed_form() -> None:
     columns = metrics.of_rewards(torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]]))
-    assert columns == {"reward": 0.5, "groups_without_signal": 0.5}
+    assert columns == {"reward": 0.5, "groups_without_signal": 0.5, "prompts_sampled": 4}
 
 
 def test_a_step_has_the_mean_of_its_updates_but_the_largest_of_a_maximum() -> None:

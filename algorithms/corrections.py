@@ -1,0 +1,130 @@
+"""Corrections between the policy that sampled and the training forward at the same weights: ρ = π_old/μ.
+
+A correction is a weight on each token of the host's objective, without gradient, after its min or mask; 0
+rejects the token. On a sequence ratio it acts on the tokens' gradients one by one, as in GSPO-token. All are
+1 where the two policies agree. Denominators stay what they were: a rejected token still counts.
+
+Shapes: B responses, T response positions.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from steadymoe.algorithms import ops
+from steadymoe.algorithms.batch import Batch
+from steadymoe.algorithms.loss import check_cap, check_positive, one_of
+
+
+class Correction(ABC):
+    """What a correction is: a weight for every response token."""
+
+    @abstractmethod
+    def weights(self, batch: Batch) -> Tensor | None:
+        """The weights, (B, T), without gradient; None for 1 everywhere."""
+
+
+@dataclass(frozen=True)
+class Uncorrected(Correction):
+    """No correction: the sampler's own log-probabilities are not looked at."""
+
+    def weights(self, batch: Batch) -> Tensor | None:
+        """None."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruncatedIS(Correction):
+    """TIS: min(ρ, C) (Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025).
+
+    ``unit`` is that of ρ: ``token``, ``product`` over the response (verl's sequence level) or ``sequence``,
+    its geometric mean (ms-swift's).
+    """
+
+    unit: str = "token"
+    ratio_cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        one_of("unit", self.unit, ("token", "sequence", "product"))
+        check_cap(self.ratio_cap)
+
+    def weights(self, batch: Batch) -> Tensor:
+        """min(ρ, C)."""
+        return _rho(batch, self.unit).clamp(max=self.ratio_cap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedIS(Correction):
+    """ρ where ρ_low ≤ ρ ≤ ρ_high, else 0: MIS (Liu & Li, 2025; no lower edge) and IcePop (Ring-1T, 2510.18855).
+
+    ``unit`` as in ``TruncatedIS``; with ``product`` a whole response is kept or rejected.
+    """
+
+    unit: str = "token"
+    ratio_low: float = 0.0
+    ratio_high: float = 2.0
+
+    def __post_init__(self) -> None:
+        one_of("unit", self.unit, ("token", "sequence", "product"))
+        if not 0 <= self.ratio_low <= 1 <= self.ratio_high:
+            raise ValueError(
+                "ratio_low and ratio_high are a band on the ratio, 0 <= ratio_low <= 1 <= ratio_high; "
+                f"got {self.ratio_low} and {self.ratio_high}"
+            )
+
+    def weights(self, batch: Batch) -> Tensor:
+        """ρ inside the band, 0 outside."""
+        rho_BT = _rho(batch, self.unit)
+        return rho_BT * ((rho_BT >= self.ratio_low) & (rho_BT <= self.ratio_high))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeometricRejection(Correction):
+    """Keep a response where the geometric mean of its ρ lies in [ratio_low, ratio_high], else reject it whole.
+
+    The weight of what is kept is 1 (Geo-RS, as in verl and slime), or with ``weighted`` each token's own ρ,
+    not truncated (seq-mask-tis, NeMo-RL's ProRL v2.1 guide).
+    """
+
+    ratio_low: float = 0.9999
+    ratio_high: float = 1.0001
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ratio_low <= 1 <= self.ratio_high:
+            raise ValueError(
+                "ratio_low and ratio_high are a band on the geometric mean, 0 <= ratio_low <= 1 <= ratio_high; "
+                f"got {self.ratio_low} and {self.ratio_high}"
+            )
+
+    def weights(self, batch: Batch) -> Tensor:
+        """1 or ρ in kept responses, 0 in rejected ones."""
+        mean_BT = _rho(batch, "sequence")
+        kept_BT = (mean_BT >= self.ratio_low) & (mean_BT <= self.ratio_high)
+        return kept_BT * (_rho(batch, "token") if self.weighted else torch.ones_like(mean_BT))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinaryKL(Correction):
+    """KPop: keep a token where the binary KL between π_old and μ is at most ``max_kl`` in both directions.
+
+    Ant Group, 2026; equation not seen, pull requests of prime-rl (3283) and AReaL (1405) were.
+    """
+
+    max_kl: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_positive(max_kl=self.max_kl)
+
+    def weights(self, batch: Batch) -> Tensor:
+        """1 for a token that is kept, else 0."""
+        old_BT, rollout_BT = batch.get("old_logprobs_BT"), batch.get("rollout_logprobs_BT")
+        both = [ops.binary_divergence(*pair, "kl") for pair in ((old_BT, rollout_BT), (rollout_BT, old_BT))]
+        return (torch.maximum(*both) <= self.max_kl).to(old_BT.dtype)
+
+
+def _rho(batch: Batch, unit: str) -> Tensor:
+    log_BT = ops.log_ratio(batch.get("old_logprobs_BT"), batch.get("rollout_logprobs_BT")).detach()
+    return ops.ratio(log_BT, batch.mask_BT, unit)

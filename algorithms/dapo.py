@@ -1,0 +1,20 @@
+"""DAPO: clip-higher, every token alike, groups without signal replaced, overlong responses punished softly.
+
+    J = Σ_i Σ_t min( r Â, clip(r, 1 − ε_low, 1 + ε_high) Â ) / Σ_i T_i,   ε_high > ε_low     (2503.14476, eq. 8)
+    over groups with 0 < correct responses < G,
+    reward −= 0 up to L − buffer tokens, then rising linearly to 1 at L                     (2503.14476, eq. 13)
+
+Shaper: min-clip. Differs from ``ppo_clip`` in the higher upper edge and in what it is trained on: dynamic
+sampling and overlong shaping are ``algorithm.sampling`` and ``algorithm.overlong``, open to every algorithm.
+"""
+
+from dataclasses import dataclass
+
+from steadymoe.algorithms.ppo_clip import PPOClip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAPO(PPOClip):
+    """Token-level clipped surrogate with a higher upper edge."""
+
+    clip_high: float = 0.28

@@ -1,0 +1,178 @@
+"""The seam: what every policy loss is, and what those with a ratio and with a clip share.
+
+A loss says what each token contributes (``surrogate``); weights, aggregation and sign are the same for all
+and stand here, once. A field that is silent elsewhere is a field here: ratio, anchor, aggregation, clip.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from steadymoe.algorithms import ops
+from steadymoe.algorithms.batch import Batch, LossOutput, Surrogate
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a loss asks of its caller."""
+
+    whole_minibatch: bool = False
+    """Tokens of different responses meet in it, beyond their mean: a mini-batch must not be split."""
+    zero_advantage_is_free: bool = True
+    """A response whose advantage is 0 has gradient 0 and changes no other's: it may be left out."""
+    corrects_for_sampler: bool = False
+    """Its ratio is one to the sampling policy: a correction would count the discrepancy twice."""
+    routes: bool = False
+    """Reads ``Batch.router_log_ratio_LBTK``."""
+    top_k: int = 0
+    """Reads the ``top_logprobs_BTK`` fields of a batch, with this many most likely tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss(ABC):
+    """A loss of a policy on one mini-batch. Subclasses are frozen dataclasses that define ``surrogate``.
+
+    ``aggregation`` is one of ``ops.AGGREGATIONS``; ``constant_length`` is the L of ``constant``.
+    """
+
+    aggregation: str = "seq-mean-token-mean"
+    constant_length: int | None = None
+
+    # Of losses with a sequence ratio: what to use for a sum over tokens, which would undo their 1/T_i.
+    TOKEN_SUM_IS: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        one_of("aggregation", self.aggregation, ops.AGGREGATIONS)
+        if self.TOKEN_SUM_IS and self.aggregation in ("seq-mean-token-sum", "constant"):
+            raise ValueError(
+                f"aggregation={self.aggregation} weighs each response by its length, which a sequence ratio's "
+                f"1/T_i is there to prevent; the algorithm that does so on purpose is {self.TOKEN_SUM_IS}"
+            )
+        if (self.aggregation == "constant") != (self.constant_length is not None):
+            raise ValueError(
+                "constant_length is the L of aggregation=constant, set there and null elsewhere; got "
+                f"aggregation={self.aggregation} and constant_length={self.constant_length}"
+            )
+        if self.constant_length is not None and not self.constant_length >= 1:
+            raise ValueError(f"constant_length is a number of tokens, >= 1; got {self.constant_length}")
+
+    @property
+    def traits(self) -> Traits:
+        """What this loss asks of its caller."""
+        return Traits()
+
+    @abstractmethod
+    def surrogate(self, batch: Batch) -> Surrogate:
+        """The objective of every token, before weights and aggregation."""
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """The ``Batch.state`` of the first update; empty for a loss without memory."""
+        return {}
+
+    def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
+        """Per-token values as one scalar, by this loss's aggregation."""
+        return ops.aggregate(
+            values_BT, batch.mask_BT, self.aggregation, self.constant_length, batch.responses, batch.tokens
+        )
+
+    def __call__(self, batch: Batch) -> LossOutput:
+        """The loss on one mini-batch, or on a part that knows the whole's denominators."""
+        made = self.surrogate(batch)
+        values_BT, metrics = made.values_BT, dict(made.numbers)
+        if batch.weights_BT is not None:
+            values_BT = values_BT * batch.weights_BT
+        if made.clipped_low_BT is not None and made.clipped_high_BT is not None:
+            mask_BT = batch.mask_BT.bool()
+            metrics["clipped_low_BT"] = made.clipped_low_BT & mask_BT
+            metrics["clipped_high_BT"] = made.clipped_high_BT & mask_BT
+        return LossOutput(-self.aggregate(values_BT, batch), metrics, made.state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioLoss(PolicyLoss):
+    """A loss with an importance ratio: ``ratio`` is its unit, ``anchor`` the policy in its denominator.
+
+    ``anchor`` is ``old`` (the trainer's forward at the weights that sampled) or ``rollout`` (the sampling
+    engine's own log-probabilities, which a batch must then hold).
+    """
+
+    ratio: str = "token"
+    anchor: str = "old"
+
+    # The units that make sense for a loss.
+    UNITS: ClassVar[tuple[str, ...]] = ops.RATIOS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("ratio", self.ratio, self.UNITS)
+        one_of("anchor", self.anchor, ("old", "rollout"))
+
+    @property
+    def traits(self) -> Traits:
+        """What this loss asks of its caller."""
+        return Traits(corrects_for_sampler=self.anchor == "rollout")
+
+    def anchor_logprobs(self, batch: Batch) -> Tensor:
+        """log-probabilities under the policy in the ratio's denominator, (B, T)."""
+        return batch.get(f"{self.anchor}_logprobs_BT")
+
+    def log_ratio(self, batch: Batch) -> Tensor:
+        """log of the token ratio, (B, T), whatever ``ratio`` says."""
+        return ops.log_ratio(batch.logprobs_BT, self.anchor_logprobs(batch))
+
+    def ratio_of(self, batch: Batch) -> Tensor:
+        """The ratio in this loss's unit on every token, (B, T)."""
+        return ops.ratio(self.log_ratio(batch), batch.mask_BT, self.ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedLoss(RatioLoss):
+    """A loss with a band [1 − clip_low, 1 + clip_high] on its ratio, and PPO's dual clip as an option.
+
+    ``clip_low`` and ``clip_high`` are distances from 1 on the ratio; ``dual_clip`` is a ratio above the band
+    beyond which a token of negative advantage loses its gradient, or None.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_band(self.clip_low, self.clip_high)
+        if self.dual_clip is not None and not self.dual_clip > 1 + self.clip_high:
+            raise ValueError(f"dual_clip is a ratio above the band, or null for none; got {self.dual_clip}")
+
+    def clipped(self, ratio_BT: Tensor, advantages_BT: Tensor) -> Surrogate:
+        """min(r A, clip(r) A) with this loss's band."""
+        return ops.clipped_surrogate(ratio_BT, advantages_BT, self.clip_low, self.clip_high, self.dual_clip)
+
+
+def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise ValueError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def check_band(clip_low: float, clip_high: float) -> None:
+    """Raise ValueError for a clip band [1 − clip_low, 1 + clip_high] that is empty or reaches below 0."""
+    if not 0 <= clip_low < 1:
+        raise ValueError(f"clip_low is an ε on the ratio, 0 <= clip_low < 1; got {clip_low}")
+    if not clip_high >= 0:
+        raise ValueError(f"clip_high is an ε on the ratio, clip_high >= 0; got {clip_high}")
+
+
+def check_cap(ratio_cap: float | None) -> None:
+    """Raise ValueError for a cap on a ratio that is not above 1 (None: no cap)."""
+    if ratio_cap is not None and not ratio_cap > 1:
+        raise ValueError(f"ratio_cap bounds a ratio from above, > 1, or null for none; got {ratio_cap}")
+
+
+def check_positive(**numbers: float) -> None:
+    """Raise ValueError for the first number that is not above 0 and finite."""
+    for name, value in numbers.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be above 0; got {value}")

@@ -1,0 +1,213 @@
+"""What learns: weights, optimizer and the loss's own state; the old policy and the gradient updates.
+
+Shapes: P prompts, G responses to each, B = P·G sequences of a rollout, M of them in one mini-batch, T response
+positions, F positions fed, L MoE layers, K experts a token.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steadymoe.algorithms import Batch, LossOutput
+from steadymoe.algorithms.objective import from_config
+from steadymoe.bench import drift, metrics
+from steadymoe.bench.policy import Forward, Sequences, forward
+from steadymoe.bench.rollout import Rollout
+from steadymoe.models.routing import load_balancing_loss, routers
+
+
+@dataclass(frozen=True)
+class OldPolicy:
+    """The training forward of a whole rollout at the weights that sampled it, and what losses ask for beside it."""
+
+    logprobs_BT: Tensor
+    routes_LBFK: Tensor | None
+    router_logprobs_LBTK: Tensor | None
+    top_logprobs_BTK: Tensor | None
+    reference_logprobs_BT: Tensor | None
+    """Under the weights of the cold start."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One gradient update: columns overall, columns per layer, and the histogram of token log-ratios."""
+
+    overall: dict[str, Tensor]
+    layers: dict[str, Tensor]
+    histogram: Tensor
+
+
+class Learner:
+    """A model at its cold start and what trains it; ``config`` is a composed ``conf/config.yaml``."""
+
+    def __init__(self, model: PreTrainedModel, config: Mapping[str, Any]) -> None:
+        self.model, self.config = model, config
+        self.objective = from_config(config["algorithm"], config["correction"])
+        self.state: Mapping[str, Tensor] = self.objective.loss.initial_state()
+        numbers = config["optimizer"]
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=numbers["learning_rate"],
+            betas=(numbers["beta1"], numbers["beta2"]),
+            eps=numbers["epsilon"],
+            weight_decay=numbers["weight_decay"],
+            fused=True,
+        )
+        self.experts = next((int(router.get_parameter("weight").shape[0]) for router in routers(model)), 0)
+        self._reference = copy.deepcopy(model) if self.objective.kl.coefficient > 0 else None
+
+    def parts(self, rows_M: Tensor) -> list[Tensor]:
+        """The micro-batches that a mini-batch is computed in; one for a loss that needs the whole."""
+        size = self.config["microbatch"]
+        return [rows_M] if size is None or self.objective.traits.whole_minibatch else list(rows_M.split(size))
+
+    @torch.no_grad()
+    def old_policy(self, made: Rollout, minibatches: list[Tensor]) -> OldPolicy:
+        """π_old of the whole rollout, computed in the micro-batches that will be trained on.
+
+        The same split means the same arithmetic, so the ratio is exactly 1 before the first update.
+        """
+        split = [part for rows in minibatches for part in self.parts(rows)]
+        order_B = torch.cat(split).argsort()
+        forwards = [self._forward(self.model, made, rows) for rows in split]
+        routes = [each.routes_LBFK for each in forwards if each.routes_LBFK is not None]
+        tops = [each.top_logprobs_BTK for each in forwards if each.top_logprobs_BTK is not None]
+        chosen = (
+            [each.router_logprobs(route) for each, route in zip(forwards, routes, strict=True)]
+            if self.objective.traits.routes
+            else []
+        )
+        references = (
+            []
+            if self._reference is None
+            else [self._forward(self._reference, made, rows).logprobs_BT for rows in split]
+        )
+        return OldPolicy(
+            logprobs_BT=torch.cat([each.logprobs_BT for each in forwards])[order_B],
+            routes_LBFK=torch.cat(routes, 1)[:, order_B] if routes else None,
+            router_logprobs_LBTK=torch.cat(chosen, 1)[:, order_B] if chosen else None,
+            top_logprobs_BTK=torch.cat(tops)[order_B] if tops else None,
+            reference_logprobs_BT=torch.cat(references)[order_B] if references else None,
+        )
+
+    def update(self, made: Rollout, old: OldPolicy, advantages_BT: Tensor, rows_M: Tensor) -> Measured:
+        """One gradient step on the rows of a mini-batch.
+
+        The step is not taken, and the loss's state not renewed, when the loss or the gradient is not finite.
+        """
+        mask_MT = made.sequences.response_mask_BT[rows_M]
+        whole = {"responses": int(mask_MT.any(-1).sum()), "tokens": int(mask_MT.sum())}
+        losses, batches, outputs, forwards = [], [], [], []
+        for rows in self.parts(rows_M):
+            now = self._forward(self.model, made, rows)
+            batch = self._batch(made, old, advantages_BT, rows, now, whole)
+            output = self.objective(batch)
+            loss = output.loss + self._balance(now, made.sequences.rows(rows))
+            loss.backward()
+            losses.append(loss.detach())
+            batches.append(batch)
+            outputs.append(output)
+            forwards.append(now)
+        loss = torch.stack(losses).sum()
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config["optimizer"]["max_grad_norm"])
+        if loss.isfinite() and grad_norm.isfinite():
+            self.optimizer.step()
+            self.state = {name: value.detach() for name, value in outputs[-1].state.items()}
+        self.optimizer.zero_grad()
+        return self._measure(made, rows_M, loss, grad_norm, Batch.join(batches), _join(outputs), forwards)
+
+    def _forward(self, model: PreTrainedModel, made: Rollout, rows: Tensor) -> Forward:
+        top_BTK = None if made.top_tokens_BTK is None else made.top_tokens_BTK[rows]
+        entropy_gradient = torch.is_grad_enabled() and self.objective.entropy_bonus > 0
+        return forward(model, made.sequences.rows(rows), self.config["precision"], top_BTK, entropy_gradient)
+
+    def _batch(
+        self,
+        made: Rollout,
+        old: OldPolicy,
+        advantages_BT: Tensor,
+        rows: Tensor,
+        now: Forward,
+        whole: dict[str, int],
+    ) -> Batch:
+        """What the loss is given of a micro-batch."""
+
+        def of(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[rows]
+
+        log_ratio_LBTK = None
+        if self.objective.traits.routes and old.routes_LBFK is not None and old.router_logprobs_LBTK is not None:
+            log_ratio_LBTK = now.router_logprobs(old.routes_LBFK[:, rows]) - old.router_logprobs_LBTK[:, rows]
+        return Batch(
+            logprobs_BT=now.logprobs_BT,
+            mask_BT=made.sequences.response_mask_BT[rows],
+            advantages_BT=advantages_BT[rows],
+            old_logprobs_BT=old.logprobs_BT[rows],
+            rollout_logprobs_BT=made.logprobs_BT[rows],
+            groups_B=rows // self.config["rollout"]["responses"],
+            reference_logprobs_BT=of(old.reference_logprobs_BT),
+            entropy_BT=now.entropy_BT,
+            router_log_ratio_LBTK=log_ratio_LBTK,
+            top_logprobs_BTK=now.top_logprobs_BTK,
+            old_top_logprobs_BTK=of(old.top_logprobs_BTK),
+            rollout_top_logprobs_BTK=of(made.top_logprobs_BTK),
+            state=self.state,
+            **whole,
+        )
+
+    def _balance(self, now: Forward, sequences: Sequences) -> Tensor | float:
+        """The router's auxiliary loss with its coefficient; 0 without."""
+        coefficient = self.config["routing"]["aux_loss"]
+        if now.routes_LBFK is None or coefficient == 0:
+            return 0.0
+        indices_LNK, mask_N = now.routes_LBFK.flatten(1, 2), sequences.route_mask_BF.flatten()
+        return coefficient * load_balancing_loss(now.router_logits_LNE, indices_LNK, mask_N)
+
+    @torch.no_grad()
+    def _measure(
+        self,
+        made: Rollout,
+        rows_M: Tensor,
+        loss: Tensor,
+        grad_norm: Tensor,
+        batch: Batch,
+        output: LossOutput,
+        forwards: list[Forward],
+    ) -> Measured:
+        overall, histogram = metrics.of_update(batch, output)
+        overall |= {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "entropy": metrics.mean(batch.get("entropy_BT"), batch.mask_BT),
+        }
+        routes = [each.routes_LBFK for each in forwards if each.routes_LBFK is not None]
+        if not routes or made.routes_LBFK is None:
+            return Measured(overall, {}, histogram)
+        now_LBFK = torch.cat(routes, 1)
+        moved = drift.change(made.routes_LBFK[:, rows_M], now_LBFK, batch.mask_BT)
+        overall |= {
+            "expert_change_rate": moved.expert,
+            "expert_set_change_rate": moved.set,
+            "token_any_layer_change_rate": moved.any_layer,
+        }
+        load = drift.load(now_LBFK, batch.mask_BT, self.experts)
+        layers = {"expert_change_rate": moved.expert_L, "expert_set_change_rate": moved.set_L}
+        layers |= {"load_entropy": load.entropy_L, "load_max_violation": load.max_violation_L}
+        return Measured(overall, layers, histogram)
+
+
+def _join(outputs: list[LossOutput]) -> LossOutput:
+    """The outputs of the parts of a mini-batch as one: losses add up, tokens stand below each other.
+
+    A scalar metric comes from losses that are never split.
+    """
+    metrics_ = {
+        name: torch.cat([output.metrics[name] for output in outputs]) if value.ndim else value
+        for name, value in outputs[0].metrics.items()
+    }
+    return LossOutput(torch.stack([output.loss.detach() for output in outputs]).sum(), metrics_)
