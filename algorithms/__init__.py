@@ -14,15 +14,17 @@ from typing import Any
 import yaml
 
 from steadymoe.algorithms.batch import Batch, LossOutput, Surrogate
-from steadymoe.algorithms.loss import ClippedLoss, PolicyLoss, RatioLoss, Traits
+from steadymoe.algorithms.loss import ClippedLoss, HostedLoss, PolicyLoss, RatioLoss, TokenLoss, Traits
 
 __all__ = [
     "Batch",
     "ClippedLoss",
+    "HostedLoss",
     "LossOutput",
     "PolicyLoss",
     "RatioLoss",
     "Surrogate",
+    "TokenLoss",
     "Traits",
     "build",
     "load",

@@ -1,7 +1,11 @@
-"""Advantages from the rewards of a rollout. Shapes: P prompts, G responses to each."""
+"""Advantages from the rewards of a rollout. Shapes: P prompts, G responses to each.
+
+Each is called with the rewards and the numbers of response tokens, both (P, G), and returns advantages (P, G).
+"""
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -9,8 +13,8 @@ from torch import Tensor
 class GroupMean:
     """Â_i = r_i − mean_G, without the standard deviation: Dr. GRPO (2503.20783), MiniRL (2512.01374)."""
 
-    def __call__(self, rewards_PG: Tensor) -> Tensor:
-        """Advantages of the same shape, (P, G); exactly 0 in a group of equal rewards."""
+    def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
+        """Exactly 0 in a group of equal rewards."""
         return _centred(rewards_PG)
 
 
@@ -18,8 +22,8 @@ class GroupMean:
 class LeaveOneOut:
     """Â_i = r_i − mean of the other G − 1 rewards: RLOO (2402.14740); G/(G − 1) times ``GroupMean``."""
 
-    def __call__(self, rewards_PG: Tensor) -> Tensor:
-        """Advantages of the same shape, (P, G); G must be at least 2."""
+    def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
+        """Exactly 0 in a group of equal rewards; G must be at least 2."""
         responses = rewards_PG.shape[1]
         return _centred(rewards_PG) * responses / (responses - 1)
 
@@ -35,15 +39,90 @@ class GroupMeanStd:
     epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
-        if not self.epsilon > 0:
-            raise ValueError(f"epsilon keeps a group of equal rewards finite, epsilon > 0; got {self.epsilon}")
+        _check_epsilon(self.epsilon)
 
-    def __call__(self, rewards_PG: Tensor) -> Tensor:
-        """Advantages of the same shape, (P, G); G must be at least 2."""
+    def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
+        """Exactly 0 in a group of equal rewards; G must be at least 2."""
         return _centred(rewards_PG) / (rewards_PG.std(-1, keepdim=True) + self.epsilon)
+
+
+@dataclass(frozen=True)
+class LeaveOneOutStd:
+    """Â_i = (r_i − b_i) / (std_i + ε), mean b_i and deviation std_i of the other G − 1 rewards: NeMo-RL's default.
+
+    Where the others' rewards are all equal the difference is not divided, as NeMo-RL does.
+    """
+
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _check_epsilon(self.epsilon)
+
+    def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
+        """G must be at least 3."""
+        others = rewards_PG.shape[1] - 1
+        differences_PGG = rewards_PG[:, None, :] - rewards_PG[:, :, None]  # of every other from one's own
+        mean_PG = differences_PGG.sum(-1) / others
+        own_GG = torch.eye(others + 1, dtype=torch.bool, device=rewards_PG.device)
+        squares_PG = (differences_PGG - mean_PG[..., None]).square().masked_fill(own_GG, 0.0).sum(-1)
+        std_PG = (squares_PG / (others - 1)).sqrt()
+        # Equal rewards may miss each other's mean by a rounding error.
+        return torch.where(std_PG > 1e-6, -mean_PG / (std_PG + self.epsilon), -mean_PG)
+
+
+@dataclass(frozen=True)
+class GroupMeanBatchStd:
+    """Â_i = (r_i − mean_G) / (std + ε), the deviation that of all rewards of the rollout: LitePPO (2508.08221)."""
+
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _check_epsilon(self.epsilon)
+
+    def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
+        """Exactly 0 in a group of equal rewards."""
+        return _centred(rewards_PG) / (rewards_PG.std() + self.epsilon)
+
+
+@dataclass(frozen=True)
+class BatchWhitened:
+    """Â = (x − mean) / √(var + ε), over all response tokens of the rollout: REINFORCE++ (2501.03262).
+
+    x is the reward, or with ``subtract_group_mean`` the reward minus that of its group (REINFORCE++-baseline).
+    Mean and variance count a response once for each of its tokens, as verl and NeMo-RL do; the variance is the
+    sample one, as in verl. Equation not seen, verl's and NeMo-RL's code were.
+    """
+
+    subtract_group_mean: bool = False
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check_epsilon(self.epsilon)
+
+    def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
+        """A group of equal rewards may have an advantage here."""
+        values_PG = _centred(rewards_PG) if self.subtract_group_mean else rewards_PG
+        tokens = lengths_PG.sum()
+        mean = (values_PG * lengths_PG).sum() / tokens
+        variance = ((values_PG - mean).square() * lengths_PG).sum() / (tokens - 1)
+        return (values_PG - mean) * (variance + self.epsilon).rsqrt()
+
+
+@dataclass(frozen=True)
+class PlusMinus:
+    """Â = 2 r − 1 for a reward in [0, 1]: the ±1 reward without a baseline of TOPR (2503.14286)."""
+
+    def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
+        """A group of equal rewards has an advantage here."""
+        return 2 * rewards_PG - 1
 
 
 def _centred(rewards_PG: Tensor) -> Tensor:
     """r_i − mean_G, exactly 0 for equal rewards: their mean can miss them by a rounding error, which 1/ε blows up."""
     equal_P1 = (rewards_PG == rewards_PG[:, :1]).all(-1, keepdim=True)
     return (rewards_PG - rewards_PG.mean(-1, keepdim=True)).masked_fill(equal_P1, 0.0)
+
+
+def _check_epsilon(epsilon: float) -> None:
+    if not epsilon > 0:
+        raise ValueError(f"epsilon keeps a group of equal rewards finite, epsilon > 0; got {epsilon}")

@@ -6,6 +6,7 @@ L MoE layers, K experts a token or most likely tokens.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +32,8 @@ class Batch:
         entropy_BT: entropy of the distribution that each token was drawn from, with its gradient.
         router_log_ratio_LBTK: log p_θ(e) − log p_old(e) of the routers' softmax for the K experts that π_old chose.
         top_logprobs_BTK, old_top_logprobs_BTK, rollout_top_logprobs_BTK: log-probabilities under π_θ, π_old and
-            μ of the K tokens that are most likely under μ, with the sampled token in the last place if it is
-            none of them.
+            μ of the tokens that are most likely under μ and, last, of the sampled one; the last is −inf in
+            rollout_top_logprobs_BTK where the sampled token is among the others.
         responses: responses with a token in the whole mini-batch that this is a part of; None: this is whole.
         tokens: likewise, response tokens.
         state: what the loss returned as ``LossOutput.state`` last time.
@@ -74,7 +75,7 @@ class Batch:
     @staticmethod
     def join(parts: Sequence["Batch"]) -> "Batch":
         """The parts of a mini-batch as one batch, detached, without their shared denominators and state."""
-        together = {}
+        together: dict[str, Any] = {}
         for each in fields(Batch):
             if each.name in ("responses", "tokens", "state") or getattr(parts[0], each.name) is None:
                 continue

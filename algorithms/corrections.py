@@ -110,19 +110,22 @@ class GeometricRejection(Correction):
 class BinaryKL(Correction):
     """KPop: keep a token where the binary KL between π_old and μ is at most ``max_kl`` in both directions.
 
-    Ant Group, 2026; equation not seen, pull requests of prime-rl (3283) and AReaL (1405) were.
+    Ant Group, 2026; equation not seen, descriptions of pull requests to prime-rl (3283) and AReaL (1405) were.
+    What is kept has weight 1, or with ``weighted`` its ρ, as AReaL has it.
     """
 
     max_kl: float = 0.1
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         check_positive(max_kl=self.max_kl)
 
     def weights(self, batch: Batch) -> Tensor:
-        """1 for a token that is kept, else 0."""
-        old_BT, rollout_BT = batch.get("old_logprobs_BT"), batch.get("rollout_logprobs_BT")
-        both = [ops.binary_divergence(*pair, "kl") for pair in ((old_BT, rollout_BT), (rollout_BT, old_BT))]
-        return (torch.maximum(*both) <= self.max_kl).to(old_BT.dtype)
+        """1 or ρ for a token that is kept, else 0."""
+        old_BT1, rollout_BT1 = batch.get("old_logprobs_BT")[..., None], batch.get("rollout_logprobs_BT")[..., None]
+        both = [ops.divergence(*pair, "kl") for pair in ((old_BT1, rollout_BT1), (rollout_BT1, old_BT1))]
+        kept_BT = torch.maximum(*both) <= self.max_kl
+        return kept_BT * (_rho(batch, "token") if self.weighted else torch.ones_like(both[0]))
 
 
 def _rho(batch: Batch, unit: str) -> Tensor:

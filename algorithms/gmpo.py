@@ -2,7 +2,7 @@
 
     J = mean_i exp( (1/T_i) Σ_t c(log r_{i,t}) ) Â_i,
     c(x) = min(x, ε_high) where Â > 0,  max(x, −ε_low) where Â < 0
-    (2507.20673; equation not seen, verl's code was)
+    (2507.20673, eq. 4; the equation was not seen, verl's and TRL's code were)
 
 Shaper: min-clip on log-ratios. Differs from GSPO in the clip: tokens one by one, on log-ratios, and not the
 response as a whole. The band is one on log r: ``log_clip_low``, ``log_clip_high``.
@@ -34,11 +34,15 @@ class GMPO(RatioLoss):
                 f"got {self.log_clip_low} and {self.log_clip_high}"
             )
 
+    @property
+    def unit(self) -> str:
+        """The geometric mean, of clipped tokens."""
+        return "sequence"
+
     def surrogate(self, batch: Batch) -> Surrogate:
         """The sequence ratio of the clipped log-ratios, times A; a clipped token has no gradient."""
         log_ratio_BT, advantages_BT = self.log_ratio(batch), batch.advantages_BT
-        low_BT = (log_ratio_BT < -self.log_clip_low) & (advantages_BT < 0)
-        high_BT = (log_ratio_BT > self.log_clip_high) & (advantages_BT > 0)
+        low_BT, high_BT = ops.beyond(log_ratio_BT, advantages_BT, -self.log_clip_low, self.log_clip_high)
         clipped_BT = log_ratio_BT.clamp(-self.log_clip_low, self.log_clip_high)
         kept_BT = clipped_BT.where(low_BT | high_BT, log_ratio_BT)
-        return Surrogate(ops.ratio(kept_BT, batch.mask_BT, "sequence") * advantages_BT, low_BT, high_BT)
+        return Surrogate(ops.ratio(kept_BT, batch.mask_BT, self.unit) * advantages_BT, low_BT, high_BT)

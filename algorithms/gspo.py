@@ -43,7 +43,7 @@ class GSPO(ClippedLoss):
     def surrogate(self, batch: Batch) -> Surrogate:
         """min(s A, clip(s) A); the tokens of a clipped response are all marked as clipped."""
         advantages_B1 = ops.masked_mean_T(batch.advantages_BT, batch.mask_BT)[:, None]
-        width = self._width(batch.mask_BT)
+        width = self._width(batch.mask_BT.to(batch.logprobs_BT.dtype))
         return ops.clipped_surrogate(
             self.ratio_of(batch), advantages_B1, self.clip_low * width, self.clip_high * width, self.dual_clip
         )

@@ -33,7 +33,41 @@ class Traits:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss(ABC):
-    """A loss of a policy on one mini-batch. Subclasses are frozen dataclasses that define ``surrogate``.
+    """A loss of a policy on one mini-batch. Subclasses are frozen dataclasses; most are a ``RatioLoss``."""
+
+    @property
+    def traits(self) -> Traits:
+        """What this loss asks of its caller."""
+        return Traits()
+
+    @abstractmethod
+    def surrogate(self, batch: Batch) -> Surrogate:
+        """The objective of every token, before weights and aggregation."""
+
+    @abstractmethod
+    def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
+        """Per-token values as one scalar, by this loss's aggregation."""
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """The ``Batch.state`` of the first update; empty for a loss without memory."""
+        return {}
+
+    def __call__(self, batch: Batch) -> LossOutput:
+        """The loss on one mini-batch, or on a part that knows the whole's denominators."""
+        made = self.surrogate(batch)
+        values_BT, metrics = made.values_BT, dict(made.numbers)
+        if batch.weights_BT is not None:
+            values_BT = values_BT * batch.weights_BT
+        if made.clipped_low_BT is not None and made.clipped_high_BT is not None:
+            mask_BT = batch.mask_BT.bool()
+            metrics["clipped_low_BT"] = made.clipped_low_BT & mask_BT
+            metrics["clipped_high_BT"] = made.clipped_high_BT & mask_BT
+        return LossOutput(-self.aggregate(values_BT, batch), metrics, made.state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLoss(PolicyLoss):
+    """A loss that says how its tokens add up.
 
     ``aggregation`` is one of ``ops.AGGREGATIONS``; ``constant_length`` is the L of ``constant``.
     """
@@ -59,40 +93,15 @@ class PolicyLoss(ABC):
         if self.constant_length is not None and not self.constant_length >= 1:
             raise ValueError(f"constant_length is a number of tokens, >= 1; got {self.constant_length}")
 
-    @property
-    def traits(self) -> Traits:
-        """What this loss asks of its caller."""
-        return Traits()
-
-    @abstractmethod
-    def surrogate(self, batch: Batch) -> Surrogate:
-        """The objective of every token, before weights and aggregation."""
-
-    def initial_state(self) -> dict[str, Tensor]:
-        """The ``Batch.state`` of the first update; empty for a loss without memory."""
-        return {}
-
     def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
-        """Per-token values as one scalar, by this loss's aggregation."""
+        """Per-token values as one scalar, by ``aggregation``."""
         return ops.aggregate(
             values_BT, batch.mask_BT, self.aggregation, self.constant_length, batch.responses, batch.tokens
         )
 
-    def __call__(self, batch: Batch) -> LossOutput:
-        """The loss on one mini-batch, or on a part that knows the whole's denominators."""
-        made = self.surrogate(batch)
-        values_BT, metrics = made.values_BT, dict(made.numbers)
-        if batch.weights_BT is not None:
-            values_BT = values_BT * batch.weights_BT
-        if made.clipped_low_BT is not None and made.clipped_high_BT is not None:
-            mask_BT = batch.mask_BT.bool()
-            metrics["clipped_low_BT"] = made.clipped_low_BT & mask_BT
-            metrics["clipped_high_BT"] = made.clipped_high_BT & mask_BT
-        return LossOutput(-self.aggregate(values_BT, batch), metrics, made.state)
-
 
 @dataclass(frozen=True, kw_only=True)
-class RatioLoss(PolicyLoss):
+class RatioLoss(TokenLoss):
     """A loss with an importance ratio: ``ratio`` is its unit, ``anchor`` the policy in its denominator.
 
     ``anchor`` is ``old`` (the trainer's forward at the weights that sampled) or ``rollout`` (the sampling
@@ -123,6 +132,11 @@ class RatioLoss(PolicyLoss):
         """log of the token ratio, (B, T), whatever ``ratio`` says."""
         return ops.log_ratio(batch.logprobs_BT, self.anchor_logprobs(batch))
 
+    @property
+    def unit(self) -> str:
+        """The unit that the objective is formed in: that of the ratio, unless a loss averages after its clip."""
+        return self.ratio
+
     def ratio_of(self, batch: Batch) -> Tensor:
         """The ratio in this loss's unit on every token, (B, T)."""
         return ops.ratio(self.log_ratio(batch), batch.mask_BT, self.ratio)
@@ -149,6 +163,26 @@ class ClippedLoss(RatioLoss):
     def clipped(self, ratio_BT: Tensor, advantages_BT: Tensor) -> Surrogate:
         """min(r A, clip(r) A) with this loss's band."""
         return ops.clipped_surrogate(ratio_BT, advantages_BT, self.clip_low, self.clip_high, self.dual_clip)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedLoss(PolicyLoss):
+    """A plug-in: another loss, ``host``, whose batch or surrogate is changed on the way."""
+
+    host: RatioLoss
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the host."""
+        return self.host.traits
+
+    def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
+        """As the host does."""
+        return self.host.aggregate(values_BT, batch)
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """The host's."""
+        return self.host.initial_state()
 
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

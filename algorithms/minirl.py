@@ -36,8 +36,8 @@ class MiniRL(RatioLoss):
 
     def surrogate(self, batch: Batch) -> Surrogate:
         """M sg[π_θ/μ] A log π; masked tokens are those marked as clipped."""
-        mask = ops.clipped_surrogate(self.ratio_of(batch), batch.advantages_BT, self.clip_low, self.clip_high)
-        low_BT, high_BT = mask.clipped_low_BT, mask.clipped_high_BT
+        low, high = 1 - self.clip_low, 1 + self.clip_high
+        low_BT, high_BT = ops.beyond(self.ratio_of(batch), batch.advantages_BT, low, high)
         weight_BT = ops.log_ratio(batch.logprobs_BT, batch.get("rollout_logprobs_BT")).exp()
         if self.ratio_cap is not None:
             weight_BT = weight_BT.clamp(max=self.ratio_cap)

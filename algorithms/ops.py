@@ -37,7 +37,7 @@ def ratio(log_ratio_BT: Tensor, mask_BT: Tensor, unit: str) -> Tensor:
         return log_ratio_BT.exp()
     detached_BT = log_ratio_BT.detach()
     value_BT = {"sequence": _sequence, "product": _product, "prefix": _prefix}[unit](detached_BT, mask_BT)
-    return value_BT.exp() * (log_ratio_BT - detached_BT).exp()
+    return with_token_gradient(value_BT.exp(), log_ratio_BT)
 
 
 def sequence_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -82,13 +82,24 @@ def clipped_surrogate(
         torch.as_tensor(edge, dtype=ratio_BT.dtype, device=ratio_BT.device) for edge in (1 - clip_low, 1 + clip_high)
     )
     surrogate_BT = torch.minimum(ratio_BT * advantages_BT, ratio_BT.clamp(low, high) * advantages_BT)
-    clipped_low_BT = (ratio_BT < low) & (advantages_BT < 0)
-    clipped_high_BT = (ratio_BT > high) & (advantages_BT > 0)
+    clipped_low_BT, clipped_high_BT = beyond(ratio_BT, advantages_BT, low, high)
     if dual_clip is not None:
         cut_BT = (advantages_BT < 0) & (ratio_BT > dual_clip)
         surrogate_BT = torch.where(cut_BT, dual_clip * advantages_BT, surrogate_BT)
         clipped_high_BT = clipped_high_BT | cut_BT
     return Surrogate(surrogate_BT, clipped_low_BT, clipped_high_BT)
+
+
+def beyond(
+    values_BT: Tensor, advantages_BT: Tensor, low: float | Tensor, high: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Where an update would lead further out of a band: below ``low`` with A < 0, above ``high`` with A > 0."""
+    return (values_BT < low) & (advantages_BT < 0), (values_BT > high) & (advantages_BT > 0)
+
+
+def with_token_gradient(values_BT: Tensor, log_ratio_BT: Tensor) -> Tensor:
+    """sg[values] · r_t/sg[r_t]: the values as they are, with ∂/∂log π_t equal to the value itself."""
+    return values_BT.detach() * (log_ratio_BT - log_ratio_BT.detach()).exp()
 
 
 def weighted_logprobs(
@@ -98,26 +109,31 @@ def weighted_logprobs(
     return Surrogate(weights_BT.detach() * advantages_BT * logprobs_BT, low_BT, high_BT)
 
 
+def spread(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """An objective of a response, repeated on its tokens, as terms that add up to it, each with its whole gradient."""
+    length_B1 = mask_BT.sum(-1, keepdim=True).clamp(min=1)
+    return values_BT.detach() / length_B1 + (values_BT - values_BT.detach())
+
+
 def by_sign(advantages: Tensor, positive: float, negative: float) -> Tensor:
     """A number for each advantage: ``positive`` where it is above 0, else ``negative``."""
     return torch.full_like(advantages, negative).masked_fill(advantages > 0, positive)
 
 
-def binary_divergence(
-    logprobs: Tensor, other_logprobs: Tensor, kind: str, top: tuple[Tensor, Tensor] | None = None
-) -> Tensor:
-    """Divergence of two distributions over {the sampled token, everything else}; ``kind`` is tv or kl.
+def divergence(logprobs_K: Tensor, other_logprobs_K: Tensor, kind: str) -> Tensor:
+    """Divergence of two distributions over the listed outcomes (last dimension) and everything else, summed over them.
 
-    tv: |q − p|. kl: D(p‖q) = p log p/q + (1 − p) log (1 − p)/(1 − q), with p = e^``logprobs`` and q =
-    e^``other_logprobs``. Not differentiated.
+    ``kind`` tv: ½ Σ|p − q|. kl: D(p‖q) = Σ p log p/q, with p = e^``logprobs`` and q = e^``other_logprobs``; an
+    outcome of log-probability −inf counts nothing. With one outcome, the sampled token, it is DPPO's binary
+    divergence, |p − q| or the binary KL. A lower bound of that over the whole vocabulary. Not differentiated.
     """
-    p, q = logprobs.detach().double().exp(), other_logprobs.detach().double().exp()
+    p_K, q_K = (logprobs.detach().double().exp() for logprobs in (logprobs_K, other_logprobs_K))
+    p_K, q_K = (torch.cat([each, 1 - each.sum(-1, keepdim=True)], -1).clamp(min=0) for each in (p_K, q_K))
     if kind == "tv":
-        return (p - q).abs().to(logprobs.dtype)
-    # 1 − p of a probability that rounds to 1 is 0; the least number keeps both logarithms finite.
-    rest_p, rest_q = ((1 - each).clamp(min=1e-12) for each in (p, q))
-    kl = p * (logprobs.detach().double() - other_logprobs.detach().double()) + rest_p * (rest_p / rest_q).log()
-    return kl.clamp(min=0).to(logprobs.dtype)
+        return (p_K - q_K).abs().sum(-1).to(logprobs_K.dtype) / 2
+    # A probability that rounds to 0 must not make a logarithm infinite.
+    kl_K = p_K * (p_K.clamp(min=1e-12).log() - q_K.clamp(min=1e-12).log())
+    return kl_K.sum(-1).clamp(min=0).to(logprobs_K.dtype)
 
 
 def kl_estimate(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, estimator: str) -> Tensor:

@@ -11,11 +11,11 @@ Left out: the learned value baseline of actor-critic forms (the advantage is the
 from dataclasses import dataclass
 
 from steadymoe.algorithms.batch import Batch, Surrogate
-from steadymoe.algorithms.loss import PolicyLoss
+from steadymoe.algorithms.loss import TokenLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reinforce(PolicyLoss):
+class Reinforce(TokenLoss):
     """Policy gradient of the log-likelihood, whatever policy sampled."""
 
     def surrogate(self, batch: Batch) -> Surrogate:

@@ -1,7 +1,7 @@
 """SAPO: a soft gate in place of the clip.
 
     J = mean_i (1/T_i) Σ_t f(r_{i,t}) Â,   f(r) = (4/τ) σ(τ (r − 1)),   τ = τ_pos where Â > 0, else τ_neg
-    (2511.20347; equation not seen, a digest and TRL's code were)
+    (2511.20347, eqs. 5 and 6; the equations were not seen, a digest and TRL's code were)
 
 Shaper: sigmoid gate. Differs from GRPO in that the weight of a token, 4σ(1 − σ) = sech²(τ(r − 1)/2), falls off
 smoothly on both sides of r = 1 and is nowhere cut to 0.

@@ -150,7 +150,9 @@ def _microbatch(size: Any, aux_loss: float) -> None:
     if size is None:
         return
     if not (type(size) is int and size >= 1):
-        raise ConfigError(f"microbatch is a number of responses, at least 1, or null for a whole mini-batch; got {size!r}")
+        raise ConfigError(
+            f"microbatch is a number of responses, at least 1, or null for a whole mini-batch; got {size!r}"
+        )
     if aux_loss > 0:
         raise ConfigError("routing.aux_loss looks at a whole mini-batch; set microbatch=null, or aux_loss to 0")
 

@@ -101,7 +101,7 @@ class Learner:
         The step is not taken, and the loss's state not renewed, when the loss or the gradient is not finite.
         """
         mask_MT = made.sequences.response_mask_BT[rows_M]
-        whole = {"responses": int(mask_MT.any(-1).sum()), "tokens": int(mask_MT.sum())}
+        whole = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
         losses, batches, outputs, forwards = [], [], [], []
         for rows in self.parts(rows_M):
             now = self._forward(self.model, made, rows)
@@ -133,9 +133,9 @@ class Learner:
         advantages_BT: Tensor,
         rows: Tensor,
         now: Forward,
-        whole: dict[str, int],
+        whole: tuple[int, int],
     ) -> Batch:
-        """What the loss is given of a micro-batch."""
+        """What the loss is given of a micro-batch; ``whole`` is the mini-batch's responses and tokens."""
 
         def of(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[rows]
@@ -156,8 +156,9 @@ class Learner:
             top_logprobs_BTK=now.top_logprobs_BTK,
             old_top_logprobs_BTK=of(old.top_logprobs_BTK),
             rollout_top_logprobs_BTK=of(made.top_logprobs_BTK),
+            responses=whole[0],
+            tokens=whole[1],
             state=self.state,
-            **whole,
         )
 
     def _balance(self, now: Forward, sequences: Sequences) -> Tensor | float:

@@ -29,9 +29,9 @@ class Rollout:
     scores_B: Tensor
     """The task's score of each response; 0 before scoring."""
     top_tokens_BTK: Tensor | None = None
-    """The most likely tokens at each position and, in the last place, the sampled one if it is none of them."""
+    """The most likely tokens at each position and, in the last place, the sampled one."""
     top_logprobs_BTK: Tensor | None = None
-    """log μ of these tokens."""
+    """log μ of these tokens; −inf in the last place where the sampled one is among the others already."""
 
     def rows(self, index_B: Tensor) -> "Rollout":
         """A part of the rollout, with the same padding."""
@@ -183,9 +183,9 @@ def sample(
             token_B1 = torch.multinomial(all_logprobs_BV.exp(), 1, generator=generator)
             logprobs.append(torch.where(alive_B, all_logprobs_BV.gather(-1, token_B1).squeeze(-1), 0.0))
             if top_k:
-                top_BK = _most_likely(all_logprobs_BV, token_B1, top_k)
+                top_BK, top_logprobs_BK = _most_likely(all_logprobs_BV, token_B1, top_k)
                 top_tokens.append(top_BK)
-                top_logprobs.append(all_logprobs_BV.gather(-1, top_BK))
+                top_logprobs.append(top_logprobs_BK)
             tokens.append(torch.where(alive_B[:, None], token_B1, 0))
             masks.append(alive_B[:, None].long())
             alive_B = alive_B & (token_B1.squeeze(-1) != end)
@@ -208,11 +208,12 @@ def sample(
     )
 
 
-def _most_likely(all_logprobs_BV: Tensor, token_B1: Tensor, top_k: int) -> Tensor:
-    """The most likely tokens, (B, K), the sampled one in place of the last if it is none of them."""
-    top_BK = all_logprobs_BV.topk(min(top_k, all_logprobs_BV.shape[-1])).indices
-    absent_B1 = (top_BK != token_B1).all(-1, keepdim=True)
-    return torch.cat([top_BK[:, :-1], torch.where(absent_B1, token_B1, top_BK[:, -1:])], -1)
+def _most_likely(all_logprobs_BV: Tensor, token_B1: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The ``top_tokens`` and ``top_logprobs`` of one position, (B, K + 1) each."""
+    top = all_logprobs_BV.topk(min(top_k, all_logprobs_BV.shape[-1]))
+    among_B1 = (top.indices == token_B1).any(-1, keepdim=True)
+    sampled_B1 = all_logprobs_BV.gather(-1, token_B1).masked_fill(among_B1, -torch.inf)
+    return torch.cat([top.indices, token_B1], -1), torch.cat([top.values, sampled_B1], -1)
 
 
 def check_routes(routes_LBFK: Tensor | None, sequences: Sequences) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from steadymoe.bench import compose, metrics

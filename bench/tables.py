@@ -1,5 +1,7 @@
 """Tables over seeds, from the long form of ``collect.steps`` (with a column ``arm``)."""
 
+from typing import cast
+
 import pandas as pd
 
 from steadymoe.bench.stats import Estimate, mean_over_seeds
@@ -43,7 +45,7 @@ def one_number(curve: pd.Series, how: str) -> float:
 
 
 def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per arm: n, diverged, and an ``Estimate`` for each column of ``SUMMARY``."""
+    """One row per arm, the highest final reward first: n, diverged, an ``Estimate`` for each column of ``SUMMARY``."""
     rows = []
     for arm in sorted(runs["arm"].unique()):
         ours = runs[runs["arm"] == arm]
@@ -57,6 +59,7 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
             numbers = [one_number(curve, how) for _, curve in chosen.groupby("seed")["value"]]
             row[column] = mean_over_seeds(numbers, log=column in GEOMETRIC)
         rows.append(row)
+    rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean if row["n"] else 0.0)
     return pd.DataFrame(rows, columns=["arm", "n", "diverged", *SUMMARY])
 
 

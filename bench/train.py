@@ -70,7 +70,8 @@ class Trainer:
 
         # Advantages
         rewards_PG = self._rewards(made, old).view(numbers["prompts"], numbers["responses"])
-        advantages_BT = self.advantage(rewards_PG).flatten()[:, None] * mask_BT
+        lengths_PG = mask_BT.sum(-1).view(rewards_PG.shape)
+        advantages_BT = self.advantage(rewards_PG, lengths_PG).flatten()[:, None] * mask_BT
 
         # What the rollout shows before it is trained on
         with clock("probe_seconds"):

@@ -89,7 +89,10 @@ def chosen_logprobs(logits_LNE: list[Tensor], indices_LNK: Tensor) -> Tensor:
     """log of each router's softmax for given experts, (L, N, K); for ``NO_ROUTE`` the number means nothing."""
     experts_LNK = indices_LNK.long().clamp(min=0)
     return torch.stack(
-        [logits.float().log_softmax(-1).gather(-1, chosen) for logits, chosen in zip(logits_LNE, experts_LNK, strict=True)]
+        [
+            logits.float().log_softmax(-1).gather(-1, chosen)
+            for logits, chosen in zip(logits_LNE, experts_LNK, strict=True)
+        ]
     )
 
 

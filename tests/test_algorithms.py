@@ -126,7 +126,10 @@ def test_grpo_and_gspo_equal_plain_python(rows: list[Row], band: tuple[float, fl
     token = [[outcome(math.exp(x), advantage, *band) for x in xs] for xs, advantage in rows]
     whole = [outcome(math.exp(math.fsum(xs) / len(xs)), advantage, *band) for xs, advantage in rows]
     sequence = [[pair] * len(xs) for pair, (xs, _) in zip(whole, rows, strict=True)]
-    for loss, cells in ((GRPO(clip_low=band[0], clip_high=band[1]), token), (GSPO(clip_low=band[0], clip_high=band[1]), sequence)):
+    for loss, cells in (
+        (GRPO(clip_low=band[0], clip_high=band[1]), token),
+        (GSPO(clip_low=band[0], clip_high=band[1]), sequence),
+    ):
         value = -sum(sum(value for value, _ in row) / len(row) for row in cells) / len(cells)
         gradient = padded([[-slope / len(row) / len(cells) for _, slope in row] for row in cells])
         output, gradient_BT = run(loss, make(rows))
@@ -154,7 +157,10 @@ def test_a_mark_is_a_zero_gradient_to_the_last_bit(dtype: torch.dtype, low: floa
 
 def test_gspo_is_grpo_for_responses_of_one_token() -> None:
     batch = make(random_rows(0, lengths=(1,) * 40))
-    (grpo, grpo_BT), (gspo, gspo_BT) = run(GRPO(clip_low=0.1, clip_high=0.2), batch), run(GSPO(clip_low=0.1, clip_high=0.2), batch)
+    (grpo, grpo_BT), (gspo, gspo_BT) = (
+        run(GRPO(clip_low=0.1, clip_high=0.2), batch),
+        run(GSPO(clip_low=0.1, clip_high=0.2), batch),
+    )
     assert grpo.metrics["clipped_low_BT"].any()
     assert grpo.metrics["clipped_high_BT"].any()
     assert_close(gspo.loss, grpo.loss)
@@ -230,7 +236,9 @@ def test_a_ratio_that_ran_away_stays_finite(loss: Loss, advantage: float) -> Non
 def test_scaled_band_of_gspo_is_root_of_reference_over_length_times_plain(reference: int, factor: int) -> None:
     batch = make(random_rows(3, lengths=(4,) * 40))
     low, high = 2.0**-6, 2.0**-5
-    scaled, scaled_BT = run(GSPO(clip_low=low, clip_high=high, scale_band_with_length=True, reference_length=reference), batch)
+    scaled, scaled_BT = run(
+        GSPO(clip_low=low, clip_high=high, scale_band_with_length=True, reference_length=reference), batch
+    )
     plain, plain_BT = run(GSPO(clip_low=low * factor, clip_high=high * factor), batch)
     assert_close((scaled.loss, scaled_BT, scaled.metrics), (plain.loss, plain_BT, plain.metrics))
     assert all(0 < marks_BT.sum() < batch["mask_BT"].sum() for marks_BT in plain.metrics.values())

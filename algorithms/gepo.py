@@ -1,0 +1,46 @@
+"""GEPO: one denominator for a whole group, the expected likelihood of its responses.
+
+    J = mean_i min( c_i Â_i, clip(c_i, 1 − ε_low, 1 + ε_high) Â_i ),   c_i = p_i / E,   E = Σ_j q_j² / Σ_j q_j,
+    p_i = exp( (1/T_i) Σ_t log π_θ ),  q_j likewise under μ, over the group             (2508.17850; authors' code read)
+
+Shaper: min-clip. Differs from GSPO in the denominator: c_i is not 1 at the old policy, but where a group's
+responses are equally likely. (Another paper's GEPO, 2607.16850, shapes advantages and is not this.)
+
+Left out: ``gepo+``, which keeps q_i for responses close to the sampler. The authors' ε is not in their recipes.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from steadymoe.algorithms import ops
+from steadymoe.algorithms.batch import Batch, Surrogate
+from steadymoe.algorithms.loss import ClippedLoss, Traits
+
+
+@dataclass(frozen=True, kw_only=True)
+class GEPO(ClippedLoss):
+    """Group-normalised sequence likelihood, clipped; the responses of a group must be together."""
+
+    ratio: str = "sequence"
+    anchor: str = "rollout"
+
+    UNITS: ClassVar = ("sequence",)
+    TOKEN_SUM_IS: ClassVar = "luspo"
+
+    @property
+    def traits(self) -> Traits:
+        """Responses of a group meet in E, also those without an advantage."""
+        return replace(super().traits, whole_minibatch=True, zero_advantage_is_free=False)
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        """min(c A, clip(c) A); the tokens of a clipped response are all marked as clipped."""
+        likelihood_B = ops.masked_mean_T(self.anchor_logprobs(batch), batch.mask_BT).exp()
+        numbers, group_B = batch.get("groups_B").unique(return_inverse=True)
+        sums_2G = torch.zeros(2, len(numbers), dtype=likelihood_B.dtype, device=likelihood_B.device)
+        sums_2G.index_add_(1, group_B, torch.stack([likelihood_B, likelihood_B.square()]))
+        expected_B1 = (sums_2G[1] / sums_2G[0])[group_B][:, None]
+        log_ratio_BT = ops.log_ratio(batch.logprobs_BT, expected_B1.log()) * batch.mask_BT
+        advantages_B1 = ops.masked_mean_T(batch.advantages_BT, batch.mask_BT)[:, None]
+        return self.clipped(ops.ratio(log_ratio_BT, batch.mask_BT, self.ratio), advantages_B1)

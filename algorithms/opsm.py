@@ -1,0 +1,45 @@
+"""OPSM: off-policy sequence masking; a plug-in that drops bad responses which the policy has moved away from.
+
+    J = host's, without response i where Â_i < 0 and (1/T_i) Σ_t log μ(y_{i,t})/π_θ(y_{i,t}) > δ
+    (DeepSeek-V3.2, eq. 9 by TRL's word; equation not seen, TRL's and slime's code were)
+
+Shaper: sequence mask. Differs from the dual clip in its unit: whole responses. Denominators stay those of all
+responses.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from steadymoe.algorithms import ops
+from steadymoe.algorithms.batch import Batch, Surrogate
+from steadymoe.algorithms.grpo import GRPO
+from steadymoe.algorithms.loss import HostedLoss, RatioLoss, check_positive, one_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class OPSM(HostedLoss):
+    """``host`` without the masked responses; ``anchor`` says whose log-probabilities μ stands for."""
+
+    anchor: str = "rollout"
+    max_divergence: float = 0.5
+    host: RatioLoss = field(default_factory=GRPO)
+
+    def __post_init__(self) -> None:
+        one_of("anchor", self.anchor, ("old", "rollout"))
+        check_positive(max_divergence=self.max_divergence)
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        """The host's, 0 on masked responses, whose tokens are all marked as clipped at the lower edge."""
+        made = self.host.surrogate(batch)
+        log_ratio_BT = ops.log_ratio(batch.logprobs_BT.detach(), batch.get(f"{self.anchor}_logprobs_BT"))
+        far_B1 = -ops.sequence_log_ratio(log_ratio_BT, batch.mask_BT)[:, None] > self.max_divergence
+        dropped_BT = (batch.advantages_BT < 0) & far_B1
+        low_BT, high_BT = (
+            dropped_BT.new_zeros(dropped_BT.shape) if marks is None else marks
+            for marks in (made.clipped_low_BT, made.clipped_high_BT)
+        )
+        return replace(
+            made,
+            values_BT=made.values_BT.masked_fill(dropped_BT, 0.0),
+            clipped_low_BT=low_BT | dropped_BT,
+            clipped_high_BT=high_BT & ~dropped_BT,
+        )

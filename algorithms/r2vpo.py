@@ -1,0 +1,51 @@
+"""R²VPO: no clip; the variance of the ratio is held below a bound by a Lagrange multiplier.
+
+    J = Σ_i Σ_t [ r Â − λ ((r − 1)² − δ) ] / Σ_i T_i,   λ ← max(0, λ + η (mean (r − 1)² − δ)) after each update
+    (2601.03320 and 2605.26784; equations not seen: their abstracts say ratio variance, primal-dual and no clipping)
+
+Shaper: variance penalty. Differs from GRPO without a clip in the penalty, from PPO's KL penalty in its measure. The
+dual update is the plain one, and δ, η and the first λ are ours. λ is the loss's state.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from steadymoe.algorithms.batch import Batch, Surrogate
+from steadymoe.algorithms.loss import RatioLoss, Traits, check_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class R2VPO(RatioLoss):
+    """Importance sampling with a penalty on (r − 1)² whose weight λ follows the mini-batch's mean."""
+
+    aggregation: str = "token-mean"
+    max_variance: float = 0.04
+    multiplier_start: float = 1.0
+    multiplier_step: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(max_variance=self.max_variance, multiplier_step=self.multiplier_step)
+        if not self.multiplier_start >= 0:
+            raise ValueError(f"multiplier_start must be at least 0; got {self.multiplier_start}")
+
+    @property
+    def traits(self) -> Traits:
+        """λ follows the whole mini-batch, and the penalty has a gradient where the advantage is 0."""
+        return replace(super().traits, whole_minibatch=True, zero_advantage_is_free=False)
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """λ of the first update."""
+        return {"multiplier": torch.tensor(self.multiplier_start, dtype=torch.float64)}
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        """r A − λ ((r − 1)² − δ); there is no clip."""
+        multiplier = batch.state["multiplier"]
+        ratio_BT, mask_BT = self.ratio_of(batch), batch.mask_BT.bool()
+        excess_BT = (ratio_BT - 1).square() - self.max_variance
+        excess = excess_BT.detach()[mask_BT].double().mean().to(multiplier.device)
+        following = (multiplier + self.multiplier_step * excess).clamp(min=0)
+        values_BT = ratio_BT * batch.advantages_BT - multiplier.to(ratio_BT) * excess_BT
+        return Surrogate(values_BT, numbers={"multiplier": multiplier}, state={"multiplier": following})
