@@ -36,7 +36,7 @@ class Batch:
             rollout_top_logprobs_BTK where the sampled token is among the others.
         responses: responses with a token in the whole mini-batch that this is a part of; None: this is whole.
         tokens: likewise, response tokens.
-        state: what the loss returned as ``LossOutput.state`` last time.
+        state: what the loss returned as ``LossOutput.state`` last time; empty for its ``initial_state``.
     """
 
     logprobs_BT: Tensor

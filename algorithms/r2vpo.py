@@ -42,7 +42,7 @@ class R2VPO(RatioLoss):
 
     def surrogate(self, batch: Batch) -> Surrogate:
         """r A − λ ((r − 1)² − δ); there is no clip."""
-        multiplier = batch.state["multiplier"]
+        multiplier = (batch.state or self.initial_state())["multiplier"]
         ratio_BT, mask_BT = self.ratio_of(batch), batch.mask_BT.bool()
         excess_BT = (ratio_BT - 1).square() - self.max_variance
         excess = excess_BT.detach()[mask_BT].double().mean().to(multiplier.device)

@@ -24,7 +24,7 @@ def steadymoe(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 WRONG = {
     "trian.lr=3": "there is no 'trian.lr'",
     "optimizer.lr=3": "optimizer.learning_rate",
-    "algorithm=gsop": "grpo_unclipped, gspo, gspo_token",
+    "algorithm=gsop": "grpo_unclipped, gspo, ",
     "model=huge": "choose from deep, dense_tiny, micro, tiny",
     "experiment=quick": "choose from quickstart",
     "steps=abc": "steps must be a whole number",

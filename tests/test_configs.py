@@ -31,6 +31,7 @@ def group(name: str) -> list[str]:
     "words",
     [
         *([f"algorithm={name}", "model=micro"] for name in group("algorithm")),
+        *([f"correction={name}", "model=micro"] for name in group("correction")),
         *([f"model={name}"] for name in group("model")),
         *([f"task={name}", "model=micro"] for name in group("task")),
         *([f"experiment={name}"] for name in group("experiment")),
@@ -54,11 +55,11 @@ def test_a_dense_model_has_no_routing_columns_and_all_others(tmp_path: Path) -> 
         "token_any_layer_change_rate",
         "expert_change_per_update",
     }
-    assert empty == routing
+    assert empty == routing | {"correction_weight", "correction_rejected", "multiplier"}
     assert record.read_table(made.folder, "layers").empty
 
 
-@pytest.mark.parametrize("name", algorithms.names())
+@pytest.mark.parametrize("name", algorithms.names(presets=True))
 def test_loading_through_hydra_is_loading_through_python(name: str) -> None:
     (made,) = compose.plan([f"algorithm={name}"])
     assert algorithms.build(made.config["algorithm"]["loss"]) == algorithms.load(name)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from steadymoe.algorithms import Batch, LossOutput, PolicyLoss, load, names
 from steadymoe.algorithms.objective import Objective
-from steadymoe.algorithms.advantages import GroupMean, GroupMeanStd, LeaveOneOut
 
 LENGTHS = (5, 1, 3, 4, 2, 5)
 # One response's advantage; both signs, and one response without signal.
@@ -52,8 +51,7 @@ def ragged(scale: float = 0.4, seed: int = 0) -> Batch:
 def run(loss: PolicyLoss | Objective, batch: Batch) -> tuple[float, Tensor, LossOutput]:
     """The loss, its gradient with respect to every token's log-probability, and what it reports."""
     leaf_BT = batch.logprobs_BT.detach().clone().requires_grad_()
-    state = loss.initial_state() if isinstance(loss, PolicyLoss) else {}
-    output = loss(replace(batch, logprobs_BT=leaf_BT, state=state))
+    output = loss(replace(batch, logprobs_BT=leaf_BT))
     output.loss.backward()
     assert leaf_BT.grad is not None
     return output.loss.item(), leaf_BT.grad, output
