@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ORACLES := .oracles
 
-.PHONY: quickstart test lint speed clean
+.PHONY: quickstart test check lint speed oracles clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "steadymoe needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (choose another with PYTHON=python3.12)")'
@@ -19,6 +20,14 @@ quickstart: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest
 
+# What takes longer: every algorithm learns. Its table is committed.
+check: $(READY)
+	$(BIN)/steadymoe run experiment=every_algorithm
+	$(BIN)/steadymoe report --experiment every_algorithm
+	cp results/tables/every_algorithm-summary.md results/tables/every_algorithm-summary.csv \
+	  results/tables/every_algorithm-runs.csv results/reference/tables/
+	$(BIN)/python -m pytest -m check
+
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -29,5 +38,24 @@ lint: $(READY)
 speed: $(READY)
 	$(BIN)/python -m steadymoe.bench.speed
 
+# What TRL and verl compute, recorded anew for tests/test_oracles.py. verl needs transformers below 5.11 and TRL is
+# measured with this project's, so each has an environment; of verl's requirements only what its losses import.
+oracles: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
+	$(ORACLES)/trl/bin/python tests/oracles/trl_surrogates.py
+	$(ORACLES)/verl/bin/python tests/oracles/verl_surrogates.py
+
+$(ORACLES)/trl/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(ORACLES)/trl
+	$(ORACLES)/trl/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[oracles]'
+	touch $@
+
+$(ORACLES)/verl/.ready: constraints.txt
+	$(PYTHON) -m venv $(ORACLES)/verl
+	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1
+	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check 'tensordict>=0.8,!=0.9.0,<=0.10.0' \
+		'transformers>=5.5.3,!=5.6.0,<5.11' codetiming hydra-core numpy omegaconf orjson packaging pandas ray
+	touch $@
+
 clean:
-	rm -rf $(VENV) .typecheck build dist *.egg-info
+	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info

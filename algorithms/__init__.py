@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from steadymoe.algorithms import ops
 from steadymoe.algorithms.batch import Batch, LossOutput, Surrogate
 from steadymoe.algorithms.loss import ClippedLoss, HostedLoss, PolicyLoss, RatioLoss, TokenLoss, Traits
 
@@ -30,6 +31,7 @@ __all__ = [
     "load",
     "meant",
     "names",
+    "ops",
 ]
 
 _CONF = Path(__file__).parent.parent / "conf" / "algorithm"
@@ -71,10 +73,16 @@ def build(config: Mapping[str, Any]) -> Any:
     """The object that ``_target_`` names, a dataclass, from the other keys; mappings in it are built first.
 
     Raises TypeError for a key that is no field of the class, naming the field that was probably meant, and
-    ValueError for a number that the class refuses.
+    ValueError for a class that cannot be found or a number that it refuses.
     """
-    module, _, name = config["_target_"].rpartition(".")
-    cls = getattr(importlib.import_module(module), name)
+    target = str(config.get("_target_"))
+    module, _, name = target.rpartition(".")
+    try:
+        cls: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"_target_ names no class: {target} ({error})") from error
+    if not dataclasses.is_dataclass(cls):
+        raise ValueError(f"_target_ must name a dataclass; {target} is none")
     values = {key: build(value) if isinstance(value, Mapping) else value for key, value in config.items()}
     del values["_target_"]
     known = [field.name for field in dataclasses.fields(cls) if field.init]

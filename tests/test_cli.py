@@ -1,6 +1,9 @@
 """The command line: wrong words are answered in one line, with exit code 2, and touch nothing."""
 
 import os
+import re
+import shlex
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +29,7 @@ WRONG = {
     "optimizer.lr=3": "optimizer.learning_rate",
     "algorithm=gsop": "grpo_unclipped, gspo, ",
     "model=huge": "choose from deep, dense_tiny, micro, tiny",
-    "experiment=quick": "choose from quickstart",
+    "experiment=quick": "choose from every_algorithm, quickstart",
     "steps=abc": "steps must be a whole number",
     "steps=0": "steps must be at least 1",
     "rollout.responses=1": "rollout.responses must be at least 2",
@@ -155,20 +158,38 @@ def test_weights_of_another_model_are_refused(
     assert "not of this model; the first weight that differs is" in capsys.readouterr().err
 
 
-def test_a_users_own_algorithm_runs_from_their_own_package_and_config_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_the_users_own_algorithm_of_contributing_runs_as_it_is_told_there(tmp_path: Path) -> None:
+    text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
+    blocks = dict(re.findall(r"`([\w/.]+)`:\n\n```\w+\n(.*?)```", text, re.DOTALL))
+    assert set(blocks) == {"my_losses.py", "my_conf/algorithm/half_clipped.yaml"}
+    for name, block in blocks.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(block)
+    (command,) = re.findall(r"^PYTHONPATH=.*", text, re.MULTILINE)
+    steadymoe_ = f"{shlex.quote(sys.executable)} -m steadymoe.bench.cli"
+
+    def run_(*words: str) -> subprocess.CompletedProcess[str]:
+        line = command.replace("steadymoe run", f"{steadymoe_} run") + " " + shlex.join(words)
+        return subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    done = run_(*(word for word in SMALL if not word.startswith("model=")))
+    assert done.returncode == 0, done.stderr
+    assert "2 finished" in done.stdout
+    assert list(tmp_path.glob("results/runs/default/half_clipped/**/run.json"))
+    wrong = run_("algorithm=half_clipped", "algorithm.loss.epsilon_high=0.3")
+    assert wrong.returncode == 2
+    assert "did you mean clip_high?" in wrong.stderr
+
+
+def test_a_loss_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    grpo = (compose.CONF / "algorithm" / "grpo.yaml").read_text()
-    (tmp_path / "my_conf" / "algorithm").mkdir(parents=True)
-    (tmp_path / "my_conf" / "algorithm" / "mine.yaml").write_text(grpo.replace("steadymoe.algorithms.grpo", "my_loss"))
-    (tmp_path / "my_loss.py").write_text("from steadymoe.algorithms.grpo import GRPO\n")
-    words = [*SMALL, "algorithm=mine", f"hydra.searchpath=[file://{tmp_path}/my_conf]"]
-    assert steadymoe(monkeypatch, "run", *words) == 0
-    assert "1 finished" in capfd.readouterr().out
-    assert steadymoe(monkeypatch, "run", *words, "algorithm.loss.clip=2") == 2
-    assert "did you mean clip_low?" in capfd.readouterr().err
+    target = "algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMeanStd"
+    assert steadymoe(monkeypatch, "run", target) == 2
+    assert "GroupMeanStd has no " in capsys.readouterr().err
+    assert steadymoe(monkeypatch, "run", "algorithm.loss._target_=steadymoe.algorithms.nowhere.GRPO") == 2
+    assert "steadymoe.algorithms.nowhere" in capsys.readouterr().err
 
 
 def test_a_report_of_nothing_says_how_to_start(
