@@ -81,7 +81,7 @@ def build(config: Mapping[str, Any]) -> Any:
         cls: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"_target_ names no class: {target} ({error})") from error
-    if not dataclasses.is_dataclass(cls):
+    if not hasattr(cls, "__dataclass_fields__"):
         raise ValueError(f"_target_ must name a dataclass; {target} is none")
     values = {key: build(value) if isinstance(value, Mapping) else value for key, value in config.items()}
     del values["_target_"]

@@ -74,7 +74,7 @@ class Learner:
         """
         split = [part for rows in minibatches for part in self.parts(rows)]
         order_B = torch.cat(split).argsort()
-        forwards = [self._forward(self.model, made, rows) for rows in split]
+        forwards = [self.forward(self.model, made, rows) for rows in split]
         routes = [each.routes_LBFK for each in forwards if each.routes_LBFK is not None]
         tops = [each.top_logprobs_BTK for each in forwards if each.top_logprobs_BTK is not None]
         chosen = (
@@ -83,9 +83,7 @@ class Learner:
             else []
         )
         references = (
-            []
-            if self._reference is None
-            else [self._forward(self._reference, made, rows).logprobs_BT for rows in split]
+            [] if self._reference is None else [self.forward(self._reference, made, rows).logprobs_BT for rows in split]
         )
         return OldPolicy(
             logprobs_BT=torch.cat([each.logprobs_BT for each in forwards])[order_B],
@@ -102,31 +100,32 @@ class Learner:
         """
         mask_MT = made.sequences.response_mask_BT[rows_M]
         whole = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
-        losses, batches, outputs, forwards = [], [], [], []
+        losses, batches, outputs, routes = [], [], [], []
         for rows in self.parts(rows_M):
-            now = self._forward(self.model, made, rows)
-            batch = self._batch(made, old, advantages_BT, rows, now, whole)
+            now = self.forward(self.model, made, rows)
+            batch = self.batch(made, old, advantages_BT, rows, now, whole)
             output = self.objective(batch)
             loss = output.loss + self._balance(now, made.sequences.rows(rows))
             loss.backward()
             losses.append(loss.detach())
             batches.append(batch)
             outputs.append(output)
-            forwards.append(now)
+            routes.append(now.routes_LBFK)
         loss = torch.stack(losses).sum()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config["optimizer"]["max_grad_norm"])
         if loss.isfinite() and grad_norm.isfinite():
             self.optimizer.step()
             self.state = {name: value.detach() for name, value in outputs[-1].state.items()}
         self.optimizer.zero_grad()
-        return self._measure(made, rows_M, loss, grad_norm, Batch.join(batches), _join(outputs), forwards)
+        return self._measure(made, rows_M, loss, grad_norm, Batch.join(batches), _join(outputs), routes)
 
-    def _forward(self, model: PreTrainedModel, made: Rollout, rows: Tensor) -> Forward:
+    def forward(self, model: PreTrainedModel, made: Rollout, rows: Tensor) -> Forward:
+        """The training forward of some rows, with what the objective asks for."""
         top_BTK = None if made.top_tokens_BTK is None else made.top_tokens_BTK[rows]
         entropy_gradient = torch.is_grad_enabled() and self.objective.entropy_bonus > 0
         return forward(model, made.sequences.rows(rows), self.config["precision"], top_BTK, entropy_gradient)
 
-    def _batch(
+    def batch(
         self,
         made: Rollout,
         old: OldPolicy,
@@ -178,7 +177,7 @@ class Learner:
         grad_norm: Tensor,
         batch: Batch,
         output: LossOutput,
-        forwards: list[Forward],
+        routes: list[Tensor | None],
     ) -> Measured:
         overall, histogram = metrics.of_update(batch, output)
         overall |= {
@@ -186,10 +185,9 @@ class Learner:
             "grad_norm": grad_norm,
             "entropy": metrics.mean(batch.get("entropy_BT"), batch.mask_BT),
         }
-        routes = [each.routes_LBFK for each in forwards if each.routes_LBFK is not None]
-        if not routes or made.routes_LBFK is None:
+        if made.routes_LBFK is None:
             return Measured(overall, {}, histogram)
-        now_LBFK = torch.cat(routes, 1)
+        now_LBFK = torch.cat([each for each in routes if each is not None], 1)
         moved = drift.change(made.routes_LBFK[:, rows_M], now_LBFK, batch.mask_BT)
         overall |= {
             "expert_change_rate": moved.expert,

@@ -8,12 +8,14 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
 from transformers import GenerationConfig, PreTrainedModel
 
+from steadymoe.algorithms import names
 from steadymoe.bench import compose, metrics
 from steadymoe.bench.policy import Sequences, positions
 from steadymoe.bench.rollout import Rollout, sample
@@ -31,6 +33,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for model in arguments.model:
         print(table(model, measure(model, arguments.rounds)), flush=True)
+    print(losses(arguments.rounds), flush=True)
 
 
 def measure(model_name: str, rounds: int) -> dict[str, Any]:
@@ -126,6 +129,47 @@ def _plain_update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, part
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
+
+
+def losses(rounds: int) -> str:
+    """What the loss of every algorithm costs, forward and backward, beside an update of ``micro``, as Markdown."""
+    learners = {}
+    for name in names():
+        config = compose.plan(["model=micro", f"algorithm={name}"])[0].config
+        task = instantiate(config["task"])
+        model = build.build(config["model"]["config"], task.tokenizer, derive(0, "speed"), "cpu")
+        trainer = Trainer(model, task, config)
+        made, _ = trainer.sample(1)
+        minibatches = trainer.minibatches(1)
+        old = trainer.learner.old_policy(made, minibatches)
+        learners[name] = trainer.learner, made, old, torch.ones_like(made.logprobs_BT), minibatches[0]
+    shares_of: dict[str, list[float]] = {name: [] for name in learners}
+    updates: list[float] = []
+    for round_number in range(rounds + 1):
+        for name, (learner, made, old, advantages_BT, rows) in learners.items():
+            begun = time.perf_counter()
+            learner.update(made, old, advantages_BT, rows)
+            update = time.perf_counter() - begun
+            now = learner.forward(learner.model, made, rows)
+            batch = learner.batch(
+                made, old, advantages_BT, rows, now, (len(rows), int(made.sequences.response_mask_BT[rows].sum()))
+            )
+            batch = replace(batch, logprobs_BT=batch.logprobs_BT.detach().requires_grad_())
+            begun = time.perf_counter()
+            learner.objective(batch).loss.backward()
+            if round_number:  # the first round warms up
+                shares_of[name].append((time.perf_counter() - begun) / update)
+                updates.append(update)
+    shares = sorted(((statistics.median(values), name) for name, values in shares_of.items()), reverse=True)
+    lines = [
+        f"### Losses on micro: share of an update ({statistics.median(updates) * 1e3:.0f} ms), {rounds} rounds",
+        "",
+        "| algorithm | loss, forward and backward |",
+        "|---|---|",
+        *(f"| {name} | {share:.2%} |" for share, name in shares[:3]),
+        f"| median of {len(shares)} | {statistics.median(share for share, _ in shares):.2%} |",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def table(model_name: str, measured: dict[str, Any]) -> str:

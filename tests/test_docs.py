@@ -19,7 +19,7 @@ def test_the_readme_explains_every_column(table: str) -> None:
     assert columns.to_markdown(table) in README
 
 
-@pytest.mark.parametrize("group", ["algorithm", "model", "task"])
+@pytest.mark.parametrize("group", ["algorithm", "correction", "model", "task"])
 def test_the_readme_names_every_algorithm_model_and_task(group: str) -> None:
     for path in (compose.CONF / group).glob("*.yaml"):
         assert f"`{path.stem}`" in README
@@ -42,7 +42,7 @@ def test_every_link_and_make_target_of_the_readme_exists() -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
         assert (ROOT / target).exists(), target
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"make (quickstart|test|speed)\b", README):
+    for target in re.findall(r"make (quickstart|test|check|speed|oracles)\b", README):
         assert f"\n{target}:" in makefile
 
 

@@ -129,14 +129,14 @@ def test_the_routers_log_ratio_is_zero_before_the_first_update_and_not_after(
 ) -> None:
     made = trainer(tmp_path, "algorithm=rspo")
     seen: list[Tensor] = []
-    loss_batch = Learner._batch
+    plain = Learner.batch
 
     def spy(self: Learner, *arguments: Any) -> Any:
-        batch = loss_batch(self, *arguments)
+        batch = plain(self, *arguments)
         seen.append(batch.get("router_log_ratio_LBTK") * batch.mask_BT[None, ..., None])
         return batch
 
-    monkeypatch.setattr(Learner, "_batch", spy)
+    monkeypatch.setattr(Learner, "batch", spy)
     updated(made)
     assert seen[0].shape[0] == 2  # layers
     assert (seen[0] == 0).all()
