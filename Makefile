@@ -52,9 +52,9 @@ $(ORACLES)/trl/.ready: pyproject.toml constraints.txt
 $(ORACLES)/verl/.ready: constraints.txt
 	$(PYTHON) -m venv $(ORACLES)/verl
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check 'tensordict>=0.8,!=0.9.0,<=0.10.0' \
 		'transformers>=5.5.3,!=5.6.0,<5.11' codetiming hydra-core numpy omegaconf orjson packaging pandas ray
+	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1
 	touch $@
 
 clean:

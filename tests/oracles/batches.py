@@ -9,11 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "oracles"
 
-# Standard deviations of the log-ratios: inside of every band, at its edge, outside, and far outside.
+# Standard deviations of the log-ratios: within the narrowest bands, about a usual band's edges, outside, far outside.
 SCALES = (0.001, 0.2, 0.7, 3.0)
 SEEDS = (0, 1)
 RESPONSES, LENGTH, GROUP = 6, 7, 3
@@ -52,15 +53,12 @@ def _one(scale: float, seed: int) -> dict[str, Tensor]:
 
 def each(inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """The batches one by one."""
-    for s in range(len(SCALES) * len(SEEDS)):
+    for s in range(len(inputs["mask"])):
         yield {name: stacked[s] for name, stacked in inputs.items()}
 
 
 def write(path: Path, peer: str, inputs: Mapping[str, Tensor], answers: Mapping[str, Tensor]) -> None:
     """Inputs as ``inputs/<name>`` and answers as ``<kind>/<case>``, with the versions that gave them."""
-    # Imported here: the tests read what is written, and have no use for the rest.
-    from safetensors.torch import save_file
-
     tensors = {f"inputs/{name}": values for name, values in inputs.items()} | dict(answers)
     versions = {name: version(name) for name in (peer, "torch", "transformers")}
     about = {"peer": peer, "versions": versions, "cases": sorted(answers)}
