@@ -7,6 +7,7 @@ with its source, stand in ``conf/algorithm/<name>.yaml``; the dataclass repeats 
 import dataclasses
 import difflib
 import importlib
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "TokenLoss",
     "Traits",
     "build",
+    "class_of",
     "load",
     "meant",
     "names",
@@ -40,11 +42,12 @@ _CONF = Path(__file__).parent.parent / "conf" / "algorithm"
 _ELSEWHERE = {
     **dict.fromkeys(("epsilon", "clip_ratio", "clip_ratio_low", "ratio_clip_min"), ("clip_low", "log_clip_low")),
     **dict.fromkeys(("epsilon_high", "clip_ratio_high", "ratio_clip_max"), ("clip_high", "log_clip_high", "ratio_cap")),
-    **dict.fromkeys(("clip_ratio_c", "delta", "ratio_clip_c"), ("dual_clip",)),
+    **dict.fromkeys(("clip_ratio_c", "delta", "ratio_clip_c"), ("dual_clip", "max_divergence", "max_kl", "ratio_cap")),
     **dict.fromkeys(("importance_sampling_level",), ("ratio",)),
     **dict.fromkeys(("loss_agg_mode", "loss_type"), ("aggregation",)),
-    "clip_low": ("log_clip_low",),
-    "clip_high": ("log_clip_high", "ratio_cap"),
+    "ratio_cap": ("clip_high",),
+    "clip_low": ("log_clip_low", "max_divergence"),
+    "clip_high": ("log_clip_high", "max_divergence", "ratio_cap"),
     "log_clip_low": ("clip_low",),
     "log_clip_high": ("clip_high",),
 }
@@ -62,20 +65,42 @@ def names(presets: bool = False) -> list[str]:
 def load(name: str, **overrides: Any) -> PolicyLoss:
     """The loss of one algorithm or preset by its name, with the numbers of its YAML and ``overrides`` over them.
 
-    Raises ValueError for an unknown name, and what ``build`` raises for an unknown or impossible number.
+    A mapping overrides fields of a host: ``load("rspo", host={"log_clip_low": 0.2})``. Raises ValueError for an
+    unknown name, and what ``build`` raises for an unknown or impossible number.
     """
     if name not in names(presets=True):
         raise ValueError(f"unknown algorithm {name!r}; choose from {', '.join(names(presets=True))}")
-    return build(yaml.safe_load((_CONF / f"{name}.yaml").read_text())["loss"] | overrides)
+    numbers = yaml.safe_load((_CONF / f"{name}.yaml").read_text())["loss"]
+    for key, value in overrides.items():
+        merges = isinstance(value, Mapping) and isinstance(numbers.get(key), Mapping)
+        numbers[key] = numbers[key] | value if merges else value
+    return build(numbers)
 
 
 def build(config: Mapping[str, Any]) -> Any:
     """The object that ``_target_`` names, a dataclass, from the other keys; mappings in it are built first.
 
-    Raises TypeError for a key that is no field of the class, naming the field that was probably meant, and
-    ValueError for a class that cannot be found or a number that it refuses.
+    Raises TypeError for a key that is no field of the class, naming the field that was probably meant, or a value
+    of the wrong type, and ValueError for a class that cannot be found or a number that it refuses.
     """
-    target = str(config.get("_target_"))
+    cls = class_of(config)
+    kinds = typing.get_type_hints(cls)
+    known = [field.name for field in dataclasses.fields(cls) if field.init]
+    values = {}
+    for key, value in config.items():
+        if key == "_target_":
+            continue
+        if key not in known:
+            raise TypeError(f"{cls.__name__} has no {key!r}; {meant(key, known)}")
+        values[key] = build(value) if isinstance(value, Mapping) else _typed(cls.__name__, key, value, kinds[key])
+    return cls(**values)
+
+
+def class_of(config: Mapping[str, Any]) -> Any:
+    """The dataclass that a config's ``_target_`` names. Raises ValueError where there is none."""
+    if not isinstance(config, Mapping) or "_target_" not in config:
+        raise ValueError(f"a _target_ must name a class; got {config!r}")
+    target = str(config["_target_"])
     module, _, name = target.rpartition(".")
     try:
         cls: Any = getattr(importlib.import_module(module), name)
@@ -83,16 +108,26 @@ def build(config: Mapping[str, Any]) -> Any:
         raise ValueError(f"_target_ names no class: {target} ({error})") from error
     if not hasattr(cls, "__dataclass_fields__"):
         raise ValueError(f"_target_ must name a dataclass; {target} is none")
-    values = {key: build(value) if isinstance(value, Mapping) else value for key, value in config.items()}
-    del values["_target_"]
-    known = [field.name for field in dataclasses.fields(cls) if field.init]
-    for key in values.keys() - set(known):
-        raise TypeError(f"{name} has no {key!r}; {meant(key, known)}")
-    return cls(**values)
+    return cls
 
 
 def meant(key: str, known: list[str]) -> str:
     """An answer to a field name that does not exist: the one most like it, or of the same meaning, and all others."""
     near = [name for name in _ELSEWHERE.get(key, ()) if name in known] or difflib.get_close_matches(key, known)
     choice = f"did you mean {near[0]}? " if near else ""
-    return f"{choice}Its fields are {', '.join(known) if known else 'none'}"
+    inside = "" if near or "host" not in known else "the host's own are host.…; "
+    return f"{choice}{inside}its fields are {', '.join(known) if known else 'none'}"
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _typed(cls: str, key: str, value: Any, annotation: Any) -> Any:
+    """``value`` if it is of the field's type, 1 as 1.0 for a float; raises TypeError otherwise."""
+    allowed = typing.get_args(annotation) or (annotation,)
+    if float in allowed and type(value) is int:
+        return float(value)
+    if type(value) in allowed or not set(allowed) & set(_KINDS):
+        return value
+    kinds = " or ".join("null" if kind is type(None) else _KINDS.get(kind, str(kind)) for kind in allowed)
+    raise TypeError(f"{cls}: {key} must be {kinds}; got {value!r}")

@@ -59,8 +59,10 @@ class LeaveOneOutStd:
         _check_epsilon(self.epsilon)
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
-        """G must be at least 3."""
+        """Raises ValueError for fewer than 3 responses: one other has no deviation."""
         others = rewards_PG.shape[1] - 1
+        if others < 2:
+            raise ValueError("LeaveOneOutStd needs at least 3 responses to a prompt")
         differences_PGG = rewards_PG[:, None, :] - rewards_PG[:, :, None]  # of every other from one's own
         mean_PG = differences_PGG.sum(-1) / others
         own_GG = torch.eye(others + 1, dtype=torch.bool, device=rewards_PG.device)
@@ -110,7 +112,7 @@ class BatchWhitened:
 
 @dataclass(frozen=True)
 class PlusMinus:
-    """Â = 2 r − 1 for a reward in [0, 1]: the ±1 reward without a baseline of TOPR (2503.14286)."""
+    """Â = 2 r − 1: of a score of 0 or 1 the ±1 reward of TOPR (2503.14286), without a baseline."""
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
         """A group of equal rewards has an advantage here."""

@@ -89,14 +89,14 @@ class Surrogate:
     """The objective of every token, to be maximised, and what became of it at the edges of a trust region.
 
     ``clipped_low_BT`` and ``clipped_high_BT`` (bool) mark response tokens that lose their gradient, or are
-    capped, at the lower and at the upper edge; None for a loss without a clip. ``numbers`` are scalars that
-    the loss reports, ``state`` what it wants back next time.
+    capped, at the lower and at the upper edge; None for a loss without a clip. ``number`` is a scalar that the
+    loss reports of itself, if any (the column ``loss_number``), ``state`` what it wants back next time.
     """
 
     values_BT: Tensor
     clipped_low_BT: Tensor | None = None
     clipped_high_BT: Tensor | None = None
-    numbers: Mapping[str, Tensor] = field(default_factory=dict)
+    number: Tensor | None = None
     state: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -105,7 +105,7 @@ class LossOutput:
     """A scalar loss to minimise, and what the loss did to each token.
 
     ``metrics`` holds tensors that are reduced in one place, ``steadymoe.bench.metrics``: ``clipped_low_BT``
-    and ``clipped_high_BT`` of a loss with a clip, ``weights_BT`` of one under a correction, and scalars.
+    and ``clipped_high_BT`` of a loss with a clip, ``weights_BT`` of one under a correction, ``loss_number``.
     """
 
     loss: Tensor

@@ -18,7 +18,7 @@ from steadymoe.algorithms.loss import RatioLoss
 
 @dataclass(frozen=True, kw_only=True)
 class CISPO(RatioLoss):
-    """Policy gradient weighted by the clipped importance ratio; ``clip_low`` = 1 is no lower edge."""
+    """Policy gradient weighted by the clipped importance ratio; ``clip_low`` from 1 on is no lower edge."""
 
     aggregation: str = "token-mean"
     clip_low: float = 1.0
@@ -26,16 +26,14 @@ class CISPO(RatioLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.clip_low <= 1:
-            raise ValueError(
-                f"clip_low is an ε on the ratio, 0 <= clip_low <= 1 (1: no lower edge); got {self.clip_low}"
-            )
-        if not self.clip_high >= 0:
-            raise ValueError(f"clip_high is an ε on the ratio, clip_high >= 0; got {self.clip_high}")
+        if not self.clip_low >= 0:
+            raise ValueError(f"clip_low is an ε on the ratio, >= 0 (from 1 on: no lower edge); got {self.clip_low}")
+        if not self.clip_high > 0:
+            raise ValueError(f"clip_high is an ε on the ratio, > 0: the cap is 1 + clip_high; got {self.clip_high}")
 
     def surrogate(self, batch: Batch) -> Surrogate:
         """sg[clip(r)] A log π; capped tokens are those marked as clipped, whatever their advantage."""
-        low, high = 1 - self.clip_low, 1 + self.clip_high
+        low, high = max(1 - self.clip_low, 0.0), 1 + self.clip_high
         ratio_BT = self.ratio_of(batch)
         return ops.weighted_logprobs(
             ratio_BT.clamp(low, high), batch.logprobs_BT, batch.advantages_BT, ratio_BT < low, ratio_BT > high

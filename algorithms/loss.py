@@ -6,9 +6,10 @@ and stand here, once. A field that is silent elsewhere is a field here: ratio, a
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from steadymoe.algorithms import ops
@@ -55,7 +56,7 @@ class PolicyLoss(ABC):
     def __call__(self, batch: Batch) -> LossOutput:
         """The loss on one mini-batch, or on a part that knows the whole's denominators."""
         made = self.surrogate(batch)
-        values_BT, metrics = made.values_BT, dict(made.numbers)
+        values_BT, metrics = made.values_BT, {} if made.number is None else {"loss_number": made.number}
         if batch.weights_BT is not None:
             values_BT = values_BT * batch.weights_BT
         if made.clipped_low_BT is not None and made.clipped_high_BT is not None:
@@ -171,6 +172,10 @@ class HostedLoss(PolicyLoss):
 
     host: RatioLoss
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.host, RatioLoss):
+            raise ValueError(f"host must be a loss with a ratio of its own; got {type(self.host).__name__}")
+
     @property
     def traits(self) -> Traits:
         """Those of the host."""
@@ -183,6 +188,20 @@ class HostedLoss(PolicyLoss):
     def initial_state(self) -> dict[str, Tensor]:
         """The host's."""
         return self.host.initial_state()
+
+
+def drop(made: Surrogate, dropped_BT: Tensor) -> Surrogate:
+    """A surrogate without some tokens: their objective is 0, and they count as clipped at the lower edge."""
+    low_BT, high_BT = (
+        torch.zeros_like(dropped_BT) if marks_BT is None else marks_BT
+        for marks_BT in (made.clipped_low_BT, made.clipped_high_BT)
+    )
+    return replace(
+        made,
+        values_BT=made.values_BT.masked_fill(dropped_BT, 0.0),
+        clipped_low_BT=low_BT | dropped_BT,
+        clipped_high_BT=high_BT & ~dropped_BT,
+    )
 
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -209,4 +228,4 @@ def check_positive(**numbers: float) -> None:
     """Raise ValueError for the first number that is not above 0 and finite."""
     for name, value in numbers.items():
         if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be above 0; got {value}")
+            raise ValueError(f"{name} must be above 0 and finite; got {value}")

@@ -5,6 +5,7 @@
 The KL term and the bonus are aggregated as the loss is, and not weighted by the correction (as TRL does).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,8 +30,8 @@ class KL:
     place: str = "loss"
 
     def __post_init__(self) -> None:
-        if not self.coefficient >= 0:
-            raise ValueError(f"kl.coefficient must be at least 0; got {self.coefficient}")
+        if not 0 <= self.coefficient < math.inf:
+            raise ValueError(f"kl.coefficient must be at least 0 and finite; got {self.coefficient}")
         one_of("kl.estimator", self.estimator, ("k1", "k2", "k3"))
         one_of("kl.place", self.place, ("loss", "reward"))
 
@@ -47,8 +48,12 @@ class Objective:
     def __post_init__(self) -> None:
         if not isinstance(self.loss, PolicyLoss):
             raise ValueError(f"a loss is a steadymoe.algorithms.PolicyLoss; got {type(self.loss).__name__}")
-        if not self.entropy_bonus >= 0:
-            raise ValueError(f"entropy_bonus must be at least 0; got {self.entropy_bonus}")
+        if self.loss.initial_state() and not self.loss.traits.whole_minibatch:
+            raise ValueError(
+                f"{type(self.loss).__name__} has a state, which follows a whole mini-batch: its traits must say so"
+            )
+        if not 0 <= self.entropy_bonus < math.inf:
+            raise ValueError(f"entropy_bonus must be at least 0 and finite; got {self.entropy_bonus}")
         if self.loss.traits.corrects_for_sampler and not isinstance(self.correction, Uncorrected):
             raise ValueError(
                 f"{type(self.loss).__name__} already has its ratio to the sampling policy: another correction would "
@@ -85,6 +90,6 @@ def from_config(algorithm: Mapping[str, Any], correction: Mapping[str, Any]) -> 
     return Objective(
         loss=build(algorithm["loss"]),
         correction=build(correction),
-        kl=KL(**algorithm["kl"]),
+        kl=build(algorithm["kl"] | {"_target_": f"{__name__}.KL"}),
         entropy_bonus=algorithm["entropy_bonus"],
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from steadymoe.algorithms.batch import Surrogate
 
 # e^±20 is far outside any band and still finite when squared in fp32, so a ratio that ran away is
-# reported as a huge number and not as inf - inf. Beyond it a token has no gradient, whatever its advantage.
+# reported as a huge number (the column token_ratio_max) and not as inf - inf. Beyond it a ratio has no gradient.
 MAX_LOG_RATIO = 20.0
 
 # --- ratio -------------------------------------------------------------------------------------------

@@ -7,12 +7,12 @@ Shaper: sequence mask. Differs from the dual clip in its unit: whole responses. 
 responses.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from steadymoe.algorithms import ops
 from steadymoe.algorithms.batch import Batch, Surrogate
 from steadymoe.algorithms.grpo import GRPO
-from steadymoe.algorithms.loss import HostedLoss, RatioLoss, check_positive, one_of
+from steadymoe.algorithms.loss import HostedLoss, RatioLoss, check_positive, drop, one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,7 @@ class OPSM(HostedLoss):
     host: RatioLoss = field(default_factory=GRPO)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("anchor", self.anchor, ("old", "rollout"))
         check_positive(max_divergence=self.max_divergence)
 
@@ -32,14 +33,4 @@ class OPSM(HostedLoss):
         made = self.host.surrogate(batch)
         log_ratio_BT = ops.log_ratio(batch.logprobs_BT.detach(), batch.get(f"{self.anchor}_logprobs_BT"))
         far_B1 = -ops.sequence_log_ratio(log_ratio_BT, batch.mask_BT)[:, None] > self.max_divergence
-        dropped_BT = (batch.advantages_BT < 0) & far_B1
-        low_BT, high_BT = (
-            dropped_BT.new_zeros(dropped_BT.shape) if marks is None else marks
-            for marks in (made.clipped_low_BT, made.clipped_high_BT)
-        )
-        return replace(
-            made,
-            values_BT=made.values_BT.masked_fill(dropped_BT, 0.0),
-            clipped_low_BT=low_BT | dropped_BT,
-            clipped_high_BT=high_BT & ~dropped_BT,
-        )
+        return drop(made, (batch.advantages_BT < 0) & far_B1)

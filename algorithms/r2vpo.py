@@ -45,7 +45,8 @@ class R2VPO(RatioLoss):
         multiplier = (batch.state or self.initial_state())["multiplier"]
         ratio_BT, mask_BT = self.ratio_of(batch), batch.mask_BT.bool()
         excess_BT = (ratio_BT - 1).square() - self.max_variance
-        excess = excess_BT.detach()[mask_BT].double().mean().to(multiplier.device)
+        counted_BT = excess_BT.detach() if batch.weights_BT is None else excess_BT.detach() * batch.weights_BT
+        excess = counted_BT[mask_BT].double().mean()
         following = (multiplier + self.multiplier_step * excess).clamp(min=0)
         values_BT = ratio_BT * batch.advantages_BT - multiplier.to(ratio_BT) * excess_BT
-        return Surrogate(values_BT, numbers={"multiplier": multiplier}, state={"multiplier": following})
+        return Surrogate(values_BT, number=multiplier, state={"multiplier": following})

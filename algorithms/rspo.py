@@ -19,7 +19,7 @@ from torch import Tensor
 from steadymoe.algorithms import ops
 from steadymoe.algorithms.batch import Batch, Surrogate
 from steadymoe.algorithms.gmpo import GMPO
-from steadymoe.algorithms.loss import HostedLoss, RatioLoss, Traits, one_of
+from steadymoe.algorithms.loss import HostedLoss, RatioLoss, Traits, drop, one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,7 @@ class RSPO(HostedLoss):
     host: RatioLoss = field(default_factory=GMPO)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("form", self.form, ("before_clip", "after_clip"))
         one_of("layers", self.layers, ("mean", "product"))
         for name, value in (("gamma_min", self.gamma_min), ("drop_below", self.drop_below)):
@@ -59,7 +60,7 @@ class RSPO(HostedLoss):
             made = replace(made, values_BT=made.values_BT * weight_BT)
         if self.drop_below is None:
             return made
-        return replace(made, values_BT=made.values_BT.masked_fill(gamma_BT < self.drop_below, 0.0))
+        return drop(made, gamma_BT < self.drop_below)
 
     def router_shift(self, batch: Batch) -> Tensor:
         """γ of each token before its floor, (B, T), without gradient; 1 where routing is unchanged."""

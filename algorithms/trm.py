@@ -37,6 +37,8 @@ class TRM(RatioLoss):
         for name in ("max_kl", "mean_kl", "top_k"):
             if getattr(self, name) is not None:
                 check_positive(**{name: getattr(self, name)})
+        if self.max_kl is None and self.mean_kl is None:
+            raise ValueError("max_kl and mean_kl are both null: nothing would be masked")
 
     @property
     def traits(self) -> Traits:

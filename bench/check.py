@@ -1,5 +1,6 @@
 """What a composed config must hold before anything is trained. Answers in one line."""
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from safetensors import SafetensorError, safe_open
 
+from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_algorithm
 from steadymoe.algorithms.objective import from_config
 from steadymoe.bench.tasks import Task
@@ -50,7 +52,16 @@ _SHARES = (
 )
 _CHOICES = {"device": ("cpu", "cuda"), "precision": ("fp32", "bf16")}
 # Added keys here are fields of a class, which refuses what it does not know.
-_CHECKED_BY_THEIR_CLASS = ("model.config.", "task.", "algorithm.loss.", "algorithm.advantage.", "correction.")
+_CHECKED_BY_THEIR_CLASS = (
+    "model.config.",
+    "task.",
+    "algorithm.loss.",
+    "algorithm.advantage.",
+    "advantage.",
+    "correction.",
+)
+# ... and here so is the type of every value, and what may be left out.
+_BUILT = ("algorithm.loss.", "algorithm.advantage.", "advantage.", "correction.", "algorithm.kl.")
 _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -93,8 +104,8 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     try:
         build.check(config["model"]["config"])
         task = instantiate(config["task"])
-        build_algorithm(config["algorithm"]["advantage"])
         traits = from_config(config["algorithm"], config["correction"]).traits
+        _advantage(config, traits)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
     except InstantiationException as error:
@@ -107,13 +118,13 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
 
 def _types(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     for key in reference:
-        if key not in flat and reference[key] is not None:
+        if key not in flat and reference[key] is not None and not key.startswith(_BUILT):
             raise ConfigError(f"{key} is missing; its usual value is {reference[key]!r}")
     for key, value in flat.items():
         if key not in reference and not key.startswith(_CHECKED_BY_THEIR_CLASS):
             raise ConfigError(f"{key} is nothing that a run reads")
         usual = reference.get(key)
-        if usual is None or key.endswith("_target_"):
+        if usual is None or key.endswith("_target_") or key.startswith(_BUILT):
             continue
         if isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool):
             continue
@@ -138,12 +149,30 @@ def _numbers(flat: Mapping[str, Any]) -> None:
     for key in _SHARES:
         if not 0 <= flat[key] <= 1:
             raise ConfigError(f"{key} must be between 0 and 1; got {flat[key]}")
+    for key, value in flat.items():
+        if isinstance(value, float) and not math.isfinite(value) and not key.startswith(_BUILT):
+            raise ConfigError(f"{key} must be finite; got {value}")
     for key in ("optimizer.beta1", "optimizer.beta2"):
         if not 0 <= flat[key] < 1:
             raise ConfigError(f"{key} must be at least 0 and below 1; got {flat[key]}")
     for key, choices in _CHOICES.items():
         if flat[key] not in choices:
             raise ConfigError(f"{key} must be one of {', '.join(choices)}; got {flat[key]!r}")
+
+
+def _advantage(config: Mapping[str, Any], traits: Traits) -> None:
+    """Whether the advantage works on groups of this size, and dynamic sampling drops nothing that is learned from."""
+    advantage = build_algorithm(config["advantage"] or config["algorithm"].get("advantage"))
+    rewards_PG = torch.zeros(3, config["rollout"]["responses"])
+    rewards_PG[1:, 0] = 1.0
+    rewards_PG[2] = 1.0
+    advantages_PG = advantage(rewards_PG, torch.ones_like(rewards_PG))
+    free = traits.zero_advantage_is_free and bool((advantages_PG[[0, 2]] == 0).all())
+    if config["algorithm"]["sampling"]["max_rollouts"] > 1 and not free:
+        raise ConfigError(
+            "algorithm.sampling.max_rollouts above 1 drops groups of equal rewards, from which this algorithm or "
+            "advantage learns; set it to 1"
+        )
 
 
 def _microbatch(size: Any, aux_loss: float) -> None:

@@ -48,5 +48,5 @@ def load(path: Path, learner: Learner) -> int:
                 state.setdefault(int(index), {})[moment] = file.get_tensor(key)
     learner.model.load_state_dict(weights)
     learner.optimizer.load_state_dict(learner.optimizer.state_dict() | {"state": state})
-    learner.state = of_loss
+    learner.remember(of_loss)
     return step

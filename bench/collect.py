@@ -30,7 +30,7 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 "diverged_step": (facts["diverged"] or {}).get("step"),
                 "steps": facts["config"]["steps"],
                 "wall_seconds": facts.get("wall_seconds"),
-                "response_tokens": facts.get("tokens"),
+                "tokens_sampled": facts.get("tokens"),
                 "parameters": facts.get("parameters"),
                 "config_hash": facts["config_hash"],
                 "config_without_seed": facts["config_hash_without_seed"],

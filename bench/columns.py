@@ -24,7 +24,7 @@ _UPDATE = {
     "clip_fraction_high": "the part of clip_fraction above the band",
     "correction_weight": "mean weight that a correction gives a response token; null with correction=none",
     "correction_rejected": "share of response tokens to which a correction gives weight 0",
-    "multiplier": "R²VPO's Lagrange multiplier λ before the update; null for other losses",
+    "loss_number": "a number that the loss reports of itself: R²VPO's multiplier λ at the update; null for most",
     "expert_change_rate": "1 − mean |S_old ∩ S_new|/K over layers and response tokens, against the rollout's routes",
     "expert_set_change_rate": "share of (layer, response token) whose set of experts differs from the rollout's",
     "token_any_layer_change_rate": "share of response tokens whose set differs in at least one layer",
@@ -35,9 +35,11 @@ _OF_UPDATES = {"token_ratio_max": "largest"}
 _STEP = {
     "reward": "mean score of all sampled responses, before shaping and whether trained on or dropped",
     "eval_accuracy": "mean score on the held-out prompts, one sampled response each, after the step",
+    "shaped_reward": "mean reward that advantages were computed from: after length penalty and KL, of kept groups",
+    "reference_kl": "k3 estimate of KL(π_old‖cold start) per response token; null without a KL term",
     "groups_without_signal": "share of sampled prompts whose responses all have the same score",
     "prompts_sampled": "prompts that were sampled to fill the step; more than rollout.prompts with dynamic sampling",
-    "response_length": "mean response tokens, the end token included",
+    "response_length": "mean response tokens of the kept groups, the end token included",
     "rollout_kl_k1": "k1 estimate of KL(μ‖π_old): sampling policy against training forward",
     "rollout_kl_k3": "k3 estimate of the same",
     "rollout_logprob_gap_max": "largest |log μ − log π_old| of a response token",
@@ -50,7 +52,7 @@ _STEP = {
     "probe_seconds": "forwards for expert_change_per_update and expert_change_since_start",
     "update_seconds": "forward, loss, backward, optimizer and the metrics of all updates",
     "evaluation_seconds": "held-out accuracy; null in steps without",
-    "rollout_tokens_per_second": "response tokens per second of sampling",
+    "rollout_tokens_per_second": "sampled response tokens per second of sampling, dropped groups included",
     "update_tokens_per_second": "prompt and response tokens per second of updates",
 }
 _LAYER = {
@@ -75,7 +77,8 @@ TABLES: dict[str, dict[str, tuple[pa.DataType, str]]] = {
         {name: f"{meaning}; {_OF_UPDATES.get(name, 'mean')} of the updates" for name, meaning in _UPDATE.items()}
     )
     | {
-        "response_tokens": (pa.int64(), "response tokens of the rollout"),
+        "response_tokens": (pa.int64(), "response tokens that were trained on"),
+        "tokens_sampled": (pa.int64(), "response tokens that were sampled, those of dropped groups too"),
         "token_ratio_histogram": (
             pa.list_(pa.int64()),
             "counts of log π_θ/π_old over the step's updates: below −1, 40 bins of 0.05, above 1",

@@ -4,6 +4,7 @@ Everything is composed and checked here before Hydra launches anything, so that 
 in one line and touches nothing on disk.
 """
 
+import dataclasses
 import difflib
 import functools
 import hashlib
@@ -25,7 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from steadymoe.algorithms import meant
+from steadymoe.algorithms import class_of, meant
 from steadymoe.bench.check import ConfigError, check, flatten
 
 CONF = Path(__file__).parent.parent / "conf"
@@ -38,7 +39,7 @@ _NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every")
 NEUTRAL: dict[str, Any] = {}
 
 # Config groups that are switched off unless asked for: a choice other than this is an axis of the folder.
-_OFF = {"correction": "none"}
+_OFF = {"advantage": None, "correction": "none"}
 
 _LONGEST_AXES = 120
 
@@ -95,6 +96,9 @@ def run(words: Sequence[str]) -> Run:
     named = [f"{group}={name}" for group, name in sorted(choices.items())]
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = _reference(tuple(named))
+    needed = config["algorithm"]["correction"]
+    if needed is not None and choices.get("correction") != needed:
+        raise ConfigError(f"{choices['algorithm']} is what its name says only with correction={needed}")
     check(config, reference)
     config = _with_floats(config, reference)
     axes = {
@@ -102,7 +106,7 @@ def run(words: Sequence[str]) -> Run:
         for key, value in flatten(config).items()
         if key not in ("seed", *_NO_NUMBERS) and reference.get(key, _ABSENT) != value
     }
-    axes |= {group: choices[group] for group, off in _OFF.items() if choices[group] != off}
+    axes |= {group: choices[group] for group, off in _OFF.items() if choices.get(group) != off}
     folder = Path(config["results_dir"]).absolute() / "runs" / config["experiment_name"]
     for part in (choices["algorithm"], choices["model"], choices["task"], axes_name(axes)):
         folder = folder / part if part else folder
@@ -186,7 +190,7 @@ def _errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
         raise ConfigError(f"there is no {group} {name!r}; choose from {', '.join(error.options or [])}") from error
     except OverrideParseException as error:
         raise ConfigError(f"cannot read {error.override!r} as key=value") from error
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         message = " ".join(str(error).split())
         unknown = re.search(r"Could not override '([^']+)'", message)
         if unknown is None:
@@ -203,14 +207,26 @@ def _choices(unknown: str, words: Sequence[str]) -> str:
     keys = list(_reference(tuple(w for w in words if w.partition("=")[0] in named and "," not in w)))
     parent = unknown.rpartition(".")[0]
     siblings = [key for key in keys if parent and key.startswith(f"{parent}.") and not key.endswith("_target_")]
-    if parent == "algorithm.loss":
-        return meant(unknown.rpartition(".")[2], [key.rpartition(".")[2] for key in siblings])
+    if parent.startswith("algorithm.loss"):
+        return _of_loss(unknown, words)
     if siblings:
         others = "; + adds a field that the YAML leaves out" if parent == "model.config" else ""
         return f"choose from {', '.join(siblings)}{others}"
     top = sorted({key.partition(".")[0] for key in keys} | set(groups))
     near = difflib.get_close_matches(unknown, sorted({*keys, *top}), n=3)
     return f"did you mean {', '.join(near)}?" if near else f"choose from {', '.join(top)}"
+
+
+def _of_loss(unknown: str, words: Sequence[str]) -> str:
+    """What could have been meant by a field that the YAML of a loss, or of its host, does not have."""
+    parent, _, name = unknown.rpartition(".")
+    named = [word for word in words if word.partition("=")[0] in ("algorithm", "hydra.searchpath")]
+    swept = [word for word in named if word.startswith("algorithm=") and set(word) & set(",(")]
+    numbers: Any = _composed(tuple(word for word in named if word not in swept))
+    for part in parent.split("."):
+        numbers = numbers.get(part, {})
+    known = [field.name for field in dataclasses.fields(class_of(numbers))]
+    return f"+ adds a field that the YAML leaves out: +{unknown}" if name in known else meant(name, known)
 
 
 def _points(words: list[str], multirun: bool) -> list[list[str]]:
@@ -229,9 +245,14 @@ def _points(words: list[str], multirun: bool) -> list[list[str]]:
 
 
 @functools.cache
+def _composed(words: tuple[str, ...]) -> dict[str, Any]:
+    """The named configs as they stand, without overrides."""
+    return _plain(hydra.compose("config", list(words)))
+
+
 def _reference(words: tuple[str, ...]) -> dict[str, Any]:
-    """The named configs as they stand, without overrides, flattened."""
-    return flatten(_plain(hydra.compose("config", list(words))))
+    """The same, flattened."""
+    return flatten(_composed(words))
 
 
 def _with_floats(config: Mapping[str, Any], reference: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -240,7 +261,7 @@ def _with_floats(config: Mapping[str, Any], reference: Mapping[str, Any], prefix
         key: _with_floats(value, reference, f"{prefix}{key}.")
         if isinstance(value, Mapping)
         else float(value)
-        if isinstance(reference.get(f"{prefix}{key}"), float)
+        if isinstance(reference.get(f"{prefix}{key}"), float) and value is not None
         else value
         for key, value in config.items()
     }

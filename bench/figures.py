@@ -146,7 +146,7 @@ def _curves(axis: Axes, steps: pd.DataFrame, metric: str, label: str, log: bool 
         curve = curves[curves["arm"] == arm]
         if curve.empty:
             continue
-        colour, style = _COLOURS[index % len(_COLOURS)], _STYLES[index % len(_STYLES)]
+        colour, style = _COLOURS[index % len(_COLOURS)], _STYLES[(index + index // len(_COLOURS)) % len(_STYLES)]
         axis.plot(curve["step"], curve["mean"], style, color=colour, linewidth=1.3, label=arm)
         axis.fill_between(curve["step"], curve["low"], curve["high"], color=colour, alpha=0.13, linewidth=0)
     if log:

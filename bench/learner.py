@@ -48,7 +48,8 @@ class Learner:
     def __init__(self, model: PreTrainedModel, config: Mapping[str, Any]) -> None:
         self.model, self.config = model, config
         self.objective = from_config(config["algorithm"], config["correction"])
-        self.state: Mapping[str, Tensor] = self.objective.loss.initial_state()
+        self.state: Mapping[str, Tensor] = {}
+        self.remember(self.objective.loss.initial_state())
         numbers = config["optimizer"]
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
@@ -60,6 +61,10 @@ class Learner:
         )
         self.experts = next((int(router.get_parameter("weight").shape[0]) for router in routers(model)), 0)
         self._reference = copy.deepcopy(model) if self.objective.kl.coefficient > 0 else None
+
+    def remember(self, state: Mapping[str, Tensor]) -> None:
+        """Keep what the loss wants back, on the model's device."""
+        self.state = {name: value.detach().to(self.model.device) for name, value in state.items()}
 
     def parts(self, rows_M: Tensor) -> list[Tensor]:
         """The micro-batches that a mini-batch is computed in; one for a loss that needs the whole."""
@@ -115,7 +120,7 @@ class Learner:
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config["optimizer"]["max_grad_norm"])
         if loss.isfinite() and grad_norm.isfinite():
             self.optimizer.step()
-            self.state = {name: value.detach() for name, value in outputs[-1].state.items()}
+            self.remember(outputs[-1].state)
         self.optimizer.zero_grad()
         return self._measure(made, rows_M, loss, grad_norm, Batch.join(batches), _join(outputs), routes)
 
@@ -201,12 +206,9 @@ class Learner:
 
 
 def _join(outputs: list[LossOutput]) -> LossOutput:
-    """The outputs of the parts of a mini-batch as one: losses add up, tokens stand below each other.
-
-    A scalar metric comes from losses that are never split.
-    """
-    metrics_ = {
-        name: torch.cat([output.metrics[name] for output in outputs]) if value.ndim else value
-        for name, value in outputs[0].metrics.items()
-    }
+    """The outputs of the parts of a mini-batch as one: losses add up, tokens are joined, numbers averaged."""
+    metrics_: dict[str, Tensor] = {}
+    for name, first in outputs[0].metrics.items():
+        values = [output.metrics[name].detach() for output in outputs]
+        metrics_[name] = torch.cat(values) if first.ndim else torch.stack(values).mean()
     return LossOutput(torch.stack([output.loss.detach() for output in outputs]).sum(), metrics_)

@@ -44,8 +44,8 @@ def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], Tens
         if "weights_BT" in output.metrics:
             weights_N = output.metrics["weights_BT"][mask_BT]
             columns |= {"correction_weight": weights_N.mean(), "correction_rejected": (weights_N == 0).float().mean()}
-        if "multiplier" in output.metrics:
-            columns["multiplier"] = output.metrics["multiplier"]
+        if "loss_number" in output.metrics:
+            columns["loss_number"] = output.metrics["loss_number"]
         finite_N = log_ratio_N[log_ratio_N.isfinite()]
         bins_N = torch.bucketize(finite_N, HISTOGRAM_EDGES.to(log_ratio_N.device))
         return columns, torch.bincount(bins_N, minlength=len(HISTOGRAM_EDGES) + 1)
@@ -66,7 +66,7 @@ def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: T
 
 
 def of_rewards(scores_PG: Tensor) -> dict[str, float]:
-    """The reward columns of all that was sampled in a step; a group without signal is one of equal scores."""
+    """The score columns of all that was sampled in a step; a group without signal is one of equal scores."""
     return {
         "reward": scores_PG.mean().item(),
         "groups_without_signal": (scores_PG == scores_PG[:, :1]).all(-1).float().mean().item(),

@@ -19,6 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from steadymoe.algorithms import batch, objective, ops
 from steadymoe.bench import checkpoint, cold_start, compose, record
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.collapse import collapsed_at
@@ -123,7 +124,7 @@ def _train(run: compose.Run, folder: Record) -> None:
     folder.end(
         "finished" if diverged is None else "diverged",
         diverged=diverged,
-        tokens=int(steps["response_tokens"].sum()),
+        tokens=int(steps["tokens_sampled"].sum()),
     )
 
 
@@ -168,11 +169,12 @@ def _facts(run: compose.Run) -> dict[str, Any]:
 
 def _code(run: compose.Run) -> str:
     """A hash of the source of loss, advantage and correction, which a user's own may change without a commit."""
-    numbers = compose.flatten({part: run.config[part] for part in ("algorithm", "correction")})
-    targets = sorted({value for key, value in numbers.items() if key.endswith("_target_")})
+    parts = {part: run.config[part] for part in ("algorithm", "advantage", "correction")}
+    targets = sorted({str(value) for key, value in compose.flatten(parts).items() if key.endswith("_target_")})
     classes = [cls for target in targets for cls in inspect.getmro(hydra.utils.get_class(target))]
-    files = dict.fromkeys(inspect.getfile(cls) for cls in classes if cls.__module__ not in ("builtins", "abc"))
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
+    files = {inspect.getfile(cls) for cls in classes if cls.__module__ not in ("builtins", "abc")}
+    files |= {str(module.__file__) for module in (ops, batch, objective)}  # what every loss goes through
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in sorted(files))).hexdigest()[:16]
 
 
 def _revision() -> dict[str, Any] | None:

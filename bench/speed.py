@@ -139,7 +139,7 @@ def losses(rounds: int) -> str:
         task = instantiate(config["task"])
         model = build.build(config["model"]["config"], task.tokenizer, derive(0, "speed"), "cpu")
         trainer = Trainer(model, task, config)
-        made, _ = trainer.sample(1)
+        made, _, _ = trainer.sample(1)
         minibatches = trainer.minibatches(1)
         old = trainer.learner.old_policy(made, minibatches)
         learners[name] = trainer.learner, made, old, torch.ones_like(made.logprobs_BT), minibatches[0]

@@ -45,7 +45,7 @@ class Trainer:
     def __init__(self, model: PreTrainedModel, task: Task, config: Mapping[str, Any]) -> None:
         self.model, self.task, self.config = model, task, config
         self.learner = Learner(model, config)
-        self.advantage = build(config["algorithm"]["advantage"])
+        self.advantage = build(config["advantage"] or config["algorithm"]["advantage"])
         self._held_out = task.sample(
             config["evaluation"]["prompts"], numpy_generator(config["seed"], "evaluation"), held_out=True
         )
@@ -58,7 +58,7 @@ class Trainer:
         # Rollout
         try:
             with clock("rollout_seconds"):
-                made, scores_PG = self.sample(step)
+                made, scores_PG, tokens_sampled = self.sample(step)
         except FloatingPointError:
             return StepResult({"steps": [{"step": step} | clock.seconds]}, diverged_at_update=0)
         mask_BT = made.sequences.response_mask_BT
@@ -112,13 +112,15 @@ class Trainer:
                 diverged_at_update = len(update_rows)
 
         # Rows
+        shown["shaped_reward"] = rewards_PG.mean()
         row: Row = {"step": step} | metrics.of_rewards(scores_PG) | metrics.to_floats(shown)
         row |= metrics.of_step(update_rows) | {"token_ratio_histogram": histogram.tolist()}
         row |= {"response_length": mask_BT.sum().item() / len(mask_BT), "response_tokens": int(mask_BT.sum())}
         if evaluations:
             row["eval_accuracy"] = sum(each["score"] for each in evaluations) / len(evaluations)
         row |= clock.seconds
-        row["rollout_tokens_per_second"] = row["response_tokens"] / clock.seconds["rollout_seconds"]
+        row["tokens_sampled"] = tokens_sampled
+        row["rollout_tokens_per_second"] = tokens_sampled / clock.seconds["rollout_seconds"]
         row["update_tokens_per_second"] = int(made.sequences.mask_BS.sum()) / clock.seconds["update_seconds"]
         tables = {"steps": [row], "updates": update_rows, "layers": layer_rows, "evaluations": evaluations}
         return StepResult(tables, diverged_at_update)
@@ -140,8 +142,8 @@ class Trainer:
         top_k = self.learner.objective.traits.top_k
         return rollout(self.model, self.task, texts, responses, generator, self.config["precision"], top_k)
 
-    def sample(self, step: int) -> tuple[Rollout, Tensor]:
-        """The groups to train on, and the scores of all that were sampled for them, (prompts, responses).
+    def sample(self, step: int) -> tuple[Rollout, Tensor, int]:
+        """The groups to train on, and of all that was sampled for them the scores (prompts, responses) and tokens.
 
         With ``algorithm.sampling.max_rollouts`` above 1 groups whose scores are all equal are dropped and
         replaced from further rollouts, up to that many (dynamic sampling, DAPO, 2503.14476, eq. 11); if that is
@@ -157,11 +159,12 @@ class Trainer:
             signal_P = (scores_PG != scores_PG[:, :1]).any(-1)
             if len(parts) == rounds or signal_P.sum() >= prompts:
                 break
+        tokens = sum(int(part.sequences.response_mask_BT.sum()) for part in parts)
         if rounds == 1:
-            return parts[0], scores_PG
+            return parts[0], scores_PG, tokens
         kept_P = (~signal_P).int().argsort(stable=True)[:prompts]  # those with signal first, in their order
         rows_B = (kept_P[:, None] * responses + torch.arange(responses, device=kept_P.device)).flatten()
-        return join(parts).rows(rows_B), scores_PG
+        return join(parts).rows(rows_B), scores_PG, tokens
 
     def _rewards(self, made: Rollout, old: OldPolicy) -> Tensor:
         """What advantages are computed from, (B,)."""
@@ -193,6 +196,9 @@ class Trainer:
         """What a rollout shows before it is trained on: sampler against trainer, and drift since the cold start."""
         mask_BT = made.sequences.response_mask_BT
         overall = metrics.of_mismatch(made.logprobs_BT, old.logprobs_BT, mask_BT)
+        if old.reference_logprobs_BT is not None:
+            kl_BT = ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, "k3")
+            overall["reference_kl"] = metrics.mean(kl_BT, mask_BT)
         if made.routes_LBFK is None or old.routes_LBFK is None or since_start is None:
             return overall, {}
         disagreement = drift.change(made.routes_LBFK, old.routes_LBFK, mask_BT)

@@ -42,7 +42,15 @@ WRONG = {
     "+model.config.num_expert=8": "did you mean num_experts",
     "model.config._target_=os.system": "no transformers config class",
     "algorithm.loss.clip_low=-1": "clip_low is an ε",
-    "algorithm.loss.clip=1": "did you mean clip_low? Its fields are",
+    "algorithm.loss.clip=1": "did you mean clip_low? its fields are",
+    "algorithm.loss.dual_clip=abc": "GRPO: dual_clip must be a number or null; got 'abc'",
+    "algorithm.loss.clip_low=null": "GRPO: clip_low must be a number; got None",
+    "algorithm.kl.estimator=3": "KL: estimator must be text",
+    "algorithm.kl.coefficient=inf": "kl.coefficient must be at least 0 and finite",
+    "algorithm.overlong.penalty=inf": "algorithm.overlong.penalty must be finite",
+    "correction=null": "Config group override must be a string",
+    "advantage=mean": "choose from batch_whitened, group_mean, ",
+    "algorithm=reinforce_pp_baseline@nemo-rl-prorl-2.1": "only with correction=seq_mask_tis",
     "+algorithm.loss.clip=1": "GRPO has no 'clip'; did you mean clip_low?",
     "task.modulus=30": "task.modulus must be 2 to 10",
     "task.min_operands=9": "task.min_operands <= task.max_operands",
@@ -79,6 +87,42 @@ def test_a_wrong_word_is_answered_in_one_line_and_touches_nothing(
     assert said.err.count("\n") == 1
     assert said.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["algorithm=dppo", "algorithm.loss.top_k=2.5"], "DPPO: top_k must be a whole number or null"),
+        (["algorithm=rspo_grpo", "algorithm.loss.clip_low=0.1"], "the host's own are host."),
+        (["algorithm=rspo_grpo", "algorithm.loss.host.epsilon=0.1"], "did you mean clip_low?"),
+        (["algorithm=rspo", "algorithm.loss.host.clip_high=0.1"], "did you mean log_clip_high?"),
+        (["algorithm=cispo", "algorithm.loss.ratio_cap=5"], "did you mean clip_high?"),
+        (["algorithm=gspo", "algorithm.loss.epsilon_high=0.1"], "did you mean clip_high?"),
+    ],
+)
+def test_a_wrong_field_of_a_loss_or_its_host_is_answered_in_one_line(
+    words: list[str], answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "launch", lambda _: pytest.fail("trained"))
+    assert steadymoe(monkeypatch, "run", *words) == 2
+    said = capsys.readouterr().err
+    assert answer in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm=minirl", "algorithm.loss.ratio_cap=null"],
+        ["algorithm=trm", "algorithm.loss.max_kl=null", "algorithm.loss.mean_kl=0.001"],
+        ["algorithm=trm", "algorithm.loss.top_k=null"],
+        ["algorithm=dr_grpo", "algorithm.loss.aggregation=token-mean", "algorithm.loss.constant_length=null"],
+        ["algorithm=opsm", "algorithm.loss.host.clip_high=0.28", "algorithm.loss.host.dual_clip=3"],
+    ],
+    ids=" ".join,
+)
+def test_null_for_none_and_a_hosts_numbers_are_taken(words: list[str]) -> None:
+    compose.plan(words)
 
 
 def test_one_wrong_point_stops_a_whole_sweep_before_it_starts(

@@ -469,7 +469,7 @@ def test_padding_and_order_change_nothing(name: str) -> None:
     [
         ("ppo_clip", {"dual_clip": 1.1}, "dual_clip"),
         ("dr_grpo", {"constant_length": 0}, "constant_length"),
-        ("cispo", {"clip_low": 1.5}, "clip_low"),
+        ("cispo", {"clip_low": -0.5}, "clip_low"),
         ("cispo", {"clip_high": -0.1}, "clip_high"),
         ("gmpo", {"log_clip_low": -0.4}, "log_clip_low"),
         ("sapo", {"tau_neg": 0.0}, "tau_neg"),

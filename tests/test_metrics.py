@@ -132,6 +132,14 @@ def test_equal_policies_have_mismatch_exactly_zero() -> None:
     assert set(metrics.to_floats(metrics.of_mismatch(logprobs_BT, logprobs_BT, torch.ones(1, 2))).values()) == {0.0}
 
 
+def test_correction_columns_are_means_over_response_tokens() -> None:
+    weights_BT = torch.tensor([[0.0, 3.0], [1.5, 99.0]])  # the last is padding
+    made = batch([[0.1, 0.2], [0.3]])
+    columns, _ = metrics.of_update(made, LossOutput(torch.tensor(0.0), {"weights_BT": weights_BT}))
+    assert columns["correction_weight"].item() == pytest.approx(1.5)
+    assert columns["correction_rejected"].item() == pytest.approx(1 / 3)
+
+
 def test_reward_columns_closed_form() -> None:
     columns = metrics.of_rewards(torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]]))
     assert columns == {"reward": 0.5, "groups_without_signal": 0.5, "prompts_sampled": 4}

@@ -1,6 +1,5 @@
 """What is added to a loss, corrections, KL, entropy, and how a mini-batch is split; and the advantages."""
 
-import dataclasses
 import itertools
 import math
 from dataclasses import replace
@@ -8,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_algorithms import ROOT
 from test_family import ADVANTAGES, LENGTHS, RESPONSES, TOKENS, ragged, run, same
 from torch import Tensor
 from torch.testing import assert_close
 
-from steadymoe.algorithms import Batch, PolicyLoss, load, names
+from steadymoe.algorithms import Batch, PolicyLoss, Surrogate, build, load, names
 from steadymoe.algorithms.advantages import (
     BatchWhitened,
     GroupMean,
@@ -423,7 +424,11 @@ def test_a_token_sum_of_a_sequence_ratio_is_refused_with_the_algorithm_that_has_
         ("r2vpo", {"multiplier_start": -1.0}, "multiplier_start"),
         ("aspo", {"ratio_cap": 0.5}, "ratio_cap"),
         ("fspo", {"log_clip_high": 0.0}, "log_clip_high"),
-        ("minpro", {"clip_low": 2.0}, "clip_low"),
+        ("minpro", {"clip_low": -0.1}, "clip_low"),
+        ("cispo", {"clip_high": 0.0}, "clip_high"),
+        ("trm", {"max_kl": None}, "both null"),
+        ("rspo", {"host": load("reinforce")}, "host must be a loss with a ratio"),
+        ("opsm", {"host": load("opsm")}, "host must be a loss with a ratio"),
         ("dapo", {"clip_low": 1.0}, "clip_low"),
     ],
 )
@@ -443,7 +448,9 @@ def test_an_impossible_switch_is_refused_with_the_choices(name: str, wrong: dict
         ("grpo", "epsilon_high", "clip_high"),
         ("grpo", "clip_ratio_c", "dual_clip"),
         ("minirl", "ratio_clip_max", "clip_high"),
-        ("dppo", "clip_high", "ratio_cap"),
+        ("dppo", "clip_high", "max_divergence"),
+        ("cispo", "ratio_cap", "clip_high"),
+        ("trm", "delta", "max_kl"),
         ("gspo", "loss_agg_mode", "aggregation"),
         ("gspo", "importance_sampling_level", "ratio"),
     ],
@@ -611,7 +618,7 @@ def test_r2vpos_multiplier_follows_the_excess_of_the_variance_and_never_falls_be
     excess = ((r_N - 1) ** 2).mean().item() - 0.04
     output = loss(replace(batch, state=loss.initial_state()))
     assert output.state["multiplier"].item() == pytest.approx(1 + 2 * excess)
-    assert output.metrics["multiplier"].item() == 1
+    assert output.metrics["loss_number"].item() == 1
     calm = loss(replace(ragged(0.0), state={"multiplier": torch.tensor(0.05).double()}))
     assert calm.state["multiplier"].item() == 0
 
@@ -681,12 +688,168 @@ def test_an_epsilon_that_protects_nothing_is_refused(cls: Any, epsilon: float) -
 
 
 def test_every_correction_of_the_configs_is_one_of_those_tested() -> None:
-    import yaml
-    from test_algorithms import ROOT
-
-    from steadymoe.algorithms import build
-
     for path in (ROOT / "conf" / "correction").glob("*.yaml"):
         made = build(yaml.safe_load(path.read_text()))
         assert type(made) in {type(each) for each in CORRECTIONS} | {Uncorrected}
-        assert dataclasses.is_dataclass(made)
+
+
+# --- edges, and what earlier tests could not tell apart ---------------------------------------------------------------
+
+
+def one(advantage: float, old: float = -3.0, **ratios: float) -> Batch:
+    """One token of log π_old = ``old``; ``r`` is its ratio to the old policy, ``u`` to the sampler."""
+    one_BT = torch.ones(1, 1).double()
+    r, u = ratios.get("r", 1.0), ratios.get("u", ratios.get("r", 1.0))
+    return Batch(
+        logprobs_BT=(old + math.log(r)) * one_BT,
+        old_logprobs_BT=old * one_BT,
+        rollout_logprobs_BT=(old + math.log(r) - math.log(u)) * one_BT,
+        mask_BT=one_BT,
+        advantages_BT=advantage * one_BT,
+    )
+
+
+def slope(loss: PolicyLoss, batch: Batch) -> float:
+    return -run(loss, batch)[1].item()
+
+
+def test_the_caps_of_minirl_and_aspo_bind() -> None:
+    assert slope(load("minirl"), one(2.0, r=1.0, u=8.0)) == pytest.approx(5 * 2)
+    assert slope(load("minirl", ratio_cap=None), one(2.0, r=1.0, u=8.0)) == pytest.approx(8 * 2)
+    assert slope(load("aspo"), one(-2.0, r=4.0)) == pytest.approx(3 * -2)
+    assert slope(load("aspo"), one(2.0, r=0.25)) == pytest.approx(3 * 2)
+    assert slope(load("aspo", ratio_cap=None), one(2.0, r=0.25)) == pytest.approx(4 * 2)
+
+
+# (algorithm, its numbers, the edge, the sign of the advantage that is stopped beyond it, the policy it is a ratio to)
+EDGES: list[tuple[str, dict[str, Any], float, int, str]] = [
+    ("grpo", {}, 1.2, 1, "r"),
+    ("grpo", {}, 0.8, -1, "r"),
+    ("dapo", {}, 1.28, 1, "r"),
+    ("gspo", {"clip_low": 0.25, "clip_high": 0.5}, 1.5, 1, "r"),
+    ("luspo", {"clip_low": 0.25, "clip_high": 0.5}, 0.75, -1, "r"),
+    ("gmpo", {}, math.exp(0.4), 1, "r"),
+    ("gmpo", {}, math.exp(-0.4), -1, "r"),
+    ("minirl", {}, 1.27, 1, "r"),
+    ("minirl", {}, 0.8, -1, "r"),
+    ("aspo", {}, 1.2, 1, "r"),
+    ("aspo", {}, 0.8, -1, "r"),
+    ("fspo", {}, math.exp(0.03), 1, "r"),
+    ("fspo", {}, math.exp(-0.03), -1, "r"),
+    ("opsm", {}, math.exp(-0.5), -1, "u"),
+    ("dppo", {"max_divergence": 0.02}, 1 / (1 - 0.02 * math.exp(3)), 1, "u"),  # π_θ = e⁻³, μ = e⁻³/u
+    ("dppo", {"max_divergence": 0.02}, 1 / (1 + 0.02 * math.exp(3)), -1, "u"),
+    ("m2po", {}, math.exp(0.2), 1, "r"),
+    ("m2po", {}, math.exp(-0.2), -1, "r"),
+    ("trm", {"top_k": None, "max_kl": 0.02}, math.exp(0.2), 1, "u"),
+    ("trm", {"top_k": None, "max_kl": 0.02}, math.exp(-0.2), 1, "u"),
+]
+
+
+@pytest.mark.parametrize(("name", "numbers", "edge", "sign", "unit"), EDGES)
+def test_a_token_loses_its_gradient_just_beyond_the_edge_and_not_before_it(
+    name: str, numbers: dict[str, Any], edge: float, sign: int, unit: str
+) -> None:
+    outward = 1e-6 if edge > 1 else -1e-6
+    for beyond, move in ((False, edge * (1 - outward)), (True, edge * (1 + outward))):
+        # At its own anchor a ratio is compared; the other one stays where nothing is clipped.
+        ratios = {"r": move, "u": move} if unit == "r" else {"r": 1.0, "u": move}
+        found = slope(load(name, **numbers), one(2.0 * sign, **ratios))
+        assert (found == 0) == beyond, (name, move)
+        if name not in ("trm",):  # which masks both signs
+            assert slope(load(name, **numbers), one(-2.0 * sign, **ratios)) != 0
+
+
+def test_a_capped_weight_is_the_cap_beyond_it() -> None:
+    for name, cap in (("cispo", 1.2), ("minpro", 1.2)):
+        assert slope(load(name), one(2.0, r=cap * 0.999)) == pytest.approx(2 * cap * 0.999)
+        assert slope(load(name), one(2.0, r=cap * 1.001)) == pytest.approx(2 * cap)
+    assert slope(load("topr"), one(-2.0, r=0.9)) == pytest.approx(-2 * 0.9)
+    assert slope(load("topr"), one(-2.0, r=1.1)) == pytest.approx(-2)
+    assert slope(load("cispo", clip_low=10.0), one(2.0, r=0.01)) == pytest.approx(2 * 0.01)
+
+
+def test_the_geometric_mean_of_rejection_is_not_the_product() -> None:
+    band = GeometricRejection(ratio_low=0.9, ratio_high=1.4)
+    close(weights(band, [[1.3, 1.3], [1.5, 1.5]]), [[1.0, 1.0], [0.0, 0.0]])
+
+
+def test_gspo_takes_the_mean_of_an_advantage_that_differs_within_a_response() -> None:
+    batch = ragged(1e-5)
+    uneven_BT = batch.advantages_BT + torch.linspace(-1, 1, 5).double()
+    mean_B1 = torch.stack([uneven_BT[i, :n].mean() for i, n in enumerate(LENGTHS)])[:, None]
+    same(load("gspo"), _Plain(), replace(batch, advantages_BT=uneven_BT), value=False)
+    _, grad_BT, _ = run(load("gspo"), replace(batch, advantages_BT=uneven_BT))
+    _, even_BT, _ = run(load("gspo"), replace(batch, advantages_BT=mean_B1.expand_as(uneven_BT)))
+    assert_close(grad_BT, even_BT)
+
+
+class _Plain(PolicyLoss):
+    """The gradient of GSPO inside its band, by autograd through s_i itself, and not token by token."""
+
+    def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
+        return values_BT.sum() / RESPONSES
+
+    def surrogate(self, batch: Batch) -> Any:
+        terms = []
+        for i, n in enumerate(LENGTHS):
+            log_ratio_T = (batch.logprobs_BT - batch.get("old_logprobs_BT"))[i, :n]
+            terms.append(log_ratio_T.mean().exp() * batch.advantages_BT[i, :n].mean())
+        return Surrogate(torch.stack(terms))
+
+
+def test_rspo_on_a_host_that_is_anchored_at_the_sampler() -> None:
+    batch = ragged()
+    anchored = load("rspo_grpo", host={"anchor": "rollout"})
+    swapped = replace(batch, old_logprobs_BT=batch.rollout_logprobs_BT)
+    same(anchored, load("rspo_grpo"), replace(swapped, rollout_logprobs_BT=batch.rollout_logprobs_BT))
+    assert anchored.traits.corrects_for_sampler
+
+
+def test_the_top_k_divergence_of_an_old_anchor_is_of_the_old_policy() -> None:
+    batch = ragged(1.5)
+    loss = load("dppo", anchor="old", top_k=2)
+    old = replace(
+        batch,
+        rollout_top_logprobs_BTK=batch.get("rollout_top_logprobs_BTK").where(
+            batch.get("rollout_top_logprobs_BTK").isinf(), batch.get("old_top_logprobs_BTK")
+        ),
+        rollout_logprobs_BT=batch.old_logprobs_BT,
+    )
+    same(loss, load("dppo", top_k=2), old)
+    assert not torch.allclose(run(loss, batch)[1], run(load("dppo", top_k=2), batch)[1])
+
+
+def test_r2vpo_weighs_its_constraint_as_its_penalty() -> None:
+    batch = ragged()
+    output = objective(load("r2vpo", multiplier_step=1.0), MaskedIS(ratio_low=0.9, ratio_high=1.2))(batch)
+    excess_BT = ((batch.logprobs_BT - batch.get("old_logprobs_BT")).exp() - 1) ** 2 - 0.04
+    counted = (excess_BT * output.metrics["weights_BT"])[batch.mask_BT.bool()].mean()
+    assert output.state["multiplier"].item() == pytest.approx(1 + counted.item())
+
+
+def test_a_memory_that_could_be_split_is_refused() -> None:
+    class Forgetful(type(load("reinforce"))):  # type: ignore[misc]
+        def initial_state(self) -> dict[str, Tensor]:
+            return {"seen": torch.zeros(())}
+
+    with pytest.raises(ValueError, match="its traits must say so"):
+        objective(Forgetful())
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("tis", {"unit": "token", "ratio_cap": 2.0}),
+        ("mis", {"unit": "token", "ratio_low": 0.0, "ratio_high": 2.0}),
+        ("mis_sequence", {"unit": "product", "ratio_low": 0.0, "ratio_high": 2.0}),
+        ("icepop", {"unit": "token", "ratio_low": 0.5, "ratio_high": 5.0}),
+        ("geo_rs", {"ratio_low": 0.9999, "ratio_high": 1.0001, "weighted": False}),
+        ("seq_mask_tis", {"ratio_low": 0.999, "ratio_high": 1.002, "weighted": True}),
+        ("kpop", {"max_kl": 0.1, "weighted": False}),
+        ("none", {}),
+    ],
+)
+def test_the_numbers_of_a_correction_are_those_of_its_source(name: str, numbers: dict[str, Any]) -> None:
+    config = yaml.safe_load((ROOT / "conf" / "correction" / f"{name}.yaml").read_text())
+    assert {key: value for key, value in config.items() if key != "_target_"} == numbers
