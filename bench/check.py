@@ -38,6 +38,7 @@ _AT_LEAST = {
     "optimizer.learning_rate": 0,  # 0 is the frozen control
     "optimizer.weight_decay": 0,
     "routing.aux_loss": 0,
+    "routing.z_loss": 0,
     "algorithm.sampling.max_rollouts": 1,
     "algorithm.overlong.penalty": 0,
 }
@@ -50,7 +51,7 @@ _SHARES = (
     "collapse.reward_fraction",
     "collapse.least_reward",
 )
-_CHOICES = {"device": ("cpu", "cuda"), "precision": ("fp32", "bf16")}
+_CHOICES = {"device": ("cpu", "cuda"), "precision": ("fp32", "bf16"), "routing.replay": ("none", "r2", "r3")}
 # Added keys here are fields of a class, which refuses what it does not know.
 _CHECKED_BY_THEIR_CLASS = (
     "model.config.",
@@ -61,7 +62,7 @@ _CHECKED_BY_THEIR_CLASS = (
     "correction.",
 )
 # ... and here so is the type of every value, and what may be left out.
-_BUILT = ("algorithm.loss.", "algorithm.advantage.", "advantage.", "correction.", "algorithm.kl.")
+_BUILT = ("algorithm.loss.", "algorithm.advantage.", "advantage.", "correction.", "engine.", "algorithm.kl.")
 _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -90,7 +91,7 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
             f"updates_per_rollout ({config['updates_per_rollout']}) must divide rollout.prompts "
             f"({config['rollout']['prompts']}): a mini-batch is made of whole groups"
         )
-    _microbatch(config["microbatch"], config["routing"]["aux_loss"])
+    _microbatch(config["microbatch"], max(config["routing"]["aux_loss"], config["routing"]["z_loss"]))
     if not 0 < config["algorithm"]["overlong"]["buffer"] < 1:
         raise ConfigError(
             "algorithm.overlong.buffer is a share of a response's tokens, above 0 and below 1; "
@@ -104,12 +105,17 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     try:
         build.check(config["model"]["config"])
         task = instantiate(config["task"])
+        build_algorithm(config["engine"])
         traits = from_config(config["algorithm"], config["correction"]).traits
         _advantage(config, traits)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
     except InstantiationException as error:
         raise ConfigError(" ".join(str(error.__cause__ or error).split())) from error
+    routing = config["routing"]
+    routed = routing["replay"] != "none" or routing["freeze"] or routing["aux_loss"] > 0 or routing["z_loss"] > 0
+    if routed and not build.has_experts(config["model"]["config"]):
+        raise ConfigError("this model is dense and has no routers to replay, freeze or balance; use routing=off")
     if traits.routes and not build.has_experts(config["model"]["config"]):
         raise ConfigError("this algorithm weighs tokens by their routers, and the model is dense; choose another")
     if config["cold_start"]["path"] is not None:
@@ -175,15 +181,17 @@ def _advantage(config: Mapping[str, Any], traits: Traits) -> None:
         )
 
 
-def _microbatch(size: Any, aux_loss: float) -> None:
+def _microbatch(size: Any, router_loss: float) -> None:
     if size is None:
         return
     if not (type(size) is int and size >= 1):
         raise ConfigError(
             f"microbatch is a number of responses, at least 1, or null for a whole mini-batch; got {size!r}"
         )
-    if aux_loss > 0:
-        raise ConfigError("routing.aux_loss looks at a whole mini-batch; set microbatch=null, or aux_loss to 0")
+    if router_loss > 0:
+        raise ConfigError(
+            "routing.aux_loss and routing.z_loss look at a whole mini-batch; set microbatch=null, or both to 0"
+        )
 
 
 def _weights(path: str, model_config: Mapping[str, Any], task: Task) -> None:

@@ -1,4 +1,4 @@
-"""All that a run needs to go on where it was: weights, optimizer moments, the loss's state, step.
+"""All that a run needs to go on where it was: weights, optimizer moments, the state of loss and sampler, step.
 
 Randomness needs nothing: every draw has a generator made from (seed, stage, step).
 """
@@ -11,13 +11,15 @@ from safetensors.torch import save_file
 
 from steadymoe.bench import atomic
 from steadymoe.bench.learner import Learner
+from steadymoe.models.engine import Sampler
 
 
-def save(path: Path, learner: Learner, step: int) -> None:
+def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
     """Write the state after ``step`` steps, atomically."""
     # clone(): tied weights share memory, which safetensors refuses.
     tensors = {f"model/{name}": value.clone() for name, value in learner.model.state_dict().items()}
     tensors |= {f"loss/{name}": value.clone() for name, value in learner.state.items()}
+    tensors |= {f"sampler/{name}": value.clone() for name, value in sampler.state().items()}
     for index, state in learner.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{name}": value.clone() for name, value in state.items()}
     atomic.write(path, lambda temporary: save_file(tensors, temporary, metadata={"step": str(step)}))
@@ -31,10 +33,10 @@ def step_of(path: Path) -> int | None:
         return int(file.metadata()["step"])
 
 
-def load(path: Path, learner: Learner) -> int:
-    """Restore what ``save`` wrote into ``learner``; returns the step."""
+def load(path: Path, learner: Learner, sampler: Sampler) -> int:
+    """Restore what ``save`` wrote into ``learner`` and ``sampler``; returns the step."""
     state: dict[int, dict[str, torch.Tensor]] = {}
-    weights, of_loss = {}, {}
+    weights, of_loss, of_sampler = {}, {}, {}
     with safe_open(path, framework="pt") as file:
         step = int(file.metadata()["step"])
         for key in file.keys():  # noqa: SIM118 (not a dict)
@@ -43,10 +45,13 @@ def load(path: Path, learner: Learner) -> int:
                 weights[name] = file.get_tensor(key)
             elif kind == "loss":
                 of_loss[name] = file.get_tensor(key)
+            elif kind == "sampler":
+                of_sampler[name] = file.get_tensor(key)
             else:
                 index, _, moment = name.partition("/")
                 state.setdefault(int(index), {})[moment] = file.get_tensor(key)
     learner.model.load_state_dict(weights)
     learner.optimizer.load_state_dict(learner.optimizer.state_dict() | {"state": state})
     learner.remember(of_loss)
+    sampler.load(of_sampler)
     return step

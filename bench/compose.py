@@ -39,7 +39,7 @@ _NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every")
 NEUTRAL: dict[str, Any] = {}
 
 # Config groups that are switched off unless asked for: a choice other than this is an axis of the folder.
-_OFF = {"advantage": None, "correction": "none"}
+_OFF = {"advantage": None, "correction": "none", "engine": "exact", "routing": "off"}
 
 _LONGEST_AXES = 120
 

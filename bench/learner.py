@@ -18,7 +18,7 @@ from steadymoe.algorithms.objective import from_config
 from steadymoe.bench import drift, metrics
 from steadymoe.bench.policy import Forward, Sequences, forward
 from steadymoe.bench.rollout import Rollout
-from steadymoe.models.routing import load_balancing_loss, routers
+from steadymoe.models.routing import experts_of, load_balancing_loss, routers, z_loss
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class OldPolicy:
 
     logprobs_BT: Tensor
     routes_LBFK: Tensor | None
+    """The routers' own choice, whatever ran."""
     router_logprobs_LBTK: Tensor | None
     top_logprobs_BTK: Tensor | None
     reference_logprobs_BT: Tensor | None
@@ -47,6 +48,10 @@ class Learner:
 
     def __init__(self, model: PreTrainedModel, config: Mapping[str, Any]) -> None:
         self.model, self.config = model, config
+        self._replay = config["routing"]["replay"]
+        if config["routing"]["freeze"]:
+            for router in routers(model):
+                router.requires_grad_(False)
         self.objective = from_config(config["algorithm"], config["correction"])
         self.state: Mapping[str, Tensor] = {}
         self.remember(self.objective.loss.initial_state())
@@ -59,7 +64,7 @@ class Learner:
             weight_decay=numbers["weight_decay"],
             fused=True,
         )
-        self.experts = next((int(router.get_parameter("weight").shape[0]) for router in routers(model)), 0)
+        self.experts = next((experts_of(router) for router in routers(model)), 0)
         self._reference = copy.deepcopy(model) if self.objective.kl.coefficient > 0 else None
 
     def remember(self, state: Mapping[str, Tensor]) -> None:
@@ -75,11 +80,13 @@ class Learner:
     def old_policy(self, made: Rollout, minibatches: list[Tensor]) -> OldPolicy:
         """π_old of the whole rollout, computed in the micro-batches that will be trained on.
 
-        The same split means the same arithmetic, so the ratio is exactly 1 before the first update.
+        The same split means the same arithmetic, so the ratio is exactly 1 before the first update. Under R3 the
+        sampler's experts run here as in the updates.
         """
         split = [part for rows in minibatches for part in self.parts(rows)]
         order_B = torch.cat(split).argsort()
-        forwards = [self.forward(self.model, made, rows) for rows in split]
+        forced_LBFK = made.routes_LBFK if self._replay == "r3" else None
+        forwards = [self.forward(self.model, made, rows, forced_LBFK) for rows in split]
         routes = [each.routes_LBFK for each in forwards if each.routes_LBFK is not None]
         tops = [each.top_logprobs_BTK for each in forwards if each.top_logprobs_BTK is not None]
         chosen = (
@@ -107,10 +114,10 @@ class Learner:
         whole = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
         losses, batches, outputs, routes = [], [], [], []
         for rows in self.parts(rows_M):
-            now = self.forward(self.model, made, rows)
+            now = self.forward(self.model, made, rows, self.replayed(made, old))
             batch = self.batch(made, old, advantages_BT, rows, now, whole)
             output = self.objective(batch)
-            loss = output.loss + self._balance(now, made.sequences.rows(rows))
+            loss = output.loss + self._router_losses(now, made.sequences.rows(rows))
             loss.backward()
             losses.append(loss.detach())
             batches.append(batch)
@@ -124,11 +131,20 @@ class Learner:
         self.optimizer.zero_grad()
         return self._measure(made, rows_M, loss, grad_norm, Batch.join(batches), _join(outputs), routes)
 
-    def forward(self, model: PreTrainedModel, made: Rollout, rows: Tensor) -> Forward:
-        """The training forward of some rows, with what the objective asks for."""
+    def replayed(self, made: Rollout, old: OldPolicy) -> Tensor | None:
+        """The experts that run in the updates on a rollout, (L, B, F, K); None for the routers' own choice."""
+        return {"none": None, "r2": old.routes_LBFK, "r3": made.routes_LBFK}[self._replay]
+
+    def forward(
+        self, model: PreTrainedModel, made: Rollout, rows: Tensor, forced_LBFK: Tensor | None = None
+    ) -> Forward:
+        """The training forward of some rows, with what the objective asks for and the experts that are forced."""
         top_BTK = None if made.top_tokens_BTK is None else made.top_tokens_BTK[rows]
         entropy_gradient = torch.is_grad_enabled() and self.objective.entropy_bonus > 0
-        return forward(model, made.sequences.rows(rows), self.config["precision"], top_BTK, entropy_gradient)
+        forced_LBFK = None if forced_LBFK is None else forced_LBFK[:, rows]
+        return forward(
+            model, made.sequences.rows(rows), self.config["precision"], top_BTK, entropy_gradient, forced_LBFK
+        )
 
     def batch(
         self,
@@ -165,13 +181,18 @@ class Learner:
             state=self.state,
         )
 
-    def _balance(self, now: Forward, sequences: Sequences) -> Tensor | float:
-        """The router's auxiliary loss with its coefficient; 0 without."""
-        coefficient = self.config["routing"]["aux_loss"]
-        if now.routes_LBFK is None or coefficient == 0:
-            return 0.0
-        indices_LNK, mask_N = now.routes_LBFK.flatten(1, 2), sequences.route_mask_BF.flatten()
-        return coefficient * load_balancing_loss(now.router_logits_LNE, indices_LNK, mask_N)
+    def _router_losses(self, now: Forward, sequences: Sequences) -> Tensor | float:
+        """The routers' auxiliary losses with their coefficients; 0 without."""
+        numbers, loss = self.config["routing"], 0.0
+        if now.executed_LBFK is None:
+            return loss
+        mask_N = sequences.route_mask_BF.flatten()
+        if numbers["aux_loss"] > 0:
+            executed_LNK = now.executed_LBFK.flatten(1, 2)
+            loss = loss + numbers["aux_loss"] * load_balancing_loss(now.router_logits_LNE, executed_LNK, mask_N)
+        if numbers["z_loss"] > 0:
+            loss = loss + numbers["z_loss"] * z_loss(now.router_logits_LNE, mask_N)
+        return loss
 
     @torch.no_grad()
     def _measure(

@@ -47,7 +47,10 @@ class Forward:
     logprobs_BT: Tensor
     entropy_BT: Tensor
     routes_LBFK: Tensor | None
-    """Experts chosen, ``NO_ROUTE`` where ``route_mask_BF`` is false; None for a dense model."""
+    """The routers' own choice, also where another was forced; ``NO_ROUTE`` where ``route_mask_BF`` is false; None
+    for a dense model."""
+    executed_LBFK: Tensor | None
+    """The experts that ran; ``routes_LBFK`` unless routes were forced."""
     router_logits_LNE: list[Tensor]
     """Router logits of each layer over all B·F positions, with their gradient; empty for a dense model."""
     top_logprobs_BTK: Tensor | None = None
@@ -68,13 +71,16 @@ def forward(
     precision: str,
     top_tokens_BTK: Tensor | None = None,
     entropy_gradient: bool = False,
+    forced_LBFK: Tensor | None = None,
 ) -> Forward:
     """Run the model over ``sequences``; gradients flow through ``logprobs_BT`` unless disabled outside.
 
-    They flow through ``entropy_BT`` too with ``entropy_gradient``, and never through ``top_logprobs_BTK``.
+    They flow through ``entropy_BT`` too with ``entropy_gradient``, and never through ``top_logprobs_BTK``. With
+    ``forced_LBFK`` its experts run in place of the routers' own choice, but where it is ``NO_ROUTE``.
     """
     tokens_BF, mask_BF = sequences.tokens_BS[:, :-1], sequences.mask_BS[:, :-1]
     with RouteRecorder(model) as recorder, autocast(tokens_BF.device.type, precision):
+        recorder.force(None if forced_LBFK is None else forced_LBFK.flatten(1, 2))
         logits_BTV = model(
             input_ids=tokens_BF,
             attention_mask=mask_BF,
@@ -90,11 +96,14 @@ def forward(
         entropy_BT = -(all_logprobs_BTV.exp() * all_logprobs_BTV).sum(-1)
     top_BTK = None if top_tokens_BTK is None else all_logprobs_BTV.detach().gather(-1, top_tokens_BTK)
     if routed is None:
-        return Forward(logprobs_BT, entropy_BT, None, [], top_BTK)
-    indices_LNK, router_logits_LNE = routed
-    routes_LBFK = indices_LNK.view(indices_LNK.shape[0], *tokens_BF.shape, -1)
-    routes_LBFK = routes_LBFK.masked_fill(~sequences.route_mask_BF[None, ..., None], NO_ROUTE)
-    return Forward(logprobs_BT, entropy_BT, routes_LBFK, router_logits_LNE, top_BTK)
+        return Forward(logprobs_BT, entropy_BT, None, None, [], top_BTK)
+
+    def placed(indices_LNK: Tensor) -> Tensor:
+        routes_LBFK = indices_LNK.view(indices_LNK.shape[0], *tokens_BF.shape, -1)
+        return routes_LBFK.masked_fill(~sequences.route_mask_BF[None, ..., None], NO_ROUTE)
+
+    live_LBFK, executed_LBFK = placed(routed.live_LNK), placed(routed.executed_LNK)
+    return Forward(logprobs_BT, entropy_BT, live_LBFK, executed_LBFK, routed.logits_LNE, top_BTK)
 
 
 def positions(mask_BF: Tensor) -> Tensor:

@@ -99,8 +99,9 @@ def rollout(
     generator: torch.Generator,
     precision: str = "fp32",
     top_k: int = 0,
+    temperature: float = 1.0,
 ) -> Rollout:
-    """Sample ``responses`` answers to each prompt at temperature 1 and score them; ``top_k`` as in ``sample``."""
+    """Sample ``responses`` answers to each prompt and score them; the last two arguments as in ``sample``."""
     repeated = [prompt for prompt in prompts for _ in range(responses)]
     encoded = task.tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt").to(model.device)
     made = sample(
@@ -113,6 +114,7 @@ def rollout(
         generator=generator,
         precision=precision,
         top_k=top_k,
+        temperature=temperature,
     )
     sequences = made.sequences
     responses_BT = sequences.tokens_BS[:, -sequences.response_width :]
@@ -137,10 +139,12 @@ def sample(
     generator: torch.Generator,
     precision: str = "fp32",
     top_k: int = 0,
+    temperature: float = 1.0,
 ) -> Rollout:
     """Sample ``responses`` rows per prompt until each has drawn ``end`` or ``max_new_tokens`` tokens; no scores yet.
 
-    A prompt is fed once and its cache repeated for its rows. With ``top_k`` the log-probabilities of that many
+    log μ is that of the distribution at ``temperature``, the one that was sampled. A prompt is fed once and its cache
+    repeated for its rows. With ``top_k`` the log-probabilities of that many
     most likely tokens are kept beside the sampled one's. Padding tokens have id 0. Raises RuntimeError if the
     routes do not fall on the tokens they belong to, and FloatingPointError if the policy's distribution is not
     finite.
@@ -160,9 +164,9 @@ def sample(
         ).logits[:, -1]
         routed = recorder.take(tokens.numel())
         if routed is not None:
-            indices = routed[0].view(recorder.layers, *tokens.shape, -1)
+            indices = routed.live_LNK.view(recorder.layers, *tokens.shape, -1)
             routes.append(indices.masked_fill(~real.bool()[None, ..., None], NO_ROUTE))
-        return logits.float().log_softmax(-1)
+        return (logits.float() / temperature).log_softmax(-1)
 
     with RouteRecorder(model) as recorder, autocast(model.device.type, precision):
         position_PW = positions(prompt_mask_PW)

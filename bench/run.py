@@ -101,7 +101,7 @@ def _train(run: compose.Run, folder: Record) -> None:
     if resume_from is None:
         folder.append({"evaluations": trainer.evaluate(0)})
     else:
-        checkpoint.load(folder.checkpoint, trainer.learner)
+        checkpoint.load(folder.checkpoint, trainer.learner, trainer.sampler)
     diverged, first = None, (resume_from or 0) + 1
     begun = time.monotonic()
     for step in range(first, config["steps"] + 1):
@@ -115,7 +115,7 @@ def _train(run: compose.Run, folder: Record) -> None:
             diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}
             break
         if step % config["checkpoint_every"] == 0 and step < config["steps"]:
-            checkpoint.save(folder.checkpoint, trainer.learner, step)
+            checkpoint.save(folder.checkpoint, trainer.learner, trainer.sampler, step)
 
     steps = record.read_table(folder.folder, "steps")
     collapsed = collapsed_at(steps["reward"].dropna().tolist(), **config["collapse"])
@@ -146,7 +146,7 @@ def _facts(run: compose.Run) -> dict[str, Any]:
     return {
         "status": "running",
         "experiment": config["experiment_name"],
-        **{group: run.choices[group] for group in ("algorithm", "correction", "model", "task")},
+        **{group: run.choices[group] for group in ("algorithm", "correction", "routing", "engine", "model", "task")},
         "axes": run.axes,
         "axes_name": compose.axes_name(run.axes),
         "seed": config["seed"],

@@ -21,6 +21,7 @@ from steadymoe.bench.policy import Sequences, forward
 from steadymoe.bench.rollout import Rollout, check_routes, join, rollout
 from steadymoe.bench.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
+from steadymoe.models.engine import Sampler
 from steadymoe.models.routing import routers
 
 Row = dict[str, Any]
@@ -45,11 +46,12 @@ class Trainer:
     def __init__(self, model: PreTrainedModel, task: Task, config: Mapping[str, Any]) -> None:
         self.model, self.task, self.config = model, task, config
         self.learner = Learner(model, config)
+        self.sampler = Sampler(build(config["engine"]), model)
         self.advantage = build(config["advantage"] or config["algorithm"]["advantage"])
         self._held_out = task.sample(
             config["evaluation"]["prompts"], numpy_generator(config["seed"], "evaluation"), held_out=True
         )
-        said = self._rollout("probe", 0, config["probe"]["responses"], 1, held_out=True)
+        said = self._rollout("probe", 0, config["probe"]["responses"], 1)
         self._cold_start = Probe(model, said.sequences, config["precision"])
 
     def step(self, step: int) -> StepResult:
@@ -135,12 +137,18 @@ class Trainer:
         scored = zip(self._held_out, made.scores_B.tolist(), strict=True)
         return [{"step": step, "prompt": prompt, "score": score} for prompt, score in scored]
 
-    def _rollout(self, stage: str, step: int, prompts: int, responses: int, held_out: bool = False) -> Rollout:
+    def _rollout(
+        self, stage: str, step: int, prompts: int, responses: int, sampler: PreTrainedModel | None = None
+    ) -> Rollout:
+        """Responses by ``sampler`` under the engine, or, for None, held-out ones by the trained model itself."""
         seed = self.config["seed"]
-        texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), held_out)
+        texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), sampler is None)
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
-        top_k = self.learner.objective.traits.top_k
-        return rollout(self.model, self.task, texts, responses, generator, self.config["precision"], top_k)
+        precision, top_k = self.config["precision"], self.learner.objective.traits.top_k
+        if sampler is None:
+            return rollout(self.model, self.task, texts, responses, generator, precision)
+        temperature = self.sampler.engine.temperature
+        return rollout(sampler, self.task, texts, responses, generator, precision, top_k, temperature)
 
     def sample(self, step: int) -> tuple[Rollout, Tensor, int]:
         """The groups to train on, and of all that was sampled for them the scores (prompts, responses) and tokens.
@@ -151,10 +159,12 @@ class Trainer:
         """
         prompts, responses = self.config["rollout"]["prompts"], self.config["rollout"]["responses"]
         rounds = self.config["algorithm"]["sampling"]["max_rollouts"]
+        noise = torch_generator(self.config["seed"], "engine", step, self.model.device.type)
+        sampler = self.sampler.model(noise)
         parts: list[Rollout] = []
         while True:
             stage = f"rollout_refill_{len(parts)}" if parts else "rollout"
-            parts.append(self._rollout(stage, step, prompts, responses))
+            parts.append(self._rollout(stage, step, prompts, responses, sampler))
             scores_PG = torch.cat([part.scores_B for part in parts]).view(-1, responses)
             signal_P = (scores_PG != scores_PG[:, :1]).any(-1)
             if len(parts) == rounds or signal_P.sum() >= prompts:

@@ -1,13 +1,17 @@
-"""Which experts a forward chose, read from the router modules of any transformers MoE model.
+"""Which experts a forward chose, recorded and replayed at the router modules of any transformers MoE model.
 
 Shapes: L MoE layers, N tokens of a forward (batch × positions, flattened), K experts a token, E experts.
 """
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 # In place of a route where a position was never fed to the model: padding, and what follows the end token.
@@ -27,61 +31,146 @@ def routers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, cls)]
 
 
-class RouteRecorder:
-    """Records what every router does while the ``with`` block is open.
+@dataclass(frozen=True)
+class Routed:
+    """What the routers of one forward did."""
 
-    One model forward, then ``take()``: routers that ran not at all or twice are an error, not silence.
+    executed_LNK: Tensor
+    """The experts that ran, int16: the router's own choice, or what was forced upon it."""
+    live_LNK: Tensor
+    """The router's own choice, forced or not, int16."""
+    logits_LNE: list[Tensor]
+    """The routers' logits of each layer, (N, E), with their gradient."""
+
+
+class RouteRecorder:
+    """Records what every router does while the ``with`` block is open, and forces its choice where asked to.
+
+    One model forward, then ``take()``: routers that ran not at all or twice are an error, not silence. Only
+    the selection is forced; every class computes its own gate weights from its live logits, so that a router
+    learns under replay as without. Routes are kept by layer, so a layer may run again after ``take()``
+    (gradient checkpointing, in the backward pass, with the block still open) and is forced alike.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._routers = routers(model)
-        self._calls: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self._routers]
-        self._hooks: list[Any] = []
+        self._calls: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in self._routers]
+        self._forced: list[Tensor] | None = None
+        self._before: list[Any] = []
 
     @property
     def layers(self) -> int:
         """L, the number of MoE layers; 0 for a dense model."""
         return len(self._routers)
 
+    def force(self, routes_LNK: Tensor | None) -> None:
+        """What the routers choose from now on; their own choice where it is ``NO_ROUTE``, or everywhere for None.
+
+        Raises ValueError for routes of another number of layers, or of experts that the model does not have.
+        """
+        if routes_LNK is None:
+            self._forced = None
+            return
+        if len(routes_LNK) != self.layers:
+            raise ValueError(f"routes of {len(routes_LNK)} layers for a model with {self.layers} MoE layers")
+        experts = [experts_of(router) for router in self._routers]
+        if any(layer_NK.max() >= count for layer_NK, count in zip(routes_LNK, experts, strict=True)):
+            raise ValueError(f"a route names expert {int(routes_LNK.max())}; the model has {min(experts)}")
+        self._forced = list(routes_LNK.long())
+
     def __enter__(self) -> "RouteRecorder":
-        for calls, router in zip(self._calls, self._routers, strict=True):
-            # A router returns (logits, gate weights, indices): see transformers' XTopKRouter classes.
-            self._hooks.append(
-                router.register_forward_hook(
-                    lambda module, args, output, calls=calls: calls.append((output[0], output[2]))
-                )
-            )
+        for layer, router in enumerate(self._routers):
+            self._before.append(router.__dict__.get("forward"))
+            # In place of the method, and not a hook: the selection happens inside.
+            router.forward = partial(self._run, layer, router.forward)  # type: ignore[method-assign]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        for calls in self._calls:
+        for router, before, calls in zip(self._routers, self._before, self._calls, strict=True):
+            del router.forward  # the class's own again, or what stood in its place before
+            if before is not None:
+                router.forward = before  # type: ignore[method-assign]
             calls.clear()
+        self._before.clear()
+        self._forced = None
 
-    def take(self, tokens: int) -> tuple[Tensor, list[Tensor]] | None:
-        """The indices (L, N, K; int16) and the logits (L times (N, E)) of the one forward since the last call.
+    def _run(self, layer: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        router = self._routers[layer]
+        forced_NK = None if self._forced is None else self._forced[layer]
+        with _Selection(experts_of(router), forced_NK) as selection:
+            output = forward(*args, **kwargs)
+        if len(selection.live) != 1:
+            raise RuntimeError(
+                f"router of MoE layer {layer} ({type(router).__name__}) selected its experts "
+                f"{len(selection.live)} times in one call; recording and replay need exactly one torch.topk"
+            )
+        # A router returns (logits, gate weights, indices): see transformers' XTopKRouter classes.
+        self._calls[layer].append((output[2], selection.live[0], output[0]))
+        return output
 
-        ``tokens`` is N, the number of positions that the forward was given. None for a dense model.
-        Raises RuntimeError if a router did not run exactly once on exactly N tokens.
+    def take(self, tokens: int) -> Routed | None:
+        """What the routers did in the one forward since the last call; None for a dense model.
+
+        ``tokens`` is N, the number of positions that the forward was given. Raises RuntimeError if a router did
+        not run exactly once on exactly N tokens.
         """
         if not self._routers:
             return None
         for layer, calls in enumerate(self._calls):
             if len(calls) != 1:
                 raise RuntimeError(f"router of MoE layer {layer} ran {len(calls)} times in one forward")
-            if calls[0][1].shape[0] != tokens:
+            if calls[0][0].shape[0] != tokens:
                 raise RuntimeError(
-                    f"router of MoE layer {layer} saw {calls[0][1].shape[0]} tokens; the forward had {tokens}"
+                    f"router of MoE layer {layer} saw {calls[0][0].shape[0]} tokens; the forward had {tokens}"
                 )
-        logits_LNE = [calls[0][0] for calls in self._calls]
-        indices_LNK = torch.stack([calls[0][1] for calls in self._calls]).to(torch.int16)
+        executed, live, logits = zip(*(calls[0] for calls in self._calls), strict=True)
         for calls in self._calls:
             calls.clear()
-        return indices_LNK, logits_LNE
+        return Routed(_stacked(executed), _stacked(live), list(logits))
+
+
+class _Selection(TorchFunctionMode):
+    """Sees the one ``torch.topk`` over all experts inside a router, and puts another selection in its place.
+
+    DeepSeek's routers also take a top-k over groups of experts; that over the experts is the two-dimensional
+    one whose last dimension is E.
+    """
+
+    def __init__(self, experts: int, forced_NK: Tensor | None) -> None:
+        super().__init__()
+        self._experts, self._forced_NK = experts, forced_NK
+        self.live: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in (torch.topk, torch.Tensor.topk):
+            return result
+        scores = args[0] if args else kwargs["input"]
+        if scores.dim() != 2 or scores.shape[-1] != self._experts:
+            return result
+        self.live.append(result.indices.detach())
+        if self._forced_NK is None:
+            return result
+        if self._forced_NK.shape != result.indices.shape:
+            raise ValueError(
+                f"routes of {tuple(self._forced_NK.shape)} tokens and experts for a router that chose "
+                f"{tuple(result.indices.shape)}"
+            )
+        indices_NK = torch.where(self._forced_NK == NO_ROUTE, result.indices, self._forced_NK)
+        return torch.return_types.topk((scores.gather(-1, indices_NK), indices_NK))
+
+
+def experts_of(router: nn.Module) -> int:
+    """E, the number of experts that a router chooses from."""
+    return int(router.get_parameter("weight").shape[0])
+
+
+def _stacked(indices: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(indices)).to(torch.int16)
 
 
 @torch.no_grad()
@@ -94,6 +183,12 @@ def chosen_logprobs(logits_LNE: list[Tensor], indices_LNK: Tensor) -> Tensor:
             for logits, chosen in zip(logits_LNE, experts_LNK, strict=True)
         ]
     )
+
+
+def z_loss(logits_LNE: list[Tensor], mask_N: Tensor) -> Tensor:
+    """Mean over layers and counted tokens of (log Σ_e e^logit)², a scalar (ST-MoE, 2202.08906, eq. 5)."""
+    keep_N = mask_N.bool()
+    return torch.stack([logits_NE[keep_N].float().logsumexp(-1).square().mean() for logits_NE in logits_LNE]).mean()
 
 
 def load_balancing_loss(logits_LNE: list[Tensor], indices_LNK: Tensor, mask_N: Tensor) -> Tensor:

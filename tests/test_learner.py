@@ -94,7 +94,7 @@ def test_the_ratio_is_exactly_one_before_the_first_update_in_micro_batches_too(t
 def test_an_impossible_micro_batch_is_refused(tmp_path: Path, size: object) -> None:
     with pytest.raises(ConfigError, match="microbatch is a number of responses"):
         planned(tmp_path, f"microbatch={size}")
-    with pytest.raises(ConfigError, match="aux_loss looks at a whole mini-batch"):
+    with pytest.raises(ConfigError, match="look at a whole mini-batch"):
         planned(tmp_path, "microbatch=4", "routing.aux_loss=0.1")
 
 
@@ -107,9 +107,9 @@ def test_r2vpos_multiplier_moves_is_recorded_and_survives_a_checkpoint(tmp_path:
     assert first.overall["loss_number"] == 1
     # At the old policy the variance is 0: λ moves by η · (0 − δ).
     assert second.overall["loss_number"].item() == pytest.approx(1 - 10 * 0.04)
-    checkpoint.save(tmp_path / "checkpoint.safetensors", made.learner, 1)
+    checkpoint.save(tmp_path / "checkpoint.safetensors", made.learner, made.sampler, 1)
     other = trainer(tmp_path, "algorithm=r2vpo")
-    checkpoint.load(tmp_path / "checkpoint.safetensors", other.learner)
+    checkpoint.load(tmp_path / "checkpoint.safetensors", other.learner, other.sampler)
     assert torch.equal(other.learner.state["multiplier"], made.learner.state["multiplier"])
     assert other.learner.state["multiplier"] != 1
 
@@ -325,7 +325,7 @@ def test_groups_without_signal_are_dropped_and_refilled(tmp_path: Path, monkeypa
     assert (kept_PG != kept_PG[:, :1]).any(-1).all()
     # They come in the order in which they were sampled: prompts 1 and 3, then 4 and 6.
     made = trainer(tmp_path, "algorithm=dapo")
-    parts = [made._rollout("rollout", 1, 4, 8), made._rollout("rollout_refill_1", 1, 4, 8)]
+    parts = [made._rollout("rollout", 1, 4, 8, made.model), made._rollout("rollout_refill_1", 1, 4, 8, made.model)]
     together = join(parts).sequences
     rows = [row for prompt in (1, 3, 4, 6) for row in range(8 * prompt, 8 * prompt + 8)]
     assert torch.equal(kept.sequences.tokens_BS, together.tokens_BS[rows])
