@@ -221,7 +221,7 @@ class Sampler:
 def _change_logits(model: PreTrainedModel, change: Callable[[Tensor], Tensor]) -> None:
     """Put ``change`` between every router's matrix and the rest of the router, for good."""
     for router in routers(model):
-        router.forward = partial(_with_logits, router.forward, experts_of(router), change)  # type: ignore[method-assign]
+        router.forward = partial(_with_logits, router.forward, experts_of(router), change)
 
 
 def _with_logits(

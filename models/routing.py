@@ -82,7 +82,7 @@ class RouteRecorder:
         for layer, router in enumerate(self._routers):
             self._before.append(router.__dict__.get("forward"))
             # In place of the method, and not a hook: the selection happens inside.
-            router.forward = partial(self._run, layer, router.forward)  # type: ignore[method-assign]
+            router.forward = partial(self._run, layer, router.forward)
         return self
 
     def __exit__(
@@ -91,7 +91,7 @@ class RouteRecorder:
         for router, before, calls in zip(self._routers, self._before, self._calls, strict=True):
             del router.forward  # the class's own again, or what stood in its place before
             if before is not None:
-                router.forward = before  # type: ignore[method-assign]
+                router.forward = before
             calls.clear()
         self._before.clear()
         self._forced = None
