@@ -20,6 +20,15 @@ class Change:
     """Share of response tokens whose set of experts differs, of each layer."""
     any_layer: Tensor
     """Share of response tokens whose set differs in at least one layer."""
+    top1_L: Tensor
+    """Share of response tokens whose first expert differs, of each layer."""
+    slots_C: Tensor
+    """Counts of (layer, response token) by the number of experts that differ, 0 to K."""
+
+    @property
+    def top1(self) -> Tensor:
+        """Share of (layer, response token) whose first expert differs."""
+        return self.top1_L.mean()
 
     @property
     def expert(self) -> Tensor:
@@ -49,7 +58,56 @@ def change(old_LBFK: Tensor, new_LBFK: Tensor, mask_BT: Tensor) -> Change:
         expert_L=1 - shared_LN.float().mean(-1) / experts,
         set_L=differs_LN.float().mean(-1),
         any_layer=differs_LN.any(0).float().mean(),
+        top1_L=(old_LNK[..., 0] != new_LNK[..., 0]).float().mean(-1),
+        slots_C=torch.bincount((experts - shared_LN).flatten(), minlength=experts + 1),
     )
+
+
+def any_layer(old_LBFK: Tensor, new_LBFK: Tensor, mask_BT: Tensor) -> Tensor:
+    """Which response tokens have another set of experts in at least one layer, (N,) bool."""
+    old_LNK, new_LNK = of_response_tokens(old_LBFK, mask_BT), of_response_tokens(new_LBFK, mask_BT)
+    return (old_LNK.sort(-1).values != new_LNK.sort(-1).values).any(-1).any(0)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How far the routers' distributions moved between two forwards of the same response tokens."""
+
+    kl_L: Tensor
+    """Σ_e p_old log p_old/p_new, mean over response tokens, of each layer."""
+    gamma_N: Tensor
+    """RSPO's γ of each response token: e^−(mean over layers and old experts of |log p_new/p_old|)."""
+
+
+def shift(old_LBTE: Tensor, new_LBTE: Tensor, old_routes_LBFK: Tensor, mask_BT: Tensor) -> Shift:
+    """Compare the log-probabilities of all experts; γ is over the experts that ``old_routes_LBFK`` chose."""
+    keep_BT = mask_BT.bool()
+    old_LNE, new_LNE = old_LBTE[:, keep_BT], new_LBTE[:, keep_BT]
+    chosen_LNK = of_response_tokens(old_routes_LBFK, mask_BT).long()
+    moved_LNK = (new_LNE - old_LNE).gather(-1, chosen_LNK).abs()
+    return Shift((old_LNE.exp() * (old_LNE - new_LNE)).sum(-1).mean(-1), (-moved_LNK.mean((0, 2))).exp())
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How sure the routers are of their choice, of each layer."""
+
+    margin_L: Tensor
+    """Distance of the last logit that was chosen from the first that was not, mean over response tokens."""
+    confidence_L: Tensor
+    """Probability of the chosen experts together, mean over response tokens."""
+
+
+def decision(logprobs_LBTE: Tensor, routes_LBFK: Tensor, mask_BT: Tensor) -> Decision:
+    """From the log-probabilities of all experts and the routers' own choice.
+
+    Where a router does not choose the largest logits (a bias for balance, say) the margin may be negative.
+    """
+    logprobs_LNE = logprobs_LBTE[:, mask_BT.bool()]
+    chosen_LNK = of_response_tokens(routes_LBFK, mask_BT).long()
+    inside_LNK = logprobs_LNE.gather(-1, chosen_LNK)
+    outside_LN = logprobs_LNE.scatter(-1, chosen_LNK, -torch.inf).amax(-1)
+    return Decision((inside_LNK.amin(-1) - outside_LN).mean(-1), inside_LNK.exp().sum(-1).mean(-1))
 
 
 def of_response_tokens(routes_LBFK: Tensor, mask_BT: Tensor) -> Tensor:
@@ -71,6 +129,8 @@ class Load:
     """−Σ_e f_e log f_e / log E: 1 when all experts are used alike."""
     max_violation_L: Tensor
     """max_e f_e · E − 1: 0 when all experts are used alike."""
+    dead_L: Tensor
+    """Share of experts that no token chose."""
 
 
 def load(routes_LBFK: Tensor, mask_BT: Tensor, experts: int) -> Load:
@@ -81,4 +141,4 @@ def load(routes_LBFK: Tensor, mask_BT: Tensor, experts: int) -> Load:
     share_LE = counts_LE / chosen_LX.shape[1]
     # A single expert is always evenly loaded.
     entropy_L = torch.special.entr(share_LE).sum(-1) / math.log(experts) if experts > 1 else share_LE[:, 0]
-    return Load(entropy_L, share_LE.amax(-1) * experts - 1)
+    return Load(entropy_L, share_LE.amax(-1) * experts - 1, (counts_LE == 0).float().mean(-1))

@@ -28,7 +28,7 @@ class OldPolicy:
     logprobs_BT: Tensor
     routes_LBFK: Tensor | None
     """The routers' own choice, whatever ran."""
-    router_logprobs_LBTK: Tensor | None
+    router_logprobs_LBTE: Tensor | None
     top_logprobs_BTK: Tensor | None
     reference_logprobs_BT: Tensor | None
     """Under the weights of the cold start."""
@@ -41,6 +41,12 @@ class Measured:
     overall: dict[str, Tensor]
     layers: dict[str, Tensor]
     histogram: Tensor
+    slots_C: Tensor | None
+    """Counts of (layer, response token) by changed experts; None for a dense model."""
+
+
+# RSPO's floor in a re-implementation (algorithms/rspo.py): the share of tokens below it is a column.
+ROUTER_SHIFT_FLOOR = 0.8
 
 
 class Learner:
@@ -89,18 +95,14 @@ class Learner:
         forwards = [self.forward(self.model, made, rows, forced_LBFK) for rows in split]
         routes = [each.routes_LBFK for each in forwards if each.routes_LBFK is not None]
         tops = [each.top_logprobs_BTK for each in forwards if each.top_logprobs_BTK is not None]
-        chosen = (
-            [each.router_logprobs(route) for each, route in zip(forwards, routes, strict=True)]
-            if self.objective.traits.routes
-            else []
-        )
+        routed = [each.router_logprobs_LBTE for each in forwards if each.routes_LBFK is not None]
         references = (
             [] if self._reference is None else [self.forward(self._reference, made, rows).logprobs_BT for rows in split]
         )
         return OldPolicy(
             logprobs_BT=torch.cat([each.logprobs_BT for each in forwards])[order_B],
             routes_LBFK=torch.cat(routes, 1)[:, order_B] if routes else None,
-            router_logprobs_LBTK=torch.cat(chosen, 1)[:, order_B] if chosen else None,
+            router_logprobs_LBTE=torch.cat(routed, 1)[:, order_B] if routed else None,
             top_logprobs_BTK=torch.cat(tops)[order_B] if tops else None,
             reference_logprobs_BT=torch.cat(references)[order_B] if references else None,
         )
@@ -112,7 +114,7 @@ class Learner:
         """
         mask_MT = made.sequences.response_mask_BT[rows_M]
         whole = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
-        losses, batches, outputs, routes = [], [], [], []
+        losses, batches, outputs, routed = [], [], [], []
         for rows in self.parts(rows_M):
             now = self.forward(self.model, made, rows, self.replayed(made, old))
             batch = self.batch(made, old, advantages_BT, rows, now, whole)
@@ -122,14 +124,15 @@ class Learner:
             losses.append(loss.detach())
             batches.append(batch)
             outputs.append(output)
-            routes.append(now.routes_LBFK)
+            if now.routes_LBFK is not None:
+                routed.append((now.routes_LBFK, now.router_logprobs_LBTE))
         loss = torch.stack(losses).sum()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config["optimizer"]["max_grad_norm"])
         if loss.isfinite() and grad_norm.isfinite():
             self.optimizer.step()
             self.remember(outputs[-1].state)
         self.optimizer.zero_grad()
-        return self._measure(made, rows_M, loss, grad_norm, Batch.join(batches), _join(outputs), routes)
+        return self._measure(old, rows_M, loss, grad_norm, Batch.join(batches), _join(outputs), routed)
 
     def replayed(self, made: Rollout, old: OldPolicy) -> Tensor | None:
         """The experts that run in the updates on a rollout, (L, B, F, K); None for the routers' own choice."""
@@ -161,8 +164,10 @@ class Learner:
             return None if values is None else values[rows]
 
         log_ratio_LBTK = None
-        if self.objective.traits.routes and old.routes_LBFK is not None and old.router_logprobs_LBTK is not None:
-            log_ratio_LBTK = now.router_logprobs(old.routes_LBFK[:, rows]) - old.router_logprobs_LBTK[:, rows]
+        if self.objective.traits.routes and old.routes_LBFK is not None and old.router_logprobs_LBTE is not None:
+            chosen_LBTK = old.routes_LBFK[:, rows, -now.logprobs_BT.shape[1] :].long().clamp(min=0)
+            moved_LBTE = now.router_logprobs_LBTE - old.router_logprobs_LBTE[:, rows]
+            log_ratio_LBTK = moved_LBTE.gather(-1, chosen_LBTK)
         return Batch(
             logprobs_BT=now.logprobs_BT,
             mask_BT=made.sequences.response_mask_BT[rows],
@@ -197,33 +202,54 @@ class Learner:
     @torch.no_grad()
     def _measure(
         self,
-        made: Rollout,
+        old: OldPolicy,
         rows_M: Tensor,
         loss: Tensor,
         grad_norm: Tensor,
         batch: Batch,
         output: LossOutput,
-        routes: list[Tensor | None],
+        routed: list[tuple[Tensor, Tensor]],
     ) -> Measured:
+        """All columns of an update; routes are the routers' own choice against the old policy's."""
         overall, histogram = metrics.of_update(batch, output)
         overall |= {
             "loss": loss,
             "grad_norm": grad_norm,
             "entropy": metrics.mean(batch.get("entropy_BT"), batch.mask_BT),
         }
-        if made.routes_LBFK is None:
-            return Measured(overall, {}, histogram)
-        now_LBFK = torch.cat([each for each in routes if each is not None], 1)
-        moved = drift.change(made.routes_LBFK[:, rows_M], now_LBFK, batch.mask_BT)
+        if not routed or old.routes_LBFK is None or old.router_logprobs_LBTE is None:
+            return Measured(overall, {}, histogram, None)
+        now_LBFK, now_LBTE = (torch.cat(parts, 1) for parts in zip(*routed, strict=True))
+        old_LBFK, old_LBTE = old.routes_LBFK[:, rows_M], old.router_logprobs_LBTE[:, rows_M]
+        moved = drift.change(old_LBFK, now_LBFK, batch.mask_BT)
+        shift = drift.shift(old_LBTE, now_LBTE, old_LBFK, batch.mask_BT)
+        decision = drift.decision(now_LBTE, now_LBFK, batch.mask_BT)
+        load = drift.load(now_LBFK, batch.mask_BT, self.experts)
         overall |= {
             "expert_change_rate": moved.expert,
             "expert_set_change_rate": moved.set,
             "token_any_layer_change_rate": moved.any_layer,
+            "top1_change_rate": moved.top1,
+            "router_kl": shift.kl_L.mean(),
+            "router_shift_mean": shift.gamma_N.mean(),
+            "router_shift_min": shift.gamma_N.min(),
+            "router_shift_p10": shift.gamma_N.quantile(0.1),
+            "router_shift_floored": (shift.gamma_N < ROUTER_SHIFT_FLOOR).float().mean(),
+            "router_margin": decision.margin_L.mean(),
+            "router_confidence": decision.confidence_L.mean(),
         }
-        load = drift.load(now_LBFK, batch.mask_BT, self.experts)
-        layers = {"expert_change_rate": moved.expert_L, "expert_set_change_rate": moved.set_L}
-        layers |= {"load_entropy": load.entropy_L, "load_max_violation": load.max_violation_L}
-        return Measured(overall, layers, histogram)
+        layers = {
+            "expert_change_rate": moved.expert_L,
+            "expert_set_change_rate": moved.set_L,
+            "top1_change_rate": moved.top1_L,
+            "router_kl": shift.kl_L,
+            "router_margin": decision.margin_L,
+            "router_confidence": decision.confidence_L,
+            "load_entropy": load.entropy_L,
+            "load_max_violation": load.max_violation_L,
+            "dead_experts": load.dead_L,
+        }
+        return Measured(overall, layers, histogram, moved.slots_C)
 
 
 def _join(outputs: list[LossOutput]) -> LossOutput:

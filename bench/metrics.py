@@ -3,17 +3,19 @@
 Shapes: B responses, T response positions, N response tokens.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from steadymoe.algorithms import Batch, LossOutput
-from steadymoe.algorithms.ops import log_ratio, sequence_log_ratio
+from steadymoe.algorithms.ops import log_ratio, product_log_ratio, sequence_log_ratio
 
 # Edges of the histogram of log(π_θ/π_old): 40 bins of 0.05, and one open bin on either side.
 HISTOGRAM_EDGES = torch.linspace(-1.0, 1.0, 41)
 
-# Columns that a step takes as the largest of its updates; every other one is their mean.
-_LARGEST = {"token_ratio_max"}
+# Columns that a step takes as the largest or least of its updates; every other one is their mean.
+_EXTREME = {"token_ratio_max": max, "router_shift_min": min}
 
 
 def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], Tensor]:
@@ -54,14 +56,24 @@ def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], Tens
 def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> dict[str, Tensor]:
     """The sampling policy μ against the training forward π_old on the same tokens, per rollout.
 
-    k1 = E_μ[log μ − log π_old], k3 = E_μ[e^Δ − 1 − Δ] with Δ = log π_old − log μ: two estimates of
-    KL(μ‖π_old) (Schulman, "Approximating KL divergence", 2020); and the largest \\|Δ\\|.
+    With Δ = log π_old − log μ and ρ = e^Δ: k1 = −E_μ[Δ] and k3 = E_μ[ρ − 1 − Δ], two estimates of KL(μ‖π_old)
+    (Schulman, "Approximating KL divergence", 2020); χ² = E_μ[ρ²] − 1 by token and, with the product over a
+    response, by sequence; the effective sample size of the raw ρ per token; the share of tokens with ρ or 1/ρ
+    above 2 (R3's F(2)); the largest \\|Δ\\|; Pearson's correlation of the two probabilities.
     """
-    delta_N = log_ratio(old_logprobs_BT, rollout_logprobs_BT)[mask_BT.bool()]
+    mask = mask_BT.bool()
+    delta_BT = torch.where(mask, log_ratio(old_logprobs_BT, rollout_logprobs_BT), 0.0)
+    delta_N, rho_N = delta_BT[mask], delta_BT[mask].exp()
+    probabilities_2N = torch.stack([old_logprobs_BT[mask], rollout_logprobs_BT[mask]]).exp()
     return {
         "rollout_kl_k1": -delta_N.mean(),
         "rollout_kl_k3": (delta_N.expm1() - delta_N).mean(),
+        "rollout_chi2_token": rho_N.square().mean() - 1,
+        "rollout_chi2_sequence": (2 * product_log_ratio(delta_BT, mask_BT)).exp().mean() - 1,
+        "rollout_ess": rho_N.sum().square() / (rho_N.square().sum() * rho_N.numel()),
+        "rollout_extreme_share": (delta_N.abs() > math.log(2)).float().mean(),
         "rollout_logprob_gap_max": delta_N.abs().max(),
+        "rollout_probability_correlation": torch.corrcoef(probabilities_2N)[0, 1],
     }
 
 
@@ -75,13 +87,18 @@ def of_rewards(scores_PG: Tensor) -> dict[str, float]:
 
 
 def of_step(updates: list[dict[str, float]]) -> dict[str, float]:
-    """The columns of a step from those of its updates: their mean, but the largest of a maximum."""
+    """The columns of a step from those of its updates that have them: their mean, but the largest of a maximum.
+
+    ``routing_share`` is that of the mean moments: a mean of ratios would follow the updates that moved least.
+    """
     columns = {}
-    for name in updates[0]:
+    for name in dict.fromkeys(name for row in updates for name in row):
         if name in ("step", "update"):
             continue
-        values = [row[name] for row in updates]
-        columns[name] = max(values) if name in _LARGEST else sum(values) / len(values)
+        values = [row[name] for row in updates if name in row]
+        columns[name] = _EXTREME.get(name, lambda values: sum(values) / len(values))(values)
+    if columns.get("log_ratio_moment_free", 0) > 0:
+        columns["routing_share"] = 1 - columns["log_ratio_moment_pinned"] / columns["log_ratio_moment_free"]
     return columns
 
 

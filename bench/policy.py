@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steadymoe.models.routing import NO_ROUTE, RouteRecorder, chosen_logprobs
+from steadymoe.models.routing import NO_ROUTE, RouteRecorder
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,15 @@ class Forward:
     top_logprobs_BTK: Tensor | None = None
     """log-probabilities of the tokens that were asked for."""
 
-    def router_logprobs(self, routes_LBFK: Tensor) -> Tensor:
-        """log of the routers' softmax for the experts ``routes_LBFK`` at the response tokens, (L, B, T, K).
+    @property
+    def router_logprobs_LBTE(self) -> Tensor:
+        """log of the routers' softmax over all experts at the response tokens, without gradient.
 
-        Without gradient; as in ``drift``, the route of a response token is that of the position before it.
+        As in ``drift``, the route of a response token is that of the position before it.
         """
-        probed_LNK = chosen_logprobs(self.router_logits_LNE, routes_LBFK.flatten(1, 2))
-        return probed_LNK.view(routes_LBFK.shape)[:, :, -self.logprobs_BT.shape[1] :]
+        batch, width = self.logprobs_BT.shape
+        logits_LBFE = torch.stack([logits.detach().float() for logits in self.router_logits_LNE])
+        return logits_LBFE.view(len(logits_LBFE), batch, -1, logits_LBFE.shape[-1])[:, :, -width:].log_softmax(-1)
 
 
 def forward(

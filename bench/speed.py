@@ -18,9 +18,10 @@ from transformers import GenerationConfig, PreTrainedModel
 from steadymoe.algorithms import names
 from steadymoe.bench import compose, metrics
 from steadymoe.bench.policy import Sequences, positions
+from steadymoe.bench.probe import Probe
 from steadymoe.bench.rollout import Rollout, sample
 from steadymoe.bench.seeding import derive, numpy_generator, torch_generator
-from steadymoe.bench.train import Probe, Trainer
+from steadymoe.bench.train import Trainer
 from steadymoe.models import build
 
 
@@ -88,7 +89,7 @@ def measure(model_name: str, rounds: int) -> dict[str, Any]:
 
     def probes() -> None:
         for _ in minibatches:
-            watched.change(trainer.model, since_last=True)
+            watched.after_update(trainer.model)
 
     stages: dict[str, tuple[Callable[[], object], int]] = {
         "plain updates": (plain_updates, int(sequences.mask_BS.sum())),

@@ -17,12 +17,11 @@ from transformers import PreTrainedModel
 from steadymoe.algorithms import build, ops
 from steadymoe.bench import drift, metrics, reward
 from steadymoe.bench.learner import Learner, OldPolicy
-from steadymoe.bench.policy import Sequences, forward
-from steadymoe.bench.rollout import Rollout, check_routes, join, rollout
+from steadymoe.bench.probe import Probe
+from steadymoe.bench.rollout import Rollout, join, rollout
 from steadymoe.bench.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
 from steadymoe.models.engine import Sampler
-from steadymoe.models.routing import routers
 
 Row = dict[str, Any]
 
@@ -77,7 +76,7 @@ class Trainer:
 
         # What the rollout shows before it is trained on
         with clock("probe_seconds"):
-            since_start = self._cold_start.change(self.model)
+            since_start = self._cold_start.since_start(self.model)
             sampled = Probe(self.model, made.sequences.rows(self.sampled_rows(step)), self.config["precision"])
         shown, layers = self._measure_rollout(made, old, since_start)
         layer_rows = _layer_rows(step, 0, layers)
@@ -85,16 +84,18 @@ class Trainer:
         # Updates
         update_rows: list[Row] = []
         histogram = torch.zeros(len(metrics.HISTOGRAM_EDGES) + 1, dtype=torch.long, device=mask_BT.device)
-        diverged_at_update = None
+        diverged_at_update, slots = None, []
         for update, rows_M in enumerate(minibatches, start=1):
             with clock("update_seconds"):
                 measured = self.learner.update(made, old, advantages_BT, rows_M)
                 overall, layers = dict(measured.overall), dict(measured.layers)
                 histogram += measured.histogram
+                slots += [] if measured.slots_C is None else [measured.slots_C]
             with clock("probe_seconds"):
-                moved = sampled.change(self.model, since_last=True)
-            if moved is not None:
-                overall["expert_change_per_update"] = moved.expert
+                probed = sampled.after_update(self.model)
+            if probed is not None:
+                moved, attribution = probed
+                overall |= {"expert_change_per_update": moved.expert} | attribution
                 layers["expert_change_per_update"] = moved.expert_L
             rate = self.learner.optimizer.param_groups[0]["lr"]
             keys = {"step": step, "update": update, "learning_rate": rate}
@@ -117,6 +118,8 @@ class Trainer:
         shown["shaped_reward"] = rewards_PG.mean()
         row: Row = {"step": step} | metrics.of_rewards(scores_PG) | metrics.to_floats(shown)
         row |= metrics.of_step(update_rows) | {"token_ratio_histogram": histogram.tolist()}
+        if slots:
+            row["changed_slots_histogram"] = torch.stack(slots).sum(0).tolist()
         row |= {"response_length": mask_BT.sum().item() / len(mask_BT), "response_tokens": int(mask_BT.sum())}
         if evaluations:
             row["eval_accuracy"] = sum(each["score"] for each in evaluations) / len(evaluations)
@@ -215,42 +218,20 @@ class Trainer:
         load = drift.load(made.routes_LBFK, mask_BT, self.learner.experts)
         overall |= {
             "rollout_expert_disagreement": disagreement.expert,
+            "rollout_set_disagreement": disagreement.set,
+            "rollout_any_layer_disagreement": disagreement.any_layer,
             "expert_change_since_start": since_start.expert,
             "load_entropy": load.entropy_L.mean(),
             "load_max_violation": load.max_violation_L.max(),
+            "dead_experts": load.dead_L.mean(),
         }
         return overall, {
             "rollout_expert_disagreement": disagreement.expert_L,
             "expert_change_since_start": since_start.expert_L,
             "load_entropy": load.entropy_L,
             "load_max_violation": load.max_violation_L,
+            "dead_experts": load.dead_L,
         }
-
-
-class Probe:
-    """Fixed sequences whose routes are compared between moments of training; nothing for a dense model."""
-
-    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str) -> None:
-        self._sequences, self._precision = sequences, precision
-        self._reference_LBFK = self._routes(model)
-
-    def change(self, model: PreTrainedModel, since_last: bool = False) -> drift.Change | None:
-        """Routing now against that at construction, or, with ``since_last``, at the last such call."""
-        now_LBFK = self._routes(model)
-        if self._reference_LBFK is None or now_LBFK is None:
-            return None
-        moved = drift.change(self._reference_LBFK, now_LBFK, self._sequences.response_mask_BT)
-        if since_last:
-            self._reference_LBFK = now_LBFK
-        return moved
-
-    @torch.no_grad()
-    def _routes(self, model: PreTrainedModel) -> Tensor | None:
-        if not routers(model):
-            return None
-        routes_LBFK = forward(model, self._sequences, self._precision).routes_LBFK
-        check_routes(routes_LBFK, self._sequences)
-        return routes_LBFK
 
 
 class Clock:

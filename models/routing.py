@@ -173,18 +173,6 @@ def _stacked(indices: Iterable[Tensor]) -> Tensor:
     return torch.stack(list(indices)).to(torch.int16)
 
 
-@torch.no_grad()
-def chosen_logprobs(logits_LNE: list[Tensor], indices_LNK: Tensor) -> Tensor:
-    """log of each router's softmax for given experts, (L, N, K); for ``NO_ROUTE`` the number means nothing."""
-    experts_LNK = indices_LNK.long().clamp(min=0)
-    return torch.stack(
-        [
-            logits.float().log_softmax(-1).gather(-1, chosen)
-            for logits, chosen in zip(logits_LNE, experts_LNK, strict=True)
-        ]
-    )
-
-
 def z_loss(logits_LNE: list[Tensor], mask_N: Tensor) -> Tensor:
     """Mean over layers and counted tokens of (log Σ_e e^logit)², a scalar (ST-MoE, 2202.08906, eq. 5)."""
     keep_N = mask_N.bool()

@@ -154,23 +154,22 @@ def test_the_routers_log_ratio_is_zero_before_the_first_update_and_not_after(
     monkeypatch.setattr(Learner, "batch", spy)
     updated(made)
     assert seen[0].shape[0] == 2  # layers
+    assert seen[0].shape[-1] == 2  # experts a token
     assert (seen[0] == 0).all()
     assert seen[1].abs().max() > 1e-4
 
 
-def test_the_routers_log_ratio_is_that_of_the_old_policys_experts(model: PreTrainedModel, task: Chain) -> None:
+def test_router_log_probabilities_are_those_at_the_position_before_a_token(model: PreTrainedModel, task: Chain) -> None:
     made = sampled(model, task)
     with torch.no_grad():
         now = forward(model, made.sequences, "fp32")
     assert now.routes_LBFK is not None
-    found_LBTK = now.router_logprobs(now.routes_LBFK)
+    found_LBTE = now.router_logprobs_LBTE
     width = made.sequences.response_width
     for layer, logits_NE in enumerate(now.router_logits_LNE):
         logits_BFE = logits_NE.view(*now.routes_LBFK.shape[1:3], -1).log_softmax(-1)
         for row, column in made.sequences.response_mask_BT.nonzero().tolist():
-            position = logits_BFE.shape[1] - width + column
-            experts = now.routes_LBFK[layer, row, position].long()
-            assert_close(found_LBTK[layer, row, column], logits_BFE[row, position, experts])
+            assert_close(found_LBTE[layer, row, column], logits_BFE[row, logits_BFE.shape[1] - width + column])
 
 
 def test_an_algorithm_that_weighs_by_routers_is_refused_on_a_dense_model() -> None:

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.bench import drift, metrics, seeding
 from steadymoe.bench.collapse import collapsed_at
+from steadymoe.bench.probe import attribution
 from steadymoe.models.routing import NO_ROUTE
 
 NONE = [NO_ROUTE, NO_ROUTE]
@@ -111,7 +112,14 @@ def test_mismatch_closed_form() -> None:
         {
             "rollout_kl_k1": -sum(deltas) / 3,
             "rollout_kl_k3": sum(math.exp(d) - 1 - d for d in deltas) / 3,
+            "rollout_chi2_token": sum(math.exp(2 * d) for d in deltas) / 3 - 1,
+            "rollout_chi2_sequence": (math.exp(2 * (0.1 - 0.7)) + math.exp(2 * 0.2)) / 2 - 1,
+            "rollout_ess": sum(map(math.exp, deltas)) ** 2 / (3 * sum(math.exp(2 * d) for d in deltas)),
+            "rollout_extreme_share": 1 / 3,  # e^0.7 alone is above 2
             "rollout_logprob_gap_max": 0.7,
+            "rollout_probability_correlation": float(
+                np.corrcoef(np.exp([-1, -2, -3]), np.exp([-0.9, -2.7, -2.8]))[0, 1]
+            ),
         },
         rel=1e-4,
     )
@@ -129,7 +137,10 @@ def test_k1_and_k3_estimate_the_kl_divergence_of_sampler_from_trainer() -> None:
 
 def test_equal_policies_have_mismatch_exactly_zero() -> None:
     logprobs_BT = torch.tensor([[-1.3, -0.2]])
-    assert set(metrics.to_floats(metrics.of_mismatch(logprobs_BT, logprobs_BT, torch.ones(1, 2))).values()) == {0.0}
+    columns = metrics.to_floats(metrics.of_mismatch(logprobs_BT, logprobs_BT, torch.ones(1, 2)))
+    assert columns.pop("rollout_ess") == 1
+    assert columns.pop("rollout_probability_correlation") == pytest.approx(1)
+    assert set(columns.values()) == {0.0}
 
 
 def test_correction_columns_are_means_over_response_tokens() -> None:
@@ -148,6 +159,18 @@ def test_reward_columns_closed_form() -> None:
 def test_a_step_has_the_mean_of_its_updates_but_the_largest_of_a_maximum() -> None:
     rows = [{"step": 3, "update": u, "token_ratio_max": m, "ess": e} for u, m, e in ((1, 5.0, 0.9), (2, 2.0, 0.5))]
     assert metrics.of_step(rows) == pytest.approx({"token_ratio_max": 5.0, "ess": 0.7})
+
+
+def test_a_step_takes_columns_that_some_updates_lack_and_shares_from_mean_moments() -> None:
+    rows = [
+        {"router_shift_min": 0.9, "log_ratio_moment_free": 1e-6, "log_ratio_moment_pinned": 0.0, "routing_share": 1.0},
+        {"router_shift_min": 0.7, "log_ratio_moment_free": 1.0, "log_ratio_moment_pinned": 0.5, "routing_share": 0.5},
+        {"router_shift_min": 0.8, "log_ratio_moment_changed": 4.0},
+    ]
+    step = metrics.of_step(rows)
+    assert step["router_shift_min"] == 0.7
+    assert step["log_ratio_moment_changed"] == 4.0
+    assert step["routing_share"] == pytest.approx(0.5, abs=1e-5)
 
 
 def test_mean_is_over_response_tokens() -> None:
@@ -179,6 +202,53 @@ def test_drift_closed_form_per_layer_and_in_any_layer() -> None:
     assert_close(change.any_layer, torch.tensor(2 / 3))
     assert_close(change.expert, torch.tensor(2 / 6))
     assert_close(change.set, torch.tensor(1 / 2))
+
+
+def test_first_experts_and_changed_slots_closed_form() -> None:
+    new_LBFK = OLD_LBFK.clone()
+    new_LBFK[0, 0, 1] = torch.tensor([0, 3])  # one slot, the first expert stays
+    new_LBFK[1, 0, 1] = torch.tensor([3, 2])  # both
+    new_LBFK[1, 1, 1] = torch.tensor([3, 2])  # none, in another order
+    change = drift.change(OLD_LBFK, new_LBFK, MASK_BT)
+    assert_close(change.top1_L, torch.tensor([0, 2 / 3]))
+    assert change.slots_C.tolist() == [4, 1, 1]
+    assert drift.any_layer(OLD_LBFK, new_LBFK, MASK_BT).tolist() == [True, False, False]
+
+
+def test_router_shift_and_kl_closed_form() -> None:
+    """One layer, one token: from (½, ¼, ⅛, ⅛) to a quarter each; experts 0 and 1 were chosen."""
+    old_LBTE = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()[None, None, None]
+    new_LBTE = torch.full((1, 1, 1, 4), 0.25).log()
+    shift = drift.shift(old_LBTE, new_LBTE, torch.tensor([[[[0, 1]]]]), torch.ones(1, 1))
+    log2 = math.log(2)
+    assert_close(shift.kl_L, torch.tensor([0.5 * log2 - 2 * 0.125 * log2]))
+    assert_close(shift.gamma_N, torch.tensor([math.exp(-log2 / 2)]))
+
+
+def test_margin_and_confidence_closed_form() -> None:
+    logprobs_LBTE = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()[None, None, None]
+    decision = drift.decision(logprobs_LBTE, torch.tensor([[[[0, 1]]]]), torch.ones(1, 1))
+    assert_close(decision.margin_L, torch.tensor([math.log(0.25 / 0.15)]))
+    assert_close(decision.confidence_L, torch.tensor([0.75]))
+    biased = drift.decision(logprobs_LBTE, torch.tensor([[[[0, 3]]]]), torch.ones(1, 1))
+    assert_close(biased.margin_L, torch.tensor([math.log(0.1 / 0.25)]))
+
+
+def test_attribution_closed_form() -> None:
+    free_N, pinned_N = torch.tensor([0.3, -0.1, 0.2, 0.0]), torch.tensor([0.1, -0.1, 0.4, 0.0])
+    columns = attribution(free_N, pinned_N, torch.tensor([True, False, True, False]))
+    assert columns["log_ratio_moment_free"] == pytest.approx((0.09 + 0.01 + 0.04) / 4)
+    assert columns["log_ratio_moment_pinned"] == pytest.approx((0.01 + 0.01 + 0.16) / 4)
+    assert columns["log_ratio_moment_routing"] == pytest.approx((0.04 + 0.04) / 4)
+    assert columns["log_ratio_covariance_routing"] == pytest.approx((0.1 * 0.2 - 0.4 * 0.2) / 4)
+    assert columns["routing_share"] == pytest.approx(1 - 0.18 / 0.14)  # negative: pinning makes it larger
+    assert columns["log_ratio_moment_changed"] == pytest.approx((0.09 + 0.04) / 2)
+    assert columns["log_ratio_moment_unchanged"] == pytest.approx(0.01 / 2)
+    whole = columns["log_ratio_moment_pinned"] + 2 * columns["log_ratio_covariance_routing"]
+    assert columns["log_ratio_moment_free"] == pytest.approx(whole + columns["log_ratio_moment_routing"])
+    still = attribution(torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.bool))
+    assert "routing_share" not in still
+    assert "log_ratio_moment_changed" not in still
 
 
 def test_drift_looks_at_the_position_before_a_response_token_and_nowhere_else() -> None:
@@ -218,6 +288,7 @@ def test_load_counts_response_tokens_and_experts_that_nobody_chose() -> None:
     entropy = -sum(share * math.log(share) for share in shares) / math.log(8)
     assert_close(load.entropy_L, torch.full((2,), entropy))
     assert_close(load.max_violation_L, torch.full((2,), 2 / 6 * 8 - 1))
+    assert_close(load.dead_L, torch.full((2,), 0.5))
 
 
 # --- collapse ----------------------------------------------------------------------------------------
