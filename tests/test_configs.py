@@ -38,6 +38,8 @@ def with_needed(name: str) -> list[str]:
     [
         *([*with_needed(name), "model=micro"] for name in group("algorithm")),
         *([f"correction={name}", "model=micro"] for name in group("correction")),
+        *([f"routing={name}", "model=micro"] for name in group("routing")),
+        *([f"engine={name}", "model=micro"] for name in group("engine")),
         *([f"model={name}"] for name in group("model")),
         *([f"task={name}", "model=micro"] for name in group("task")),
         *([f"experiment={name}"] for name in group("experiment")),
@@ -55,12 +57,8 @@ def test_a_dense_model_has_no_routing_columns_and_all_others(tmp_path: Path) -> 
     run.execute(made)
     updates = record.read_table(made.folder, "updates")
     empty = {name for name in updates if updates[name].isna().all()}
-    routing = {
-        "expert_change_rate",
-        "expert_set_change_rate",
-        "token_any_layer_change_rate",
-        "expert_change_per_update",
-    }
+    routing = {name for name in updates if name.startswith(("expert_", "router_", "log_ratio_", "routing_"))}
+    routing |= {"token_any_layer_change_rate", "top1_change_rate"}
     assert empty == routing | {"correction_weight", "correction_rejected", "loss_number"}
     assert record.read_table(made.folder, "layers").empty
 

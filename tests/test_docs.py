@@ -19,7 +19,7 @@ def test_the_readme_explains_every_column(table: str) -> None:
     assert columns.to_markdown(table) in README
 
 
-@pytest.mark.parametrize("group", ["algorithm", "advantage", "correction", "model", "task"])
+@pytest.mark.parametrize("group", ["algorithm", "advantage", "correction", "routing", "engine", "model", "task"])
 def test_the_readme_names_every_algorithm_model_and_task(group: str) -> None:
     for path in (compose.CONF / group).glob("*.yaml"):
         assert f"`{path.stem}`" in README
