@@ -303,18 +303,18 @@ def test_the_hash_covers_what_changes_numbers_and_nothing_else() -> None:
 
 def test_a_field_added_later_at_its_neutral_value_leaves_old_hashes_valid() -> None:
     old = compose.plan([])[0].config
-    new = old | {"routing": old["routing"] | {"replay": "off"}}
-    neutral = {"routing.replay": "off"}
+    new = old | {"optimizer": old["optimizer"] | {"nesterov": False}}
+    neutral = {"optimizer.nesterov": False}
     assert compose.config_hash(new, neutral) == compose.config_hash(old, neutral)
-    changed = old | {"routing": old["routing"] | {"replay": "r2"}}
+    changed = old | {"optimizer": old["optimizer"] | {"nesterov": True}}
     assert compose.config_hash(changed, neutral) != compose.config_hash(old, neutral)
 
 
 def test_runs_of_before_and_after_a_neutral_field_share_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     (old,) = compose.plan([])
-    new = replace(old, config=old.config | {"routing": old.config["routing"] | {"replay": "off"}})
+    new = replace(old, config=old.config | {"optimizer": old.config["optimizer"] | {"nesterov": False}})
     assert compose.settings_hash(new) != compose.settings_hash(old)
-    monkeypatch.setattr(compose, "NEUTRAL", {"routing.replay": "off"})
+    monkeypatch.setattr(compose, "NEUTRAL", {"optimizer.nesterov": False})
     assert compose.settings_hash(new) == compose.settings_hash(old)
 
 
