@@ -14,8 +14,9 @@ from safetensors import SafetensorError, safe_open
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_algorithm
 from steadymoe.algorithms.objective import from_config
+from steadymoe.bench import limits
 from steadymoe.bench.tasks import Task
-from steadymoe.models import build
+from steadymoe.models import build, pretrained
 
 # Whole numbers that must be at least this.
 _AT_LEAST = {
@@ -103,7 +104,7 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
         raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
     _places(config)
     try:
-        build.check(config["model"]["config"])
+        has_experts = _model(config["model"])
         task = instantiate(config["task"])
         build_algorithm(config["engine"])
         traits = from_config(config["algorithm"], config["correction"]).traits
@@ -114,11 +115,13 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
         raise ConfigError(" ".join(str(error.__cause__ or error).split())) from error
     routing = config["routing"]
     routed = routing["replay"] != "none" or routing["freeze"] or routing["aux_loss"] > 0 or routing["z_loss"] > 0
-    if routed and not build.has_experts(config["model"]["config"]):
+    if routed and not has_experts:
         raise ConfigError("this model is dense and has no routers to replay, freeze or balance; use routing=off")
-    if traits.routes and not build.has_experts(config["model"]["config"]):
+    if traits.routes and not has_experts:
         raise ConfigError("this algorithm weighs tokens by their routers, and the model is dense; choose another")
-    if config["cold_start"]["path"] is not None:
+    if "path" in config["model"]:
+        _checkpoint(config)
+    elif config["cold_start"]["path"] is not None:
         _weights(config["cold_start"]["path"], config["model"]["config"], task)
 
 
@@ -192,6 +195,27 @@ def _microbatch(size: Any, router_loss: float) -> None:
         raise ConfigError(
             "routing.aux_loss and routing.z_loss look at a whole mini-batch; set microbatch=null, or both to 0"
         )
+
+
+def _model(model: Mapping[str, Any]) -> bool:
+    """Whether the model has routers; raises ValueError if there can be no such model."""
+    if "path" not in model:
+        build.check(model["config"])
+        return build.has_experts(model["config"])
+    if not isinstance(model["path"], str):
+        raise ValueError("model=pretrained needs a checkpoint's folder: model.path=…")
+    if "config" in model:
+        raise ValueError("model=pretrained has the config of its checkpoint; leave model.config out")
+    return pretrained.moe_layers(model["path"]) > 0
+
+
+def _checkpoint(config: Mapping[str, Any]) -> None:
+    if config["cold_start"]["path"] is not None:
+        raise ConfigError("with model=pretrained training starts from model.path; leave cold_start.path out")
+    try:
+        limits.check(config["model"]["path"], config["task"])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _weights(path: str, model_config: Mapping[str, Any], task: Task) -> None:

@@ -28,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe.algorithms import class_of, meant
 from steadymoe.bench.check import ConfigError, check, flatten
+from steadymoe.models import pretrained
 
 CONF = Path(__file__).parent.parent / "conf"
 
@@ -142,6 +143,8 @@ def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str,
     if config["cold_start"]["path"] is not None:  # what stands in the file counts, not where the file is
         weights = Path(config["cold_start"]["path"]).read_bytes()
         numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
+    if "path" in config["model"]:
+        numbers["model.path"] = pretrained.digest(config["model"]["path"])
     return numbers
 
 

@@ -171,7 +171,9 @@ def sample(
     with RouteRecorder(model) as recorder, autocast(model.device.type, precision):
         position_PW = positions(prompt_mask_PW)
         all_logprobs_PV = feed(prompts_PW, prompt_mask_PW, prompt_mask_PW, position_PW)
-        cache.batch_repeat_interleave(responses)
+        # Not batch_repeat_interleave, which the states of linear attention (Qwen3-Next) do not have.
+        rows_B = torch.arange(len(prompts_PW), device=model.device).repeat_interleave(responses)
+        cache.reorder_cache(rows_B)  # type: ignore[arg-type]
         all_logprobs_BV = all_logprobs_PV.repeat_interleave(responses, 0)
         routes = [prompt_routes.repeat_interleave(responses, 1) for prompt_routes in routes]
         tokens, masks = (

@@ -26,7 +26,7 @@ from steadymoe.bench.collapse import collapsed_at
 from steadymoe.bench.record import Record
 from steadymoe.bench.seeding import derive
 from steadymoe.bench.train import Trainer
-from steadymoe.models import build
+from steadymoe.models import build, pretrained
 
 
 def launch(words: list[str]) -> None:
@@ -87,14 +87,20 @@ def _train(run: compose.Run, folder: Record) -> None:
     folder.begin(resume_from)
 
     task = instantiate(config["task"])
-    model = build.build(config["model"]["config"], task.tokenizer, derive(config["seed"], "model"), config["device"])
-    made = cold_start.load_or_make(
-        model,
-        task,
-        config,
-        Path(config["results_dir"]) / "cold_starts",
-        on_check=lambda update, accuracy: folder.update(progress={"cold_start_accuracy": accuracy}),
-    )
+    if "path" in config["model"]:
+        task.tokenizer = pretrained.load_tokenizer(config["model"]["path"])
+        model = pretrained.load(config["model"]["path"], config["device"])
+        made = {"checkpoint": config["model"]["path"]}
+    else:
+        seed = derive(config["seed"], "model")
+        model = build.build(config["model"]["config"], task.tokenizer, seed, config["device"])
+        made = cold_start.load_or_make(
+            model,
+            task,
+            config,
+            Path(config["results_dir"]) / "cold_starts",
+            on_check=lambda update, accuracy: folder.update(progress={"cold_start_accuracy": accuracy}),
+        )
     trainer = Trainer(model, task, config)
     folder.update(cold_start=folder.run["cold_start"] | made, parameters=model.num_parameters())
 
@@ -155,8 +161,8 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "settings_hash": compose.settings_hash(run),
         "algorithm_code": _code(run),
         "command": run.command,
-        # Of a given cold start, its path is added later; it is none of the cached ones.
-        "cold_start": {} if config["cold_start"]["path"] else {"fingerprint": cold_start.fingerprint(config)},
+        # Of a given cold start or checkpoint, its path is added later; it is none of the cached ones.
+        "cold_start": {"fingerprint": cold_start.fingerprint(config)} if _makes_cold_start(config) else {},
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in ("steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core")},
         "revision": _revision(),
@@ -165,6 +171,10 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "diverged": None,
         "error": None,
     }
+
+
+def _makes_cold_start(config: dict[str, Any]) -> bool:
+    return config["cold_start"]["path"] is None and "path" not in config["model"]
 
 
 def _code(run: compose.Run) -> str:

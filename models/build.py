@@ -6,7 +6,9 @@ and transformers builds the model that belongs to it.
 
 import dataclasses
 import difflib
+import functools
 import inspect
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -14,12 +16,18 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from steadymoe.models import contract
+from steadymoe.models.routing import routers
 
 # Given by the tokenizer, so that one model YAML serves every task.
 _FROM_TOKENIZER = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
 _TOP_K = ("num_experts_per_tok", "moe_topk", "experts_per_token")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# A field of ours beside the family's own: the arithmetic of the routers, whatever that of the rest (``precision``).
+_ROUTER_DTYPE = "router_dtype"
 
 
 def config_class(target: str) -> type[PreTrainedConfig]:
@@ -35,9 +43,12 @@ def config_class(target: str) -> type[PreTrainedConfig]:
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Raise ValueError, in one line, for what transformers would accept in silence or break on later."""
+    """Raise ValueError, in one line, for what transformers would accept in silence or break on later.
+
+    A family outside the contract of routers and experts is refused here too; see ``models/contract.py``.
+    """
     cls = config_class(str(config.get("_target_")))
-    numbers = {key: value for key, value in config.items() if key != "_target_"}
+    numbers = _numbers(config)
     known = _fields(cls)
     for key in numbers:
         if key in _FROM_TOKENIZER:
@@ -52,8 +63,11 @@ def check(config: Mapping[str, Any]) -> None:
             )
     for key, value in numbers.items():
         counts = key.startswith(("num_", "n_")) or key.endswith(("_size", "_dim"))
-        if counts and isinstance(value, int) and not isinstance(value, bool) and value < 1:
-            raise ValueError(f"model.config.{key} must be at least 1; got {value}")
+        least = 0 if "shared_expert" in key else 1
+        if counts and isinstance(value, int) and not isinstance(value, bool) and value < least:
+            raise ValueError(f"model.config.{key} must be at least {least}; got {value}")
+    if config.get(_ROUTER_DTYPE) not in (None, *_ROUTED):
+        raise ValueError(f"model.config.{_ROUTER_DTYPE} must be {' or '.join(_ROUTED)}; got {config[_ROUTER_DTYPE]!r}")
     try:
         made = cls(**numbers)
     except Exception as error:  # transformers validates types with exception classes of its own
@@ -74,17 +88,30 @@ def check(config: Mapping[str, Any]) -> None:
     if heads and not getattr(made, "head_dim", None) and made.hidden_size % heads:
         raise ValueError(f"num_attention_heads ({heads}) must divide hidden_size ({made.hidden_size})")
     try:
-        with torch.device("meta"):  # everything but the memory
-            AutoModelForCausalLM.from_config(made)
+        routed = has_experts(config)
+    except contract.OutsideContractError:
+        raise
     except Exception as error:
         given = ", ".join(f"{key}={value}" for key, value in numbers.items())
-        raise ValueError(f"{cls.__name__} cannot be built from {given}: {type(error).__name__} {error}") from error
+        said = " ".join(str(error).split())
+        raise ValueError(f"{cls.__name__} cannot be built from {given}: {type(error).__name__} {said}") from error
+    if config.get(_ROUTER_DTYPE) is not None and not routed:
+        raise ValueError(f"model.config.{_ROUTER_DTYPE} is of routers, and this model is dense; leave it out")
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:
-    """Whether the model of this config is a mixture of experts."""
-    made = config_class(config["_target_"])(**{key: value for key, value in config.items() if key != "_target_"})
-    return any(isinstance(getattr(made, name, None), int) for name in _EXPERTS)
+    """Whether the model of this config has a layer with a router; raises as ``contract.moe_layers``."""
+    return _moe_layers(config["_target_"], json.dumps(_numbers(config), sort_keys=True)) > 0
+
+
+@functools.cache
+def _moe_layers(target: str, numbers: str) -> int:
+    return contract.moe_layers(config_class(target)(**json.loads(numbers)))
+
+
+def _numbers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the family's own config class is given."""
+    return {key: value for key, value in config.items() if key not in ("_target_", _ROUTER_DTYPE)}
 
 
 def _fields(cls: type[PreTrainedConfig]) -> set[str]:
@@ -99,20 +126,43 @@ def _fields(cls: type[PreTrainedConfig]) -> set[str]:
 def build(
     config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int, device: str | None = None
 ) -> PreTrainedModel:
-    """A freshly initialised fp32 model on ``device`` (None: torch's current one); equal seeds give equal weights.
-
-    Experts run through transformers' ``grouped_mm`` implementation, attention through ``sdpa``.
-    """
+    """A freshly initialised fp32 model on ``device`` (None: torch's current one); equal seeds give equal weights."""
     cls = config_class(config["_target_"])
-    numbers = {key: value for key, value in config.items() if key != "_target_"}
+    numbers = _numbers(config)
     numbers |= {"vocab_size": len(tokenizer)}
     numbers |= {f"{token}_token_id": getattr(tokenizer, f"{token}_token_id") for token in ("pad", "bos", "eos")}
-    kwargs: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.float32}
-    if has_experts(config):
-        kwargs["experts_implementation"] = "grouped_mm"
     # transformers initialises from torch's global generator: lent a seed for the duration, then given back.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(cls(**numbers), **kwargs)
+        model = AutoModelForCausalLM.from_config(cls(**numbers), dtype=torch.float32, **implementations(cls))
+    if config.get(_ROUTER_DTYPE) is not None:
+        for router in routers(model):
+            router.__class__ = type(type(router).__name__, (_ROUTED[config[_ROUTER_DTYPE]], type(router)), {})
     # In evaluation mode throughout, so that no dropout or router jitter sets sampler and trainer apart.
     return model.eval().to(device) if device else model.eval()
+
+
+def implementations(cls: type[PreTrainedConfig]) -> dict[str, str]:
+    """How a family's layers are computed: experts by ``grouped_mm``, attention by ``sdpa`` where it has that."""
+    family: Any = AutoModelForCausalLM._model_mapping[cls]
+    chosen = {"attn_implementation": "sdpa" if family._supports_sdpa else "eager"}
+    return chosen | ({"experts_implementation": "grouped_mm"} if family._can_set_experts_implementation() else {})
+
+
+class _InFloat32(nn.Module):
+    """Mixed into the class of a router: its arithmetic is fp32 under any ``precision``."""
+
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(hidden.device.type, enabled=False):
+            return super().forward(hidden.float(), *args, **kwargs)
+
+
+class _InBfloat16(nn.Module):
+    """Mixed into the class of a router: its arithmetic is bf16 under any ``precision``."""
+
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(hidden.device.type, dtype=torch.bfloat16):
+            return super().forward(hidden, *args, **kwargs)
+
+
+_ROUTED = {"float32": _InFloat32, "bfloat16": _InBfloat16}

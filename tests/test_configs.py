@@ -1,6 +1,7 @@
 """Every shipped config composes and runs; what Hydra builds is what Python builds."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -33,6 +34,16 @@ def with_needed(name: str) -> list[str]:
     return [f"algorithm={name}", *([f"correction={needed}"] if needed else [])]
 
 
+def models() -> list[Any]:
+    """Every model that needs no checkpoint; most wait for `make check`, since test_families trains them too."""
+    quick = ("micro", "tiny", "deep", "dense_tiny", "mixtral_micro", "deepseek_v3_micro", "gpt_oss_micro")
+    return [
+        pytest.param([f"model={name}"], marks=[] if name in quick else pytest.mark.check)
+        for name in group("model")
+        if name != "pretrained"
+    ]
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -40,7 +51,7 @@ def with_needed(name: str) -> list[str]:
         *([f"correction={name}", "model=micro"] for name in group("correction")),
         *([f"routing={name}", "model=micro"] for name in group("routing")),
         *([f"engine={name}", "model=micro"] for name in group("engine")),
-        *([f"model={name}"] for name in group("model")),
+        *models(),
         *([f"task={name}", "model=micro"] for name in group("task")),
         *([f"experiment={name}"] for name in group("experiment")),
     ],

@@ -95,9 +95,12 @@ def test_a_field_that_only_the_model_reads_is_accepted_and_takes_effect() -> Non
     assert make(numbers).model.layers[0].self_attn.q_proj.out_features == 4 * 24
 
 
-@pytest.mark.parametrize("path", sorted((CONF / "model").glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_shipped_model_passes_the_check(path: Path) -> None:
-    build.check(shipped(path.stem))
+BUILT = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "pretrained")
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_shipped_model_passes_the_check(name: str) -> None:
+    build.check(shipped(name))
 
 
 # --- what is built -----------------------------------------------------------------------------------

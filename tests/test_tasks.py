@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from steadymoe.bench.tasks import is_held_out
-from steadymoe.bench.tasks.chain import Chain, character_tokenizer
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.tasks.characters import character_tokenizer
 
 
 def chain(**changed: int) -> Chain:

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
-from steadymoe.bench.tasks import is_held_out
+from steadymoe.bench.tasks import draw_prompts, refuse_empty_streams
+from steadymoe.bench.tasks.characters import character_tokenizer
 
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
@@ -28,7 +26,7 @@ class Chain:
     modulus: int
     spare_tokens: int
     version: int = 1
-    tokenizer: PreTrainedTokenizerFast = field(init=False, repr=False)
+    tokenizer: PreTrainedTokenizerBase = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_operands <= self.max_operands:
@@ -42,6 +40,7 @@ class Chain:
         if self.version != 1:
             raise ValueError(f"task chain is at version 1; got task.version={self.version}")
         self.tokenizer = character_tokenizer("0123456789+-*=")
+        refuse_empty_streams(self)
 
     @property
     def max_new_tokens(self) -> int:
@@ -50,16 +49,15 @@ class Chain:
 
     def sample(self, count: int, generator: np.random.Generator, held_out: bool = False) -> list[str]:
         """``count`` prompts, independent of each other; the number of operands is uniform."""
-        prompts: list[str] = []
-        while len(prompts) < count:
+
+        def draw() -> str:
             operands = int(generator.integers(self.min_operands, self.max_operands + 1))
             digits = generator.integers(self.modulus, size=operands)
             symbols = generator.choice(list(_OPERATORS), size=operands - 1)
             body = "".join(f"{symbol}{digit}" for symbol, digit in zip(symbols, digits[1:], strict=True))
-            prompt = f"{digits[0]}{body}="
-            if is_held_out(prompt) == held_out:
-                prompts.append(prompt)
-        return prompts
+            return f"{digits[0]}{body}="
+
+        return draw_prompts(draw, count, held_out)
 
     def demonstrations(self, prompts: Sequence[str], noise: float, generator: np.random.Generator) -> list[str]:
         """Running values; a wrong step is uniform over the wrong digits, and later steps go on from it."""
@@ -87,15 +85,3 @@ def _steps(prompt: str) -> Iterator[tuple[Callable[[int, int], int], int]]:
     """The operations of a prompt in order: ``3+7*2=`` gives (add, 7) and (mul, 2)."""
     for symbol, digit in zip(prompt[1:-1:2], prompt[2::2], strict=True):
         yield _OPERATORS[symbol], int(digit)
-
-
-def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of one token a character, with ``<pad>`` (id 0) and ``<eos>`` (id 1), padding on the left."""
-    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *characters])}
-    # There is no unknown token: a character outside the vocabulary is an error.
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left"
-    )

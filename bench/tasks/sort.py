@@ -1,0 +1,61 @@
+"""Sorting: ``5291=`` is answered by its symbols in order, ``1259``. As long as one likes, and easy to check."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from steadymoe.bench.tasks import draw_prompts, refuse_empty_streams
+from steadymoe.bench.tasks.characters import character_tokenizer, corrupted
+
+
+@dataclass
+class Sort:
+    """The task ``sort``; its numbers are explained in ``conf/task/sort.yaml``."""
+
+    symbols: str
+    min_length: int
+    max_length: int
+    spare_tokens: int
+    version: int = 1
+    tokenizer: PreTrainedTokenizerBase = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        letters_and_digits = self.symbols.isascii() and self.symbols.isalnum()
+        if not letters_and_digits or len(set(self.symbols)) < max(2, len(self.symbols)):
+            raise ValueError(f"task.symbols must be two or more different letters or digits; got {self.symbols!r}")
+        if not 2 <= self.min_length <= self.max_length:
+            raise ValueError(f"2 <= task.min_length <= task.max_length; got {self.min_length} and {self.max_length}")
+        if self.spare_tokens < 0:
+            raise ValueError(f"task.spare_tokens must not be negative; got {self.spare_tokens}")
+        if self.version != 1:
+            raise ValueError(f"task sort is at version 1; got task.version={self.version}")
+        self.tokenizer = character_tokenizer(self.symbols + "=")
+        refuse_empty_streams(self)
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Room for the longest right answer, its end token, and ``spare_tokens``."""
+        return self.max_length + 1 + self.spare_tokens
+
+    def sample(self, count: int, generator: np.random.Generator, held_out: bool = False) -> list[str]:
+        """``count`` prompts; lengths are uniform, symbols uniform and repeated as they come."""
+
+        def draw() -> str:
+            length = int(generator.integers(self.min_length, self.max_length + 1))
+            return "".join(self.symbols[index] for index in generator.integers(len(self.symbols), size=length)) + "="
+
+        return draw_prompts(draw, count, held_out)
+
+    def demonstrations(self, prompts: Sequence[str], noise: float, generator: np.random.Generator) -> list[str]:
+        """Sorted symbols; a wrong step is uniform over the other symbols, and later steps go on as if it were right."""
+        return [corrupted(self._sorted(prompt), noise, [self.symbols], generator) for prompt in prompts]
+
+    def score(self, prompt: str, response: str, finished: bool) -> float:
+        """1 if the response ended and is exactly the sorted prompt."""
+        return float(finished and response == self._sorted(prompt))
+
+    def _sorted(self, prompt: str) -> str:
+        """In the order in which ``symbols`` has them."""
+        return "".join(sorted(prompt[:-1], key=self.symbols.index))

@@ -1,0 +1,167 @@
+"""A local checkpoint of transformers in place of a model built from numbers: weights, tokenizer, chat template, limits.
+
+Nothing is downloaded, and no code or pickle of a checkpoint is run: transformers' own classes and safetensors alone.
+What is wrong with a checkpoint is a ValueError of one line that begins with ``model.path``.
+"""
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from steadymoe.models import build, contract
+
+# What a checkpoint is made of; its read-me and its optimizer's state change nothing.
+_CONTENT = (".safetensors", ".json", ".jinja", ".model", ".txt")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a checkpoint can be asked to write, in tokens; None where it says nothing."""
+
+    length: int | None
+    """Of prompt and response together."""
+    new_tokens: int | None
+    """Of a response."""
+
+
+def moe_layers(path: str) -> int:
+    """The number of layers with a router, 0 for a dense model; raises ValueError for what cannot be loaded and run."""
+    if not (Path(path) / "config.json").is_file():
+        raise ValueError(f"model.path: {path} is no folder with a config.json")
+    return _moe_layers(path, digest(path))
+
+
+@functools.cache
+def _moe_layers(path: str, content: str) -> int:
+    folder = Path(path)
+    index = folder / "model.safetensors.index.json"
+    shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    missing = sorted(shard for shard in shards if not (folder / shard).is_file())
+    if missing:
+        raise ValueError(f"model.path: {path} has no {missing[0]}; weights are read from safetensors alone")
+    config = _config(path)
+    if getattr(config, "quantization_config", None):
+        raise ValueError(f"model.path: the weights in {path} are quantised and cannot be trained")
+    try:
+        return contract.moe_layers(config)
+    except Exception as error:
+        raise ValueError(f"model.path: {path}: {_line(error)}") from error
+
+
+def load(path: str, device: str) -> PreTrainedModel:
+    """The model in fp32 on ``device``, as ``build.build`` makes one; ValueError if the files lack a part of it."""
+    config = _config(path)
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **build.implementations(type(config)),
+        )
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    model, found = loaded
+    wrong = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
+    if wrong:
+        raise ValueError(f"model.path: {path} has no weights for {len(wrong)} parts of its model, {wrong[0]} the first")
+    return model.eval().to(device)
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The checkpoint's tokenizer; called with texts, it puts each into its chat template if it has one.
+
+    It pads with its end token if it has no padding token. Raises ValueError if it cannot be used.
+    """
+    if not (Path(path) / "tokenizer_config.json").is_file():  # transformers would make up an empty one
+        raise ValueError(f"model.path: {path} has no tokenizer (no tokenizer_config.json)")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False, padding_side="left"
+        )
+    except Exception as error:  # whatever its files and the libraries that read them come up with
+        raise ValueError(f"model.path: the tokenizer in {path} cannot be loaded: {_line(error)}") from error
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"model.path: the tokenizer in {path} has no end token, so no response could end")
+    if len(tokenizer) > (words := _config(path).get_text_config().vocab_size):
+        raise ValueError(f"model.path: the tokenizer in {path} has {len(tokenizer)} tokens, its model {words}")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.chat_template is not None:
+        tokenizer.__class__ = type("Chat", (_Chat, type(tokenizer)), {})
+    return tokenizer
+
+
+def limits(path: str) -> Limits:
+    """What its model, tokenizer and generation config allow, the smallest of each."""
+    declared = Path(path) / "generation_config.json"
+    generation = GenerationConfig.from_pretrained(path, local_files_only=True) if declared.is_file() else None
+    lengths = (
+        getattr(_config(path).get_text_config(), "max_position_embeddings", None),
+        load_tokenizer(path).model_max_length,
+        getattr(generation, "max_length", None),
+    )
+    return Limits(
+        length=min((length for length in lengths if length is not None), default=None),
+        new_tokens=getattr(generation, "max_new_tokens", None),
+    )
+
+
+def digest(path: str) -> str:
+    """A hash of the checkpoint's content, wherever it lies."""
+    files = sorted(file for file in Path(path).iterdir() if file.suffix in _CONTENT)
+    parts = [f"{file.name} {_file_digest(file, file.stat().st_mtime_ns, file.stat().st_size)}" for file in files]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@functools.cache
+def _file_digest(file: Path, changed: int, size: int) -> str:
+    """sha256 of a file, read once for each time that it was ``changed``: weights are gigabytes."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _config(path: str) -> PreTrainedConfig:
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # an unknown family, code of its own, a config of no JSON
+        raise ValueError(f"model.path: the config in {path} cannot be loaded: {_line(error)}") from error
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ValueError(
+            f"model.path: transformers has no causal language model for the {type(config).__name__} in {path}"
+        )
+    return config
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+class _Chat(PreTrainedTokenizerBase):
+    """Mixed into the class of a tokenizer with a chat template."""
+
+    def __call__(self, text: list[str], **kwargs: Any) -> Any:
+        """Each text as what a user says, up to where the assistant's answer begins."""
+        chats = [[{"role": "user", "content": each}] for each in text]
+        written = self.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+        return super().__call__(written, add_special_tokens=False, **kwargs)  # the template has written them
