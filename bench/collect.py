@@ -59,9 +59,8 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     """
     tables = []
     for run in runs.to_dict("records"):
-        table = record.read_table(Path(run["folder"]), "steps").drop(
-            columns=["token_ratio_histogram", "changed_slots_histogram"]
-        )
+        table = record.read_table(Path(run["folder"]), "steps")
+        table = table.drop(columns=[name for name in table if str(name).endswith("_histogram")])
         if run["diverged_reason"] == "not finite":
             table["reward"] = table["reward"].fillna(0.0)  # of a step that could not even be sampled
             missing = range(int(run["diverged_step"]) + 1, int(run["steps"]) + 1)
