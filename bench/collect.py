@@ -9,8 +9,10 @@ from steadymoe.bench.status import run_folders
 
 # What tells one run from another, besides its seed.
 ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]
-# What the long table keeps of each run; ``arm`` is what ``name_arms`` calls it.
-KEYS = ["arm", *ARM_KEYS, "seed"]
+# What a model is, from ``models.build.size``.
+SIZES = ["parameters", "active_parameters", "moe_layers", "experts", "top_k"]
+# What the long table keeps of each run; ``arm`` is what ``name_arms`` calls it, ``strength`` the engine's.
+KEYS = ["arm", *ARM_KEYS, "routing", "correction", "engine", "strength", "moe_layers", "experts", "seed"]
 
 
 def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
@@ -31,7 +33,9 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 "steps": facts["config"]["steps"],
                 "wall_seconds": facts.get("wall_seconds"),
                 "tokens_sampled": facts.get("tokens"),
-                "parameters": facts.get("parameters"),
+                **{key: facts[key] for key in ("routing", "correction", "engine")},
+                "strength": facts["config"]["engine"].get("strength"),
+                **{key: facts.get(key) for key in SIZES},
                 "config_hash": facts["config_hash"],
                 "config_without_seed": facts["config_hash_without_seed"],
                 "settings": facts["settings_hash"],
