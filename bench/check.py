@@ -111,6 +111,8 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     try:
         has_experts = _model(config["model"])
         task = instantiate(config["task"])
+        if "path" not in config["model"]:
+            limits.check_built(config["model"]["config"], task)
         build_algorithm(config["engine"])
         traits = from_config(config["algorithm"], config["correction"]).traits
         _advantage(config, traits)

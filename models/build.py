@@ -104,6 +104,11 @@ def has_experts(config: Mapping[str, Any]) -> bool:
     return _moe_layers(config["_target_"], json.dumps(_numbers(config), sort_keys=True)) > 0
 
 
+def positions(config: Mapping[str, Any]) -> int | None:
+    """For how many tokens the model of this config is made, prompt and response together; None if it does not say."""
+    return getattr(config_class(config["_target_"])(**_numbers(config)), "max_position_embeddings", None)
+
+
 @functools.cache
 def _moe_layers(target: str, numbers: str) -> int:
     return contract.moe_layers(config_class(target)(**json.loads(numbers)))

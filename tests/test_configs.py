@@ -53,11 +53,14 @@ def models() -> list[Any]:
         *([f"engine={name}", "model=micro"] for name in group("engine")),
         *models(),
         *([f"task={name}", "model=micro"] for name in group("task")),
+        ["task=sort", "task.min_length=150", "task.max_length=200", "model=micro"],
         *([f"experiment={name}"] for name in group("experiment")),
     ],
     ids=" ".join,
 )
 def test_every_shipped_config_runs_two_steps(words: list[str], tmp_path: Path) -> None:
+    if "task=reasoning_gym" in words:
+        pytest.importorskip("reasoning_gym")
     runs = compose.plan([*words, *SHORT, f"results_dir={tmp_path}"])
     assert run.execute(runs[0]) == "finished"
     assert len(record.read_table(runs[0].folder, "steps")) == 2
