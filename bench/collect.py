@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from steadymoe.bench import record
+from steadymoe.bench.check import flatten
 from steadymoe.bench.status import run_folders
 
 # What tells one run from another, besides its seed.
@@ -41,6 +42,7 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 "settings": facts["settings_hash"],
                 "algorithm_code": facts["algorithm_code"],
                 "axes_values": facts["axes"],
+                "numbers": flatten(facts["config"]),
                 "versions": " ".join(f"{name} {number}" for name, number in facts["versions"].items()),
                 "revision": revision["commit"] + ("+changes" if revision["changed"] else ""),
                 "machine": f"{facts['machine']['cpu']}, {facts['machine'].get('gpu', facts['config']['device'])}",
@@ -77,10 +79,15 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def name_arms(frame: pd.DataFrame) -> pd.Series:
-    """A short name for what each row compares: its algorithm, and what else differs within ``frame``."""
+    """A short name for what each row compares: its algorithm, and what else differs within ``frame``.
+
+    A number at its usual value is no axis of its run, and is named all the same where other runs have another.
+    """
     varying = [key for key in ARM_KEYS if key == "algorithm" or (key != "axes" and frame[key].nunique() > 1)]
     axes = frame["axes_values"].tolist()
     keys = sorted({key for each in axes for key in each})
+    usual = [{key: numbers[key] for key in keys if key in numbers} for numbers in frame["numbers"]]
+    axes = [given | own for given, own in zip(usual, axes, strict=True)]
     differing = [key for key in keys if len({str(each.get(key)) for each in axes}) > 1]
     names = [
         " ".join([*row, *(f"{key.rpartition('.')[2]}={each[key]}" for key in differing if key in each)])

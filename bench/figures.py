@@ -211,7 +211,8 @@ def _ratio(steps: pd.DataFrame, above: str, below: str) -> pd.DataFrame:
     """One metric over another at every step that has both, as a metric ``ratio``."""
     keys = ["line", "moe_layers", "seed", "step"]
     wide = steps[steps["metric"].isin([above, below])].pivot_table(index=keys, columns="metric", values="value")
-    both = wide[(wide.get(above, 0) > 0) & (wide.get(below, 0) > 0)]
+    both = wide.reindex(columns=[above, below]).dropna()
+    both = both[(both > 0).all(axis=1)]
     return (both[above] / both[below]).rename("value").reset_index().assign(metric="ratio")
 
 

@@ -74,7 +74,9 @@ def _section(
     texts = {
         results / "tables" / f"{name}-summary.md": f"{markdown}\n\n{tables.CAPTION}\n",
         results / "tables" / f"{name}-summary.csv": tables.to_numbers(summary).to_csv(index=False),
-        results / "tables" / f"{name}-runs.csv": found.drop(columns=["folder", "axes_values"]).to_csv(index=False),
+        results / "tables" / f"{name}-runs.csv": found.drop(columns=["folder", "axes_values", "numbers"]).to_csv(
+            index=False
+        ),
     }
     of_models = tables.models(steps, runs)
     if of_models is not None:
