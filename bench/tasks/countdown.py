@@ -1,4 +1,4 @@
-"""Countdown: ``3 5 7=26:`` is answered by any expression of the given numbers that makes the target, ``7*3+5``.
+"""Countdown: ``3 5 7=9:`` is answered by any expression of the given numbers that makes the target, ``7+5-3``.
 
 Each given number may be used once or not at all, the rule of the television game (TinyZero's is exactly once), so
 that a prompt has many right answers. Brackets are allowed though no demonstration has them: they are there to be
