@@ -21,8 +21,10 @@ quickstart: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest
 
-# What takes longer: every algorithm learns. Its table is committed.
+# What takes longer: every algorithm learns. Its table is committed. And what needs a C compiler: task=reasoning_gym.
 check: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,reasoning]'
+	$(BIN)/python -m pytest -k reasoning_gym
 	$(BIN)/steadymoe run experiment=every_algorithm
 	$(BIN)/steadymoe report --experiment every_algorithm
 	cp results/tables/every_algorithm-summary.md results/tables/every_algorithm-summary.csv \

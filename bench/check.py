@@ -43,7 +43,12 @@ _AT_LEAST = {
     "algorithm.sampling.max_rollouts": 1,
     "algorithm.overlong.penalty": 0,
 }
-_ABOVE_ZERO = ("optimizer.epsilon", "optimizer.max_grad_norm", "cold_start.learning_rate")
+_ABOVE_ZERO = (
+    "optimizer.epsilon",
+    "optimizer.max_grad_norm",
+    "cold_start.learning_rate",
+    "routing.predictor_learning_rate",  # of routing=pr2 alone
+)
 _SHARES = (
     "cold_start.noise",
     "cold_start.accuracy_low",
@@ -56,7 +61,7 @@ _CHOICES = {
     "device": ("cpu", "cuda"),
     "precision": ("fp32", "bf16"),
     "experts": build.EXPERTS,
-    "routing.replay": ("none", "r2", "r3"),
+    "routing.replay": ("none", "r2", "r3", "pr2"),
 }
 # Added keys here are fields of a class, which refuses what it does not know.
 _CHECKED_BY_THEIR_CLASS = (
@@ -111,6 +116,8 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     try:
         has_experts = _model(config["model"])
         task = instantiate(config["task"])
+        if "path" not in config["model"]:
+            limits.check_built(config["model"]["config"], task)
         build_algorithm(config["engine"])
         traits = from_config(config["algorithm"], config["correction"]).traits
         _advantage(config, traits)
@@ -119,6 +126,8 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     except InstantiationException as error:
         raise ConfigError(" ".join(str(error.__cause__ or error).split())) from error
     routing = config["routing"]
+    if (routing["replay"] == "pr2") != ("predictor_learning_rate" in routing):
+        raise ConfigError("routing.replay is pr2 with routing=pr2 and with no other, since it needs its predictors")
     routed = routing["replay"] != "none" or routing["freeze"] or routing["aux_loss"] > 0 or routing["z_loss"] > 0
     if routed and not has_experts:
         raise ConfigError("this model is dense and has no routers to replay, freeze or balance; use routing=off")
@@ -159,7 +168,7 @@ def _numbers(flat: Mapping[str, Any]) -> None:
         if not flat[key] >= least:
             raise ConfigError(f"{key} must be at least {least}; got {flat[key]}")
     for key in _ABOVE_ZERO:
-        if not flat[key] > 0:
+        if key in flat and not flat[key] > 0:
             raise ConfigError(f"{key} must be above 0; got {flat[key]}")
     for key in _SHARES:
         if not 0 <= flat[key] <= 1:

@@ -19,6 +19,8 @@ def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
     # clone(): tied weights share memory, which safetensors refuses.
     tensors = {f"model/{name}": value.clone() for name, value in learner.model.state_dict().items()}
     tensors |= {f"loss/{name}": value.clone() for name, value in learner.state.items()}
+    if learner.predictor is not None:
+        tensors |= {f"predictor/{name}": value.clone() for name, value in learner.predictor.state_dict().items()}
     tensors |= {f"sampler/{name}": value.clone() for name, value in sampler.state().items()}
     for index, state in learner.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{name}": value.clone() for name, value in state.items()}
@@ -36,7 +38,7 @@ def step_of(path: Path) -> int | None:
 def load(path: Path, learner: Learner, sampler: Sampler) -> int:
     """Restore what ``save`` wrote into ``learner`` and ``sampler``; returns the step."""
     state: dict[int, dict[str, torch.Tensor]] = {}
-    weights, of_loss, of_sampler = {}, {}, {}
+    weights, of_loss, of_sampler, of_predictor = {}, {}, {}, {}
     with safe_open(path, framework="pt") as file:
         step = int(file.metadata()["step"])
         for key in file.keys():  # noqa: SIM118 (not a dict)
@@ -47,11 +49,15 @@ def load(path: Path, learner: Learner, sampler: Sampler) -> int:
                 of_loss[name] = file.get_tensor(key)
             elif kind == "sampler":
                 of_sampler[name] = file.get_tensor(key)
+            elif kind == "predictor":
+                of_predictor[name] = file.get_tensor(key)
             else:
                 index, _, moment = name.partition("/")
                 state.setdefault(int(index), {})[moment] = file.get_tensor(key)
     learner.model.load_state_dict(weights)
     learner.optimizer.load_state_dict(learner.optimizer.state_dict() | {"state": state})
     learner.remember(of_loss)
+    if learner.predictor is not None:
+        learner.predictor.load_state_dict(of_predictor)
     sampler.load(of_sampler)
     return step

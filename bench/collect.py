@@ -5,12 +5,15 @@ from pathlib import Path
 import pandas as pd
 
 from steadymoe.bench import record
+from steadymoe.bench.check import flatten
 from steadymoe.bench.status import run_folders
 
 # What tells one run from another, besides its seed.
 ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]
-# What the long table keeps of each run; ``arm`` is what ``name_arms`` calls it.
-KEYS = ["arm", *ARM_KEYS, "seed"]
+# What a model is, from ``models.build.size``.
+SIZES = ["parameters", "active_parameters", "moe_layers", "experts", "top_k"]
+# What the long table keeps of each run; ``arm`` is what ``name_arms`` calls it, ``strength`` the engine's.
+KEYS = ["arm", *ARM_KEYS, "routing", "correction", "engine", "strength", "moe_layers", "experts", "seed"]
 
 
 def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
@@ -31,12 +34,15 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 "steps": facts["config"]["steps"],
                 "wall_seconds": facts.get("wall_seconds"),
                 "tokens_sampled": facts.get("tokens"),
-                "parameters": facts.get("parameters"),
+                **{key: facts[key] for key in ("routing", "correction", "engine")},
+                "strength": facts["config"]["engine"].get("strength"),
+                **{key: facts.get(key) for key in SIZES},
                 "config_hash": facts["config_hash"],
                 "config_without_seed": facts["config_hash_without_seed"],
                 "settings": facts["settings_hash"],
                 "algorithm_code": facts["algorithm_code"],
                 "axes_values": facts["axes"],
+                "numbers": flatten(facts["config"]),
                 "versions": " ".join(f"{name} {number}" for name, number in facts["versions"].items()),
                 "revision": revision["commit"] + ("+changes" if revision["changed"] else ""),
                 "machine": f"{facts['machine']['cpu']}, {facts['machine'].get('gpu', facts['config']['device'])}",
@@ -59,9 +65,8 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     """
     tables = []
     for run in runs.to_dict("records"):
-        table = record.read_table(Path(run["folder"]), "steps").drop(
-            columns=["token_ratio_histogram", "changed_slots_histogram"]
-        )
+        table = record.read_table(Path(run["folder"]), "steps")
+        table = table.drop(columns=[name for name in table if str(name).endswith("_histogram")])
         if run["diverged_reason"] == "not finite":
             table["reward"] = table["reward"].fillna(0.0)  # of a step that could not even be sampled
             missing = range(int(run["diverged_step"]) + 1, int(run["steps"]) + 1)
@@ -74,10 +79,15 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def name_arms(frame: pd.DataFrame) -> pd.Series:
-    """A short name for what each row compares: its algorithm, and what else differs within ``frame``."""
+    """A short name for what each row compares: its algorithm, and what else differs within ``frame``.
+
+    A number at its usual value is no axis of its run, and is named all the same where other runs have another.
+    """
     varying = [key for key in ARM_KEYS if key == "algorithm" or (key != "axes" and frame[key].nunique() > 1)]
     axes = frame["axes_values"].tolist()
     keys = sorted({key for each in axes for key in each})
+    usual = [{key: numbers[key] for key in keys if key in numbers} for numbers in frame["numbers"]]
+    axes = [given | own for given, own in zip(usual, axes, strict=True)]
     differing = [key for key in keys if len({str(each.get(key)) for each in axes}) > 1]
     names = [
         " ".join([*row, *(f"{key.rpartition('.')[2]}={each[key]}" for key in differing if key in each)])

@@ -34,6 +34,9 @@ _UPDATE = {
     "router_shift_min": "the least γ of a token",
     "router_shift_p10": "the tenth percentile of γ over tokens",
     "router_shift_floored": "share of tokens with γ below 0.8",
+    "replay_expert_disagreement": "1 − mean |S_executed ∩ S_live|/K: replayed experts that the router would not choose",
+    "replay_set_disagreement": "share of (layer, response token) whose replayed set is not the router's own choice",
+    "route_prediction_kl": "PR²: KL of the routers now from their prediction, mean over layers and response tokens",
     "router_margin": "the last chosen logit minus the first that was not, mean over layers and tokens",
     "router_confidence": "probability of the chosen experts together, mean over layers and tokens",
     "log_ratio_moment_free": "mean (log π_θ/π_old)² of response tokens after the update, on a fixed sample",
@@ -66,6 +69,12 @@ _STEP = {
     "rollout_expert_disagreement": "expert-change rate between sampling and training forward, same weights",
     "rollout_set_disagreement": "share of (layer, response token) whose set differs between sampling and training",
     "rollout_any_layer_disagreement": "share of response tokens whose set differs in at least one layer",
+    "rollout_top1_disagreement": "share of (layer, response token) whose first expert differs",
+    "rollout_router_kl": "KL of a router's distribution in sampling from that in training, over layers and tokens",
+    "rollout_router_shift_mean": "RSPO's γ between sampling and training, over the sampler's experts; mean over tokens",
+    "rollout_router_shift_min": "the least of it",
+    "rollout_router_shift_p10": "its tenth percentile",
+    "rollout_router_shift_floored": "share of tokens with it below 0.8",
     "expert_change_since_start": "expert-change rate against the cold start, on a fixed probe batch",
     "load_entropy": "entropy of the experts' load over log E, mean over layers; 1 is even",
     "load_max_violation": "largest load times E, minus 1, worst layer; 0 is even",
@@ -90,6 +99,9 @@ _LAYER = {
     "load_max_violation": "likewise",
     "dead_experts": "likewise: share of experts that no token chose",
     "rollout_expert_disagreement": "as in steps, of this layer; update 0 only",
+    "rollout_set_disagreement": "likewise",
+    "rollout_top1_disagreement": "likewise",
+    "rollout_router_kl": "likewise",
     "expert_change_since_start": "as in steps, of this layer; update 0 only",
 }
 
@@ -114,6 +126,10 @@ TABLES: dict[str, dict[str, tuple[pa.DataType, str]]] = {
         "changed_slots_histogram": (
             pa.list_(pa.int64()),
             "counts of (layer, response token) over the step's updates by experts that differ from the old: 0 to K",
+        ),
+        "rollout_changed_slots_histogram": (
+            pa.list_(pa.int64()),
+            "counts of (layer, response token) by experts that differ between sampling and training: 0 to K",
         ),
     },
     "updates": _KEYS | _numbers(_UPDATE),

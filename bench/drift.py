@@ -78,6 +78,21 @@ class Shift:
     gamma_N: Tensor
     """RSPO's γ of each response token: e^−(mean over layers and old experts of |log p_new/p_old|)."""
 
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """Scalars: the KL over all layers, and mean, least, tenth percentile and floored share of γ over tokens."""
+        return {
+            "router_kl": self.kl_L.mean(),
+            "router_shift_mean": self.gamma_N.mean(),
+            "router_shift_min": self.gamma_N.min(),
+            "router_shift_p10": self.gamma_N.quantile(0.1),
+            "router_shift_floored": (self.gamma_N < SHIFT_FLOOR).float().mean(),
+        }
+
+
+# RSPO's floor in a re-implementation (algorithms/rspo.py): the share of tokens below it is a column.
+SHIFT_FLOOR = 0.8
+
 
 def shift(old_LBTE: Tensor, new_LBTE: Tensor, old_routes_LBFK: Tensor, mask_BT: Tensor) -> Shift:
     """Compare the log-probabilities of all experts; γ is over the experts that ``old_routes_LBFK`` chose."""

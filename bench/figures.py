@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from steadymoe.bench import stats
+from steadymoe.bench import stats, tables
 
 # Each seed's curve is averaged over this many steps before seeds are averaged.
 SMOOTHED_OVER = 5
@@ -21,6 +21,7 @@ _LEAST_CLIPPED = 1e-3
 # Okabe and Ito's palette, distinguishable without colour vision; and line styles for print.
 _COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000"]
 _STYLES = ["-", "--", "-.", ":"]
+_MARKERS = ["o", "s", "^", "D", "v", "P"]
 _STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -86,12 +87,57 @@ def overview(steps: pd.DataFrame) -> Figure:
         return _finish(figure, axes[0], caption(steps, log=True))
 
 
-FIGURES: dict[str, Callable[[pd.DataFrame], Figure]] = {
+def dose_response(steps: pd.DataFrame) -> Figure | None:
+    """Final reward, sampler–trainer divergence and token-ratio variance against the strength of the rollout engine.
+
+    None where all runs have one strength.
+    """
+    if steps["strength"].nunique() < 2:
+        return None
+    steps = steps.assign(line=_line_names(steps, ["algorithm", "routing", "correction"]))
+    (dial, *others) = sorted(set(steps["engine"]) - {"exact"})
+    label = f"strength of {dial}" if not others else "engine strength"
+    with mpl.rc_context(_STYLE):
+        figure, axes = _panels(1, 3, 2.7)
+        _against(axes[0], steps, "strength", "reward", "last", "final reward")
+        _against(axes[1], steps, "strength", "rollout_kl_k3", "median", "KL of sampler from trainer (k3)", log=True)
+        _against(axes[2], steps, "strength", "token_ratio_variance", "median", "variance of the token ratio", log=True)
+        for axis in axes:
+            axis.set_xlabel(label)
+        return _finish(figure, axes[0], _points_caption(steps))
+
+
+def attribution(steps: pd.DataFrame) -> Figure | None:
+    """How much of the log-ratio routing causes, against depth and number of experts.
+
+    Left: 1 − E[(log r pinned)²] / E[(log r free)²]. Right: E[(log r)²] of tokens whose route changed in any layer,
+    over that of the others. None where all runs have one depth.
+    """
+    steps = steps[steps["experts"] > 0]
+    if steps["moe_layers"].nunique() < 2:
+        return None
+    named = steps["experts"].astype(int).astype(str) + " experts"
+    varied = _line_names(steps, ["algorithm", "routing", "engine"])
+    steps = steps.assign(line=named if varied.nunique() == 1 else varied + " " + named)
+    with mpl.rc_context(_STYLE):
+        figure, axes = _panels(1, 2, 2.7)
+        _against(axes[0], steps, "moe_layers", "routing_share", "median", "share of routing in E[(log r)²]")
+        changed = _ratio(steps, "log_ratio_moment_changed", "log_ratio_moment_unchanged")
+        _against(axes[1], changed, "moe_layers", "ratio", "median", "E[(log r)²], changed / unchanged", log=True)
+        for axis in axes:
+            axis.set_xlabel("MoE layers")
+            axis.set_xticks(sorted(steps["moe_layers"].unique()))
+        return _finish(figure, axes[0], _points_caption(steps))
+
+
+FIGURES: dict[str, Callable[[pd.DataFrame], Figure | None]] = {
     "overview": overview,
     "reward": reward,
     "expert_change": expert_change,
     "ratio_variance": ratio_variance,
     "clip_fraction": clip_fraction,
+    "dose_response": dose_response,
+    "attribution": attribution,
 }
 
 
@@ -153,6 +199,61 @@ def _curves(axis: Axes, steps: pd.DataFrame, metric: str, label: str, log: bool 
         axis.set_yscale("log")
     axis.set_xlabel("step (rollout)")
     axis.set_ylabel(label)
+
+
+def _line_names(steps: pd.DataFrame, keys: list[str]) -> pd.Series:
+    """What the lines of a figure compare: the algorithm, and those of ``keys`` that differ."""
+    varying = [key for key in keys if key == "algorithm" or steps[key].nunique() > 1]
+    return steps[varying].agg(" ".join, axis=1)
+
+
+def _ratio(steps: pd.DataFrame, above: str, below: str) -> pd.DataFrame:
+    """One metric over another at every step that has both, as a metric ``ratio``."""
+    keys = ["line", "moe_layers", "seed", "step"]
+    wide = steps[steps["metric"].isin([above, below])].pivot_table(index=keys, columns="metric", values="value")
+    both = wide.reindex(columns=[above, below]).dropna()
+    both = both[(both > 0).all(axis=1)]
+    return (both[above] / both[below]).rename("value").reset_index().assign(metric="ratio")
+
+
+def _against(axis: Axes, steps: pd.DataFrame, x: str, metric: str, how: str, label: str, log: bool = False) -> None:
+    """One line per ``line`` over the values of ``x``: the mean over seeds with its interval, of one number a run."""
+    chosen = steps[steps["metric"] == metric].sort_values("step")
+    lines = sorted(steps["line"].unique())
+    numbers = chosen.groupby(["line", x, "seed"])["value"].agg(lambda curve: tables.one_number(curve, how))
+    for index, line in enumerate(lines):
+        if line not in numbers.index.get_level_values("line"):
+            continue
+        points = numbers[line].groupby(level=0)
+        estimates = {at: stats.mean_over_seeds(values.tolist(), log) for at, values in points}
+        means = [each.mean for each in estimates.values()]
+        lows = [each.mean - each.low if each.low == each.low else 0.0 for each in estimates.values()]
+        highs = [each.high - each.mean if each.high == each.high else 0.0 for each in estimates.values()]
+        # Set a little apart, or intervals at one place would cover each other.
+        spread = (max(estimates) - min(estimates)) * 0.006 * (index - (len(lines) - 1) / 2)
+        axis.errorbar(
+            [at + spread for at in estimates],
+            means,
+            yerr=[lows, highs],
+            fmt=_MARKERS[index % len(_MARKERS)] + _STYLES[index % len(_STYLES)],
+            color=_COLOURS[index % len(_COLOURS)],
+            linewidth=1.2,
+            markersize=3.5,
+            elinewidth=0.7,
+            label=line,
+        )
+    if log:
+        axis.set_yscale("log")
+    axis.set_ylabel(label)
+
+
+def _points_caption(steps: pd.DataFrame) -> str:
+    least = steps.groupby(["line", "arm"])["seed"].nunique().min()
+    bars = "; bars: 95 % t interval" if least >= stats.LEAST_FOR_INTERVAL else ""
+    return (
+        f"Mean over seeds (on a logarithmic axis the geometric one), {_seeds(steps)}{bars}. Of each run: its last "
+        f"{tables.LAST_STEPS} steps for the final reward, else the median over steps."
+    )
 
 
 def _finish(figure: Figure, legend_from: Axes | None, text: str) -> Figure:

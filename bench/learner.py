@@ -18,6 +18,7 @@ from steadymoe.algorithms.objective import from_config
 from steadymoe.bench import drift, metrics
 from steadymoe.bench.policy import Forward, Sequences, forward
 from steadymoe.bench.rollout import Rollout
+from steadymoe.models.predictor import RoutePredictor
 from steadymoe.models.routing import experts_of, load_balancing_loss, routers, z_loss
 
 
@@ -28,7 +29,11 @@ class OldPolicy:
     logprobs_BT: Tensor
     routes_LBFK: Tensor | None
     """The routers' own choice, whatever ran."""
+    executed_LBFK: Tensor | None
+    """The experts that ran: the routers' own choice, but under R3 and PR²."""
     router_logprobs_LBTE: Tensor | None
+    router_inputs_LBTH: Tensor | None
+    """Kept for PR² alone."""
     top_logprobs_BTK: Tensor | None
     reference_logprobs_BT: Tensor | None
     """Under the weights of the cold start."""
@@ -43,10 +48,6 @@ class Measured:
     histogram: Tensor
     slots_C: Tensor | None
     """Counts of (layer, response token) by changed experts; None for a dense model."""
-
-
-# RSPO's floor in a re-implementation (algorithms/rspo.py): the share of tokens below it is a column.
-ROUTER_SHIFT_FLOOR = 0.8
 
 
 class Learner:
@@ -70,6 +71,13 @@ class Learner:
             weight_decay=numbers["weight_decay"],
             fused=True,
         )
+        self.predictor: RoutePredictor | None = None
+        if self._replay == "pr2":
+            self.predictor = RoutePredictor(model)
+            rate = config["routing"]["predictor_learning_rate"]
+            self.optimizer.add_param_group(
+                {"params": list(self.predictor.parameters()), "lr": rate, "weight_decay": 0.0}
+            )
         self.experts = next((experts_of(router) for router in routers(model)), 0)
         self._reference = copy.deepcopy(model) if self.objective.kl.coefficient > 0 else None
 
@@ -87,34 +95,41 @@ class Learner:
         """π_old of the whole rollout, computed in the micro-batches that will be trained on.
 
         The same split means the same arithmetic, so the ratio is exactly 1 before the first update. Under R3 the
-        sampler's experts run here as in the updates.
+        sampler's experts run here as in the updates, under PR² those that are predicted.
         """
         split = [part for rows in minibatches for part in self.parts(rows)]
         order_B = torch.cat(split).argsort()
         forced_LBFK = made.routes_LBFK if self._replay == "r3" else None
-        forwards = [self.forward(self.model, made, rows, forced_LBFK) for rows in split]
-        routes = [each.routes_LBFK for each in forwards if each.routes_LBFK is not None]
-        tops = [each.top_logprobs_BTK for each in forwards if each.top_logprobs_BTK is not None]
-        routed = [each.router_logprobs_LBTE for each in forwards if each.routes_LBFK is not None]
-        references = (
-            [] if self._reference is None else [self.forward(self._reference, made, rows).logprobs_BT for rows in split]
-        )
+        heads_LHE = None if self.predictor is None else list(self.predictor.heads_LHE)
+        forwards = [self.forward(self.model, made, rows, forced_LBFK, heads_LHE) for rows in split]
+        references = [] if self._reference is None else [self.forward(self._reference, made, rows) for rows in split]
+        routed = forwards[0].routes_LBFK is not None
+
+        def joined(parts: list[Tensor | None], dim: int = 0) -> Tensor | None:
+            found = [part for part in parts if part is not None]
+            return torch.cat(found, dim).index_select(dim, order_B) if found else None
+
         return OldPolicy(
             logprobs_BT=torch.cat([each.logprobs_BT for each in forwards])[order_B],
-            routes_LBFK=torch.cat(routes, 1)[:, order_B] if routes else None,
-            router_logprobs_LBTE=torch.cat(routed, 1)[:, order_B] if routed else None,
-            top_logprobs_BTK=torch.cat(tops)[order_B] if tops else None,
-            reference_logprobs_BT=torch.cat(references)[order_B] if references else None,
+            routes_LBFK=joined([each.routes_LBFK for each in forwards], 1),
+            executed_LBFK=joined([each.executed_LBFK for each in forwards], 1),
+            router_logprobs_LBTE=joined([each.router_logprobs_LBTE for each in forwards], 1) if routed else None,
+            router_inputs_LBTH=joined([each.router_inputs_LBTH for each in forwards], 1) if self.predictor else None,
+            top_logprobs_BTK=joined([each.top_logprobs_BTK for each in forwards]),
+            reference_logprobs_BT=joined([each.logprobs_BT for each in references]),
         )
 
-    def update(self, made: Rollout, old: OldPolicy, advantages_BT: Tensor, rows_M: Tensor) -> Measured:
-        """One gradient step on the rows of a mini-batch.
+    def update(
+        self, made: Rollout, old: OldPolicy, advantages_BT: Tensor, rows_M: Tensor, first: bool = False
+    ) -> Measured:
+        """One gradient step on the rows of a mini-batch; ``first`` for the first on its rollout.
 
-        The step is not taken, and the loss's state not renewed, when the loss or the gradient is not finite.
+        The step is not taken, and the loss's state not renewed, when the loss or the gradient is not finite. PR²'s
+        predictors learn in the same step, but not in the first, when the routers are still the old ones.
         """
         mask_MT = made.sequences.response_mask_BT[rows_M]
         whole = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
-        losses, batches, outputs, routed = [], [], [], []
+        losses, batches, outputs, forwards, predictions = [], [], [], [], []
         for rows in self.parts(rows_M):
             now = self.forward(self.model, made, rows, self.replayed(made, old))
             batch = self.batch(made, old, advantages_BT, rows, now, whole)
@@ -125,29 +140,48 @@ class Learner:
             batches.append(batch)
             outputs.append(output)
             if now.routes_LBFK is not None:
-                routed.append((now.routes_LBFK, now.router_logprobs_LBTE))
+                forwards.append(now)
+            if self.predictor is not None and not first:
+                assert old.router_inputs_LBTH is not None  # kept for PR²
+                assert old.router_logprobs_LBTE is not None
+                prediction = self.predictor(
+                    old.router_inputs_LBTH[:, rows],
+                    old.router_logprobs_LBTE[:, rows],
+                    now.router_logprobs_LBTE,
+                    batch.mask_BT,
+                )
+                share = batch.mask_BT.sum() / whole[1]
+                (share * prediction).backward()
+                predictions.append(share * prediction.detach())
         loss = torch.stack(losses).sum()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config["optimizer"]["max_grad_norm"])
         if loss.isfinite() and grad_norm.isfinite():
             self.optimizer.step()
             self.remember(outputs[-1].state)
         self.optimizer.zero_grad()
-        return self._measure(old, rows_M, loss, grad_norm, Batch.join(batches), _join(outputs), routed)
+        columns = {"loss": loss, "grad_norm": grad_norm}
+        if predictions:
+            columns["route_prediction_kl"] = torch.stack(predictions).sum() / len(forwards[0].router_logits_LNE)
+        return self._measure(columns, old, rows_M, Batch.join(batches), _join(outputs), forwards)
 
     def replayed(self, made: Rollout, old: OldPolicy) -> Tensor | None:
         """The experts that run in the updates on a rollout, (L, B, F, K); None for the routers' own choice."""
-        return {"none": None, "r2": old.routes_LBFK, "r3": made.routes_LBFK}[self._replay]
+        return {"none": None, "r2": old.routes_LBFK, "r3": made.routes_LBFK, "pr2": old.executed_LBFK}[self._replay]
 
     def forward(
-        self, model: PreTrainedModel, made: Rollout, rows: Tensor, forced_LBFK: Tensor | None = None
+        self,
+        model: PreTrainedModel,
+        made: Rollout,
+        rows: Tensor,
+        forced_LBFK: Tensor | None = None,
+        heads_LHE: list[Tensor] | None = None,
     ) -> Forward:
-        """The training forward of some rows, with what the objective asks for and the experts that are forced."""
+        """The training forward of some rows, with what the objective asks for and the experts forced or predicted."""
         top_BTK = None if made.top_tokens_BTK is None else made.top_tokens_BTK[rows]
         entropy_gradient = torch.is_grad_enabled() and self.objective.entropy_bonus > 0
         forced_LBFK = None if forced_LBFK is None else forced_LBFK[:, rows]
-        return forward(
-            model, made.sequences.rows(rows), self.config["precision"], top_BTK, entropy_gradient, forced_LBFK
-        )
+        sequences, precision = made.sequences.rows(rows), self.config["precision"]
+        return forward(model, sequences, precision, top_BTK, entropy_gradient, forced_LBFK, heads_LHE)
 
     def batch(
         self,
@@ -202,24 +236,22 @@ class Learner:
     @torch.no_grad()
     def _measure(
         self,
+        columns: dict[str, Tensor],
         old: OldPolicy,
         rows_M: Tensor,
-        loss: Tensor,
-        grad_norm: Tensor,
         batch: Batch,
         output: LossOutput,
-        routed: list[tuple[Tensor, Tensor]],
+        forwards: list[Forward],
     ) -> Measured:
-        """All columns of an update; routes are the routers' own choice against the old policy's."""
+        """``columns`` and all others of an update; routes are the routers' own choice against the old policy's."""
         overall, histogram = metrics.of_update(batch, output)
-        overall |= {
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "entropy": metrics.mean(batch.get("entropy_BT"), batch.mask_BT),
-        }
-        if not routed or old.routes_LBFK is None or old.router_logprobs_LBTE is None:
+        overall |= columns | {"entropy": metrics.mean(batch.get("entropy_BT"), batch.mask_BT)}
+        if not forwards or old.routes_LBFK is None or old.router_logprobs_LBTE is None:
             return Measured(overall, {}, histogram, None)
-        now_LBFK, now_LBTE = (torch.cat(parts, 1) for parts in zip(*routed, strict=True))
+        # Forwards of a model with routers have routes.
+        now_LBFK = torch.cat([each.routes_LBFK for each in forwards], 1)  # type: ignore[misc]
+        executed_LBFK = torch.cat([each.executed_LBFK for each in forwards], 1)  # type: ignore[misc]
+        now_LBTE = torch.cat([each.router_logprobs_LBTE for each in forwards], 1)
         old_LBFK, old_LBTE = old.routes_LBFK[:, rows_M], old.router_logprobs_LBTE[:, rows_M]
         moved = drift.change(old_LBFK, now_LBFK, batch.mask_BT)
         shift = drift.shift(old_LBTE, now_LBTE, old_LBFK, batch.mask_BT)
@@ -230,14 +262,13 @@ class Learner:
             "expert_set_change_rate": moved.set,
             "token_any_layer_change_rate": moved.any_layer,
             "top1_change_rate": moved.top1,
-            "router_kl": shift.kl_L.mean(),
-            "router_shift_mean": shift.gamma_N.mean(),
-            "router_shift_min": shift.gamma_N.min(),
-            "router_shift_p10": shift.gamma_N.quantile(0.1),
-            "router_shift_floored": (shift.gamma_N < ROUTER_SHIFT_FLOOR).float().mean(),
+            **shift.columns,
             "router_margin": decision.margin_L.mean(),
             "router_confidence": decision.confidence_L.mean(),
         }
+        if self._replay != "none":
+            replayed = drift.change(executed_LBFK, now_LBFK, batch.mask_BT)
+            overall |= {"replay_expert_disagreement": replayed.expert, "replay_set_disagreement": replayed.set}
         layers = {
             "expert_change_rate": moved.expert_L,
             "expert_set_change_rate": moved.set_L,

@@ -1,4 +1,4 @@
-"""Whether a checkpoint can read a task's prompts, and has room for them and their responses."""
+"""Whether a model has room for a task's prompts and their responses, and a checkpoint can read them."""
 
 import functools
 import json
@@ -8,10 +8,25 @@ from typing import Any
 from hydra.utils import instantiate
 
 from steadymoe.bench.seeding import numpy_generator
-from steadymoe.models import pretrained
+from steadymoe.bench.tasks import Task
+from steadymoe.models import build, pretrained
 
 # How many prompts are looked at. A longer one may come up in training.
 _PROMPTS = 64
+
+
+def check_built(config: Mapping[str, Any], task: Task) -> None:
+    """Raise ValueError, in one line, if a model built from these numbers has fewer positions than ``task`` needs.
+
+    Rotary embeddings would go on beyond them; learned ones would not.
+    """
+    tokens, positions = task.tokenizer(_prompts(task))["input_ids"], build.positions(config)
+    longest, new = max(map(len, tokens)), task.max_new_tokens
+    if positions is not None and longest + new > positions:
+        raise ValueError(
+            f"prompts of {longest} tokens and responses of {new} need {longest + new} positions; "
+            f"model.config.max_position_embeddings is {positions}"
+        )
 
 
 def check(path: str, task: Mapping[str, Any]) -> None:
@@ -23,9 +38,9 @@ def check(path: str, task: Mapping[str, Any]) -> None:
 def _check(path: str, content: str, task_config: str) -> None:
     """Once for a checkpoint of this content and a task: reading a tokenizer takes a second."""
     task, tokenizer = instantiate(json.loads(task_config)), pretrained.load_tokenizer(path)
-    prompts, new = task.sample(_PROMPTS, numpy_generator(0, "limits")), task.max_new_tokens
+    new = task.max_new_tokens
     try:
-        tokens = tokenizer(prompts)["input_ids"]
+        tokens = tokenizer(_prompts(task))["input_ids"]
     except Exception as error:  # a chat template is a program, and a tokenizer may lack a character
         said = " ".join(str(error).split())
         raise ValueError(
@@ -43,3 +58,7 @@ def _check(path: str, content: str, task_config: str) -> None:
             f"prompts of {longest} tokens and responses of {new} (task.max_new_tokens) need {longest + new} positions; "
             f"{path} has {limits.length}"
         )
+
+
+def _prompts(task: Task) -> list[str]:
+    return task.sample(_PROMPTS, numpy_generator(0, "limits"))

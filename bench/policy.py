@@ -1,10 +1,11 @@
 """The training forward: log-probabilities, entropy and routes of response tokens under a model's weights.
 
 Shapes: B sequences, S positions of prompt and response together (prompts padded on the left, responses on
-the right), T response positions, V vocabulary, L MoE layers, K experts a token. A forward is fed the
-first S − 1 positions, since the last token predicts nothing: F = S − 1.
+the right), T response positions, V vocabulary, L MoE layers, K experts a token, E experts, H hidden. A forward is
+fed the first S − 1 positions, since the last token predicts nothing: F = S − 1.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -53,6 +54,8 @@ class Forward:
     """The experts that ran; ``routes_LBFK`` unless routes were forced."""
     router_logits_LNE: list[Tensor]
     """Router logits of each layer over all B·F positions, with their gradient; empty for a dense model."""
+    router_inputs_LNH: list[Tensor]
+    """What the routers were given, likewise, without gradient."""
     top_logprobs_BTK: Tensor | None = None
     """log-probabilities of the tokens that were asked for."""
 
@@ -62,9 +65,18 @@ class Forward:
 
         As in ``drift``, the route of a response token is that of the position before it.
         """
+        return self._of_responses(self.router_logits_LNE).float().log_softmax(-1)
+
+    @property
+    def router_inputs_LBTH(self) -> Tensor:
+        """What the routers were given at the response tokens, likewise."""
+        return self._of_responses(self.router_inputs_LNH)
+
+    def _of_responses(self, values_LNX: list[Tensor]) -> Tensor:
         batch, width = self.logprobs_BT.shape
-        logits_LBFE = torch.stack([logits.detach().float() for logits in self.router_logits_LNE])
-        return logits_LBFE.view(len(logits_LBFE), batch, -1, logits_LBFE.shape[-1])[:, :, -width:].log_softmax(-1)
+        return torch.stack(
+            [values_NX.detach().view(batch, -1, values_NX.shape[-1])[:, -width:] for values_NX in values_LNX]
+        )
 
 
 def forward(
@@ -74,15 +86,18 @@ def forward(
     top_tokens_BTK: Tensor | None = None,
     entropy_gradient: bool = False,
     forced_LBFK: Tensor | None = None,
+    heads_LHE: Sequence[Tensor] | None = None,
 ) -> Forward:
     """Run the model over ``sequences``; gradients flow through ``logprobs_BT`` unless disabled outside.
 
     They flow through ``entropy_BT`` too with ``entropy_gradient``, and never through ``top_logprobs_BTK``. With
-    ``forced_LBFK`` its experts run in place of the routers' own choice, but where it is ``NO_ROUTE``.
+    ``forced_LBFK`` its experts run in place of the routers' own choice, but where it is ``NO_ROUTE``; with
+    ``heads_LHE`` those that PR² predicts.
     """
     tokens_BF, mask_BF = sequences.tokens_BS[:, :-1], sequences.mask_BS[:, :-1]
     with RouteRecorder(model) as recorder, autocast(tokens_BF.device.type, precision):
         recorder.force(None if forced_LBFK is None else forced_LBFK.flatten(1, 2))
+        recorder.predict(heads_LHE)
         logits_BTV = model(
             input_ids=tokens_BF,
             attention_mask=mask_BF,
@@ -98,14 +113,14 @@ def forward(
         entropy_BT = -(all_logprobs_BTV.exp() * all_logprobs_BTV).sum(-1)
     top_BTK = None if top_tokens_BTK is None else all_logprobs_BTV.detach().gather(-1, top_tokens_BTK)
     if routed is None:
-        return Forward(logprobs_BT, entropy_BT, None, None, [], top_BTK)
+        return Forward(logprobs_BT, entropy_BT, None, None, [], [], top_BTK)
 
     def placed(indices_LNK: Tensor) -> Tensor:
         routes_LBFK = indices_LNK.view(indices_LNK.shape[0], *tokens_BF.shape, -1)
         return routes_LBFK.masked_fill(~sequences.route_mask_BF[None, ..., None], NO_ROUTE)
 
     live_LBFK, executed_LBFK = placed(routed.live_LNK), placed(routed.executed_LNK)
-    return Forward(logprobs_BT, entropy_BT, live_LBFK, executed_LBFK, routed.logits_LNE, top_BTK)
+    return Forward(logprobs_BT, entropy_BT, live_LBFK, executed_LBFK, routed.logits_LNE, routed.inputs_LNH, top_BTK)
 
 
 def positions(mask_BF: Tensor) -> Tensor:

@@ -74,8 +74,17 @@ def _section(
     texts = {
         results / "tables" / f"{name}-summary.md": f"{markdown}\n\n{tables.CAPTION}\n",
         results / "tables" / f"{name}-summary.csv": tables.to_numbers(summary).to_csv(index=False),
-        results / "tables" / f"{name}-runs.csv": found.drop(columns=["folder", "axes_values"]).to_csv(index=False),
+        results / "tables" / f"{name}-runs.csv": found.drop(columns=["folder", "axes_values", "numbers"]).to_csv(
+            index=False
+        ),
     }
+    of_models = tables.models(steps, runs)
+    if of_models is not None:
+        text = f"{tables.to_markdown(of_models)}\n\n{tables.MODELS_CAPTION}\n"
+        texts |= {
+            results / "tables" / f"{name}-models.md": text,
+            results / "tables" / f"{name}-models.csv": tables.to_numbers(of_models).to_csv(index=False),
+        }
     for path, text in texts.items():
         atomic.write(path, partial(Path.write_text, data=text))
     data = results / "tables" / f"{name}-steps.parquet"
@@ -83,17 +92,22 @@ def _section(
     files, shown = [*texts, data], []
     for figure_name, draw in figures.FIGURES.items():
         figure = draw(steps)
+        if figure is None:
+            continue
         for suffix in ("png", "svg"):
             path = results / "figures" / f"{name}-{figure_name}.{suffix}"
             atomic.write(path, partial(figures.save, figure, suffix=suffix))
             files.append(path)
         image = base64.b64encode(path.read_bytes()).decode()
         shown.append({"name": figure_name, "caption": draw.__doc__, "svg": image})
+    shown_tables = [(summary, tables.CAPTION)]
+    shown_tables += [] if of_models is None else [(of_models, tables.MODELS_CAPTION)]
     section = {
         "name": name,
-        "header": list(summary.columns),
-        "rows": summary.map(str).to_numpy().tolist(),
-        "caption": tables.CAPTION,
+        "tables": [
+            {"header": list(table.columns), "rows": table.map(str).to_numpy().tolist(), "caption": caption}
+            for table, caption in shown_tables
+        ],
         "figures": shown,
         "runs": found.to_dict("records"),
         "mixed": _mixed(runs),

@@ -1,7 +1,7 @@
 """Rollout: G responses to each of P prompts, sampled by the policy with a key-value cache.
 
 Shapes: B = P·G sequences, T sampled positions, W width of the padded prompts, S = W + T positions in all,
-F = S − 1 positions fed, V vocabulary, L MoE layers, K experts a token or most likely tokens.
+F = S − 1 positions fed, V vocabulary, L MoE layers, E experts, K experts a token or most likely tokens.
 """
 
 from collections.abc import Sequence
@@ -32,6 +32,8 @@ class Rollout:
     """The most likely tokens at each position and, in the last place, the sampled one."""
     top_logprobs_BTK: Tensor | None = None
     """log μ of these tokens; −inf in the last place where the sampled one is among the others already."""
+    router_logprobs_LBTE: Tensor | None = None
+    """log of the sampler's routers' softmax over all experts, where they led to a sampled token."""
 
     def rows(self, index_B: Tensor) -> "Rollout":
         """A part of the rollout, with the same padding."""
@@ -42,6 +44,7 @@ class Rollout:
             self.scores_B[index_B],
             None if self.top_tokens_BTK is None else self.top_tokens_BTK[index_B],
             None if self.top_logprobs_BTK is None else self.top_logprobs_BTK[index_B],
+            None if self.router_logprobs_LBTE is None else self.router_logprobs_LBTE[:, index_B],
         )
 
     def padded(self, left: int, right: int) -> "Rollout":
@@ -58,6 +61,7 @@ class Rollout:
             self.scores_B,
             None if self.top_tokens_BTK is None else pad(self.top_tokens_BTK, (0, 0, 0, right)),
             None if self.top_logprobs_BTK is None else pad(self.top_logprobs_BTK, (0, 0, 0, right)),
+            None if self.router_logprobs_LBTE is None else pad(self.router_logprobs_LBTE, (0, 0, 0, right)),
         )
 
 
@@ -87,6 +91,7 @@ def join(parts: Sequence[Rollout]) -> Rollout:
         torch.cat([part.scores_B for part in parts]),
         below("top_tokens_BTK"),
         below("top_logprobs_BTK"),
+        below("router_logprobs_LBTE", 1),
     )
 
 
@@ -151,9 +156,13 @@ def sample(
     """
     cache = DynamicCache(config=model.config)
     routes: list[Tensor] = []
+    router_logprobs: list[Tensor] = []
 
     def feed(tokens: Tensor, real: Tensor, mask_so_far: Tensor, position: Tensor) -> Tensor:
-        """Next-token log-probabilities after ``tokens`` (rows, V); keeps the routes of the ``real`` ones."""
+        """Next-token log-probabilities after ``tokens`` (rows, V); keeps the routes of the ``real`` ones.
+
+        Of the last of them, which leads to the next token, also the routers' log-probabilities of all experts.
+        """
         logits = model(
             input_ids=tokens,
             attention_mask=mask_so_far,
@@ -166,6 +175,8 @@ def sample(
         if routed is not None:
             indices = routed.live_LNK.view(recorder.layers, *tokens.shape, -1)
             routes.append(indices.masked_fill(~real.bool()[None, ..., None], NO_ROUTE))
+            last_LRE = torch.stack([logits_NE.view(*tokens.shape, -1)[:, -1] for logits_NE in routed.logits_LNE])
+            router_logprobs.append(last_LRE.float().log_softmax(-1))
         return (logits.float() / temperature).log_softmax(-1)
 
     with RouteRecorder(model) as recorder, autocast(model.device.type, precision):
@@ -176,6 +187,7 @@ def sample(
         cache.reorder_cache(rows_B)  # type: ignore[arg-type]
         all_logprobs_BV = all_logprobs_PV.repeat_interleave(responses, 0)
         routes = [prompt_routes.repeat_interleave(responses, 1) for prompt_routes in routes]
+        router_logprobs = [of_prompt.repeat_interleave(responses, 1) for of_prompt in router_logprobs]
         tokens, masks = (
             [prompts_PW.repeat_interleave(responses, 0)],
             [prompt_mask_PW.repeat_interleave(responses, 0)],
@@ -211,6 +223,7 @@ def sample(
         torch.zeros(len(mask_BS), device=model.device),
         torch.stack(top_tokens, 1) if top_k else None,
         torch.stack(top_logprobs, 1) if top_k else None,
+        torch.stack(router_logprobs, 2) if router_logprobs else None,
     )
 
 

@@ -102,7 +102,7 @@ def _train(run: compose.Run, folder: Record) -> None:
             on_check=lambda update, accuracy: folder.update(progress={"cold_start_accuracy": accuracy}),
         )
     trainer = Trainer(model, task, config)
-    folder.update(cold_start=folder.run["cold_start"] | made, parameters=model.num_parameters())
+    folder.update(cold_start=folder.run["cold_start"] | made, **build.size(model))
 
     if resume_from is None:
         folder.append({"evaluations": trainer.evaluate(0)})

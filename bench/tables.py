@@ -20,6 +20,13 @@ SUMMARY = {
     "sequence-ratio variance": ("sequence_ratio_variance", "median"),
     "clip fraction": ("clip_fraction", "mean"),
 }
+# The same for the table of models.
+MODELS = {
+    "expert change per update": ("expert_change_per_update", "mean"),
+    "sampler–trainer disagreement": ("rollout_expert_disagreement", "mean"),
+    "share of routing": ("routing_share", "median"),
+    "final reward": ("reward", "last"),
+}
 # Averaged over seeds on a logarithmic scale.
 GEOMETRIC = ("token-ratio variance", "sequence-ratio variance")
 CAPTION = (
@@ -29,6 +36,13 @@ CAPTION = (
     f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
     "over steps, expert change per update and clip fraction means. Diverged: runs that collapsed or met a "
     "number that is not finite; they are part of every mean, the latter with reward and accuracy 0 once they ended."
+)
+MODELS_CAPTION = (
+    "Mean over seeds with a 95 % t interval (none below three seeds). Active parameters are those that one token uses. "
+    "Of each run: expert change per update is the mean over steps of the expert-change rate from before to after one "
+    "gradient update; sampler–trainer disagreement the mean over steps of the expert-change rate between the sampling "
+    "and the training forward at the same weights; share of routing the median over steps of 1 − E[(log r pinned)²] / "
+    f"E[(log r free)²]; final reward the mean of the last {LAST_STEPS} steps."
 )
 
 
@@ -54,25 +68,49 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
             "n": len(ours),
             "diverged": int((ours["status"] == "diverged").sum()),
         }
-        for column, (metric, how) in SUMMARY.items():
-            chosen = steps[(steps["arm"] == arm) & (steps["metric"] == metric)].sort_values("step")
-            numbers = [one_number(curve, how) for _, curve in chosen.groupby("seed")["value"]]
-            row[column] = mean_over_seeds(numbers, log=column in GEOMETRIC)
-        rows.append(row)
+        rows.append(row | _estimates(steps, arm, SUMMARY))
     rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean if row["n"] else 0.0)
     return pd.DataFrame(rows, columns=["arm", "n", "diverged", *SUMMARY])
 
 
-def to_markdown(summary: pd.DataFrame) -> str:
+def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
+    """One row per arm of an experiment that compares models with routers: their sizes, an ``Estimate`` for ``MODELS``.
+
+    None where all runs have one model, or none with routers.
+    """
+    routed = runs[runs["experts"] > 0]
+    if routed["model"].nunique() < 2:
+        return None
+    rows = []
+    for arm, ours in routed.groupby("arm"):
+        sizes = {name: int(ours[name].iloc[0]) for name in ("parameters", "active_parameters", "moe_layers")}
+        chosen = f"{int(ours['top_k'].iloc[0])} of {int(ours['experts'].iloc[0])}"
+        row = {"arm": arm, "n": len(ours)} | sizes | {"experts": chosen}
+        rows.append(row | _estimates(steps, str(arm), MODELS))
+    return pd.DataFrame(rows).rename(columns=lambda name: str(name).replace("_", " "))
+
+
+def _estimates(steps: pd.DataFrame, arm: str, columns: dict[str, tuple[str, str]]) -> dict[str, object]:
+    """An ``Estimate`` over the seeds of an arm for each column."""
+    ours = steps[steps["arm"] == arm].sort_values("step")
+    found: dict[str, object] = {}
+    for column, (metric, how) in columns.items():
+        curves = ours[ours["metric"] == metric].groupby("seed")["value"]
+        found[column] = mean_over_seeds([one_number(curve, how) for _, curve in curves], log=column in GEOMETRIC)
+    return found
+
+
+def to_markdown(table: pd.DataFrame) -> str:
     """The table as people read it: estimates with their intervals."""
-    return summary.map(str).to_markdown(index=False, disable_numparse=True)
+    return table.map(str).to_markdown(index=False, disable_numparse=True)
 
 
-def to_numbers(summary: pd.DataFrame) -> pd.DataFrame:
+def to_numbers(table: pd.DataFrame) -> pd.DataFrame:
     """The table as programs read it: mean, low, high and n of each estimate in columns of their own."""
-    plain = summary.drop(columns=[name for name in SUMMARY if name in summary])
-    for column in SUMMARY:
-        estimates: list[Estimate] = summary[column].tolist()
+    estimated = [name for name in table if isinstance(table[name].iloc[0], Estimate)]
+    plain = table.drop(columns=estimated)
+    for column in estimated:
+        estimates: list[Estimate] = table[column].tolist()
         for part in ("mean", "low", "high", "n"):
             plain[f"{column} {part}"] = [getattr(estimate, part) for estimate in estimates]
     return plain

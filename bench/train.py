@@ -78,7 +78,7 @@ class Trainer:
         with clock("probe_seconds"):
             since_start = self._cold_start.since_start(self.model)
             sampled = Probe(self.model, made.sequences.rows(self.sampled_rows(step)), self.config["precision"])
-        shown, layers = self._measure_rollout(made, old, since_start)
+        shown, layers, between = self._measure_rollout(made, old, since_start)
         layer_rows = _layer_rows(step, 0, layers)
 
         # Updates
@@ -87,7 +87,7 @@ class Trainer:
         diverged_at_update, slots = None, []
         for update, rows_M in enumerate(minibatches, start=1):
             with clock("update_seconds"):
-                measured = self.learner.update(made, old, advantages_BT, rows_M)
+                measured = self.learner.update(made, old, advantages_BT, rows_M, first=update == 1)
                 overall, layers = dict(measured.overall), dict(measured.layers)
                 histogram += measured.histogram
                 slots += [] if measured.slots_C is None else [measured.slots_C]
@@ -120,6 +120,8 @@ class Trainer:
         row |= metrics.of_step(update_rows) | {"token_ratio_histogram": histogram.tolist()}
         if slots:
             row["changed_slots_histogram"] = torch.stack(slots).sum(0).tolist()
+        if between is not None:
+            row["rollout_changed_slots_histogram"] = between.slots_C.tolist()
         row |= {"response_length": mask_BT.sum().item() / len(mask_BT), "response_tokens": int(mask_BT.sum())}
         if evaluations:
             row["eval_accuracy"] = sum(each["score"] for each in evaluations) / len(evaluations)
@@ -205,33 +207,48 @@ class Trainer:
 
     def _measure_rollout(
         self, made: Rollout, old: OldPolicy, since_start: drift.Change | None
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What a rollout shows before it is trained on: sampler against trainer, and drift since the cold start."""
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], drift.Change | None]:
+        """What a rollout shows before it is trained on: sampler against trainer, and drift since the cold start.
+
+        Columns overall, columns per layer, and the change of routes between the two engines.
+        """
         mask_BT = made.sequences.response_mask_BT
         overall = metrics.of_mismatch(made.logprobs_BT, old.logprobs_BT, mask_BT)
         if old.reference_logprobs_BT is not None:
             kl_BT = ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, "k3")
             overall["reference_kl"] = metrics.mean(kl_BT, mask_BT)
         if made.routes_LBFK is None or old.routes_LBFK is None or since_start is None:
-            return overall, {}
+            return overall, {}, None
+        assert made.router_logprobs_LBTE is not None  # beside routes
+        assert old.router_logprobs_LBTE is not None
         disagreement = drift.change(made.routes_LBFK, old.routes_LBFK, mask_BT)
+        shift = drift.shift(made.router_logprobs_LBTE, old.router_logprobs_LBTE, made.routes_LBFK, mask_BT)
         load = drift.load(made.routes_LBFK, mask_BT, self.learner.experts)
         overall |= {
             "rollout_expert_disagreement": disagreement.expert,
             "rollout_set_disagreement": disagreement.set,
             "rollout_any_layer_disagreement": disagreement.any_layer,
+            "rollout_top1_disagreement": disagreement.top1,
+            **{f"rollout_{name}": value for name, value in shift.columns.items()},
             "expert_change_since_start": since_start.expert,
             "load_entropy": load.entropy_L.mean(),
             "load_max_violation": load.max_violation_L.max(),
             "dead_experts": load.dead_L.mean(),
         }
-        return overall, {
-            "rollout_expert_disagreement": disagreement.expert_L,
-            "expert_change_since_start": since_start.expert_L,
-            "load_entropy": load.entropy_L,
-            "load_max_violation": load.max_violation_L,
-            "dead_experts": load.dead_L,
-        }
+        return (
+            overall,
+            {
+                "rollout_expert_disagreement": disagreement.expert_L,
+                "rollout_set_disagreement": disagreement.set_L,
+                "rollout_top1_disagreement": disagreement.top1_L,
+                "rollout_router_kl": shift.kl_L,
+                "expert_change_since_start": since_start.expert_L,
+                "load_entropy": load.entropy_L,
+                "load_max_violation": load.max_violation_L,
+                "dead_experts": load.dead_L,
+            },
+            disagreement,
+        )
 
 
 class Clock:

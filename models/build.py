@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from steadymoe.models import contract, megablocks
-from steadymoe.models.routing import routers
+from steadymoe.models.routing import experts_of, routers
 
 # Given by the tokenizer, so that one model YAML serves every task.
 _FROM_TOKENIZER = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
@@ -107,6 +107,11 @@ def has_experts(config: Mapping[str, Any]) -> bool:
     return _moe_layers(config["_target_"], json.dumps(_numbers(config), sort_keys=True)) > 0
 
 
+def positions(config: Mapping[str, Any]) -> int | None:
+    """For how many tokens the model of this config is made, prompt and response together; None if it does not say."""
+    return getattr(config_class(config["_target_"])(**_numbers(config)), "max_position_embeddings", None)
+
+
 @functools.cache
 def _moe_layers(target: str, numbers: str) -> int:
     return contract.moe_layers(config_class(target)(**json.loads(numbers)))
@@ -150,6 +155,28 @@ def build(
             router.__class__ = type(type(router).__name__, (_ROUTED[config[_ROUTER_DTYPE]], type(router)), {})
     # In evaluation mode throughout, so that no dropout or router jitter sets sampler and trainer apart.
     return model.eval().to(device) if device else model.eval()
+
+
+def size(model: PreTrainedModel) -> dict[str, int]:
+    """Counts of a model: all parameters, those that one token uses, MoE layers, experts of each, experts a token.
+
+    Routers, shared experts and embeddings are used by every token. The last two are 0 for a dense model.
+    """
+    parameters, (router, *_) = model.num_parameters(), [*routers(model), None]
+    if router is None:
+        return {"parameters": parameters, "active_parameters": parameters, "moe_layers": 0, "experts": 0, "top_k": 0}
+    experts = experts_of(router)
+    top_k = next(getattr(model.config, name) for name in _TOP_K if hasattr(model.config, name))
+    routed = sum(weight.numel() for name, weight in model.named_parameters() if ".experts." in name)
+    active = parameters - routed * (experts - top_k) // experts
+    layers = len(routers(model))
+    return {
+        "parameters": parameters,
+        "active_parameters": active,
+        "moe_layers": layers,
+        "experts": experts,
+        "top_k": top_k,
+    }
 
 
 def implementations(cls: type[PreTrainedConfig], experts: str) -> dict[str, str]:

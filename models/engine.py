@@ -10,17 +10,15 @@ Shapes: E experts, N tokens, O output features, I input features.
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from steadymoe.models.routing import experts_of, routers
+from steadymoe.models.routing import routers, with_logits
 
 _FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
@@ -221,31 +219,4 @@ class Sampler:
 def _change_logits(model: PreTrainedModel, change: Callable[[Tensor], Tensor]) -> None:
     """Put ``change`` between every router's matrix and the rest of the router, for good."""
     for router in routers(model):
-        router.forward = partial(_with_logits, router.forward, experts_of(router), change)
-
-
-def _with_logits(
-    forward: Callable[..., Any], experts: int, change: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any
-) -> Any:
-    with _Logits(experts, change) as logits:
-        output = forward(*args, **kwargs)
-    if logits.changed != 1:
-        raise RuntimeError(f"a router computed its logits {logits.changed} times in one call; expected one linear map")
-    return output
-
-
-class _Logits(TorchFunctionMode):
-    """Changes the result of the one linear map to E features inside a router."""
-
-    def __init__(self, experts: int, change: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self._experts, self._change, self.changed = experts, change, 0
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is nn.functional.linear and result.shape[-1] == self._experts:
-            self.changed += 1
-            return self._change(result)
-        return result
+        router.forward = partial(with_logits, router, router.forward, change)

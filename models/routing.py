@@ -1,9 +1,9 @@
 """Which experts a forward chose, recorded and replayed at the router modules of any transformers MoE model.
 
-Shapes: L MoE layers, N tokens of a forward (batch × positions, flattened), K experts a token, E experts.
+Shapes: L MoE layers, N tokens of a forward (batch × positions, flattened), K experts a token, E experts, H hidden.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -41,6 +41,8 @@ class Routed:
     """The router's own choice, forced or not, int16."""
     logits_LNE: list[Tensor]
     """The routers' logits of each layer, (N, E), with their gradient."""
+    inputs_LNH: list[Tensor]
+    """What the routers were given in each layer, (N, H), without gradient."""
 
 
 class RouteRecorder:
@@ -54,8 +56,9 @@ class RouteRecorder:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._routers = routers(model)
-        self._calls: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in self._routers]
+        self._calls: list[list[tuple[Tensor, Tensor, Tensor, Tensor]]] = [[] for _ in self._routers]
         self._forced: list[Tensor] | None = None
+        self._heads: Sequence[Tensor] | None = None
         self._before: list[Any] = []
 
     @property
@@ -78,6 +81,16 @@ class RouteRecorder:
             raise ValueError(f"a route names expert {int(routes_LNK.max())}; the model has {min(experts)}")
         self._forced = list(routes_LNK.long())
 
+    def predict(self, heads_LHE: Sequence[Tensor] | None) -> None:
+        """From now on the routers choose as if their logits were moved by input · head (PR², 2606.00395, eq. 4-6).
+
+        Their choice alone: gate weights are those of the unmoved logits, and so is what is recorded as ``live``.
+        None for their own choice again. Raises ValueError for heads of another number of layers.
+        """
+        if heads_LHE is not None and len(heads_LHE) != self.layers:
+            raise ValueError(f"predictors of {len(heads_LHE)} layers for a model with {self.layers} MoE layers")
+        self._heads = heads_LHE
+
     def __enter__(self) -> "RouteRecorder":
         for layer, router in enumerate(self._routers):
             self._before.append(router.__dict__.get("forward"))
@@ -94,20 +107,26 @@ class RouteRecorder:
                 router.forward = before
             calls.clear()
         self._before.clear()
-        self._forced = None
+        self._forced = self._heads = None
 
-    def _run(self, layer: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _run(self, layer: int, forward: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         router = self._routers[layer]
+        inputs_NH = hidden.detach().reshape(-1, hidden.shape[-1])
         forced_NK = None if self._forced is None else self._forced[layer]
+        if self._heads is not None:
+            moved_NE = (inputs_NH @ self._heads[layer]).detach()
+            with torch.no_grad(), _Selection(experts_of(router), None) as predicted:
+                with_logits(router, forward, lambda logits: logits + moved_NE.view_as(logits), hidden, *args, **kwargs)
+            forced_NK = predicted.live[0]
         with _Selection(experts_of(router), forced_NK) as selection:
-            output = forward(*args, **kwargs)
+            output = forward(hidden, *args, **kwargs)
         if len(selection.live) != 1:
             raise RuntimeError(
                 f"router of MoE layer {layer} ({type(router).__name__}) selected its experts "
                 f"{len(selection.live)} times in one call; recording and replay need exactly one torch.topk"
             )
         # A router returns (logits, gate weights, indices): see transformers' XTopKRouter classes.
-        self._calls[layer].append((output[2], selection.live[0], output[0]))
+        self._calls[layer].append((output[2], selection.live[0], output[0], inputs_NH))
         return output
 
     def take(self, tokens: int) -> Routed | None:
@@ -125,10 +144,10 @@ class RouteRecorder:
                 raise RuntimeError(
                     f"router of MoE layer {layer} saw {calls[0][0].shape[0]} tokens; the forward had {tokens}"
                 )
-        executed, live, logits = zip(*(calls[0] for calls in self._calls), strict=True)
+        executed, live, logits, inputs = zip(*(calls[0] for calls in self._calls), strict=True)
         for calls in self._calls:
             calls.clear()
-        return Routed(_stacked(executed), _stacked(live), list(logits))
+        return Routed(_stacked(executed), _stacked(live), list(logits), list(inputs))
 
 
 class _Selection(TorchFunctionMode):
@@ -162,6 +181,41 @@ class _Selection(TorchFunctionMode):
             )
         indices_NK = torch.where(self._forced_NK == NO_ROUTE, result.indices, self._forced_NK)
         return torch.return_types.topk((scores.gather(-1, indices_NK), indices_NK))
+
+
+def with_logits(
+    router: nn.Module,
+    forward: Callable[..., Any],
+    change: Callable[[Tensor], Tensor],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Run a router's ``forward`` with ``change`` put between its matrix and the rest of it.
+
+    Raises RuntimeError unless the router computed its logits by exactly one linear map to E features.
+    """
+    with _Logits(experts_of(router), change) as logits:
+        output = forward(*args, **kwargs)
+    if logits.changed != 1:
+        raise RuntimeError(f"a router computed its logits {logits.changed} times in one call; expected one linear map")
+    return output
+
+
+class _Logits(TorchFunctionMode):
+    """Changes the result of the one linear map to E features inside a router."""
+
+    def __init__(self, experts: int, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._experts, self._change, self.changed = experts, change, 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is nn.functional.linear and result.shape[-1] == self._experts:
+            self.changed += 1
+            return self._change(result)
+        return result
 
 
 def experts_of(router: nn.Module) -> int:

@@ -53,11 +53,14 @@ def models() -> list[Any]:
         *([f"engine={name}", "model=micro"] for name in group("engine")),
         *models(),
         *([f"task={name}", "model=micro"] for name in group("task")),
+        ["task=sort", "task.min_length=150", "task.max_length=200", "model=micro"],
         *([f"experiment={name}"] for name in group("experiment")),
     ],
     ids=" ".join,
 )
 def test_every_shipped_config_runs_two_steps(words: list[str], tmp_path: Path) -> None:
+    if "task=reasoning_gym" in words:
+        pytest.importorskip("reasoning_gym")
     runs = compose.plan([*words, *SHORT, f"results_dir={tmp_path}"])
     assert run.execute(runs[0]) == "finished"
     assert len(record.read_table(runs[0].folder, "steps")) == 2
@@ -68,7 +71,11 @@ def test_a_dense_model_has_no_routing_columns_and_all_others(tmp_path: Path) -> 
     run.execute(made)
     updates = record.read_table(made.folder, "updates")
     empty = {name for name in updates if updates[name].isna().all()}
-    routing = {name for name in updates if name.startswith(("expert_", "router_", "log_ratio_", "routing_"))}
+    routing = {
+        name
+        for name in updates
+        if name.startswith(("expert_", "router_", "log_ratio_", "routing_", "replay_", "route_"))
+    }
     routing |= {"token_any_layer_change_rate", "top1_change_rate"}
     assert empty == routing | {"correction_weight", "correction_rejected", "loss_number"}
     assert record.read_table(made.folder, "layers").empty

@@ -28,7 +28,8 @@ from steadymoe.bench.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.train import Trainer
 from steadymoe.models import build, contract
-from steadymoe.models.routing import NO_ROUTE, RouteRecorder, routers
+from steadymoe.models.predictor import RoutePredictor
+from steadymoe.models.routing import NO_ROUTE, Routed, RouteRecorder, routers
 
 DOCUMENTED = [
     [cell.strip() for cell in line.strip("|").split("|")]
@@ -231,6 +232,36 @@ def test_replayed_routes_of_a_family_are_the_experts_that_run(name: str, task: C
     for key, weight in routers(model)[0].named_parameters():
         name_of = next(each for each, parameter in model.named_parameters() if parameter is weight)
         assert other_gradients[name_of].abs().sum() > 0, key
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_routers_of_a_family_choose_by_logits_that_are_moved(name: str) -> None:
+    """What router noise and predicted routes rest on: no head is the identity, a head that shouts is heard."""
+    model = make(shipped(name))
+    predictor = RoutePredictor(model)
+
+    def routed(heads_LHE: list[Tensor] | None) -> tuple[Tensor, Routed]:
+        with RouteRecorder(model) as recorder, torch.no_grad():
+            recorder.predict(heads_LHE)
+            logits = model(TOKENS_BS, use_cache=False).logits
+            found = recorder.take(10)
+        assert found is not None
+        return logits, found
+
+    free_logits, free = routed(None)
+    same_logits, same = routed(list(predictor.heads_LHE))
+    assert torch.equal(same_logits, free_logits)
+    assert torch.equal(same.executed_LNK, free.executed_LNK)
+    # Heads that turn every router around: the experts are those of the opposite logits.
+    heads_LHE = [-2 * router.get_parameter("weight").T.detach() for router in routers(model)]
+    _, turned = routed(heads_LHE)
+    assert torch.equal(turned.live_LNK[0], free.live_LNK[0]), "the first router's own choice stays on record"
+    biased = any("bias" in key for router in routers(model) for key, _ in router.named_parameters())
+    grouped = FORMULAS.get(name, (None, 1, 1))[1] > 1
+    if not biased and not grouped:
+        lowest_NK = turned.logits_LNE[0].topk(turned.live_LNK.shape[-1], largest=False).indices
+        assert torch.equal(turned.executed_LNK[0].sort(-1).values, lowest_NK.sort(-1).values.to(torch.int16))
+    assert not torch.equal(turned.executed_LNK, turned.live_LNK)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -458,3 +458,42 @@ def test_evaluation_and_probes_are_the_trained_models_own(tmp_path: Path) -> Non
 def test_temperature_and_noise_have_ranges() -> None:
     assert Temperature(strength=0.5).temperature == 1.5
     assert Stale(strength=3).delay == 3
+
+
+# --- sampler against trainer -------------------------------------------------------------------------
+
+
+def test_the_samplers_routers_are_recorded_where_they_led_to_a_token(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    rollout, _, _ = made.sample(1)
+    with torch.no_grad():
+        now = forward(made.model, rollout.sequences, "fp32")
+    assert rollout.router_logprobs_LBTE is not None
+    mask_BT = rollout.sequences.response_mask_BT.bool()
+    assert rollout.router_logprobs_LBTE.shape[:3] == (2, *mask_BT.shape)
+    assert_close(rollout.router_logprobs_LBTE[:, mask_BT], now.router_logprobs_LBTE[:, mask_BT], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "moves"), [("exact", False), ("router_noise", True), ("bf16", True)])
+def test_what_the_engines_routers_disagree_in_is_in_the_columns(tmp_path: Path, name: str, moves: bool) -> None:
+    planned_ = planned(tmp_path, f"engine={name}", "steps=2", "rollout.responses=64")
+    assert run.execute(planned_) == "finished"
+    steps = record.read_table(planned_.folder, "steps")
+    layers = record.read_table(planned_.folder, "layers").query("update == 0")
+    assert (steps["rollout_router_kl"] > 1e-8).all() == moves
+    assert (steps["rollout_router_shift_mean"] < 1 - 1e-4).all() == moves
+    assert (steps["rollout_router_shift_min"] <= steps["rollout_router_shift_p10"]).all()
+    assert (steps["rollout_router_shift_p10"] <= steps["rollout_router_shift_mean"]).all()
+    for name_ in ("rollout_router_kl", "rollout_set_disagreement", "rollout_top1_disagreement"):
+        per_step = layers.groupby("step")[name_].mean()
+        assert_close(per_step.to_numpy(), steps[name_].to_numpy(), atol=1e-6, rtol=1e-5)
+    for row in steps.to_dict("records"):
+        slots = row["rollout_changed_slots_histogram"]
+        assert sum(slots) == 2 * row["response_tokens"]
+        assert_close(1 - slots[0] / sum(slots), row["rollout_set_disagreement"], atol=1e-6, rtol=1e-5)
+        assert_close(
+            sum(k * n for k, n in enumerate(slots)) / sum(slots) / K,
+            row["rollout_expert_disagreement"],
+            atol=1e-6,
+            rtol=1e-5,
+        )

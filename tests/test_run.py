@@ -85,7 +85,8 @@ def test_a_run_records_every_table_and_every_column(finished: compose.Run) -> No
     assert frames["evaluations"].groupby("step").size().to_dict() == {0: 8, 2: 8, 4: 8, 6: 8}
     for name in ("steps", "updates"):  # grpo on a MoE model, without a correction
         empty = {column for column in frames[name] if frames[name][column].isna().all()}
-        absent = {"correction_weight", "correction_rejected", "loss_number"}
+        absent = {"correction_weight", "correction_rejected", "loss_number", "route_prediction_kl"}
+        absent |= {"replay_expert_disagreement", "replay_set_disagreement"}  # nothing is replayed
         assert empty == absent | ({"reference_kl"} if name == "steps" else set())
 
 

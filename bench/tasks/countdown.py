@@ -97,7 +97,7 @@ class Countdown:
         return float(within and value(response) == target)
 
     def _solution(self, numbers: list[int], target: int, generator: np.random.Generator) -> str:
-        """All orders and operators are tried, from a random beginning, so that no right answer is preferred."""
+        """All orders and operators are tried, from a random beginning, so that any right answer may come first."""
         shuffled = generator.permutation(numbers).tolist()
         operators = generator.permutation(list(self.operators)).tolist()
         for order in itertools.permutations(shuffled):
