@@ -61,6 +61,7 @@ _CHOICES = {
     "device": ("cpu", "cuda"),
     "precision": ("fp32", "bf16"),
     "experts": build.EXPERTS,
+    "retry": ("all", "failed"),
     "routing.replay": ("none", "r2", "r3", "pr2"),
 }
 # Added keys here are fields of a class, which refuses what it does not know.

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+# How often a sweep goes on by itself after one of its workers was killed.
+_RELAUNCHES = 3
 _RUN_HELP = "train: `steadymoe run algorithm=gspo model=tiny seed=0`; every other word is a Hydra override, -m sweeps"
 
 
@@ -34,10 +36,13 @@ def main() -> None:
 
 
 def _run(words: list[str]) -> int:
-    from steadymoe.bench import compose, progress, record, run
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+    from steadymoe.bench import compose, progress, record, run, sweep
+
+    only_failed = "--retry-failed" in words
     try:
-        multirun, prints, overrides = _flags(words)
+        multirun, prints, overrides = _flags([word for word in words if word != "--retry-failed"])
         if "--help" in prints:
             run.launch(prints)
             return 0
@@ -48,11 +53,19 @@ def _run(words: list[str]) -> int:
         for each in runs:
             run.refuse_other_config(each)
         _make_folder(Path(runs[0].config["results_dir"]))
-    except (compose.ConfigError, ValueError) as error:
+        sweep.remember(runs)
+    except (compose.ConfigError, ValueError, OSError) as error:
         print(f"steadymoe: {error}", file=sys.stderr)
         return 2
-    waiting = [each for each in runs if record.status(each.folder) not in record.ENDED]
     console = Console()
+    before = {each.folder: record.status(each.folder) for each in runs}
+    if only_failed:
+        skipped = [each for each in runs if before[each.folder] not in (*record.ENDED, "failed")]
+        overrides = [*overrides, "retry=failed"]
+        if skipped:
+            console.print(f"{len(skipped)} of {len(runs)} runs have not failed and are left for a run of all")
+        runs = [each for each in runs if each not in skipped]
+    waiting = [each for each in runs if before[each.folder] not in record.ENDED]
     if len(waiting) < len(runs):
         console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs have ended before and are left as they are")
     if waiting:
@@ -60,7 +73,13 @@ def _run(words: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             with progress.watch(runs, console):
-                run.launch(["-m", *overrides] if multirun else overrides)
+                for left in range(_RELAUNCHES, -1, -1):
+                    try:
+                        run.launch(["-m", *overrides] if multirun else overrides)
+                        break
+                    except TerminatedWorkerError:  # the others are ended with it, and go on from their checkpoints
+                        further = "the sweep goes on" if left else "once too often; the same command goes on"
+                        print(f"steadymoe: a worker was killed (out of memory?); {further}", file=sys.stderr)
         except KeyboardInterrupt:
             print("steadymoe: interrupted; the same command goes on from the last checkpoints", file=sys.stderr)
             return 130
@@ -103,7 +122,8 @@ def _flags(words: list[str]) -> tuple[bool, list[str], list[str]]:
             prints += [word, next(rest, "job" if word == "--cfg" else "all")]
         elif word.startswith("-"):
             raise ConfigError(
-                f"{word} is no flag of steadymoe run; it takes -m, --cfg job, --info all, --help, key=value"
+                f"{word} is no flag of steadymoe run; "
+                "it takes -m, --retry-failed, --cfg job, --info all, --help, key=value"
             )
         else:
             overrides.append(word)

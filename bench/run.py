@@ -1,5 +1,6 @@
 """One run from its config to its folder: cold start, steps, checkpoints, and how it ended."""
 
+import functools
 import hashlib
 import inspect
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from steadymoe.algorithms import batch, objective, ops
-from steadymoe.bench import checkpoint, cold_start, compose, record
+from steadymoe.bench import checkpoint, cold_start, compose, record, sweep
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.collapse import collapsed_at
 from steadymoe.bench.record import Record
@@ -30,12 +32,18 @@ from steadymoe.models import build, megablocks, pretrained
 
 
 def launch(words: list[str]) -> None:
-    """Hand the words of a command line to Hydra, which calls ``_job`` once for each point."""
+    """Hand the words of a command line to Hydra, which calls ``_job`` once for each point.
+
+    Raises joblib's TerminatedWorkerError if a worker was killed.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra would print what goes wrong and exit
+    sweep.begin()
     sys.argv = ["steadymoe run", *words]
     hydra.main(config_path=str(compose.CONF.resolve()), config_name="config", version_base="1.3")(_job)()
 
 
 def _job(_: DictConfig) -> str:
+    sweep.stop_with_launcher()
     overrides = HydraConfig.get().overrides
     words = [word for word in overrides.hydra if not word.startswith("hydra.mode=")] + list(overrides.task)
     return execute(compose.run(words))
@@ -59,8 +67,9 @@ def execute(run: compose.Run) -> str:
     goes wrong inside is written to ``run.json`` as ``failed`` and does not stop the runs beside it.
     """
     refuse_other_config(run)
-    if record.status(run.folder) in record.ENDED:
-        return record.status(run.folder)
+    status = record.status(run.folder)
+    if status in record.ENDED or (run.config["retry"] == "failed" and status != "failed"):
+        return status
     try:
         with Record(run.folder, _facts(run)) as folder:
             # Again, now that nobody else can change it: another process may have ended it meanwhile.
@@ -71,7 +80,11 @@ def execute(run: compose.Run) -> str:
             try:
                 _train(run, folder)
             except Exception:
-                folder.update(status="failed", error=traceback.format_exc())
+                try:
+                    folder.update(status="failed", error=traceback.format_exc())
+                except OSError:  # a full disk, say: what is on it stays, and says that the run is not at its end
+                    print(f"steadymoe: {run.folder}: {traceback.format_exc()}", file=sys.stderr)
+                    return "failed"
             except BaseException:
                 folder.update(status="interrupted")
                 raise
@@ -159,11 +172,11 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "config_hash": run.config_hash,
         "config_hash_without_seed": compose.config_hash(config | {"seed": None}),
         "settings_hash": compose.settings_hash(run),
-        "algorithm_code": _code(run),
+        "algorithm_code": code_hash(config),
         "command": run.command,
         # Of a given cold start or checkpoint, its path is added later; it is none of the cached ones.
         "cold_start": {"fingerprint": cold_start.fingerprint(config)} if _makes_cold_start(config) else {},
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in _libraries(config)},
+        "versions": versions(config),
         "revision": _revision(),
         "machine": _machine(config),
         "config": config,
@@ -172,21 +185,34 @@ def _facts(run: compose.Run) -> dict[str, Any]:
     }
 
 
-def _libraries(config: dict[str, Any]) -> list[str]:
-    """The packages whose versions go into ``run.json``, and end the life of a checkpoint when they change."""
-    always = ["steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core"]
-    return [*always, "triton", "megablocks"] if config["experts"] == megablocks.NAME else always
+def versions(config: Mapping[str, Any]) -> dict[str, str]:
+    """Of what a run of this config stands on; a checkpoint's life ends when one changes."""
+    packages = ["steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core"]
+    packages += ["triton", "megablocks"] if config.get("experts") == megablocks.NAME else []
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 def _makes_cold_start(config: dict[str, Any]) -> bool:
     return config["cold_start"]["path"] is None and "path" not in config["model"]
 
 
-def _code(run: compose.Run) -> str:
-    """A hash of the source of loss, advantage and correction, which a user's own may change without a commit."""
-    parts = {part: run.config[part] for part in ("algorithm", "advantage", "correction")}
-    targets = sorted({str(value) for key, value in compose.flatten(parts).items() if key.endswith("_target_")})
-    classes = [cls for target in targets for cls in inspect.getmro(hydra.utils.get_class(target))]
+def code_hash(config: Mapping[str, Any]) -> str:
+    """Of the source of loss, advantage and correction, which a user's own may change without a commit.
+
+    Raises ValueError if one of their classes is not here.
+    """
+    parts = {part: config[part] for part in ("algorithm", "advantage", "correction")}
+    return _source_hash(
+        tuple(sorted({str(value) for key, value in compose.flatten(parts).items() if key.endswith("_target_")}))
+    )
+
+
+@functools.cache
+def _source_hash(targets: tuple[str, ...]) -> str:
+    try:
+        classes = [cls for target in targets for cls in inspect.getmro(hydra.utils.get_class(target))]
+    except Exception as error:  # Hydra's own, of many kinds
+        raise ValueError(f"no {' or '.join(targets)} here: {error}") from error
     files = {inspect.getfile(cls) for cls in classes if cls.__module__ not in ("builtins", "abc")}
     files |= {str(module.__file__) for module in (ops, batch, objective)}  # what every loss goes through
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in sorted(files))).hexdigest()[:16]

@@ -3,7 +3,10 @@
 from collections import Counter
 from pathlib import Path
 
-from steadymoe.bench import record
+from steadymoe.bench import record, sweep
+
+# What there is left to do about a run, and how each is announced.
+_TO_DO = ("failed", "interrupted", "missing", "unreadable")
 
 
 def run_folders(results: Path, experiment: str | None = None) -> list[Path]:
@@ -11,22 +14,49 @@ def run_folders(results: Path, experiment: str | None = None) -> list[Path]:
     return sorted(path.parent for path in (results / "runs" / (experiment or "")).glob("**/run.json"))
 
 
+def of_experiment(folder: Path) -> dict[Path, str]:
+    """The status of every run below an experiment's folder, those that are planned and not there included."""
+    found = {path.parent for path in folder.glob("**/run.json")}
+    asked_for = {folder / name for name in sweep.planned(folder)}
+    return {run: record.status(run) for run in sorted(found | asked_for)}
+
+
 def lines(results: Path) -> list[str]:
     """The answer of ``steadymoe status``, line by line."""
-    by_experiment: dict[str, list[Path]] = {}
-    for folder in run_folders(results):
-        by_experiment.setdefault(folder.relative_to(results / "runs").parts[0], []).append(folder)
+    folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir())
+    by_experiment = {folder: statuses for folder in folders if (statuses := of_experiment(folder))}
     if not by_experiment:
         return [f"no runs below {results / 'runs'}; start some with: steadymoe run experiment=quickstart"]
     answer = []
-    for experiment, folders in by_experiment.items():
-        statuses = {folder: record.status(folder) for folder in folders}
+    for folder, statuses in by_experiment.items():
+        stale = {run for run, status in statuses.items() if status in record.ENDED and is_stale(run)}
         counts = Counter(statuses.values())
-        answer.append(f"{experiment}: " + ", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
-        for folder, status in statuses.items():
-            if status in ("failed", "interrupted"):
-                run = record.read_run(folder) or {}
-                answer.append(f"  {status}: {folder.relative_to(results / 'runs')}")
-                answer += [f"    {line}" for line in (run.get("error") or "").strip().splitlines()[-1:]]
-                answer.append(f"    again: {run.get('command')}")
+        said = [f"{counts[name]} {name}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
+        answer.append(f"{folder.name}: " + ", ".join(said))
+        plan = sweep.planned(folder)
+        for run, status in statuses.items():
+            where = run.relative_to(results / "runs")
+            if status in _TO_DO:
+                facts = (record.read_run(run) or {}) if status in ("failed", "interrupted") else {}
+                answer.append(f"  {status}: {where}")
+                answer += [f"    {line}" for line in (facts.get("error") or "").strip().splitlines()[-1:]]
+                answer.append(f"    again: {facts.get('command') or plan.get(str(run.relative_to(folder)))}")
+            elif run in stale:
+                answer.append(f"  stale: {where} ({is_stale(run)}); to have it anew, remove that folder")
+                answer.append(f"    again: {(record.read_run(run) or {}).get('command')}")
     return answer
+
+
+def is_stale(folder: Path) -> str | None:
+    """What has changed since an ended run was made, if the same command would run on other ground today."""
+    from steadymoe.bench import run  # torch is imported for this alone
+
+    facts = record.read_run(folder) or {}
+    try:
+        if facts["algorithm_code"] != run.code_hash(facts["config"]):
+            return "made by other code of its algorithm"
+    except ValueError:
+        return "its algorithm is not here"
+    now, then = run.versions(facts["config"]), facts["versions"]
+    changed = [f"{name} {then.get(name)}" for name, number in now.items() if then.get(name) != number]
+    return f"made with {', '.join(changed)}" if changed else None

@@ -1,0 +1,61 @@
+"""What an experiment has asked for: a plan beside its runs, so that what never began is missed too.
+
+Also what keeps a sweep's processes together: a worker whose launcher is gone stops at once.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from filelock import FileLock
+
+from steadymoe.bench import atomic
+from steadymoe.bench.compose import Run
+
+_LAUNCHER = "STEADYMOE_LAUNCHER"
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+def remember(runs: Sequence[Run]) -> None:
+    """Add ``runs`` to the plans of their experiments, ``results/runs/<experiment>/plan.json``; nothing is taken out."""
+    for experiment in {run.config["experiment_name"] for run in runs}:
+        ours = [run for run in runs if run.config["experiment_name"] == experiment]
+        folder = Path(ours[0].config["results_dir"]).absolute() / "runs" / experiment
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".plan.lock"):
+            before = planned(folder)
+            plan = before | {str(run.folder.relative_to(folder)): run.command for run in ours}
+            if plan != before:
+                atomic.write_json(folder / "plan.json", plan)
+
+
+def planned(experiment: Path) -> dict[str, str]:
+    """The runs that were ever asked for below an experiment's folder, as run folder → command; none without a plan."""
+    path = experiment / "plan.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def begin() -> None:
+    """Tell the processes that are started from here on who their launcher is."""
+    os.environ[_LAUNCHER] = str(os.getpid())
+
+
+def stop_with_launcher() -> None:
+    """In a process that the launcher itself has started: exit as soon as it is gone.
+
+    A run loses nothing by it but the steps since its checkpoint. Processes of a cluster's own daemons have another
+    parent and go on.
+    """
+    launcher = os.environ.get(_LAUNCHER)
+    if launcher is None or os.getppid() != int(launcher):
+        return
+
+    def watch() -> None:
+        while os.getppid() == int(launcher):
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        os._exit(1)  # whatever the main thread is at: nothing on disk is ever half written
+
+    threading.Thread(target=watch, daemon=True).start()
