@@ -13,8 +13,7 @@ from scipy.stats import t as student  # type: ignore[attr-defined]  # made at ru
 
 # Fewer seeds than this get no interval.
 LEAST_FOR_INTERVAL = 3
-# From this many seeds on a bootstrap covers about as often as it says; below it a percentile bootstrap of five
-# seeds covered 79 % for a nominal 95 %.
+# Below this many seeds there is no bootstrap: of five a nominal 95 % percentile interval covered 79 %.
 LEAST_FOR_BOOTSTRAP = 10
 RESAMPLES = 9999
 # Below this a variance counts as none: the square of fp32's rounding.
@@ -70,11 +69,12 @@ def over_seeds(
 
     ``statistic`` takes an array and an ``axis``, as ``np.mean``, ``np.median`` and ``iqm`` do.
 
-    From ten seeds a BCa bootstrap (Efron 1987), the same bytes for the same numbers in any order; where BCa is
-    undefined, because leaving one seed out changes nothing, the percentile one. From three to nine seeds
-    Student's interval for a mean and Tukey and McLaughlin's for ``iqm``: t with h − 1 degrees of freedom and
-    standard error √(SS_w / (h (h − 1))), where h values are left after trimming and SS_w is the sum of squares
-    about their mean of the winsorised values (Yuen 1974, equation 2.2). Other statistics have none below ten.
+    From ten seeds a BCa bootstrap (Efron 1987; ``bootstrap_interval``), the same bytes for the same numbers in any
+    order; where BCa is undefined, because leaving one seed out changes nothing, the percentile one. From three to
+    nine seeds Student's interval for a mean and Tukey and McLaughlin's for ``iqm``: t with h − 1 degrees of freedom
+    and standard error √(SS_w / (h (h − 1))), where h values are left after trimming and SS_w is the sum of squares
+    about their mean of the winsorised values (Tukey and McLaughlin 1963; Yuen 1974). Other statistics have none
+    below ten, unless all seeds are alike.
     """
     numbers = np.sort(np.asarray(values, dtype=float))
     n = len(numbers)
@@ -100,12 +100,19 @@ def _half_width(ordered: np.ndarray, trimmed: int, level: float) -> float:
 def bootstrap_interval(
     numbers: np.ndarray, statistic: Callable[..., Any], level: float = 0.95, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """BCa interval of ``statistic(numbers, axis)``, always from the same draws; percentile where BCa is undefined."""
+    """BCa interval of ``statistic(numbers, axis)``, always from the same draws; percentile where BCa is undefined.
+
+    Of ten normal numbers a nominal 95 % interval holds the mean 87 % of the time: a bootstrap takes the variance
+    for n − 1 of n parts of what it is, and for known. Its level is raised to that of ±√(n/(n − 1)) t_{n−1} on a normal
+    distribution (Hesterberg 2015, "expanded percentile interval").
+    """
+    n = len(numbers)
+    expanded = 2 * norm.cdf(np.sqrt(n / (n - 1)) * student(n - 1).ppf((1 + level) / 2)) - 1
 
     def interval(method: Literal["BCa", "percentile"]) -> tuple[float, float]:
         generator = np.random.default_rng(0)
         found = scipy_stats.bootstrap(
-            (numbers,), statistic, n_resamples=resamples, confidence_level=level, method=method, rng=generator
+            (numbers,), statistic, n_resamples=resamples, confidence_level=expanded, method=method, rng=generator
         ).confidence_interval
         return float(found.low), float(found.high)
 

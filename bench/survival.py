@@ -1,6 +1,8 @@
 """How long runs last: time to collapse, with runs that never collapsed right-censored at their last step.
 
-Of every run, its number of steps and the step at which it collapsed, None or nan if it did not.
+Of every run, its number of steps and the step at which it collapsed, None or nan if it did not: ``steps`` and
+``diverged_step`` of ``collect.runs``. A collapse needs ``collapse.patience`` steps to be seen, so one that begins in a
+run's last steps counts as none.
 """
 
 import warnings

@@ -1,8 +1,8 @@
 """Early warning: whether, and how many steps before a collapse, a metric crosses a threshold.
 
 ``steps`` is ``collect.steps``: arm, seed, step, metric, value. ``runs`` has a row per run: arm, seed, and
-``collapsed``, the step of its collapse or nan. One number per run, so that runs stay the replicates; runs of several
-arms on one seed share a cold start and are taken for independent.
+``collapsed``, the step of its collapse or nan (``diverged_step`` of ``collect.runs``). One number per run, so that
+runs stay the replicates; runs of several arms on one seed share a cold start and are taken for independent.
 """
 
 from dataclasses import dataclass

@@ -46,11 +46,12 @@ def test_the_trimmed_mean_has_the_interval_of_scipys_trimmed_t_test() -> None:
     np.testing.assert_allclose(found.high - found.mean, scipy_stats.t(4).ppf(0.975) * error)
 
 
-def test_from_ten_seeds_the_interval_is_scipys_bca_bootstrap() -> None:
+def test_from_ten_seeds_the_interval_is_scipys_bca_bootstrap_a_little_wider() -> None:
     values = np.random.default_rng(2).lognormal(size=12)
     found = stats.over_seeds(values.tolist(), resamples=999)
+    wider = 2 * scipy_stats.norm.cdf(np.sqrt(12 / 11) * scipy_stats.t(11).ppf(0.975)) - 1
     expected = scipy_stats.bootstrap(
-        (np.sort(values),), np.mean, n_resamples=999, rng=np.random.default_rng(0)
+        (np.sort(values),), np.mean, n_resamples=999, confidence_level=wider, rng=np.random.default_rng(0)
     ).confidence_interval
     assert (found.low, found.high) == (expected.low, expected.high)
 
@@ -99,7 +100,7 @@ def test_the_bootstrap_of_ten_seeds_and_more_covers_nearly_as_often_as_it_says(n
         stats.over_seeds(generator.normal(size=n).tolist(), statistic, resamples=499)  # type: ignore[arg-type]
         for _ in range(600)
     ]
-    assert 0.87 < coverage(estimates, 0.0) < 0.98
+    assert 0.91 < coverage(estimates, 0.0) < 0.99
 
 
 # --- several settings together -----------------------------------------------------------------------
