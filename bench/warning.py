@@ -100,7 +100,7 @@ def alarm(
     if gone.all() or not gone.any():
         return None
     stable = np.sort(worst.loc[~gone, "extreme"].to_numpy(float))
-    allowed = int(np.floor(false_alarm_rate * len(stable) + 1e-9))  # 0.1 of 30 is 3
+    allowed = int(np.floor(false_alarm_rate * len(stable) + 1e-9))  # 0.29 of 100 is 29
     threshold = stable[len(stable) - 1 - allowed] if allowed < len(stable) else -np.inf
     early = _while_early(steps, runs[runs["collapsed"].notna()], metric, least_lead)
     first = early[early["alarm"] > threshold].groupby(["arm", "seed"])[["step", "collapsed"]].min()

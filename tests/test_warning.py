@@ -74,11 +74,13 @@ def test_a_falling_metric_warns_by_its_fall() -> None:
     assert (falling.threshold, falling.caught.mean, falling.lead.mean) == (-3, 1.0, 2.0)
 
 
-def test_ten_percent_of_thirty_stable_runs_are_three() -> None:
-    curves = {seed: [float(seed)] * 6 for seed in range(30)} | {30: [26.5] * 6}
-    found = warning.alarm(*made(curves, {30: 5}), "kl", false_alarm_rate=0.1)
+@pytest.mark.parametrize(("rate", "n", "allowed"), [(0.1, 30, 3), (0.29, 100, 29), (0.1, 9, 0), (1.0, 5, 5)])
+def test_a_share_of_the_stable_runs_may_cross(rate: float, n: int, allowed: int) -> None:
+    curves = {seed: [float(seed)] * 6 for seed in range(n)} | {n: [n - 0.5 - allowed] * 6}
+    found = warning.alarm(*made(curves, {n: 5}), "kl", false_alarm_rate=rate)
     assert found is not None
-    assert (found.threshold, found.false_alarms.mean, found.caught.mean) == (26, 0.1, 1.0)
+    assert (found.false_alarms.mean, found.caught.mean) == (allowed / n, 1.0)
+    assert found.threshold == (n - 1 - allowed if allowed < n else -np.inf)
 
 
 def test_a_metric_that_knows_nothing_has_an_area_of_one_half_and_an_interval_that_says_so() -> None:
