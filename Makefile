@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ORACLES := .oracles
+MEGABLOCKS := $(VENV)/megablocks
 
-.PHONY: quickstart test check lint speed oracles clean
+.PHONY: quickstart test check lint speed oracles megablocks test-megablocks clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "steadymoe needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (choose another with PYTHON=python3.12)")'
@@ -58,6 +59,29 @@ $(ORACLES)/verl/.ready: constraints.txt
 		'transformers>=5.5.3,!=5.6.0,<5.11' codetiming hydra-core numpy omegaconf orjson packaging pandas ray
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1
 	touch $@
+
+# MegaBlocks 0.10.0 pins another torch, numpy and packaging, so it comes without its dependencies, and is built with the
+# torch that is there. Its compiled part needs CUDA, and not every CUDA will do: where the build fails, it comes without,
+# and models/megablocks.py supplies what is missing. (Its setup.py asks for a GPU unless an architecture is named.)
+megablocks: $(MEGABLOCKS)/.ready
+
+$(MEGABLOCKS)/.ready: $(READY)
+	rm -rf $(MEGABLOCKS)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,megablocks]'
+	TORCH_CUDA_ARCH_LIST=9.0 $(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		--no-binary megablocks --dest $(MEGABLOCKS) megablocks==0.10.0
+	tar -xzf $(MEGABLOCKS)/megablocks-0.10.0.tar.gz -C $(MEGABLOCKS) --strip-components=1
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation ./$(MEGABLOCKS) || { \
+		echo 'the compiled part of MegaBlocks cannot be built here; installing MegaBlocks without it'; \
+		sed -i "s/^if 'cu' in/if False and 'cu' in/" $(MEGABLOCKS)/setup.py; \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation ./$(MEGABLOCKS); }
+	touch $@
+
+# Beside eager: on the CPU in Triton's interpreter, then on a GPU where torch finds one. Writes docs/backends.md.
+test-megablocks: $(MEGABLOCKS)/.ready
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m megablocks tests/test_megablocks.py
+	if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+		TRITON_INTERPRET=0 $(BIN)/python -m pytest -m megablocks tests/test_megablocks.py; fi
 
 clean:
 	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info

@@ -16,7 +16,7 @@ from steadymoe.algorithms import build as build_algorithm
 from steadymoe.algorithms.objective import from_config
 from steadymoe.bench import limits
 from steadymoe.bench.tasks import Task
-from steadymoe.models import build, pretrained
+from steadymoe.models import build, megablocks, pretrained
 
 # Whole numbers that must be at least this.
 _AT_LEAST = {
@@ -60,7 +60,12 @@ _SHARES = (
     "collapse.entropy_fraction",
     "collapse.solved_reward",
 )
-_CHOICES = {"device": ("cpu", "cuda"), "precision": ("fp32", "bf16"), "routing.replay": ("none", "r2", "r3", "pr2")}
+_CHOICES = {
+    "device": ("cpu", "cuda"),
+    "precision": ("fp32", "bf16"),
+    "experts": build.EXPERTS,
+    "routing.replay": ("none", "r2", "r3", "pr2"),
+}
 # Added keys here are fields of a class, which refuses what it does not know.
 _CHECKED_BY_THEIR_CLASS = (
     "model.config.",
@@ -129,6 +134,7 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     routed = routing["replay"] != "none" or routing["freeze"] or routing["aux_loss"] > 0 or routing["z_loss"] > 0
     if routed and not has_experts:
         raise ConfigError("this model is dense and has no routers to replay, freeze or balance; use routing=off")
+    _experts(config, has_experts)
     if traits.routes and not has_experts:
         raise ConfigError("this algorithm weighs tokens by their routers, and the model is dense; choose another")
     if "path" in config["model"]:
@@ -219,6 +225,15 @@ def _model(model: Mapping[str, Any]) -> bool:
     if "config" in model:
         raise ValueError("model=pretrained has the config of its checkpoint; leave model.config out")
     return pretrained.moe_layers(model["path"]) > 0
+
+
+def _experts(config: Mapping[str, Any], has_experts: bool) -> None:
+    usual = build.EXPERTS[0]
+    if config["experts"] != usual and not has_experts:
+        raise ConfigError(f"this model is dense: experts={config['experts']} would have no effect; use experts={usual}")
+    why = megablocks.why_unavailable(config["device"]) if config["experts"] == megablocks.NAME else None
+    if why is not None:
+        raise ConfigError(f"experts={megablocks.NAME}: {why}")
 
 
 def _checkpoint(config: Mapping[str, Any]) -> None:

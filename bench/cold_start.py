@@ -23,6 +23,7 @@ from steadymoe.bench.policy import Sequences, forward
 from steadymoe.bench.rollout import rollout
 from steadymoe.bench.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
+from steadymoe.models import build
 
 # Raised when the procedure below changes what it makes of the same config.
 _VERSION = 1
@@ -39,6 +40,8 @@ class ColdStartError(Exception):
 def fingerprint(config: Mapping[str, Any]) -> str:
     """The hash that names a cold start: of all that goes into it, the libraries' versions too."""
     parts = {key: config[key] for key in ("model", "task", "cold_start", "seed", "device", "precision", "threads")}
+    if config["experts"] != build.EXPERTS[0]:  # a field added later, so that older cold starts keep their names
+        parts["experts"] = config["experts"]
     parts |= {"procedure": _VERSION} | {name: version(name) for name in ("torch", "transformers")}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -39,6 +39,7 @@ _NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every")
 # existed ({"routing.replay": "off"}, say): at that value they leave the hashes of older runs as they were.
 # The thresholds of a collapse change no recorded number, only what the end of a run is called.
 NEUTRAL: dict[str, Any] = {
+    "experts": "grouped_mm",
     "collapse.entropy_fraction": 0.05,
     "collapse.grad_norm_factor": 100.0,
     "collapse.solved_reward": 0.9,

@@ -26,7 +26,7 @@ from steadymoe.bench.collapse import detect
 from steadymoe.bench.record import Record
 from steadymoe.bench.seeding import derive
 from steadymoe.bench.train import Trainer
-from steadymoe.models import build, pretrained
+from steadymoe.models import build, megablocks, pretrained
 
 
 def launch(words: list[str]) -> None:
@@ -89,11 +89,11 @@ def _train(run: compose.Run, folder: Record) -> None:
     task = instantiate(config["task"])
     if "path" in config["model"]:
         task.tokenizer = pretrained.load_tokenizer(config["model"]["path"])
-        model = pretrained.load(config["model"]["path"], config["device"])
+        model = pretrained.load(config["model"]["path"], config["device"], config["experts"])
         made = {"checkpoint": config["model"]["path"]}
     else:
         seed = derive(config["seed"], "model")
-        model = build.build(config["model"]["config"], task.tokenizer, seed, config["device"])
+        model = build.build(config["model"]["config"], task.tokenizer, seed, config["device"], config["experts"])
         made = cold_start.load_or_make(
             model,
             task,
@@ -163,14 +163,19 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "command": run.command,
         # Of a given cold start or checkpoint, its path is added later; it is none of the cached ones.
         "cold_start": {"fingerprint": cold_start.fingerprint(config)} if _makes_cold_start(config) else {},
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core")},
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _libraries(config)},
         "revision": _revision(),
         "machine": _machine(config),
         "config": config,
         "diverged": None,
         "error": None,
     }
+
+
+def _libraries(config: dict[str, Any]) -> list[str]:
+    """The packages whose versions go into ``run.json``, and end the life of a checkpoint when they change."""
+    always = ["steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core"]
+    return [*always, "triton", "megablocks"] if config["experts"] == megablocks.NAME else always
 
 
 def _makes_cold_start(config: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from steadymoe.models import contract
+from steadymoe.models import contract, megablocks
 from steadymoe.models.routing import experts_of, routers
 
 # Given by the tokenizer, so that one model YAML serves every task.
@@ -28,6 +28,9 @@ _TOP_K = ("num_experts_per_tok", "moe_topk", "experts_per_token")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # A field of ours beside the family's own: the arithmetic of the routers, whatever that of the rest (``precision``).
 _ROUTER_DTYPE = "router_dtype"
+
+# How experts are computed: names of transformers' registry of experts implementations, the usual one first.
+EXPERTS = ("grouped_mm", "eager", megablocks.NAME)
 
 
 def config_class(target: str) -> type[PreTrainedConfig]:
@@ -129,9 +132,16 @@ def _fields(cls: type[PreTrainedConfig]) -> set[str]:
 
 
 def build(
-    config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int, device: str | None = None
+    config: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    device: str | None = None,
+    experts: str = EXPERTS[0],
 ) -> PreTrainedModel:
-    """A freshly initialised fp32 model on ``device`` (None: torch's current one); equal seeds give equal weights."""
+    """A freshly initialised fp32 model on ``device`` (None: torch's current one); equal seeds give equal weights.
+
+    ``experts`` is one of ``EXPERTS``; raises ImportError for ``megablocks`` where it is not installed.
+    """
     cls = config_class(config["_target_"])
     numbers = _numbers(config)
     numbers |= {"vocab_size": len(tokenizer)}
@@ -139,7 +149,7 @@ def build(
     # transformers initialises from torch's global generator: lent a seed for the duration, then given back.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(cls(**numbers), dtype=torch.float32, **implementations(cls))
+        model = AutoModelForCausalLM.from_config(cls(**numbers), dtype=torch.float32, **implementations(cls, experts))
     if config.get(_ROUTER_DTYPE) is not None:
         for router in routers(model):
             router.__class__ = type(type(router).__name__, (_ROUTED[config[_ROUTER_DTYPE]], type(router)), {})
@@ -169,11 +179,13 @@ def size(model: PreTrainedModel) -> dict[str, int]:
     }
 
 
-def implementations(cls: type[PreTrainedConfig]) -> dict[str, str]:
-    """How a family's layers are computed: experts by ``grouped_mm``, attention by ``sdpa`` where it has that."""
+def implementations(cls: type[PreTrainedConfig], experts: str) -> dict[str, str]:
+    """How a family's layers are computed: attention by ``sdpa`` where it has that; ``experts`` as in ``build``."""
+    if experts == megablocks.NAME:
+        megablocks.register()
     family: Any = AutoModelForCausalLM._model_mapping[cls]
     chosen = {"attn_implementation": "sdpa" if family._supports_sdpa else "eager"}
-    return chosen | ({"experts_implementation": "grouped_mm"} if family._can_set_experts_implementation() else {})
+    return chosen | ({"experts_implementation": experts} if family._can_set_experts_implementation() else {})
 
 
 class _InFloat32(nn.Module):

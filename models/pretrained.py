@@ -63,7 +63,7 @@ def _moe_layers(path: str, content: str) -> int:
         raise ValueError(f"model.path: {path}: {_line(error)}") from error
 
 
-def load(path: str, device: str) -> PreTrainedModel:
+def load(path: str, device: str, experts: str = build.EXPERTS[0]) -> PreTrainedModel:
     """The model in fp32 on ``device``, as ``build.build`` makes one; ValueError if the files lack a part of it."""
     config = _config(path)
     shown = logging.is_progress_bar_enabled()
@@ -76,7 +76,7 @@ def load(path: str, device: str) -> PreTrainedModel:
             use_safetensors=True,
             dtype=torch.float32,
             output_loading_info=True,
-            **build.implementations(type(config)),
+            **build.implementations(type(config), experts),
         )
     finally:
         if shown:
