@@ -47,6 +47,7 @@ _ABOVE_ZERO = (
     "optimizer.epsilon",
     "optimizer.max_grad_norm",
     "cold_start.learning_rate",
+    "collapse.grad_norm_factor",
     "routing.predictor_learning_rate",  # of routing=pr2 alone
 )
 _SHARES = (
@@ -56,6 +57,8 @@ _SHARES = (
     "probe.fraction",
     "collapse.reward_fraction",
     "collapse.least_reward",
+    "collapse.entropy_fraction",
+    "collapse.solved_reward",
 )
 _CHOICES = {
     "device": ("cpu", "cuda"),

@@ -37,7 +37,13 @@ _NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry")
 
 # Fields added after the first release, with the value at which a run is what it was before the field
 # existed ({"routing.replay": "off"}, say): at that value they leave the hashes of older runs as they were.
-NEUTRAL: dict[str, Any] = {"experts": "grouped_mm"}
+# The thresholds of a collapse change no recorded number, only what the end of a run is called.
+NEUTRAL: dict[str, Any] = {
+    "experts": "grouped_mm",
+    "collapse.entropy_fraction": 0.05,
+    "collapse.grad_norm_factor": 100.0,
+    "collapse.solved_reward": 0.9,
+}
 
 # Config groups that are switched off unless asked for: a choice other than this is an axis of the folder.
 _OFF = {"advantage": None, "correction": "none", "engine": "exact", "routing": "off"}

@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from steadymoe.algorithms import batch, objective, ops
 from steadymoe.bench import checkpoint, cold_start, compose, record, sweep
 from steadymoe.bench.check import ConfigError
-from steadymoe.bench.collapse import collapsed_at
+from steadymoe.bench.collapse import detect
 from steadymoe.bench.record import Record
 from steadymoe.bench.seeding import derive
 from steadymoe.bench.train import Trainer
@@ -137,9 +137,9 @@ def _train(run: compose.Run, folder: Record) -> None:
             checkpoint.save(folder.checkpoint, trainer.learner, trainer.sampler, step)
 
     steps = record.read_table(folder.folder, "steps")
-    collapsed = collapsed_at(steps["reward"].dropna().tolist(), **config["collapse"])
-    if diverged is None and collapsed is not None:
-        diverged = {"reason": "collapsed", "step": collapsed, "update": None}
+    collapse = detect(steps, **config["collapse"])
+    if diverged is None and collapse is not None:
+        diverged = {"reason": collapse.reason, "step": collapse.step, "update": None}
     folder.end(
         "finished" if diverged is None else "diverged",
         diverged=diverged,

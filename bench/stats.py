@@ -1,21 +1,28 @@
 """Seeds are the only replicates: estimates over seeds, their intervals, and n."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from scipy import stats as scipy_stats
+from scipy.stats import beta, norm  # type: ignore[attr-defined]  # made at run time
 from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
 # Fewer seeds than this get no interval.
 LEAST_FOR_INTERVAL = 3
+# Below this many seeds there is no bootstrap: of five a nominal 95 % percentile interval covered 79 %.
+LEAST_FOR_BOOTSTRAP = 10
+RESAMPLES = 9999
 # Below this a variance counts as none: the square of fp32's rounding.
 LEAST_LOG = 1e-14
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds with its 95 % interval; the interval is nan below three seeds."""
+    """A statistic over seeds, usually their mean, with its 95 % interval, which is nan below three seeds."""
 
     mean: float
     low: float
@@ -45,6 +52,114 @@ def mean_over_seeds(values: Sequence[float], log: bool = False, level: float = 0
         half = student(n - 1).ppf((1 + level) / 2) * numbers.std(ddof=1) / np.sqrt(n)
     mean, low, high = (float(np.exp(part) if log else part) for part in (mean, mean - half, mean + half))
     return Estimate(mean, low, high, n)
+
+
+def iqm(values: Any, axis: int = -1) -> Any:
+    """Interquartile mean: without the lowest and the highest quarter, each rounded down (2108.13264, section 4.3)."""
+    return scipy_stats.trim_mean(values, 0.25, axis=axis)
+
+
+def over_seeds(
+    values: Sequence[float],
+    statistic: Callable[..., Any] = np.mean,
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+) -> Estimate:
+    """Any statistic of one number per seed with the interval that its n allows; nan for no seeds at all.
+
+    ``statistic`` takes an array and an ``axis``, as ``np.mean``, ``np.median`` and ``iqm`` do.
+
+    From ten seeds a BCa bootstrap (Efron 1987; ``bootstrap_interval``), the same bytes for the same numbers in any
+    order; where BCa is undefined, because leaving one seed out changes nothing, the percentile one. From three to
+    nine seeds Student's interval for a mean and Tukey and McLaughlin's for ``iqm``: t with h − 1 degrees of freedom
+    and standard error √(SS_w / (h (h − 1))), where h values are left after trimming and SS_w is the sum of squares
+    about their mean of the winsorised values (Tukey and McLaughlin 1963; Yuen 1974). Other statistics have none
+    below ten, unless all seeds are alike.
+    """
+    numbers = np.sort(np.asarray(values, dtype=float))
+    n = len(numbers)
+    point = float(statistic(numbers)) if n else np.nan
+    if n >= LEAST_FOR_BOOTSTRAP and np.ptp(numbers) > 0:
+        return Estimate(point, *bootstrap_interval(numbers, statistic, level, resamples), n)
+    half = np.nan
+    if n >= LEAST_FOR_INTERVAL and np.ptp(numbers) == 0:
+        half = 0.0
+    elif n >= LEAST_FOR_INTERVAL and statistic in (np.mean, iqm):
+        half = _half_width(numbers, n // 4 if statistic is iqm else 0, level)
+    return Estimate(point, point - half, point + half, n)
+
+
+def _half_width(ordered: np.ndarray, trimmed: int, level: float) -> float:
+    """Of Yuen's interval for a mean without ``trimmed`` values at either end; with 0 it is Student's."""
+    left = len(ordered) - 2 * trimmed
+    winsorised = ordered.clip(ordered[trimmed], ordered[-trimmed - 1])
+    error = np.sqrt(np.square(winsorised - winsorised.mean()).sum() / (left * (left - 1)))
+    return float(student(left - 1).ppf((1 + level) / 2) * error)
+
+
+def bootstrap_interval(
+    numbers: np.ndarray, statistic: Callable[..., Any], level: float = 0.95, resamples: int = RESAMPLES
+) -> tuple[float, float]:
+    """BCa interval of ``statistic(numbers, axis)``, always from the same draws; percentile where BCa is undefined.
+
+    Of ten normal numbers a nominal 95 % interval holds the mean 87 % of the time: a bootstrap takes the variance
+    for n − 1 of n parts of what it is, and for known. Its level is raised to that of ±√(n/(n − 1)) t_{n−1} on a normal
+    distribution (Hesterberg 2015, "expanded percentile interval").
+    """
+    n = len(numbers)
+    expanded = 2 * norm.cdf(np.sqrt(n / (n - 1)) * student(n - 1).ppf((1 + level) / 2)) - 1
+
+    def interval(method: Literal["BCa", "percentile"]) -> tuple[float, float]:
+        generator = np.random.default_rng(0)
+        found = scipy_stats.bootstrap(
+            (numbers,), statistic, n_resamples=resamples, confidence_level=expanded, method=method, rng=generator
+        ).confidence_interval
+        return float(found.low), float(found.high)
+
+    with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
+        warnings.simplefilter("ignore", scipy_stats.DegenerateDataWarning)
+        low, high = interval("BCa")
+    return (low, high) if np.isfinite([low, high]).all() else interval("percentile")
+
+
+def over_settings(
+    settings: Mapping[str, Sequence[float]],
+    statistic: Callable[..., Any] = iqm,
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+) -> Estimate:
+    """A statistic of all seeds of several tasks or settings together, with a stratified bootstrap (2108.13264, 4.1).
+
+    Seeds are drawn again within each setting, one fewer than it has: that gives the mean of a setting its
+    unbiased variance, which drawing n gives only for many seeds (McCarthy and Snowden 1985). Percentile
+    interval, its ends moved away from the estimate by the ratio of t with Σ(n − 1) degrees of freedom to the normal
+    quantile; none if a setting has fewer than three seeds. ``n`` is the number of seeds of the smallest one.
+    """
+    groups = [np.sort(np.asarray(settings[name], dtype=float)) for name in sorted(settings)]
+    n = min((len(group) for group in groups), default=0)
+    point = float(statistic(np.concatenate(groups))) if n else np.nan
+    if n < LEAST_FOR_INTERVAL:
+        return Estimate(point, np.nan, np.nan, n)
+    if len(groups) == 1:
+        return over_seeds(groups[0].tolist(), statistic, level, resamples)
+    generator = np.random.default_rng(0)
+    drawn = np.concatenate([generator.choice(group, (resamples, len(group) - 1)) for group in groups], axis=1)
+    low, high = np.quantile(statistic(drawn, axis=-1), [(1 - level) / 2, (1 + level) / 2])
+    freedom = sum(len(group) - 1 for group in groups)
+    wider = student(freedom).ppf((1 + level) / 2) / norm.ppf((1 + level) / 2)
+    return Estimate(point, float(point + wider * (low - point)), float(point + wider * (high - point)), n)
+
+
+def share(successes: float, n: int, level: float = 0.95) -> Estimate:
+    """A share of n runs with Clopper and Pearson's exact interval (1934); half a success for a tie is allowed."""
+    if n == 0:
+        return Estimate(np.nan, np.nan, np.nan, 0)
+    low = high = np.nan
+    if n >= LEAST_FOR_INTERVAL:
+        tail = (1 - level) / 2
+        low = beta.ppf(tail, successes, n - successes + 1) if successes > 0 else 0.0
+        high = beta.ppf(1 - tail, successes + 1, n - successes) if successes < n else 1.0
+    return Estimate(successes / n, float(low), float(high), n)
 
 
 def curves(steps: pd.DataFrame, metric: str, window: int = 1, log: bool = False) -> pd.DataFrame:

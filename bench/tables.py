@@ -1,7 +1,9 @@
 """Tables over seeds, from the long form of ``collect.steps`` (with a column ``arm``)."""
 
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 
 from steadymoe.bench.stats import Estimate, mean_over_seeds
@@ -47,15 +49,24 @@ MODELS_CAPTION = (
 
 
 def one_number(curve: pd.Series, how: str) -> float:
-    """One seed's number from its curve over steps, in the order of the steps."""
+    """One seed's number from its curve over steps, in the order of the steps.
+
+    ``last`` and ``best``: the last and the highest mean over ``LAST_STEPS`` steps; ``fall``: best minus last; ``end``:
+    the last value; ``median`` and ``mean`` over steps; ``area``: under the curve, divided by the steps it spans.
+    """
     smooth = curve.rolling(min(LAST_STEPS, len(curve))).mean().dropna()
-    if how == "last":
-        return float(smooth.iloc[-1])
-    if how == "fall":
-        return float(smooth.max() - smooth.iloc[-1])
-    if how == "end":
-        return float(curve.iloc[-1])
-    return float(curve.median() if how == "median" else curve.mean())
+    numbers: dict[str, Callable[[], Any]] = {
+        "last": lambda: smooth.iloc[-1],
+        "best": smooth.max,
+        "fall": lambda: smooth.max() - smooth.iloc[-1],
+        "end": lambda: curve.iloc[-1],
+        "median": curve.median,
+        "mean": curve.mean,
+        "area": lambda: np.trapezoid(curve) / (len(curve) - 1) if len(curve) > 1 else curve.iloc[-1],
+    }
+    if how not in numbers:
+        raise ValueError(f"a curve has no number {how!r}; choose from {', '.join(numbers)}")
+    return float(numbers[how]())
 
 
 def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

@@ -301,7 +301,7 @@ def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
     assert run.execute(made) == "diverged"
     facts = record.read_run(made.folder)
     assert facts is not None
-    assert facts["diverged"] == {"reason": "collapsed", "step": 4, "update": None}
+    assert facts["diverged"] == {"reason": "reward", "step": 4, "update": None}
     assert len(record.read_table(made.folder, "steps")) == 6  # it goes on to its end
 
 

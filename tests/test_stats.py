@@ -1,0 +1,282 @@
+"""Estimates over seeds on numbers with known answers, and how often their intervals hold the truth."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from steadymoe.bench import comparisons, stats, tables
+
+NUMBERS = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=3, max_size=14)
+
+
+def coverage(estimates: list[stats.Estimate], truth: float) -> float:
+    return float(np.mean([each.low <= truth <= each.high for each in estimates]))
+
+
+# --- one statistic over seeds ------------------------------------------------------------------------
+
+
+def test_the_interquartile_mean_leaves_a_quarter_out_at_either_end() -> None:
+    assert stats.iqm([100.0, 1.0, 2.0, 3.0, -50.0]) == 2.0
+    assert stats.iqm([0, 1, 2, 3, 4, 5, 6, 70]) == 3.5
+    assert stats.iqm([1.0, 2.0, 6.0]) == 3.0  # a quarter of three is none
+
+
+def test_below_ten_seeds_a_mean_has_students_interval_and_no_statistic_has_one_below_three() -> None:
+    values = [0.1, 0.5, 0.6, 0.9]
+    found = stats.over_seeds(values)
+    plain = stats.mean_over_seeds(values)
+    np.testing.assert_allclose([found.mean, found.low, found.high], [plain.mean, plain.low, plain.high])
+    for n in (0, 1, 2):
+        assert np.isnan(stats.over_seeds([0.5] * n, stats.iqm).low)
+    assert np.isnan(stats.over_seeds(values, np.median).low)  # nothing is trustworthy here
+    assert stats.over_seeds([0.5] * 3, np.median) == stats.Estimate(0.5, 0.5, 0.5, 3)
+
+
+def test_the_trimmed_mean_has_the_interval_of_scipys_trimmed_t_test() -> None:
+    values = np.random.default_rng(1).normal(size=9)
+    found = stats.over_seeds(values.tolist(), stats.iqm)
+    # scipy has Yuen's test of two samples; of a sample against its mirror image the error is √2 times ours, with
+    # twice the degrees of freedom, and the difference twice the trimmed mean.
+    test = scipy_stats.ttest_ind(values, -values, trim=0.25, equal_var=False)
+    error = 2 * found.mean / test.statistic / np.sqrt(2)
+    np.testing.assert_allclose(found.high - found.mean, scipy_stats.t(4).ppf(0.975) * error)
+
+
+def test_from_ten_seeds_the_interval_is_scipys_bca_bootstrap_a_little_wider() -> None:
+    values = np.random.default_rng(2).lognormal(size=12)
+    found = stats.over_seeds(values.tolist(), resamples=999)
+    wider = 2 * scipy_stats.norm.cdf(np.sqrt(12 / 11) * scipy_stats.t(11).ppf(0.975)) - 1
+    expected = scipy_stats.bootstrap(
+        (np.sort(values),), np.mean, n_resamples=999, confidence_level=wider, rng=np.random.default_rng(0)
+    ).confidence_interval
+    assert (found.low, found.high) == (expected.low, expected.high)
+
+
+def test_where_bca_is_undefined_the_interval_is_still_one() -> None:
+    found = stats.over_seeds([0.0] + [1.0] * 11, np.median, resamples=199)  # leaving one out never moves it
+    assert (found.low, found.high) == (1.0, 1.0)
+    found = stats.over_seeds([0.0] * 4 + [1.0] * 8, stats.iqm, resamples=199)
+    assert found.low <= found.mean <= found.high
+
+
+@given(NUMBERS, st.randoms(use_true_random=False), st.sampled_from([np.mean, stats.iqm]))
+@settings(max_examples=40, deadline=None)
+def test_the_order_of_seeds_changes_nothing_and_an_interval_moves_with_its_numbers(
+    values: list[float], random: object, statistic: object
+) -> None:
+    first = stats.over_seeds(values, statistic, resamples=199)  # type: ignore[arg-type]
+    shuffled = values.copy()
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert stats.over_seeds(shuffled, statistic, resamples=199) == first  # type: ignore[arg-type]
+    assert first.low <= first.mean + 1e-9
+    assert first.mean <= first.high + 1e-9
+    moved = stats.over_seeds([2 * value + 8 for value in values], statistic, resamples=199)  # type: ignore[arg-type]
+    np.testing.assert_allclose(
+        [moved.mean, moved.low, moved.high], [2 * x + 8 for x in (first.mean, first.low, first.high)], atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "statistic", "least"),
+    [(3, stats.iqm, 0.93), (4, stats.iqm, 0.93), (5, stats.iqm, 0.93), (8, stats.iqm, 0.93), (5, np.mean, 0.93)],
+)
+def test_intervals_of_few_seeds_hold_the_truth_as_often_as_they_say(n: int, statistic: object, least: float) -> None:
+    generator = np.random.default_rng(n)
+    estimates = [
+        stats.over_seeds(generator.normal(size=n).tolist(), statistic)  # type: ignore[arg-type]
+        for _ in range(2000)
+    ]
+    assert least < coverage(estimates, 0.0) < 0.99
+
+
+@pytest.mark.parametrize(("n", "statistic"), [(10, np.mean), (20, np.mean), (20, stats.iqm)])
+def test_the_bootstrap_of_ten_seeds_and_more_covers_nearly_as_often_as_it_says(n: int, statistic: object) -> None:
+    generator = np.random.default_rng(n)
+    estimates = [
+        stats.over_seeds(generator.normal(size=n).tolist(), statistic, resamples=499)  # type: ignore[arg-type]
+        for _ in range(600)
+    ]
+    assert 0.91 < coverage(estimates, 0.0) < 0.99
+
+
+# --- several settings together -----------------------------------------------------------------------
+
+
+def test_over_one_setting_the_stratified_estimate_is_the_plain_one() -> None:
+    values = [0.1, 0.4, 0.5, 0.9]
+    assert stats.over_settings({"chain": values}) == stats.over_seeds(values, stats.iqm)
+    assert np.isnan(stats.over_settings({"chain": values, "sort": [0.1, 0.2]}).low)
+    assert stats.over_settings({}).n == 0
+
+
+def test_the_stratified_bootstrap_has_the_variance_of_a_stratified_mean_and_covers() -> None:
+    generator = np.random.default_rng(0)
+    levels = np.array([0.0, 5.0, -3.0, 40.0, 7.0])  # between the settings: no part of the error
+    draws = [levels[:, None] + generator.normal(size=(5, 5)) for _ in range(400)]
+    estimates = [
+        stats.over_settings({str(k): row.tolist() for k, row in enumerate(draw)}, np.mean, resamples=999)
+        for draw in draws
+    ]
+    assert 0.91 < coverage(estimates, float(levels.mean())) < 0.98
+    widths = [each.high - each.low for each in estimates]
+    np.testing.assert_allclose(np.mean(widths), 2 * scipy_stats.t(20).ppf(0.975) / np.sqrt(25), rtol=0.06)
+
+
+# --- shares ------------------------------------------------------------------------------------------
+
+
+def test_a_share_has_the_exact_interval() -> None:
+    found = stats.share(3, 10)
+    expected = scipy_stats.binomtest(3, 10).proportion_ci(method="exact")
+    np.testing.assert_allclose([found.low, found.high], [expected.low, expected.high])
+    assert stats.share(0, 10).low == 0.0
+    np.testing.assert_allclose(stats.share(0, 10).high, 1 - 0.025 ** (1 / 10))
+    assert stats.share(5, 5).high == 1.0
+    assert np.isnan(stats.share(1, 2).low)
+    assert stats.share(0, 0).n == 0
+
+
+@pytest.mark.parametrize("truth", [0.02, 0.3, 0.5])
+def test_a_shares_interval_never_covers_less_than_it_says(truth: float) -> None:
+    weights = scipy_stats.binom(12, truth).pmf(np.arange(13))  # exactly, over every outcome
+    held = [stats.share(k, 12).low <= truth <= stats.share(k, 12).high for k in range(13)]
+    assert weights[held].sum() >= 0.95
+
+
+# --- a curve's numbers -------------------------------------------------------------------------------
+
+
+def test_a_curve_has_a_best_and_an_area_and_no_number_that_is_not_known() -> None:
+    curve = pd.Series([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5])
+    assert tables.one_number(curve, "best") == 1.0
+    assert tables.one_number(curve, "best") - tables.one_number(curve, "last") == tables.one_number(curve, "fall")
+    assert tables.one_number(pd.Series(np.linspace(0, 1, 11)), "area") == pytest.approx(0.5)
+    np.testing.assert_allclose(tables.one_number(curve, "area"), (7.5 - 0.25) / 10)
+    assert tables.one_number(pd.Series([0.3]), "area") == 0.3
+    with pytest.raises(ValueError, match="choose from last, best"):
+        tables.one_number(curve, "finish")
+
+
+# --- arms against each other -------------------------------------------------------------------------
+
+
+def by_seed(*values: float, first: int = 0) -> pd.Series:
+    return pd.Series(values, index=range(first, first + len(values)))
+
+
+def test_a_difference_is_paired_by_seed() -> None:
+    a, b = by_seed(0.9, 0.5, 0.7, 0.2), by_seed(0.4, 0.6, 0.1, first=1)[::-1]
+    found = comparisons.paired_difference(a, b)
+    expected = stats.mean_over_seeds([0.1, 0.1, 0.1])
+    assert found.n == 3
+    np.testing.assert_allclose(found.mean, expected.mean)
+    with pytest.raises(ValueError, match="twice"):
+        comparisons.paired_difference(pd.Series([1.0, 2.0], index=[0, 0]), b)
+
+
+def test_pairing_takes_the_seeds_own_level_out_of_the_interval() -> None:
+    generator = np.random.default_rng(0)
+    level = generator.normal(size=8) * 10
+    a, b = pd.Series(level + 1 + generator.normal(size=8) * 0.1), pd.Series(level)
+    found = comparisons.paired_difference(a, b)
+    assert 0.8 < found.low < found.high < 1.2
+
+
+def test_the_probability_of_improvement_counts_seeds_or_else_pairs() -> None:
+    paired = comparisons.probability_of_improvement(by_seed(1.0, 2.0, 3.0, 4.0), by_seed(0.0, 2.0, 5.0, 0.0))
+    assert (paired.mean, paired.n) == (2.5 / 4, 4)
+    a, b = by_seed(1.0, 3.0, 5.0), by_seed(2.0, 2.0, 3.0, 0.0, first=10)
+    unpaired = comparisons.probability_of_improvement(a, b)
+    pairs = scipy_stats.mannwhitneyu(a, b).statistic / 12
+    assert unpaired.mean == pytest.approx(pairs)
+    assert comparisons.probability_of_improvement(a, b[:0]).n == 0
+
+
+@given(
+    st.lists(st.integers(-3, 3), min_size=1, max_size=8),
+    st.lists(st.integers(-3, 3), min_size=1, max_size=8),
+)
+@settings(deadline=None)
+def test_superiority_of_either_side_adds_to_one(a: list[int], b: list[int]) -> None:
+    one, other = comparisons.superiority(np.array(a), np.array(b)), comparisons.superiority(np.array(b), np.array(a))
+    assert one.mean == pytest.approx(1 - other.mean)
+    if min(len(a), len(b)) >= 3:
+        assert 0 <= one.low <= one.mean <= one.high <= 1
+        np.testing.assert_allclose([one.low, one.high], [1 - other.high, 1 - other.low], atol=1e-9)
+        assert one.high > one.low  # also when one side always wins
+    else:
+        assert np.isnan(one.low)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("sizes", [(5, 5), (8, 20)])
+def test_superiority_covers_as_often_as_it_says(shift: float, sizes: tuple[int, int]) -> None:
+    generator = np.random.default_rng(0)
+    truth = float(scipy_stats.norm.cdf(shift / np.sqrt(2)))
+    estimates = [
+        comparisons.superiority(generator.normal(size=sizes[0]) + shift, generator.normal(size=sizes[1]))
+        for _ in range(1000)
+    ]
+    assert 0.92 < coverage(estimates, truth) <= 0.99
+
+
+def test_holm_on_his_textbook_case() -> None:
+    np.testing.assert_allclose(comparisons.holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
+    np.testing.assert_allclose(comparisons.holm([0.01, np.nan, 0.9]), [0.02, np.nan, 0.9])
+    assert comparisons.holm([]).size == 0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
+def test_holm_lies_between_no_correction_and_bonferronis_and_keeps_the_order(p_values: list[float]) -> None:
+    corrected = comparisons.holm(p_values)
+    assert (corrected >= np.array(p_values) - 1e-12).all()
+    assert (corrected <= np.minimum(1, len(p_values) * np.array(p_values)) + 1e-12).all()
+    order = np.argsort(p_values, kind="stable")
+    assert (np.diff(corrected[order]) >= 0).all()
+
+
+def arms(**values: list[float]) -> pd.DataFrame:
+    rows = [
+        {"arm": arm, "seed": seed, "value": value} for arm, each in values.items() for seed, value in enumerate(each)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_the_ranking_compares_with_the_best_and_corrects_for_all_pairs() -> None:
+    numbers = arms(low=[0.1, 0.2, 0.15, 0.1], high=[0.8, 0.9, 0.7, 0.85], middle=[0.75, 0.9, 0.72, 0.8])
+    found = comparisons.ranking(numbers).set_index("arm")
+    assert found.index.tolist() == ["high", "middle", "low"]
+    assert np.isnan(found.loc["high", "p"])
+    raw = scipy_stats.ttest_rel([0.1, 0.2, 0.15, 0.1], [0.8, 0.9, 0.7, 0.85]).pvalue
+    assert found.loc["low", "p"] == pytest.approx(raw)
+    others = [
+        raw,
+        found.loc["middle", "p"],
+        scipy_stats.ttest_rel([0.1, 0.2, 0.15, 0.1], [0.75, 0.9, 0.72, 0.8]).pvalue,
+    ]
+    assert found.loc["low", "p_corrected"] == pytest.approx(comparisons.holm(others)[0])
+    assert found.loc["low", "difference"].high < 0
+    named = comparisons.ranking(numbers, "middle").set_index("arm")
+    assert named.loc["low", "p_corrected"] == pytest.approx(2 * named.loc["low", "p"])
+    with pytest.raises(ValueError, match="choose from high"):
+        comparisons.ranking(numbers, "none")
+
+
+def test_among_equal_arms_the_ranking_rarely_finds_a_worse_one() -> None:
+    generator = np.random.default_rng(0)
+    found = 0
+    for _ in range(200):
+        table = comparisons.ranking(arms(**{name: generator.normal(size=5).tolist() for name in "abcdef"}))
+        found += bool((table["p_corrected"] < 0.05).any())
+    assert found / 200 < 0.08
+
+
+def test_without_shared_seeds_the_test_is_welchs_and_below_three_there_is_none() -> None:
+    a, b = by_seed(1.0, 2.0, 4.0), by_seed(2.0, 7.0, 9.0, 3.0, first=10)
+    assert comparisons.p_value(a, b) == pytest.approx(scipy_stats.ttest_ind(a, b, equal_var=False).pvalue)
+    assert np.isnan(comparisons.p_value(a[:2], b))
+    assert comparisons.p_value(a, a) == 1.0
