@@ -26,7 +26,6 @@ SUMMARY = {
 MODELS = {
     "expert change per update": ("expert_change_per_update", "mean"),
     "sampler–trainer disagreement": ("rollout_expert_disagreement", "mean"),
-    "share of routing": ("routing_share", "median"),
     "final reward": ("reward", "last"),
 }
 # Averaged over seeds on a logarithmic scale.
@@ -43,8 +42,8 @@ MODELS_CAPTION = (
     "Mean over seeds with a 95 % t interval (none below three seeds). Active parameters are those that one token uses. "
     "Of each run: expert change per update is the mean over steps of the expert-change rate from before to after one "
     "gradient update; sampler–trainer disagreement the mean over steps of the expert-change rate between the sampling "
-    "and the training forward at the same weights; share of routing the median over steps of 1 − E[(log r pinned)²] / "
-    f"E[(log r free)²]; final reward the mean of the last {LAST_STEPS} steps."
+    "and the training forward at the same weights; share of routing 1 − E[(log r pinned)²] / E[(log r free)²], both over "
+    f"all of its updates; final reward the mean of the last {LAST_STEPS} steps."
 )
 
 
@@ -97,8 +96,22 @@ def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
         sizes = {name: int(ours[name].iloc[0]) for name in ("parameters", "active_parameters", "moe_layers")}
         chosen = f"{int(ours['top_k'].iloc[0])} of {int(ours['experts'].iloc[0])}"
         row = {"arm": arm, "n": len(ours)} | sizes | {"experts": chosen}
-        rows.append(row | _estimates(steps, str(arm), MODELS))
+        shares = routing_share(steps[steps["arm"] == arm], [])
+        found = _estimates(steps, str(arm), MODELS) | {"share of routing": mean_over_seeds(shares.tolist())}
+        rows.append(row | found)
     return pd.DataFrame(rows).rename(columns=lambda name: str(name).replace("_", " "))
+
+
+def routing_share(steps: pd.DataFrame, keys: list[str]) -> pd.Series:
+    """1 − E[(log r pinned)²] / E[(log r free)²] of each run, E over all of its updates, by ``keys`` and seed.
+
+    Of a run's means and not the mean of its steps' shares: in most steps few tokens change their route, and what
+    routing does is done in the others. Runs without the moments (dense models) are left out.
+    """
+    names = ["log_ratio_moment_free", "log_ratio_moment_pinned"]
+    chosen = steps[steps["metric"].isin(names)]
+    means = chosen.groupby([*keys, "seed", "metric"])["value"].mean().unstack("metric").reindex(columns=names).dropna()
+    return 1 - means[names[1]] / means[names[0]]
 
 
 def _estimates(steps: pd.DataFrame, arm: str, columns: dict[str, tuple[str, str]]) -> dict[str, object]:

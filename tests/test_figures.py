@@ -109,8 +109,16 @@ def test_steps_without_changed_tokens_have_no_ratio() -> None:
 def test_the_table_of_models_has_sizes_and_estimates() -> None:
     arms: list[dict[str, object]] = [{"model": "micro"}, {"model": "olmoe_micro"}, {"model": "dense_micro"}]
     steps = long_table(
-        {"rollout_expert_disagreement": lambda arm, seed: 0.1 * (seed + (arm["model"] == "micro"))}, arms
+        {
+            "rollout_expert_disagreement": lambda arm, seed: 0.1 * (seed + (arm["model"] == "micro")),
+            "log_ratio_moment_free": lambda arm, seed: 4.0,
+            "log_ratio_moment_pinned": lambda arm, seed: 1.0 + seed,
+        },
+        arms,
     )
+    # One step in which routing did it all outweighs one in which nothing moved.
+    steps.loc[(steps["metric"] == "log_ratio_moment_free") & (steps["step"] == 2), "value"] = 0.0
+    steps.loc[(steps["metric"] == "log_ratio_moment_pinned") & (steps["step"] == 2), "value"] = 0.0
     runs = steps.drop_duplicates(["arm", "seed"]).assign(parameters=400, active_parameters=100, top_k=2)
     runs.loc[runs["model"] == "dense_micro", "experts"] = 0
     made = tables.models(steps, runs)
@@ -119,7 +127,8 @@ def test_the_table_of_models_has_sizes_and_estimates() -> None:
     assert made["experts"].tolist() == ["2 of 8", "2 of 8"]
     assert made["active parameters"].tolist() == [100, 100]
     np.testing.assert_allclose(made["sampler–trainer disagreement"].iloc[0].mean, 0.2)
-    assert made["share of routing"].iloc[0].n == 0
+    share = made["share of routing"].iloc[0]
+    np.testing.assert_allclose([share.mean, share.n], [np.mean([0.75, 0.5, 0.25]), 3])
     assert "0.2 [" in tables.to_markdown(made)
     np.testing.assert_allclose(tables.to_numbers(made)["sampler–trainer disagreement mean"].iloc[1], 0.1)
     assert tables.models(steps, runs[runs["model"] != "olmoe_micro"]) is None
