@@ -29,10 +29,13 @@ def main() -> None:
         sub.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
         if verb == "report":
             sub.add_argument("--experiment", help="only this experiment (default: all)")
+            sub.add_argument(
+                "--export", choices=("parquet", "csv"), help="write every number as one tidy table instead"
+            )
     arguments = parser.parse_args(words)
-    sys.exit(
-        _status(arguments.results) if arguments.verb == "status" else _report(arguments.results, arguments.experiment)
-    )
+    if arguments.verb == "status":
+        sys.exit(_status(arguments.results))
+    sys.exit(_report(arguments.results, arguments.experiment, arguments.export))
 
 
 def _run(words: list[str]) -> int:
@@ -130,10 +133,13 @@ def _flags(words: list[str]) -> tuple[bool, list[str], list[str]]:
     return multirun, prints, overrides
 
 
-def _report(results: Path, experiment: str | None) -> int:
+def _report(results: Path, experiment: str | None, export: str | None) -> int:
     from steadymoe.bench import report
 
     try:
+        if export is not None:
+            print(f"wrote {report.export(results, experiment, export)}")
+            return 0
         made = report.make(results, experiment)
     except report.NothingToReport as error:
         print(f"steadymoe: {error}", file=sys.stderr)

@@ -56,6 +56,21 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
     return frame.assign(arm=pd.concat([name_arms(group) for _, group in frame.groupby("experiment")]))
 
 
+def tidy(runs: pd.DataFrame) -> pd.DataFrame:
+    """Every number of the steps and updates of ``runs``: ``KEYS``, step, update, metric, value.
+
+    ``update`` is missing for what is of a step. Rows of updates come after those of steps, run by run.
+    """
+    columns = [*KEYS, "step", "update", "metric", "value"]
+    parts = [steps(runs).assign(update=None)]
+    for run in runs.to_dict("records"):
+        table = record.read_table(Path(run["folder"]), "updates")
+        long = table.melt(id_vars=["step", "update"], var_name="metric", value_name="value").dropna(subset="value")
+        parts.append(long.assign(**{key: run[key] for key in KEYS}))
+    found = pd.concat([part[columns] for part in parts], ignore_index=True)
+    return found.astype({"update": "Int64"} | dict.fromkeys(("metric", "arm", *ARM_KEYS), "category"))
+
+
 def steps(runs: pd.DataFrame) -> pd.DataFrame:
     """The ``steps`` tables of ``runs`` in long form: the columns of ``runs`` in ``KEYS``, step, metric, value.
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ from steadymoe.bench import record
 from steadymoe.bench.compose import Run, labels
 
 _SECONDS_BETWEEN_LOOKS = 0.5
+# More runs than this do not fit a screen: then those at work are shown alone.
+_ROWS = 24
 # Without a terminal: a line when a run starts, ends, or passes one of these shares of its steps.
 _SHARES_SHOWN = (0.25, 0.5, 0.75)
 
@@ -43,11 +46,14 @@ def _show_live(runs: Sequence[Run], console: Console, stop: threading.Event) -> 
 def _table(runs: Sequence[Run], elapsed: float) -> Table:
     states = [_state(run) for run in runs]
     done = sum(state["status"] in record.ENDED for state in states)
-    left = _left(states)
-    table = Table(title=f"{done} of {len(runs)} runs done · {_clock(elapsed)} gone · {left} left", title_justify="left")
+    left, names = _left(states), labels(runs)
+    title = f"{done} of {len(runs)} runs done · {_clock(elapsed)} gone · {left} left{_best_and_worst(names, states)}"
+    table = Table(title=title, title_justify="left")
     for name in ("run", "status", "step", "reward", "expert change", "left"):
         table.add_column(name, justify="left" if name in ("run", "status") else "right")
-    for label, state in zip(labels(runs), states, strict=True):
+    for label, state in zip(names, states, strict=True):
+        if len(runs) > _ROWS and (state["status"] == "waiting" or state["status"] in record.ENDED):
+            continue
         table.add_row(
             label,
             state["status"],
@@ -77,7 +83,7 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
                 f"[{done}/{len(runs)}] {names[index]}: {state['status']}, step {state['step']}/{state['steps']}, "
                 f"reward {_number(state['reward'], '.2f')}, "
                 f"expert change {_number(state['expert_change_rate'], '.4f')}, "
-                f"about {_left(states)} left",
+                f"about {_left(states)} left{_best_and_worst(names, states)}",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,
@@ -101,6 +107,14 @@ def _state(run: Run) -> dict[str, Any]:
         "expert_change_rate": progress.get("expert_change_rate"),
         "seconds_per_step": progress.get("seconds_per_step"),
     }
+
+
+def _best_and_worst(names: Sequence[str], states: Sequence[dict[str, Any]]) -> str:
+    """The highest reward so far and whose it is; how many runs diverged or failed."""
+    known = [(state["reward"], name) for name, state in zip(names, states, strict=True) if state["reward"] is not None]
+    said = f" · best {max(known)[0]:.2f} ({max(known)[1]})" if known else ""
+    counts = Counter(state["status"] for state in states)
+    return said + "".join(f" · {counts[status]} {status}" for status in ("diverged", "failed") if counts[status])
 
 
 def _left(states: Sequence[dict[str, Any]]) -> str:

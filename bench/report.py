@@ -29,10 +29,8 @@ def make(results: Path, experiment: str | None = None) -> Report:
 
     Raises NothingToReport if no run of the experiment has ended.
     """
+    ended = _ended(results, experiment)
     found = collect.runs(results, experiment)
-    ended = found[found["status"].isin(record.ENDED)]
-    if ended.empty:
-        raise NothingToReport(f"no ended runs below {results / 'runs' / (experiment or '')}; {_known(results)}")
     for folder in ("tables", "figures"):
         (results / folder).mkdir(parents=True, exist_ok=True)
     files, markdown, sections = [], [], []
@@ -46,6 +44,26 @@ def make(results: Path, experiment: str | None = None) -> Report:
     page = environment.get_template("report.html").render(sections=sections)
     atomic.write(results / "report.html", lambda temporary: temporary.write_text(page))
     return Report([*files, results / "report.html"], "\n".join(markdown))
+
+
+def export(results: Path, experiment: str | None, suffix: str) -> Path:
+    """Write every number of the runs that ended as one tidy table, ``parquet`` or ``csv``, and return its path.
+
+    Raises NothingToReport if no run of the experiment has ended.
+    """
+    tidy = collect.tidy(_ended(results, experiment))
+    path = results / "tables" / f"{experiment or 'all'}-tidy.{suffix}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write(path, partial(tidy.to_parquet if suffix == "parquet" else tidy.to_csv, index=False))
+    return path
+
+
+def _ended(results: Path, experiment: str | None) -> pd.DataFrame:
+    found = collect.runs(results, experiment)
+    ended = found[found["status"].isin(record.ENDED)]
+    if ended.empty:
+        raise NothingToReport(f"no ended runs below {results / 'runs' / (experiment or '')}; {_known(results)}")
+    return ended
 
 
 def _known(results: Path) -> str:

@@ -42,8 +42,8 @@ MODELS_CAPTION = (
     "Mean over seeds with a 95 % t interval (none below three seeds). Active parameters are those that one token uses. "
     "Of each run: expert change per update is the mean over steps of the expert-change rate from before to after one "
     "gradient update; sampler–trainer disagreement the mean over steps of the expert-change rate between the sampling "
-    "and the training forward at the same weights; share of routing 1 − E[(log r pinned)²] / E[(log r free)²], both over "
-    f"all of its updates; final reward the mean of the last {LAST_STEPS} steps."
+    "and the training forward at the same weights; share of routing 1 − E[(log r pinned)²] / E[(log r free)²], "
+    f"both over all of its updates; final reward the mean of the last {LAST_STEPS} steps."
 )
 
 

@@ -341,3 +341,27 @@ def test_time_left_is_the_steps_left_at_the_pace_so_far_shared_by_the_runs_at_wo
     states = [state("finished", 10, 2.0), state("running", 4, 2.0), state("running", 8, 2.0), state("waiting", 0, None)]
     assert progress._left(states) == "0:18"  # (6 + 2 + 10) steps of 2 s, two at once
     assert progress._left([state("cold start", 0, None)]) == "?"
+
+
+def test_the_best_so_far_and_the_diverged_are_told() -> None:
+    states = [{"status": "finished", "reward": 0.25}, {"status": "diverged", "reward": 0.1}]
+    states += [{"status": "running", "reward": 0.75}, {"status": "waiting", "reward": None}]
+    assert progress._best_and_worst(["a", "b", "c", "d"], states) == " · best 0.75 (c) · 1 diverged"
+    assert progress._best_and_worst(["d"], states[3:]) == ""
+
+
+def test_of_many_runs_the_screen_shows_those_at_work(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    seeds = ",".join(map(str, range(30)))
+    runs = compose.plan([*SMALL, f"results_dir={tmp_path}", f"seed={seeds}", "steps=1"], multirun=True)
+    run.execute(runs[7])
+    console = Console(force_terminal=True, width=120, record=True)
+    with record.Record(runs[3].folder, {"config_hash": ""}) as folder:
+        folder.update(status="running", progress={"step": 0})
+        console.print(progress._table(runs, 1.0))
+    shown = console.export_text()
+    assert "1 of 30 runs done" in shown
+    assert "grpo seed=3" in shown
+    assert "seed=7 " not in shown.partition("best")[2].partition(")")[2]
+    assert "waiting" not in shown

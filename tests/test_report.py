@@ -260,3 +260,26 @@ def test_a_variance_is_averaged_on_a_logarithmic_scale() -> None:
         [estimate.mean, estimate.low, estimate.high], np.exp([plain.mean, plain.low, plain.high])
     )
     assert stats.mean_over_seeds([0.0, 0.0, 0.0], log=True).mean == pytest.approx(stats.LEAST_LOG)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_the_export_holds_every_number_of_steps_and_updates_once(
+    tmp_path: Path, runs: pd.DataFrame, suffix: str
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    path = report.export(tmp_path, None, suffix)
+    found = pd.read_parquet(path) if suffix == "parquet" else pd.read_csv(path)
+    assert list(found)[-4:] == ["step", "update", "metric", "value"]
+    assert not found.duplicated(["arm", "seed", "step", "update", "metric"]).any()
+    for run in runs.to_dict("records"):
+        ours = found[(found["arm"] == run["arm"]) & (found["seed"] == run["seed"])]
+        updates = record.read_table(Path(run["folder"]), "updates").set_index(["step", "update"])[
+            "token_ratio_variance"
+        ]
+        of_updates = ours[(ours["metric"] == "token_ratio_variance") & ours["update"].notna()]
+        np.testing.assert_allclose(of_updates.set_index(["step", "update"])["value"], updates, rtol=1e-12)
+        of_steps = ours[(ours["metric"] == "reward") & ours["update"].isna()]
+        recorded = record.read_table(Path(run["folder"]), "steps")["reward"]
+        np.testing.assert_allclose(of_steps["value"], recorded, rtol=1e-12)
+    with pytest.raises(report.NothingToReport):
+        report.export(tmp_path, "none", suffix)
