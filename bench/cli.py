@@ -1,4 +1,4 @@
-"""The command ``steadymoe``: run, report, status."""
+"""The command ``steadymoe``: run, report, figures, status."""
 
 import argparse
 import signal
@@ -21,13 +21,21 @@ def main() -> None:
     verbs.add_parser("run", help=_RUN_HELP)
     for verb, what in (
         ("report", "tables, figures and report.html from recorded runs"),
+        ("figures", "one or several figures: `steadymoe figures --list`, `steadymoe figures fig05`"),
         ("status", "what is on disk"),
     ):
         sub = verbs.add_parser(verb, help=what)
         sub.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
         if verb == "report":
             sub.add_argument("--experiment", help="only this experiment (default: all)")
+        if verb == "figures":
+            sub.add_argument("figures", nargs="*", metavar="figure", help="id or name")
+            sub.add_argument("--list", action="store_true", help="every figure, and whether its data are on disk")
+            sub.add_argument("--experiment", help="draw from this experiment (default: the figure's own)")
+            sub.add_argument("--format", default="png,svg,pdf", help="of png,svg,pdf (default: all)")
     arguments = parser.parse_args(words)
+    if arguments.verb == "figures":
+        sys.exit(_figures(arguments))
     sys.exit(
         _status(arguments.results) if arguments.verb == "status" else _report(arguments.results, arguments.experiment)
     )
@@ -121,6 +129,27 @@ def _report(results: Path, experiment: str | None) -> int:
     print(made.table)
     for path in made.files:
         print(f"wrote {path}")
+    for line in made.missing:
+        print(line)
+    return 0
+
+
+def _figures(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench import draw, figures
+
+    if arguments.list or not arguments.figures:
+        print(draw.listing(arguments.results).to_markdown(index=False))
+        return 0
+    try:
+        formats = arguments.format.split(",")
+        if not set(formats) <= set(figures.FORMATS):
+            raise draw.CannotDraw(f"--format takes {', '.join(figures.FORMATS)}; got {arguments.format}")
+        for paper in draw.find(arguments.figures):
+            for path in draw.make(paper, arguments.results, arguments.experiment, formats):
+                print(f"wrote {path}")
+    except draw.CannotDraw as error:
+        print(f"steadymoe: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

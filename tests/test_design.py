@@ -57,3 +57,11 @@ def test_two_answers_to_one_question_are_refused_in_one_line(words: list[str], s
 
 def test_the_same_number_twice_is_no_contradiction(tmp_path: Path) -> None:
     assert only(tmp_path, "rollout.minibatch_prompts=4", "rollout.prompts=32").config["rollout"]["prompts"] == 32
+
+
+@pytest.mark.parametrize("name", ["staleness", "minirl"])
+def test_the_other_design_is_an_override(name: str, tmp_path: Path) -> None:
+    words = [f"experiment={name}", "rollout.minibatch_prompts=null", "seed=0", f"results_dir={tmp_path}"]
+    runs = compose.plan(words, multirun=True)
+    assert {run.config["rollout"]["prompts"] for run in runs} == {32}
+    assert {run.config["updates_per_rollout"] for run in runs} == {4, 8, 16}
