@@ -29,7 +29,7 @@ check: $(READY)
 	$(BIN)/steadymoe report --experiment every_algorithm
 	cp results/tables/every_algorithm-summary.md results/tables/every_algorithm-summary.csv \
 	  results/tables/every_algorithm-runs.csv results/reference/tables/
-	$(BIN)/python -m pytest -m check
+	$(BIN)/python -m pytest -m check -rs
 
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
 lint: $(READY)

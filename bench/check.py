@@ -78,6 +78,8 @@ _CHECKED_BY_THEIR_CLASS = (
 )
 # ... and here so is the type of every value, and what may be left out.
 _BUILT = ("algorithm.loss.", "algorithm.advantage.", "advantage.", "correction.", "engine.", "algorithm.kl.")
+# Where an experiment gives a number, the command line may take it back.
+_OR_NULL = ("rollout.minibatch_prompts", "total_updates")
 _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -152,6 +154,8 @@ def _types(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
         if key not in reference and not key.startswith(_CHECKED_BY_THEIR_CLASS):
             raise ConfigError(f"{key} is nothing that a run reads")
         usual = reference.get(key)
+        if value is None and key in _OR_NULL:
+            continue
         if usual is None or key.endswith("_target_") or key.startswith(_BUILT):
             continue
         if isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool):

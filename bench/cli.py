@@ -1,4 +1,4 @@
-"""The command ``steadymoe``: run, report, status."""
+"""The command ``steadymoe``: run, report, figures, status."""
 
 import argparse
 import signal
@@ -23,6 +23,7 @@ def main() -> None:
     verbs.add_parser("run", help=_RUN_HELP)
     for verb, what in (
         ("report", "tables, figures and report.html from recorded runs"),
+        ("figures", "one or several figures: `steadymoe figures --list`, `steadymoe figures fig05`"),
         ("status", "what is on disk"),
     ):
         sub = verbs.add_parser(verb, help=what)
@@ -32,7 +33,14 @@ def main() -> None:
             sub.add_argument(
                 "--export", choices=("parquet", "csv"), help="write every number as one tidy table instead"
             )
+        if verb == "figures":
+            sub.add_argument("figures", nargs="*", metavar="figure", help="id or name")
+            sub.add_argument("--list", action="store_true", help="every figure, and whether its data are on disk")
+            sub.add_argument("--experiment", help="draw from this experiment (default: the figure's own)")
+            sub.add_argument("--format", default="png,svg,pdf", help="of png,svg,pdf (default: all)")
     arguments = parser.parse_args(words)
+    if arguments.verb == "figures":
+        sys.exit(_figures(arguments))
     if arguments.verb == "status":
         sys.exit(_status(arguments.results))
     sys.exit(_report(arguments.results, arguments.experiment, arguments.export))
@@ -147,6 +155,27 @@ def _report(results: Path, experiment: str | None, export: str | None) -> int:
     print(made.table)
     for path in made.files:
         print(f"wrote {path}")
+    for line in made.missing:
+        print(line)
+    return 0
+
+
+def _figures(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench import draw, figures
+
+    if arguments.list or not arguments.figures:
+        print(draw.listing(arguments.results).to_markdown(index=False))
+        return 0
+    try:
+        formats = arguments.format.split(",")
+        if not set(formats) <= set(figures.FORMATS):
+            raise draw.CannotDraw(f"--format takes {', '.join(figures.FORMATS)}; got {arguments.format}")
+        for paper in draw.find(arguments.figures):
+            for path in draw.make(paper, arguments.results, arguments.experiment, formats):
+                print(f"wrote {path}")
+    except draw.CannotDraw as error:
+        print(f"steadymoe: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

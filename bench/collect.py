@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from steadymoe.bench import record
@@ -14,6 +15,14 @@ ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]
 SIZES = ["parameters", "active_parameters", "moe_layers", "experts", "top_k"]
 # What the long table keeps of each run; ``arm`` is what ``name_arms`` calls it, ``strength`` the engine's.
 KEYS = ["arm", *ARM_KEYS, "routing", "correction", "engine", "strength", "moe_layers", "experts", "seed"]
+# ... and these numbers of its config.
+NUMBERS = {
+    "updates_per_rollout": "updates_per_rollout",
+    "prompts": "rollout.prompts",
+    "responses": "rollout.responses",
+    "learning_rate": "optimizer.learning_rate",
+}
+KEYS += NUMBERS
 
 
 def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
@@ -23,6 +32,7 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
         if record.status(folder) == "unreadable":
             continue  # `steadymoe status` lists it
         facts = record.read_run(folder) or {}
+        numbers = flatten(facts["config"])
         revision = facts["revision"] or {"commit": "", "changed": False}
         rows.append(
             {key: facts[key] for key in ("experiment", "algorithm", "model", "task", "seed")}
@@ -37,12 +47,13 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 **{key: facts[key] for key in ("routing", "correction", "engine")},
                 "strength": facts["config"]["engine"].get("strength"),
                 **{key: facts.get(key) for key in SIZES},
+                **{key: numbers[field] for key, field in NUMBERS.items()},
                 "config_hash": facts["config_hash"],
                 "config_without_seed": facts["config_hash_without_seed"],
                 "settings": facts["settings_hash"],
                 "algorithm_code": facts["algorithm_code"],
                 "axes_values": facts["axes"],
-                "numbers": flatten(facts["config"]),
+                "numbers": numbers,
                 "versions": " ".join(f"{name} {number}" for name, number in facts["versions"].items()),
                 "revision": revision["commit"] + ("+changes" if revision["changed"] else ""),
                 "machine": f"{facts['machine']['cpu']}, {facts['machine'].get('gpu', facts['config']['device'])}",
@@ -90,6 +101,20 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
         long = table.melt(id_vars="step", var_name="metric", value_name="value").dropna(subset="value")
         tables.append(long.assign(**{key: run[key] for key in KEYS}))
     columns = [*KEYS, "step", "metric", "value"]
+    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+
+
+def histograms(runs: pd.DataFrame) -> pd.DataFrame:
+    """The histogram columns of ``runs`` in long form, summed over steps: ``KEYS``, metric, bin (from 0), count."""
+    tables = []
+    for run in runs.to_dict("records"):
+        table = record.read_table(Path(run["folder"]), "steps")
+        for metric in [name for name in table if str(name).endswith("_histogram")]:
+            rows = table[metric].dropna().tolist()
+            if rows:
+                counts = pd.DataFrame({"count": np.sum(rows, axis=0), "metric": metric}).rename_axis("bin")
+                tables.append(counts.reset_index().assign(**{key: run[key] for key in KEYS}))
+    columns = [*KEYS, "metric", "bin", "count"]
     return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
 
 

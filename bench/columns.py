@@ -123,6 +123,11 @@ TABLES: dict[str, dict[str, tuple[pa.DataType, str]]] = {
             pa.list_(pa.int64()),
             "counts of log π_θ/π_old over the step's updates: below −1, 40 bins of 0.05, above 1",
         ),
+        "sequence_log_ratio_variance_histogram": (
+            pa.list_(pa.int64()),
+            "counts of Var_i = (1/T) Σ_t (log r_t − log s_i)², one a response and update: below 1e-8, "
+            "32 bins of a quarter of a decade, above 1",
+        ),
         "changed_slots_histogram": (
             pa.list_(pa.int64()),
             "counts of (layer, response token) over the step's updates by experts that differ from the old: 0 to K",

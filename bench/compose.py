@@ -40,10 +40,15 @@ _NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry")
 # The thresholds of a collapse change no recorded number, only what the end of a run is called.
 NEUTRAL: dict[str, Any] = {
     "experts": "grouped_mm",
+    "rollout.minibatch_prompts": None,
+    "total_updates": None,
     "collapse.entropy_fraction": 0.05,
     "collapse.grad_norm_factor": 100.0,
     "collapse.solved_reward": 0.9,
 }
+
+# Numbers that follow from updates_per_rollout where the second field is given; then that one counts, in their place.
+_IMPLIED = {"rollout.prompts": "rollout.minibatch_prompts", "steps": "total_updates"}
 
 # Config groups that are switched off unless asked for: a choice other than this is an axis of the folder.
 _OFF = {"advantage": None, "correction": "none", "engine": "exact", "routing": "off"}
@@ -103,6 +108,7 @@ def run(words: Sequence[str]) -> Run:
     named = [f"{group}={name}" for group, name in sorted(choices.items())]
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = _reference(tuple(named))
+    _derive(config, words)
     needed = config["algorithm"]["correction"]
     if needed is not None and choices.get("correction") != needed:
         raise ConfigError(f"{choices['algorithm']} is what its name says only with correction={needed}")
@@ -111,7 +117,7 @@ def run(words: Sequence[str]) -> Run:
     axes = {
         key: value
         for key, value in flatten(config).items()
-        if key not in ("seed", *_NO_NUMBERS) and reference.get(key, _ABSENT) != value
+        if key not in ("seed", *_NO_NUMBERS, *_implied(config)) and reference.get(key, _ABSENT) != value
     }
     axes |= {group: choices[group] for group, off in _OFF.items() if choices.get(group) != off}
     folder = Path(config["results_dir"]).absolute() / "runs" / config["experiment_name"]
@@ -127,6 +133,41 @@ def run(words: Sequence[str]) -> Run:
     )
 
 
+def _derive(config: dict[str, Any], words: Sequence[str]) -> None:
+    """Fill in what is given by what it stays in proportion to: prompts by the mini-batch, steps by the updates."""
+    updates = config["updates_per_rollout"]
+    given = {word.partition("=")[0].lstrip("+") for word in words}
+    if (minibatch := config["rollout"]["minibatch_prompts"]) is not None:
+        _whole("rollout.minibatch_prompts", minibatch)
+        prompts = minibatch * updates
+        if "rollout.prompts" in given and config["rollout"]["prompts"] != prompts:
+            raise ConfigError(
+                f"rollout.minibatch_prompts={minibatch} with updates_per_rollout={updates} means "
+                f"rollout.prompts={prompts}, and {config['rollout']['prompts']} was given: leave one out"
+            )
+        config["rollout"]["prompts"] = prompts
+    if (total := config["total_updates"]) is not None:
+        _whole("total_updates", total)
+        steps = -(-total // updates)
+        if "steps" in given and config["steps"] != steps:
+            raise ConfigError(
+                f"total_updates={total} with updates_per_rollout={updates} means steps={steps}, and "
+                f"{config['steps']} was given: leave one out"
+            )
+        config["steps"] = steps
+
+
+def _implied(config: Mapping[str, Any]) -> list[str]:
+    """The numbers that ``_derive`` filled in; a config older than their fields has none."""
+    flat = flatten(config)
+    return [key for key, given in _IMPLIED.items() if flat.get(given) is not None]
+
+
+def _whole(key: str, value: Any) -> None:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{key} must be a whole number of at least 1, or null; got {value!r}")
+
+
 def config_hash(config: Mapping[str, Any], neutral: Mapping[str, Any] | None = None) -> str:
     """16 hex digits over everything that changes numbers; fields at their neutral value leave it unchanged."""
     return _digest(_numbers(config, NEUTRAL if neutral is None else neutral))
@@ -140,11 +181,12 @@ def settings_hash(run: Run) -> str:
 
 
 def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str, Any]:
-    """The flattened config without what changes no number, and without fields at their neutral value."""
+    """The flattened config without what changes no number or is implied, and without fields at their neutral value."""
+    left_out = (*_NO_NUMBERS, *_implied(config))
     numbers = {
         key: value
         for key, value in flatten(config).items()
-        if key not in _NO_NUMBERS and not (key in neutral and neutral[key] == value)
+        if key not in left_out and not (key in neutral and neutral[key] == value)
     }
     if config["cold_start"]["path"] is not None:  # what stands in the file counts, not where the file is
         weights = Path(config["cold_start"]["path"]).read_bytes()

@@ -41,11 +41,11 @@ class OldPolicy:
 
 @dataclass(frozen=True)
 class Measured:
-    """One gradient update: columns overall, columns per layer, and the histogram of token log-ratios."""
+    """One gradient update: columns overall, columns per layer, and histograms of ratios by their column."""
 
     overall: dict[str, Tensor]
     layers: dict[str, Tensor]
-    histogram: Tensor
+    histograms: dict[str, Tensor]
     slots_C: Tensor | None
     """Counts of (layer, response token) by changed experts; None for a dense model."""
 
@@ -244,10 +244,10 @@ class Learner:
         forwards: list[Forward],
     ) -> Measured:
         """``columns`` and all others of an update; routes are the routers' own choice against the old policy's."""
-        overall, histogram = metrics.of_update(batch, output)
+        overall, histograms = metrics.of_update(batch, output)
         overall |= columns | {"entropy": metrics.mean(batch.get("entropy_BT"), batch.mask_BT)}
         if not forwards or old.routes_LBFK is None or old.router_logprobs_LBTE is None:
-            return Measured(overall, {}, histogram, None)
+            return Measured(overall, {}, histograms, None)
         # Forwards of a model with routers have routes.
         now_LBFK = torch.cat([each.routes_LBFK for each in forwards], 1)  # type: ignore[misc]
         executed_LBFK = torch.cat([each.executed_LBFK for each in forwards], 1)  # type: ignore[misc]
@@ -280,7 +280,7 @@ class Learner:
             "load_max_violation": load.max_violation_L,
             "dead_experts": load.dead_L,
         }
-        return Measured(overall, layers, histogram, moved.slots_C)
+        return Measured(overall, layers, histograms, moved.slots_C)
 
 
 def _join(outputs: list[LossOutput]) -> LossOutput:

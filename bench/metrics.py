@@ -13,25 +13,31 @@ from steadymoe.algorithms.ops import log_ratio, product_log_ratio, sequence_log_
 
 # Edges of the histogram of log(π_θ/π_old): 40 bins of 0.05, and one open bin on either side.
 HISTOGRAM_EDGES = torch.linspace(-1.0, 1.0, 41)
+# Edges of the histogram of a response's log-ratio variance: four bins a decade, and one open bin on either side.
+VARIANCE_EDGES = torch.logspace(-8, 0, 33)
 
 # Columns that a step takes as the largest or least of its updates; every other one is their mean.
 _EXTREME = {"token_ratio_max": max, "router_shift_min": min}
 
 
-def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], Tensor]:
-    """The ratio and clip columns of one gradient update, as scalars, and its histogram of token log-ratios (42 counts).
+def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The ratio and clip columns of one gradient update, as scalars, and its histograms, as counts.
 
     ``token_ratio_variance`` is that of π_θ/π_old over response tokens and ``sequence_ratio_variance`` that
     of its geometric mean over a response, whichever of the two the loss uses. ``ess`` is the effective
     sample size per token, (Σr)² / (N Σr²), in (0, 1]. ``clip_fraction`` is the share of tokens that lose
-    their gradient or are capped; it is missing where no clip exists.
+    their gradient or are capped; it is missing where no clip exists. The histograms are of token log-ratios and of
+    Var_i = (1/T) Σ_t (log r_t − log s_i)², a response's spread of them (SAPO, 2511.20347, figures 2 and 3).
     """
     mask_BT = batch.mask_BT.bool()
     with torch.no_grad():
         log_ratio_BT = log_ratio(batch.logprobs_BT, batch.get("old_logprobs_BT"))
         log_ratio_N = log_ratio_BT[mask_BT]
         ratio_N = log_ratio_N.exp()
-        ratio_B = sequence_log_ratio(log_ratio_BT, mask_BT).exp()
+        mean_B = sequence_log_ratio(log_ratio_BT, mask_BT)
+        ratio_B = mean_B.exp()
+        square_BT = torch.where(mask_BT, (log_ratio_BT - mean_B[:, None]).square(), 0.0)
+        variance_B = square_BT.sum(-1) / mask_BT.sum(-1)
         columns = {
             "token_ratio_mean": ratio_N.mean(),
             "token_ratio_max": ratio_N.max(),
@@ -48,9 +54,17 @@ def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], Tens
             columns |= {"correction_weight": weights_N.mean(), "correction_rejected": (weights_N == 0).float().mean()}
         if "loss_number" in output.metrics:
             columns["loss_number"] = output.metrics["loss_number"]
-        finite_N = log_ratio_N[log_ratio_N.isfinite()]
-        bins_N = torch.bucketize(finite_N, HISTOGRAM_EDGES.to(log_ratio_N.device))
-        return columns, torch.bincount(bins_N, minlength=len(HISTOGRAM_EDGES) + 1)
+        return columns, {
+            "token_ratio_histogram": _counts(log_ratio_N, HISTOGRAM_EDGES),
+            "sequence_log_ratio_variance_histogram": _counts(variance_B, VARIANCE_EDGES),
+        }
+
+
+def _counts(values_N: Tensor, edges: Tensor) -> Tensor:
+    """How many finite values lie below the first edge, between two, and above the last."""
+    finite_N = values_N[values_N.isfinite()]
+    bins_N = torch.bucketize(finite_N, edges.to(values_N.device))
+    return torch.bincount(bins_N, minlength=len(edges) + 1)
 
 
 def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> dict[str, Tensor]:

@@ -83,6 +83,37 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", "n", "diverged", *SUMMARY])
 
 
+LEADERBOARD = {
+    "final reward": SUMMARY["final reward"],
+    "drift (expert change)": SUMMARY["expert change"],
+    "token-ratio variance": SUMMARY["token-ratio variance"],
+}
+LEADERBOARD_CAPTION = (
+    "Ranked by final reward. Mean over seeds (of variances the geometric one) with a 95 % t interval (none below three "
+    f"seeds); n is the number of seeds. Of each run: final reward is the mean of its last {LAST_STEPS} steps, drift "
+    "and variance are medians over steps. Diverged: share of runs that collapsed or met a number that is not finite."
+)
+
+
+def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | None = None) -> pd.DataFrame:
+    """One row per arm, ranked by final reward: n, final reward, diverged share, drift, ratio variance.
+
+    ``more`` has further columns by arm (reward IQM, restricted mean time to collapse, frontier area); they stand
+    after the share of diverged runs.
+    """
+    rows = []
+    for arm, ours in runs.groupby("arm"):
+        estimates = _estimates(steps, str(arm), LEADERBOARD)
+        reward = estimates.pop("final reward")
+        share = float((ours["status"] == "diverged").mean())
+        row: dict[str, object] = {"arm": arm, "n": len(ours), "final reward": reward, "diverged share": share}
+        rows.append(row | ({} if more is None else more.loc[str(arm)].to_dict()) | estimates)
+    rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
+    table = pd.DataFrame(rows)
+    table.insert(0, "rank", range(1, len(rows) + 1))
+    return table
+
+
 def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
     """One row per arm of an experiment that compares models with routers: their sizes, an ``Estimate`` for ``MODELS``.
 
@@ -138,3 +169,47 @@ def to_numbers(table: pd.DataFrame) -> pd.DataFrame:
         for part in ("mean", "low", "high", "n"):
             plain[f"{column} {part}"] = [getattr(estimate, part) for estimate in estimates]
     return plain
+
+
+# What LaTeX reads as a command, and letters of our tables that its usual fonts lack.
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{sign: "\\" + sign for sign in "&%$#_{}"},
+    "–": "--",
+    "−": "$-$",
+    "π": r"$\pi$",
+    "θ": r"$\theta$",
+    "χ": r"$\chi$",
+    "²": r"$^2$",
+    "₀": r"$_0$",
+    "₁": r"$_1$",
+}
+
+
+def latex_escape(text: str) -> str:
+    """``text`` as LaTeX prints it letter by letter."""
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def to_latex(table: pd.DataFrame, caption: str = "") -> str:
+    """The table with the rules of booktabs (``\\usepackage{booktabs}``): text left, numbers and estimates right."""
+    text = table.map(lambda cell: f"{cell:.3g}" if isinstance(cell, float) else str(cell)).map(latex_escape)
+    numeric = [not isinstance(table[name].iloc[0], str) if len(table) else False for name in table]
+    rows = [" & ".join(row) + r" \\" for row in text.to_numpy().tolist()]
+    header = " & ".join(latex_escape(str(name)) for name in table) + r" \\"
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        *([rf"\caption{{{latex_escape(caption)}}}"] if caption else []),
+        rf"\begin{{tabular}}{{{''.join('r' if each else 'l' for each in numeric)}}}",
+        r"\toprule",
+        header,
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"

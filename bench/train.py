@@ -83,13 +83,14 @@ class Trainer:
 
         # Updates
         update_rows: list[Row] = []
-        histogram = torch.zeros(len(metrics.HISTOGRAM_EDGES) + 1, dtype=torch.long, device=mask_BT.device)
+        histograms: dict[str, list[torch.Tensor]] = {}
         diverged_at_update, slots = None, []
         for update, rows_M in enumerate(minibatches, start=1):
             with clock("update_seconds"):
                 measured = self.learner.update(made, old, advantages_BT, rows_M, first=update == 1)
                 overall, layers = dict(measured.overall), dict(measured.layers)
-                histogram += measured.histogram
+                for name, counts in measured.histograms.items():
+                    histograms.setdefault(name, []).append(counts)
                 slots += [] if measured.slots_C is None else [measured.slots_C]
             with clock("probe_seconds"):
                 probed = sampled.after_update(self.model)
@@ -117,7 +118,8 @@ class Trainer:
         # Rows
         shown["shaped_reward"] = rewards_PG.mean()
         row: Row = {"step": step} | metrics.of_rewards(scores_PG) | metrics.to_floats(shown)
-        row |= metrics.of_step(update_rows) | {"token_ratio_histogram": histogram.tolist()}
+        row |= metrics.of_step(update_rows)
+        row |= {name: torch.stack(counts).sum(0).tolist() for name, counts in histograms.items()}
         if slots:
             row["changed_slots_histogram"] = torch.stack(slots).sum(0).tolist()
         if between is not None:

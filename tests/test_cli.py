@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -29,7 +30,7 @@ WRONG = {
     "optimizer.lr=3": "optimizer.learning_rate",
     "algorithm=gsop": "grpo_unclipped, gspo, ",
     "model=huge": "choose from deep, deepseek_v3_deep, ",
-    "experiment=quick": "choose from attribution, dose_bf16, ",
+    "experiment=quick": "choose from attribution, ",
     "steps=abc": "steps must be a whole number",
     "steps=0": "steps must be at least 1",
     "rollout.responses=1": "rollout.responses must be at least 2",
@@ -243,6 +244,48 @@ def test_a_report_of_nothing_says_how_to_start(
     assert steadymoe(monkeypatch, "report") == 2
     assert "steadymoe run experiment=quickstart" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+RECORDED = Path(__file__).parent / "recorded" / "results"
+
+
+def test_one_figure_is_drawn_from_the_experiment_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    words = ["figures", "fig02", "--experiment", "small", "--results", str(tmp_path), "--format", "svg"]
+    assert steadymoe(monkeypatch, *words) == 0
+    assert (tmp_path / "figures" / "small-fig02-clip_fraction.svg").exists()
+    assert [path.suffix for path in (tmp_path / "figures").iterdir()] == [".svg"]
+    assert "small-fig02-clip_fraction.csv" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fig99"], "there is no figure 'fig99'; did you mean"),
+        (["fig05"], "steadymoe run experiment=staleness"),
+        (["fig05", "--experiment", "small"], "fig05 lacks runs with 2 values of updates_per_rollout in small"),
+        (["fig02", "--format", "gif"], "--format takes png, svg, pdf; got gif"),
+    ],
+)
+def test_a_figure_that_cannot_be_drawn_is_answered_in_one_line(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert steadymoe(monkeypatch, "figures", *words, "--results", str(RECORDED)) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_the_list_of_figures_says_which_have_their_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / "quickstart")
+    assert steadymoe(monkeypatch, "figures", "--list", "--results", str(tmp_path)) == 0
+    rows = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")}
+    assert rows["fig01"].split("|")[4].strip() == "yes"
+    assert rows["fig05"].split("|")[4].strip() == "no: no ended runs"
 
 
 def test_the_live_display_shows_every_run(tmp_path: Path) -> None:

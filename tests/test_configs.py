@@ -24,6 +24,10 @@ SHORT = [
 ]
 
 
+# ... and of experiments with a mini-batch or updates of their own, which SHORT's prompts and steps would contradict.
+SHORT_EXPERIMENT = ["updates_per_rollout=2", "rollout.minibatch_prompts=null", "total_updates=null"]
+
+
 def group(name: str) -> list[str]:
     return sorted(path.stem for path in (compose.CONF / name).glob("*.yaml"))
 
@@ -54,7 +58,7 @@ def models() -> list[Any]:
         *models(),
         *([f"task={name}", "model=micro"] for name in group("task")),
         ["task=sort", "task.min_length=150", "task.max_length=200", "model=micro"],
-        *([f"experiment={name}"] for name in group("experiment")),
+        *([f"experiment={name}", *SHORT_EXPERIMENT] for name in group("experiment")),
     ],
     ids=" ".join,
 )

@@ -1,120 +1,373 @@
-"""Figures over an axis and the table of models, from long tables made by hand with known numbers."""
+"""Figures from long tables made by hand with known numbers: lines, labels and values, not only that a file appears."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 from test_families import DOCUMENTED
 from test_models import make, shipped
 
-from steadymoe.bench import figures, stats, tables
+from steadymoe.bench import columns, compose, draw, figures, stats, tables
+from steadymoe.bench.figures import FIGURES, curves, points, routing, stability, style
+from steadymoe.bench.metrics import HISTOGRAM_EDGES, VARIANCE_EDGES
 from steadymoe.models import build
 
+USUAL = {
+    "algorithm": "grpo",
+    "routing": "off",
+    "correction": "none",
+    "engine": "exact",
+    "strength": 0.0,
+    "moe_layers": 4,
+    "experts": 8,
+    "updates_per_rollout": 8,
+    "prompts": 32,
+    "responses": 8,
+    "learning_rate": 4e-4,
+}
 
-def long_table(values: dict[str, object], arms: list[dict[str, object]], seeds: int = 3) -> pd.DataFrame:
-    """Two steps of each metric for each arm and seed; a value is a function of the arm and the seed."""
-    usual = {"algorithm": "grpo", "routing": "off", "correction": "none", "engine": "exact", "strength": 0.0}
-    usual |= {"moe_layers": 4, "experts": 8}
+
+def long_table(
+    values: dict[str, object], arms: list[dict[str, object]], seeds: int = 3, steps: int = 2
+) -> pd.DataFrame:
+    """Steps of each metric for each arm and seed; a value is a function of the arm and the seed, or of the step too."""
     rows = []
-    for arm, seed, step in itertools.product(arms, range(seeds), (1, 2)):
-        keys = usual | arm | {"arm": " ".join(map(str, arm.values())), "seed": seed, "step": step}
-        rows += [keys | {"metric": name, "value": of(arm, seed)} for name, of in values.items()]  # type: ignore[operator]
+    for arm, seed, step in itertools.product(arms, range(seeds), range(1, steps + 1)):
+        keys = USUAL | arm | {"arm": " ".join(map(str, arm.values())), "seed": seed, "step": step}
+        rows += [keys | {"metric": name, "value": of(arm | {"step": step}, seed)} for name, of in values.items()]  # type: ignore[operator]
     return pd.DataFrame(rows)
 
 
-def points(figure: Figure, panel: int) -> dict[str, list[float]]:
-    """What each line of a panel shows, by its label."""
+def arms(**axes: list[object]) -> list[dict[str, object]]:
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def shown(figure: style.Sheet, panel: int) -> dict[str, list[float]]:
+    """What each line or row of marks of a panel shows, by its label."""
     handles, labels = figure.axes[panel].get_legend_handles_labels()
-    return {label: handle.lines[0].get_ydata().tolist() for handle, label in zip(handles, labels, strict=True)}
+    lines = [handle.lines[0] if hasattr(handle, "lines") else handle for handle in handles]
+    return {label: np.asarray(line.get_ydata()).tolist() for line, label in zip(lines, labels, strict=True)}
 
 
-DOSES = [
-    {"algorithm": algorithm, "routing": routing, "engine": "router_noise", "strength": strength}
-    for algorithm, routing, strength in itertools.product(("grpo", "gspo"), ("off", "r3"), (0.0, 0.5, 2.0))
-]
+def said(figure: style.Sheet) -> str:
+    """The caption in one line."""
+    return " ".join(figure.texts[-1].get_text().split())
+
+
+# Of every figure: one line has a known value at the second step.
+def reward(arm: dict[str, float], seed: int) -> float:
+    return 0.5 + 0.1 * seed + 0.05 * (arm["step"] - 1)
+
+
+COMPARED = arms(algorithm=["grpo", "gspo"])
+
+
+def test_reward_is_drawn_over_what_was_spent() -> None:
+    values = {
+        "reward": reward,
+        "eval_accuracy": lambda arm, seed: 0.4 + 0.1 * seed,
+        "tokens_sampled": lambda arm, seed: 100.0 * (seed + 1),
+        "prompts_sampled": lambda arm, seed: 32.0,
+        "rollout_seconds": lambda arm, seed: 1.0,
+        "update_seconds": lambda arm, seed: 2.0,
+        "old_policy_seconds": lambda arm, seed: 0.5,
+    }
+    steps = long_table(values, COMPARED)
+    spent = {"tokens": [200, 400], "updates": [8, 16], "samples": [256, 512], "seconds": [3.5, 7]}
+    for unit, x in spent.items():
+        figure = curves.reward_compute(steps, unit)
+        line = figure.axes[0].lines[0]
+        np.testing.assert_allclose(line.get_xdata(), x)
+        np.testing.assert_allclose(line.get_ydata(), [0.6, 0.625])  # smoothed over the two steps
+        np.testing.assert_allclose(shown(figure, 1)["gspo"], [0.5, 0.5])
+        assert figure.axes[1].get_xlabel()
+    assert set(FIGURES) >= {f"fig01_{unit}" for unit in spent if unit != "tokens"}
+
+
+def test_a_seed_that_ended_early_counts_with_what_it_had_spent() -> None:
+    steps = long_table({"reward": reward, "tokens_sampled": lambda arm, seed: 100.0}, COMPARED)
+    steps = steps[~((steps["metric"] == "tokens_sampled") & (steps["seed"] == 0) & (steps["step"] == 2))]
+    np.testing.assert_allclose(curves.compute(steps, "tokens")["grpo"], [100, (100 + 200 + 200) / 3])
+
+
+def test_clip_bars_are_means_over_seeds_and_a_loss_without_a_clip_has_none() -> None:
+    steps = long_table(
+        {"clip_fraction": lambda arm, seed: 0.1 * (seed + 1) / (1 + (arm["algorithm"] == "gspo"))}, COMPARED
+    )
+    without = long_table({"reward": reward}, arms(algorithm=["reinforce"]))
+    figure = points.clip_fraction(pd.concat([steps, without]))
+    (axis,) = figure.axes
+    np.testing.assert_allclose([bar.get_height() for bar in axis.patches], [0.2, 0.1])
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["grpo", "gspo"]
+    assert len([y for line in axis.lines for y in line.get_ydata()]) == 6
+    assert "No clip: reinforce" in said(figure)
+
+
+def test_replay_compares_routing_alone() -> None:
+    values = {"reward": reward, "token_ratio_variance": lambda arm, seed: 10.0 ** -(seed + 2)}
+    figure = curves.replay(long_table(values, arms(algorithm=["grpo"], routing=["off", "r2", "r3"])))
+    assert list(shown(figure, 0)) == ["grpo off", "grpo r2", "grpo r3"]
+    np.testing.assert_allclose(shown(figure, 1)["grpo r2"], [1e-3, 1e-3])  # geometric
+    assert [axis.get_yscale() for axis in figure.axes] == ["linear", "log"]
+
+
+def stale(grow: bool) -> list[dict[str, object]]:
+    made = arms(algorithm=["grpo", "gspo", "vespo"], updates_per_rollout=[4, 8])
+    return [each | {"prompts": 4 * each["updates_per_rollout"] if grow else 32} for each in made]  # type: ignore[operator]
+
+
+def test_each_staleness_has_its_two_by_two_panels() -> None:
+    metrics = ("eval_accuracy", "rollout_kl_k3", "reward", "entropy")
+    values = {name: lambda arm, seed, at=at: at * arm["updates_per_rollout"] for at, name in enumerate(metrics, 1)}
+    figure = curves.staleness_panels(long_table(values, stale(grow=True)))
+    assert len(figure.axes) == 8
+    for block, updates in enumerate((4, 8)):
+        for panel, metric in enumerate(metrics, 1):
+            line = shown(figure, 4 * block + panel - 1)["gspo"]
+            np.testing.assert_allclose(line, [panel * updates] * 2, err_msg=metric)
+    assert [axis.get_title(loc="left") for axis in figure.axes[::4]] == [f"N = {n} updates per rollout" for n in (4, 8)]
+
+
+@pytest.mark.parametrize("grow", [True, False])
+def test_a_panel_is_a_method_a_line_a_staleness_and_the_caption_says_the_design(grow: bool) -> None:
+    steps = long_table({"reward": lambda arm, seed: 0.1 * arm["updates_per_rollout"]}, stale(grow))
+    figure = curves.staleness_grid(steps)
+    assert [axis.get_title() for axis in figure.axes] == ["grpo", "gspo", "vespo"]
+    for axis in figure.axes:
+        for line, updates in zip(axis.lines, (4, 8), strict=True):
+            assert line.get_label() == f"N = {updates}"
+            np.testing.assert_allclose(line.get_xdata(), [updates, 2 * updates])
+            np.testing.assert_allclose(line.get_ydata(), [0.1 * updates] * 2)
+    design = "Mini-batch fixed at 4 prompts" if grow else "Rollout fixed at 32 prompts"
+    assert design in said(figure)
+    assert len({line.get_color() for line in figure.axes[0].lines}) == 2
+
+
+def test_the_design_is_not_guessed_where_neither_is_fixed() -> None:
+    steps = pd.DataFrame({"updates_per_rollout": [2, 4, 8], "prompts": [8, 16, 16]})
+    assert "Neither" in style.design(steps)
+    assert style.design(steps[:1]) == ""
+
+
+def test_survival_steps_down_and_its_table_stands_below() -> None:
+    rows = {"step": [0, 10, 50], "survival": [1.0, 0.6, 0.6], "low": [1.0, 0.3, 0.3], "high": [1.0, 0.8, 0.8], "n": 10}
+    found = pd.concat([pd.DataFrame(rows).assign(arm="grpo"), pd.DataFrame(rows).assign(arm="gspo", survival=1.0)])
+    table = pd.DataFrame({"arm": ["grpo", "gspo"], "n": 10, "collapsed": [4, 0], "step": [31.5, 50.0]})
+    figure = stability.survival(found, table)
+    assert shown(figure, 0) == {"grpo": [1.0, 0.6, 0.6], "gspo": [1.0, 1.0, 1.0]}
+    assert figure.axes[0].lines[0].get_drawstyle() == "steps-post"
+    (drawn,) = figure.axes[1].tables
+    assert drawn[1, 3].get_text().get_text() == "31.5"
+    assert "n = 10" in said(figure)
+
+
+def test_mismatch_stands_below_reward() -> None:
+    values = {"reward": reward, "rollout_kl_k3": lambda arm, seed: 10.0 ** (seed - 4)}
+    figure = curves.mismatch(long_table(values, COMPARED))
+    np.testing.assert_allclose(shown(figure, 0)["grpo"], [0.6, 0.625])
+    np.testing.assert_allclose(shown(figure, 1)["grpo"], [1e-3, 1e-3])
+
+
+def test_distributions_are_shares_of_all_counts_and_know_their_bins() -> None:
+    rows = []
+    for model, seed in itertools.product(("micro", "dense_micro"), range(2)):
+        for metric, bins in (("token_ratio_histogram", 42), ("sequence_log_ratio_variance_histogram", 34)):
+            counts = np.zeros(bins, dtype=int)
+            counts[20], counts[21] = 1, 3 if model == "micro" else 1
+            keys = {"arm": model, "model": model, "algorithm": "grpo", "seed": seed, "metric": metric}
+            rows += [keys | {"bin": place, "count": count} for place, count in enumerate(counts)]
+    figure = routing.ratio_distributions(pd.DataFrame(rows))
+    for axis in figure.axes:
+        dense, moe = axis.patches
+        assert (dense.get_label(), moe.get_label()) == ("dense_micro", "micro")
+        np.testing.assert_allclose(moe.get_data().values[[20, 21]], [0.25, 0.75])
+        np.testing.assert_allclose(dense.get_data().values[[20, 21]], [0.5, 0.5])
+    edges = [axis.patches[0].get_data().edges for axis in figure.axes]
+    np.testing.assert_allclose(edges[0][1:-1], HISTOGRAM_EDGES)
+    np.testing.assert_allclose(10 ** edges[1][1:-1], VARIANCE_EDGES, rtol=1e-5)
+    assert "n = 2" in said(figure)
+
+
+def test_best_and_last_are_those_of_each_seed_and_the_widest_fall_is_on_top() -> None:
+    def falls(arm: dict[str, float], seed: int) -> float:
+        drop = 0.4 if arm["algorithm"] == "grpo" else 0.1
+        return 0.8 + 0.01 * seed - drop * (arm["step"] > 10)
+
+    figure = points.best_last(long_table({"reward": falls}, COMPARED, steps=20))
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["gspo", "grpo"]
+    numbers = figure.numbers.set_index(["series", "panel"])["mean"]
+    np.testing.assert_allclose(numbers[[("grpo", "best"), ("grpo", "last"), ("gspo", "last")]], [0.81, 0.41, 0.71])
+
+
+def test_drift_is_drawn_against_each_axis_that_varies_with_the_others_at_their_middle() -> None:
+    grid = arms(updates_per_rollout=[2, 4, 8], learning_rate=[1e-4, 2e-4, 4e-4], moe_layers=[2, 4, 8])
+    grid = [each | {"prompts": 4 * each["updates_per_rollout"]} for each in grid]  # type: ignore[operator]
+
+    def rate(arm: dict[str, float], seed: int) -> float:
+        return arm["updates_per_rollout"] * arm["learning_rate"] * arm["moe_layers"]
+
+    figure = routing.drift(long_table({"expert_change_rate": rate}, grid))
+    assert [axis.get_xlabel() for axis in figure.axes] == ["updates per rollout", "learning rate", "MoE layers"]
+    np.testing.assert_allclose(shown(figure, 0)["0.0001 learning rate"], [8e-4, 16e-4, 32e-4])  # at 4 layers
+    np.testing.assert_allclose(shown(figure, 1)["8 MoE layers"], [32e-4, 64e-4, 128e-4])  # at 4 updates
+    np.testing.assert_allclose(shown(figure, 2)["2 updates per rollout"], [8e-4, 16e-4, 32e-4])  # at 2e-4
+    assert "Mini-batch fixed at 4 prompts" in said(figure)
+    alone = long_table({"expert_change_rate": rate}, [each for each in grid if each["moe_layers"] == 4])
+    assert len(routing.drift(alone).axes) == 2
+
+
+def test_the_frontier_runs_along_the_top_of_what_is_stable() -> None:
+    rows = arms(arm=["grpo", "gspo"], x=[1e-4, 1e-3], y=[2, 4, 8])
+    grid = pd.DataFrame(rows).assign(stable=1.0, n=3)
+    grid.loc[(grid["arm"] == "grpo") & (grid["x"] == 1e-3) & (grid["y"] > 2), "stable"] = 0.0
+    line = pd.DataFrame({"arm": ["grpo", "grpo", "gspo", "gspo"], "x": [1e-4, 1e-3] * 2, "y": [8, 2, 8, 8]})
+    figure = stability.frontier(grid, line, "learning rate", "updates per rollout", "Mini-batch fixed at 4 prompts.")
+    grpo, gspo, _ = figure.axes
+    np.testing.assert_allclose(grpo.patches[0].get_data().values, [2.5, 0.5])
+    np.testing.assert_allclose(gspo.patches[0].get_data().values, [2.5, 2.5])
+    np.testing.assert_allclose(grpo.images[0].get_array(), [[1, 1], [1, 0], [1, 0]])
+    assert [tick.get_text() for tick in grpo.get_yticklabels()] == ["2", "4", "8"]
+    assert "Mini-batch fixed at 4 prompts" in said(figure)
+
+
+def test_early_warnings_are_ordered_by_their_area() -> None:
+    roc = pd.DataFrame({"metric": ["kl"] * 3 + ["entropy"] * 3, "false_alarms": [0, 0.5, 1] * 2})
+    roc["detected"] = [0, 1, 1, 0, 0.5, 1]
+    figure = stability.early_warning(roc, pd.Series({"entropy": 0.5, "kl": 0.75}))
+    assert shown(figure, 0) == {"kl (0.75)": [0, 1, 1], "entropy (0.50)": [0, 0.5, 1]}
+
+
+DOSES = arms(algorithm=["grpo", "gspo"], routing=["off", "r3"], engine=["router_noise"], strength=[0.0, 0.5, 2.0])
 
 
 def test_dose_and_response_are_means_over_seeds_at_each_strength() -> None:
-    def reward(arm: dict[str, float], seed: int) -> float:
+    def final(arm: dict[str, float], seed: int) -> float:
         return 0.8 - 0.1 * arm["strength"] + 0.01 * seed + 0.1 * (arm["routing"] == "r3")
 
-    steps = long_table(
-        {
-            "reward": reward,
-            "rollout_kl_k3": lambda arm, seed: 10.0 ** (arm["strength"] + seed),
-            "token_ratio_variance": lambda arm, seed: 1e-3,
-        },
-        DOSES,
-    )
-    figure = figures.dose_response(steps)
-    assert figure is not None
-    shown = points(figure, 0)
-    assert list(shown) == ["grpo off", "grpo r3", "gspo off", "gspo r3"]
-    np.testing.assert_allclose(shown["grpo off"], [0.81, 0.76, 0.61])
-    np.testing.assert_allclose(shown["gspo r3"], [0.91, 0.86, 0.71])
-    np.testing.assert_allclose(points(figure, 1)["grpo off"], [10.0, 10.0**1.5, 1000.0])  # geometric
+    values = {
+        "reward": final,
+        "rollout_kl_k3": lambda arm, seed: 10.0 ** (arm["strength"] + seed),
+        "token_ratio_variance": lambda arm, seed: 1e-3,
+    }
+    figure = points.dose_response(long_table(values, DOSES))
+    lines = shown(figure, 0)
+    assert list(lines) == ["grpo off", "grpo r3", "gspo off", "gspo r3"]
+    np.testing.assert_allclose(lines["grpo off"], [0.81, 0.76, 0.61])
+    np.testing.assert_allclose(lines["gspo r3"], [0.91, 0.86, 0.71])
+    np.testing.assert_allclose(shown(figure, 1)["grpo off"], [10.0, 10.0**1.5, 1000.0])  # geometric
     assert [axis.get_yscale() for axis in figure.axes] == ["linear", "log", "log"]
-    assert {axis.get_xlabel() for axis in figure.axes} == {"strength of router_noise"}
-    assert all(axis.get_ylabel() for axis in figure.axes)
+    assert figure.axes[-1].get_xlabel() == "strength of router_noise"
     handle = figure.axes[0].get_legend_handles_labels()[0][0]
     (low, high), *_ = [segment[:, 1] for segment in handle.lines[2][0].get_segments()]
     estimate = stats.mean_over_seeds([0.8, 0.81, 0.82])
     np.testing.assert_allclose([low, high], [estimate.low, estimate.high])
-    assert "n = 3" in " ".join(figure.texts[-1].get_text().split())
-    assert figures.dose_response(steps[steps["strength"] == 0]) is None
+    assert "n = 3" in said(figure)
 
 
 def test_below_three_seeds_there_are_points_and_no_bars() -> None:
-    figure = figures.dose_response(long_table({"reward": lambda arm, seed: 0.5}, DOSES, seeds=2))
-    assert figure is not None
+    figure = points.dose_response(long_table({"reward": lambda arm, seed: 0.5}, DOSES, seeds=2))
     handle = figure.axes[0].get_legend_handles_labels()[0][0]
     assert all(segment[0, 1] == segment[1, 1] for segment in handle.lines[2][0].get_segments())
-    assert "interval" not in figure.texts[-1].get_text()
+    assert "interval" not in said(figure)
 
 
 def test_attribution_is_drawn_against_depth_with_a_line_for_each_number_of_experts() -> None:
-    arms: list[dict[str, object]] = [
-        {"moe_layers": layers, "experts": experts} for layers, experts in itertools.product((2, 12), (8, 32))
-    ]
-    steps = long_table(
-        {
-            "routing_share": lambda arm, seed: arm["moe_layers"] / 20 + arm["experts"] / 100,
-            "log_ratio_moment_changed": lambda arm, seed: 1e-2 * arm["moe_layers"],
-            "log_ratio_moment_unchanged": lambda arm, seed: 1e-4,
-        },
-        arms,
-    )
-    figure = figures.attribution(steps)
-    assert figure is not None
-    shared, ratio = points(figure, 0), points(figure, 1)
-    assert list(shared) == ["32 experts", "8 experts"]
+    values = {
+        "routing_share": lambda arm, seed: arm["moe_layers"] / 20 + arm["experts"] / 100,
+        "log_ratio_moment_changed": lambda arm, seed: 1e-2 * arm["moe_layers"],
+        "log_ratio_moment_unchanged": lambda arm, seed: 1e-4,
+    }
+    figure = routing.attribution(long_table(values, arms(moe_layers=[2, 12], experts=[8, 32])))
+    shared, ratio = shown(figure, 0), shown(figure, 1)
+    assert list(shared) == ["8 experts", "32 experts"]
     np.testing.assert_allclose(shared["8 experts"], [0.18, 0.68])
     np.testing.assert_allclose(shared["32 experts"], [0.42, 0.92])
     np.testing.assert_allclose(ratio["8 experts"], [200, 1200])
-    assert figures.attribution(steps[steps["moe_layers"] == 2]) is None
 
 
 def test_steps_without_changed_tokens_have_no_ratio() -> None:
-    arms: list[dict[str, object]] = [{"moe_layers": layers} for layers in (2, 4)]
-    steps = long_table(
-        {"routing_share": lambda arm, seed: 0.1, "log_ratio_moment_changed": lambda arm, seed: 0.1}, arms
-    )
-    figure = figures.attribution(steps)
-    assert figure is not None
-    assert points(figure, 1) == {}
+    values = {"routing_share": lambda arm, seed: 0.1, "log_ratio_moment_changed": lambda arm, seed: 0.1}
+    assert shown(routing.attribution(long_table(values, arms(moe_layers=[2, 4]))), 1) == {}
+
+
+# What is missing
+
+
+def test_a_figure_says_what_it_lacks() -> None:
+    steps = long_table({"reward": reward}, COMPARED)
+    found = {"steps": steps, "histograms": pd.DataFrame()}
+    assert FIGURES["fig14"].lacks(found) == "runs with 2 values of strength"
+    assert FIGURES["fig07"].lacks(found) == "runs that record rollout_kl_k3"
+    assert FIGURES["fig08"].lacks(found) == "the table histograms"
+    assert FIGURES["fig06"].lacks(found) == "the table survival_curves, collapse_steps"
+    assert FIGURES["fig01"].lacks(found) is None
+    many = long_table({"reward": reward}, arms(algorithm=[f"a{k}" for k in range(9)]))
+    assert "at most 8" in str(FIGURES["overview"].lacks({"steps": many}))
+
+
+def test_every_figure_of_the_paper_is_registered_with_an_experiment_and_a_caption() -> None:
+    assert [each.id for each in FIGURES.values() if not each.variant and each.id != "overview"] == [
+        f"fig{number:02d}" for number in range(1, 15)
+    ]
+    assert len({each.name for each in FIGURES.values()}) == len(FIGURES)
+    for each in FIGURES.values():
+        assert each.caption
+        assert (compose.CONF / "experiment" / f"{each.experiment}.yaml").exists()
+
+
+def test_an_unknown_figure_is_answered_with_near_ones() -> None:
+    with pytest.raises(draw.CannotDraw, match=r"did you mean .*clip_fraction"):
+        draw.find(["clip_fractoin"])
+    assert [each.id for each in draw.find(["fig05", "clip_fraction"])] == ["fig05", "fig02"]
+
+
+# Files
+
+
+@pytest.mark.parametrize("suffix", figures.FORMATS)
+def test_the_same_data_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
+    steps = long_table({"clip_fraction": lambda arm, seed: 0.1}, COMPARED)
+    files = [tmp_path / f"{name}.{suffix}" for name in "ab"]
+    for path in files:
+        figures.save(points.clip_fraction(steps), path, suffix)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert files[0].read_bytes()[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
+
+
+def test_figures_fit_one_column_of_print() -> None:
+    figure = curves.mismatch(long_table({"reward": reward, "rollout_kl_k3": lambda arm, seed: 1e-3}, COMPARED))
+    assert figure.get_figwidth() == style.ONE_COLUMN
+    assert style.HOUSE["font.size"] >= 7
+
+
+def test_the_numbers_of_a_figure_are_those_it_draws(tmp_path: Path) -> None:
+    figure = points.clip_fraction(long_table({"clip_fraction": lambda arm, seed: 0.1 * (seed + 1)}, COMPARED))
+    files = draw.write(FIGURES["fig02"], figure, tmp_path, "small", ["svg"])
+    assert {path.suffix for path in files} == {".svg", ".csv", ".md", ".tex"}
+    written = pd.read_csv(tmp_path / "tables" / "small-fig02-clip_fraction.csv")
+    np.testing.assert_allclose(written["mean"], [bar.get_height() for bar in figure.axes[0].patches])
+    assert written["n"].tolist() == [3, 3]
+
+
+def test_the_edges_of_a_histogram_are_as_many_as_its_column_says() -> None:
+    said = str(columns.TABLES["steps"]["sequence_log_ratio_variance_histogram"][1])
+    assert f"{len(VARIANCE_EDGES) - 1} bins" in said
+
+
+# Tables
 
 
 def test_the_table_of_models_has_sizes_and_estimates() -> None:
-    arms: list[dict[str, object]] = [{"model": "micro"}, {"model": "olmoe_micro"}, {"model": "dense_micro"}]
+    compared = arms(model=["micro", "olmoe_micro", "dense_micro"])
     steps = long_table(
         {
             "rollout_expert_disagreement": lambda arm, seed: 0.1 * (seed + (arm["model"] == "micro")),
             "log_ratio_moment_free": lambda arm, seed: 4.0,
             "log_ratio_moment_pinned": lambda arm, seed: 1.0 + seed,
         },
-        arms,
+        compared,
     )
     # One step in which routing did it all outweighs one in which nothing moved.
     steps.loc[(steps["metric"] == "log_ratio_moment_free") & (steps["step"] == 2), "value"] = 0.0

@@ -38,10 +38,10 @@ def batch(log_ratios: list[list[float]]) -> Batch:
     )
 
 
-def of_update(log_ratios: list[list[float]], **marks: list[list[bool]]) -> tuple[dict[str, float], Tensor]:
+def of_update(log_ratios: list[list[float]], **marks: list[list[bool]]) -> tuple[dict[str, float], dict[str, Tensor]]:
     output = LossOutput(torch.tensor(0.0), {name: torch.tensor(rows) for name, rows in marks.items()})
-    columns, histogram = metrics.of_update(batch(log_ratios), output)
-    return metrics.to_floats(columns), histogram
+    columns, histograms = metrics.of_update(batch(log_ratios), output)
+    return metrics.to_floats(columns), histograms
 
 
 def test_ratio_columns_closed_form() -> None:
@@ -93,8 +93,20 @@ def test_the_histogram_counts_every_response_token_in_its_bin() -> None:
     expected = torch.zeros(42, dtype=torch.long)
     for place, tokens in {0: 1, 1: 1, 20: 1, 21: 2, 40: 1, 41: 1}.items():
         expected[place] = tokens
-    assert torch.equal(of_update(log_ratios)[1], expected)
-    assert of_update([[-5.0]])[1].tolist() == [1] + [0] * 41
+    assert torch.equal(of_update(log_ratios)[1]["token_ratio_histogram"], expected)
+    assert of_update([[-5.0]])[1]["token_ratio_histogram"].tolist() == [1] + [0] * 41
+
+
+def test_a_responses_log_ratio_variance_is_around_its_own_mean_and_counted_once() -> None:
+    # Var_i: 0 (equal ratios, whatever their size), 0.01 = ((0.1)² + (0.1)²)/2 around 0.5, 4 around 0.
+    log_ratios = [[3.0, 3.0, 3.0], [0.4, 0.6], [2.0, -2.0]]
+    counts = of_update(log_ratios)[1]["sequence_log_ratio_variance_histogram"]
+    assert len(counts) == 34
+    assert counts.sum() == 3
+    assert [counts[0], counts[-1]] == [1, 1]
+    (place,) = [place for place in range(1, 33) if counts[place]]
+    assert metrics.VARIANCE_EDGES[place - 1] <= 0.01001
+    assert metrics.VARIANCE_EDGES[place] >= 0.00999
 
 
 def test_measuring_gives_no_gradient() -> None:

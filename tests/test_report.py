@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats as scipy_stats
 
-from steadymoe.bench import collect, figures, record, report, stats, status, tables
+from steadymoe.bench import collect, draw, record, report, stats, status, tables
+from steadymoe.bench.figures import FIGURES, SMOOTHED_OVER
 
 RECORDED = Path(__file__).parent / "recorded" / "results"
 
@@ -117,39 +119,80 @@ def test_the_summary_has_the_numbers_of_the_runs(runs: pd.DataFrame, steps: pd.D
     np.testing.assert_allclose(numbers.loc[1, "final reward mean"], np.mean(finals))
 
 
-OF_AXES = {"dose_response", "attribution"}  # there where an experiment has the axis: tests/test_figures.py
+DRAWN = ["overview", "fig01", "fig02", "fig07", "fig09"]  # what runs of three algorithms have the data for
 
 
-@pytest.mark.parametrize("name", figures.FIGURES)
-def test_a_figure_shows_the_data_its_axes_and_its_caption_say(name: str, steps: pd.DataFrame) -> None:
-    figure = figures.FIGURES[name](steps)
-    assert (figure is None) == (name in OF_AXES)
-    if figure is None:
-        return
+@pytest.fixture(scope="module")
+def data(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    return draw.data(runs)
+
+
+def test_recorded_runs_are_drawn_where_they_have_the_data(data: dict[str, pd.DataFrame]) -> None:
+    assert [name for name, each in FIGURES.items() if not each.variant and each.lacks(data) is None] == DRAWN
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_figure_of_recorded_runs_says_its_axes_and_its_caption(name: str, data: dict[str, pd.DataFrame]) -> None:
+    figure = FIGURES[name].figure(data)
     assert "n = 3" in " ".join(figure.texts[-1].get_text().split())
-    assert figures.FIGURES[name].__doc__
     for axis in figure.axes:
-        assert axis.get_ylabel()
-    if name != "clip_fraction":
-        metric = {"expert_change": "expert_change_rate", "ratio_variance": "token_ratio_variance"}.get(name, "reward")
-        axis = figure.axes[0]
-        log = name == "ratio_variance"
+        assert axis.get_ylabel() or name == "fig09"
+    assert not figure.numbers["mean"].isna().any()
+
+
+def test_the_overview_shows_the_curves_of_the_recorded_runs(data: dict[str, pd.DataFrame]) -> None:
+    figure = FIGURES["overview"].figure(data)
+    metrics = ("reward", "expert_change_rate", "token_ratio_variance")
+    for axis, metric in zip(figure.axes, metrics, strict=False):
+        log = metric == "token_ratio_variance"
         assert (axis.get_yscale() == "log") == log
-        curves = stats.curves(steps, metric, figures.SMOOTHED_OVER, log)
+        curves = stats.curves(data["steps"], metric, SMOOTHED_OVER, log)
         for line, arm in zip(axis.lines, ("grpo", "gspo", "reinforce"), strict=True):
             assert line.get_label() == arm
             np.testing.assert_allclose(line.get_ydata(), curves.loc[curves["arm"] == arm, "mean"])
         assert len({line.get_color() for line in axis.lines}) == len({line.get_linestyle() for line in axis.lines}) == 3
 
 
-def test_clip_bars_are_means_over_seeds_and_a_loss_without_a_clip_has_none(steps: pd.DataFrame) -> None:
-    (axis,) = figures.clip_fraction(steps).axes
-    chosen = steps[steps["metric"] == "clip_fraction"].groupby("arm")["value"].mean()
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["grpo", "gspo"]
-    dots = [y for line in axis.lines for y in line.get_ydata()]
-    assert len(dots) == 6
-    assert min(dots) >= axis.get_ylim()[0]  # a seed at 0 is shown too
-    np.testing.assert_allclose([bar.get_height() for bar in axis.patches], chosen.loc[["grpo", "gspo"]])
+def test_histograms_are_sums_over_the_steps_of_a_run(runs: pd.DataFrame, data: dict[str, pd.DataFrame]) -> None:
+    counts = data["histograms"]
+    first = runs.iloc[0]
+    recorded = record.read_table(Path(first["folder"]), "steps")["token_ratio_histogram"]
+    ours = counts[(counts["arm"] == first["arm"]) & (counts["seed"] == first["seed"])]
+    chosen = ours[ours["metric"] == "token_ratio_histogram"].sort_values("bin")
+    assert chosen["count"].tolist() == np.sum(recorded.tolist(), axis=0).tolist()
+    assert chosen["updates_per_rollout"].unique().tolist() == [2]
+    assert chosen["prompts"].unique().tolist() == [4]
+
+
+def test_the_leaderboard_is_ranked_by_final_reward_and_takes_further_columns(
+    runs: pd.DataFrame, steps: pd.DataFrame
+) -> None:
+    more = pd.DataFrame({"frontier area": [0.1, 0.2, 0.3]}, index=["grpo", "gspo", "reinforce"])
+    board = tables.leaderboard(steps, runs, more)
+    assert board["rank"].tolist() == [1, 2, 3]
+    finals = [estimate.mean for estimate in board["final reward"]]
+    assert finals == sorted(finals, reverse=True)
+    assert board.set_index("arm")["frontier area"].to_dict() == more["frontier area"].to_dict()
+    assert board["diverged share"].tolist() == [0, 0, 0]
+
+
+def test_latex_has_a_cell_for_each_column_and_nothing_unescaped() -> None:
+    table = pd.DataFrame(
+        {"arm_a": ["50 % & more", r"a\b~c^d {e} $f# π²"], "n": [1, 2], "reward": [stats.Estimate(0.5, 0.4, 0.6, 3)] * 2}
+    )
+    text = tables.to_latex(table, "of 100 %")
+    lines = text.splitlines()
+    begun = re.findall(r"\\begin\{(\w+)\}", text)
+    assert begun == list(reversed(re.findall(r"\\end\{(\w+)\}", text))) == ["table", "tabular"]
+    assert [line for line in lines if line.endswith("rule")] == [r"\toprule", r"\midrule", r"\bottomrule"]
+    rows = [line for line in lines if line.endswith(r"\\")]
+    assert len(rows) == 3
+    assert r"\begin{tabular}{lrr}" in lines
+    assert all(len(re.findall(r"(?<!\\)&", row)) == 2 for row in rows)
+    assert r"arm\_a" in rows[0]
+    assert rows[1].startswith(r"50 \% \& more & 1 & 0.5 [0.4, 0.6]")
+    assert r"a\textbackslash{}b\textasciitilde{}c\textasciicircum{}d \{e\} \$f\# $\pi$$^2$" in rows[2]
+    assert r"\caption{of 100 \%}" in lines
 
 
 class Page(HTMLParser):
@@ -172,9 +215,12 @@ def test_the_report_is_made_from_what_is_recorded(tmp_path: Path) -> None:
     assert all(path.stat().st_size > 0 for path in made.files)
     names = {path.name for path in made.files}
     assert {"small-summary.md", "small-summary.csv", "small-runs.csv", "report.html"} <= names
-    assert {
-        f"small-{name}.{suffix}" for name in figures.FIGURES if name not in OF_AXES for suffix in ("png", "svg")
-    } <= names
+    stems = [draw.stem(FIGURES[name], "small") for name in DRAWN]
+    assert {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg", "pdf", "csv")} <= names
+    assert {"small-leaderboard.md", "small-leaderboard.tex", "small-leaderboard.csv", "small-summary.tex"} <= names
+    lacking = [each.id for each in FIGURES.values() if not each.variant and each.id not in DRAWN]
+    assert [line.split()[0] for line in made.missing] == lacking
+    assert "fig05 staleness_grid lacks ended runs of staleness: steadymoe run experiment=staleness" in made.missing
     page = Page()
     page.feed((tmp_path / "report.html").read_text())
     assert page.sources
@@ -193,7 +239,7 @@ def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:
     path.write_text(re.sub(r'"command": "', r'"command": "<script>alert(1)</script>', path.read_text()))
     report.make(tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert "<script" not in page
+    assert page.count("<script") == 1  # the page's own, which sorts
     assert "&lt;script&gt;" in page
 
 
@@ -283,3 +329,37 @@ def test_the_export_holds_every_number_of_steps_and_updates_once(
         np.testing.assert_allclose(of_steps["value"], recorded, rtol=1e-12)
     with pytest.raises(report.NothingToReport):
         report.export(tmp_path, "none", suffix)
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def opened(page: Path, profile: Path) -> tuple[str, list[str]]:
+    """What a real browser without a network makes of a page, and what it wrote to its console."""
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip(f"the report was not looked at: no browser found among {', '.join(BROWSERS)}")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    flags += ["--enable-logging=stderr", f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
+    done = subprocess.run([browser, *flags], capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.check
+def test_the_page_opens_in_a_browser_and_its_leaderboard_sorts(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    report.make(tmp_path)
+    page = tmp_path / "report.html"
+    shown, complaints = opened(page, tmp_path / "profile")
+    assert complaints == []
+    assert "steadymoe report" in shown
+    # The same page with clicks appended, and a script that must show up as an error: the console is really read.
+    clicked = tmp_path / "clicked.html"
+    by_arm = 'document.querySelectorAll("table.sortable th button")[1]'
+    clicked.write_text(page.read_text() + f"<script>{by_arm}.click(); {by_arm}.click(); nowhere();</script>")
+    shown, complaints = opened(clicked, tmp_path / "profile")
+    assert len(complaints) == 1
+    assert "nowhere is not defined" in complaints[0]
+    rows = re.findall(r"<td[^>]*>\d+</td><td[^>]*>(\w+)</td>", shown)[:3]
+    assert rows == ["reinforce", "gspo", "grpo"]  # descending at the second click
+    assert 'aria-sort="descending"' in shown

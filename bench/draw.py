@@ -1,0 +1,100 @@
+"""Figures from recorded runs: which can be drawn, what the others lack, and the files of one."""
+
+import difflib
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from steadymoe.bench import atomic, collect, record, tables
+from steadymoe.bench.figures import FIGURES, FORMATS, Paper, Sheet, save
+
+# A figure's numbers are also written for people where they are as few as this.
+_LONGEST_TABLE = 60
+
+
+class CannotDraw(Exception):
+    """A figure that does not exist or whose data do not; the message is one line that says what to do."""
+
+
+def data(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The tables that figures take, of ended runs of one experiment."""
+    return {"steps": collect.steps(runs), "histograms": collect.histograms(runs)}
+
+
+def find(words: Sequence[str]) -> list[Paper]:
+    """The figures of these ids or names."""
+    names = {each.name: each for each in FIGURES.values()} | FIGURES
+    for word in words:
+        if word not in names:
+            near = difflib.get_close_matches(word, names, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"choose from {', '.join(FIGURES)}"
+            raise CannotDraw(f"there is no figure {word!r}; {hint}")
+    return [names[word] for word in words]
+
+
+def ended(results: Path, experiment: str) -> pd.DataFrame:
+    """The ended runs of one experiment."""
+    found = collect.runs(results, experiment)
+    return found[found["status"].isin(record.ENDED)]
+
+
+def command(paper: Paper) -> str:
+    """What makes the data of a figure."""
+    return f"steadymoe run experiment={paper.experiment}"
+
+
+def listing(results: Path) -> pd.DataFrame:
+    """Every figure: id, name, experiment, and whether its data are on disk or what they lack."""
+    rows = []
+    known: dict[str, dict[str, pd.DataFrame]] = {}
+    for paper in FIGURES.values():
+        if paper.experiment not in known:
+            known[paper.experiment] = data(ended(results, paper.experiment))
+        found = known[paper.experiment]
+        said = "no ended runs" if found["steps"].empty else paper.lacks(found)
+        rows.append((paper.id, paper.name, paper.experiment, "yes" if said is None else f"no: {said}"))
+    return pd.DataFrame(rows, columns=["id", "name", "experiment", "data on disk"])
+
+
+def make(paper: Paper, results: Path, experiment: str | None, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Draw one figure of an experiment, its own unless one is named. Raises CannotDraw."""
+    name = experiment or paper.experiment
+    runs = ended(results, name)
+    if runs.empty:
+        raise CannotDraw(
+            f"{paper.id} lacks ended runs of {name} below {results / 'runs'}; start some: {command(paper)}"
+        )
+    found = data(runs)
+    if said := paper.lacks(found):
+        raise CannotDraw(f"{paper.id} lacks {said} in {name}; its own experiment is: {command(paper)}")
+    return write(paper, paper.figure(found), results, name, formats)
+
+
+def stem(paper: Paper, experiment: str) -> str:
+    """The name of a figure's files."""
+    return "-".join(dict.fromkeys([experiment, paper.id, paper.name]))
+
+
+def write(paper: Paper, figure: Sheet, results: Path, experiment: str, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """The figure in every format below ``figures``, its numbers below ``tables``."""
+    for folder in ("figures", "tables"):
+        (results / folder).mkdir(parents=True, exist_ok=True)
+    name = stem(paper, experiment)
+    files = []
+    for suffix in formats:
+        path = results / "figures" / f"{name}.{suffix}"
+        atomic.write(path, partial(save, figure, suffix=suffix))
+        files.append(path)
+    numbers = figure.numbers
+    texts = {"csv": numbers.to_csv(index=False)}
+    if len(numbers) <= _LONGEST_TABLE:
+        rounded = numbers.map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
+        texts["md"] = f"{tables.to_markdown(rounded)}\n\n{paper.caption}\n"
+        texts["tex"] = tables.to_latex(numbers, paper.caption)
+    for suffix, text in texts.items():
+        path = results / "tables" / f"{name}.{suffix}"
+        atomic.write(path, partial(Path.write_text, data=text))
+        files.append(path)
+    return files

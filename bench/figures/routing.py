@@ -1,0 +1,141 @@
+"""Figures of what routers do, and of what that does to importance ratios."""
+
+import numpy as np
+import pandas as pd
+
+from steadymoe.bench.figures import style
+from steadymoe.bench.figures.curves import line_names
+from steadymoe.bench.figures.points import against
+from steadymoe.bench.figures.style import Sheet
+from steadymoe.bench.metrics import HISTOGRAM_EDGES, VARIANCE_EDGES
+
+# Axis of figure 10 → how it is read.
+_AXES = {"updates_per_rollout": "updates per rollout", "learning_rate": "learning rate", "moe_layers": "MoE layers"}
+
+
+def ratio_distributions(histograms: pd.DataFrame) -> Sheet:
+    """Token log-ratios, and their variance within a response, MoE beside dense twin (SAPO, 2511.20347, figures 2, 3).
+
+    ``histograms`` is ``collect.histograms``.
+    """
+    lines = line_names(histograms, ["algorithm", "model"])
+    if histograms["algorithm"].nunique() == 1:
+        lines = histograms["model"]
+    named = histograms.assign(line=lines)
+    every = sorted(set(lines))
+    with style.house():
+        figure, axes = style.panels(2, 1, 3.8)
+        inner = HISTOGRAM_EDGES.numpy()
+        token = np.concatenate([[inner[0] - 0.05], inner, [inner[-1] + 0.05]])
+        _densities(axes[0], named, "token_ratio_histogram", token, every, "share of tokens")
+        axes[0].set_xlabel("log π_θ/π_old of a token")
+        decades = VARIANCE_EDGES.log10().numpy()
+        sequence = np.concatenate([[decades[0] - 0.25], decades, [decades[-1] + 0.25]])
+        column = "sequence_log_ratio_variance_histogram"
+        _densities(axes[1], named, column, sequence, every, "share of responses", log=False)
+        axes[1].set_xlabel("log₁₀ of the variance of a response's token log-ratios")
+        text = (
+            f"Share of all updates and seeds, {style.seeds(histograms)}; no smoothing, no interval. Bins: 0.05 above, "
+            "a quarter of a decade below; the outermost are open."
+        )
+        return style.finish(figure, axes[0], text + style.design(histograms))
+
+
+def _densities(axis, named, metric, edges, every, label, log=True) -> None:  # type: ignore[no-untyped-def]
+    """A stairs line for each of ``every``: counts over seeds as shares; axes end where all counts do."""
+    axis.set_ylabel(label)
+    chosen = named[named["metric"] == metric]
+    filled = [0, len(edges) - 2]
+    for index, line in enumerate(every):
+        counts = chosen[chosen["line"] == line].groupby("bin")["count"].sum().reindex(range(len(edges) - 1))
+        total = counts.sum()
+        if not total > 0:
+            continue
+        shares = (counts.fillna(0) / total).to_numpy()
+        colour, dashes = style.look(index)
+        axis.stairs(shares, edges, color=colour, linestyle=dashes, linewidth=1.2, label=line, baseline=None)
+        style.note(axis, line, pd.DataFrame({"x": edges[:-1], "x_end": edges[1:], "mean": shares, "count": counts}))
+    seen = chosen.loc[chosen["count"] > 0, "bin"]
+    if len(seen):
+        filled = [int(seen.min()), int(seen.max())]
+    axis.set_xlim(edges[max(0, filled[0] - 1)], edges[min(len(edges) - 1, filled[1] + 2)])
+    if log:
+        axis.set_yscale("log")
+
+
+def drift(steps: pd.DataFrame) -> Sheet:
+    """Expert-change rate against staleness, learning rate and depth (GSPO, 2507.18071, section 5.3, asks for depth).
+
+    Of the axes that vary, one panel each; the lines of a panel are the values of the next axis, and what is left is
+    at its middle value.
+    """
+    steps = steps[steps["experts"] > 0]
+    varying = [axis for axis in _AXES if steps[axis].nunique() > 1]
+    with style.house():
+        figure, axes = style.panels(len(varying), 1, 0.5 + 1.75 * len(varying))
+        for place, (panel, x) in enumerate(zip(axes, varying, strict=True)):
+            others = [axis for axis in [*varying[place + 1 :], *varying[:place]] if axis != x]
+            by = others[0] if others else None
+            shown = steps
+            for other in others[1:]:
+                shown = shown[shown[other] == _middle(shown[other])]
+            names = line_names(shown, ["algorithm", "routing"])
+            if by is not None:
+                values = sorted(shown[by].unique())
+                of = {value: f"{value:g} {_AXES[by]}" for value in values}
+                names = shown[by].map(of) if names.nunique() == 1 else names + " " + shown[by].map(of)
+                every = [of[value] for value in values] if set(names) == set(of.values()) else None
+            else:
+                every = None
+            label = "expert-change rate"
+            logx = x != "moe_layers"
+            against(panel, shown.assign(line=names), x, "expert_change_rate", "median", label, logx=logx, every=every)
+            if logx:
+                panel.set_xscale("log")
+            ticks = sorted(steps[x].unique())
+            panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            panel.set_xticks([], minor=True)
+            panel.set_xlabel(_AXES[x])
+            panel.set_ylim(bottom=0)
+            style.legend(panel, loc="best")
+        kept = "; what is on no axis of a panel is at its middle value" if len(varying) > 2 else ""
+        return style.finish(figure, None, style.points_caption(steps, f"median over steps{kept}"))
+
+
+def _middle(values: pd.Series) -> float:
+    """The middle one of the values that occur."""
+    occurring = sorted(values.unique())
+    return occurring[len(occurring) // 2]
+
+
+def attribution(steps: pd.DataFrame) -> Sheet:
+    """How much of the log-ratio routing causes, against depth and number of experts.
+
+    Above: 1 − E[(log r pinned)²] / E[(log r free)²]. Below: E[(log r)²] of tokens whose route changed in any layer,
+    over that of the others.
+    """
+    steps = steps[steps["experts"] > 0]
+    experts = steps["experts"].astype(int)
+    named = experts.astype(str) + " experts"
+    varied = line_names(steps, ["algorithm", "routing", "engine"])
+    one = varied.nunique() == 1
+    steps = steps.assign(line=named if one else varied + " " + named)
+    every = [f"{count} experts" for count in sorted(set(experts))] if one else None
+    with style.house():
+        figure, axes = style.panels(2, 1, 3.6, sharex=True)
+        against(axes[0], steps, "moe_layers", "routing_share", "median", "share of routing", every=every)
+        changed = _ratio(steps, "log_ratio_moment_changed", "log_ratio_moment_unchanged")
+        label = "E[(log r)²], changed/unchanged"
+        against(axes[1], changed, "moe_layers", "ratio", "median", label, log=True, every=every)
+        axes[1].set_xlabel("MoE layers")
+        axes[1].set_xticks(sorted(steps["moe_layers"].unique()))
+        return style.finish(figure, axes[0], style.points_caption(steps, "median over steps"))
+
+
+def _ratio(steps: pd.DataFrame, above: str, below: str) -> pd.DataFrame:
+    """One metric over another at every step that has both, as a metric ``ratio``."""
+    keys = ["line", "moe_layers", "seed", "step"]
+    wide = steps[steps["metric"].isin([above, below])].pivot_table(index=keys, columns="metric", values="value")
+    both = wide.reindex(columns=[above, below]).dropna()
+    both = both[(both > 0).all(axis=1)]
+    return (both[above] / both[below]).rename("value").reset_index().assign(metric="ratio")

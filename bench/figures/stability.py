@@ -1,0 +1,114 @@
+"""Figures of stability. They draw what collapse, survival, frontier and early-warning statistics found."""
+
+import pandas as pd
+
+from steadymoe.bench.figures import style
+from steadymoe.bench.figures.style import Sheet
+
+
+def survival(curves: pd.DataFrame, table: pd.DataFrame) -> Sheet:
+    """Share of runs that have not collapsed, over steps, and when they did (R3, 2510.11370, main table).
+
+    ``curves`` has arm, step, survival, low, high, n, one row where the curve steps; ``table`` has arm, n, collapsed and
+    step (the restricted mean, or median, with whatever text it is told by).
+    """
+    arms = sorted(curves["arm"].unique())
+    with style.house():
+        figure, (axis, below) = style.panels(2, 1, 2.3 + 0.17 * len(table), height_ratios=[1, 0.08 * (len(table) + 1)])
+        axis.set_ylabel("runs not collapsed (share)")
+        for index, arm in enumerate(arms):
+            curve = curves[curves["arm"] == arm].sort_values("step")
+            colour, dashes = style.look(index)
+            axis.step(curve["step"], curve["survival"], dashes, where="post", color=colour, linewidth=1.2, label=arm)
+            axis.fill_between(
+                curve["step"], curve["low"], curve["high"], step="post", color=colour, alpha=0.08, linewidth=0
+            )
+            shown = curve.rename(columns={"step": "x", "survival": "mean"})
+            style.note(axis, str(arm), shown[["x", "mean", "low", "high", "n"]])
+        axis.set_ylim(0, 1.04)
+        axis.set_xlabel("step (rollout)")
+        below.axis("off")
+        below.grid(visible=False)
+        cells = table.map(lambda cell: f"{cell:.3g}" if isinstance(cell, float) else str(cell))
+        drawn = below.table(cells.to_numpy().tolist(), colLabels=list(table.columns), loc="center", cellLoc="left")
+        drawn.auto_set_font_size(False)
+        drawn.set_fontsize(6.5)
+        drawn.auto_set_column_width(range(len(table.columns)))
+        for (row, _), cell in drawn.get_celld().items():
+            cell.visible_edges = "B" if row else "TB"
+            cell.set_linewidth(0.4)
+        counts = curves.groupby("arm")["n"].max()
+        n = f"n = {counts.iloc[0]}" if counts.nunique() == 1 else f"n = {counts.min()} to {counts.max()}"
+        text = f"Kaplan–Meier estimate over seeds, {n}; shaded: its 95 % interval; runs that ended stable are censored."
+        return style.finish(figure, axis, text)
+
+
+def frontier(grid: pd.DataFrame, line: pd.DataFrame, x_label: str, y_label: str, design: str = "") -> Sheet:
+    """Where training is stable: the share of stable runs over two dials, and the frontier.
+
+    ``grid`` has arm, x, y, stable (share of seeds), n; ``line`` has arm, x, y: the largest stable y at each x.
+    ``design`` says of staleness what is held fixed.
+    """
+    arms = sorted(grid["arm"].unique())
+    columns = min(2, len(arms))
+    rows = -(-len(arms) // columns)
+    xs, ys = sorted(grid["x"].unique()), sorted(grid["y"].unique())
+    with style.house():
+        figure, axes = style.panels(rows, columns, 0.5 + 1.7 * rows, sharex=True, sharey=True)
+        for axis, arm in zip(axes, arms, strict=False):
+            axis.set_title(arm)
+            ours = grid[grid["arm"] == arm]
+            wide = ours.pivot(index="y", columns="x", values="stable").reindex(index=ys, columns=xs)
+            image = axis.imshow(wide, origin="lower", cmap="cividis", vmin=0, vmax=1, aspect="auto")
+            axis.grid(visible=False)
+            for row, y in enumerate(ys):
+                for column, x in enumerate(xs):
+                    share = wide.loc[y, x]
+                    colour = "black" if share > 0.55 else "white"
+                    text = "–" if pd.isna(share) else f"{share:.2g}"
+                    axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=6)
+            own = line[line["arm"] == arm].dropna().sort_values("x")
+            tops = {x: ys.index(y) + 0.5 for x, y in zip(own["x"], own["y"], strict=True)}
+            heights = [tops.get(x, -0.5) for x in xs]  # the lower edge where nothing is stable
+            edges = [place - 0.5 for place in range(len(xs) + 1)]
+            axis.stairs(heights, edges, baseline=None, color=style.COLOURS[1], linewidth=2, clip_on=False)
+            axis.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
+            axis.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
+            axis.set_xlabel(x_label)
+            axis.set_ylabel(y_label)
+            axis.label_outer()
+            style.note(axis, str(arm), ours[["x", "y", "stable", "n"]].rename(columns={"stable": "mean"}), "stable")
+            style.note(axis, str(arm), own[["x", "y"]], "frontier")
+        for axis in axes[len(arms) :]:
+            axis.remove()
+        figure.colorbar(image, ax=axes[: len(arms)], label="stable runs (share)", shrink=0.9)
+        n = f"n = {grid['n'].min()}" + (f" to {grid['n'].max()}" if grid["n"].nunique() > 1 else "")
+        text = f"Share of seeds that did not collapse, {n} a cell; no smoothing, no interval; line: the largest stable"
+        return style.finish(figure, None, f"{text} {y_label}. {design}".strip())
+
+
+def early_warning(roc: pd.DataFrame, auc: pd.Series) -> Sheet:
+    """How early a metric tells that a run will collapse: detected collapses against false alarms.
+
+    ``roc`` has metric, false_alarms, detected; ``auc`` the area under each curve, by metric.
+    """
+    with style.house():
+        figure, (axis,) = style.panels(1, 1, 3.0)
+        axis.set_ylabel("collapses detected (share)")
+        axis.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=(0, (1, 2)))
+        for index, metric in enumerate(auc.sort_values(ascending=False).index):
+            curve = roc[roc["metric"] == metric].sort_values(["false_alarms", "detected"])
+            name = f"{str(metric).replace('_', ' ')} ({auc[metric]:.2f})"
+            colour, dashes = style.look(index)
+            axis.plot(curve["false_alarms"], curve["detected"], dashes, color=colour, linewidth=1.2, label=name)
+            shown = curve.rename(columns={"false_alarms": "x", "detected": "mean"})
+            style.note(axis, str(metric), shown[["x", "mean"]].assign(auc=auc[metric]))
+        axis.set_xlabel("false alarms (share of stable runs)")
+        axis.set_aspect("equal")
+        axis.set_xlim(-0.02, 1.02)
+        axis.set_ylim(-0.02, 1.02)
+        style.legend(axis, loc="lower right")
+        text = (
+            "Each threshold of a metric is a point; in brackets the area under the curve; dotted: chance. No smoothing."
+        )
+        return style.finish(figure, None, text)
