@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from steadymoe.bench import atomic, collect, record, tables
+from steadymoe.bench import atomic, collect, record, stability, tables
 from steadymoe.bench.figures import FIGURES, FORMATS, Paper, Sheet, save
 
 # A figure's numbers are also written for people where they are as few as this.
@@ -20,7 +20,19 @@ class CannotDraw(Exception):
 
 def data(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The tables that figures take, of ended runs of one experiment."""
-    return {"steps": collect.steps(runs), "histograms": collect.histograms(runs)}
+    found = {"steps": collect.steps(runs), "histograms": collect.histograms(runs)}
+    if runs.empty:
+        return found
+    grid, line = stability.frontier_tables(stability.frontiers(runs))
+    roc, areas = stability.early_warnings(found["steps"], runs)
+    return found | {
+        "survival_curves": stability.survival_curves(runs),
+        "collapse_steps": stability.collapse_steps(runs),
+        "frontier_grid": grid,
+        "frontier_line": line,
+        "roc": roc,
+        "auc": areas.rename("auc").rename_axis("metric").reset_index(),
+    }
 
 
 def find(words: Sequence[str]) -> list[Paper]:

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from steadymoe.bench import atomic, collect, draw, record, tables
+from steadymoe.bench import atomic, collect, draw, record, stability, tables
 from steadymoe.bench.figures import FIGURES, Paper
 from steadymoe.bench.stats import Estimate
 
@@ -127,7 +127,7 @@ def _section(
             index=False
         ),
     }
-    board = tables.leaderboard(steps, runs)
+    board = tables.leaderboard(steps, runs, stability.by_arm(steps, runs, stability.frontiers(runs)))
     texts |= {
         results / "tables" / f"{name}-leaderboard.md": (
             f"{tables.to_markdown(_rounded(board))}\n\n{tables.LEADERBOARD_CAPTION}\n"

@@ -222,8 +222,10 @@ def test_the_frontier_runs_along_the_top_of_what_is_stable() -> None:
     rows = arms(arm=["grpo", "gspo"], x=[1e-4, 1e-3], y=[2, 4, 8])
     grid = pd.DataFrame(rows).assign(stable=1.0, n=3)
     grid.loc[(grid["arm"] == "grpo") & (grid["x"] == 1e-3) & (grid["y"] > 2), "stable"] = 0.0
-    line = pd.DataFrame({"arm": ["grpo", "grpo", "gspo", "gspo"], "x": [1e-4, 1e-3] * 2, "y": [8, 2, 8, 8]})
-    figure = stability.frontier(grid, line, "learning rate", "updates per rollout", "Mini-batch fixed at 4 prompts.")
+    line = pd.DataFrame({"arm": ["grpo", "grpo", "gspo", "gspo"], "x": [1e-4, 1e-3] * 2, "y": [8.0, 2.0, 8.0, 8.0]})
+    line.loc[1, "y"] = np.sqrt(8)  # half-way between two and four
+    steps = pd.DataFrame({"updates_per_rollout": [2, 4, 8], "prompts": [8, 16, 32]})
+    figure = stability.frontier(grid, line, steps)
     grpo, gspo, _ = figure.axes
     np.testing.assert_allclose(grpo.patches[0].get_data().values, [2.5, 0.5])
     np.testing.assert_allclose(gspo.patches[0].get_data().values, [2.5, 2.5])
@@ -235,7 +237,7 @@ def test_the_frontier_runs_along_the_top_of_what_is_stable() -> None:
 def test_early_warnings_are_ordered_by_their_area() -> None:
     roc = pd.DataFrame({"metric": ["kl"] * 3 + ["entropy"] * 3, "false_alarms": [0, 0.5, 1] * 2})
     roc["detected"] = [0, 1, 1, 0, 0.5, 1]
-    figure = stability.early_warning(roc, pd.Series({"entropy": 0.5, "kl": 0.75}))
+    figure = stability.early_warning(roc, pd.DataFrame({"metric": ["entropy", "kl"], "auc": [0.5, 0.75]}))
     assert shown(figure, 0) == {"kl (0.75)": [0, 1, 1], "entropy (0.50)": [0, 0.5, 1]}
 
 
@@ -275,7 +277,8 @@ def test_below_three_seeds_there_are_points_and_no_bars() -> None:
 
 def test_attribution_is_drawn_against_depth_with_a_line_for_each_number_of_experts() -> None:
     values = {
-        "routing_share": lambda arm, seed: arm["moe_layers"] / 20 + arm["experts"] / 100,
+        "log_ratio_moment_free": lambda arm, seed: 2.0,
+        "log_ratio_moment_pinned": lambda arm, seed: 2.0 - arm["moe_layers"] / 10 - arm["experts"] / 50,
         "log_ratio_moment_changed": lambda arm, seed: 1e-2 * arm["moe_layers"],
         "log_ratio_moment_unchanged": lambda arm, seed: 1e-4,
     }
@@ -288,7 +291,8 @@ def test_attribution_is_drawn_against_depth_with_a_line_for_each_number_of_exper
 
 
 def test_steps_without_changed_tokens_have_no_ratio() -> None:
-    values = {"routing_share": lambda arm, seed: 0.1, "log_ratio_moment_changed": lambda arm, seed: 0.1}
+    names = ("log_ratio_moment_free", "log_ratio_moment_pinned", "log_ratio_moment_changed")
+    values = {name: lambda arm, seed: 0.1 for name in names}
     assert shown(routing.attribution(long_table(values, arms(moe_layers=[2, 4]))), 1) == {}
 
 

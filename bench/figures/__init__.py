@@ -36,6 +36,10 @@ def _few(steps: pd.DataFrame) -> str | None:
     return None if arms <= _MOST_LINES else f"an experiment of at most {_MOST_LINES} arms ({arms} are too many lines)"
 
 
+def _one_model(steps: pd.DataFrame) -> str | None:
+    return None if steps["model"].nunique() == 1 else "runs of one model alone, at several depths"
+
+
 def _any_of_drift(steps: pd.DataFrame) -> str | None:
     keys = ("updates_per_rollout", "learning_rate", "moe_layers")
     varies = any(key in steps and steps[key].nunique() > 1 for key in keys)
@@ -102,9 +106,13 @@ _LIST = [
     Paper("fig09", "best_last", points.best_last, "best_last", (_varies("arm"), _records("reward"))),
     Paper("fig10", "drift", routing.drift, "drift", (_any_of_drift, _records("expert_change_rate"))),
     Paper(
-        "fig11", "attribution", routing.attribution, "attribution", (_varies("moe_layers"), _records("routing_share"))
+        "fig11",
+        "attribution",
+        routing.attribution,
+        "attribution",
+        (_varies("moe_layers"), _one_model, _records("log_ratio_moment_free", "log_ratio_moment_pinned")),
     ),
-    Paper("fig12", "frontier", stability.frontier, "frontier", takes=("frontier_grid", "frontier_line")),
+    Paper("fig12", "frontier", stability.frontier, "frontier", takes=("frontier_grid", "frontier_line", "steps")),
     Paper("fig13", "early_warning", stability.early_warning, "frontier", takes=("roc", "auc")),
     Paper("fig14", "dose_response", points.dose_response, "dose_router_noise", (_varies("strength"), _MISMATCH)),
 ]

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from steadymoe.bench import tables
 from steadymoe.bench.figures import style
 from steadymoe.bench.figures.curves import line_names
 from steadymoe.bench.figures.points import against
@@ -111,8 +112,8 @@ def _middle(values: pd.Series) -> float:
 def attribution(steps: pd.DataFrame) -> Sheet:
     """How much of the log-ratio routing causes, against depth and number of experts.
 
-    Above: 1 − E[(log r pinned)²] / E[(log r free)²]. Below: E[(log r)²] of tokens whose route changed in any layer,
-    over that of the others.
+    Above: 1 − E[(log r pinned)²] / E[(log r free)²] over a run. Below: E[(log r)²] of tokens whose route
+    changed in any layer, over that of the others.
     """
     steps = steps[steps["experts"] > 0]
     experts = steps["experts"].astype(int)
@@ -123,13 +124,16 @@ def attribution(steps: pd.DataFrame) -> Sheet:
     every = [f"{count} experts" for count in sorted(set(experts))] if one else None
     with style.house():
         figure, axes = style.panels(2, 1, 3.6, sharex=True)
-        against(axes[0], steps, "moe_layers", "routing_share", "median", "share of routing", every=every)
+        shares = tables.routing_share(steps, ["line", "moe_layers"]).rename("value").reset_index()
+        shares = shares.assign(metric="share", step=1)
+        against(axes[0], shares, "moe_layers", "share", "last", "share of routing", every=every)
         changed = _ratio(steps, "log_ratio_moment_changed", "log_ratio_moment_unchanged")
         label = "E[(log r)²], changed/unchanged"
         against(axes[1], changed, "moe_layers", "ratio", "median", label, log=True, every=every)
         axes[1].set_xlabel("MoE layers")
         axes[1].set_xticks(sorted(steps["moe_layers"].unique()))
-        return style.finish(figure, axes[0], style.points_caption(steps, "median over steps"))
+        of_each = "the share over all of its updates, and the median over steps of the ratio below"
+        return style.finish(figure, axes[0], style.points_caption(steps, of_each))
 
 
 def _ratio(steps: pd.DataFrame, above: str, below: str) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """Figures of stability. They draw what collapse, survival, frontier and early-warning statistics found."""
 
+import numpy as np
 import pandas as pd
 
 from steadymoe.bench.figures import style
@@ -43,12 +44,19 @@ def survival(curves: pd.DataFrame, table: pd.DataFrame) -> Sheet:
         return style.finish(figure, axis, text)
 
 
-def frontier(grid: pd.DataFrame, line: pd.DataFrame, x_label: str, y_label: str, design: str = "") -> Sheet:
+def frontier(
+    grid: pd.DataFrame,
+    line: pd.DataFrame,
+    steps: pd.DataFrame,
+    x_label: str = "learning rate",
+    y_label: str = "updates per rollout",
+) -> Sheet:
     """Where training is stable: the share of stable runs over two dials, and the frontier.
 
-    ``grid`` has arm, x, y, stable (share of seeds), n; ``line`` has arm, x, y: the largest stable y at each x.
-    ``design`` says of staleness what is held fixed.
+    ``grid`` has arm, x, y, stable (share of seeds), n; ``line`` has arm, x, y: where, going up in y, the share falls
+    below one half, between two cells or at the edge. ``steps`` tells what is held fixed while staleness varies.
     """
+    design = style.design(steps)
     arms = sorted(grid["arm"].unique())
     columns = min(2, len(arms))
     rows = -(-len(arms) // columns)
@@ -68,8 +76,10 @@ def frontier(grid: pd.DataFrame, line: pd.DataFrame, x_label: str, y_label: str,
                     text = "–" if pd.isna(share) else f"{share:.2g}"
                     axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=6)
             own = line[line["arm"] == arm].dropna().sort_values("x")
-            tops = {x: ys.index(y) + 0.5 for x, y in zip(own["x"], own["y"], strict=True)}
-            heights = [tops.get(x, -0.5) for x in xs]  # the lower edge where nothing is stable
+            # By the logarithm of y, as the statistic interpolates; to the panel's edges at the grid's.
+            tops = dict(zip(own["x"], np.interp(np.log(own["y"]), np.log(ys), range(len(ys))), strict=True))
+            tops = {x: -0.5 if top == 0 else top + 0.5 if top == len(ys) - 1 else top for x, top in tops.items()}
+            heights = [tops.get(x, -0.5) for x in xs]
             edges = [place - 0.5 for place in range(len(xs) + 1)]
             axis.stairs(heights, edges, baseline=None, color=style.COLOURS[1], linewidth=2, clip_on=False)
             axis.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
@@ -83,26 +93,29 @@ def frontier(grid: pd.DataFrame, line: pd.DataFrame, x_label: str, y_label: str,
             axis.remove()
         figure.colorbar(image, ax=axes[: len(arms)], label="stable runs (share)", shrink=0.9)
         n = f"n = {grid['n'].min()}" + (f" to {grid['n'].max()}" if grid["n"].nunique() > 1 else "")
-        text = f"Share of seeds that did not collapse, {n} a cell; no smoothing, no interval; line: the largest stable"
-        return style.finish(figure, None, f"{text} {y_label}. {design}".strip())
+        text = (
+            f"Share of seeds that did not collapse, {n} a cell; no smoothing, no interval; line: where, going up, it "
+        )
+        return style.finish(figure, None, f"{text}falls below one half.{design}")
 
 
-def early_warning(roc: pd.DataFrame, auc: pd.Series) -> Sheet:
+def early_warning(roc: pd.DataFrame, auc: pd.DataFrame) -> Sheet:
     """How early a metric tells that a run will collapse: detected collapses against false alarms.
 
-    ``roc`` has metric, false_alarms, detected; ``auc`` the area under each curve, by metric.
+    ``roc`` has metric, false_alarms, detected; ``auc`` metric and auc, the area under each curve.
     """
+    areas = auc.set_index("metric")["auc"]
     with style.house():
         figure, (axis,) = style.panels(1, 1, 3.0)
         axis.set_ylabel("collapses detected (share)")
         axis.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=(0, (1, 2)))
-        for index, metric in enumerate(auc.sort_values(ascending=False).index):
+        for index, metric in enumerate(areas.sort_values(ascending=False).index):
             curve = roc[roc["metric"] == metric].sort_values(["false_alarms", "detected"])
-            name = f"{str(metric).replace('_', ' ')} ({auc[metric]:.2f})"
+            name = f"{str(metric).replace('_', ' ')} ({areas[metric]:.2f})"
             colour, dashes = style.look(index)
             axis.plot(curve["false_alarms"], curve["detected"], dashes, color=colour, linewidth=1.2, label=name)
             shown = curve.rename(columns={"false_alarms": "x", "detected": "mean"})
-            style.note(axis, str(metric), shown[["x", "mean"]].assign(auc=auc[metric]))
+            style.note(axis, str(metric), shown[["x", "mean"]].assign(auc=areas[metric]))
         axis.set_xlabel("false alarms (share of stable runs)")
         axis.set_aspect("equal")
         axis.set_xlim(-0.02, 1.02)

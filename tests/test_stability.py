@@ -1,0 +1,128 @@
+"""The tables of collapse that figures and the leaderboard take, from runs made by hand; and the figures they make."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from steadymoe.bench import stability, survival, tables
+from steadymoe.bench.figures import FIGURES
+
+
+def runs_of(collapses: dict[str, list[float | None]], **keys: object) -> pd.DataFrame:
+    """A row per run: an arm's seeds with the step of their collapse."""
+    rows = [
+        {"arm": arm, "algorithm": arm, "seed": seed, "steps": 40, "diverged_step": step} | keys
+        for arm, steps in collapses.items()
+        for seed, step in enumerate(steps)
+    ]
+    usual = {"routing": "off", "correction": "none", "engine": "exact", "model": "micro"}
+    usual |= {"learning_rate": 1e-3, "updates_per_rollout": 4, "prompts": 16, "status": "finished"}
+    return pd.DataFrame([usual | row for row in rows]).astype({"diverged_step": float})
+
+
+def steps_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """Rewards that end at 0.5, and a gradient norm that is high before every collapse and nowhere else."""
+    rows = []
+    for run, step in itertools.product(runs.to_dict("records"), range(1, 41)):
+        loud = run["diverged_step"] == run["diverged_step"] and step >= run["diverged_step"] - 5
+        for metric, value in (("reward", 0.5), ("grad_norm", 100.0 if loud else 1.0), ("entropy", 1.0)):
+            rows.append({key: run[key] for key in run} | {"step": step, "metric": metric, "value": value})
+    return pd.DataFrame(rows)
+
+
+RUNS = runs_of({"grpo": [10, 20, None], "gspo": [None, None, None]})
+
+
+def test_survival_goes_to_the_end_of_what_was_seen() -> None:
+    curves = stability.survival_curves(RUNS)
+    grpo = curves[curves["arm"] == "grpo"]
+    assert grpo["step"].tolist() == [0, 10, 20, 40, 40] or grpo["step"].tolist() == [0, 10, 20, 40]
+    np.testing.assert_allclose(grpo["survival"].to_numpy()[:3], [1, 2 / 3, 1 / 3])
+    assert grpo["survival"].iloc[-1] == pytest.approx(1 / 3)
+    assert (curves[curves["arm"] == "gspo"]["survival"] == 1).all()
+    assert set(curves["n"]) == {3}
+    assert stability.survival_curves(runs_of({"gspo": [None] * 3})).empty
+
+
+def test_the_table_of_collapses_counts_and_restricts() -> None:
+    table = stability.collapse_steps(RUNS).set_index("arm")
+    assert table["collapsed"].to_dict() == {"grpo": 2, "gspo": 0}
+    assert str(survival.restricted_mean([40] * 3, [10.0, 20.0, None], 40)) in table.loc["grpo"].tolist()
+    assert table.columns[-1] == "steps without, of 40"
+
+
+def grid() -> pd.DataFrame:
+    """GRPO collapses where the rate is high and there are many updates; GSPO nowhere."""
+    parts = []
+    for rate, updates in itertools.product((1e-3, 4e-3), (2, 4, 8)):
+        falls = 10.0 if rate == 4e-3 and updates > 2 else None
+        part = runs_of(
+            {"grpo": [falls] * 3, "gspo": [None] * 3},
+            learning_rate=rate,
+            updates_per_rollout=updates,
+            prompts=4 * updates,
+        )
+        parts.append(part.assign(arm=part["algorithm"] + f" {rate:g} {updates}"))
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_a_frontier_for_each_algorithm_and_none_for_a_grid_with_holes() -> None:
+    found = stability.frontiers(grid())
+    assert list(found) == ["grpo", "gspo"]
+    assert found["gspo"].area.mean == 1
+    assert found["grpo"].area.mean < 0.8
+    cells, lines = stability.frontier_tables(found)
+    assert len(cells) == 12
+    assert cells[cells["stable"] == 0][["arm", "x"]].drop_duplicates().to_numpy().tolist() == [["grpo", 4e-3]]
+    assert set(lines["arm"]) == {"grpo", "gspo"}
+    runs = grid()
+    assert stability.frontiers(runs[~((runs["learning_rate"] == 4e-3) & (runs["updates_per_rollout"] == 8))]) == {}
+    assert stability.frontiers(RUNS) == {}
+
+
+def test_a_warning_that_is_always_right_has_area_one_and_silence_a_half() -> None:
+    runs = runs_of({"grpo": [20, 25, 30, None], "gspo": [None] * 4})
+    roc, areas = stability.early_warnings(steps_of(runs), runs)
+    assert areas.to_dict() == {"grad_norm": 1.0, "entropy": 0.5}
+    assert set(roc["metric"]) == {"grad_norm", "entropy"}
+    assert stability.early_warnings(steps_of(RUNS), runs_of({"gspo": [None] * 3}))[0].empty
+
+
+def test_the_leaderboard_has_iqm_restricted_mean_and_frontier_area() -> None:
+    runs = grid()
+    steps = steps_of(runs)
+    more = stability.by_arm(steps, runs, stability.frontiers(runs))
+    board = tables.leaderboard(steps, runs, more)
+    assert {"reward IQM", "steps of 40", "frontier area"} <= set(board)
+    row = board.set_index("arm").loc["grpo 0.004 8"]
+    assert row["steps of 40"].mean == pytest.approx(10)
+    assert row["reward IQM"].mean == pytest.approx(0.5)
+    assert row["frontier area"].mean < 1
+    assert board.set_index("arm").loc["gspo 0.004 8", "frontier area"].mean == 1
+    assert "\\toprule" in tables.to_latex(board)
+    assert "frontier area mean" in tables.to_numbers(board)
+
+
+@pytest.mark.parametrize("name", ["fig06", "fig12", "fig13"])
+def test_figures_of_stability_are_drawn_from_these_tables(name: str) -> None:
+    runs = grid()
+    steps = steps_of(runs)
+    cells, lines = stability.frontier_tables(stability.frontiers(runs))
+    roc, areas = stability.early_warnings(steps, runs)
+    data = {
+        "steps": steps,
+        "survival_curves": stability.survival_curves(runs),
+        "collapse_steps": stability.collapse_steps(runs),
+        "frontier_grid": cells,
+        "frontier_line": lines,
+        "roc": roc,
+        "auc": areas.rename("auc").rename_axis("metric").reset_index(),
+    }
+    paper = FIGURES[name]
+    assert paper.lacks(data) is None
+    figure = paper.figure(data)
+    assert not figure.numbers.empty
+    if name == "fig12":
+        assert "Mini-batch fixed at 4 prompts" in " ".join(figure.texts[-1].get_text().split())
