@@ -132,8 +132,12 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     except InstantiationException as error:
         raise ConfigError(" ".join(str(error.__cause__ or error).split())) from error
     routing = config["routing"]
-    if (routing["replay"] == "pr2") != ("predictor_learning_rate" in routing):
-        raise ConfigError("routing.replay is pr2 with routing=pr2 and with no other, since it needs its predictors")
+    for key in ("routing.replay", "engine._target_", "engine.dtype"):
+        if flat.get(key) != reference.get(key):  # or a run would be filed under another's name
+            group = key.partition(".")[0]
+            raise ConfigError(f"{key} is what the name of the {group} stands for; choose another {group} in its place")
+    if routing["replay"] == "pr2" and config["updates_per_rollout"] < 2:
+        raise ConfigError("routing=pr2 learns from a rollout's second update on; use updates_per_rollout of 2 or more")
     routed = routing["replay"] != "none" or routing["freeze"] or routing["aux_loss"] > 0 or routing["z_loss"] > 0
     if routed and not has_experts:
         raise ConfigError("this model is dense and has no routers to replay, freeze or balance; use routing=off")

@@ -122,6 +122,8 @@ def decision(logprobs_LBTE: Tensor, routes_LBFK: Tensor, mask_BT: Tensor) -> Dec
     chosen_LNK = of_response_tokens(routes_LBFK, mask_BT).long()
     inside_LNK = logprobs_LNE.gather(-1, chosen_LNK)
     outside_LN = logprobs_LNE.scatter(-1, chosen_LNK, -torch.inf).amax(-1)
+    if chosen_LNK.shape[-1] == logprobs_LNE.shape[-1]:
+        outside_LN = torch.full_like(outside_LN, torch.nan)  # every expert is chosen: there is no margin
     return Decision((inside_LNK.amin(-1) - outside_LN).mean(-1), inside_LNK.exp().sum(-1).mean(-1))
 
 

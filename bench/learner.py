@@ -155,7 +155,7 @@ class Learner:
                 predictions.append(share * prediction.detach())
         loss = torch.stack(losses).sum()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config["optimizer"]["max_grad_norm"])
-        if loss.isfinite() and grad_norm.isfinite():
+        if loss.isfinite() and grad_norm.isfinite() and all(each.isfinite() for each in predictions):
             self.optimizer.step()
             self.remember(outputs[-1].state)
         self.optimizer.zero_grad()

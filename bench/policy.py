@@ -97,7 +97,7 @@ def forward(
     tokens_BF, mask_BF = sequences.tokens_BS[:, :-1], sequences.mask_BS[:, :-1]
     with RouteRecorder(model) as recorder, autocast(tokens_BF.device.type, precision):
         recorder.force(None if forced_LBFK is None else forced_LBFK.flatten(1, 2))
-        recorder.predict(heads_LHE)
+        recorder.predict(heads_LHE, sequences.route_mask_BF.flatten())
         logits_BTV = model(
             input_ids=tokens_BF,
             attention_mask=mask_BF,

@@ -29,6 +29,20 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 # A field of ours beside the family's own: the arithmetic of the routers, whatever that of the rest (``precision``).
 _ROUTER_DTYPE = "router_dtype"
 
+# Fields of transformers' configs that a run does not go by, and what it goes by.
+_WITHOUT_EFFECT = {
+    "router_aux_loss_coef": "routing.aux_loss is the coefficient",
+    "aux_loss_alpha": "routing.aux_loss is the coefficient",
+    "router_z_loss_coef": "routing.z_loss is the coefficient",
+    "dtype": "weights are fp32, and precision says what forwards are",
+    "torch_dtype": "weights are fp32, and precision says what forwards are",
+    "_attn_implementation": "attention is sdpa where a family has it",
+    "attn_implementation": "attention is sdpa where a family has it",
+    "_experts_implementation": "experts=… chooses it",
+    "output_router_logits": "routers are always recorded",
+    "use_cache": "sampling has a cache, training has none",
+}
+
 # How experts are computed: names of transformers' registry of experts implementations, the usual one first.
 EXPERTS = ("grouped_mm", "eager", megablocks.NAME)
 
@@ -60,6 +74,8 @@ def check(config: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(key, sorted(known), n=3)
             hint = f"; did you mean {', '.join(near)}?" if near else ""
             raise ValueError(f"{cls.__name__} has no field model.config.{key}{hint}")
+        if key in _WITHOUT_EFFECT:
+            raise ValueError(f"model.config.{key} would have no effect here: {_WITHOUT_EFFECT[key]}")
         if ("dropout" in key or "jitter" in key) and numbers[key]:
             raise ValueError(
                 f"model.config.{key} would have no effect: models run without noise, so that π_old is exact"

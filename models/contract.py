@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 _SHAPES_ONLY = "shapes_only"
@@ -53,7 +53,9 @@ def moe_layers(config: PreTrainedConfig) -> int:
                 router.register_forward_hook(
                     lambda router, args, output: reasons.append(_why_not(router, output, selections.shapes))
                 )
-            model(torch.zeros(1, 1, dtype=torch.long), use_cache=True)  # with a cache, packing is not looked for
+            # With a cache packing is not looked for; and it is the cache that sampling uses.
+            cache = DynamicCache(config=model.config)
+            model(torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
     for reason in reasons:
         if reason is not None:
             raise OutsideContractError(cls, reason)

@@ -20,6 +20,8 @@ from transformers import PreTrainedModel
 
 from steadymoe.models.routing import routers, with_logits
 
+# What serving engines leave in the precision of training, by parts of its name.
+_SPARED = ("embed_tokens", "lm_head", ".gate.weight", ".router.weight", "shared_expert_gate")
 _FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
@@ -68,8 +70,9 @@ class Rounding(Engine):
     """Weights and activations of linear layers and experts as w + α (q(w) − w), α the strength.
 
     ``dtype`` is bf16, fp8 (e4m3) or int8 (symmetric); the last two scale by the largest absolute value, per
-    output ``channel`` or per ``tensor`` for weights, per token for activations. Router, output head and embedding
-    are left as they are with fp8 and int8, as serving engines do, and are rounded with bf16. Inside an expert
+    output ``channel`` or per ``tensor`` for weights, per token for activations. Routers, gates of shared experts,
+    output head and embedding are left as they are with fp8 and int8, as serving engines do, and are rounded with
+    bf16, routers with what they are given and their logits. Biases, norms and convolutions stay. Inside an expert
     only its input and its weights are rounded: its own hidden activation is out of reach.
     """
 
@@ -86,21 +89,27 @@ class Rounding(Engine):
         ):
             if value not in choices:
                 raise ValueError(f"engine.{name} must be one of {', '.join(choices)}; got {value!r}")
+        if self.dtype == "bf16" and self.scale != "channel":
+            raise ValueError("engine.scale is of fp8 and int8: bf16 has no scale to choose")
 
     def round_weight(self, name: str, weight: Tensor) -> Tensor:
-        """Matrices are rounded, vectors (norms, biases) are not."""
-        spared = any(part in name for part in ("embed_tokens", "lm_head", ".gate.weight", ".router.weight"))
-        if weight.dim() < 2 or (spared and self.dtype != "bf16"):
+        """Matrices (…, outputs, inputs) are rounded, norms, biases and convolutions are not."""
+        spared = any(part in name for part in _SPARED)
+        if weight.dim() < 2 or name.endswith("bias") or "conv1d" in name or (spared and self.dtype != "bf16"):
             return weight
         return self._mixed(weight, self.scale == "tensor")
 
     def install(self, model: PreTrainedModel, generator: Callable[[], torch.Generator]) -> None:
-        """Round what linear layers and experts are fed."""
+        """Round what linear layers and experts are fed, and with bf16 what routers are fed and say."""
+        spared = () if self.dtype == "bf16" else _SPARED
         experts = {id(module) for module in model.modules() if "Experts" in type(module).__name__}
+        routed = set(routers(model))
         for name, module in model.named_modules():
-            head = name.endswith("lm_head") and self.dtype != "bf16"
-            if (isinstance(module, nn.Linear) and not head) or id(module) in experts:
+            linear = isinstance(module, nn.Linear) and not any(part in f"{name}.weight" for part in spared)
+            if linear or id(module) in experts or (self.dtype == "bf16" and module in routed):
                 module.register_forward_pre_hook(lambda module, args: (self._mixed(args[0], False), *args[1:]))
+        if self.dtype == "bf16":
+            _change_logits(model, lambda logits_NE: self._mixed(logits_NE, False))
 
     def _mixed(self, values: Tensor, whole: bool) -> Tensor:
         return values + self.strength * (_quantised(values, self.dtype, whole) - values)
@@ -156,8 +165,8 @@ class Stale(Engine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.strength != int(self.strength):
-            raise ValueError(f"engine.strength of stale is a whole number of steps; got {self.strength}")
+        if self.strength > 1000 or self.strength != int(self.strength):
+            raise ValueError(f"engine.strength of stale is a whole number of steps, at most 1000; got {self.strength}")
 
     @property
     def delay(self) -> int:
@@ -187,6 +196,13 @@ class Sampler:
         if engine.strength > 0 and (changed or engine.delay):
             self._copy = copy.deepcopy(model).requires_grad_(False)
             engine.install(self._copy, lambda: self._generator)
+        self._transposed = {
+            f"{module_name}.{name}"
+            for module_name, module in model.named_modules()
+            if getattr(module, "is_transposed", False)
+            for name, weight in module.named_parameters(recurse=False)
+            if weight.dim() == 3
+        }
 
     @torch.no_grad()
     def model(self, generator: torch.Generator) -> PreTrainedModel:
@@ -199,7 +215,11 @@ class Sampler:
             self._past.append({name: weight.detach().clone() for name, weight in weights.items()})
             weights = self._past[0]
         for name, target in self._copy.named_parameters():
-            target.copy_(self.engine.round_weight(name, weights[name].detach()))
+            weight = weights[name].detach()
+            if name in self._transposed:  # outputs last: turned round, so that a channel is an output's
+                target.copy_(self.engine.round_weight(name, weight.mT).mT)
+            else:
+                target.copy_(self.engine.round_weight(name, weight))
         return self._copy
 
     def state(self) -> dict[str, Tensor]:

@@ -59,6 +59,7 @@ class RouteRecorder:
         self._calls: list[list[tuple[Tensor, Tensor, Tensor, Tensor]]] = [[] for _ in self._routers]
         self._forced: list[Tensor] | None = None
         self._heads: Sequence[Tensor] | None = None
+        self._predicted_N: Tensor | None = None
         self._before: list[Any] = []
 
     @property
@@ -81,15 +82,16 @@ class RouteRecorder:
             raise ValueError(f"a route names expert {int(routes_LNK.max())}; the model has {min(experts)}")
         self._forced = list(routes_LNK.long())
 
-    def predict(self, heads_LHE: Sequence[Tensor] | None) -> None:
+    def predict(self, heads_LHE: Sequence[Tensor] | None, mask_N: Tensor | None = None) -> None:
         """From now on the routers choose as if their logits were moved by input · head (PR², 2606.00395, eq. 4-6).
 
         Their choice alone: gate weights are those of the unmoved logits, and so is what is recorded as ``live``.
-        None for their own choice again. Raises ValueError for heads of another number of layers.
+        Where ``mask_N`` is false they choose for themselves. None for their own choice again. Raises ValueError for
+        heads of another number of layers.
         """
         if heads_LHE is not None and len(heads_LHE) != self.layers:
             raise ValueError(f"predictors of {len(heads_LHE)} layers for a model with {self.layers} MoE layers")
-        self._heads = heads_LHE
+        self._heads, self._predicted_N = heads_LHE, mask_N
 
     def __enter__(self) -> "RouteRecorder":
         for layer, router in enumerate(self._routers):
@@ -118,6 +120,8 @@ class RouteRecorder:
             with torch.no_grad(), _Selection(experts_of(router), None) as predicted:
                 with_logits(router, forward, lambda logits: logits + moved_NE.view_as(logits), hidden, *args, **kwargs)
             forced_NK = predicted.live[0]
+            if self._predicted_N is not None:
+                forced_NK = forced_NK.masked_fill(~self._predicted_N[:, None], NO_ROUTE)
         with _Selection(experts_of(router), forced_NK) as selection:
             output = forward(hidden, *args, **kwargs)
         if len(selection.live) != 1:

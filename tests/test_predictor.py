@@ -171,8 +171,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["routing=r2", "routing.replay=pr2"], "with routing=pr2 and with no other"),
-        (["routing=pr2", "routing.replay=r2"], "with routing=pr2 and with no other"),
+        (["routing=r2", "routing.replay=pr2"], "choose another routing in its place"),
+        (["routing=pr2", "routing.replay=r2"], "choose another routing in its place"),
+        (["routing=pr2", "updates_per_rollout=1"], "learns from a rollout's second update on"),
         (["routing=pr2", "routing.predictor_learning_rate=0"], "routing.predictor_learning_rate must be above 0"),
         (["routing=pr2", "model=dense_tiny"], "no routers"),
     ],
