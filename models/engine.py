@@ -183,6 +183,11 @@ class Temperature(Engine):
         """1 + strength."""
         return 1.0 + self.strength
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strength > 99:
+            raise ValueError(f"engine.strength of temperature is at most 99; got {self.strength}")
+
 
 class Sampler:
     """The model that samples under an engine, kept up with the trainer's."""

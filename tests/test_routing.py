@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench import compose, record, run
+from steadymoe.bench import compose, drift, record, run
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.policy import forward
+from steadymoe.bench.probe import Probe
+from steadymoe.bench.rollout import join
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.train import Trainer
 from steadymoe.models import build, engine
@@ -497,3 +499,114 @@ def test_what_the_engines_routers_disagree_in_is_in_the_columns(tmp_path: Path, 
             atol=1e-6,
             rtol=1e-5,
         )
+
+
+# --- what the engines round, and what the probe pins to -----------------------------------------------
+
+
+def test_bf16_reaches_routers_and_linear_layers_and_every_activation_is_on_its_grid(model: PreTrainedModel) -> None:
+    copy = Sampler(Rounding(dtype="bf16"), model).model(torch.Generator())
+    seen: dict[str, Tensor] = {}
+    for name, module in copy.named_modules():
+        if isinstance(module, nn.Linear) or module in routers(copy):
+            # After the engine's own hook: what the module is really given.
+            module.register_forward_pre_hook(lambda module, args, name=name: seen.update({name: args[0]}))
+    for name, router in zip("abc", routers(copy), strict=True):
+        router.register_forward_hook(lambda module, args, output, name=name: seen.update({name: output[0]}))
+    with torch.no_grad():
+        copy(TOKENS_BS, use_cache=False)
+    assert len(seen) > 6
+    for name, values in seen.items():
+        assert torch.equal(values, values.bfloat16().float()), name
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "int8"])
+def test_fp8_and_int8_round_what_linear_layers_are_fed_and_spare_router_head_and_embedding(
+    model: PreTrainedModel, dtype: str
+) -> None:
+    copy = Sampler(Rounding(dtype=dtype), model).model(torch.Generator())
+    weights = dict(model.named_parameters())
+    for name, weight in copy.named_parameters():
+        spared = weight.dim() < 2 or any(part in name for part in ("gate.weight", "embed_tokens", "lm_head"))
+        assert torch.equal(weight, weights[name]) == spared, name
+    inputs: dict[str, Tensor] = {}
+    for name in ("model.layers.0.self_attn.q_proj", "lm_head", "model.layers.0.mlp.gate"):
+        copy.get_submodule(name).register_forward_pre_hook(lambda m, args, name=name: inputs.update({name: args[0]}))
+    with torch.no_grad():
+        copy(TOKENS_BS, use_cache=False)
+    levels = {name: values[0, 0].unique().numel() for name, values in inputs.items() if values.dim() == 3}
+    rounded = engine._quantised(inputs["model.layers.0.self_attn.q_proj"], dtype, False)
+    assert_close(inputs["model.layers.0.self_attn.q_proj"], rounded, atol=1e-6, rtol=1e-6)
+    assert not torch.allclose(inputs["lm_head"], engine._quantised(inputs["lm_head"], dtype, False), atol=1e-6)
+    assert levels["lm_head"] == 32
+
+
+def test_channels_are_outputs_in_experts_of_either_layout_and_biases_stay(task: Chain) -> None:
+    numbers = {"_target_": "transformers.GptOssConfig", "num_hidden_layers": 1, "hidden_size": 16, "head_dim": 8}
+    numbers |= {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24}
+    numbers |= {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.1}
+    model = build.build(numbers, task.tokenizer, 0, "cpu")
+    copy = Sampler(Rounding(dtype="int8"), model).model(torch.Generator())
+    (name,) = [name for name, _ in model.named_parameters() if name.endswith("gate_up_proj")]
+    trained, rounded = model.get_parameter(name), copy.get_parameter(name)
+    step_E1O = trained.abs().amax(-2, keepdim=True) / 127  # (E, inputs, outputs)
+    grid = rounded / step_E1O
+    assert_close(grid, grid.round(), atol=1e-3, rtol=0)
+    assert ((trained - rounded).abs() <= step_E1O / 2 + 1e-7).all()
+    assert torch.equal(copy.get_parameter(f"{name}_bias"), model.get_parameter(f"{name}_bias"))
+
+
+def test_the_probe_pins_to_the_routes_of_before_the_first_update(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
+    rollout, _, _ = made.sample(1)
+    watched_ = Probe(made.model, rollout.sequences, "fp32")
+    with torch.no_grad():
+        before = forward(made.model, rollout.sequences, "fp32")
+    minibatches = made.minibatches(1)
+    old = made.learner.old_policy(rollout, minibatches)
+    advantages_BT = torch.randn(len(rollout.scores_B), 1, generator=torch.Generator().manual_seed(0))
+    advantages_BT = advantages_BT * rollout.sequences.response_mask_BT
+    mask_BT = rollout.sequences.response_mask_BT.bool()
+    last = before
+    for rows_M in minibatches:
+        made.learner.update(rollout, old, advantages_BT, rows_M)
+        found = watched_.after_update(made.model)
+        assert found is not None
+        moved, columns = found
+        with torch.no_grad():
+            free = forward(made.model, rollout.sequences, "fp32")
+            pinned = forward(made.model, rollout.sequences, "fp32", forced_LBFK=before.routes_LBFK)
+        free_N, pinned_N = ((each.logprobs_BT - before.logprobs_BT)[mask_BT] for each in (free, pinned))
+        assert_close(columns["log_ratio_moment_free"], free_N.square().mean())
+        assert_close(columns["log_ratio_moment_pinned"], pinned_N.square().mean())
+        assert last.routes_LBFK is not None
+        assert free.routes_LBFK is not None
+        assert_close(moved.expert, drift.change(last.routes_LBFK, free.routes_LBFK, mask_BT).expert)
+        last = free
+    assert columns["log_ratio_moment_free"] != columns["log_ratio_moment_pinned"]
+
+
+def test_the_router_kl_is_of_the_sampler_from_the_trainer(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "engine=router_noise", "engine.strength=2.0")
+    rollout, _, _ = made.sample(1)
+    old = made.learner.old_policy(rollout, made.minibatches(1))
+    since = made._cold_start.since_start(made.model)
+    columns, *_ = made._measure_rollout(rollout, old, since)
+    assert rollout.router_logprobs_LBTE is not None
+    assert old.router_logprobs_LBTE is not None
+    mask_BT = rollout.sequences.response_mask_BT.bool()
+    p, q = rollout.router_logprobs_LBTE[:, mask_BT], old.router_logprobs_LBTE[:, mask_BT]
+    one, other = (p.exp() * (p - q)).sum(-1).mean(), (q.exp() * (q - p)).sum(-1).mean()
+    assert_close(columns["rollout_router_kl"], one)
+    assert not torch.isclose(one, other, rtol=1e-2)
+
+
+def test_joined_rollouts_keep_the_routers_of_every_token(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    parts = [made._rollout(f"part {k}", 1, 1, 1, made.model) for k in range(24)]
+    assert len({part.sequences.response_width for part in parts}) > 1
+    whole = join(parts)
+    assert whole.router_logprobs_LBTE is not None
+    assert whole.router_logprobs_LBTE.shape[:3] == (2, *whole.sequences.response_mask_BT.shape)
+    kept = [part.router_logprobs_LBTE[:, part.sequences.response_mask_BT.bool()] for part in parts]  # type: ignore[index]
+    assert torch.equal(whole.router_logprobs_LBTE[:, whole.sequences.response_mask_BT.bool()], torch.cat(kept, 1))

@@ -36,8 +36,22 @@ def _few(steps: pd.DataFrame) -> str | None:
     return None if arms <= _MOST_LINES else f"an experiment of at most {_MOST_LINES} arms ({arms} are too many lines)"
 
 
+def _one_engine(steps: pd.DataFrame) -> str | None:
+    return None if len(set(steps["engine"]) - {"exact"}) == 1 else "runs of one engine, at several strengths"
+
+
 def _one_model(steps: pd.DataFrame) -> str | None:
     return None if steps["model"].nunique() == 1 else "runs of one model alone, at several depths"
+
+
+def _nothing_else(*shown: str) -> Need:
+    """That runs which would be one point of the figure are one arm: all that differs is on a line or on an axis."""
+
+    def need(steps: pd.DataFrame) -> str | None:
+        arms = steps.groupby(list(shown))["arm"].nunique().max()
+        return None if arms == 1 else f"runs that differ in nothing but {', '.join(shown)} and the seed"
+
+    return need
 
 
 def _any_of_drift(steps: pd.DataFrame) -> str | None:
@@ -110,11 +124,27 @@ _LIST = [
         "attribution",
         routing.attribution,
         "attribution",
-        (_varies("moe_layers"), _one_model, _records("log_ratio_moment_free", "log_ratio_moment_pinned")),
+        (
+            _varies("moe_layers"),
+            _records("log_ratio_moment_free", "log_ratio_moment_pinned"),
+            _one_model,
+            _nothing_else("algorithm", "routing", "engine", "moe_layers", "experts"),
+        ),
     ),
     Paper("fig12", "frontier", stability.frontier, "frontier", takes=("frontier_grid", "frontier_line", "steps")),
     Paper("fig13", "early_warning", stability.early_warning, "frontier", takes=("roc", "auc")),
-    Paper("fig14", "dose_response", points.dose_response, "dose_router_noise", (_varies("strength"), _MISMATCH)),
+    Paper(
+        "fig14",
+        "dose_response",
+        points.dose_response,
+        "dose_router_noise",
+        (
+            _varies("strength"),
+            _MISMATCH,
+            _one_engine,
+            _nothing_else("algorithm", "routing", "correction", "model", "strength"),
+        ),
+    ),
 ]
 # By id, in the order of the paper.
 FIGURES: dict[str, Paper] = {each.id: each for each in _LIST}

@@ -11,6 +11,9 @@ from steadymoe.bench.figures import style
 from steadymoe.bench.figures.curves import LEAST_CLIPPED, line_names
 from steadymoe.bench.figures.style import Sheet
 
+# Below this a divergence between sampler and trainer is rounding.
+_LEAST_KL = 1e-6
+
 
 def clip_fraction(steps: pd.DataFrame) -> Sheet:
     """Share of clipped tokens, one bar an algorithm (GSPO, 2507.18071, figure 2), logarithmic, a dot for each seed."""
@@ -66,15 +69,19 @@ def best_last(steps: pd.DataFrame) -> Sheet:
 
 def dose_response(steps: pd.DataFrame) -> Sheet:
     """Final reward, sampler–trainer divergence and token-ratio variance against the strength of the rollout engine."""
-    steps = steps.assign(line=line_names(steps, ["algorithm", "routing", "correction"]))
-    (dial, *others) = sorted(set(steps["engine"]) - {"exact"})
+    steps = steps.assign(line=line_names(steps, ["algorithm", "routing", "correction", "model"]))
+    (dial,) = set(steps["engine"]) - {"exact"}
     with style.house():
         figure, axes = style.panels(3, 1, 4.9, sharex=True)
         against(axes[0], steps, "strength", "reward", "last", "final reward")
         against(axes[1], steps, "strength", "rollout_kl_k3", "median", "KL sampler–trainer (k3)", log=True)
         against(axes[2], steps, "strength", "token_ratio_variance", "median", "var. of the token ratio", log=True)
-        axes[-1].set_xlabel("engine strength" if others else f"strength of {dial}")
-        of_each = f"its last {tables.LAST_STEPS} steps for the final reward, else the median over steps"
+        axes[1].set_ylim(bottom=_LEAST_KL)
+        axes[-1].set_xlabel(f"strength of {dial}")
+        of_each = (
+            f"its last {tables.LAST_STEPS} steps for the final reward, else the median over steps; a KL below "
+            f"{_LEAST_KL:g}, that of an exact engine's rounding, is below the panel"
+        )
         return style.finish(figure, axes[0], style.points_caption(steps, of_each))
 
 
@@ -89,7 +96,10 @@ def against(
     logx: bool = False,
     every: Sequence[str] | None = None,
 ) -> None:
-    """One line per ``line`` over the values of ``x``: the mean over seeds with its interval, of one number a run."""
+    """One line per ``line`` over the values of ``x``: the mean over seeds with its interval, of one number a run.
+
+    Of a reward no interval is drawn where it cannot be.
+    """
     axis.set_ylabel(label)
     chosen = steps[steps["metric"] == metric].sort_values("step")
     lines = sorted(steps["line"].unique()) if every is None else every
@@ -99,9 +109,11 @@ def against(
         if line not in numbers.index.get_level_values("line"):
             continue
         groups = numbers.xs(line, level="line").groupby(level=x)
-        rows = [{"x": at} | vars(stats.mean_over_seeds(values.tolist(), log)) for at, values in groups]
+        data = pd.DataFrame([{"x": at} | vars(stats.mean_over_seeds(values.tolist(), log)) for at, values in groups])
+        if metric == "reward":
+            data[["low", "high"]] = data[["low", "high"]].clip(0, 1)
         apart = index - (len(lines) - 1) / 2
         shift, factor = (0.0, 1.02**apart) if logx else (0.008 * span * apart, 1.0)
-        style.points(axis, line, pd.DataFrame(rows), index, shift, factor)
+        style.points(axis, line, data, index, shift, factor)
     if log:
         axis.set_yscale("log")

@@ -129,17 +129,16 @@ def attribution(steps: pd.DataFrame) -> Sheet:
         against(axes[0], shares, "moe_layers", "share", "last", "share of routing", every=every)
         changed = _ratio(steps, "log_ratio_moment_changed", "log_ratio_moment_unchanged")
         label = "E[(log r)²], changed/unchanged"
-        against(axes[1], changed, "moe_layers", "ratio", "median", label, log=True, every=every)
+        against(axes[1], changed, "moe_layers", "ratio", "last", label, log=True, every=every)
         axes[1].set_xlabel("MoE layers")
         axes[1].set_xticks(sorted(steps["moe_layers"].unique()))
-        of_each = "the share over all of its updates, and the median over steps of the ratio below"
-        return style.finish(figure, axes[0], style.points_caption(steps, of_each))
+        return style.finish(figure, axes[0], style.points_caption(steps, "moments over all of its updates"))
 
 
 def _ratio(steps: pd.DataFrame, above: str, below: str) -> pd.DataFrame:
-    """One metric over another at every step that has both, as a metric ``ratio``."""
-    keys = ["line", "moe_layers", "seed", "step"]
-    wide = steps[steps["metric"].isin([above, below])].pivot_table(index=keys, columns="metric", values="value")
-    both = wide.reindex(columns=[above, below]).dropna()
+    """One metric's mean over a run over another's, as a metric ``ratio``; none of runs that lack one of them."""
+    chosen = steps[steps["metric"].isin([above, below])]
+    means = chosen.groupby(["line", "moe_layers", "seed", "metric"])["value"].mean().unstack("metric")
+    both = means.reindex(columns=[above, below]).dropna()
     both = both[(both > 0).all(axis=1)]
-    return (both[above] / both[below]).rename("value").reset_index().assign(metric="ratio")
+    return (both[above] / both[below]).rename("value").reset_index().assign(metric="ratio", step=1)
