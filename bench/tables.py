@@ -128,8 +128,9 @@ def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
         chosen = f"{int(ours['top_k'].iloc[0])} of {int(ours['experts'].iloc[0])}"
         row = {"arm": arm, "n": len(ours)} | sizes | {"experts": chosen}
         shares = routing_share(steps[steps["arm"] == arm], [])
-        found = _estimates(steps, str(arm), MODELS) | {"share of routing": mean_over_seeds(shares.tolist())}
-        rows.append(row | found)
+        found = _estimates(steps, str(arm), MODELS)
+        reward = found.pop("final reward")
+        rows.append(row | found | {"share of routing": mean_over_seeds(shares.tolist()), "final reward": reward})
     return pd.DataFrame(rows).rename(columns=lambda name: str(name).replace("_", " "))
 
 
