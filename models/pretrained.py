@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -49,11 +50,14 @@ def moe_layers(path: str) -> int:
 @functools.cache
 def _moe_layers(path: str, content: str) -> int:
     folder = Path(path)
-    index = folder / "model.safetensors.index.json"
-    shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-    missing = sorted(shard for shard in shards if not (folder / shard).is_file())
-    if missing:
-        raise ValueError(f"model.path: {path} has no {missing[0]}; weights are read from safetensors alone")
+    for shard in sorted(_shards(folder)):
+        if not (folder / shard).is_file():
+            raise ValueError(f"model.path: {path} has no {shard}; weights are read from safetensors alone")
+        try:
+            with safe_open(folder / shard, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"model.path: {shard} in {path} is no safetensors file: {_line(error)}") from error
     config = _config(path)
     if getattr(config, "quantization_config", None):
         raise ValueError(f"model.path: the weights in {path} are quantised and cannot be trained")
@@ -61,6 +65,17 @@ def _moe_layers(path: str, content: str) -> int:
         return contract.moe_layers(config)
     except Exception as error:
         raise ValueError(f"model.path: {path}: {_line(error)}") from error
+
+
+def _shards(folder: Path) -> set[str]:
+    """The names of the files that hold the weights."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return {"model.safetensors"}
+    try:
+        return {str(shard) for shard in json.loads(index.read_text())["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"model.path: {index} is no index of weights: {_line(error)}") from error
 
 
 def load(path: str, device: str, experts: str = build.EXPERTS[0]) -> PreTrainedModel:
@@ -115,7 +130,12 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 def limits(path: str) -> Limits:
     """What its model, tokenizer and generation config allow, the smallest of each."""
     declared = Path(path) / "generation_config.json"
-    generation = GenerationConfig.from_pretrained(path, local_files_only=True) if declared.is_file() else None
+    try:
+        generation = GenerationConfig.from_pretrained(path, local_files_only=True) if declared.is_file() else None
+        new_tokens = getattr(generation, "max_new_tokens", None)
+        new_tokens = None if new_tokens is None else int(new_tokens)
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"model.path: generation_config.json in {path} cannot be read: {_line(error)}") from error
     lengths = (
         getattr(_config(path).get_text_config(), "max_position_embeddings", None),
         load_tokenizer(path).model_max_length,
@@ -123,13 +143,13 @@ def limits(path: str) -> Limits:
     )
     return Limits(
         length=min((length for length in lengths if length is not None), default=None),
-        new_tokens=getattr(generation, "max_new_tokens", None),
+        new_tokens=new_tokens,
     )
 
 
 def digest(path: str) -> str:
     """A hash of the checkpoint's content, wherever it lies."""
-    files = sorted(file for file in Path(path).iterdir() if file.suffix in _CONTENT)
+    files = sorted(file for file in Path(path).iterdir() if file.suffix in _CONTENT and file.is_file())
     parts = [f"{file.name} {_file_digest(file, file.stat().st_mtime_ns, file.stat().st_size)}" for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -236,6 +236,10 @@ def test_load_balancing_loss_of_an_even_load_is_k_and_of_one_expert_set_is_e() -
 def test_noise_in_forwards_is_refused_and_defaults_of_a_family_are_switched_off() -> None:
     with pytest.raises(ValueError, match="attention_dropout would have no effect"):
         build.check(MICRO | {"attention_dropout": 0.5})
+    with pytest.raises(ValueError, match=r"router_aux_loss_coef would have no effect here: routing\.aux_loss is"):
+        build.check(MICRO | {"router_aux_loss_coef": 0.5})
+    with pytest.raises(ValueError, match=r"\.dtype would have no effect here: weights are fp32"):
+        build.check(MICRO | {"dtype": "bfloat16"})
     noisy = make({"_target_": "transformers.GPT2Config", "n_layer": 1, "n_head": 2, "n_embd": 8})  # dropout 0.1
     tokens = torch.tensor([[2, 3, 4, 5]])
     assert torch.equal(noisy(tokens).logits, noisy(tokens).logits)

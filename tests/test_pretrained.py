@@ -106,6 +106,7 @@ def test_padding_falls_back_to_the_end_token(folder: Path) -> None:
 
 
 def test_the_hash_is_of_a_checkpoints_content_not_of_its_place(folder: Path) -> None:
+    (folder / "folder.json").mkdir()  # no part of it
     copied = folder.parent / "elsewhere"
     shutil.copytree(folder, copied)
     (copied / "README.md").write_text("a checkpoint")
@@ -132,6 +133,18 @@ def test_the_hash_is_of_a_checkpoints_content_not_of_its_place(folder: Path) -> 
             "has no model-1.safetensors",
         ),
         (lambda folder: (folder / "config.json").write_text("{"), "the config in .* cannot be loaded"),
+        (
+            lambda folder: (folder / "model.safetensors").write_text("weights"),
+            "model.safetensors in .* is no safetensors",
+        ),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "is no index of weights"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "is no index of weights"),
+        (lambda folder: edit(folder / "model.safetensors.index.json", weight_map={"a": 3}), "has no 3"),
+        (
+            lambda folder: (folder / "generation_config.json").write_text("{"),
+            "generation_config.json in .* cannot be read",
+        ),
+        (lambda folder: edit(folder / "generation_config.json", max_new_tokens="abc"), "cannot be read"),
         (
             lambda folder: edit(folder / "config.json", model_type="mine", auto_map={"AutoConfig": "mine.Config"}),
             "the config in .* cannot be loaded",

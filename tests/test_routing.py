@@ -444,6 +444,11 @@ def test_a_temperature_is_in_the_samplers_log_probabilities(tmp_path: Path) -> N
         (["engine=fp8", "engine.dtype=fp4"], "bf16, fp8, int8"),
         (["engine=fp8", "engine.scale=group"], "channel, tensor"),
         (["engine=fp9"], "choose from bf16, exact"),
+        (["engine=int8", "engine.dtype=fp8"], "choose another engine in its place"),
+        (["routing=off", "routing.replay=r2"], "choose another routing in its place"),
+        (["engine=bf16", "engine.scale=tensor"], "bf16 has no scale to choose"),
+        (["engine=stale", "engine.strength=1e30"], "at most 1000"),
+        (["engine=temperature", "engine.strength=1e300"], "at most 99"),
     ],
 )
 def test_a_dial_out_of_range_is_refused(words: list[str], answer: str) -> None:
