@@ -7,6 +7,7 @@ import pandas as pd
 
 from steadymoe.bench import record
 from steadymoe.bench.check import flatten
+from steadymoe.bench.compose import settings_hash
 from steadymoe.bench.status import run_folders
 
 # What tells one run from another, besides its seed.
@@ -50,7 +51,7 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 **{key: numbers[field] for key, field in NUMBERS.items()},
                 "config_hash": facts["config_hash"],
                 "config_without_seed": facts["config_hash_without_seed"],
-                "settings": facts["settings_hash"],
+                "config": facts["config"],
                 "algorithm_code": facts["algorithm_code"],
                 "axes_values": facts["axes"],
                 "numbers": numbers,
@@ -64,6 +65,11 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
     if not rows:
         return pd.DataFrame(columns=[*KEYS, "status", "folder"])
     frame = pd.DataFrame(rows)
+    for _, group in frame.groupby("experiment"):
+        swept = {key for axes in group["axes_values"] for key in axes}
+        hashes = [settings_hash(config, swept) for config in group["config"]]
+        frame.loc[group.index, "settings"] = hashes
+    frame = frame.drop(columns="config")
     return frame.assign(arm=pd.concat([name_arms(group) for _, group in frame.groupby("experiment")]))
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,11 +173,12 @@ def config_hash(config: Mapping[str, Any], neutral: Mapping[str, Any] | None = N
     return _digest(_numbers(config, NEUTRAL if neutral is None else neutral))
 
 
-def settings_hash(run: Run) -> str:
-    """A hash of what runs of one sweep share: all but seed, axes and what the named configs hold."""
+def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
+    """A hash of what runs of one sweep share: all but seed, what is ``swept`` and what the named configs hold."""
     named = ("algorithm.", "model.", "task.", *(f"{group}." for group in _OFF))
-    numbers = _numbers(run.config, NEUTRAL).items()
-    return _digest({k: v for k, v in numbers if not k.startswith(named) and k not in run.axes and k != "seed"})
+    left_out = ("seed", *_NO_NUMBERS, *_implied(config))
+    numbers = {k: v for k, v in flatten(config).items() if not k.startswith(named) and k not in left_out}
+    return _digest({k: v for k, v in numbers.items() if k not in swept and NEUTRAL.get(k, _ABSENT) != v})
 
 
 def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str, Any]:

@@ -171,7 +171,6 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "seed": config["seed"],
         "config_hash": run.config_hash,
         "config_hash_without_seed": compose.config_hash(config | {"seed": None}),
-        "settings_hash": compose.settings_hash(run),
         "algorithm_code": code_hash(config),
         "command": run.command,
         # Of a given cold start or checkpoint, its path is added later; it is none of the cached ones.

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -354,11 +353,20 @@ def test_a_field_added_later_at_its_neutral_value_leaves_old_hashes_valid() -> N
 
 
 def test_runs_of_before_and_after_a_neutral_field_share_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    (old,) = compose.plan([])
-    new = replace(old, config=old.config | {"optimizer": old.config["optimizer"] | {"nesterov": False}})
-    assert compose.settings_hash(new) != compose.settings_hash(old)
-    monkeypatch.setattr(compose, "NEUTRAL", {"optimizer.nesterov": False})
-    assert compose.settings_hash(new) == compose.settings_hash(old)
+    (new,) = compose.plan(["experiment=quickstart", "seed=0", "algorithm=grpo"])
+    old = {key: value for key, value in new.config.items() if key != "precision"}
+    assert compose.settings_hash(new.config, ()) != compose.settings_hash(old, ())
+    monkeypatch.setitem(compose.NEUTRAL, "precision", "fp32")
+    assert compose.settings_hash(new.config, ()) == compose.settings_hash(old, ())
+
+
+def test_settings_are_what_no_run_of_a_sweep_sweeps() -> None:
+    usual, other = compose.plan(["-m", "optimizer.learning_rate=3e-4,1e-3"][1:], multirun=True)
+    assert "optimizer.learning_rate" not in usual.axes, "it is the usual one"
+    assert compose.settings_hash(usual.config, other.axes) == compose.settings_hash(other.config, other.axes)
+    assert compose.settings_hash(usual.config, ()) != compose.settings_hash(other.config, ())
+    (longer,) = compose.plan(["steps=7"])
+    assert compose.settings_hash(usual.config, other.axes) != compose.settings_hash(longer.config, other.axes)
 
 
 def test_recorded_hashes_are_those_of_today() -> None:

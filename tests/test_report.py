@@ -292,7 +292,9 @@ def test_runs_of_different_configs_or_versions_are_not_mixed_silently(tmp_path: 
     path.write_text(re.sub(r'"torch": "[^"]*"', '"torch": "9.9"', path.read_text()))
     report.make(tmp_path)
     edit(next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json")), config_hash_without_seed="another")
-    edit(next((tmp_path / "runs" / "small" / "grpo").glob("**/run.json")), settings_hash="another", algorithm_code="x")
+    path = next((tmp_path / "runs" / "small" / "grpo").glob("**/run.json"))
+    config = json.loads(path.read_text())["config"]
+    edit(path, config=config | {"precision": "bf16"}, algorithm_code="x")
     made = report.make(tmp_path)
     differ = "These runs differ in versions, settings besides the axes, config (gspo), algorithm code (grpo)"
     assert differ in (tmp_path / "report.html").read_text()
