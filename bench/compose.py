@@ -33,7 +33,7 @@ from steadymoe.models import pretrained
 CONF = Path(__file__).parent.parent / "conf"
 
 # What changes nothing that a run records: neither an axis of its folder nor a part of its hash.
-_NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry")
+_NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry", "log")
 
 # Fields added after the first release, with the value at which a run is what it was before the field
 # existed ({"routing.replay": "off"}, say): at that value they leave the hashes of older runs as they were.
