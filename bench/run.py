@@ -34,7 +34,7 @@ from steadymoe.models import build, megablocks, pretrained
 def launch(words: list[str]) -> None:
     """Hand the words of a command line to Hydra, which calls ``_job`` once for each point.
 
-    Raises joblib's TerminatedWorkerError if a worker was killed.
+    Raises joblib's TerminatedWorkerError if a worker was killed, and one of ``sweep.lost()`` if a cluster's was.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra would print what goes wrong and exit
     sweep.begin()
@@ -44,6 +44,7 @@ def launch(words: list[str]) -> None:
 
 def _job(_: DictConfig) -> str:
     sweep.stop_with_launcher()
+    os.chdir(HydraConfig.get().runtime.cwd)  # a Ray cluster's workers begin elsewhere, and results_dir may be relative
     overrides = HydraConfig.get().overrides
     words = [word for word in overrides.hydra if not word.startswith("hydra.mode=")] + list(overrides.task)
     return execute(compose.run(words))

@@ -61,7 +61,7 @@ class _Tracker:
             if not resumed:  # the rows begin anew, and so does what is shown of them
                 self._mark.unlink(missing_ok=True)
                 shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-            self._logged = {"step": 0, "id": uuid.uuid4().hex[:16]}
+            self._logged: dict[str, Any] = {"step": 0, "id": uuid.uuid4().hex[:16]}
             if self._mark.exists():
                 self._logged = json.loads(self._mark.read_text())
             opened = _tensorboard(folder) if self._tool == "tensorboard" else _wandb(folder, config, self._logged["id"])
