@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ORACLES := .oracles
 MEGABLOCKS := $(VENV)/megablocks
 
-.PHONY: quickstart test check lint speed oracles megablocks test-megablocks clean
+.PHONY: quickstart test check lint speed oracles megablocks test-megablocks check-launchers clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "steadymoe needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (choose another with PYTHON=python3.12)")'
@@ -82,6 +82,15 @@ test-megablocks: $(MEGABLOCKS)/.ready
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m megablocks tests/test_megablocks.py
 	if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
 		TRITON_INTERPRET=0 $(BIN)/python -m pytest -m megablocks tests/test_megablocks.py; fi
+
+# The same sweep by submitit's local executor and by a local Ray, against the basic launcher; what both loggers hold.
+# hydra-ray-launcher 1.2.2 asks for a cloudpickle that joblib does not take, and works with joblib's: hence --no-deps.
+check-launchers: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[dev,slurm,tensorboard,wandb]' ray
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps hydra-ray-launcher==1.2.2
+	$(BIN)/python -m pytest -m launchers tests/test_launchers.py
+	$(BIN)/python -m pytest tests/test_tracking.py
 
 clean:
 	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_algorithm
 from steadymoe.algorithms.objective import from_config
-from steadymoe.bench import limits
+from steadymoe.bench import limits, tracking
 from steadymoe.bench.tasks import Task
 from steadymoe.models import build, megablocks, pretrained
 
@@ -118,6 +118,9 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
         raise ConfigError("cold_start.accuracy_low must be below cold_start.accuracy_high")
     if config["device"] == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
+    why = tracking.why_not(config["log"])
+    if why is not None:
+        raise ConfigError(why)
     _places(config)
     try:
         has_experts = _model(config["model"])

@@ -61,6 +61,7 @@ def _run(words: list[str]) -> int:
         if prints:
             run.launch([*prints, *overrides])
             return 0
+        sweep.refuse_absent_cluster(overrides)
         for each in runs:
             run.refuse_other_config(each)
         _make_folder(Path(runs[0].config["results_dir"]))
@@ -76,6 +77,7 @@ def _run(words: list[str]) -> int:
         if skipped:
             console.print(f"{len(skipped)} of {len(runs)} runs have not failed and are left for a run of all")
         runs = [each for each in runs if each not in skipped]
+    lost = False
     waiting = [each for each in runs if before[each.folder] not in record.ENDED]
     if len(waiting) < len(runs):
         console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs have ended before and are left as they are")
@@ -91,6 +93,10 @@ def _run(words: list[str]) -> int:
                     except TerminatedWorkerError:  # the others are ended with it, and go on from their checkpoints
                         further = "the sweep goes on" if left else "once too often; the same command goes on"
                         print(f"steadymoe: a worker was killed (out of memory?); {further}", file=sys.stderr)
+        except sweep.lost() as error:
+            lost = True
+            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            print(f"steadymoe: the launcher has lost a job; the others may go on. {why}", file=sys.stderr)
         except KeyboardInterrupt:
             print("steadymoe: interrupted; the same command goes on from the last checkpoints", file=sys.stderr)
             return 130
@@ -106,7 +112,7 @@ def _run(words: list[str]) -> int:
         print(f"  again: {each.command}", file=sys.stderr)
     where = "" if results == "results" else f" --results {results}"
     console.print(f"next: steadymoe report --experiment {experiment}{where}", highlight=False, soft_wrap=True)
-    return 1 if failed else 0
+    return 1 if failed or lost else 0
 
 
 def _make_folder(results: Path) -> None:

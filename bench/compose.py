@@ -33,7 +33,7 @@ from steadymoe.models import pretrained
 CONF = Path(__file__).parent.parent / "conf"
 
 # What changes nothing that a run records: neither an axis of its folder nor a part of its hash.
-_NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry")
+_NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry", "log")
 
 # Fields added after the first release, with the value at which a run is what it was before the field
 # existed ({"routing.replay": "off"}, say): at that value they leave the hashes of older runs as they were.
@@ -52,6 +52,10 @@ _IMPLIED = {"rollout.prompts": "rollout.minibatch_prompts", "steps": "total_upda
 
 # Config groups that are switched off unless asked for: a choice other than this is an axis of the folder.
 _OFF = {"advantage": None, "correction": "none", "engine": "exact", "routing": "off"}
+
+# How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
+_OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
+_EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 
 _LONGEST_AXES = 120
 
@@ -129,7 +133,7 @@ def run(words: Sequence[str]) -> Run:
         axes=axes,
         folder=folder / f"seed={config['seed']}",
         config_hash=config_hash(config),
-        command=shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith("retry="))]),
+        command=shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
     )
 
 
@@ -239,6 +243,8 @@ def _errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
         yield
     except MissingConfigException as error:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        if group == "hydra/launcher" and name in _EXTRAS:
+            raise ConfigError(f"{group}={name} needs its package: pip install 'steadymoe[{_EXTRAS[name]}]'") from error
         raise ConfigError(f"there is no {group} {name!r}; choose from {', '.join(error.options or [])}") from error
     except OverrideParseException as error:
         raise ConfigError(f"cannot read {error.override!r} as key=value") from error

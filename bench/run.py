@@ -22,7 +22,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from steadymoe.algorithms import batch, objective, ops
-from steadymoe.bench import checkpoint, cold_start, compose, record, sweep
+from steadymoe.bench import checkpoint, cold_start, compose, record, sweep, tracking
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.collapse import detect
 from steadymoe.bench.record import Record
@@ -34,7 +34,7 @@ from steadymoe.models import build, megablocks, pretrained
 def launch(words: list[str]) -> None:
     """Hand the words of a command line to Hydra, which calls ``_job`` once for each point.
 
-    Raises joblib's TerminatedWorkerError if a worker was killed.
+    Raises joblib's TerminatedWorkerError if a worker was killed, and one of ``sweep.lost()`` if a cluster's was.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra would print what goes wrong and exit
     sweep.begin()
@@ -44,6 +44,7 @@ def launch(words: list[str]) -> None:
 
 def _job(_: DictConfig) -> str:
     sweep.stop_with_launcher()
+    os.chdir(HydraConfig.get().runtime.cwd)  # a Ray cluster's workers begin elsewhere, and results_dir may be relative
     overrides = HydraConfig.get().overrides
     words = [word for word in overrides.hydra if not word.startswith("hydra.mode=")] + list(overrides.task)
     return execute(compose.run(words))
@@ -123,18 +124,20 @@ def _train(run: compose.Run, folder: Record) -> None:
         checkpoint.load(folder.checkpoint, trainer.learner, trainer.sampler)
     diverged, first = None, (resume_from or 0) + 1
     begun = time.monotonic()
-    for step in range(first, config["steps"] + 1):
-        result = trainer.step(step)
-        folder.append(result.rows)
-        row = result.rows["steps"][0]
-        shown = {name: row.get(name) for name in ("reward", "eval_accuracy", "expert_change_rate")}
-        shown["seconds_per_step"] = (time.monotonic() - begun) / (step - first + 1)
-        folder.update(progress={"step": step, "steps": config["steps"]} | shown)
-        if result.diverged_at_update is not None:
-            diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}
-            break
-        if step % config["checkpoint_every"] == 0 and step < config["steps"]:
-            checkpoint.save(folder.checkpoint, trainer.learner, trainer.sampler, step)
+    with tracking.sending(config, folder.folder, resumed=resume_from is not None) as send:
+        for step in range(first, config["steps"] + 1):
+            result = trainer.step(step)
+            folder.append(result.rows)
+            send(result.rows)
+            row = result.rows["steps"][0]
+            shown = {name: row.get(name) for name in ("reward", "eval_accuracy", "expert_change_rate")}
+            shown["seconds_per_step"] = (time.monotonic() - begun) / (step - first + 1)
+            folder.update(progress={"step": step, "steps": config["steps"]} | shown)
+            if result.diverged_at_update is not None:
+                diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}
+                break
+            if step % config["checkpoint_every"] == 0 and step < config["steps"]:
+                checkpoint.save(folder.checkpoint, trainer.learner, trainer.sampler, step)
 
     steps = record.read_table(folder.folder, "steps")
     collapse = detect(steps, **config["collapse"])

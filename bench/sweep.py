@@ -5,6 +5,8 @@ Also what keeps a sweep's processes together: a worker whose launcher is gone st
 
 import json
 import os
+import shutil
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from steadymoe.bench import atomic
-from steadymoe.bench.compose import Run
+from steadymoe.bench.compose import ConfigError, Run
 
 _LAUNCHER = "STEADYMOE_LAUNCHER"
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -36,6 +38,20 @@ def planned(experiment: Path) -> dict[str, str]:
     """The runs that were ever asked for below an experiment's folder, as run folder → command; none without a plan."""
     path = experiment / "plan.json"
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def refuse_absent_cluster(words: Sequence[str]) -> None:
+    """Raise ConfigError if ``words`` ask for Slurm where there is none."""
+    if "hydra/launcher=submitit_slurm" in words and shutil.which("srun") is None:
+        raise ConfigError("hydra/launcher=submitit_slurm: there is no srun here; run it where Slurm's commands are")
+
+
+def lost() -> tuple[type[Exception], ...]:
+    """The errors with which submitit and Ray, if they are in use, say that a job could not be brought to its end."""
+    errors = {"submitit.core.utils": ("UncompletedJobError", "FailedSubmissionError"), "ray.exceptions": ("RayError",)}
+    return tuple(
+        getattr(sys.modules[module], name) for module in errors if module in sys.modules for name in errors[module]
+    )
 
 
 def begin() -> None:

@@ -42,7 +42,9 @@ def test_every_link_and_make_target_of_the_readme_exists() -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
         assert (ROOT / target).exists(), target
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"make (quickstart|test|check|speed|oracles|megablocks|test-megablocks)(?![\w-])", README):
+    for target in re.findall(
+        r"make (quickstart|test|check|speed|oracles|megablocks|test-megablocks|check-launchers)(?![\w-])", README
+    ):
         assert f"\n{target}:" in makefile
 
 

@@ -12,7 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import MissingConfigException
+from omegaconf import OmegaConf
 from test_cli import steadymoe
 from test_run import SMALL, assert_same, planned
 
@@ -188,6 +192,49 @@ def test_retry_failed_runs_those_that_failed_and_no_others(
     assert "retry=" not in facts["command"]
     assert steadymoe(monkeypatch, "run", *words) == 0
     assert [record.status(each.folder) for each in runs] == ["finished"] * 4
+
+
+def test_a_job_works_where_its_launcher_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    went: list[Path] = []
+    monkeypatch.chdir(tmp_path)  # as a Ray cluster's worker may
+    (tmp_path / "mine").mkdir()
+    settings = {"runtime": {"cwd": str(tmp_path / "mine")}, "overrides": {"hydra": [], "task": []}}
+    monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create(settings))
+    monkeypatch.setattr(compose, "run", lambda _: None)
+    monkeypatch.setattr(run, "execute", lambda _: went.append(Path.cwd()))
+    run._job(OmegaConf.create())
+    assert went == [tmp_path / "mine"]
+
+
+def test_a_command_holds_nothing_of_how_its_sweep_was_launched(tmp_path: Path) -> None:
+    words = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"hydra.sweep.dir={tmp_path}/sweep", "seed=1"]
+    assert compose.plan(words)[0].command == "steadymoe run seed=1"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "extra"), [("submitit_local", "slurm"), ("submitit_slurm", "slurm"), ("ray", "ray")]
+)
+def test_a_launcher_whose_package_is_missing_is_answered_with_how_to_install_it(
+    launcher: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = MissingConfigException("", missing_cfg_file=f"hydra/launcher/{launcher}", options=["basic"])
+
+    def none(*_: object, **__: object) -> None:
+        raise missing
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hydra, "compose", none)
+    monkeypatch.setattr(run, "launch", lambda _: pytest.fail("trained"))
+    assert steadymoe(monkeypatch, "run", "-m", f"hydra/launcher={launcher}", "seed=0,1") == 2
+    said = capsys.readouterr().err
+    assert said == f"steadymoe: hydra/launcher={launcher} needs its package: pip install 'steadymoe[{extra}]'\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slurm_without_slurm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(compose.ConfigError, match="there is no srun here"):
+        sweep.refuse_absent_cluster(["hydra/launcher=submitit_slurm"])
 
 
 def test_an_ended_run_of_other_code_or_versions_is_stale(tmp_path: Path) -> None:
