@@ -19,7 +19,7 @@ quickstart: $(READY)
 	$(BIN)/steadymoe report --experiment quickstart
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # What takes longer: every algorithm learns. Its table is committed. And what needs a C compiler: task=reasoning_gym.
 check: $(READY)
