@@ -65,7 +65,7 @@ def test_where_bca_is_undefined_the_interval_is_still_one() -> None:
 
 @given(NUMBERS, st.randoms(use_true_random=False), st.sampled_from([np.mean, stats.iqm]))
 @settings(max_examples=40, deadline=None)
-def test_the_order_of_seeds_changes_nothing_and_an_interval_moves_with_its_numbers(
+def test_the_order_of_seeds_changes_nothing_and_an_interval_scales_with_its_numbers(
     values: list[float], random: object, statistic: object
 ) -> None:
     first = stats.over_seeds(values, statistic, resamples=199)  # type: ignore[arg-type]
@@ -74,9 +74,10 @@ def test_the_order_of_seeds_changes_nothing_and_an_interval_moves_with_its_numbe
     assert stats.over_seeds(shuffled, statistic, resamples=199) == first  # type: ignore[arg-type]
     assert first.low <= first.mean + 1e-9
     assert first.mean <= first.high + 1e-9
-    moved = stats.over_seeds([2 * value + 8 for value in values], statistic, resamples=199)  # type: ignore[arg-type]
+    # Twice is exact in binary; adding something would round, and BCa counts resamples that tie with the estimate.
+    twice = stats.over_seeds([2 * value for value in values], statistic, resamples=199)  # type: ignore[arg-type]
     np.testing.assert_allclose(
-        [moved.mean, moved.low, moved.high], [2 * x + 8 for x in (first.mean, first.low, first.high)], atol=1e-6
+        [twice.mean, twice.low, twice.high], [2 * x for x in (first.mean, first.low, first.high)], rtol=1e-12
     )
 
 
