@@ -30,8 +30,9 @@ def survival_curves(runs: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for arm, ours in runs.groupby("arm"):
         curve = survival.kaplan_meier(ours["steps"].tolist(), _collapsed(ours))
-        end = curve.iloc[[-1]].assign(step=ours["steps"].max())  # to the end of what was seen
-        parts.append(pd.concat([curve, end], ignore_index=True).assign(arm=arm, n=len(ours)))
+        if curve["step"].iloc[-1] < ours["steps"].max():  # all have collapsed: to the end of what was meant to be seen
+            curve = pd.concat([curve, curve.iloc[[-1]].assign(step=ours["steps"].max())], ignore_index=True)
+        parts.append(curve.assign(arm=arm, n=len(ours)))
     return pd.concat(parts, ignore_index=True)[["arm", "step", "survival", "low", "high", "n"]]
 
 
@@ -56,14 +57,20 @@ def frontiers(runs: pd.DataFrame) -> dict[str, Frontier]:
     """
     if runs[X].nunique() < 2 or runs[Y].nunique() < 2:
         return {}
-    named = [key for key in ("algorithm", "routing", "correction", "engine", "model") if runs[key].nunique() > 1]
     found = {}
-    for name, ours in runs.groupby(named or ["algorithm"]):
+    for name, ours in runs.groupby(_names(runs)):
         try:
-            found[" ".join(map(str, name))] = frontier(ours.assign(stable=ours["diverged_step"].isna()), X, Y)
+            found[str(name)] = frontier(ours.assign(stable=ours["diverged_step"].isna()), X, Y)
         except ValueError:
             continue  # a grid with holes: runs are still to come
     return found
+
+
+def _names(runs: pd.DataFrame) -> pd.Series:
+    """What a frontier is of: the algorithm, and its routing and the like where these differ."""
+    keys = ("algorithm", "routing", "correction", "engine", "model")
+    varying = [key for key in keys if key == "algorithm" or runs[key].nunique() > 1]
+    return runs[varying].agg(" ".join, axis=1)
 
 
 def frontier_tables(found: dict[str, Frontier]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -97,14 +104,18 @@ def early_warnings(steps: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFram
 
 
 def by_arm(steps: pd.DataFrame, runs: pd.DataFrame, found: dict[str, Frontier]) -> pd.DataFrame:
-    """Columns of the leaderboard by arm: reward IQM, restricted mean of steps without a collapse, frontier area."""
+    """Columns of the leaderboard by arm: reward IQM, restricted mean of steps without a collapse, frontier area.
+
+    The area is that of the frontier which the arm is a point of; n = 0 where it is of none.
+    """
+    names, none = _names(runs), tables.Estimate(float("nan"), float("nan"), float("nan"), 0)
     horizon, rewards = _horizon(runs), steps[steps["metric"] == "reward"].sort_values("step")
     rows = {}
     for arm, ours in runs.groupby("arm"):
         finals = rewards[rewards["arm"] == arm].groupby("seed")["value"].agg(lambda c: tables.one_number(c, "last"))
         row = {"reward IQM": over_seeds(finals.tolist(), iqm), f"steps of {horizon}": _restricted_mean(ours, horizon)}
-        area = next((each.area for name, each in found.items() if set(name.split()) <= set(str(arm).split())), None)
-        rows[str(arm)] = row | ({} if area is None else {"frontier area": area})
+        of_arm = found.get(str(names[ours.index[0]]))
+        rows[str(arm)] = row | ({"frontier area": none if of_arm is None else of_arm.area} if found else {})
     return pd.DataFrame.from_dict(rows, orient="index")
 
 

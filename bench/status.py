@@ -29,7 +29,8 @@ def lines(results: Path) -> list[str]:
         return [f"no runs below {results / 'runs'}; start some with: steadymoe run experiment=quickstart"]
     answer = []
     for folder, statuses in by_experiment.items():
-        stale = {run for run, status in statuses.items() if status in record.ENDED and is_stale(run)}
+        ended = [run for run, status in statuses.items() if status in record.ENDED]
+        stale = {run: why for run in ended if (why := is_stale(run)) is not None}
         counts = Counter(statuses.values())
         said = [f"{counts[name]} {name}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
         answer.append(f"{folder.name}: " + ", ".join(said))
@@ -42,7 +43,7 @@ def lines(results: Path) -> list[str]:
                 answer += [f"    {line}" for line in (facts.get("error") or "").strip().splitlines()[-1:]]
                 answer.append(f"    again: {facts.get('command') or plan.get(str(run.relative_to(folder)))}")
             elif run in stale:
-                answer.append(f"  stale: {where} ({is_stale(run)}); to have it anew, remove that folder")
+                answer.append(f"  stale: {where} ({stale[run]}); to have it anew, remove that folder")
                 answer.append(f"    again: {(record.read_run(run) or {}).get('command')}")
     return answer
 

@@ -91,7 +91,9 @@ LEADERBOARD = {
 LEADERBOARD_CAPTION = (
     "Ranked by final reward. Mean over seeds (of variances the geometric one) with a 95 % t interval (none below three "
     f"seeds); n is the number of seeds. Of each run: final reward is the mean of its last {LAST_STEPS} steps, drift "
-    "and variance are medians over steps. Diverged: share of runs that collapsed or met a number that is not finite."
+    "and variance are medians over steps. Diverged: share of runs that collapsed or met a number that is not finite. "
+    "Reward IQM: interquartile mean of final rewards over seeds. Steps of H: restricted mean of the steps without a "
+    "collapse out of the first H. Frontier area: stable share of a grid of learning rates and updates per rollout."
 )
 
 

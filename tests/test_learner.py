@@ -7,7 +7,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from test_rollout import sampled
-from test_run import assert_same, planned
+from test_run import assert_resumes, planned
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -119,21 +119,7 @@ def test_a_run_with_memory_that_was_stopped_goes_on_to_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["algorithm=r2vpo", "algorithm.loss.multiplier_step=1.0"]
-    whole, halted = planned(tmp_path / "whole", *words), planned(tmp_path / "halted", *words)
-    assert run.execute(whole) == "finished"
-    step = Trainer.step
-
-    def stops(self: Trainer, number: int) -> Any:
-        if number == 5:
-            raise KeyboardInterrupt
-        return step(self, number)
-
-    monkeypatch.setattr(Trainer, "step", stops)
-    with pytest.raises(KeyboardInterrupt):
-        run.execute(halted)
-    monkeypatch.setattr(Trainer, "step", step)
-    assert run.execute(halted) == "finished"
-    assert_same(whole.folder, halted.folder)
+    whole = assert_resumes(tmp_path, monkeypatch, 5, *words)
     assert record.read_table(whole.folder, "updates")["loss_number"].nunique() == 12
 
 

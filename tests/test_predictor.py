@@ -5,20 +5,18 @@ Shapes: L MoE layers, B sequences, T response positions, N tokens, K experts a t
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from test_learner import trainer
 from test_routing import TOKENS_BS, K, L, N, own_routes
-from test_run import assert_same, planned
+from test_run import assert_resumes
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench import compose, record, run
+from steadymoe.bench import compose, record
 from steadymoe.bench.check import ConfigError
-from steadymoe.bench.train import Trainer
 from steadymoe.models.predictor import RoutePredictor
 from steadymoe.models.routing import Routed, RouteRecorder, routers
 
@@ -148,21 +146,7 @@ def test_in_a_run_predicted_experts_run_in_the_old_policy_and_in_every_update(tm
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, halted = planned(tmp_path / "whole", "routing=pr2"), planned(tmp_path / "halted", "routing=pr2")
-    assert run.execute(whole) == "finished"
-    step = Trainer.step
-
-    def stops(self: Trainer, number: int) -> Any:
-        if number == 6:
-            raise KeyboardInterrupt
-        return step(self, number)
-
-    monkeypatch.setattr(Trainer, "step", stops)
-    with pytest.raises(KeyboardInterrupt):
-        run.execute(halted)
-    monkeypatch.setattr(Trainer, "step", step)
-    assert run.execute(halted) == "finished"
-    assert_same(whole.folder, halted.folder)
+    whole = assert_resumes(tmp_path, monkeypatch, 6, "routing=pr2")
     updates = record.read_table(whole.folder, "updates")
     assert (updates.loc[updates["update"] == 1, "route_prediction_kl"].isna()).all()
     assert (updates.loc[updates["update"] > 1, "route_prediction_kl"] > 0).all()

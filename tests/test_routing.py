@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import MICRO
 from test_learner import trainer, updated
-from test_run import assert_same, planned
+from test_run import assert_resumes, assert_same, planned
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -400,21 +400,7 @@ def test_a_run_on_old_weights_that_was_stopped_goes_on_to_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["engine=stale", "engine.strength=2"]
-    whole, halted = planned(tmp_path / "whole", *words), planned(tmp_path / "halted", *words)
-    assert run.execute(whole) == "finished"
-    step = Trainer.step
-
-    def stops(self: Trainer, number: int) -> Any:
-        if number == 6:
-            raise KeyboardInterrupt
-        return step(self, number)
-
-    monkeypatch.setattr(Trainer, "step", stops)
-    with pytest.raises(KeyboardInterrupt):
-        run.execute(halted)
-    monkeypatch.setattr(Trainer, "step", step)
-    assert run.execute(halted) == "finished"
-    assert_same(whole.folder, halted.folder)
+    whole = assert_resumes(tmp_path, monkeypatch, 6, *words)
     steps = record.read_table(whole.folder, "steps")
     assert (steps["rollout_kl_k3"].iloc[1:] > 1e-6).all()
 

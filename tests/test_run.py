@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from steadymoe.algorithms.objective import Objective
 from steadymoe.bench import checkpoint, cold_start, compose, record, run
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.columns import TABLES
+from steadymoe.bench.train import Trainer
 
 # A run of two or three seconds: forty supervised updates teach the format, and every accuracy is in the band.
 SMALL = [
@@ -62,6 +64,26 @@ def assert_same(one: Path, other: Path) -> None:
     for name, frame in tables(one).items():
         assert len(frame), name
         assert_frame_equal(frame, tables(other)[name], check_exact=True)
+
+
+def assert_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, *words: str) -> compose.Run:
+    """A run that was stopped in its step ``stop_at`` records what an undisturbed one does, which is returned."""
+    whole, halted = planned(tmp_path / "whole", *words), planned(tmp_path / "halted", *words)
+    assert run.execute(whole) == "finished"
+    step = Trainer.step
+
+    def stops(self: Trainer, number: int) -> Any:
+        if number == stop_at:
+            raise KeyboardInterrupt
+        return step(self, number)
+
+    monkeypatch.setattr(Trainer, "step", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run.execute(halted)
+    monkeypatch.setattr(Trainer, "step", step)
+    assert run.execute(halted) == "finished"
+    assert_same(whole.folder, halted.folder)
+    return whole
 
 
 @pytest.fixture(scope="module")

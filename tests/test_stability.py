@@ -38,9 +38,11 @@ RUNS = runs_of({"grpo": [10, 20, None], "gspo": [None, None, None]})
 def test_survival_goes_to_the_end_of_what_was_seen() -> None:
     curves = stability.survival_curves(RUNS)
     grpo = curves[curves["arm"] == "grpo"]
-    assert grpo["step"].tolist() == [0, 10, 20, 40, 40] or grpo["step"].tolist() == [0, 10, 20, 40]
-    np.testing.assert_allclose(grpo["survival"].to_numpy()[:3], [1, 2 / 3, 1 / 3])
-    assert grpo["survival"].iloc[-1] == pytest.approx(1 / 3)
+    assert grpo["step"].tolist() == [0, 10, 20, 40]
+    np.testing.assert_allclose(grpo["survival"], [1, 2 / 3, 1 / 3, 1 / 3])
+    gone = stability.survival_curves(runs_of({"grpo": [10, 20, 30]}))
+    assert gone["step"].tolist() == [0, 10, 20, 30, 40]
+    assert gone["survival"].tolist()[-2:] == [0, 0]
     assert (curves[curves["arm"] == "gspo"]["survival"] == 1).all()
     assert set(curves["n"]) == {3}
     assert stability.survival_curves(runs_of({"gspo": [None] * 3})).empty
@@ -103,6 +105,22 @@ def test_the_leaderboard_has_iqm_restricted_mean_and_frontier_area() -> None:
     assert board.set_index("arm").loc["gspo 0.004 8", "frontier area"].mean == 1
     assert "\\toprule" in tables.to_latex(board)
     assert "frontier area mean" in tables.to_numbers(board)
+
+
+def test_the_area_is_of_the_arms_own_frontier_and_none_where_its_grid_has_holes() -> None:
+    off, replayed = grid(), grid().assign(routing="r3", diverged_step=np.nan)
+    replayed["arm"] += " routing=r3"
+    runs = pd.concat([off, replayed], ignore_index=True)
+    holes = (runs["algorithm"] == "gspo") & (runs["routing"] == "r3") & (runs["learning_rate"] == 4e-3)
+    runs = runs[~(holes & (runs["updates_per_rollout"] == 8))].reset_index(drop=True)
+    steps = steps_of(runs)
+    more = stability.by_arm(steps, runs, stability.frontiers(runs))["frontier area"]
+    assert more["grpo 0.004 8"].mean < 1
+    assert more["grpo 0.004 8 routing=r3"].mean == 1
+    assert more["gspo 0.001 2 routing=r3"].n == 0
+    board = tables.leaderboard(steps, runs, more.to_frame())
+    assert "–" in tables.to_markdown(board)
+    assert tables.to_numbers(board)["frontier area n"].isin([0, 3]).all()
 
 
 @pytest.mark.parametrize("name", ["fig06", "fig12", "fig13"])
