@@ -7,7 +7,7 @@ import pandas as pd
 
 from steadymoe.bench import record
 from steadymoe.bench.check import flatten
-from steadymoe.bench.compose import settings_hash
+from steadymoe.bench.identity import settings_hash
 from steadymoe.bench.status import run_folders
 
 # What tells one run from another, besides its seed.

@@ -7,11 +7,9 @@ in one line and touches nothing on disk.
 import dataclasses
 import difflib
 import functools
-import hashlib
-import json
 import re
 import shlex
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,36 +26,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe.algorithms import class_of, meant
 from steadymoe.bench.check import ConfigError, check, flatten
-from steadymoe.models import pretrained
+from steadymoe.bench.identity import NO_NUMBERS, OFF, axes_name, config_hash, implied
 
 CONF = Path(__file__).parent.parent / "conf"
-
-# What changes nothing that a run records: neither an axis of its folder nor a part of its hash.
-_NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry", "log")
-
-# Fields added after the first release, with the value at which a run is what it was before the field
-# existed ({"routing.replay": "off"}, say): at that value they leave the hashes of older runs as they were.
-# The thresholds of a collapse change no recorded number, only what the end of a run is called.
-NEUTRAL: dict[str, Any] = {
-    "experts": "grouped_mm",
-    "rollout.minibatch_prompts": None,
-    "total_updates": None,
-    "collapse.entropy_fraction": 0.05,
-    "collapse.grad_norm_factor": 100.0,
-    "collapse.solved_reward": 0.9,
-}
-
-# Numbers that follow from updates_per_rollout where the second field is given; then that one counts, in their place.
-_IMPLIED = {"rollout.prompts": "rollout.minibatch_prompts", "steps": "total_updates"}
-
-# Config groups that are switched off unless asked for: a choice other than this is an axis of the folder.
-_OFF = {"advantage": None, "correction": "none", "engine": "exact", "routing": "off"}
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
 _OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
 _EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
-
-_LONGEST_AXES = 120
 
 
 @dataclass(frozen=True)
@@ -121,9 +96,9 @@ def run(words: Sequence[str]) -> Run:
     axes = {
         key: value
         for key, value in flatten(config).items()
-        if key not in ("seed", *_NO_NUMBERS, *_implied(config)) and reference.get(key, _ABSENT) != value
+        if key not in ("seed", *NO_NUMBERS, *implied(config)) and (key not in reference or reference[key] != value)
     }
-    axes |= {group: choices[group] for group, off in _OFF.items() if choices.get(group) != off}
+    axes |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
     folder = Path(config["results_dir"]).absolute() / "runs" / config["experiment_name"]
     for part in (choices["algorithm"], choices["model"], choices["task"], axes_name(axes)):
         folder = folder / part if part else folder
@@ -161,69 +136,9 @@ def _derive(config: dict[str, Any], words: Sequence[str]) -> None:
         config["steps"] = steps
 
 
-def _implied(config: Mapping[str, Any]) -> list[str]:
-    """The numbers that ``_derive`` filled in; a config older than their fields has none."""
-    flat = flatten(config)
-    return [key for key, given in _IMPLIED.items() if flat.get(given) is not None]
-
-
 def _whole(key: str, value: Any) -> None:
     if type(value) is not int or value < 1:
         raise ConfigError(f"{key} must be a whole number of at least 1, or null; got {value!r}")
-
-
-def config_hash(config: Mapping[str, Any], neutral: Mapping[str, Any] | None = None) -> str:
-    """16 hex digits over everything that changes numbers; fields at their neutral value leave it unchanged."""
-    return _digest(_numbers(config, NEUTRAL if neutral is None else neutral))
-
-
-def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
-    """A hash of what runs of one sweep share: all but seed, what is ``swept`` and what the named configs hold."""
-    named = ("algorithm.", "model.", "task.", *(f"{group}." for group in _OFF))
-    left_out = ("seed", *_NO_NUMBERS, *_implied(config))
-    numbers = {k: v for k, v in flatten(config).items() if not k.startswith(named) and k not in left_out}
-    return _digest({k: v for k, v in numbers.items() if k not in swept and NEUTRAL.get(k, _ABSENT) != v})
-
-
-def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str, Any]:
-    """The flattened config without what changes no number or is implied, and without fields at their neutral value."""
-    left_out = (*_NO_NUMBERS, *_implied(config))
-    numbers = {
-        key: value
-        for key, value in flatten(config).items()
-        if key not in left_out and not (key in neutral and neutral[key] == value)
-    }
-    if config["cold_start"]["path"] is not None:  # what stands in the file counts, not where the file is
-        weights = Path(config["cold_start"]["path"]).read_bytes()
-        numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
-    if "path" in config["model"]:
-        numbers["model.path"] = pretrained.digest(config["model"]["path"])
-    return numbers
-
-
-def _digest(numbers: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def axes_name(axes: Mapping[str, Any]) -> str:
-    """Overrides as one folder name: sorted, of harmless characters, hashed beyond 120 of them; "" for none."""
-    name = ",".join(f"{key}={axes[key]}" for key in sorted(axes))
-    harmless = re.sub(r"[^A-Za-z0-9._=,+-]", "-", name)
-    if harmless == name and len(name) <= _LONGEST_AXES:
-        return name
-    return f"{harmless[: _LONGEST_AXES - 9]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The numbers in which two configs differ, as ``key: old -> new``, in one line."""
-    before, after = flatten(old), flatten(new)
-    keys = [key for key in sorted(before | after) if before.get(key, "absent") != after.get(key, "absent")]
-    return ", ".join(
-        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in keys if key not in _NO_NUMBERS
-    )
-
-
-_ABSENT = object()
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from steadymoe.algorithms import batch, objective, ops
-from steadymoe.bench import checkpoint, cold_start, compose, record, sweep, tracking
+from steadymoe.bench import checkpoint, cold_start, compose, identity, record, sweep, tracking
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.collapse import detect
 from steadymoe.bench.record import Record
@@ -56,7 +56,7 @@ def refuse_other_config(run: compose.Run) -> None:
     if before is not None and before["config_hash"] != run.config_hash:
         raise ConfigError(
             f"{run.folder} holds a run of another config, {record.status(run.folder)} "
-            f"({compose.difference(before['config'], run.config)}); "
+            f"({identity.difference(before['config'], run.config)}); "
             "choose another experiment_name, or remove that folder"
         )
 
@@ -170,10 +170,10 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "experiment": config["experiment_name"],
         **{group: run.choices[group] for group in ("algorithm", "correction", "routing", "engine", "model", "task")},
         "axes": run.axes,
-        "axes_name": compose.axes_name(run.axes),
+        "axes_name": identity.axes_name(run.axes),
         "seed": config["seed"],
         "config_hash": run.config_hash,
-        "config_hash_without_seed": compose.config_hash(config | {"seed": None}),
+        "config_hash_without_seed": identity.config_hash(config | {"seed": None}),
         "algorithm_code": code_hash(config),
         "command": run.command,
         # Of a given cold start or checkpoint, its path is added later; it is none of the cached ones.

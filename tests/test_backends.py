@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from steadymoe.bench import cold_start, compose, run
+from steadymoe.bench import cold_start, compose, identity, run
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build, megablocks, pretrained
@@ -71,7 +71,7 @@ def test_the_usual_back_end_is_the_yamls_and_the_other_names_are_accepted() -> N
     usual = yaml.safe_load((compose.CONF / "config.yaml").read_text())["experts"]
     for function in (build.build, pretrained.load):
         assert inspect.signature(function).parameters["experts"].default == usual
-    assert compose.NEUTRAL["experts"] == usual
+    assert identity.NEUTRAL["experts"] == usual
     assert compose.plan(["experts=eager"])[0].axes == {"experts": "eager"}
 
 
@@ -94,7 +94,7 @@ def test_the_back_end_that_is_asked_for_computes_the_experts_of_a_run(
 def test_a_back_end_is_part_of_the_hash_and_of_the_cold_start_and_the_usual_one_changes_neither(tmp_path: Path) -> None:
     usual, eager = planned(tmp_path), planned(tmp_path, "experts=eager")
     before = {key: value for key, value in usual.config.items() if key != "experts"}
-    assert usual.config_hash == compose.config_hash(before)
+    assert usual.config_hash == identity.config_hash(before)
     assert eager.config_hash != usual.config_hash
     assert eager.folder != usual.folder
     assert cold_start.fingerprint(eager.config) != cold_start.fingerprint(usual.config)

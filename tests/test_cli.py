@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from test_run import SMALL
 
-from steadymoe.bench import cli, compose, progress, record, run
+from steadymoe.bench import cli, compose, identity, progress, record, run
 from steadymoe.bench.check import flatten
 
 
@@ -314,14 +314,14 @@ def test_folders_hold_the_overrides_that_differ_from_the_named_configs() -> None
         "a/grpo/tiny/chain/optimizer.learning_rate=0.001,updates_per_rollout=16/seed=0"
     )
     assert folder("experiment=quickstart", "algorithm=gspo", "seed=2") == "quickstart/gspo/micro/chain/seed=2"
-    name = compose.axes_name({"cold_start.path": "../a b;$c"})
+    name = identity.axes_name({"cold_start.path": "../a b;$c"})
     assert not set(" ;$/") & set(name)
-    assert name != compose.axes_name({"cold_start.path": "../a-b;$c"})
+    assert name != identity.axes_name({"cold_start.path": "../a-b;$c"})
 
 
 def test_a_long_list_of_overrides_is_hashed_and_still_tells_runs_apart() -> None:
     axes = {f"some.very.long.key{index}": 1.0 for index in range(20)}
-    one, other = compose.axes_name(axes), compose.axes_name(axes | {"some.very.long.key19": 2.0})
+    one, other = identity.axes_name(axes), identity.axes_name(axes | {"some.very.long.key19": 2.0})
     assert len(one) == len(other) == 120
     assert one != other
 
@@ -347,26 +347,26 @@ def test_a_field_added_later_at_its_neutral_value_leaves_old_hashes_valid() -> N
     old = compose.plan([])[0].config
     new = old | {"optimizer": old["optimizer"] | {"nesterov": False}}
     neutral = {"optimizer.nesterov": False}
-    assert compose.config_hash(new, neutral) == compose.config_hash(old, neutral)
+    assert identity.config_hash(new, neutral) == identity.config_hash(old, neutral)
     changed = old | {"optimizer": old["optimizer"] | {"nesterov": True}}
-    assert compose.config_hash(changed, neutral) != compose.config_hash(old, neutral)
+    assert identity.config_hash(changed, neutral) != identity.config_hash(old, neutral)
 
 
 def test_runs_of_before_and_after_a_neutral_field_share_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     (new,) = compose.plan(["experiment=quickstart", "seed=0", "algorithm=grpo"])
     old = {key: value for key, value in new.config.items() if key != "precision"}
-    assert compose.settings_hash(new.config, ()) != compose.settings_hash(old, ())
-    monkeypatch.setitem(compose.NEUTRAL, "precision", "fp32")
-    assert compose.settings_hash(new.config, ()) == compose.settings_hash(old, ())
+    assert identity.settings_hash(new.config, ()) != identity.settings_hash(old, ())
+    monkeypatch.setitem(identity.NEUTRAL, "precision", "fp32")
+    assert identity.settings_hash(new.config, ()) == identity.settings_hash(old, ())
 
 
 def test_settings_are_what_no_run_of_a_sweep_sweeps() -> None:
     usual, other = compose.plan(["-m", "optimizer.learning_rate=3e-4,1e-3"][1:], multirun=True)
     assert "optimizer.learning_rate" not in usual.axes, "it is the usual one"
-    assert compose.settings_hash(usual.config, other.axes) == compose.settings_hash(other.config, other.axes)
-    assert compose.settings_hash(usual.config, ()) != compose.settings_hash(other.config, ())
+    assert identity.settings_hash(usual.config, other.axes) == identity.settings_hash(other.config, other.axes)
+    assert identity.settings_hash(usual.config, ()) != identity.settings_hash(other.config, ())
     (longer,) = compose.plan(["steps=7"])
-    assert compose.settings_hash(usual.config, other.axes) != compose.settings_hash(longer.config, other.axes)
+    assert identity.settings_hash(usual.config, other.axes) != identity.settings_hash(longer.config, other.axes)
 
 
 def test_recorded_hashes_are_those_of_today() -> None:
@@ -375,7 +375,7 @@ def test_recorded_hashes_are_those_of_today() -> None:
     for path in folders:
         facts = record.read_run(path.parent)
         assert facts is not None
-        assert facts["config_hash"] == compose.config_hash(facts["config"])
+        assert facts["config_hash"] == identity.config_hash(facts["config"])
 
 
 def test_the_recorded_command_makes_exactly_its_run() -> None:

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadymoe.bench import collapse, compose
+from steadymoe.bench import collapse, compose, identity
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.collapse import Collapse
 
@@ -122,8 +122,8 @@ def test_thresholds_that_mean_nothing_are_refused(word: str) -> None:
 
 def test_the_thresholds_leave_the_hashes_of_older_runs_as_they_were() -> None:
     (made,) = compose.plan(["model=micro"])
-    older = {key: value for key, value in NUMBERS.items() if f"collapse.{key}" not in compose.NEUTRAL}
+    older = {key: value for key, value in NUMBERS.items() if f"collapse.{key}" not in identity.NEUTRAL}
     assert set(older) == {"window", "reward_fraction", "patience", "least_reward"}
-    assert compose.config_hash(made.config | {"collapse": older}) == made.config_hash
+    assert identity.config_hash(made.config | {"collapse": older}) == made.config_hash
     (other,) = compose.plan(["model=micro", "collapse.entropy_fraction=0.1"])
     assert other.config_hash != made.config_hash

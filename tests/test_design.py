@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from steadymoe.bench import compose
+from steadymoe.bench import compose, identity
 
 
 def only(tmp_path: Path, *words: str) -> compose.Run:
@@ -28,7 +28,7 @@ def test_points_of_a_sweep_share_their_settings_and_no_folder(tmp_path: Path) ->
     assert [run.config["rollout"]["prompts"] for run in runs] == [16, 32, 64]
     assert [run.config["steps"] for run in runs] == [40, 20, 10]
     swept = {key for run in runs for key in run.axes}
-    assert len({compose.settings_hash(run.config, swept) for run in runs}) == 1
+    assert len({identity.settings_hash(run.config, swept) for run in runs}) == 1
     assert len({run.folder for run in runs}) == len({run.config_hash for run in runs}) == 3
     other = compose.plan([*words, "rollout.minibatch_prompts=2"], multirun=True)
     assert {run.folder for run in runs}.isdisjoint(run.folder for run in other)
@@ -38,7 +38,7 @@ def test_at_null_every_hash_is_what_it_was_before_the_fields_existed(tmp_path: P
     made = only(tmp_path, "updates_per_rollout=4")
     before: dict[str, Any] = {**made.config, "rollout": {"prompts": 32, "responses": 8}}
     del before["total_updates"]
-    assert compose.config_hash(before) == made.config_hash
+    assert identity.config_hash(before) == made.config_hash
 
 
 @pytest.mark.parametrize(

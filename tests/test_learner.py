@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench import checkpoint, compose, record, reward, run
+from steadymoe.bench import checkpoint, compose, identity, record, reward, run
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.learner import Learner, Measured
 from steadymoe.bench.policy import forward
@@ -422,7 +422,7 @@ def test_a_correction_is_an_axis_of_the_folder_and_is_recorded(tmp_path: Path) -
     assert steps["correction_rejected"].item() == 0
     plain = planned(tmp_path, "steps=1")
     assert plain.config_hash != made.config_hash
-    assert compose.settings_hash(plain.config, made.axes) == compose.settings_hash(made.config, made.axes)
+    assert identity.settings_hash(plain.config, made.axes) == identity.settings_hash(made.config, made.axes)
 
 
 def test_a_correction_of_a_loss_with_its_ratio_to_the_sampler_is_refused_before_anything_runs(tmp_path: Path) -> None:
