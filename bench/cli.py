@@ -30,6 +30,7 @@ def main() -> None:
         sub.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
         if verb == "report":
             sub.add_argument("--experiment", help="only this experiment (default: all)")
+            sub.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what figures need, without the runs")
             sub.add_argument(
                 "--export", choices=("parquet", "csv"), help="write every number as one tidy table instead"
             )
@@ -43,7 +44,7 @@ def main() -> None:
         sys.exit(_figures(arguments))
     if arguments.verb == "status":
         sys.exit(_status(arguments.results))
-    sys.exit(_report(arguments.results, arguments.experiment, arguments.export))
+    sys.exit(_report(arguments))
 
 
 def _run(words: list[str]) -> int:
@@ -147,12 +148,17 @@ def _flags(words: list[str]) -> tuple[bool, list[str], list[str]]:
     return multirun, prints, overrides
 
 
-def _report(results: Path, experiment: str | None, export: str | None) -> int:
+def _report(arguments: argparse.Namespace) -> int:
     from steadymoe.bench import report
 
+    results, experiment = arguments.results, arguments.experiment
     try:
-        if export is not None:
-            print(f"wrote {report.export(results, experiment, export)}")
+        if arguments.export is not None:
+            print(f"wrote {report.export(results, experiment, arguments.export)}")
+            return 0
+        if arguments.keep is not None:
+            for path in report.keep(results, experiment, arguments.keep):
+                print(f"wrote {path}")
             return 0
         made = report.make(results, experiment)
     except report.NothingToReport as error:

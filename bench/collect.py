@@ -124,6 +124,21 @@ def histograms(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
 
 
+def evaluations(runs: pd.DataFrame) -> pd.DataFrame:
+    """The last held-out evaluation of each of ``runs``, a row a prompt: arm, seed, prompt, score.
+
+    A run that met a number that is not finite answers nothing right, as in ``steps``.
+    """
+    tables = []
+    for run in runs.to_dict("records"):
+        table = record.read_table(Path(run["folder"]), "evaluations")
+        last = table[table["step"] == table["step"].max()].drop(columns="step")
+        lost = {"score": 0.0} if run["diverged_reason"] == "not finite" else {}
+        tables.append(last.assign(arm=run["arm"], seed=run["seed"], **lost))
+    columns = ["arm", "seed", "prompt", "score"]
+    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+
+
 def name_arms(frame: pd.DataFrame) -> pd.Series:
     """A short name for what each row compares: its algorithm, and what else differs within ``frame``.
 

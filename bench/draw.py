@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from steadymoe.bench import atomic, collect, record, stability, tables
+from steadymoe.bench import archive, atomic, stability, tables
 from steadymoe.bench.figures import FIGURES, FORMATS, Paper, Sheet, save
 
 # A figure's numbers are also written for people where they are as few as this.
@@ -18,20 +18,22 @@ class CannotDraw(Exception):
     """A figure that does not exist or whose data do not; the message is one line that says what to do."""
 
 
-def data(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The tables that figures take, of ended runs of one experiment."""
-    found = {"steps": collect.steps(runs), "histograms": collect.histograms(runs)}
+def data(recorded: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The tables that figures take: what ``archive.load`` found of an experiment, and what follows from that."""
+    runs, steps = recorded["runs"], recorded["steps"]
     if runs.empty:
-        return found
-    grid, line = stability.frontier_tables(stability.frontiers(runs))
-    roc, areas = stability.early_warnings(found["steps"], runs)
-    return found | {
+        return recorded
+    frontiers = stability.frontiers(runs)
+    grid, line = stability.frontier_tables(frontiers)
+    roc, warnings = stability.early_warnings(steps, runs)
+    return recorded | {
+        "by_arm": stability.by_arm(steps, runs, frontiers),
         "survival_curves": stability.survival_curves(runs),
         "collapse_steps": stability.collapse_steps(runs),
         "frontier_grid": grid,
         "frontier_line": line,
         "roc": roc,
-        "auc": areas.rename("auc").rename_axis("metric").reset_index(),
+        "warnings": warnings,
     }
 
 
@@ -46,12 +48,6 @@ def find(words: Sequence[str]) -> list[Paper]:
     return [names[word] for word in words]
 
 
-def ended(results: Path, experiment: str) -> pd.DataFrame:
-    """The ended runs of one experiment."""
-    found = collect.runs(results, experiment)
-    return found[found["status"].isin(record.ENDED)]
-
-
 def command(paper: Paper) -> str:
     """What makes the data of a figure."""
     return f"steadymoe run experiment={paper.experiment}"
@@ -63,7 +59,7 @@ def listing(results: Path) -> pd.DataFrame:
     known: dict[str, dict[str, pd.DataFrame]] = {}
     for paper in FIGURES.values():
         if paper.experiment not in known:
-            known[paper.experiment] = data(ended(results, paper.experiment))
+            known[paper.experiment] = data(archive.load(results, paper.experiment))
         found = known[paper.experiment]
         said = "no ended runs" if found["steps"].empty else paper.lacks(found)
         rows.append((paper.id, paper.name, paper.experiment, "yes" if said is None else f"no: {said}"))
@@ -73,12 +69,12 @@ def listing(results: Path) -> pd.DataFrame:
 def make(paper: Paper, results: Path, experiment: str | None, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Draw one figure of an experiment, its own unless one is named. Raises CannotDraw."""
     name = experiment or paper.experiment
-    runs = ended(results, name)
-    if runs.empty:
+    recorded = archive.load(results, name)
+    if recorded["runs"].empty:
         raise CannotDraw(
             f"{paper.id} lacks ended runs of {name} below {results / 'runs'}; start some: {command(paper)}"
         )
-    found = data(runs)
+    found = data(recorded)
     if said := paper.lacks(found):
         raise CannotDraw(f"{paper.id} lacks {said} in {name}; its own experiment is: {command(paper)}")
     return write(paper, paper.figure(found), results, name, formats)
@@ -89,24 +85,26 @@ def stem(paper: Paper, experiment: str) -> str:
     return "-".join(dict.fromkeys([experiment, paper.id, paper.name]))
 
 
+def texts(paper: Paper, figure: Sheet, experiment: str) -> dict[str, str]:
+    """File name → text: every number of a figure, and for people too where these are few."""
+    name, numbers = stem(paper, experiment), figure.numbers
+    found = {f"{name}.csv": numbers.to_csv(index=False)}
+    if len(numbers) <= _LONGEST_TABLE:
+        rounded = numbers.map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
+        found[f"{name}.md"] = f"{tables.to_markdown(rounded)}\n\n{paper.caption}\n"
+        found[f"{name}.tex"] = tables.to_latex(numbers, paper.caption)
+    return found
+
+
 def write(paper: Paper, figure: Sheet, results: Path, experiment: str, formats: Sequence[str] = FORMATS) -> list[Path]:
     """The figure in every format below ``figures``, its numbers below ``tables``."""
     for folder in ("figures", "tables"):
         (results / folder).mkdir(parents=True, exist_ok=True)
-    name = stem(paper, experiment)
     files = []
     for suffix in formats:
-        path = results / "figures" / f"{name}.{suffix}"
-        atomic.write(path, partial(save, figure, suffix=suffix))
-        files.append(path)
-    numbers = figure.numbers
-    texts = {"csv": numbers.to_csv(index=False)}
-    if len(numbers) <= _LONGEST_TABLE:
-        rounded = numbers.map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
-        texts["md"] = f"{tables.to_markdown(rounded)}\n\n{paper.caption}\n"
-        texts["tex"] = tables.to_latex(numbers, paper.caption)
-    for suffix, text in texts.items():
-        path = results / "tables" / f"{name}.{suffix}"
-        atomic.write(path, partial(Path.write_text, data=text))
-        files.append(path)
+        files.append(results / "figures" / f"{stem(paper, experiment)}.{suffix}")
+        atomic.write(files[-1], partial(save, figure, suffix=suffix))
+    for file, text in texts(paper, figure, experiment).items():
+        files.append(results / "tables" / file)
+        atomic.write(files[-1], partial(Path.write_text, data=text))
     return files

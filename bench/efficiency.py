@@ -33,6 +33,9 @@ class Ratio:
     neither: int
     """Seeds in which neither reached it; they are left out."""
 
+    def __str__(self) -> str:
+        return {"": "", "at least": "≥ ", "at most": "≤ "}[self.bound] + str(self.estimate)
+
 
 def costs(steps: pd.DataFrame, updates_per_rollout: int, responses: int) -> pd.DataFrame:
     """What a run has spent after every step, from its ``steps`` table: the columns ``COSTS``, cumulative.
@@ -77,9 +80,8 @@ def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached], level: float = 0.95
     b_failed = any(not b[seed].reached for seed in told)
     if a_failed and b_failed:
         return Ratio(Estimate(np.nan, np.nan, np.nan, len(told)), "", neither)
-    logs = over_seeds([float(np.log(a[seed].cost / b[seed].cost)) for seed in told], level=level)
-    mean, low, high = (float(np.exp(part)) for part in (logs.mean, logs.low, logs.high))
-    return Ratio(Estimate(mean, low, high, logs.n), "at least" if a_failed else "at most" if b_failed else "", neither)
+    ratio = over_seeds([a[seed].cost / b[seed].cost for seed in told], level=level, log=True)
+    return Ratio(ratio, "at least" if a_failed else "at most" if b_failed else "", neither)
 
 
 def win_rate(a: pd.DataFrame, b: pd.DataFrame, level: float = 0.95) -> Estimate:

@@ -1,4 +1,4 @@
-"""Tables, figures and one self-contained page, from what is recorded in ``results/runs``."""
+"""Tables, figures and one self-contained page, from what runs recorded (``archive.load``)."""
 
 import base64
 from dataclasses import dataclass
@@ -9,9 +9,8 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from steadymoe.bench import atomic, collect, draw, record, stability, tables
+from steadymoe.bench import archive, atomic, collect, draw, head_to_head, stability, tables
 from steadymoe.bench.figures import FIGURES, Paper
-from steadymoe.bench.stats import Estimate
 
 
 class NothingToReport(Exception):
@@ -32,14 +31,13 @@ def make(results: Path, experiment: str | None = None) -> Report:
 
     Raises NothingToReport if no run of the experiment has ended.
     """
-    ended = _ended(results, experiment)
-    found = collect.runs(results, experiment)
+    recorded = _recorded(results, experiment)
     for folder in ("tables", "figures"):
         (results / folder).mkdir(parents=True, exist_ok=True)
     files, markdown, sections = [], [], []
     missing = {paper.id: _absent(paper) for paper in FIGURES.values() if not paper.variant}
-    for name, runs in ended.groupby("experiment"):
-        section, written, table, lacking = _section(results, str(name), runs, found[found["experiment"] == name])
+    for name, of_name in recorded.items():
+        section, written, table, lacking = _section(results, name, of_name)
         missing |= {paper.id: _lacks(paper, said) for paper, said in lacking if paper.id in missing}
         for figure in section["figures"]:
             missing.pop(figure["id"], None)
@@ -58,24 +56,58 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
 
     Raises NothingToReport if no run of the experiment has ended.
     """
-    tidy = collect.tidy(_ended(results, experiment))
+    runs = [each["runs"] for each in _recorded(results, experiment).values() if "folder" in each["runs"]]
+    if not runs:
+        raise NothingToReport(f"{experiment} is kept without its runs: there is no more than {results / 'data'}")
+    tidy = collect.tidy(pd.concat(runs))
     path = results / "tables" / f"{experiment or 'all'}-tidy.{suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write(path, partial(tidy.to_parquet if suffix == "parquet" else tidy.to_csv, index=False))
     return path
 
 
-def _ended(results: Path, experiment: str | None) -> pd.DataFrame:
-    found = collect.runs(results, experiment)
-    ended = found[found["status"].isin(record.ENDED)]
-    if ended.empty:
+def keep(results: Path, experiment: str | None, to: Path) -> list[Path]:
+    """Keep what the report is made from in ``to/data``, without the runs. Raises NothingToReport as ``make`` does."""
+    return [path for name, found in _recorded(results, experiment).items() for path in archive.keep(found, name, to)]
+
+
+def shown_tables(data: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str]]:
+    """The tables of one experiment with their captions, from ``draw.data``; those alone that have any rows."""
+    runs, steps = data["runs"], data["steps"]
+    every = {
+        "leaderboard": (tables.leaderboard(steps, runs, data["by_arm"]), tables.LEADERBOARD_CAPTION),
+        "summary": (tables.summary(steps, runs), tables.CAPTION),
+        "head_to_head": (head_to_head.table(steps, runs, data["evaluations"]), head_to_head.CAPTION),
+        "warnings": (data["warnings"], stability.WARNINGS_CAPTION),
+        "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
+    }
+    return {kind: (table, caption) for kind, (table, caption) in every.items() if not table.empty}
+
+
+def texts(experiment: str, shown: dict[str, tuple[pd.DataFrame, str]], runs: pd.DataFrame) -> dict[str, str]:
+    """File name → text, for the tables of ``shown_tables`` and for the list of runs."""
+    runs = runs.drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
+    found = {f"{experiment}-runs.csv": runs.to_csv(index=False)}
+    for kind, (table, caption) in shown.items():
+        found[f"{experiment}-{kind}.md"] = f"{tables.to_markdown(table)}\n\n{caption}\n"
+        found[f"{experiment}-{kind}.csv"] = tables.to_numbers(table).to_csv(index=False)
+        found[f"{experiment}-{kind}.tex"] = tables.to_latex(table, caption)
+    return found
+
+
+def _recorded(results: Path, experiment: str | None) -> dict[str, dict[str, pd.DataFrame]]:
+    """What is recorded of each experiment of which any run has ended."""
+    names = archive.experiments(results) if experiment is None else [experiment]
+    recorded = {name: archive.load(results, name) for name in names}
+    recorded = {name: tables for name, tables in recorded.items() if not tables["runs"].empty}
+    if not recorded:
         raise NothingToReport(f"no ended runs below {results / 'runs' / (experiment or '')}; {_known(results)}")
-    return ended
+    return recorded
 
 
 def _known(results: Path) -> str:
     """What there is to report instead."""
-    names = sorted(path.name for path in (results / "runs").glob("*") if path.is_dir())
+    names = archive.experiments(results)
     return f"experiments there: {', '.join(names)}" if names else "start some with: steadymoe run experiment=quickstart"
 
 
@@ -113,41 +145,19 @@ def _mixed(runs: pd.DataFrame) -> list[str]:
 
 
 def _section(
-    results: Path, name: str, runs: pd.DataFrame, found: pd.DataFrame
+    results: Path, name: str, recorded: dict[str, pd.DataFrame]
 ) -> tuple[dict[str, Any], list[Path], str, list[tuple[Paper, str]]]:
     """One experiment: what the page shows of it, the files written, its table, the figures it lacks something for."""
-    data = draw.data(runs)
-    steps = data["steps"]
-    summary = tables.summary(steps, runs)
-    markdown = tables.to_markdown(summary)
-    texts = {
-        results / "tables" / f"{name}-summary.md": f"{markdown}\n\n{tables.CAPTION}\n",
-        results / "tables" / f"{name}-summary.csv": tables.to_numbers(summary).to_csv(index=False),
-        results / "tables" / f"{name}-runs.csv": found.drop(columns=["folder", "axes_values", "numbers"]).to_csv(
-            index=False
-        ),
-    }
-    board = tables.leaderboard(steps, runs, stability.by_arm(steps, runs, stability.frontiers(runs)))
-    texts |= {
-        results / "tables" / f"{name}-leaderboard.md": (
-            f"{tables.to_markdown(_rounded(board))}\n\n{tables.LEADERBOARD_CAPTION}\n"
-        ),
-        results / "tables" / f"{name}-leaderboard.csv": tables.to_numbers(board).to_csv(index=False),
-        results / "tables" / f"{name}-leaderboard.tex": tables.to_latex(board, tables.LEADERBOARD_CAPTION),
-        results / "tables" / f"{name}-summary.tex": tables.to_latex(summary, tables.CAPTION),
-    }
-    of_models = tables.models(steps, runs)
-    if of_models is not None:
-        text = f"{tables.to_markdown(of_models)}\n\n{tables.MODELS_CAPTION}\n"
-        texts |= {
-            results / "tables" / f"{name}-models.md": text,
-            results / "tables" / f"{name}-models.csv": tables.to_numbers(of_models).to_csv(index=False),
-        }
-    for path, text in texts.items():
-        atomic.write(path, partial(Path.write_text, data=text))
-    long = results / "tables" / f"{name}-steps.parquet"
-    atomic.write(long, partial(steps.to_parquet, index=False))
-    files, shown, lacking = [*texts, long], [], []
+    data = draw.data(recorded)
+    runs = data["runs"]
+    found = collect.runs(results, name)  # also those that have not ended
+    found = runs if found.empty else found
+    shown = shown_tables(data)
+    files = []
+    for file, text in texts(name, shown, found).items():
+        files.append(results / "tables" / file)
+        atomic.write(files[-1], partial(Path.write_text, data=text))
+    figures, lacking = [], []
     for paper in _papers(name):
         if said := paper.lacks(data):
             lacking += [(paper, said)] if paper.experiment == name else []
@@ -158,31 +168,25 @@ def _section(
         width = f"{figure.get_figwidth() * 8:g}rem"
         (svg,) = [path for path in written if path.suffix == ".svg"]
         image = base64.b64encode(svg.read_bytes()).decode()
-        shown.append({"id": paper.id, "name": paper.name, "caption": paper.caption, "svg": image, "width": width})
-    shown_tables = [(board, tables.LEADERBOARD_CAPTION), (summary, tables.CAPTION)]
-    shown_tables += [] if of_models is None else [(of_models, tables.MODELS_CAPTION)]
+        figures.append({"id": paper.id, "name": paper.name, "caption": paper.caption, "svg": image, "width": width})
     section = {
         "name": name,
         "tables": [
             {"header": list(table.columns), "rows": _cells(table), "caption": caption}
-            for table, caption in shown_tables
+            for table, caption in shown.values()
         ],
-        "figures": shown,
+        "figures": figures,
         "runs": found.to_dict("records"),
         "mixed": _mixed(runs),
         "protocol": _protocol(runs),
     }
-    return section, files, markdown, lacking
-
-
-def _rounded(table: pd.DataFrame) -> pd.DataFrame:
-    return table.map(lambda cell: f"{cell:.3g}" if isinstance(cell, float) else cell)
+    return section, files, tables.to_markdown(shown["summary"][0]), lacking
 
 
 def _cells(table: pd.DataFrame) -> list[list[dict[str, Any]]]:
     """What the page shows in each cell, and the number it is sorted by, if any."""
-    shown = _rounded(table).map(str).to_numpy().tolist()
-    numbers = table.map(lambda cell: cell.mean if isinstance(cell, Estimate) else cell).to_numpy().tolist()
+    shown = table.map(tables.to_text).to_numpy().tolist()
+    numbers = table.map(tables.to_number).to_numpy().tolist()
     return [
         [
             {"text": text, "number": "" if isinstance(number, str) or number != number else number}

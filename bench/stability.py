@@ -3,6 +3,8 @@
 ``runs`` is ``collect.runs`` of one experiment, ``steps`` its ``collect.steps``.
 """
 
+from typing import Any
+
 import pandas as pd
 
 from steadymoe.bench import survival, tables, warning
@@ -18,6 +20,14 @@ WARNINGS = (
     "expert_change_rate",
     "rollout_kl_k3",
     "routing_share",
+)
+# The rate of false alarms that a threshold is set for.
+FALSE_ALARMS = 0.1
+WARNINGS_CAPTION = (
+    "How early a metric tells of a collapse. Area: under the ROC curve of the most alarming value that a run shows "
+    f"before its collapse, with a 95 % interval. Threshold: the lowest that at most {FALSE_ALARMS:.0%} of the stable "
+    "runs cross, chosen on these very runs; for a metric whose fall is the warning it is crossed downwards. Detected: "
+    "share of collapsing runs that cross it beforehand; steps ahead: from then to the collapse, mean over those."
 )
 # The two dials of the frontier, as ``collect.runs`` calls them.
 X, Y = "learning_rate", "updates_per_rollout"
@@ -85,22 +95,27 @@ def frontier_tables(found: dict[str, Frontier]) -> tuple[pd.DataFrame, pd.DataFr
     return pd.concat(grids, ignore_index=True), pd.concat(lines, ignore_index=True)
 
 
-def early_warnings(steps: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
-    """ROC curves (metric, false_alarms, detected) and areas by metric.
+def early_warnings(steps: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """ROC curves (metric, false_alarms, detected), and of each metric what it is worth, the largest area first.
 
+    The second has metric, area (under the curve), the threshold that at most ``FALSE_ALARMS`` of the stable runs
+    cross, the share that does, the share of collapsing runs that do beforehand, how many steps, and n of either.
     Both are empty unless some runs collapsed and others did not.
     """
     runs = runs.assign(collapsed=runs["diverged_step"].astype(float))
-    if runs["collapsed"].isna().all() or runs["collapsed"].notna().all():
-        return pd.DataFrame(), pd.Series(dtype=float)
-    curves, areas = [], {}
+    curves: list[pd.DataFrame] = []
+    rows: list[dict[str, Any]] = []
     for metric in WARNINGS:
-        if not (steps["metric"] == metric).any():
-            continue
         extremes = warning.extremes(steps, runs, metric)
+        alarm = warning.alarm(steps, runs, metric, FALSE_ALARMS)
+        if alarm is None:
+            continue
         curves.append(warning.roc(extremes).rename(columns={"caught": "detected"}).assign(metric=metric))
-        areas[metric] = warning.auc(extremes).mean
-    return pd.concat(curves, ignore_index=True), pd.Series(areas)
+        row: dict[str, Any] = {"metric": metric, "area": warning.auc(extremes), "threshold": alarm.threshold}
+        row |= {"false alarms": alarm.false_alarms, "detected": alarm.caught, "steps ahead": alarm.lead}
+        rows.append(row | {"stable": alarm.false_alarms.n, "collapsed": alarm.caught.n})
+    rows.sort(key=lambda row: -row["area"].mean)
+    return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(), pd.DataFrame(rows)
 
 
 def by_arm(steps: pd.DataFrame, runs: pd.DataFrame, found: dict[str, Frontier]) -> pd.DataFrame:
@@ -109,11 +124,11 @@ def by_arm(steps: pd.DataFrame, runs: pd.DataFrame, found: dict[str, Frontier]) 
     The area is that of the frontier which the arm is a point of; n = 0 where it is of none.
     """
     names, none = _names(runs), tables.Estimate(float("nan"), float("nan"), float("nan"), 0)
-    horizon, rewards = _horizon(runs), steps[steps["metric"] == "reward"].sort_values("step")
+    horizon = _horizon(runs)
+    finals = {str(arm): each["value"].tolist() for arm, each in tables.final_rewards(steps).groupby("arm")}
     rows = {}
     for arm, ours in runs.groupby("arm"):
-        finals = rewards[rewards["arm"] == arm].groupby("seed")["value"].agg(lambda c: tables.one_number(c, "last"))
-        row = {"reward IQM": over_seeds(finals.tolist(), iqm), f"steps of {horizon}": _restricted_mean(ours, horizon)}
+        row = {"reward IQM": over_seeds(finals[str(arm)], iqm), f"steps of {horizon}": _restricted_mean(ours, horizon)}
         of_arm = found.get(str(names[ours.index[0]]))
         rows[str(arm)] = row | ({"frontier area": none if of_arm is None else of_arm.area} if found else {})
     return pd.DataFrame.from_dict(rows, orient="index")

@@ -16,6 +16,8 @@ LEAST_FOR_INTERVAL = 3
 # Below this many seeds there is no bootstrap: of five a nominal 95 % percentile interval covered 79 %.
 LEAST_FOR_BOOTSTRAP = 10
 RESAMPLES = 9999
+# What a caption says of the interval of a mean.
+INTERVAL = "a 95 % interval (Student's t, from ten seeds a BCa bootstrap, none below three)"
 # Below this a variance counts as none: the square of fp32's rounding.
 LEAST_LOG = 1e-14
 
@@ -37,10 +39,9 @@ class Estimate:
 
 
 def mean_over_seeds(values: Sequence[float], log: bool = False, level: float = 0.95) -> Estimate:
-    """Mean and t interval of one number per seed (Student 1908); nan mean for no seeds at all.
+    """Mean and t interval of one number per seed (Student 1908), at any n; nan mean for no seeds at all.
 
-    With ``log`` both are taken of logarithms and brought back: the geometric mean with a positive interval,
-    for variances. Values below ``LEAST_LOG`` then count as that.
+    For curves, which would take minutes to bootstrap step by step. With ``log`` as in ``over_seeds``.
     """
     numbers = np.asarray(values, dtype=float)
     n = len(numbers)
@@ -64,10 +65,13 @@ def over_seeds(
     statistic: Callable[..., Any] = np.mean,
     level: float = 0.95,
     resamples: int = RESAMPLES,
+    log: bool = False,
 ) -> Estimate:
     """Any statistic of one number per seed with the interval that its n allows; nan for no seeds at all.
 
-    ``statistic`` takes an array and an ``axis``, as ``np.mean``, ``np.median`` and ``iqm`` do.
+    ``statistic`` takes an array and an ``axis``, as ``np.mean``, ``np.median`` and ``iqm`` do. With ``log`` it is
+    taken of logarithms and brought back: the geometric mean with a positive interval, for variances. Values below
+    ``LEAST_LOG`` then count as that.
 
     From ten seeds a BCa bootstrap (Efron 1987; ``bootstrap_interval``), the same bytes for the same numbers in any
     order; where BCa is undefined, because leaving one seed out changes nothing, the percentile one. From three to
@@ -77,6 +81,10 @@ def over_seeds(
     below ten, unless all seeds are alike.
     """
     numbers = np.sort(np.asarray(values, dtype=float))
+    if log:
+        of_logs = over_seeds(np.log(numbers.clip(min=LEAST_LOG)).tolist(), statistic, level, resamples)
+        mean, low, high = (float(np.exp(part)) for part in (of_logs.mean, of_logs.low, of_logs.high))
+        return Estimate(mean, low, high, of_logs.n)
     n = len(numbers)
     point = float(statistic(numbers)) if n else np.nan
     if n >= LEAST_FOR_BOOTSTRAP and np.ptp(numbers) > 0:

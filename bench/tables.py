@@ -6,7 +6,9 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.stats import Estimate, mean_over_seeds
+from steadymoe.bench.comparisons import ranking
+from steadymoe.bench.efficiency import Ratio
+from steadymoe.bench.stats import INTERVAL, Estimate, over_seeds
 
 # Steps at the end of a run over which its final numbers are averaged.
 LAST_STEPS = 5
@@ -31,15 +33,14 @@ MODELS = {
 # Averaged over seeds on a logarithmic scale.
 GEOMETRIC = ("token-ratio variance", "sequence-ratio variance")
 CAPTION = (
-    "Mean over seeds (of variances the geometric one) with a 95 % t interval (none below three seeds); n is the "
-    "number of seeds. Of each run: "
+    f"Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of seeds. Of each run: "
     f"final reward is the mean of its last {LAST_STEPS} steps, final held-out accuracy its last evaluation, "
     f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
     "over steps, expert change per update and clip fraction means. Diverged: runs that collapsed or met a "
     "number that is not finite; they are part of every mean, the latter with reward and accuracy 0 once they ended."
 )
 MODELS_CAPTION = (
-    "Mean over seeds with a 95 % t interval (none below three seeds). Active parameters are those that one token uses. "
+    f"Mean over seeds with {INTERVAL}. Active parameters are those that one token uses. "
     "Of each run: expert change per update is the mean over steps of the expert-change rate from before to after one "
     "gradient update; sampler–trainer disagreement the mean over steps of the expert-change rate between the sampling "
     "and the training forward at the same weights; share of routing 1 − E[(log r pinned)²] / E[(log r free)²], "
@@ -68,6 +69,13 @@ def one_number(curve: pd.Series, how: str) -> float:
     return float(numbers[how]())
 
 
+def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:
+    """The final reward of every run: arm, seed, value."""
+    rewards = steps[steps["metric"] == "reward"].sort_values("step")
+    of_runs = rewards.groupby(["arm", "seed"], observed=True)["value"]
+    return of_runs.agg(lambda curve: one_number(curve, "last")).reset_index()
+
+
 def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """One row per arm, the highest final reward first: n, diverged, an ``Estimate`` for each column of ``SUMMARY``."""
     rows = []
@@ -89,8 +97,9 @@ LEADERBOARD = {
     "token-ratio variance": SUMMARY["token-ratio variance"],
 }
 LEADERBOARD_CAPTION = (
-    "Ranked by final reward. Mean over seeds (of variances the geometric one) with a 95 % t interval (none below three "
-    f"seeds); n is the number of seeds. Of each run: final reward is the mean of its last {LAST_STEPS} steps, drift "
+    f"Ranked by final reward. Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of "
+    "seeds. p: of the same final reward as the best arm's, by a paired t test, Holm-corrected for all pairs of arms. "
+    f"Of each run: final reward is the mean of its last {LAST_STEPS} steps, drift "
     "and variance are medians over steps. Diverged: share of runs that collapsed or met a number that is not finite. "
     "Reward IQM: interquartile mean of final rewards over seeds. Steps of H: restricted mean of the steps without a "
     "collapse out of the first H. Frontier area: stable share of a grid of learning rates and updates per rollout."
@@ -98,17 +107,20 @@ LEADERBOARD_CAPTION = (
 
 
 def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | None = None) -> pd.DataFrame:
-    """One row per arm, ranked by final reward: n, final reward, diverged share, drift, ratio variance.
+    """One row per arm, ranked by final reward: n, final reward, p, diverged share, drift, ratio variance.
+
+    p is that of ``comparisons.ranking`` against the best arm, whose own is nan.
 
     ``more`` has further columns by arm (reward IQM, restricted mean time to collapse, frontier area); they stand
     after the share of diverged runs.
     """
+    ranked = ranking(final_rewards(steps))
+    p_values = dict(zip(ranked["arm"], ranked["p_corrected"], strict=True))
     rows = []
     for arm, ours in runs.groupby("arm"):
         estimates = _estimates(steps, str(arm), LEADERBOARD)
-        reward = estimates.pop("final reward")
-        share = float((ours["status"] == "diverged").mean())
-        row: dict[str, object] = {"arm": arm, "n": len(ours), "final reward": reward, "diverged share": share}
+        row: dict[str, object] = {"arm": arm, "n": len(ours), "final reward": estimates.pop("final reward")}
+        row |= {"p (Holm)": p_values[str(arm)], "diverged share": float((ours["status"] == "diverged").mean())}
         rows.append(row | ({} if more is None else more.loc[str(arm)].to_dict()) | estimates)
     rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
     table = pd.DataFrame(rows)
@@ -116,14 +128,14 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | No
     return table
 
 
-def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
+def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """One row per arm of an experiment that compares models with routers: their sizes, an ``Estimate`` for ``MODELS``.
 
-    None where all runs have one model, or none with routers.
+    Empty where all runs have one model, or none with routers.
     """
     routed = runs[runs["experts"] > 0]
     if routed["model"].nunique() < 2:
-        return None
+        return pd.DataFrame()
     rows = []
     for arm, ours in routed.groupby("arm"):
         sizes = {name: int(ours[name].iloc[0]) for name in ("parameters", "active_parameters", "moe_layers")}
@@ -132,7 +144,7 @@ def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
         shares = routing_share(steps[steps["arm"] == arm], [])
         found = _estimates(steps, str(arm), MODELS)
         reward = found.pop("final reward")
-        rows.append(row | found | {"share of routing": mean_over_seeds(shares.tolist()), "final reward": reward})
+        rows.append(row | found | {"share of routing": over_seeds(shares.tolist()), "final reward": reward})
     return pd.DataFrame(rows).rename(columns=lambda name: str(name).replace("_", " "))
 
 
@@ -154,23 +166,40 @@ def _estimates(steps: pd.DataFrame, arm: str, columns: dict[str, tuple[str, str]
     found: dict[str, object] = {}
     for column, (metric, how) in columns.items():
         curves = ours[ours["metric"] == metric].groupby("seed")["value"]
-        found[column] = mean_over_seeds([one_number(curve, how) for _, curve in curves], log=column in GEOMETRIC)
+        found[column] = over_seeds([one_number(curve, how) for _, curve in curves], log=column in GEOMETRIC)
     return found
 
 
+def to_text(cell: Any) -> str:
+    """A cell as people read it: estimates with their intervals, numbers to three digits, – for none."""
+    if isinstance(cell, float):
+        return "–" if np.isnan(cell) else f"{cell:.3g}"
+    return str(cell)
+
+
+def to_number(cell: Any) -> Any:
+    """The one number of a cell that a column is sorted by."""
+    if isinstance(cell, Ratio):
+        cell = cell.estimate
+    return cell.mean if isinstance(cell, Estimate) else cell
+
+
 def to_markdown(table: pd.DataFrame) -> str:
-    """The table as people read it: estimates with their intervals."""
-    return table.map(str).to_markdown(index=False, disable_numparse=True)
+    """The table as people read it."""
+    return table.map(to_text).to_markdown(index=False, disable_numparse=True)
 
 
 def to_numbers(table: pd.DataFrame) -> pd.DataFrame:
-    """The table as programs read it: mean, low, high and n of each estimate in columns of their own."""
-    estimated = [name for name in table if isinstance(table[name].iloc[0], Estimate)]
+    """The table as programs read it: mean, low, high and n of each estimate, and a ratio's bound, in own columns."""
+    estimated = [name for name in table if isinstance(table[name].iloc[0], Estimate | Ratio)]
     plain = table.drop(columns=estimated)
     for column in estimated:
-        estimates: list[Estimate] = table[column].tolist()
+        cells = table[column].tolist()
+        estimates = [cell.estimate if isinstance(cell, Ratio) else cell for cell in cells]
         for part in ("mean", "low", "high", "n"):
             plain[f"{column} {part}"] = [getattr(estimate, part) for estimate in estimates]
+        if any(isinstance(cell, Ratio) for cell in cells):
+            plain[f"{column} bound"] = [cell.bound for cell in cells]
     return plain
 
 
@@ -186,6 +215,8 @@ _LATEX = {
     "θ": r"$\theta$",
     "χ": r"$\chi$",
     "²": r"$^2$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
     "₀": r"$_0$",
     "₁": r"$_1$",
 }
@@ -198,7 +229,7 @@ def latex_escape(text: str) -> str:
 
 def to_latex(table: pd.DataFrame, caption: str = "") -> str:
     """The table with the rules of booktabs (``\\usepackage{booktabs}``): text left, numbers and estimates right."""
-    text = table.map(lambda cell: f"{cell:.3g}" if isinstance(cell, float) else str(cell)).map(latex_escape)
+    text = table.map(to_text).map(latex_escape)
     numeric = [not isinstance(table[name].iloc[0], str) if len(table) else False for name in table]
     rows = [" & ".join(row) + r" \\" for row in text.to_numpy().tolist()]
     header = " & ".join(latex_escape(str(name)) for name in table) + r" \\"

@@ -238,8 +238,11 @@ def test_the_frontier_runs_along_the_top_of_what_is_stable() -> None:
 def test_early_warnings_are_ordered_by_their_area() -> None:
     roc = pd.DataFrame({"metric": ["kl"] * 3 + ["entropy"] * 3, "false_alarms": [0, 0.5, 1] * 2})
     roc["detected"] = [0, 1, 1, 0, 0.5, 1]
-    figure = stability.early_warning(roc, pd.DataFrame({"metric": ["entropy", "kl"], "auc": [0.5, 0.75]}))
-    assert shown(figure, 0) == {"kl (0.75)": [0, 1, 1], "entropy (0.50)": [0, 0.5, 1]}
+    areas = [stats.Estimate(0.75, 0.6, 0.9, 4), stats.Estimate(0.5, np.nan, np.nan, 2)]
+    warnings = pd.DataFrame({"metric": ["kl", "entropy"], "area": areas, "stable": [9, 9], "collapsed": [4, 2]})
+    figure = stability.early_warning(roc, warnings)
+    assert shown(figure, 0) == {"kl 0.75 [0.60, 0.90]": [0, 1, 1], "entropy 0.50": [0, 0.5, 1]}
+    assert "n = 9 stable and 2 to 4 collapsed runs" in said(figure)
 
 
 DOSES = arms(algorithm=["grpo", "gspo"], routing=["off", "r3"], engine=["router_noise"], strength=[0.0, 0.5, 2.0])
@@ -380,7 +383,6 @@ def test_the_table_of_models_has_sizes_and_estimates() -> None:
     runs = steps.drop_duplicates(["arm", "seed"]).assign(parameters=400, active_parameters=100, top_k=2)
     runs.loc[runs["model"] == "dense_micro", "experts"] = 0
     made = tables.models(steps, runs)
-    assert made is not None
     assert made["arm"].tolist() == ["micro", "olmoe_micro"]
     assert made["experts"].tolist() == ["2 of 8", "2 of 8"]
     assert made["active parameters"].tolist() == [100, 100]
@@ -389,7 +391,7 @@ def test_the_table_of_models_has_sizes_and_estimates() -> None:
     np.testing.assert_allclose([share.mean, share.n], [np.mean([0.75, 0.5, 0.25]), 3])
     assert "0.2 [" in tables.to_markdown(made)
     np.testing.assert_allclose(tables.to_numbers(made)["sampler–trainer disagreement mean"].iloc[1], 0.1)
-    assert tables.models(steps, runs[runs["model"] != "olmoe_micro"]) is None
+    assert tables.models(steps, runs[runs["model"] != "olmoe_micro"]).empty
 
 
 @pytest.mark.parametrize("row", DOCUMENTED, ids=lambda row: row[0].strip("`"))

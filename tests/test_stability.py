@@ -86,8 +86,12 @@ def test_a_frontier_for_each_algorithm_and_none_for_a_grid_with_holes() -> None:
 
 def test_a_warning_that_is_always_right_has_area_one_and_silence_a_half() -> None:
     runs = runs_of({"grpo": [20, 25, 30, None], "gspo": [None] * 4})
-    roc, areas = stability.early_warnings(steps_of(runs), runs)
-    assert areas.to_dict() == {"grad_norm": 1.0, "entropy": 0.5}
+    roc, warnings = stability.early_warnings(steps_of(runs), runs)
+    areas = {row["metric"]: row["area"].mean for row in warnings.to_dict("records")}
+    assert areas == {"grad_norm": 1.0, "entropy": 0.5}
+    assert list(areas) == ["grad_norm", "entropy"]
+    best = warnings.iloc[0]
+    assert (best["false alarms"].mean, best["detected"].mean, best["stable"], best["collapsed"]) == (0, 1, 5, 3)
     assert set(roc["metric"]) == {"grad_norm", "entropy"}
     assert stability.early_warnings(steps_of(RUNS), runs_of({"gspo": [None] * 3}))[0].empty
 
@@ -128,7 +132,7 @@ def test_figures_of_stability_are_drawn_from_these_tables(name: str) -> None:
     runs = grid()
     steps = steps_of(runs)
     cells, lines = stability.frontier_tables(stability.frontiers(runs))
-    roc, areas = stability.early_warnings(steps, runs)
+    roc, warnings = stability.early_warnings(steps, runs)
     data = {
         "steps": steps,
         "survival_curves": stability.survival_curves(runs),
@@ -136,7 +140,7 @@ def test_figures_of_stability_are_drawn_from_these_tables(name: str) -> None:
         "frontier_grid": cells,
         "frontier_line": lines,
         "roc": roc,
-        "auc": areas.rename("auc").rename_axis("metric").reset_index(),
+        "warnings": warnings,
     }
     paper = FIGURES[name]
     assert paper.lacks(data) is None

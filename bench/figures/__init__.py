@@ -40,6 +40,15 @@ def _one_engine(steps: pd.DataFrame) -> str | None:
     return None if len(set(steps["engine"]) - {"exact"}) == 1 else "runs of one engine, at several strengths"
 
 
+def _mismatched(steps: pd.DataFrame) -> str | None:
+    return "runs whose sampler differs from the trainer (engine=…)" if set(steps["engine"]) == {"exact"} else None
+
+
+def _twins(steps: pd.DataFrame) -> str | None:
+    routed = set((steps["experts"] > 0).tolist())
+    return None if routed == {True, False} else "runs of a model with experts and of one without"
+
+
 def _one_model(steps: pd.DataFrame) -> str | None:
     return None if steps["model"].nunique() == 1 else "runs of one model alone, at several depths"
 
@@ -115,8 +124,8 @@ _LIST = [
         (_varies("updates_per_rollout"), _varies("algorithm")),
     ),
     Paper("fig06", "survival", stability.survival, "collapse", takes=("survival_curves", "collapse_steps")),
-    Paper("fig07", "mismatch", curves.mismatch, "mismatch", (*_COMPARED, _varies("algorithm"), _MISMATCH)),
-    Paper("fig08", "ratio_distributions", routing.ratio_distributions, "twins", (_varies("model"),), ("histograms",)),
+    Paper("fig07", "mismatch", curves.mismatch, "mismatch", (*_COMPARED, _varies("algorithm"), _MISMATCH, _mismatched)),
+    Paper("fig08", "ratio_distributions", routing.ratio_distributions, "twins", (_twins,), ("histograms",)),
     Paper("fig09", "best_last", points.best_last, "best_last", (_varies("arm"), _records("reward"))),
     Paper("fig10", "drift", routing.drift, "drift", (_any_of_drift, _records("expert_change_rate"))),
     Paper(
@@ -132,7 +141,7 @@ _LIST = [
         ),
     ),
     Paper("fig12", "frontier", stability.frontier, "frontier", takes=("frontier_grid", "frontier_line", "steps")),
-    Paper("fig13", "early_warning", stability.early_warning, "frontier", takes=("roc", "auc")),
+    Paper("fig13", "early_warning", stability.early_warning, "frontier", takes=("roc", "warnings")),
     Paper(
         "fig14",
         "dose_response",

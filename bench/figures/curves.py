@@ -175,4 +175,5 @@ def compute(steps: pd.DataFrame, unit: str) -> pd.Series:
 def line_names(steps: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
     """What the lines of a figure compare: the algorithm, and those of ``keys`` that differ."""
     varying = [key for key in keys if key == "algorithm" or steps[key].nunique() > 1]
-    return steps[varying].agg(" ".join, axis=1)
+    names = {point: " ".join(point) for point in steps[varying].drop_duplicates().itertuples(index=False, name=None)}
+    return pd.Series([names[point] for point in steps[varying].itertuples(index=False, name=None)], index=steps.index)

@@ -25,7 +25,7 @@ def clip_fraction(steps: pd.DataFrame) -> Sheet:
             seeds = chosen[chosen["arm"] == arm].groupby("seed")["value"].mean()
             if seeds.empty:
                 continue  # a loss without a clip has no bar
-            estimate = stats.mean_over_seeds(seeds.tolist())
+            estimate = stats.over_seeds(seeds.tolist())
             axis.bar(arm, estimate.mean, color=style.look(index)[0], alpha=0.6, width=0.6)
             axis.plot([arm] * len(seeds), seeds, ".", color="black", markersize=3.5)
             axis.annotate(f"{estimate.mean:.2g}", (arm, seeds.max()), (0, 5), textcoords="offset points", ha="center")
@@ -48,7 +48,7 @@ def best_last(steps: pd.DataFrame) -> Sheet:
     with style.house():
         figure, (axis,) = style.panels(1, 1, 0.8 + 0.2 * len(arms))
         for row, arm in enumerate(arms):
-            ends = [stats.mean_over_seeds(series[arm].tolist()) for series in (best, last)]
+            ends = [stats.over_seeds(series[arm].tolist()) for series in (best, last)]
             axis.plot([each.mean for each in ends], [row, row], color="#999999", linewidth=1.5, zorder=1)
             for each, name, up in zip(ends, ("best", "last"), (0.16, -0.16), strict=True):
                 colour = style.COLOURS[0] if name == "best" else style.COLOURS[1]
@@ -109,7 +109,7 @@ def against(
         if line not in numbers.index.get_level_values("line"):
             continue
         groups = numbers.xs(line, level="line").groupby(level=x)
-        data = pd.DataFrame([{"x": at} | vars(stats.mean_over_seeds(values.tolist(), log)) for at, values in groups])
+        data = pd.DataFrame([{"x": at} | vars(stats.over_seeds(values.tolist(), log=log)) for at, values in groups])
         if metric == "reward":
             data[["low", "high"]] = data[["low", "high"]].clip(0, 1)
         apart = index - (len(lines) - 1) / 2

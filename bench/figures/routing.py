@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from steadymoe.bench import tables
 from steadymoe.bench.figures import style
@@ -42,7 +43,9 @@ def ratio_distributions(histograms: pd.DataFrame) -> Sheet:
         return style.finish(figure, axes[0], text + style.design(histograms))
 
 
-def _densities(axis, named, metric, edges, every, label, log=True) -> None:  # type: ignore[no-untyped-def]
+def _densities(
+    axis: Axes, named: pd.DataFrame, metric: str, edges: np.ndarray, every: list[str], label: str, log: bool = True
+) -> None:
     """A stairs line for each of ``every``: counts over seeds as shares; axes end where all counts do."""
     axis.set_ylabel(label)
     chosen = named[named["metric"] == metric]

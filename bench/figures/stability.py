@@ -99,29 +99,32 @@ def frontier(
         return style.finish(figure, None, f"{text}falls below one half.{design}")
 
 
-def early_warning(roc: pd.DataFrame, auc: pd.DataFrame) -> Sheet:
+def early_warning(roc: pd.DataFrame, warnings: pd.DataFrame) -> Sheet:
     """How early a metric tells that a run will collapse: detected collapses against false alarms.
 
-    ``roc`` has metric, false_alarms, detected; ``auc`` metric and auc, the area under each curve.
+    ``roc`` has metric, false_alarms, detected; ``warnings`` metric, area (an ``Estimate``), and the number of
+    stable and of collapsed runs, the largest area first.
     """
-    areas = auc.set_index("metric")["auc"]
     with style.house():
-        figure, (axis,) = style.panels(1, 1, 3.0)
+        figure, (axis,) = style.panels(1, 1, 3.9)
         axis.set_ylabel("collapses detected (share)")
         axis.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=(0, (1, 2)))
-        for index, metric in enumerate(areas.sort_values(ascending=False).index):
+        for index, row in enumerate(warnings.to_dict("records")):
+            metric, area = row["metric"], row["area"]
             curve = roc[roc["metric"] == metric].sort_values(["false_alarms", "detected"])
-            name = f"{str(metric).replace('_', ' ')} ({areas[metric]:.2f})"
+            name = f"{metric.replace('_', ' ')} {area.mean:.2f}"
+            name += "" if np.isnan(area.low) else f" [{area.low:.2f}, {area.high:.2f}]"
             colour, dashes = style.look(index)
             axis.plot(curve["false_alarms"], curve["detected"], dashes, color=colour, linewidth=1.2, label=name)
             shown = curve.rename(columns={"false_alarms": "x", "detected": "mean"})
-            style.note(axis, str(metric), shown[["x", "mean"]].assign(auc=areas[metric]))
+            style.note(axis, metric, shown[["x", "mean"]].assign(area=area.mean, low=area.low, high=area.high))
         axis.set_xlabel("false alarms (share of stable runs)")
         axis.set_aspect("equal")
         axis.set_xlim(-0.02, 1.02)
         axis.set_ylim(-0.02, 1.02)
-        style.legend(axis, loc="lower right")
+        stable, collapsed = ([row[kind] for row in warnings.to_dict("records")] for kind in ("stable", "collapsed"))
         text = (
-            "Each threshold of a metric is a point; in brackets the area under the curve; dotted: chance. No smoothing."
+            "Each threshold of a metric is a point; beside its name the area under the curve and its 95 % interval; "
+            f"dotted: chance. No smoothing. n = {style.span(stable)} stable and {style.span(collapsed)} collapsed runs."
         )
-        return style.finish(figure, None, text)
+        return style.finish(figure, axis, text)

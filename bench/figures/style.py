@@ -4,6 +4,7 @@ A helper that draws numbers also notes them in ``Sheet.numbers``, so that a figu
 """
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,12 @@ def seeds(steps: pd.DataFrame) -> str:
     counts = steps.groupby("arm")["seed"].nunique()
     if counts.nunique() == 1:
         return f"n\xa0=\xa0{counts.iloc[0]}"
-    return f"n = {counts.min()} to {counts.max()}" if len(counts) > 4 else _each(counts)
+    return f"n = {span(counts.tolist())}" if len(counts) > 4 else _each(counts)
+
+
+def span(counts: Sequence[int]) -> str:
+    """One number where all are equal, otherwise the first and the last."""
+    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 def _each(counts: pd.Series) -> str:
@@ -138,7 +144,8 @@ def curves_caption(steps: pd.DataFrame, log: bool = False) -> str:
 def points_caption(steps: pd.DataFrame, of_each: str) -> str:
     """The same for one number of each run, which ``of_each`` says."""
     least = steps.groupby("arm")["seed"].nunique().min()
-    bars = "; bars: 95 % t interval" if least >= stats.LEAST_FOR_INTERVAL else ""
+    kind = "95 % BCa interval" if least >= stats.LEAST_FOR_BOOTSTRAP else "95 % t interval"
+    bars = f"; bars: {kind}" if least >= stats.LEAST_FOR_INTERVAL else ""
     mean = "Mean over seeds (on a logarithmic axis of values the geometric one)"
     return f"{mean}, {seeds(steps)}{bars}. Of each run: {of_each}.{design(steps)}"
 
