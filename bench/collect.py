@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench import record
+from steadymoe.bench import columns, record
 from steadymoe.bench.check import flatten
 from steadymoe.bench.identity import settings_hash
 from steadymoe.bench.status import run_folders
@@ -78,13 +78,10 @@ def tidy(runs: pd.DataFrame) -> pd.DataFrame:
 
     ``update`` is missing for what is of a step. Rows of updates come after those of steps, run by run.
     """
-    columns = [*KEYS, "step", "update", "metric", "value"]
-    parts = [steps(runs).assign(update=None)]
-    for run in runs.to_dict("records"):
-        table = record.read_table(Path(run["folder"]), "updates")
-        long = table.melt(id_vars=["step", "update"], var_name="metric", value_name="value").dropna(subset="value")
-        parts.append(long.assign(**{key: run[key] for key in KEYS}))
-    found = pd.concat([part[columns] for part in parts], ignore_index=True)
+    updates = _read(runs, "updates").melt(id_vars=["run", "step", "update"], var_name="metric", value_name="value")
+    parts = [steps(runs).assign(update=None), _with_keys(runs, updates.dropna(subset="value"))]
+    ordered = [*KEYS, "step", "update", "metric", "value"]
+    found = pd.concat([part[ordered] for part in parts], ignore_index=True)
     return found.astype({"update": "Int64"} | dict.fromkeys(("metric", "arm", *ARM_KEYS), "category"))
 
 
@@ -95,33 +92,44 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     A run that met a number that is not finite ended there: to the end of its steps its reward and accuracy
     are entered as 0, or averages over seeds would improve by leaving it out.
     """
-    tables = []
-    for run in runs.to_dict("records"):
-        table = record.read_table(Path(run["folder"]), "steps")
-        table = table.drop(columns=[name for name in table if str(name).endswith("_histogram")])
+    table = _read(runs, "steps")
+    table = table.drop(columns=[name for name in table if str(name).endswith("_histogram")])
+    lost = []
+    for place, run in enumerate(runs.to_dict("records")):
         if run["diverged_reason"] == "not finite":
-            table["reward"] = table["reward"].fillna(0.0)  # of a step that could not even be sampled
+            last = (table["run"] == place) & (table["step"] == run["diverged_step"])
+            table.loc[last, "reward"] = table.loc[last, "reward"].fillna(0.0)  # of a step that could not be sampled
             missing = range(int(run["diverged_step"]) + 1, int(run["steps"]) + 1)
-            lost = pd.DataFrame({"step": missing, "reward": 0.0, "eval_accuracy": 0.0})
-            table = pd.concat([table, lost], ignore_index=True) if len(lost) else table
-        long = table.melt(id_vars="step", var_name="metric", value_name="value").dropna(subset="value")
-        tables.append(long.assign(**{key: run[key] for key in KEYS}))
-    columns = [*KEYS, "step", "metric", "value"]
-    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+            lost.append(pd.DataFrame({"run": place, "step": missing, "reward": 0.0, "eval_accuracy": 0.0}))
+    table = pd.concat([table, *(each for each in lost if len(each))], ignore_index=True)
+    long = table.melt(id_vars=["run", "step"], var_name="metric", value_name="value").dropna(subset="value")
+    return _with_keys(runs, long)[[*KEYS, "step", "metric", "value"]]
 
 
 def histograms(runs: pd.DataFrame) -> pd.DataFrame:
     """The histogram columns of ``runs`` in long form, summed over steps: ``KEYS``, metric, bin (from 0), count."""
-    tables = []
-    for run in runs.to_dict("records"):
-        table = record.read_table(Path(run["folder"]), "steps")
-        for metric in [name for name in table if str(name).endswith("_histogram")]:
-            rows = table[metric].dropna().tolist()
-            if rows:
-                counts = pd.DataFrame({"count": np.sum(rows, axis=0), "metric": metric}).rename_axis("bin")
-                tables.append(counts.reset_index().assign(**{key: run[key] for key in KEYS}))
-    columns = [*KEYS, "metric", "bin", "count"]
-    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+    table, parts = _read(runs, "steps"), []
+    for metric in [str(name) for name in table if str(name).endswith("_histogram")]:
+        for place, rows in table[["run", metric]].dropna().groupby("run")[metric]:
+            counts = np.sum(rows.tolist(), axis=0)
+            parts.append(pd.DataFrame({"run": place, "metric": metric, "bin": range(len(counts)), "count": counts}))
+    long = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["run", "metric", "bin", "count"])
+    return _with_keys(runs, long)[[*KEYS, "metric", "bin", "count"]]
+
+
+def _read(runs: pd.DataFrame, name: str) -> pd.DataFrame:
+    """One table of all ``runs`` below each other, with the place of its run in a column ``run``."""
+    tables = [record.read_table(Path(folder), name) for folder in runs["folder"]]
+    if not tables:
+        return pd.DataFrame(columns=["run", *columns.TABLES[name]])
+    return pd.concat([table.assign(run=place) for place, table in enumerate(tables)], ignore_index=True)
+
+
+def _with_keys(runs: pd.DataFrame, long: pd.DataFrame) -> pd.DataFrame:
+    """``long`` run by run, with the ``KEYS`` of each row's run in place of its column ``run``."""
+    long = long.sort_values("run", kind="stable", ignore_index=True)
+    keys = runs[KEYS].iloc[long.pop("run").to_numpy(int)].reset_index(drop=True)
+    return pd.concat([keys, long], axis=1)
 
 
 def evaluations(runs: pd.DataFrame) -> pd.DataFrame:
@@ -129,14 +137,11 @@ def evaluations(runs: pd.DataFrame) -> pd.DataFrame:
 
     A run that met a number that is not finite answers nothing right, as in ``steps``.
     """
-    tables = []
-    for run in runs.to_dict("records"):
-        table = record.read_table(Path(run["folder"]), "evaluations")
-        last = table[table["step"] == table["step"].max()].drop(columns="step")
-        lost = {"score": 0.0} if run["diverged_reason"] == "not finite" else {}
-        tables.append(last.assign(arm=run["arm"], seed=run["seed"], **lost))
-    columns = ["arm", "seed", "prompt", "score"]
-    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+    table = _read(runs, "evaluations")
+    table = table[table["step"] == table.groupby("run")["step"].transform("max")]
+    lost = (runs["diverged_reason"] == "not finite").to_numpy()
+    table = table.assign(score=table["score"].where(~lost[table["run"].to_numpy(int)], 0.0))
+    return _with_keys(runs, table)[["arm", "seed", "prompt", "score"]]
 
 
 def name_arms(frame: pd.DataFrame) -> pd.Series:
