@@ -63,7 +63,7 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
             }
         )
     if not rows:
-        return pd.DataFrame(columns=[*KEYS, "status", "folder"])
+        return pd.DataFrame(columns=[*KEYS, "status", "folder", "diverged_reason"])
     frame = pd.DataFrame(rows)
     for _, group in frame.groupby("experiment"):
         swept = {key for axes in group["axes_values"] for key in axes}

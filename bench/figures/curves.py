@@ -31,7 +31,7 @@ def overview(steps: pd.DataFrame) -> Sheet:
         curves(axes[2], steps, "token_ratio_variance", "variance of the token ratio", log=True)
         curves(axes[3], steps, "clip_fraction", "clipped tokens (share)")
         axes[3].set_yscale("symlog", linthresh=LEAST_CLIPPED)
-        return style.finish(figure, axes[0], style.curves_caption(steps, log=True))
+        return style.finish(figure, axes[0], style.curves_caption(steps, log=True) + style.without_clip(steps))
 
 
 def reward_compute(steps: pd.DataFrame, unit: str = "tokens") -> Sheet:
@@ -106,7 +106,7 @@ def staleness_grid(steps: pd.DataFrame) -> Sheet:
             axis.remove()
             axes[-3].tick_params(labelbottom=True)
             axes[-3].set_xlabel("gradient updates")
-        text = style.curves_caption(steps.assign(arm=names + steps["updates_per_rollout"].astype(str)))
+        text = style.curves_caption(steps.assign(arm=names + " N = " + steps["updates_per_rollout"].astype(str)))
         return style.finish(figure, axes[0], text, "updates per rollout")
 
 

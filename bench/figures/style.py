@@ -138,7 +138,7 @@ def curves_caption(steps: pd.DataFrame, log: bool = False) -> str:
     interval = "; shaded: 95 % t interval" if least >= stats.LEAST_FOR_INTERVAL else ""
     geometric = " (on a logarithmic axis the geometric one)" if log else ""
     smoothed = f"of curves smoothed over {SMOOTHED_OVER} steps"
-    return f"Mean over seeds{geometric}, {seeds(steps)}, {smoothed}{interval}.{without_clip(steps)}{design(steps)}"
+    return f"Mean over seeds{geometric}, {seeds(steps)}, {smoothed}{interval}.{design(steps)}"
 
 
 def points_caption(steps: pd.DataFrame, of_each: str) -> str:
