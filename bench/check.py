@@ -108,6 +108,7 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
             f"updates_per_rollout ({config['updates_per_rollout']}) must divide rollout.prompts "
             f"({config['rollout']['prompts']}): a mini-batch is made of whole groups"
         )
+    _sampler_as_old(config)
     _microbatch(config["microbatch"], max(config["routing"]["aux_loss"], config["routing"]["z_loss"]))
     if not 0 < config["algorithm"]["overlong"]["buffer"] < 1:
         raise ConfigError(
@@ -211,6 +212,21 @@ def _advantage(config: Mapping[str, Any], traits: Traits) -> None:
         raise ConfigError(
             "algorithm.sampling.max_rollouts above 1 drops groups of equal rewards, from which this algorithm or "
             "advantage learns; set it to 1"
+        )
+
+
+def _sampler_as_old(config: Mapping[str, Any]) -> None:
+    every = config["savings"]["sampler_as_old"]
+    if every is None:
+        return
+    if not (type(every) is int and every >= 1):
+        raise ConfigError(
+            f"savings.sampler_as_old is every how many steps it is checked, at least 1, or null for off; got {every!r}"
+        )
+    exact = config["engine"]["_target_"].endswith(".Exact") and config["precision"] == "fp32"
+    if not exact or config["routing"]["replay"] == "pr2":
+        raise ConfigError(
+            "savings.sampler_as_old needs a sampler that is the trainer: engine=exact, precision=fp32, no routing=pr2"
         )
 
 

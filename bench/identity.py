@@ -18,6 +18,11 @@ NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry", "lo
 # The thresholds of a collapse change no recorded number, only what the end of a run is called.
 NEUTRAL: dict[str, Any] = {
     "experts": "grouped_mm",
+    "savings.share_prompts": False,
+    "savings.trim_padding": False,
+    "savings.skip_silent": False,
+    "savings.drop_finished": False,
+    "savings.sampler_as_old": None,
     "rollout.minibatch_prompts": None,
     "total_updates": None,
     "collapse.entropy_fraction": 0.05,

@@ -16,27 +16,12 @@ from transformers import PreTrainedModel
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import from_config
 from steadymoe.bench import drift, metrics
-from steadymoe.bench.policy import Forward, Sequences, forward
+from steadymoe.bench.forwards import Forwards, Part
+from steadymoe.bench.old_policy import OldPolicy, as_sampled
+from steadymoe.bench.policy import Forward, Sequences
 from steadymoe.bench.rollout import Rollout
 from steadymoe.models.predictor import RoutePredictor
 from steadymoe.models.routing import experts_of, load_balancing_loss, routers, z_loss
-
-
-@dataclass(frozen=True)
-class OldPolicy:
-    """The training forward of a whole rollout at the weights that sampled it, and what losses ask for beside it."""
-
-    logprobs_BT: Tensor
-    routes_LBFK: Tensor | None
-    """The routers' own choice, whatever ran."""
-    executed_LBFK: Tensor | None
-    """The experts that ran: the routers' own choice, but under R3 and PR²."""
-    router_logprobs_LBTE: Tensor | None
-    router_inputs_LBTH: Tensor | None
-    """Kept for PR² alone."""
-    top_logprobs_BTK: Tensor | None
-    reference_logprobs_BT: Tensor | None
-    """Under the weights of the cold start."""
 
 
 @dataclass(frozen=True)
@@ -80,29 +65,24 @@ class Learner:
             )
         self.experts = next((experts_of(router) for router in routers(model)), 0)
         self._reference = copy.deepcopy(model) if self.objective.kl.coefficient > 0 else None
+        self.forwards = Forwards(model, config, self.objective)
 
     def remember(self, state: Mapping[str, Tensor]) -> None:
         """Keep what the loss wants back, on the model's device."""
         self.state = {name: value.detach().to(self.model.device) for name, value in state.items()}
 
-    def parts(self, rows_M: Tensor) -> list[Tensor]:
-        """The micro-batches that a mini-batch is computed in; one for a loss that needs the whole."""
-        size = self.config["microbatch"]
-        return [rows_M] if size is None or self.objective.traits.whole_minibatch else list(rows_M.split(size))
-
     @torch.no_grad()
-    def old_policy(self, made: Rollout, minibatches: list[Tensor]) -> OldPolicy:
-        """π_old of the whole rollout, computed in the micro-batches that will be trained on.
+    def old_policy(self, made: Rollout, minibatches: list[list[Part]]) -> OldPolicy:
+        """π_old of the whole rollout, computed in the parts that will be trained on.
 
         The same split means the same arithmetic, so the ratio is exactly 1 before the first update. Under R3 the
         sampler's experts run here as in the updates, under PR² those that are predicted.
         """
-        split = [part for rows in minibatches for part in self.parts(rows)]
+        split = _blocks(minibatches)
         order_B = torch.cat(split).argsort()
         forced_LBFK = made.routes_LBFK if self._replay == "r3" else None
         heads_LHE = None if self.predictor is None else list(self.predictor.heads_LHE)
-        forwards = [self.forward(self.model, made, rows, forced_LBFK, heads_LHE) for rows in split]
-        references = [] if self._reference is None else [self.forward(self._reference, made, rows) for rows in split]
+        forwards = [self.forwards(self.model, made, rows, forced_LBFK, heads_LHE) for rows in split]
         routed = forwards[0].routes_LBFK is not None
 
         def joined(parts: list[Tensor | None], dim: int = 0) -> Tensor | None:
@@ -116,26 +96,45 @@ class Learner:
             router_logprobs_LBTE=joined([each.router_logprobs_LBTE for each in forwards], 1) if routed else None,
             router_inputs_LBTH=joined([each.router_inputs_LBTH for each in forwards], 1) if self.predictor else None,
             top_logprobs_BTK=joined([each.top_logprobs_BTK for each in forwards]),
-            reference_logprobs_BT=joined([each.logprobs_BT for each in references]),
+            reference_logprobs_BT=self._reference_logprobs(made, minibatches),
         )
 
+    def as_sampled(self, made: Rollout, minibatches: list[list[Part]]) -> OldPolicy:
+        """The old policy as the sampler saw it (``savings.sampler_as_old``)."""
+        return as_sampled(made, self._reference_logprobs(made, minibatches))
+
+    @torch.no_grad()
+    def _reference_logprobs(self, made: Rollout, minibatches: list[list[Part]]) -> Tensor | None:
+        """Under the weights of the cold start, in the rollout's order; None unless a KL term asks for them."""
+        if self._reference is None:
+            return None
+        split = _blocks(minibatches)
+        found = [self.forwards(self._reference, made, rows).logprobs_BT for rows in split]
+        return torch.cat(found)[torch.cat(split).argsort()]
+
     def update(
-        self, made: Rollout, old: OldPolicy, advantages_BT: Tensor, rows_M: Tensor, first: bool = False
+        self, made: Rollout, old: OldPolicy, advantages_BT: Tensor, parts: list[Part], first: bool = False
     ) -> Measured:
-        """One gradient step on the rows of a mini-batch; ``first`` for the first on its rollout.
+        """One gradient step on the parts of a mini-batch; ``first`` for the first on its rollout.
 
         The step is not taken, and the loss's state not renewed, when the loss or the gradient is not finite. PR²'s
         predictors learn in the same step, but not in the first, when the routers are still the old ones.
         """
+        rows_M = torch.cat([part.rows_M for part in parts])
         mask_MT = made.sequences.response_mask_BT[rows_M]
         whole = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
         losses, batches, outputs, forwards, predictions = [], [], [], [], []
-        for rows in self.parts(rows_M):
-            now = self.forward(self.model, made, rows, self.replayed(made, old))
+        for part in parts:
+            rows, blocks = part.rows_M, []
+            for block, loud in part.blocks:
+                with torch.set_grad_enabled(loud):
+                    blocks.append(self.forwards(self.model, made, block, self.replayed(made, old)))
+            now = Forward.join(blocks)
             batch = self.batch(made, old, advantages_BT, rows, now, whole)
             output = self.objective(batch)
             loss = output.loss + self._router_losses(now, made.sequences.rows(rows))
-            loss.backward()
+            if loss.requires_grad:
+                loss.backward()
             losses.append(loss.detach())
             batches.append(batch)
             outputs.append(output)
@@ -154,6 +153,11 @@ class Learner:
                 (share * prediction).backward()
                 predictions.append(share * prediction.detach())
         loss = torch.stack(losses).sum()
+        for weight in self.model.parameters():
+            if (
+                weight.requires_grad and weight.grad is None
+            ):  # a mini-batch without a gradient still has AdamW's momentum
+                weight.grad = torch.zeros_like(weight)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config["optimizer"]["max_grad_norm"])
         if loss.isfinite() and grad_norm.isfinite() and all(each.isfinite() for each in predictions):
             self.optimizer.step()
@@ -167,21 +171,6 @@ class Learner:
     def replayed(self, made: Rollout, old: OldPolicy) -> Tensor | None:
         """The experts that run in the updates on a rollout, (L, B, F, K); None for the routers' own choice."""
         return {"none": None, "r2": old.routes_LBFK, "r3": made.routes_LBFK, "pr2": old.executed_LBFK}[self._replay]
-
-    def forward(
-        self,
-        model: PreTrainedModel,
-        made: Rollout,
-        rows: Tensor,
-        forced_LBFK: Tensor | None = None,
-        heads_LHE: list[Tensor] | None = None,
-    ) -> Forward:
-        """The training forward of some rows, with what the objective asks for and the experts forced or predicted."""
-        top_BTK = None if made.top_tokens_BTK is None else made.top_tokens_BTK[rows]
-        entropy_gradient = torch.is_grad_enabled() and self.objective.entropy_bonus > 0
-        forced_LBFK = None if forced_LBFK is None else forced_LBFK[:, rows]
-        sequences, precision = made.sequences.rows(rows), self.config["precision"]
-        return forward(model, sequences, precision, top_BTK, entropy_gradient, forced_LBFK, heads_LHE)
 
     def batch(
         self,
@@ -281,6 +270,11 @@ class Learner:
             "dead_experts": load.dead_L,
         }
         return Measured(overall, layers, histograms, moved.slots_C)
+
+
+def _blocks(minibatches: list[list[Part]]) -> list[Tensor]:
+    """The rows of each forward of a rollout."""
+    return [rows for parts in minibatches for part in parts for rows, _ in part.blocks]
 
 
 def _join(outputs: list[LossOutput]) -> LossOutput:

@@ -1,8 +1,9 @@
 """The training forward: log-probabilities, entropy and routes of response tokens under a model's weights.
 
 Shapes: B sequences, S positions of prompt and response together (prompts padded on the left, responses on
-the right), T response positions, V vocabulary, L MoE layers, K experts a token, E experts, H hidden. A forward is
-fed the first S − 1 positions, since the last token predicts nothing: F = S − 1.
+the right), T response positions, V vocabulary, L MoE layers, K experts a token, E experts, H hidden. Of a sequence the
+first S − 1 positions are fed, since the last token predicts nothing: F = S − 1. How they are fed is a ``layout``: P
+rows of X positions, of which Y are scored, M = P·Y.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from steadymoe.bench.layout import Layout, separate
 from steadymoe.models.routing import NO_ROUTE, RouteRecorder
 
 
@@ -59,6 +61,26 @@ class Forward:
     top_logprobs_BTK: Tensor | None = None
     """log-probabilities of the tokens that were asked for."""
 
+    @staticmethod
+    def join(parts: Sequence["Forward"]) -> "Forward":
+        """Forwards of rows of one rollout as one, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def below(name: str, dim: int = 0) -> Tensor | None:
+            values = [getattr(part, name) for part in parts]
+            return None if values[0] is None else torch.cat(values, dim)
+
+        return Forward(
+            torch.cat([part.logprobs_BT for part in parts]),
+            torch.cat([part.entropy_BT for part in parts]),
+            below("routes_LBFK", 1),
+            below("executed_LBFK", 1),
+            [torch.cat(layer) for layer in zip(*(part.router_logits_LNE for part in parts), strict=True)],
+            [torch.cat(layer) for layer in zip(*(part.router_inputs_LNH for part in parts), strict=True)],
+            below("top_logprobs_BTK"),
+        )
+
     @property
     def router_logprobs_LBTE(self) -> Tensor:
         """log of the routers' softmax over all experts at the response tokens, without gradient.
@@ -87,45 +109,50 @@ def forward(
     entropy_gradient: bool = False,
     forced_LBFK: Tensor | None = None,
     heads_LHE: Sequence[Tensor] | None = None,
+    layout: Layout | None = None,
 ) -> Forward:
     """Run the model over ``sequences``; gradients flow through ``logprobs_BT`` unless disabled outside.
 
     They flow through ``entropy_BT`` too with ``entropy_gradient``, and never through ``top_logprobs_BTK``. With
     ``forced_LBFK`` its experts run in place of the routers' own choice, but where it is ``NO_ROUTE``; with
-    ``heads_LHE`` those that PR² predicts.
+    ``heads_LHE`` those that PR² predicts. ``layout`` is how the sequences are fed, a row each unless given; of routes
+    that are forced on a shared prompt those of its first response count.
     """
-    tokens_BF, mask_BF = sequences.tokens_BS[:, :-1], sequences.mask_BS[:, :-1]
-    with RouteRecorder(model) as recorder, autocast(tokens_BF.device.type, precision):
-        recorder.force(None if forced_LBFK is None else forced_LBFK.flatten(1, 2))
-        recorder.predict(heads_LHE, sequences.route_mask_BF.flatten())
-        logits_BTV = model(
-            input_ids=tokens_BF,
-            attention_mask=mask_BF,
-            position_ids=positions(mask_BF),
+    route_mask_BF = sequences.route_mask_BF
+    if layout is None:
+        layout = separate(sequences.tokens_BS, sequences.mask_BS, sequences.response_width)
+    with RouteRecorder(model) as recorder, autocast(sequences.tokens_BS.device.type, precision):
+        recorder.force(None if forced_LBFK is None else layout.fold(forced_LBFK))
+        recorder.predict(heads_LHE, layout.fold_mask(route_mask_BF))
+        logits_PYV = model(
+            input_ids=layout.tokens_PX,
+            attention_mask=layout.mask,
+            position_ids=layout.positions_PX,
             use_cache=False,
-            logits_to_keep=sequences.response_width,
+            logits_to_keep=layout.scored,
         ).logits
-        routed = recorder.take(tokens_BF.numel())
-    all_logprobs_BTV = logits_BTV.float().log_softmax(-1)
+        routed = recorder.take(layout.tokens_PX.numel())
+    all_logprobs_MV = logits_PYV.float().log_softmax(-1).flatten(0, 1)
     targets_BT = sequences.tokens_BS[:, -sequences.response_width :]
-    logprobs_BT = all_logprobs_BTV.gather(-1, targets_BT[..., None]).squeeze(-1)
+    logprobs_BT = all_logprobs_MV[layout.scored_BT, targets_BT]
     with nullcontext() if entropy_gradient else torch.no_grad():
-        entropy_BT = -(all_logprobs_BTV.exp() * all_logprobs_BTV).sum(-1)
-    top_BTK = None if top_tokens_BTK is None else all_logprobs_BTV.detach().gather(-1, top_tokens_BTK)
+        entropy_BT = -(all_logprobs_MV.exp() * all_logprobs_MV).sum(-1)[layout.scored_BT]
+    top_BTK = None
+    if top_tokens_BTK is not None:
+        top_BTK = all_logprobs_MV.detach()[layout.scored_BT[..., None], top_tokens_BTK]
     if routed is None:
         return Forward(logprobs_BT, entropy_BT, None, None, [], [], top_BTK)
 
     def placed(indices_LNK: Tensor) -> Tensor:
-        routes_LBFK = indices_LNK.view(indices_LNK.shape[0], *tokens_BF.shape, -1)
-        return routes_LBFK.masked_fill(~sequences.route_mask_BF[None, ..., None], NO_ROUTE)
+        spread_LNK = torch.stack([layout.spread(indices_NK) for indices_NK in indices_LNK])
+        routes_LBFK = spread_LNK.view(len(spread_LNK), *route_mask_BF.shape, -1)
+        return routes_LBFK.masked_fill(~route_mask_BF[None, ..., None], NO_ROUTE)
 
     live_LBFK, executed_LBFK = placed(routed.live_LNK), placed(routed.executed_LNK)
-    return Forward(logprobs_BT, entropy_BT, live_LBFK, executed_LBFK, routed.logits_LNE, routed.inputs_LNH, top_BTK)
-
-
-def positions(mask_BF: Tensor) -> Tensor:
-    """Position ids that count real tokens only, so that padding on the left shifts nothing."""
-    return (mask_BF.cumsum(-1) - 1).clamp(min=0)
+    logits_LNE, inputs_LNH = (
+        [layout.spread(values) for values in each] for each in (routed.logits_LNE, routed.inputs_LNH)
+    )
+    return Forward(logprobs_BT, entropy_BT, live_LBFK, executed_LBFK, logits_LNE, inputs_LNH, top_BTK)
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager[object]:

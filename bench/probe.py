@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from steadymoe.bench import drift
 from steadymoe.bench.policy import Forward, Sequences, forward
 from steadymoe.bench.rollout import check_routes
-from steadymoe.models.routing import routers
+from steadymoe.models.routing import NO_ROUTE, routers
 
 
 class Probe:
@@ -18,35 +18,14 @@ class Probe:
 
     def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str) -> None:
         self._sequences, self._precision = sequences, precision
-        self._first = self._last = self._forward(model)
+        self._first = self._forward(model)
 
     def since_start(self, model: PreTrainedModel) -> drift.Change | None:
         """Routing now against that at construction."""
-        return self._change(self._first, self._forward(model))
-
-    def after_update(self, model: PreTrainedModel) -> tuple[drift.Change, dict[str, Tensor]] | None:
-        """Routing now against that at the last call, and the ``attribution`` of the ratio since construction."""
-        now, before = self._forward(model), self._last
-        moved = self._change(before, now)
-        pinned = None if self._first is None else self._forward(model, self._first.routes_LBFK)
-        if moved is None or now is None or pinned is None or self._first is None:
+        now = self._forward(model)
+        if now is None or self._first is None:
             return None
-        self._last = now
-        mask_BT = self._sequences.response_mask_BT.bool()
-        first_N = self._first.logprobs_BT[mask_BT]
-        free_N, pinned_N = now.logprobs_BT[mask_BT] - first_N, pinned.logprobs_BT[mask_BT] - first_N
-        return moved, attribution(free_N, pinned_N, self._changed(self._first, now))
-
-    def _change(self, before: Forward | None, now: Forward | None) -> drift.Change | None:
-        if before is None or now is None or before.routes_LBFK is None or now.routes_LBFK is None:
-            return None
-        return drift.change(before.routes_LBFK, now.routes_LBFK, self._sequences.response_mask_BT)
-
-    def _changed(self, before: Forward, now: Forward) -> Tensor:
-        """Which response tokens have another route in any layer, (N,) bool."""
-        assert before.routes_LBFK is not None  # of a model with routers
-        assert now.routes_LBFK is not None
-        return drift.any_layer(before.routes_LBFK, now.routes_LBFK, self._sequences.response_mask_BT)
+        return drift.change(_routes(self._first), _routes(now), self._sequences.response_mask_BT)
 
     @torch.no_grad()
     def _forward(self, model: PreTrainedModel, forced_LBFK: Tensor | None = None) -> Forward | None:
@@ -55,6 +34,43 @@ class Probe:
         found = forward(model, self._sequences, self._precision, forced_LBFK=forced_LBFK)
         check_routes(found.routes_LBFK, self._sequences)
         return found
+
+
+class UpdateProbe(Probe):
+    """Looks after every update: how far routing moved, and what routing does to the ratio since construction.
+
+    Every sequence stands twice in its forwards, the second time with its routes at construction forced upon it: one
+    forward of twice the rows costs less than two.
+    """
+
+    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str) -> None:
+        self._rows, device = len(sequences.tokens_BS), sequences.tokens_BS.device
+        super().__init__(model, sequences.rows(torch.arange(self._rows, device=device).repeat(2)), precision)
+        self._last = self._first
+
+    def after_update(self, model: PreTrainedModel) -> tuple[drift.Change, dict[str, Tensor]] | None:
+        """Routing now against that at the last call, and the ``attribution`` of the ratio since construction."""
+        first, last, rows = self._first, self._last, self._rows
+        if first is None or last is None:
+            return None
+        forced_LBFK = _routes(first).clone()
+        forced_LBFK[:, :rows] = NO_ROUTE
+        now = self._forward(model, forced_LBFK)
+        assert now is not None  # a model has routers or not
+        self._last = now
+        mask_BT = self._sequences.response_mask_BT[:rows]
+        first_LBFK, last_LBFK, now_LBFK = (_routes(each)[:, :rows] for each in (first, last, now))
+        moved = drift.change(last_LBFK, now_LBFK, mask_BT)
+        changed_N = drift.any_layer(first_LBFK, now_LBFK, mask_BT)
+        ratio_BT = now.logprobs_BT - first.logprobs_BT
+        free_N, pinned_N = (half_BT[mask_BT.bool()] for half_BT in (ratio_BT[:rows], ratio_BT[rows:]))
+        return moved, attribution(free_N, pinned_N, changed_N)
+
+
+def _routes(found: Forward) -> Tensor:
+    """Of a model with routers."""
+    assert found.routes_LBFK is not None
+    return found.routes_LBFK
 
 
 def attribution(free_N: Tensor, pinned_N: Tensor, changed_N: Tensor) -> dict[str, Tensor]:

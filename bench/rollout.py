@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
-from steadymoe.bench.policy import Sequences, autocast, positions
+from steadymoe.bench.layout import positions
+from steadymoe.bench.policy import Sequences, autocast
 from steadymoe.bench.tasks import Task
 from steadymoe.models.routing import NO_ROUTE, RouteRecorder
 
@@ -105,8 +106,9 @@ def rollout(
     precision: str = "fp32",
     top_k: int = 0,
     temperature: float = 1.0,
+    drop_finished: bool = False,
 ) -> Rollout:
-    """Sample ``responses`` answers to each prompt and score them; the last two arguments as in ``sample``."""
+    """Sample ``responses`` answers to each prompt and score them; the last three arguments as in ``sample``."""
     repeated = [prompt for prompt in prompts for _ in range(responses)]
     encoded = task.tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt").to(model.device)
     made = sample(
@@ -120,6 +122,7 @@ def rollout(
         precision=precision,
         top_k=top_k,
         temperature=temperature,
+        drop_finished=drop_finished,
     )
     sequences = made.sequences
     responses_BT = sequences.tokens_BS[:, -sequences.response_width :]
@@ -145,11 +148,13 @@ def sample(
     precision: str = "fp32",
     top_k: int = 0,
     temperature: float = 1.0,
+    drop_finished: bool = False,
 ) -> Rollout:
     """Sample ``responses`` rows per prompt until each has drawn ``end`` or ``max_new_tokens`` tokens; no scores yet.
 
     log μ is that of the distribution at ``temperature``, the one that was sampled. A prompt is fed once and its cache
-    repeated for its rows. With ``top_k`` the log-probabilities of that many
+    repeated for its rows. With ``drop_finished`` rows that have ended are fed no longer once they are half of those
+    that are; what is drawn stays the same. With ``top_k`` the log-probabilities of that many
     most likely tokens are kept beside the sampled one's. Padding tokens have id 0. Raises RuntimeError if the
     routes do not fall on the tokens they belong to, and FloatingPointError if the policy's distribution is not
     finite.
@@ -194,6 +199,7 @@ def sample(
         )
         mask_BS, position_B1 = masks[0], position_PW[:, -1:].repeat_interleave(responses, 0)
         alive_B = torch.ones(len(mask_BS), dtype=torch.bool, device=model.device)
+        fed_R = torch.arange(len(mask_BS), device=model.device)  # the rows that the cache holds
         logprobs, top_tokens, top_logprobs = [], [], []
         while True:
             if not all_logprobs_BV.isfinite().all():
@@ -209,10 +215,21 @@ def sample(
             alive_B = alive_B & (token_B1.squeeze(-1) != end)
             if len(logprobs) == max_new_tokens or not alive_B.any():
                 break
-            # Rows that have ended ride along on padding until the last one ends.
+            # Rows that have ended ride along on padding until they leave, or the last one ends.
             mask_BS = torch.cat([mask_BS, masks[-1]], dim=1)
             position_B1 = position_B1 + 1
-            all_logprobs_BV = feed(tokens[-1], alive_B[:, None], mask_BS, position_B1)
+            if drop_finished and 2 * int(alive_B[fed_R].sum()) <= len(fed_R):
+                staying_R = alive_B[fed_R].nonzero().squeeze(-1)
+                cache.reorder_cache(staying_R)  # type: ignore[arg-type]
+                fed_R = fed_R[staying_R]
+            if len(fed_R) == len(alive_B):
+                all_logprobs_BV = feed(tokens[-1], alive_B[:, None], mask_BS, position_B1)
+                continue
+            fed_RV = feed(tokens[-1][fed_R], alive_B[fed_R, None], mask_BS[fed_R], position_B1[fed_R])
+            all_logprobs_BV = all_logprobs_BV.index_copy(0, fed_R, fed_RV)
+            if routes:
+                routes[-1] = _widened(routes[-1], fed_R, len(alive_B), NO_ROUTE)
+                router_logprobs[-1] = _widened(router_logprobs[-1], fed_R, len(alive_B), 0.0)
     sequences = Sequences(torch.cat(tokens, 1), torch.cat(masks, 1), len(logprobs))
     routes_LBFK = torch.cat(routes, dim=2) if routes else None
     check_routes(routes_LBFK, sequences)
@@ -225,6 +242,12 @@ def sample(
         torch.stack(top_logprobs, 1) if top_k else None,
         torch.stack(router_logprobs, 2) if router_logprobs else None,
     )
+
+
+def _widened(values_LRX: Tensor, rows_R: Tensor, rows: int, missing: float) -> Tensor:
+    """``values_LRX`` of some rows as those of all, ``missing`` elsewhere."""
+    wide_LBX = values_LRX.new_full((values_LRX.shape[0], rows, *values_LRX.shape[2:]), missing)
+    return wide_LBX.index_copy(1, rows_R, values_LRX)
 
 
 def _most_likely(all_logprobs_BV: Tensor, token_B1: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

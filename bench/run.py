@@ -116,7 +116,9 @@ def _train(run: compose.Run, folder: Record) -> None:
             on_check=lambda update, accuracy: folder.update(progress={"cold_start_accuracy": accuracy}),
         )
     trainer = Trainer(model, task, config)
-    folder.update(cold_start=folder.run["cold_start"] | made, **build.size(model))
+    forwards = trainer.learner.forwards
+    savings = {"share_prompts": forwards.unshared or True, "skip_silent": forwards.skips_silent}
+    folder.update(cold_start=folder.run["cold_start"] | made, savings=savings, **build.size(model))
 
     if resume_from is None:
         folder.append({"evaluations": trainer.evaluate(0)})

@@ -17,8 +17,9 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from steadymoe.algorithms import names
 from steadymoe.bench import compose, metrics
-from steadymoe.bench.policy import Sequences, positions
-from steadymoe.bench.probe import Probe
+from steadymoe.bench.layout import positions
+from steadymoe.bench.policy import Sequences
+from steadymoe.bench.probe import UpdateProbe
 from steadymoe.bench.rollout import Rollout, sample
 from steadymoe.bench.seeding import derive, numpy_generator, torch_generator
 from steadymoe.bench.train import Trainer
@@ -72,20 +73,20 @@ def measure(model_name: str, rounds: int) -> dict[str, Any]:
     old = trainer.learner.old_policy(made, minibatches)
 
     def ours_updates() -> None:
-        for rows in minibatches:
-            measured = trainer.learner.update(made, old, advantages_BT, rows)
+        for parts in minibatches:
+            measured = trainer.learner.update(made, old, advantages_BT, parts)
             metrics.to_floats(measured.overall)
             {name: values.tolist() for name, values in measured.layers.items()}
 
     def plain_updates() -> None:
-        for rows in minibatches:
-            part = sequences.rows(rows)
-            _plain_update(plain, plain_optimizer, part)
+        for parts in minibatches:
+            for part in parts:
+                _plain_update(plain, plain_optimizer, sequences.rows(part.rows_M))
 
     def old_policy() -> None:
         trainer.learner.old_policy(made, minibatches)
 
-    watched = Probe(trainer.model, sequences.rows(trainer.sampled_rows(1)), "fp32")
+    watched = UpdateProbe(trainer.model, sequences.rows(trainer.sampled_rows(1)), "fp32")
 
     def probes() -> None:
         for _ in minibatches:
@@ -147,11 +148,12 @@ def losses(rounds: int) -> str:
     shares_of: dict[str, list[float]] = {name: [] for name in learners}
     updates: list[float] = []
     for round_number in range(rounds + 1):
-        for name, (learner, made, old, advantages_BT, rows) in learners.items():
+        for name, (learner, made, old, advantages_BT, parts) in learners.items():
+            rows = torch.cat([part.rows_M for part in parts])
             begun = time.perf_counter()
-            learner.update(made, old, advantages_BT, rows)
+            learner.update(made, old, advantages_BT, parts)
             update = time.perf_counter() - begun
-            now = learner.forward(learner.model, made, rows)
+            now = learner.forwards(learner.model, made, rows)
             batch = learner.batch(
                 made, old, advantages_BT, rows, now, (len(rows), int(made.sequences.response_mask_BT[rows].sum()))
             )

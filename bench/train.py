@@ -16,8 +16,10 @@ from transformers import PreTrainedModel
 
 from steadymoe.algorithms import build, ops
 from steadymoe.bench import drift, metrics, reward
-from steadymoe.bench.learner import Learner, OldPolicy
-from steadymoe.bench.probe import Probe
+from steadymoe.bench.forwards import Part
+from steadymoe.bench.learner import Learner
+from steadymoe.bench.old_policy import OldPolicy, check_sampler
+from steadymoe.bench.probe import Probe, UpdateProbe
 from steadymoe.bench.rollout import Rollout, join, rollout
 from steadymoe.bench.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
@@ -45,6 +47,7 @@ class Trainer:
     def __init__(self, model: PreTrainedModel, task: Task, config: Mapping[str, Any]) -> None:
         self.model, self.task, self.config = model, task, config
         self.learner = Learner(model, config)
+        self._drops = config["savings"]["drop_finished"]
         self.sampler = Sampler(build(config["engine"]), model)
         self.advantage = build(config["advantage"] or config["algorithm"]["advantage"])
         self._held_out = task.sample(
@@ -52,10 +55,11 @@ class Trainer:
         )
         said = self._rollout("probe", 0, config["probe"]["responses"], 1)
         self._cold_start = Probe(model, said.sequences, config["precision"])
+        self.learner.forwards.check_sharing(said.sequences)
 
     def step(self, step: int) -> StepResult:
         """Sample one rollout with the current weights and train on it."""
-        clock, numbers = Clock(self.model.device), self.config["rollout"]
+        clock = Clock(self.model.device)
         # Rollout
         try:
             with clock("rollout_seconds"):
@@ -64,30 +68,30 @@ class Trainer:
             return StepResult({"steps": [{"step": step} | clock.seconds]}, diverged_at_update=0)
         mask_BT = made.sequences.response_mask_BT
 
-        # Old policy
-        minibatches = self.minibatches(step)
+        # Old policy, and advantages: before it where they need nothing of it, since it is computed in their parts
+        skips = self.learner.forwards.skips_silent
+        advantages_BT = self._advantages(self._rewards(made, None), mask_BT) if skips else None
+        silent_B = None if advantages_BT is None else (advantages_BT == 0).all(-1)
+        minibatches = self.minibatches(step, silent_B)
         with clock("old_policy_seconds"):
-            old = self.learner.old_policy(made, minibatches)
-
-        # Advantages
-        rewards_PG = self._rewards(made, old).view(numbers["prompts"], numbers["responses"])
-        lengths_PG = mask_BT.sum(-1).view(rewards_PG.shape)
-        advantages_BT = self.advantage(rewards_PG, lengths_PG).flatten()[:, None] * mask_BT
+            old, recomputed = self._old_policy(made, minibatches, step)
+        rewards_B = self._rewards(made, old)
+        advantages_BT = self._advantages(rewards_B, mask_BT) if advantages_BT is None else advantages_BT
 
         # What the rollout shows before it is trained on
         with clock("probe_seconds"):
             since_start = self._cold_start.since_start(self.model)
-            sampled = Probe(self.model, made.sequences.rows(self.sampled_rows(step)), self.config["precision"])
-        shown, layers, between = self._measure_rollout(made, old, since_start)
+            sampled = UpdateProbe(self.model, made.sequences.rows(self.sampled_rows(step)), self.config["precision"])
+        shown, layers, between = self._measure_rollout(made, old, since_start, recomputed)
         layer_rows = _layer_rows(step, 0, layers)
 
         # Updates
         update_rows: list[Row] = []
         histograms: dict[str, list[torch.Tensor]] = {}
         diverged_at_update, slots = None, []
-        for update, rows_M in enumerate(minibatches, start=1):
+        for update, parts in enumerate(minibatches, start=1):
             with clock("update_seconds"):
-                measured = self.learner.update(made, old, advantages_BT, rows_M, first=update == 1)
+                measured = self.learner.update(made, old, advantages_BT, parts, first=update == 1)
                 overall, layers = dict(measured.overall), dict(measured.layers)
                 for name, counts in measured.histograms.items():
                     histograms.setdefault(name, []).append(counts)
@@ -116,7 +120,7 @@ class Trainer:
                 diverged_at_update = len(update_rows)
 
         # Rows
-        shown["shaped_reward"] = rewards_PG.mean()
+        shown["shaped_reward"] = rewards_B.mean()
         row: Row = {"step": step} | metrics.of_rewards(scores_PG) | metrics.to_floats(shown)
         row |= metrics.of_step(update_rows)
         row |= {name: torch.stack(counts).sum(0).tolist() for name, counts in histograms.items()}
@@ -140,7 +144,8 @@ class Trainer:
         Raises FloatingPointError if the policy's distribution is not finite.
         """
         generator = torch_generator(self.config["seed"], "evaluation", 0, self.model.device.type)
-        made = rollout(self.model, self.task, self._held_out, 1, generator, self.config["precision"])
+        precision = self.config["precision"]
+        made = rollout(self.model, self.task, self._held_out, 1, generator, precision, drop_finished=self._drops)
         scored = zip(self._held_out, made.scores_B.tolist(), strict=True)
         return [{"step": step, "prompt": prompt, "score": score} for prompt, score in scored]
 
@@ -153,9 +158,9 @@ class Trainer:
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
         precision, top_k = self.config["precision"], self.learner.objective.traits.top_k
         if sampler is None:
-            return rollout(self.model, self.task, texts, responses, generator, precision)
+            return rollout(self.model, self.task, texts, responses, generator, precision, drop_finished=self._drops)
         temperature = self.sampler.engine.temperature
-        return rollout(sampler, self.task, texts, responses, generator, precision, top_k, temperature)
+        return rollout(sampler, self.task, texts, responses, generator, precision, top_k, temperature, self._drops)
 
     def sample(self, step: int) -> tuple[Rollout, Tensor, int]:
         """The groups to train on, and of all that was sampled for them the scores (prompts, responses) and tokens.
@@ -183,22 +188,41 @@ class Trainer:
         rows_B = (kept_P[:, None] * responses + torch.arange(responses, device=kept_P.device)).flatten()
         return join(parts).rows(rows_B), scores_PG, tokens
 
-    def _rewards(self, made: Rollout, old: OldPolicy) -> Tensor:
-        """What advantages are computed from, (B,)."""
+    def _old_policy(
+        self, made: Rollout, minibatches: list[list[Part]], step: int
+    ) -> tuple[OldPolicy, OldPolicy | None]:
+        """The old policy to train against, and the trainer's own forward of it where it was computed."""
+        every = self.config["savings"]["sampler_as_old"]
+        if every is None:
+            old = self.learner.old_policy(made, minibatches)
+            return old, old
+        old, recomputed = self.learner.as_sampled(made, minibatches), None
+        if step % every == 1 % every:
+            recomputed = self.learner.old_policy(made, minibatches)
+            check_sampler(made, recomputed)
+        return old, recomputed
+
+    def _advantages(self, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
+        """Of every token, (B, T); 0 on padding."""
+        rewards_PG = rewards_B.view(-1, self.config["rollout"]["responses"])
+        return self.advantage(rewards_PG, mask_BT.sum(-1).view(rewards_PG.shape)).flatten()[:, None] * mask_BT
+
+    def _rewards(self, made: Rollout, old: OldPolicy | None) -> Tensor:
+        """What advantages are computed from, (B,); ``old`` is needed where a KL term is taken from rewards."""
         kl, taken_BT = self.learner.objective.kl, None
-        if kl.place == "reward" and old.reference_logprobs_BT is not None:
+        if kl.place == "reward" and old is not None and old.reference_logprobs_BT is not None:
             taken_BT = kl.coefficient * ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, kl.estimator)
         overlong, mask_BT = self.config["algorithm"]["overlong"], made.sequences.response_mask_BT
         return reward.shaped(made.scores_B, mask_BT, self.task.max_new_tokens, overlong, taken_BT)
 
-    def minibatches(self, step: int) -> list[Tensor]:
-        """The rows of each mini-batch, (M,): whole groups, in a seeded order."""
+    def minibatches(self, step: int, silent_B: Tensor | None = None) -> list[list[Part]]:
+        """The parts of each mini-batch: whole groups, in a seeded order; ``silent_B`` marks rows of advantage 0."""
         prompts, responses = self.config["rollout"]["prompts"], self.config["rollout"]["responses"]
         generator = torch_generator(self.config["seed"], "minibatches", step)
         order_P = torch.randperm(prompts, generator=generator)
         rows_PG = order_P[:, None] * responses + torch.arange(responses)
         chunks = rows_PG.chunk(self.config["updates_per_rollout"])
-        return [chunk.flatten().to(self.model.device) for chunk in chunks]
+        return [self.learner.forwards.parts(chunk.flatten().to(self.model.device), silent_B) for chunk in chunks]
 
     def sampled_rows(self, step: int) -> Tensor:
         """The rows of the rollout whose routes are watched from update to update."""
@@ -208,49 +232,54 @@ class Trainer:
         return order[:count].to(self.model.device)
 
     def _measure_rollout(
-        self, made: Rollout, old: OldPolicy, since_start: drift.Change | None
+        self, made: Rollout, old: OldPolicy, since_start: drift.Change | None, recomputed: OldPolicy | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], drift.Change | None]:
         """What a rollout shows before it is trained on: sampler against trainer, and drift since the cold start.
 
-        Columns overall, columns per layer, and the change of routes between the two engines.
+        Columns overall, columns per layer, and the change of routes between the two engines. Sampler and trainer are
+        compared where the trainer's forward was ``recomputed``.
         """
         mask_BT = made.sequences.response_mask_BT
-        overall = metrics.of_mismatch(made.logprobs_BT, old.logprobs_BT, mask_BT)
+        overall = {} if recomputed is None else metrics.of_mismatch(made.logprobs_BT, recomputed.logprobs_BT, mask_BT)
         if old.reference_logprobs_BT is not None:
             kl_BT = ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, "k3")
             overall["reference_kl"] = metrics.mean(kl_BT, mask_BT)
-        if made.routes_LBFK is None or old.routes_LBFK is None or since_start is None:
+        if made.routes_LBFK is None or since_start is None:
             return overall, {}, None
-        assert made.router_logprobs_LBTE is not None  # beside routes
-        assert old.router_logprobs_LBTE is not None
-        disagreement = drift.change(made.routes_LBFK, old.routes_LBFK, mask_BT)
-        shift = drift.shift(made.router_logprobs_LBTE, old.router_logprobs_LBTE, made.routes_LBFK, mask_BT)
         load = drift.load(made.routes_LBFK, mask_BT, self.learner.experts)
+        overall |= {
+            "expert_change_since_start": since_start.expert,
+            "load_entropy": load.entropy_L.mean(),
+            "load_max_violation": load.max_violation_L.max(),
+            "dead_experts": load.dead_L.mean(),
+        }
+        layers = {
+            "expert_change_since_start": since_start.expert_L,
+            "load_entropy": load.entropy_L,
+            "load_max_violation": load.max_violation_L,
+            "dead_experts": load.dead_L,
+        }
+        if recomputed is None:
+            return overall, layers, None
+        assert made.router_logprobs_LBTE is not None  # beside routes
+        assert recomputed.routes_LBFK is not None
+        assert recomputed.router_logprobs_LBTE is not None
+        disagreement = drift.change(made.routes_LBFK, recomputed.routes_LBFK, mask_BT)
+        shift = drift.shift(made.router_logprobs_LBTE, recomputed.router_logprobs_LBTE, made.routes_LBFK, mask_BT)
         overall |= {
             "rollout_expert_disagreement": disagreement.expert,
             "rollout_set_disagreement": disagreement.set,
             "rollout_any_layer_disagreement": disagreement.any_layer,
             "rollout_top1_disagreement": disagreement.top1,
             **{f"rollout_{name}": value for name, value in shift.columns.items()},
-            "expert_change_since_start": since_start.expert,
-            "load_entropy": load.entropy_L.mean(),
-            "load_max_violation": load.max_violation_L.max(),
-            "dead_experts": load.dead_L.mean(),
         }
-        return (
-            overall,
-            {
-                "rollout_expert_disagreement": disagreement.expert_L,
-                "rollout_set_disagreement": disagreement.set_L,
-                "rollout_top1_disagreement": disagreement.top1_L,
-                "rollout_router_kl": shift.kl_L,
-                "expert_change_since_start": since_start.expert_L,
-                "load_entropy": load.entropy_L,
-                "load_max_violation": load.max_violation_L,
-                "dead_experts": load.dead_L,
-            },
-            disagreement,
-        )
+        layers |= {
+            "rollout_expert_disagreement": disagreement.expert_L,
+            "rollout_set_disagreement": disagreement.set_L,
+            "rollout_top1_disagreement": disagreement.top1_L,
+            "rollout_router_kl": shift.kl_L,
+        }
+        return overall, layers, disagreement
 
 
 class Clock:

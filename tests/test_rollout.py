@@ -17,7 +17,8 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from steadymoe.bench.cold_start import demonstrate
-from steadymoe.bench.policy import Forward, Sequences, forward, positions
+from steadymoe.bench.layout import positions
+from steadymoe.bench.policy import Forward, Sequences, forward
 from steadymoe.bench.rollout import Rollout, check_routes, rollout
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build

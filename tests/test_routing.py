@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from steadymoe.bench import compose, drift, record, run
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.policy import forward
-from steadymoe.bench.probe import Probe
+from steadymoe.bench.probe import UpdateProbe
 from steadymoe.bench.rollout import join
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.train import Trainer
@@ -207,7 +207,7 @@ def test_the_z_loss_closed_form() -> None:
 def watched(made: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The forwards of updates, as they come."""
     seen: list[Any] = []
-    plain = made.learner.forward
+    plain = made.learner.forwards
 
     def spy(*arguments: Any) -> Any:
         found = plain(*arguments)
@@ -215,7 +215,7 @@ def watched(made: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             seen.append((arguments[2], found))
         return found
 
-    monkeypatch.setattr(made.learner, "forward", spy)
+    monkeypatch.setattr(made.learner, "forwards", spy)
     return seen
 
 
@@ -550,7 +550,7 @@ def test_channels_are_outputs_in_experts_of_either_layout_and_biases_stay(task: 
 def test_the_probe_pins_to_the_routes_of_before_the_first_update(tmp_path: Path) -> None:
     made = trainer(tmp_path, "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
     rollout, _, _ = made.sample(1)
-    watched_ = Probe(made.model, rollout.sequences, "fp32")
+    watched_ = UpdateProbe(made.model, rollout.sequences, "fp32")
     with torch.no_grad():
         before = forward(made.model, rollout.sequences, "fp32")
     minibatches = made.minibatches(1)
@@ -582,7 +582,7 @@ def test_the_router_kl_is_of_the_sampler_from_the_trainer(tmp_path: Path) -> Non
     rollout, _, _ = made.sample(1)
     old = made.learner.old_policy(rollout, made.minibatches(1))
     since = made._cold_start.since_start(made.model)
-    columns, *_ = made._measure_rollout(rollout, old, since)
+    columns, *_ = made._measure_rollout(rollout, old, since, old)
     assert rollout.router_logprobs_LBTE is not None
     assert old.router_logprobs_LBTE is not None
     mask_BT = rollout.sequences.response_mask_BT.bool()

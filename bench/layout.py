@@ -1,0 +1,181 @@
+"""How sequences are fed to a model: a row each, or a row per prompt with all its responses behind it (shared prompts).
+
+The G responses to a prompt begin with the same tokens. Fed together, these are computed once: a response sees the
+prompt and itself, and its positions count on from the prompt (Prefix Grouper, 2506.05433). Log-probabilities and
+gradients are those of rows of their own, but for rounding, where every layer attends to all that came before.
+
+Shapes: B sequences, S = W + T positions of prompt and response, F = S − 1 positions fed for a sequence; P rows of X
+positions fed in all, the last Y of which are scored.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from steadymoe.models.routing import NO_ROUTE
+
+# Attention implementations that take an additive mask of their own for each row.
+_TAKE_A_MASK = ("sdpa", "eager")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a model is fed, and where in that each sequence stands."""
+
+    tokens_PX: Tensor
+    mask: Tensor
+    """1 on real tokens, (P, X), or what is added to attention scores, (P, 1, X, X)."""
+    positions_PX: Tensor
+    scored: int
+    """Y: from how many positions of a row, the last ones, tokens are predicted."""
+    scored_BT: Tensor
+    """Of each response token the place of its predictor among the P·Y scored positions."""
+    fed_BF: Tensor | None = None
+    """Of each position of a sequence its place among the P·X fed ones; None where these are the same."""
+    source_PX: Tensor | None = None
+    """Of each position fed the first of the B·F that it stands for; −1 for none. None where these are the same."""
+
+    def spread(self, values_NX: Tensor) -> Tensor:
+        """What a forward said of its P·X positions as (B·F, …)."""
+        return values_NX if self.fed_BF is None else values_NX[self.fed_BF.flatten()]
+
+    def fold(self, values_LBFK: Tensor) -> Tensor:
+        """Routes of sequences as those of the positions fed, (L, P·X, K); ``NO_ROUTE`` where none is."""
+        flat_LNK = values_LBFK.flatten(1, 2)
+        if self.source_PX is None:
+            return flat_LNK
+        source_N = self.source_PX.flatten()
+        return flat_LNK[:, source_N].masked_fill((source_N < 0)[None, :, None], NO_ROUTE)
+
+    def fold_mask(self, mask_BF: Tensor) -> Tensor:
+        """A mask of positions of sequences as one of the positions fed, (P·X,)."""
+        if self.source_PX is None:
+            return mask_BF.flatten()
+        source_N = self.source_PX.flatten()
+        return mask_BF.flatten()[source_N] & (source_N >= 0)
+
+
+def positions(mask_BF: Tensor) -> Tensor:
+    """Position ids that count real tokens only, so that padding on the left shifts nothing."""
+    return (mask_BF.cumsum(-1) - 1).clamp(min=0)
+
+
+def separate(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, trim: bool = False) -> Layout:
+    """A row for each sequence; with ``trim`` without the columns in which all are padded."""
+    left, own = _padding(mask_BS, response_width) if trim else (0, response_width - 1)
+    batch, width, device = len(tokens_BS), tokens_BS.shape[1] - response_width, tokens_BS.device
+    ends = width + own
+    mask_BX = mask_BS[:, left:ends]
+    step_T = torch.arange(response_width, device=device).clamp(max=own)
+    scored_BT = torch.arange(batch, device=device)[:, None] * (own + 1) + step_T
+    plain = Layout(tokens_BS[:, left:ends], mask_BX, positions(mask_BX), own + 1, scored_BT)
+    length, fed = ends - left, tokens_BS.shape[1] - 1
+    if length == fed:
+        return plain
+    columns_F = (torch.arange(fed, device=device) - left).clamp(0, length - 1)
+    row_B1 = torch.arange(batch, device=device)[:, None]
+    source_BX = row_B1 * fed + torch.arange(left, ends, device=device)
+    return replace(plain, fed_BF=row_B1 * length + columns_F, source_PX=source_BX)
+
+
+def shared(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, groups_B: Tensor, trim: bool = False) -> Layout:
+    """A row for each prompt: ``groups_B`` says which sequences share one; theirs must be equal. ``trim`` as above.
+
+    Prompts are padded on the left. A prompt with fewer responses than another has places that are masked.
+    """
+    left, own = _padding(mask_BS, response_width) if trim else (0, response_width - 1)
+    batch, width, device = len(tokens_BS), tokens_BS.shape[1] - response_width - left, tokens_BS.device
+    fed = tokens_BS.shape[1] - 1
+    row_B, slot_B, slots = _places(groups_B)
+    rows, length = int(row_B.max()) + 1, width + slots * own
+
+    column_F = torch.arange(fed, device=device) - left
+    own_F = column_F.clamp(width, width + own - 1) if own else column_F.clamp(max=width - 1)
+    column_BF = torch.where(column_F < width, column_F.clamp(min=0), own_F + slot_B[:, None] * own)
+    fed_BF = row_B[:, None] * length + column_BF
+    here_F = (column_F >= 0) & (column_F < width + own)
+    source_N = torch.full((rows * length,), -1, device=device)
+    index_BF = torch.arange(batch * fed, device=device).view(batch, fed)
+    # From the last sequence to the first, so that a prompt's source is the first of its group.
+    for index in range(slots - 1, -1, -1):
+        of_slot_B = slot_B == index
+        source_N[fed_BF[of_slot_B][:, here_F].flatten()] = index_BF[of_slot_B][:, here_F].flatten()
+    source_PX = source_N.view(rows, length)
+
+    there_PX = source_PX >= 0
+    real_PX = mask_BS[:, :-1].flatten()[source_PX].bool() & there_PX
+    scored = 1 + slots * own
+    step_T = torch.arange(response_width, device=device).clamp(max=own)
+    after_BT = torch.where(step_T == 0, 0, slot_B[:, None] * own + step_T)
+    return Layout(
+        tokens_PX=tokens_BS[:, :-1].flatten()[source_PX].masked_fill(~there_PX, 0),
+        mask=_mask(real_PX, width, slots, own),
+        positions_PX=positions(mask_BS[:, :-1]).flatten()[source_PX].masked_fill(~there_PX, 0),
+        scored=scored,
+        scored_BT=row_B[:, None] * scored + after_BT,
+        fed_BF=fed_BF,
+        source_PX=source_PX,
+    )
+
+
+def _padding(mask_BS: Tensor, response_width: int) -> tuple[int, int]:
+    """How many columns on the left are padding of all prompts, and one less than the longest response."""
+    prompts_S = mask_BS[:, : mask_BS.shape[1] - response_width].any(0)
+    longest = int(mask_BS[:, -response_width:].sum(-1).max())
+    return int(prompts_S.int().argmax()) if prompts_S.any() else 0, max(longest, 1) - 1
+
+
+def _places(groups_B: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Of each sequence the row of its prompt and its number there; the most that a row has."""
+    _, row_B = torch.unique(groups_B, return_inverse=True)
+    order_B = row_B.argsort(stable=True)
+    counts_P = row_B.bincount()
+    begins_P = counts_P.cumsum(0) - counts_P
+    slot_B = torch.empty_like(row_B)
+    slot_B[order_B] = torch.arange(len(row_B), device=row_B.device) - begins_P[row_B[order_B]]
+    return row_B, slot_B, int(counts_P.max())
+
+
+def _mask(real_PX: Tensor, width: int, slots: int, own: int) -> Tensor:
+    """What is added to attention scores, (P, 1, X, X): a position sees the prompt and its own response so far."""
+    length, device = real_PX.shape[1], real_PX.device
+    segment_X = torch.zeros(length, dtype=torch.long, device=device)
+    segment_X[width:] = torch.arange(1, slots + 1, device=device).repeat_interleave(own)
+    seen_XX = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    seen_XX &= (segment_X[None, :] == 0) | (segment_X[:, None] == segment_X[None, :])
+    # Padding attends to itself: a row of nothing but −∞ would have no softmax.
+    seen_PXX = (seen_XX & real_PX[:, None, :]) | torch.eye(length, dtype=torch.bool, device=device)
+    mask_P1XX = torch.zeros(len(real_PX), 1, length, length, device=device)
+    return mask_P1XX.masked_fill_(~seen_PXX[:, None], torch.finfo(torch.float32).min)
+
+
+def refusal(config: PretrainedConfig) -> str | None:
+    """Why a model of this config cannot share prompts; None if it can.
+
+    A sliding window would reach over other responses, and a recurrent state goes through them.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        return f"layers of {', '.join(sorted(kinds - {'full_attention'}))}"
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return "a sliding window"
+    kind = config._attn_implementation
+    return None if kind in _TAKE_A_MASK else f"attention by {kind}, which takes no mask of its own"
+
+
+def is_cheaper(config: PretrainedConfig, parameters: int, sequences: tuple[int, int], rows: tuple[int, int]) -> bool:
+    """Whether ``rows`` (how many, how long) that share cost less arithmetic than ``sequences`` that do not.
+
+    Two operations a parameter and token, four a hidden unit, layer and pair of positions; ``parameters`` are those
+    that one token uses. A shared row is long, and every position is scored against every other.
+    """
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    width = heads * (getattr(config, "head_dim", None) or hidden // heads)
+    pair = 2 * width * config.num_hidden_layers / max(1, parameters)
+
+    def cost(count: int, length: int) -> float:
+        return count * length * (1 + pair * length)
+
+    return cost(*rows) < cost(*sequences)
