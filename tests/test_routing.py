@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from steadymoe.bench import compose, drift, record, run
 from steadymoe.bench.check import ConfigError
+from steadymoe.bench.forwards import Forwards
 from steadymoe.bench.policy import forward
 from steadymoe.bench.probe import UpdateProbe
 from steadymoe.bench.rollout import join
@@ -204,18 +205,18 @@ def test_the_z_loss_closed_form() -> None:
 # --- routing as an axis ------------------------------------------------------------------------------
 
 
-def watched(made: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The forwards of updates, as they come."""
     seen: list[Any] = []
-    plain = made.learner.forwards
+    plain = Forwards.__call__
 
-    def spy(*arguments: Any) -> Any:
-        found = plain(*arguments)
+    def spy(self: Forwards, *arguments: Any) -> Any:
+        found = plain(self, *arguments)
         if torch.is_grad_enabled():
             seen.append((arguments[2], found))
         return found
 
-    monkeypatch.setattr(made.learner, "forwards", spy)
+    monkeypatch.setattr(Forwards, "__call__", spy)
     return seen
 
 
@@ -224,7 +225,7 @@ def test_replay_runs_the_recorded_experts_while_the_routers_own_choice_moves_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, routing: str
 ) -> None:
     made = trainer(tmp_path, f"routing={routing}", "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
-    seen = watched(made, monkeypatch)
+    seen = watched(monkeypatch)
     rollout, _, _ = made.sample(1)
     minibatches = made.minibatches(1)
     old = made.learner.old_policy(rollout, minibatches)
