@@ -32,6 +32,7 @@ _AT_LEAST = {
     "cold_start.max_updates": 1,
     "evaluation.every": 1,
     "evaluation.prompts": 1,
+    "probe.every": 1,
     "probe.responses": 1,
     "collapse.window": 1,
     "collapse.patience": 1,
@@ -64,6 +65,7 @@ _CHOICES = {
     "device": ("cpu", "cuda"),
     "precision": ("fp32", "bf16"),
     "experts": build.EXPERTS,
+    "measure": ("all", "little"),
     "retry": ("all", "failed"),
     "routing.replay": ("none", "r2", "r3", "pr2"),
 }

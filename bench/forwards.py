@@ -55,6 +55,13 @@ class Forwards:
         if config["savings"]["share_prompts"]:
             self.unshared = self._router_loss_refusal() or layout.refusal(model.config)
 
+    @property
+    def records_routes(self) -> bool:
+        """Whether routes are needed: to be measured, replayed, or weighed by the loss."""
+        replays = self.config["routing"]["replay"] != "none"
+        router_losses = self._router_loss_refusal() is not None
+        return self.config["measure"] == "all" or replays or router_losses or self.objective.traits.routes
+
     @torch.no_grad()
     def check_sharing(self, sequences: Sequences) -> None:
         """Compare log-probabilities with and without sharing, and share no prompts if they differ.
@@ -106,8 +113,8 @@ class Forwards:
         entropy_gradient = torch.is_grad_enabled() and self.objective.entropy_bonus > 0
         forced_LBFK = None if forced_LBFK is None else forced_LBFK[:, rows]
         sequences, precision = made.sequences.rows(rows), self.config["precision"]
-        fed = self.layout(sequences, rows // self.config["rollout"]["responses"])
-        return forward(model, sequences, precision, top_BTK, entropy_gradient, forced_LBFK, heads_LHE, fed)
+        fed, routes = self.layout(sequences, rows // self.config["rollout"]["responses"]), self.records_routes
+        return forward(model, sequences, precision, top_BTK, entropy_gradient, forced_LBFK, heads_LHE, fed, routes)
 
     def layout(self, sequences: Sequences, groups_B: Tensor) -> Layout:
         """How sequences are fed: with the prompt of a group computed once where that is right and cheaper."""

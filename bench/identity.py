@@ -18,6 +18,8 @@ NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry", "lo
 # The thresholds of a collapse change no recorded number, only what the end of a run is called.
 NEUTRAL: dict[str, Any] = {
     "experts": "grouped_mm",
+    "measure": "all",
+    "probe.every": 1,
     "savings.share_prompts": False,
     "savings.trim_padding": False,
     "savings.skip_silent": False,

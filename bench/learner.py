@@ -40,7 +40,7 @@ class Learner:
 
     def __init__(self, model: PreTrainedModel, config: Mapping[str, Any]) -> None:
         self.model, self.config = model, config
-        self._replay = config["routing"]["replay"]
+        self._replay, self._measures = config["routing"]["replay"], config["measure"] == "all"
         if config["routing"]["freeze"]:
             for router in routers(model):
                 router.requires_grad_(False)
@@ -126,6 +126,9 @@ class Learner:
         losses, batches, outputs, forwards, predictions = [], [], [], [], []
         for part in parts:
             rows, blocks = part.rows_M, []
+            if not self._measures and not self.objective.traits.whole_minibatch and len(part.loud_M):
+                part = Part(part.loud_M, part.silent_M[:0])  # nobody looks at the others
+                rows = part.rows_M
             for block, loud in part.blocks:
                 with torch.set_grad_enabled(loud):
                     blocks.append(self.forwards(self.model, made, block, self.replayed(made, old)))
@@ -164,6 +167,8 @@ class Learner:
             self.remember(outputs[-1].state)
         self.optimizer.zero_grad()
         columns = {"loss": loss, "grad_norm": grad_norm}
+        if not self._measures:
+            return Measured(columns, {}, {}, None)
         if predictions:
             columns["route_prediction_kl"] = torch.stack(predictions).sum() / len(forwards[0].router_logits_LNE)
         return self._measure(columns, old, rows_M, Batch.join(batches), _join(outputs), forwards)

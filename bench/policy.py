@@ -110,18 +110,19 @@ def forward(
     forced_LBFK: Tensor | None = None,
     heads_LHE: Sequence[Tensor] | None = None,
     layout: Layout | None = None,
+    routes: bool = True,
 ) -> Forward:
     """Run the model over ``sequences``; gradients flow through ``logprobs_BT`` unless disabled outside.
 
     They flow through ``entropy_BT`` too with ``entropy_gradient``, and never through ``top_logprobs_BTK``. With
     ``forced_LBFK`` its experts run in place of the routers' own choice, but where it is ``NO_ROUTE``; with
     ``heads_LHE`` those that PR² predicts. ``layout`` is how the sequences are fed, a row each unless given; of routes
-    that are forced on a shared prompt those of its first response count.
+    that are forced on a shared prompt those of its first response count. Without ``routes`` none are recorded.
     """
     route_mask_BF = sequences.route_mask_BF
     if layout is None:
         layout = separate(sequences.tokens_BS, sequences.mask_BS, sequences.response_width)
-    with RouteRecorder(model) as recorder, autocast(sequences.tokens_BS.device.type, precision):
+    with RouteRecorder(model, routes) as recorder, autocast(sequences.tokens_BS.device.type, precision):
         recorder.force(None if forced_LBFK is None else layout.fold(forced_LBFK))
         recorder.predict(heads_LHE, layout.fold_mask(route_mask_BF))
         logits_PYV = model(

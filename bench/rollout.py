@@ -107,8 +107,9 @@ def rollout(
     top_k: int = 0,
     temperature: float = 1.0,
     drop_finished: bool = False,
+    routes: bool = True,
 ) -> Rollout:
-    """Sample ``responses`` answers to each prompt and score them; the last three arguments as in ``sample``."""
+    """Sample ``responses`` answers to each prompt and score them; the last four arguments as in ``sample``."""
     repeated = [prompt for prompt in prompts for _ in range(responses)]
     encoded = task.tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt").to(model.device)
     made = sample(
@@ -123,6 +124,7 @@ def rollout(
         top_k=top_k,
         temperature=temperature,
         drop_finished=drop_finished,
+        routes=routes,
     )
     sequences = made.sequences
     responses_BT = sequences.tokens_BS[:, -sequences.response_width :]
@@ -149,18 +151,19 @@ def sample(
     top_k: int = 0,
     temperature: float = 1.0,
     drop_finished: bool = False,
+    routes: bool = True,
 ) -> Rollout:
     """Sample ``responses`` rows per prompt until each has drawn ``end`` or ``max_new_tokens`` tokens; no scores yet.
 
     log μ is that of the distribution at ``temperature``, the one that was sampled. A prompt is fed once and its cache
     repeated for its rows. With ``drop_finished`` rows that have ended are fed no longer once they are half of those
-    that are; what is drawn stays the same. With ``top_k`` the log-probabilities of that many
-    most likely tokens are kept beside the sampled one's. Padding tokens have id 0. Raises RuntimeError if the
-    routes do not fall on the tokens they belong to, and FloatingPointError if the policy's distribution is not
-    finite.
+    that are; what is drawn stays the same. Without ``routes`` none are recorded. With ``top_k`` the log-probabilities
+    of that many most likely tokens are kept beside the sampled one's. Padding tokens have id 0. Raises RuntimeError
+    if the routes do not fall on the tokens they belong to, and FloatingPointError if the policy's distribution is
+    not finite.
     """
     cache = DynamicCache(config=model.config)
-    routes: list[Tensor] = []
+    chosen: list[Tensor] = []
     router_logprobs: list[Tensor] = []
 
     def feed(tokens: Tensor, real: Tensor, mask_so_far: Tensor, position: Tensor) -> Tensor:
@@ -179,19 +182,19 @@ def sample(
         routed = recorder.take(tokens.numel())
         if routed is not None:
             indices = routed.live_LNK.view(recorder.layers, *tokens.shape, -1)
-            routes.append(indices.masked_fill(~real.bool()[None, ..., None], NO_ROUTE))
+            chosen.append(indices.masked_fill(~real.bool()[None, ..., None], NO_ROUTE))
             last_LRE = torch.stack([logits_NE.view(*tokens.shape, -1)[:, -1] for logits_NE in routed.logits_LNE])
             router_logprobs.append(last_LRE.float().log_softmax(-1))
         return (logits.float() / temperature).log_softmax(-1)
 
-    with RouteRecorder(model) as recorder, autocast(model.device.type, precision):
+    with RouteRecorder(model, routes) as recorder, autocast(model.device.type, precision):
         position_PW = positions(prompt_mask_PW)
         all_logprobs_PV = feed(prompts_PW, prompt_mask_PW, prompt_mask_PW, position_PW)
         # Not batch_repeat_interleave, which the states of linear attention (Qwen3-Next) do not have.
         rows_B = torch.arange(len(prompts_PW), device=model.device).repeat_interleave(responses)
         cache.reorder_cache(rows_B)  # type: ignore[arg-type]
         all_logprobs_BV = all_logprobs_PV.repeat_interleave(responses, 0)
-        routes = [prompt_routes.repeat_interleave(responses, 1) for prompt_routes in routes]
+        chosen = [of_prompt.repeat_interleave(responses, 1) for of_prompt in chosen]
         router_logprobs = [of_prompt.repeat_interleave(responses, 1) for of_prompt in router_logprobs]
         tokens, masks = (
             [prompts_PW.repeat_interleave(responses, 0)],
@@ -227,11 +230,11 @@ def sample(
                 continue
             fed_RV = feed(tokens[-1][fed_R], alive_B[fed_R, None], mask_BS[fed_R], position_B1[fed_R])
             all_logprobs_BV = all_logprobs_BV.index_copy(0, fed_R, fed_RV)
-            if routes:
-                routes[-1] = _widened(routes[-1], fed_R, len(alive_B), NO_ROUTE)
+            if chosen:
+                chosen[-1] = _widened(chosen[-1], fed_R, len(alive_B), NO_ROUTE)
                 router_logprobs[-1] = _widened(router_logprobs[-1], fed_R, len(alive_B), 0.0)
     sequences = Sequences(torch.cat(tokens, 1), torch.cat(masks, 1), len(logprobs))
-    routes_LBFK = torch.cat(routes, dim=2) if routes else None
+    routes_LBFK = torch.cat(chosen, dim=2) if chosen else None
     check_routes(routes_LBFK, sequences)
     return Rollout(
         sequences,

@@ -47,7 +47,7 @@ class Trainer:
     def __init__(self, model: PreTrainedModel, task: Task, config: Mapping[str, Any]) -> None:
         self.model, self.task, self.config = model, task, config
         self.learner = Learner(model, config)
-        self._drops = config["savings"]["drop_finished"]
+        self._measures, self._drops = config["measure"] == "all", config["savings"]["drop_finished"]
         self.sampler = Sampler(build(config["engine"]), model)
         self.advantage = build(config["advantage"] or config["algorithm"]["advantage"])
         self._held_out = task.sample(
@@ -80,8 +80,11 @@ class Trainer:
 
         # What the rollout shows before it is trained on
         with clock("probe_seconds"):
-            since_start = self._cold_start.since_start(self.model)
-            sampled = UpdateProbe(self.model, made.sequences.rows(self.sampled_rows(step)), self.config["precision"])
+            since_start, sampled = None, None
+            if self._measures and step % self.config["probe"]["every"] == 1 % self.config["probe"]["every"]:
+                since_start = self._cold_start.since_start(self.model)
+                watched = made.sequences.rows(self.sampled_rows(step))
+                sampled = UpdateProbe(self.model, watched, self.config["precision"])
         shown, layers, between = self._measure_rollout(made, old, since_start, recomputed)
         layer_rows = _layer_rows(step, 0, layers)
 
@@ -97,7 +100,7 @@ class Trainer:
                     histograms.setdefault(name, []).append(counts)
                 slots += [] if measured.slots_C is None else [measured.slots_C]
             with clock("probe_seconds"):
-                probed = sampled.after_update(self.model)
+                probed = None if sampled is None else sampled.after_update(self.model)
             if probed is not None:
                 moved, attribution = probed
                 overall |= {"expert_change_per_update": moved.expert} | attribution
@@ -145,7 +148,8 @@ class Trainer:
         """
         generator = torch_generator(self.config["seed"], "evaluation", 0, self.model.device.type)
         precision = self.config["precision"]
-        made = rollout(self.model, self.task, self._held_out, 1, generator, precision, drop_finished=self._drops)
+        more: Any = {"drop_finished": self._drops, "routes": False}
+        made = rollout(self.model, self.task, self._held_out, 1, generator, precision, **more)
         scored = zip(self._held_out, made.scores_B.tolist(), strict=True)
         return [{"step": step, "prompt": prompt, "score": score} for prompt, score in scored]
 
@@ -159,8 +163,8 @@ class Trainer:
         precision, top_k = self.config["precision"], self.learner.objective.traits.top_k
         if sampler is None:
             return rollout(self.model, self.task, texts, responses, generator, precision, drop_finished=self._drops)
-        temperature = self.sampler.engine.temperature
-        return rollout(sampler, self.task, texts, responses, generator, precision, top_k, temperature, self._drops)
+        heat, routes = self.sampler.engine.temperature, self.learner.forwards.records_routes
+        return rollout(sampler, self.task, texts, responses, generator, precision, top_k, heat, self._drops, routes)
 
     def sample(self, step: int) -> tuple[Rollout, Tensor, int]:
         """The groups to train on, and of all that was sampled for them the scores (prompts, responses) and tokens.
@@ -240,25 +244,28 @@ class Trainer:
         compared where the trainer's forward was ``recomputed``.
         """
         mask_BT = made.sequences.response_mask_BT
-        overall = {} if recomputed is None else metrics.of_mismatch(made.logprobs_BT, recomputed.logprobs_BT, mask_BT)
+        overall: dict[str, Tensor] = {}
+        if recomputed is not None and self._measures:
+            overall |= metrics.of_mismatch(made.logprobs_BT, recomputed.logprobs_BT, mask_BT)
         if old.reference_logprobs_BT is not None:
             kl_BT = ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, "k3")
             overall["reference_kl"] = metrics.mean(kl_BT, mask_BT)
-        if made.routes_LBFK is None or since_start is None:
+        if made.routes_LBFK is None or not self._measures:
             return overall, {}, None
         load = drift.load(made.routes_LBFK, mask_BT, self.learner.experts)
         overall |= {
-            "expert_change_since_start": since_start.expert,
             "load_entropy": load.entropy_L.mean(),
             "load_max_violation": load.max_violation_L.max(),
             "dead_experts": load.dead_L.mean(),
         }
         layers = {
-            "expert_change_since_start": since_start.expert_L,
             "load_entropy": load.entropy_L,
             "load_max_violation": load.max_violation_L,
             "dead_experts": load.dead_L,
         }
+        if since_start is not None:
+            overall["expert_change_since_start"] = since_start.expert
+            layers["expert_change_since_start"] = since_start.expert_L
         if recomputed is None:
             return overall, layers, None
         assert made.router_logprobs_LBTE is not None  # beside routes

@@ -51,11 +51,12 @@ class RouteRecorder:
     One model forward, then ``take()``: routers that ran not at all or twice are an error, not silence. Only
     the selection is forced; every class computes its own gate weights from its live logits, so that a router
     learns under replay as without. Routes are kept by layer, so a layer may run again after ``take()``
-    (gradient checkpointing, in the backward pass, with the block still open) and is forced alike.
+    (gradient checkpointing, in the backward pass, with the block still open) and is forced alike. With ``watch``
+    false it does nothing, as for a dense model.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._routers = routers(model)
+    def __init__(self, model: PreTrainedModel, watch: bool = True) -> None:
+        self._routers = routers(model) if watch else []
         self._calls: list[list[tuple[Tensor, Tensor, Tensor, Tensor]]] = [[] for _ in self._routers]
         self._forced: list[Tensor] | None = None
         self._heads: Sequence[Tensor] | None = None

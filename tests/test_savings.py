@@ -196,3 +196,28 @@ def test_a_sampler_that_differs_is_no_stand_in(tmp_path: Path) -> None:
 def test_impossible_savings_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         planned(tmp_path, *words)
+
+
+def test_measuring_little_trains_the_same(tmp_path: Path) -> None:
+    words = ["steps=3", "probe.every=2", "evaluation.every=3"]
+    every, little = planned(tmp_path, *words), planned(tmp_path, *words, "measure=little")
+    for made in (every, little):
+        run.execute(made)
+    ours, theirs = (record.read_table(made.folder, "steps") for made in (little, every))
+    assert ours["reward"].iloc[0] == theirs["reward"].iloc[0]
+    for name in ("loss", "grad_norm"):
+        assert ours[name].iloc[0] == pytest.approx(theirs[name].iloc[0], abs=1e-4)
+    assert ours["eval_accuracy"].notna().tolist() == [False, False, True]
+    for name in ("expert_change_rate", "token_ratio_variance", "rollout_kl_k3", "load_entropy", "routing_share"):
+        assert ours[name].isna().all(), name
+    assert record.read_table(little.folder, "layers").empty
+    for name in ("expert_change_per_update", "expert_change_since_start", "log_ratio_moment_free"):
+        assert theirs[name].notna().tolist() == [True, False, True], name
+
+
+@pytest.mark.parametrize("words", [["routing=r2"], ["routing=r3"], ["algorithm=rspo"], ["routing.aux_loss=0.01"]])
+def test_routes_that_training_needs_are_recorded_however_little_is_measured(tmp_path: Path, words: list[str]) -> None:
+    assert not trainer(tmp_path, "measure=little").learner.forwards.records_routes
+    made = trainer(tmp_path, "measure=little", *words)
+    assert made.learner.forwards.records_routes
+    made.step(1)
