@@ -38,8 +38,9 @@ lint: $(READY)
 	mkdir -p .typecheck/steadymoe && for p in bench models algorithms; do ln -sfn ../../$$p .typecheck/steadymoe/$$p; done
 	$(BIN)/mypy
 
-speed: $(READY)
-	$(BIN)/python -m steadymoe.bench.speed
+# Beside TRL, so in an environment that has it.
+speed: $(ORACLES)/trl/.ready
+	$(ORACLES)/trl/bin/steadymoe speed
 
 # What TRL and verl compute, recorded anew for tests/test_oracles.py. verl needs transformers below 5.11 and TRL is
 # measured with this project's, so each has an environment; of verl's requirements only what its losses import.

@@ -1,4 +1,4 @@
-"""The command ``steadymoe``: run, report, figures, status."""
+"""The command ``steadymoe``: run, report, figures, status, speed."""
 
 import argparse
 import signal
@@ -18,9 +18,15 @@ def main() -> None:
     words = sys.argv[1:]
     if words[:1] == ["run"]:  # the rest is Hydra's, also what argparse would take for its own
         sys.exit(_run(words[1:]))
+    if words[:1] == ["speed"]:
+        from steadymoe.bench.speed.run import main as speed
+
+        speed(words[1:])
+        return
     parser = argparse.ArgumentParser(prog="steadymoe", description="Is this RL algorithm stable on MoE models?")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run", help=_RUN_HELP)
+    verbs.add_parser("speed", help="what a step costs, beside TRL and plain transformers: `steadymoe speed --help`")
     for verb, what in (
         ("report", "tables, figures and report.html from recorded runs"),
         ("figures", "one or several figures: `steadymoe figures --list`, `steadymoe figures fig05`"),

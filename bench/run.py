@@ -234,12 +234,17 @@ def _revision() -> dict[str, Any] | None:
     return None if commit is None else {"commit": commit, "changed": bool(git("status", "--porcelain", "-uno"))}
 
 
-def _machine(config: dict[str, Any]) -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
+def processor() -> str:
+    """The name of this machine's processor."""
     if Path("/proc/cpuinfo").exists():
         names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
-    machine = {"system": platform.system(), "cpu": cpu, "cores": os.cpu_count(), "threads": config["threads"]}
+        if names:
+            return names[0].partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _machine(config: dict[str, Any]) -> dict[str, Any]:
+    machine = {"system": platform.system(), "cpu": processor(), "cores": os.cpu_count(), "threads": config["threads"]}
     if config["device"] == "cuda":
         machine["gpu"] = torch.cuda.get_device_name()
     return machine

@@ -1,0 +1,221 @@
+"""Who is timed: this suite, TRL's GRPOTrainer with GSPO's loss, and plain transformers, on the same work.
+
+Each makes a rollout of P prompts × G responses and as many gradient updates on it. Scores are drawn at random, so that
+untrained models have a signal in every group, or in half of them.
+
+Shapes: P prompts, W width of a padded prompt, B = P·G sequences.
+"""
+
+import tempfile
+import threading
+import zlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from hydra.utils import instantiate
+from transformers import GenerationConfig, PreTrainedModel
+
+from steadymoe.bench import compose
+from steadymoe.bench.layout import positions
+from steadymoe.bench.policy import Sequences
+from steadymoe.bench.seeding import derive, numpy_generator
+from steadymoe.bench.tasks import Task
+from steadymoe.bench.train import Trainer
+from steadymoe.models import build
+
+# No evaluation among the steps that are timed.
+_NEVER = ["steps=1000000", "evaluation.every=1000000"]
+# ε of GSPO's paper (2507.18071, section 5.1).
+_BAND = {"epsilon": 3e-4, "epsilon_high": 4e-4}
+
+
+class Arm(Protocol):
+    """One that can make a rollout step."""
+
+    def step(self) -> dict[str, Any]:
+        """Make one and return what it says of itself."""
+
+
+class Scored:
+    """A task whose scores are drawn at random; those of a prompt are all 0 unless it is among the ``loud`` share."""
+
+    def __init__(self, task: Task, loud: float) -> None:
+        self._task, self._loud = task, loud
+        self._generator = torch.Generator().manual_seed(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def score(self, prompt: str, response: str, finished: bool) -> float:
+        """Between 0 and 1, whatever the response."""
+        drawn = float(torch.rand((), generator=self._generator))
+        return drawn if zlib.crc32(prompt.encode()) % 1000 < 1000 * self._loud else 0.0
+
+
+def config_of(words: Sequence[str]) -> dict[str, Any]:
+    """The composed config of what is timed."""
+    named = [] if any(word.startswith("algorithm=") for word in words) else ["algorithm=gspo"]
+    return compose.plan([*_NEVER, *named, *words])[0].config
+
+
+def model_of(config: dict[str, Any]) -> PreTrainedModel:
+    """Untrained; equal configs give equal weights."""
+    task = instantiate(config["task"])
+    return build.build(config["model"]["config"], task.tokenizer, derive(0, "speed"), config["device"])
+
+
+class Ours:
+    """This suite."""
+
+    def __init__(self, words: Sequence[str], loud: float = 1.0) -> None:
+        self.config = config_of(words)
+        task: Any = Scored(instantiate(self.config["task"]), loud)
+        self.trainer = Trainer(model_of(self.config), task, self.config)
+        self._steps = 0
+
+    def step(self) -> dict[str, Any]:
+        """One step of training; its row of the table ``steps``."""
+        self._steps += 1
+        return self.trainer.step(self._steps).rows["steps"][0]
+
+
+class Plain:
+    """As anyone would write it with transformers alone: generate, a forward for the old policy, updates."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.config = config_of(words)
+        self.model, self.task = model_of(self.config), instantiate(self.config["task"])
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
+        self._generation = GenerationConfig(
+            do_sample=True, top_k=0, max_new_tokens=self.task.max_new_tokens, pad_token_id=0
+        )
+        self._steps = 0
+
+    def step(self) -> dict[str, Any]:
+        """One rollout and its updates; nothing is measured."""
+        self._steps += 1
+        said = self.generate(self._steps)
+        with torch.no_grad():
+            self._logprobs(said)
+        rows_B = torch.randperm(len(said.tokens_BS))
+        for rows in rows_B.chunk(self.config["updates_per_rollout"]):
+            self.update(said.rows(rows))
+        return {}
+
+    def generate(self, number: int) -> Sequences:
+        """Sampled by ``model.generate``, without log-probabilities."""
+        rollout = self.config["rollout"]
+        prompts = self.task.sample(rollout["prompts"], numpy_generator(number, "speed"))
+        repeated = [prompt for prompt in prompts for _ in range(rollout["responses"])]
+        encoded = self.task.tokenizer(repeated, padding=True, padding_side="left", return_tensors="pt")
+        encoded = encoded.to(self.model.device)
+        generate: Any = self.model.generate
+        tokens_BS = generate(
+            input_ids=encoded["input_ids"],
+            attention_mask=encoded["attention_mask"],
+            generation_config=self._generation,
+        )
+        width = encoded["input_ids"].shape[1]
+        mask_BS = torch.cat([encoded["attention_mask"], (tokens_BS[:, width:] != 0).long()], 1)
+        return Sequences(tokens_BS, mask_BS, tokens_BS.shape[1] - width)
+
+    def update(self, said: Sequences) -> None:
+        """A policy gradient."""
+        logprobs_BT = self._logprobs(said)
+        (-logprobs_BT * said.response_mask_BT).mean().backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _logprobs(self, said: Sequences) -> torch.Tensor:
+        tokens_BF, mask_BF = said.tokens_BS[:, :-1], said.mask_BS[:, :-1]
+        logits_BTV = self.model(
+            input_ids=tokens_BF,
+            attention_mask=mask_BF,
+            position_ids=positions(mask_BF),
+            use_cache=False,
+            logits_to_keep=said.response_width,
+        ).logits
+        targets_BT = said.tokens_BS[:, -said.response_width :]
+        return logits_BTV.log_softmax(-1).gather(-1, targets_BT[..., None]).squeeze(-1)
+
+
+class TRL:
+    """TRL's GRPOTrainer with GSPO's loss, as it comes; it trains in a thread of its own, a rollout at a time.
+
+    Raises ImportError without TRL (the extra ``oracles``).
+    """
+
+    def __init__(self, words: Sequence[str], loud: float = 1.0) -> None:
+        from datasets import Dataset
+        from transformers import TrainerCallback
+        from trl import GRPOConfig, GRPOTrainer
+
+        self.config = config_of(words)
+        rollout, updates = self.config["rollout"], self.config["updates_per_rollout"]
+        rows = rollout["prompts"] * rollout["responses"]
+        task = instantiate(self.config["task"])
+        scored = Scored(task, loud)
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._error: BaseException | None = None
+
+        def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+            return [scored.score(each, said, True) for each, said in zip(prompts, completions, strict=True)]
+
+        go, done = self._go, self._done
+
+        class Turns(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                if state.global_step % updates == 0:
+                    done.release()
+                    go.acquire()
+
+        with tempfile.TemporaryDirectory() as folder:
+            settings = GRPOConfig(
+                output_dir=folder,
+                per_device_train_batch_size=rows // updates,
+                num_generations=rollout["responses"],
+                generation_batch_size=rows,
+                max_completion_length=task.max_new_tokens,
+                importance_sampling_level="sequence",
+                loss_type="grpo",
+                beta=0.0,
+                learning_rate=3e-4,
+                max_steps=1_000_000,
+                use_cpu=self.config["device"] == "cpu",
+                bf16=False,
+                gradient_checkpointing=False,
+                report_to=[],
+                logging_strategy="no",
+                save_strategy="no",
+                disable_tqdm=True,
+                **_BAND,
+            )
+        self._trainer = GRPOTrainer(
+            model=model_of(self.config),
+            reward_funcs=reward,
+            args=settings,
+            train_dataset=Dataset.from_dict({"prompt": task.sample(4096, numpy_generator(0, "speed"))}),
+            processing_class=task.tokenizer,
+            callbacks=[Turns()],
+        )
+        self._thread = threading.Thread(target=self._train, daemon=True)
+
+    def _train(self) -> None:
+        self._go.acquire()
+        try:
+            self._trainer.train()
+        except BaseException as error:
+            self._error = error
+            self._done.release()
+
+    def step(self) -> dict[str, Any]:
+        """One rollout and its updates."""
+        if not self._thread.is_alive() and self._error is None:
+            self._thread.start()
+        self._go.release()
+        self._done.acquire()
+        if self._error is not None:
+            raise RuntimeError("TRL's trainer stopped") from self._error
+        return {}

@@ -1,0 +1,200 @@
+"""Seconds of interleaved rounds, and what they say: medians, and ratios of the same rounds with their range."""
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+
+from steadymoe.algorithms import names
+from steadymoe.bench.rollout import sample
+from steadymoe.bench.seeding import numpy_generator, torch_generator
+from steadymoe.bench.speed.arms import Arm, Ours, Plain
+from steadymoe.models import build
+
+# Steps that are added up before arms are compared: one in so many has the forwards of the probes.
+BLOCK = 4
+SAVINGS = ("share_prompts", "trim_padding", "skip_silent", "drop_finished")
+# Dial → the overrides at each of its values, from few to many.
+DIALS: dict[str, dict[int, list[str]]] = {
+    "prompts": {value: [f"rollout.prompts={value}"] for value in (8, 16, 32, 64)},
+    "operands": {value: [f"task.min_operands={value}", f"task.max_operands={value}"] for value in (3, 6, 12)},
+    "layers": {value: [f"model.config.num_hidden_layers={value}"] for value in (2, 4, 8)},
+    "experts": {value: [f"model.config.num_experts={value}"] for value in (4, 8, 16, 32)},
+    "updates": {value: [f"updates_per_rollout={value}"] for value in (1, 2, 4, 8, 16)},
+}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of what is compared, block by block."""
+
+    median: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
+
+
+def seconds(device: str) -> float:
+    """A clock: of this process's processor time, which other work does not lengthen; on a GPU of the wall."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()
+
+
+def interleaved(
+    arms: Mapping[str, Arm], blocks: int, device: str = "cpu"
+) -> tuple[dict[str, list[float]], dict[str, list[dict[str, Any]]]]:
+    """Seconds of every block of every arm, and what each step said of itself; the first block warms up."""
+    taken: dict[str, list[float]] = {name: [] for name in arms}
+    said: dict[str, list[dict[str, Any]]] = {name: [] for name in arms}
+    for block in range(blocks + 1):
+        sums = dict.fromkeys(arms, 0.0)
+        for _ in range(BLOCK):
+            for name, arm in arms.items():
+                begun = seconds(device)
+                row = arm.step()
+                sums[name] += seconds(device) - begun
+                if block:
+                    said[name].append(row)
+        if block:
+            for name, total in sums.items():
+                taken[name].append(total / BLOCK)
+    return taken, said
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """``theirs`` over ``ours``, of each block: how many times as fast ours is."""
+    each = [other / one for one, other in zip(ours, theirs, strict=True)]
+    return Ratio(statistics.median(each), min(each), max(each))
+
+
+def stages(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The share of each stage in the time of steps, from the rows of the table ``steps``."""
+    names = ("rollout_seconds", "old_policy_seconds", "update_seconds", "probe_seconds")
+    sums = {name.removesuffix("_seconds"): sum(row[name] for row in rows) for name in names}
+    return {name: value / sum(sums.values()) for name, value in sums.items()}
+
+
+def matmul_peak(device: str = "cpu", size: int = 1024, rounds: int = 7) -> float:
+    """FLOP/s of the best of several fp32 products of square matrices."""
+    a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+    best = float("inf")
+    for _ in range(rounds):
+        begun = seconds(device)
+        for _ in range(4):
+            a @ b
+        best = min(best, (seconds(device) - begun) / 4)
+    return 2 * size**3 / best
+
+
+def useful_flop(arm: Ours) -> float:
+    """Of a step's training: 6 a parameter and token for updates, 2 for the old policy; a prompt counts once a group.
+
+    Parameters are those that one token uses, the embedding left out where it is not the output head too.
+    """
+    config = arm.config
+    rollout, task = config["rollout"], instantiate(config["task"])
+    model = arm.trainer.model
+    active = build.size(model)["active_parameters"]
+    if not model.config.tie_word_embeddings:
+        active -= model.config.vocab_size * model.config.hidden_size
+    prompts = task.sample(rollout["prompts"], numpy_generator(0, "speed"))
+    prompt_tokens = sum(len(task.tokenizer(prompt)["input_ids"]) for prompt in prompts)
+    return 8.0 * active * (prompt_tokens + rollout["prompts"] * rollout["responses"] * (task.max_new_tokens - 1))
+
+
+def generation(words: Sequence[str], rounds: int) -> Ratio:
+    """How many times as fast as ``model.generate`` our sampling is, at responses of equal length."""
+    plain = Plain(words)
+    rollout, task = plain.config["rollout"], plain.task
+    ours, theirs = [], []
+    for number in range(rounds + 1):
+        prompts = task.sample(rollout["prompts"], numpy_generator(number, "speed"))
+        encoded = task.tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
+        begun = time.process_time()
+        sample(
+            plain.model,
+            encoded["input_ids"],
+            encoded["attention_mask"],
+            responses=rollout["responses"],
+            end=-1,  # no end: both make every response as long as it may be
+            max_new_tokens=task.max_new_tokens,
+            generator=torch_generator(number, "speed"),
+        )
+        middle = time.process_time()
+        plain.generate(number)
+        if number:
+            ours.append(middle - begun)
+            theirs.append(time.process_time() - middle)
+    return ratio(ours, theirs)
+
+
+def peak_memory(words: Sequence[str]) -> int:
+    """Bytes that a process holds at most while it makes two steps; a process of its own, interpreter included."""
+    code = (
+        "import sys, torch; torch.set_num_threads(1); from steadymoe.bench.speed.measure import two_steps; "
+        "print(two_steps(sys.argv[1:]))"
+    )
+    made = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    return int(made.stdout.split()[-1])
+
+
+def two_steps(words: Sequence[str]) -> int:
+    """Make two steps and return the most memory that this process has held, in bytes."""
+    arm = Ours(words)
+    arm.step()
+    arm.step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def scaling(words: Sequence[str], steps: int) -> list[dict[str, Any]]:
+    """Seconds of a step at each value of each of ``DIALS``, all else as in ``words``: dial, value, seconds."""
+    rows = []
+    for dial, values in DIALS.items():
+        arms = {value: Ours([*words, *more]) for value, more in values.items()}
+        taken: dict[int, list[float]] = {value: [] for value in arms}
+        for number in range(steps + 1):
+            for value, arm in arms.items():
+                begun = time.process_time()
+                arm.step()
+                if number:
+                    taken[value].append(time.process_time() - begun)
+        rows += [{"dial": dial, "value": value, "seconds": statistics.median(each)} for value, each in taken.items()]
+    return rows
+
+
+def losses(rounds: int) -> dict[str, float]:
+    """Of every algorithm the share of its loss, forward and backward, in an update of micro: medians."""
+    arms = {name: Ours(["model=micro", f"algorithm={name}"]).trainer for name in names()}
+    shares: dict[str, list[float]] = {name: [] for name in arms}
+    prepared = {}
+    for name, trainer in arms.items():
+        made, _, _ = trainer.sample(1)
+        minibatches = trainer.minibatches(1)
+        prepared[name] = made, trainer.learner.old_policy(made, minibatches), minibatches[0]
+    for number in range(rounds + 1):
+        for name, (made, old, parts) in prepared.items():
+            learner, rows = arms[name].learner, torch.cat([part.rows_M for part in parts])
+            advantages_BT = torch.ones_like(made.logprobs_BT)
+            begun = time.process_time()
+            learner.update(made, old, advantages_BT, parts)
+            update = time.process_time() - begun
+            now = learner.forwards(learner.model, made, rows)
+            whole = len(rows), int(made.sequences.response_mask_BT[rows].sum())
+            batch = learner.batch(made, old, advantages_BT, rows, now, whole)
+            batch = replace(batch, logprobs_BT=batch.logprobs_BT.detach().requires_grad_())
+            begun = time.process_time()
+            learner.objective(batch).loss.backward()
+            if number:  # the first round warms up
+                shares[name].append((time.process_time() - begun) / update)
+    return {name: statistics.median(values) for name, values in shares.items()}

@@ -1,0 +1,231 @@
+"""The benchmark as a whole: what is timed against what, the numbers as JSON, and their tables as Markdown."""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from steadymoe.bench import atomic, run
+from steadymoe.bench.figures import style
+from steadymoe.bench.speed import measure
+from steadymoe.bench.speed.arms import TRL, Arm, Ours, Plain
+from steadymoe.bench.speed.measure import SAVINGS, Ratio, interleaved, ratio
+
+MODELS = ("micro", "tiny", "deep")
+# As TRL's defaults would have it: mini-batches of 64 responses out of 256.
+UPDATES = 4
+# Those that are compared with TRL at other lengths and signals too.
+BESIDE_TRL = ("micro", "tiny")
+_TASKS = {"chain": [], "chain of ten": ["task.min_operands=10", "task.max_operands=10"]}
+
+
+def main(words: list[str]) -> None:
+    """Measure, write ``speed.json``, ``speed.md`` and the figure, and print the tables or the JSON."""
+    parser = argparse.ArgumentParser(prog="steadymoe speed", description=__doc__)
+    parser.add_argument("--model", nargs="+", default=list(MODELS), help="names from conf/model")
+    parser.add_argument("--blocks", type=int, default=3, help=f"interleaved blocks of {measure.BLOCK} steps")
+    parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder (default: results/speed)")
+    parser.add_argument("--json", action="store_true", help="print the numbers in place of the tables")
+    arguments = parser.parse_args(words)
+    torch.set_num_threads(1)
+    begun = time.monotonic()
+    numbers = everything(arguments.model, arguments.blocks)
+    numbers["minutes"] = round((time.monotonic() - begun) / 60, 1)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    texts = {"speed.json": json.dumps(numbers, indent=1) + "\n", "speed.md": markdown(numbers)}
+    for name, text in texts.items():
+        atomic.write(arguments.out / name, partial(Path.write_text, data=text))
+    figure = scaling_figure(pd.DataFrame(numbers["scaling"]))
+    for suffix in ("png", "svg"):
+        atomic.write(arguments.out / f"scaling.{suffix}", partial(style.save, figure, suffix=suffix))
+    print(texts["speed.json" if arguments.json else "speed.md"])
+
+
+def everything(models: list[str], blocks: int) -> dict[str, Any]:
+    """All numbers: machine, versions, and by model what a step costs and is made of."""
+    names = ["torch", "transformers", *(["trl"] if find_spec("trl") else [])]
+    found: dict[str, Any] = {
+        "machine": {"system": platform.system(), "cpu": run.processor(), "cores": os.cpu_count(), "threads": 1},
+        "versions": {name: version(name) for name in names},
+        "matmul_gflops": measure.matmul_peak() / 1e9,
+        "blocks": blocks,
+    }
+    if "trl" not in found["versions"]:
+        _say("TRL is not installed here: `make speed` installs it")
+    found["models"] = {}
+    for model in models:
+        _say(f"{model}: steps beside TRL, plain transformers, the dense twin, and without each saving")
+        found["models"][model] = of_model(model, blocks)
+    _say("what the loss of every algorithm costs")
+    found["losses"] = measure.losses(rounds=7)
+    _say("how a step of micro grows")
+    found["scaling"] = measure.scaling(["model=micro", f"updates_per_rollout={UPDATES}"], steps=5)
+    return found
+
+
+def of_model(model: str, blocks: int) -> dict[str, Any]:
+    """The numbers of one model; of ``BESIDE_TRL`` also with longer prompts and with signal in half of the groups."""
+    words = [f"model={model}", f"updates_per_rollout={UPDATES}"]
+    ours = Ours(words)
+    arms: dict[str, Arm] = {
+        "ours": ours,
+        "measure=little": Ours([*words, "measure=little"]),
+        "sampler_as_old": Ours([*words, "savings.sampler_as_old=10"]),
+        "no savings": Ours([*words, *(f"savings.{name}=false" for name in SAVINGS)]),
+        "dense twin": Ours([f"model=dense_{model}", *words[1:]]),
+        "plain transformers": Plain(words),
+    }
+    if find_spec("trl"):
+        arms["TRL"] = TRL(words)
+    taken, said = interleaved(arms, blocks)
+    rows = said["ours"]
+    sampled = sum(row["tokens_sampled"] for row in rows)
+    trained = sum(row["update_tokens_per_second"] * row["update_seconds"] for row in rows)
+    rollout_seconds, update_seconds = (sum(row[f"{name}_seconds"] for row in rows) for name in ("rollout", "update"))
+    training = sum(row["old_policy_seconds"] for row in rows) + update_seconds
+    found: dict[str, Any] = {
+        "seconds": {name: statistics.median(each) for name, each in taken.items()},
+        "times_as_fast": {name: vars(ratio(taken["ours"], each)) for name, each in taken.items() if name != "ours"},
+        "stages": measure.stages(rows),
+        "rollout_tokens_per_second": sampled / rollout_seconds,
+        "training_tokens_per_second": trained / update_seconds,
+        "useful_gflops": measure.useful_flop(ours) * len(rows) / training / 1e9,
+        "times_generate": vars(measure.generation(words, blocks * measure.BLOCK)),
+        "peak_mib": measure.peak_memory(words) / 2**20,
+    }
+    found["savings"] = savings(words, blocks)
+    if find_spec("trl") and model in BESIDE_TRL:
+        found["beside_trl"] = {
+            f"{task}, signal in {'all' if loud == 1 else 'half'}": beside_trl([*words, *more], loud, blocks)
+            for task, more in _TASKS.items()
+            for loud in (1.0, 0.5)
+        }
+    return found
+
+
+def savings(words: list[str], blocks: int) -> dict[str, dict[str, float]]:
+    """How many times as long a step takes with each saving alone switched off; signal in half of the groups."""
+    arms: dict[str, Arm] = {"ours": Ours(words, 0.5)}
+    arms |= {name: Ours([*words, f"savings.{name}=false"], 0.5) for name in SAVINGS}
+    taken, _ = interleaved(arms, blocks)
+    return {name: vars(ratio(taken["ours"], taken[name])) for name in SAVINGS}
+
+
+def beside_trl(words: list[str], loud: float, blocks: int) -> dict[str, float]:
+    """How many times as fast as TRL's trainer a step is, all metrics on."""
+    taken, _ = interleaved({"ours": Ours(words, loud), "TRL": TRL(words, loud)}, blocks)
+    return vars(ratio(taken["ours"], taken["TRL"]))
+
+
+def markdown(numbers: dict[str, Any]) -> str:
+    """The numbers as tables."""
+    machine, models = numbers["machine"], numbers["models"]
+    versions = ", ".join(f"{name} {number}" for name, number in numbers["versions"].items())
+    lines = [
+        f"{machine['cores']} cores of {machine['cpu']}, one thread; {versions}; fp32 matmul peak "
+        f"{numbers['matmul_gflops']:.0f} GFLOP/s. 32 prompts × 8 responses, {UPDATES} updates. Medians of "
+        f"{numbers['blocks']} blocks of {measure.BLOCK} steps, ratios of the same blocks with their range.",
+        "",
+        _table(
+            {
+                "seconds a step": lambda one: f"{one['seconds']['ours']:.3f}",
+                "TRL takes": lambda one: _times(one, "TRL"),
+                "plain transformers take": lambda one: _times(one, "plain transformers"),
+                "without savings": lambda one: _times(one, "no savings"),
+                "with `measure=little`": lambda one: _times(one, "measure=little"),
+                "with `savings.sampler_as_old=10`": lambda one: _times(one, "sampler_as_old"),
+                "the dense twin takes": lambda one: _times(one, "dense twin"),
+                "sampling beside `generate`": lambda one: f"{Ratio(**one['times_generate'])} times as fast",
+                "rollout tokens/s": lambda one: f"{one['rollout_tokens_per_second']:,.0f}",
+                "training tokens/s": lambda one: f"{one['training_tokens_per_second']:,.0f}",
+                "useful arithmetic of training": lambda one: (
+                    f"{one['useful_gflops']:.1f} GFLOP/s, {one['useful_gflops'] / numbers['matmul_gflops']:.0%} of peak"
+                ),
+                "peak memory of a process": lambda one: f"{one['peak_mib']:,.0f} MiB",
+                **{
+                    f"share of {stage.replace('_', ' ')}": partial(_stage, stage)
+                    for stage in next(iter(models.values()))["stages"]
+                },
+            },
+            models,
+        ),
+        "",
+        "A step without one saving, signal in half of the groups:",
+        "",
+        _table({f"`savings.{name}=false`": partial(_without, name) for name in SAVINGS}, models),
+    ]
+    beside = {name: one for name, one in models.items() if "beside_trl" in one}
+    if beside:
+        rows = {case: partial(_beside, case) for case in next(iter(beside.values()))["beside_trl"]}
+        lines += ["", "How many times as long TRL's step takes, by task and groups with a signal:", ""]
+        lines.append(_table(rows, beside))
+    dearest = sorted(numbers["losses"].items(), key=lambda each: -each[1])[:3]
+    lines += ["", "Share of a loss, forward and backward, in an update of micro, the three dearest algorithms: "]
+    median = statistics.median(numbers["losses"].values())
+    lines[-1] += ", ".join(f"{name} {share:.1%}" for name, share in dearest) + f"; median of all {median:.1%}."
+    frame = pd.DataFrame(numbers["scaling"])
+    lines += ["", "Seconds a step of micro as one dial is turned:", "", "| dial | seconds |", "|---|---|"]
+    for dial, group in frame.groupby("dial", sort=False):
+        cells = ", ".join(f"{value}: {each:.3f}" for value, each in zip(group["value"], group["seconds"], strict=True))
+        lines.append(f"| {dial} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: dict[str, Any], models: dict[str, Any]) -> str:
+    head = f"| | {' | '.join(models)} |\n|---|{'---|' * len(models)}\n"
+    return head + "\n".join(
+        f"| {name} | {' | '.join(cell(one) for one in models.values())} |" for name, cell in rows.items()
+    )
+
+
+def _times(one: dict[str, Any], name: str) -> str:
+    found = one["times_as_fast"].get(name)
+    return "–" if found is None else f"{Ratio(**found)} × the time"
+
+
+def _stage(stage: str, one: dict[str, Any]) -> str:
+    return f"{one['stages'][stage]:.0%}"
+
+
+def _without(name: str, one: dict[str, Any]) -> str:
+    return f"{Ratio(**one['savings'][name])} × the time"
+
+
+def _beside(case: str, one: dict[str, Any]) -> str:
+    return str(Ratio(**one["beside_trl"][case]))
+
+
+def scaling_figure(rows: pd.DataFrame) -> style.Sheet:
+    """Seconds of a step over each dial, both logarithmic."""
+    dials = list(dict.fromkeys(rows["dial"]))
+    with style.house():
+        figure, axes = style.panels(2, 3, 3.2, width=style.TWO_COLUMNS, sharey=True)
+        for axis, dial in zip(axes, dials, strict=False):
+            ours = rows[rows["dial"] == dial]
+            axis.plot(ours["value"], ours["seconds"], "o-", color=style.COLOURS[0], linewidth=1.1, markersize=3)
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log")
+            axis.set_xticks(ours["value"], [str(value) for value in ours["value"]])
+            axis.set_xlabel(dial)
+            shown = pd.DataFrame({"x": ours["value"], "mean": ours["seconds"]})
+            style.note(axis, dial, shown, "seconds a step")
+        for axis in axes[len(dials) :]:
+            axis.remove()
+        for axis in (axes[0], axes[3]):
+            axis.set_ylabel("seconds a step")
+        return style.finish(figure, None, "Processor seconds of one thread, median over 5 steps of micro; no interval.")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

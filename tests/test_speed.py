@@ -1,0 +1,78 @@
+"""The benchmark times real steps, and its page is that of the recorded numbers."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from test_run import SMALL
+
+from steadymoe.bench.speed import measure, run
+from steadymoe.bench.speed.arms import Ours, Plain
+
+ROOT = Path(__file__).parent.parent
+RECORDED = ROOT / "results" / "speed" / "speed.json"
+WORDS = [word for word in SMALL if not word.startswith(("steps", "evaluation", "cold_start"))]
+
+
+class Counting:
+    """Takes a known time, as far as the clock is patched."""
+
+    def __init__(self, clock: list[float], takes: float) -> None:
+        self.clock, self.takes, self.steps = clock, takes, 0
+
+    def step(self) -> dict[str, Any]:
+        self.steps += 1
+        self.clock[0] += self.takes
+        return {"number": self.steps}
+
+
+def test_arms_take_turns_and_the_first_block_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(measure, "seconds", lambda device: clock[0])
+    fast, slow = Counting(clock, 1.0), Counting(clock, 2.5)
+    taken, said = measure.interleaved({"fast": fast, "slow": slow}, blocks=3)
+    assert taken == {"fast": [1.0] * 3, "slow": [2.5] * 3}
+    assert fast.steps == slow.steps == 4 * measure.BLOCK
+    assert [row["number"] for row in said["fast"]] == list(range(measure.BLOCK + 1, 4 * measure.BLOCK + 1))
+    assert measure.ratio(taken["fast"], taken["slow"]) == measure.Ratio(2.5, 2.5, 2.5)
+    assert measure.ratio([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]) == measure.Ratio(0.5, 0.25, 1.0)
+
+
+def test_all_groups_have_a_signal_or_about_half() -> None:
+    rows = [Ours([*WORDS, "rollout.prompts=32"], loud).step() for loud in (1.0, 0.5)]
+    assert rows[0]["reward"] == pytest.approx(0.5, abs=0.1)
+    assert rows[1]["reward"] == pytest.approx(0.25, abs=0.12)
+    assert rows[0]["groups_without_signal"] == 0
+    assert 0.2 < rows[1]["groups_without_signal"] < 0.8
+
+
+def test_stages_are_shares_and_arithmetic_counts_a_prompt_once() -> None:
+    ours = Ours(WORDS)
+    shares = measure.stages([ours.step()])
+    assert sum(shares.values()) == pytest.approx(1)
+    assert min(shares.values()) > 0
+    twice = Ours([word.replace("rollout.responses=8", "rollout.responses=16") for word in WORDS])
+    assert 1 < measure.useful_flop(twice) / measure.useful_flop(ours) < 2
+
+
+def test_plain_transformers_learn_too() -> None:
+    arm = Plain(WORDS)
+    before = [weight.detach().clone() for weight in arm.model.parameters()]
+    arm.step()
+    assert any((weight != was).any() for weight, was in zip(arm.model.parameters(), before, strict=True))
+
+
+def test_the_page_and_its_figure_are_those_of_the_recorded_numbers() -> None:
+    numbers = json.loads(RECORDED.read_text())
+    page = (ROOT / "docs" / "speed.md").read_text()
+    assert run.markdown(numbers) in page
+    assert run.markdown(numbers) == RECORDED.with_suffix(".md").read_text()
+    figure = run.scaling_figure(pd.DataFrame(numbers["scaling"]))
+    assert len(figure.numbers) == sum(len(values) for values in measure.DIALS.values())
+    assert {axis.get_xlabel() for axis in figure.axes} == set(measure.DIALS)
+    assert all(axis.get_xscale() == axis.get_yscale() == "log" for axis in figure.axes)
+    for link in re.findall(r"\]\(([^)#:]+)\)", page):
+        assert (ROOT / "docs" / link).exists(), link
