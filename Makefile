@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ORACLES := .oracles
 MEGABLOCKS := $(VENV)/megablocks
 
-.PHONY: quickstart test check lint speed oracles megablocks test-megablocks check-launchers clean
+.PHONY: quickstart test check figures lint speed oracles megablocks test-megablocks check-launchers clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "steadymoe needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (choose another with PYTHON=python3.12)")'
@@ -26,10 +26,13 @@ check: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,reasoning]'
 	$(BIN)/python -m pytest -k reasoning_gym
 	$(BIN)/steadymoe run experiment=every_algorithm
-	$(BIN)/steadymoe report --experiment every_algorithm
-	cp results/tables/every_algorithm-summary.md results/tables/every_algorithm-summary.csv \
-	  results/tables/every_algorithm-runs.csv results/reference/tables/
+	$(BIN)/steadymoe report --experiment every_algorithm --keep results/reference
+	$(BIN)/steadymoe report --experiment every_algorithm --results results/reference
 	$(BIN)/python -m pytest -m check -rs
+
+# Every table and figure of results/reference again, from results/reference/data.
+figures: $(READY)
+	$(BIN)/steadymoe report --results results/reference
 
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
 lint: $(READY)

@@ -120,7 +120,7 @@ def _lacks(paper: Paper, what: str) -> str:
     return f"{paper.id} {paper.name} lacks {what}: {draw.command(paper)}"
 
 
-def _papers(experiment: str) -> list[Paper]:
+def papers(experiment: str) -> list[Paper]:
     """The figures that an experiment is asked for: those it is made for, or every one if it is made for none."""
     own = [paper for paper in FIGURES.values() if paper.experiment == experiment and not paper.variant]
     every = [paper for paper in FIGURES.values() if not paper.variant]
@@ -158,7 +158,7 @@ def _section(
         files.append(results / "tables" / file)
         atomic.write(files[-1], partial(Path.write_text, data=text))
     figures, lacking = [], []
-    for paper in _papers(name):
+    for paper in papers(name):
         if said := paper.lacks(data):
             lacking += [(paper, said)] if paper.experiment == name else []
             continue

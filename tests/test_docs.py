@@ -4,10 +4,9 @@ import re
 import shlex
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from steadymoe.bench import catalogue, columns, compose, record, tables
+from steadymoe.bench import archive, catalogue, columns, compose, tables
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -43,15 +42,15 @@ def test_every_link_and_make_target_of_the_readme_exists() -> None:
         assert (ROOT / target).exists(), target
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(
-        r"make (quickstart|test|check|speed|oracles|megablocks|test-megablocks|check-launchers)(?![\w-])", README
+        r"make (quickstart|test|check|figures|speed|oracles|megablocks|test-megablocks|check-launchers)(?![\w-])",
+        README,
     ):
         assert f"\n{target}:" in makefile
 
 
 def test_the_readmes_table_is_that_of_the_recorded_runs() -> None:
-    runs = pd.read_csv(REFERENCE / "tables" / "quickstart-runs.csv", keep_default_na=False)
-    steps = pd.read_parquet(REFERENCE / "data" / "quickstart-steps.parquet")
-    rebuilt = tables.to_markdown(tables.summary(steps, runs[runs["status"].isin(record.ENDED)]))
+    kept = archive.load(REFERENCE, "quickstart")
+    rebuilt = tables.to_markdown(tables.summary(kept["steps"], kept["runs"]))
     assert rebuilt in (REFERENCE / "tables" / "quickstart-summary.md").read_text()
     assert rebuilt in README
 
@@ -61,7 +60,7 @@ def test_the_catalogue_of_algorithms_is_fresh() -> None:
 
 
 def test_the_readmes_claims_are_those_of_the_recorded_runs() -> None:
-    steps = pd.read_parquet(REFERENCE / "data" / "quickstart-steps.parquet")
+    steps = archive.load(REFERENCE, "quickstart")["steps"]
     means = steps.groupby(["metric", "seed", "arm"])["value"].mean()
     slower = means["reward"].unstack("arm")
     assert (slower["gspo"] < slower["grpo"]).all()

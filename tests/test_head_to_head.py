@@ -6,6 +6,7 @@ import pytest
 
 from steadymoe.bench import head_to_head, tables
 from steadymoe.bench.stats import over_seeds
+from steadymoe.bench.survival import logrank
 
 SEEDS = range(4)
 
@@ -24,7 +25,8 @@ def steps_of(arm: str, seed: int, reward: list[float], tokens: float, ended: int
 
 
 def runs_of(*arms: str) -> pd.DataFrame:
-    rows = [{"arm": arm, "seed": seed, "updates_per_rollout": 2, "responses": 8} for arm in arms for seed in SEEDS]
+    shared = {"updates_per_rollout": 2, "responses": 8, "steps": 40}
+    rows = [{"arm": arm, "seed": seed, "diverged_step": np.nan} | shared for arm in arms for seed in SEEDS]
     return pd.DataFrame(rows)
 
 
@@ -40,7 +42,7 @@ def evaluations(wins: dict[str, list[float]]) -> pd.DataFrame:
         for seed in SEEDS
         for index, score in enumerate(scores)
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["arm", "seed", "prompt", "score"])
 
 
 def compared(slow: list[float], ended: int | None = None) -> pd.Series:
@@ -90,6 +92,18 @@ def test_a_lost_run_has_spent_what_it_had_when_it_ended() -> None:
     whole = compared([0.3] * 40)
     (short,), (long,) = ([cell for name, cell in row.items() if str(name)[:6] == "update"] for row in (level, whole))
     assert short.estimate.mean == pytest.approx(long.estimate.mean / 4)
+
+
+def test_collapses_are_compared_by_log_rank() -> None:
+    arms = {"fast": [np.nan] * 4, "slow": [5.0, 6.0, 8.0, np.nan], "calm": [np.nan] * 4}
+    runs = runs_of(*arms)
+    runs["diverged_step"] = [step for steps in arms.values() for step in steps]
+    steps = pd.concat([steps_of(arm, seed, [0.5 + 0.1 * (arm == "fast")] * 40, 10.0) for arm in arms for seed in SEEDS])
+    made = head_to_head.table(steps, runs, evaluations({})).set_index("arm")["p of collapse (Holm)"]
+    p = logrank([40] * 4, [5.0, 6.0, 8.0, None], [40] * 4, [None] * 4)
+    assert made["slow"] == pytest.approx(p)  # one comparison: where nobody collapsed there is none
+    assert 0 < p < 0.1
+    assert np.isnan(made["calm"])
 
 
 def test_one_arm_has_nobody_to_be_compared_with() -> None:
