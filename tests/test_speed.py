@@ -65,6 +65,14 @@ def test_plain_transformers_learn_too() -> None:
     assert any((weight != was).any() for weight, was in zip(arm.model.parameters(), before, strict=True))
 
 
+def test_a_process_of_its_own_says_what_it_took() -> None:
+    (alone,) = measure._processes(1, "ours", WORDS, 1)
+    assert alone["seconds"] > 0
+    assert 2**27 < alone["memory"] < 2**30  # a run of micro fits in 1 GiB
+    with pytest.raises(RuntimeError, match="failed"):
+        measure._processes(1, "ours", ["model=nothing"], 1)
+
+
 def test_the_page_and_its_figure_are_those_of_the_recorded_numbers() -> None:
     numbers = json.loads(RECORDED.read_text())
     page = (ROOT / "docs" / "speed.md").read_text()

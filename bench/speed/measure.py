@@ -1,5 +1,6 @@
 """Seconds of interleaved rounds, and what they say: medians, and ratios of the same rounds with their range."""
 
+import json
 import resource
 import statistics
 import subprocess
@@ -140,21 +141,49 @@ def generation(words: Sequence[str], rounds: int) -> Ratio:
 
 
 def peak_memory(words: Sequence[str]) -> int:
-    """Bytes that a process holds at most while it makes two steps; a process of its own, interpreter included."""
-    code = (
-        "import sys, torch; torch.set_num_threads(1); from steadymoe.bench.speed.measure import two_steps; "
-        "print(two_steps(sys.argv[1:]))"
-    )
-    made = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
-    return int(made.stdout.split()[-1])
+    """Bytes that a process of its own holds at most while it makes two steps, interpreter included."""
+    (process,) = _processes(1, "ours", words, 2)
+    return process["memory"]
 
 
-def two_steps(words: Sequence[str]) -> int:
-    """Make two steps and return the most memory that this process has held, in bytes."""
-    arm = Ours(words)
+def two_processes(kind: str, words: Sequence[str], steps: int) -> float:
+    """How many times as many steps two processes make in the same time as one; ``kind`` is ours or plain."""
+    (alone,), together = _processes(1, kind, words, steps), _processes(2, kind, words, steps)
+    return 2 * alone["seconds"] / max(each["seconds"] for each in together)
+
+
+def _processes(count: int, kind: str, words: Sequence[str], steps: int) -> list[dict[str, Any]]:
+    """What so many processes at once say of their steps."""
+    line = [sys.executable, "-m", __name__, kind, str(steps), *words]
+    running = [subprocess.Popen(line, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) for _ in range(count)]
+    try:
+        for each in running:
+            assert each.stdout is not None  # a pipe
+            if each.stdout.readline() != "ready\n":
+                raise RuntimeError(f"a process that was to be timed failed: {' '.join(line)}")
+        for each in running:
+            assert each.stdin is not None
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        return [json.loads(each.communicate()[0]) for each in running]
+    finally:
+        for each in running:
+            each.kill()
+            each.communicate()
+
+
+def _answer(kind: str, steps: int, words: Sequence[str]) -> None:
+    """Be one of ``_processes``: a first step, then wait for the word, then so many more."""
+    torch.set_num_threads(1)
+    arm = Ours(words) if kind == "ours" else Plain(words)
     arm.step()
-    arm.step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begun = time.perf_counter()
+    for _ in range(steps):
+        arm.step()
+    taken = time.perf_counter() - begun
+    print(json.dumps({"seconds": taken, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 
 def scaling(words: Sequence[str], steps: int) -> list[dict[str, Any]]:
@@ -198,3 +227,7 @@ def losses(rounds: int) -> dict[str, float]:
             if number:  # the first round warms up
                 shares[name].append((time.process_time() - begun) / update)
     return {name: statistics.median(values) for name, values in shares.items()}
+
+
+if __name__ == "__main__":
+    _answer(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -67,10 +67,13 @@ def everything(models: list[str], blocks: int) -> dict[str, Any]:
     for model in models:
         _say(f"{model}: steps beside TRL, plain transformers, the dense twin, and without each saving")
         found["models"][model] = of_model(model, blocks)
+    _say("two processes at once")
+    words = ["model=micro", f"updates_per_rollout={UPDATES}"]
+    found["two_processes"] = {kind: measure.two_processes(kind, words, steps=16) for kind in ("ours", "plain")}
     _say("what the loss of every algorithm costs")
     found["losses"] = measure.losses(rounds=7)
     _say("how a step of micro grows")
-    found["scaling"] = measure.scaling(["model=micro", f"updates_per_rollout={UPDATES}"], steps=5)
+    found["scaling"] = measure.scaling(words, steps=5)
     return found
 
 
@@ -170,6 +173,11 @@ def markdown(numbers: dict[str, Any]) -> str:
         rows = {case: partial(_beside, case) for case in next(iter(beside.values()))["beside_trl"]}
         lines += ["", "How many times as long TRL's step takes, by task and groups with a signal:", ""]
         lines.append(_table(rows, beside))
+    ours, plain = (numbers["two_processes"][kind] for kind in ("ours", "plain"))
+    lines += [
+        "",
+        f"Two processes of micro at once make {ours:.2f} times the steps of one; of plain transformers {plain:.2f}.",
+    ]
     dearest = sorted(numbers["losses"].items(), key=lambda each: -each[1])[:3]
     lines += ["", "Share of a loss, forward and backward, in an update of micro, the three dearest algorithms: "]
     median = statistics.median(numbers["losses"].values())
