@@ -97,7 +97,7 @@ def drift(steps: pd.DataFrame) -> Sheet:
             if logx:
                 panel.set_xscale("log")
             ticks = sorted(steps[x].unique())
-            panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            panel.set_xticks(ticks, [style.short(tick) for tick in ticks])
             panel.set_xticks([], minor=True)
             panel.set_xlabel(_AXES[x])
             panel.set_ylim(bottom=0)

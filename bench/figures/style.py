@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -126,6 +127,11 @@ def seeds(steps: pd.DataFrame) -> str:
 def span(counts: Sequence[int]) -> str:
     """One number where all are equal, otherwise the first and the last."""
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def short(number: float) -> str:
+    """The shorter of 0.0004 and 4e-4."""
+    return min(f"{number:g}", np.format_float_scientific(number, trim="-", exp_digits=1), key=len)
 
 
 def _each(counts: pd.Series) -> str:
