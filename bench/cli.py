@@ -36,8 +36,9 @@ def main() -> None:
         sub.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
         if verb == "report":
             sub.add_argument("--experiment", help="only this experiment (default: all)")
-            sub.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what figures need, without the runs")
-            sub.add_argument(
+            instead = sub.add_mutually_exclusive_group()
+            instead.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what figures need, without the runs")
+            instead.add_argument(
                 "--export", choices=("parquet", "csv"), help="write every number as one tidy table instead"
             )
         if verb == "figures":

@@ -120,12 +120,11 @@ class Forwards:
         """How sequences are fed: with the prompt of a group computed once where that is right and cheaper."""
         numbers = sequences.tokens_BS, sequences.mask_BS, sequences.response_width
         trim = self.config["savings"]["trim_padding"]
-        plain = layout.separate(*numbers, trim=trim)
-        if self.unshared is not None:
-            return plain
-        shared = layout.shared(*numbers, groups_B, trim=trim)
-        rows = [(fed.tokens_PX.shape[0], fed.tokens_PX.shape[1]) for fed in (plain, shared)]
-        return shared if layout.is_cheaper(self.model.config, self._active, *rows) else plain
+        if self.unshared is None:
+            extents = layout.extents(*numbers, groups_B, trim)
+            if layout.is_cheaper(self.model.config, self._active, *extents):
+                return layout.shared(*numbers, groups_B, trim=trim)
+        return layout.separate(*numbers, trim=trim)
 
     def _router_loss_refusal(self) -> str | None:
         """A prompt that is computed once would count once among the tokens that router losses average over."""

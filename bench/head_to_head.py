@@ -1,13 +1,15 @@
 """Every arm of an experiment against its best one, seed by seed: reward, held-out prompts, and what reward costs."""
 
-from typing import Any
+from contextlib import suppress
+from itertools import combinations
 
+import numpy as np
 import pandas as pd
 
 from steadymoe.bench import tables
 from steadymoe.bench.comparisons import holm, probability_of_improvement, ranking
 from steadymoe.bench.efficiency import Reached, cost_ratio, cost_to_reward, costs, win_rate
-from steadymoe.bench.stats import INTERVAL
+from steadymoe.bench.stats import INTERVAL, Estimate
 from steadymoe.bench.survival import logrank
 
 # The reward whose cost is compared: this share of the way from the first step's to the best arm's final reward.
@@ -16,13 +18,13 @@ COMPARED = ("updates", "samples", "tokens", "seconds")
 CAPTION = (
     f"Every arm against the one with the highest final reward, over the seeds that both have, with {INTERVAL}; where a "
     "seed is shared the cold start is. p: paired t test, Holm-corrected for all pairs of arms; p of collapse: log-rank "
-    "test of the steps to a collapse, Holm-corrected for all other arms. Better: P(arm > best) + P(equal)/2 over seeds "
-    "(Clopper and Pearson's interval). Held-out wins: share of held-out prompts that the arm answers better less the "
-    "share that the best arm does. The rest is training efficiency: how many times as many updates, samples, tokens "
-    "and seconds (of sampling, the old policy's forward and updates) as the best arm the arm needs until its reward, "
-    f"averaged over {tables.LAST_STEPS} steps, is {PART_OF_THE_GAIN:.0%} of the way from the first step's to the best "
-    "arm's final reward; geometric mean over seeds. ≥: in some seeds the arm never got there, and all that it spent is "
-    "entered; ≤: the best arm did not."
+    "test of the steps to a collapse, corrected likewise, which takes runs for independent. Better: P(arm > best) + "
+    "P(equal)/2 over seeds (Clopper and Pearson's interval). Held-out wins: share of held-out prompts that the arm "
+    "answers better less the share that the best arm does. The rest is training efficiency: how many times as many "
+    "updates, samples, tokens and seconds (of sampling, the old policy's forward and updates) as the best arm the arm "
+    f"needs until its reward, averaged over {tables.LAST_STEPS} steps, is {PART_OF_THE_GAIN:.0%} of the way from the "
+    "first step's to the best arm's final reward (left out where that is no gain); geometric mean over seeds. ≥: in "
+    "some seeds the arm never got there, and all that it spent is entered; ≤: the best arm did not."
 )
 
 
@@ -37,40 +39,52 @@ def table(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) ->
     best = ranked["arm"].iloc[0]
     finals = {str(arm): each.set_index("seed")["value"] for arm, each in tables.final_rewards(steps).groupby("arm")}
     target = _target(steps, finals[best].mean())
-    spent = {str(arm): _spent(steps[steps["arm"] == arm], ours, target) for arm, ours in runs.groupby("arm")}
+    spent = {}
+    if target is not None:
+        spent = {str(arm): _spent(steps[steps["arm"] == arm], ours, target) for arm, ours in runs.groupby("arm")}
     answers = {str(arm): each for arm, each in evaluations.groupby("arm")}
     p_collapse = _log_rank(runs, best)
     rows = []
     for row in ranked[ranked["arm"] != best].to_dict("records"):
         arm = row["arm"]
-        wins: dict[str, Any] = (
-            {"held-out wins": win_rate(answers[arm], answers[best])} if {arm, best} <= answers.keys() else {}
-        )
         rows.append(
             {"arm": arm, "against": best, "final reward, difference": row["difference"]}
             | {"p (Holm)": row["p_corrected"], "p of collapse (Holm)": p_collapse[arm]}
             | {"better": probability_of_improvement(finals[arm], finals[best])}
-            | wins
-            | {f"{unit} to {target:.3g}": cost_ratio(spent[arm][unit], spent[best][unit]) for unit in COMPARED}
+            | {"held-out wins": _wins(answers.get(arm), answers.get(best))}
+            | {
+                f"{unit} to {target:.3g}": cost_ratio(spent[arm][unit], spent[best][unit])
+                for unit in spent.get(arm, ())
+            }
         )
     return pd.DataFrame(rows)
 
 
+def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
+    """``win_rate``, or none where an arm has no evaluation or another task, and so other prompts."""
+    if ours is not None and best is not None:
+        with suppress(ValueError):
+            return win_rate(ours, best)
+    return Estimate(np.nan, np.nan, np.nan, 0)
+
+
 def _log_rank(runs: pd.DataFrame, best: str) -> dict[str, float]:
-    """By arm the p-value of a log-rank test that it collapses as the best one does, corrected for as many arms."""
+    """By arm the p-value of a log-rank test that it collapses as the best one does, corrected for all pairs of arms."""
     collapses = {
         str(arm): (ours["steps"].tolist(), [None if pd.isna(at) else float(at) for at in ours["diverged_step"]])
         for arm, ours in runs.groupby("arm")
     }
-    others = [arm for arm in collapses if arm != best]
-    return dict(zip(others, holm([logrank(*collapses[arm], *collapses[best]) for arm in others]), strict=True))
+    pairs = list(combinations(collapses, 2))
+    corrected = holm([logrank(*collapses[one], *collapses[other]) for one, other in pairs])
+    of_best = {frozenset(pair): float(p) for pair, p in zip(pairs, corrected, strict=True) if best in pair}
+    return {arm: of_best[frozenset((arm, best))] for arm in collapses if arm != best}
 
 
-def _target(steps: pd.DataFrame, best: float) -> float:
-    """The reward that is to be reached."""
+def _target(steps: pd.DataFrame, best: float) -> float | None:
+    """The reward that is to be reached; None where the best arm ends no higher than all began."""
     rewards = steps[steps["metric"] == "reward"]
     first = rewards.loc[rewards["step"] == rewards["step"].min(), "value"].mean()
-    return float(first + PART_OF_THE_GAIN * (best - first))
+    return float(first + PART_OF_THE_GAIN * (best - first)) if best > first else None
 
 
 def _spent(steps: pd.DataFrame, runs: pd.DataFrame, target: float) -> dict[str, dict[int, Reached]]:
@@ -79,6 +93,7 @@ def _spent(steps: pd.DataFrame, runs: pd.DataFrame, target: float) -> dict[str, 
     for run in runs.to_dict("records"):
         ours = steps[steps["seed"] == run["seed"]]
         wide = ours.pivot(index="step", columns="metric", values="value").sort_index().reset_index()
+        wide = wide.reindex(columns=list({*wide.columns, "tokens_sampled"}))
         wide = wide.dropna(subset="tokens_sampled")  # steps after a number that was not finite never took place
         if wide.empty:
             continue

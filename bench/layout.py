@@ -120,6 +120,16 @@ def shared(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, groups_B: Te
     )
 
 
+def extents(
+    tokens_BS: Tensor, mask_BS: Tensor, response_width: int, groups_B: Tensor, trim: bool
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """How many rows of how many positions ``separate`` and ``shared`` would feed."""
+    left, own = _padding(mask_BS, response_width) if trim else (0, response_width - 1)
+    width = tokens_BS.shape[1] - response_width - left
+    row_B, _, slots = _places(groups_B)
+    return (len(tokens_BS), width + own), (int(row_B.max()) + 1, width + slots * own)
+
+
 def _padding(mask_BS: Tensor, response_width: int) -> tuple[int, int]:
     """How many columns on the left are padding of all prompts, and one less than the longest response."""
     prompts_S = mask_BS[:, : mask_BS.shape[1] - response_width].any(0)

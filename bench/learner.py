@@ -17,7 +17,7 @@ from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import from_config
 from steadymoe.bench import drift, metrics
 from steadymoe.bench.forwards import Forwards, Part
-from steadymoe.bench.old_policy import OldPolicy, as_sampled
+from steadymoe.bench.old_policy import OldPolicy
 from steadymoe.bench.policy import Forward, Sequences
 from steadymoe.bench.rollout import Rollout
 from steadymoe.models.predictor import RoutePredictor
@@ -96,15 +96,11 @@ class Learner:
             router_logprobs_LBTE=joined([each.router_logprobs_LBTE for each in forwards], 1) if routed else None,
             router_inputs_LBTH=joined([each.router_inputs_LBTH for each in forwards], 1) if self.predictor else None,
             top_logprobs_BTK=joined([each.top_logprobs_BTK for each in forwards]),
-            reference_logprobs_BT=self._reference_logprobs(made, minibatches),
+            reference_logprobs_BT=self.reference_logprobs(made, minibatches),
         )
 
-    def as_sampled(self, made: Rollout, minibatches: list[list[Part]]) -> OldPolicy:
-        """The old policy as the sampler saw it (``savings.sampler_as_old``)."""
-        return as_sampled(made, self._reference_logprobs(made, minibatches))
-
     @torch.no_grad()
-    def _reference_logprobs(self, made: Rollout, minibatches: list[list[Part]]) -> Tensor | None:
+    def reference_logprobs(self, made: Rollout, minibatches: list[list[Part]]) -> Tensor | None:
         """Under the weights of the cold start, in the rollout's order; None unless a KL term asks for them."""
         if self._reference is None:
             return None
@@ -126,9 +122,6 @@ class Learner:
         losses, batches, outputs, forwards, predictions = [], [], [], [], []
         for part in parts:
             rows, blocks = part.rows_M, []
-            if not self._measures and not self.objective.traits.whole_minibatch and len(part.loud_M):
-                part = Part(part.loud_M, part.silent_M[:0])  # nobody looks at the others
-                rows = part.rows_M
             for block, loud in part.blocks:
                 with torch.set_grad_enabled(loud):
                     blocks.append(self.forwards(self.model, made, block, self.replayed(made, old)))
@@ -156,22 +149,23 @@ class Learner:
                 (share * prediction).backward()
                 predictions.append(share * prediction.detach())
         loss = torch.stack(losses).sum()
-        for weight in self.model.parameters():
-            if (
-                weight.requires_grad and weight.grad is None
-            ):  # a mini-batch without a gradient still has AdamW's momentum
-                weight.grad = torch.zeros_like(weight)
+        if not any(len(part.loud_M) for part in parts):
+            # AdamW goes on by its momentum where a gradient is 0, and would stand still where there is none.
+            for weight in self.model.parameters():
+                weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config["optimizer"]["max_grad_norm"])
         if loss.isfinite() and grad_norm.isfinite() and all(each.isfinite() for each in predictions):
             self.optimizer.step()
             self.remember(outputs[-1].state)
         self.optimizer.zero_grad()
+        batch = Batch.join(batches)
         columns = {"loss": loss, "grad_norm": grad_norm}
+        columns["entropy"] = metrics.mean(batch.get("entropy_BT"), batch.mask_BT)
         if not self._measures:
             return Measured(columns, {}, {}, None)
         if predictions:
             columns["route_prediction_kl"] = torch.stack(predictions).sum() / len(forwards[0].router_logits_LNE)
-        return self._measure(columns, old, rows_M, Batch.join(batches), _join(outputs), forwards)
+        return self._measure(columns, old, rows_M, batch, _join(outputs), forwards)
 
     def replayed(self, made: Rollout, old: OldPolicy) -> Tensor | None:
         """The experts that run in the updates on a rollout, (L, B, F, K); None for the routers' own choice."""
@@ -239,7 +233,7 @@ class Learner:
     ) -> Measured:
         """``columns`` and all others of an update; routes are the routers' own choice against the old policy's."""
         overall, histograms = metrics.of_update(batch, output)
-        overall |= columns | {"entropy": metrics.mean(batch.get("entropy_BT"), batch.mask_BT)}
+        overall |= columns
         if not forwards or old.routes_LBFK is None or old.router_logprobs_LBTE is None:
             return Measured(overall, {}, histograms, None)
         # Forwards of a model with routers have routes.

@@ -58,7 +58,7 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
     """
     runs = [each["runs"] for each in _recorded(results, experiment).values() if "folder" in each["runs"]]
     if not runs:
-        raise NothingToReport(f"{experiment} is kept without its runs: there is no more than {results / 'data'}")
+        raise NothingToReport(f"what is in {results / 'data'} was kept without its runs, and cannot be exported")
     tidy = collect.tidy(pd.concat(runs))
     path = results / "tables" / f"{experiment or 'all'}-tidy.{suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,8 +150,7 @@ def _section(
     """One experiment: what the page shows of it, the files written, its table, the figures it lacks something for."""
     data = draw.data(recorded)
     runs = data["runs"]
-    found = collect.runs(results, name)  # also those that have not ended
-    found = runs if found.empty else found
+    found = collect.runs(results, name) if "folder" in runs else runs  # also those that have not ended
     shown = shown_tables(data)
     files = []
     for file, text in texts(name, shown, found).items():

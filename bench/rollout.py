@@ -109,7 +109,7 @@ def rollout(
     drop_finished: bool = False,
     routes: bool = True,
 ) -> Rollout:
-    """Sample ``responses`` answers to each prompt and score them; the last four arguments as in ``sample``."""
+    """Sample ``responses`` answers to each prompt and score them; the last five arguments as in ``sample``."""
     repeated = [prompt for prompt in prompts for _ in range(responses)]
     encoded = task.tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt").to(model.device)
     made = sample(
@@ -157,10 +157,10 @@ def sample(
 
     log μ is that of the distribution at ``temperature``, the one that was sampled. A prompt is fed once and its cache
     repeated for its rows. With ``drop_finished`` rows that have ended are fed no longer once they are half of those
-    that are; what is drawn stays the same. Without ``routes`` none are recorded. With ``top_k`` the log-probabilities
-    of that many most likely tokens are kept beside the sampled one's. Padding tokens have id 0. Raises RuntimeError
-    if the routes do not fall on the tokens they belong to, and FloatingPointError if the policy's distribution is
-    not finite.
+    that are; what is drawn stays the same, but for an engine's own noise. Without ``routes`` none are recorded. With
+    ``top_k`` the log-probabilities of that many most likely tokens are kept beside the sampled one's. Padding tokens
+    have id 0. Raises RuntimeError if the routes do not fall on the tokens they belong to, and FloatingPointError if
+    the policy's distribution is not finite.
     """
     cache = DynamicCache(config=model.config)
     chosen: list[Tensor] = []

@@ -27,7 +27,9 @@ WARNINGS_CAPTION = (
     "How early a metric tells of a collapse. Area: under the ROC curve of the most alarming value that a run shows "
     f"before its collapse, with a 95 % interval. Threshold: the lowest that at most {FALSE_ALARMS:.0%} of the stable "
     "runs cross, chosen on these very runs; for a metric whose fall is the warning it is crossed downwards. Detected: "
-    "share of collapsing runs that cross it beforehand; steps ahead: from then to the collapse, mean over those."
+    "share of collapsing runs that cross it beforehand; steps ahead: from then to the collapse, mean over those. Runs "
+    "of all arms are pooled and taken for independent: where arms differ in how often they collapse, a metric that "
+    "tells arms apart has a large area too."
 )
 # The two dials of the frontier, as ``collect.runs`` calls them.
 X, Y = "learning_rate", "updates_per_rollout"

@@ -18,7 +18,7 @@ from steadymoe.algorithms import build, ops
 from steadymoe.bench import drift, metrics, reward
 from steadymoe.bench.forwards import Part
 from steadymoe.bench.learner import Learner
-from steadymoe.bench.old_policy import OldPolicy, check_sampler
+from steadymoe.bench.old_policy import OldPolicy, as_sampled, check_sampler
 from steadymoe.bench.probe import Probe, UpdateProbe
 from steadymoe.bench.rollout import Rollout, join, rollout
 from steadymoe.bench.seeding import numpy_generator, torch_generator
@@ -200,11 +200,11 @@ class Trainer:
         if every is None:
             old = self.learner.old_policy(made, minibatches)
             return old, old
-        old, recomputed = self.learner.as_sampled(made, minibatches), None
-        if step % every == 1 % every:
-            recomputed = self.learner.old_policy(made, minibatches)
-            check_sampler(made, recomputed)
-        return old, recomputed
+        if step % every != 1 % every:
+            return as_sampled(made, self.learner.reference_logprobs(made, minibatches)), None
+        recomputed = self.learner.old_policy(made, minibatches)
+        check_sampler(made, recomputed)
+        return as_sampled(made, recomputed.reference_logprobs_BT), recomputed
 
     def _advantages(self, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
         """Of every token, (B, T); 0 on padding."""

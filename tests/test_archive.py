@@ -45,7 +45,7 @@ def test_runs_count_before_what_was_kept_of_them(tmp_path: Path) -> None:
 
 def test_every_number_cannot_be_exported_from_what_is_kept(tmp_path: Path) -> None:
     report.keep(small(tmp_path), "small", tmp_path / "kept")
-    with pytest.raises(report.NothingToReport, match="kept without its runs"):
+    with pytest.raises(report.NothingToReport, match="was kept without its runs"):
         report.export(tmp_path / "kept", "small", "csv")
     with pytest.raises(report.NothingToReport, match="no ended runs"):
         report.keep(tmp_path, "large", tmp_path / "kept")

@@ -101,9 +101,39 @@ def test_collapses_are_compared_by_log_rank() -> None:
     steps = pd.concat([steps_of(arm, seed, [0.5 + 0.1 * (arm == "fast")] * 40, 10.0) for arm in arms for seed in SEEDS])
     made = head_to_head.table(steps, runs, evaluations({})).set_index("arm")["p of collapse (Holm)"]
     p = logrank([40] * 4, [5.0, 6.0, 8.0, None], [40] * 4, [None] * 4)
-    assert made["slow"] == pytest.approx(p)  # one comparison: where nobody collapsed there is none
+    # Two comparisons, fast and calm with slow: where nobody collapsed there is none.
+    assert made["slow"] == pytest.approx(2 * p)
     assert 0 < p < 0.1
     assert np.isnan(made["calm"])
+
+
+def test_where_the_best_arm_gains_nothing_there_is_no_cost_of_reward() -> None:
+    falling = [0.8 - 0.01 * step for step in range(40)]
+    parts = [
+        steps_of(arm, seed, [value - lower for value in falling], 10.0)
+        for arm, lower in (("a", 0.0), ("b", 0.1))
+        for seed in SEEDS
+    ]
+    made = head_to_head.table(pd.concat(parts), runs_of("a", "b"), evaluations({}))
+    assert not [name for name in made if " to " in str(name)]
+    assert made["final reward, difference"].iloc[0].mean == pytest.approx(-0.1)
+
+
+def test_arms_with_other_prompts_are_not_compared_on_them() -> None:
+    answers = evaluations({"fast": [1.0, 0.0], "slow": [1.0, 1.0]})
+    answers.loc[answers["arm"] == "slow", "prompt"] += "?"
+    parts = [steps_of(arm, seed, rising(11), 10.0) for arm in ("fast", "slow") for seed in SEEDS]
+    made = head_to_head.table(pd.concat(parts), runs_of("fast", "slow"), answers)
+    assert made["held-out wins"].iloc[0].n == 0
+    assert "–" in tables.to_markdown(made)
+
+
+def test_runs_that_could_not_even_be_sampled_have_spent_nothing() -> None:
+    parts = [steps_of("fast", seed, rising(11), 10.0) for seed in SEEDS]
+    parts += [steps_of("slow", seed, rising(21), 10.0, ended=0) for seed in SEEDS]
+    made = head_to_head.table(pd.concat(parts), runs_of("fast", "slow"), evaluations({}))
+    (updates,) = [cell for name, cell in made.iloc[0].items() if str(name).startswith("updates to ")]
+    assert updates.estimate.n == 0
 
 
 def test_one_arm_has_nobody_to_be_compared_with() -> None:

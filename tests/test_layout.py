@@ -139,6 +139,11 @@ def test_what_is_fed_is_the_prompt_once_and_each_response_behind_it() -> None:
     # The longest prompt has four tokens, the longest response four, whose last is not fed; no more than three share.
     assert fed.tokens_PX.shape == (3, 4 + 3 * 3)
     assert fed.scored == 1 + 3 * 3
+    plain = layout.separate(said.tokens_BS, said.mask_BS, said.response_width, trim=True)
+    extents = layout.extents(said.tokens_BS, said.mask_BS, said.response_width, groups_B, trim=True)
+    assert extents == (tuple(plain.tokens_PX.shape), tuple(fed.tokens_PX.shape))
+    whole = layouts(said, groups_B)["shared"].tokens_PX.shape
+    assert layout.extents(said.tokens_BS, said.mask_BS, said.response_width, groups_B, trim=False)[1] == tuple(whole)
     counts = [(row > 0).sum().item() for row in fed.tokens_PX]
     expected = [
         sum(token > 0 for token in prompt) + sum(min(length, 3) for length in lengths)

@@ -203,9 +203,12 @@ def test_measuring_little_trains_the_same(tmp_path: Path) -> None:
     every, little = planned(tmp_path, *words), planned(tmp_path, *words, "measure=little")
     for made in (every, little):
         run.execute(made)
+    facts = record.read_run(little.folder)
+    assert facts is not None
+    assert facts["status"] == "finished"
     ours, theirs = (record.read_table(made.folder, "steps") for made in (little, every))
     assert ours["reward"].iloc[0] == theirs["reward"].iloc[0]
-    for name in ("loss", "grad_norm"):
+    for name in ("loss", "grad_norm", "entropy"):
         assert ours[name].iloc[0] == pytest.approx(theirs[name].iloc[0], abs=1e-4)
     assert ours["eval_accuracy"].notna().tolist() == [False, False, True]
     for name in ("expert_change_rate", "token_ratio_variance", "rollout_kl_k3", "load_entropy", "routing_share"):

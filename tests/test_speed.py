@@ -11,6 +11,7 @@ from test_run import SMALL
 
 from steadymoe.bench.speed import measure, run
 from steadymoe.bench.speed.arms import Ours, Plain
+from steadymoe.models import build
 
 ROOT = Path(__file__).parent.parent
 RECORDED = ROOT / "results" / "speed" / "speed.json"
@@ -31,7 +32,7 @@ class Counting:
 
 def test_arms_take_turns_and_the_first_block_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(measure, "seconds", lambda device: clock[0])
+    monkeypatch.setattr(measure, "seconds", lambda: clock[0])
     fast, slow = Counting(clock, 1.0), Counting(clock, 2.5)
     taken, said = measure.interleaved({"fast": fast, "slow": slow}, blocks=3)
     assert taken == {"fast": [1.0] * 3, "slow": [2.5] * 3}
@@ -54,8 +55,17 @@ def test_stages_are_shares_and_arithmetic_counts_a_prompt_once() -> None:
     shares = measure.stages([ours.step()])
     assert sum(shares.values()) == pytest.approx(1)
     assert min(shares.values()) > 0
-    twice = Ours([word.replace("rollout.responses=8", "rollout.responses=16") for word in WORDS])
-    assert 1 < measure.useful_flop(twice) / measure.useful_flop(ours) < 2
+    row = {"update_tokens_per_second": 100.0, "update_seconds": 4.0, "response_tokens": 144}
+    # 4 prompts × 8 responses: (400 − 144)/8 prompt tokens; of 144 response tokens the 32 last are fed to nothing.
+    active = build.size(ours.trainer.model)["active_parameters"]
+    assert ours.trainer.model.config.tie_word_embeddings
+    assert measure.useful_flop(ours, row) == 8 * active * (32 + 112)
+
+
+def test_an_unknown_model_is_answered_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["--model", "nothing"])
+    assert "there is no model 'nothing'" in capsys.readouterr().err
 
 
 def test_plain_transformers_learn_too() -> None:

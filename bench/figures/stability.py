@@ -125,6 +125,7 @@ def early_warning(roc: pd.DataFrame, warnings: pd.DataFrame) -> Sheet:
         stable, collapsed = ([row[kind] for row in warnings.to_dict("records")] for kind in ("stable", "collapsed"))
         text = (
             "Each threshold of a metric is a point; beside its name the area under the curve and its 95 % interval; "
-            f"dotted: chance. No smoothing. n = {style.span(stable)} stable and {style.span(collapsed)} collapsed runs."
+            "dotted: chance. All arms together; no smoothing. "
+            f"n = {style.span(stable)} stable and {style.span(collapsed)} collapsed runs."
         )
         return style.finish(figure, axis, text)

@@ -150,8 +150,13 @@ def curves_caption(steps: pd.DataFrame, log: bool = False) -> str:
 def points_caption(steps: pd.DataFrame, of_each: str) -> str:
     """The same for one number of each run, which ``of_each`` says."""
     least = steps.groupby("arm")["seed"].nunique().min()
-    kind = "95 % BCa interval" if least >= stats.LEAST_FOR_BOOTSTRAP else "95 % t interval"
-    bars = f"; bars: {kind}" if least >= stats.LEAST_FOR_INTERVAL else ""
+    most = steps.groupby("arm")["seed"].nunique().max()
+    kinds = [
+        kind
+        for kind, is_there in (("t", least < stats.LEAST_FOR_BOOTSTRAP), ("BCa", most >= stats.LEAST_FOR_BOOTSTRAP))
+        if is_there
+    ]
+    bars = f"; bars: 95 % {' or '.join(kinds)} interval" if least >= stats.LEAST_FOR_INTERVAL else ""
     mean = "Mean over seeds (on a logarithmic axis of values the geometric one)"
     return f"{mean}, {seeds(steps)}{bars}. Of each run: {of_each}.{design(steps)}"
 

@@ -95,7 +95,7 @@ class Plain:
     def step(self) -> dict[str, Any]:
         """One rollout and its updates; nothing is measured."""
         self._steps += 1
-        said = self.generate(self._steps)
+        said = self.generate(self.encoded(self.repeated(self.prompts(self._steps))))
         with torch.no_grad():
             self._logprobs(said)
         rows_B = torch.randperm(len(said.tokens_BS))
@@ -103,13 +103,20 @@ class Plain:
             self.update(said.rows(rows))
         return {}
 
-    def generate(self, number: int) -> Sequences:
+    def prompts(self, number: int) -> list[str]:
+        """Those of a rollout."""
+        return self.task.sample(self.config["rollout"]["prompts"], numpy_generator(number, "speed"))
+
+    def repeated(self, prompts: list[str]) -> list[str]:
+        """Each once for each of its responses."""
+        return [prompt for prompt in prompts for _ in range(self.config["rollout"]["responses"])]
+
+    def encoded(self, prompts: list[str]) -> Any:
+        """As tokens."""
+        return self.task.tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
+
+    def generate(self, encoded: Any) -> Sequences:
         """Sampled by ``model.generate``, without log-probabilities."""
-        rollout = self.config["rollout"]
-        prompts = self.task.sample(rollout["prompts"], numpy_generator(number, "speed"))
-        repeated = [prompt for prompt in prompts for _ in range(rollout["responses"])]
-        encoded = self.task.tokenizer(repeated, padding=True, padding_side="left", return_tensors="pt")
-        encoded = encoded.to(self.model.device)
         generate: Any = self.model.generate
         tokens_BS = generate(
             input_ids=encoded["input_ids"],

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 
 from steadymoe.algorithms import names
 from steadymoe.bench.rollout import sample
-from steadymoe.bench.seeding import numpy_generator, torch_generator
+from steadymoe.bench.seeding import torch_generator
 from steadymoe.bench.speed.arms import Arm, Ours, Plain
 from steadymoe.models import build
 
@@ -44,17 +43,12 @@ class Ratio:
         return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
 
 
-def seconds(device: str) -> float:
-    """A clock: of this process's processor time, which other work does not lengthen; on a GPU of the wall."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        return time.perf_counter()
+def seconds() -> float:
+    """A clock: of this process's processor time, which other work does not lengthen."""
     return time.process_time()
 
 
-def interleaved(
-    arms: Mapping[str, Arm], blocks: int, device: str = "cpu"
-) -> tuple[dict[str, list[float]], dict[str, list[dict[str, Any]]]]:
+def interleaved(arms: Mapping[str, Arm], blocks: int) -> tuple[dict[str, list[float]], dict[str, list[dict[str, Any]]]]:
     """Seconds of every block of every arm, and what each step said of itself; the first block warms up."""
     taken: dict[str, list[float]] = {name: [] for name in arms}
     said: dict[str, list[dict[str, Any]]] = {name: [] for name in arms}
@@ -62,9 +56,9 @@ def interleaved(
         sums = dict.fromkeys(arms, 0.0)
         for _ in range(BLOCK):
             for name, arm in arms.items():
-                begun = seconds(device)
+                begun = seconds()
                 row = arm.step()
-                sums[name] += seconds(device) - begun
+                sums[name] += seconds() - begun
                 if block:
                     said[name].append(row)
         if block:
@@ -86,57 +80,56 @@ def stages(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: value / sum(sums.values()) for name, value in sums.items()}
 
 
-def matmul_peak(device: str = "cpu", size: int = 1024, rounds: int = 7) -> float:
+def matmul_peak(size: int = 1024, rounds: int = 7) -> float:
     """FLOP/s of the best of several fp32 products of square matrices."""
-    a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+    a, b = torch.randn(size, size), torch.randn(size, size)
     best = float("inf")
     for _ in range(rounds):
-        begun = seconds(device)
+        begun = seconds()
         for _ in range(4):
             a @ b
-        best = min(best, (seconds(device) - begun) / 4)
+        best = min(best, (seconds() - begun) / 4)
     return 2 * size**3 / best
 
 
-def useful_flop(arm: Ours) -> float:
+def useful_flop(arm: Ours, row: Mapping[str, Any]) -> float:
     """Of a step's training: 6 a parameter and token for updates, 2 for the old policy; a prompt counts once a group.
 
-    Parameters are those that one token uses, the embedding left out where it is not the output head too.
+    ``row`` is what the step said. Parameters are those that one token uses, the embedding left out where it is not the
+    output head too. The last token of a response is fed to nothing.
     """
-    config = arm.config
-    rollout, task = config["rollout"], instantiate(config["task"])
-    model = arm.trainer.model
+    rollout, model = arm.config["rollout"], arm.trainer.model
     active = build.size(model)["active_parameters"]
     if not model.config.tie_word_embeddings:
         active -= model.config.vocab_size * model.config.hidden_size
-    prompts = task.sample(rollout["prompts"], numpy_generator(0, "speed"))
-    prompt_tokens = sum(len(task.tokenizer(prompt)["input_ids"]) for prompt in prompts)
-    return 8.0 * active * (prompt_tokens + rollout["prompts"] * rollout["responses"] * (task.max_new_tokens - 1))
+    every = row["update_tokens_per_second"] * row["update_seconds"]  # prompts once for each of their responses
+    prompts = (every - row["response_tokens"]) / rollout["responses"]
+    fed = row["response_tokens"] - rollout["prompts"] * rollout["responses"]
+    return 8.0 * active * (prompts + fed)
 
 
 def generation(words: Sequence[str], rounds: int) -> Ratio:
-    """How many times as fast as ``model.generate`` our sampling is, at responses of equal length."""
+    """How many times as fast as ``model.generate`` our sampling is, on the same prompts with as many decoding steps."""
     plain = Plain(words)
-    rollout, task = plain.config["rollout"], plain.task
-    ours, theirs = [], []
+    task, ours, theirs = plain.task, [], []
     for number in range(rounds + 1):
-        prompts = task.sample(rollout["prompts"], numpy_generator(number, "speed"))
-        encoded = task.tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
-        begun = time.process_time()
+        prompts = plain.prompts(number)
+        once, repeated = plain.encoded(prompts), plain.encoded(plain.repeated(prompts))
+        begun = seconds()
         sample(
             plain.model,
-            encoded["input_ids"],
-            encoded["attention_mask"],
-            responses=rollout["responses"],
-            end=-1,  # no end: both make every response as long as it may be
+            once["input_ids"],
+            once["attention_mask"],
+            responses=plain.config["rollout"]["responses"],
+            end=-1,  # no response ends early; of those of ``generate`` some go on to the last step
             max_new_tokens=task.max_new_tokens,
             generator=torch_generator(number, "speed"),
         )
-        middle = time.process_time()
-        plain.generate(number)
+        middle = seconds()
+        plain.generate(repeated)
         if number:
             ours.append(middle - begun)
-            theirs.append(time.process_time() - middle)
+            theirs.append(seconds() - middle)
     return ratio(ours, theirs)
 
 
@@ -186,19 +179,16 @@ def _answer(kind: str, steps: int, words: Sequence[str]) -> None:
     print(json.dumps({"seconds": taken, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 
-def scaling(words: Sequence[str], steps: int) -> list[dict[str, Any]]:
-    """Seconds of a step at each value of each of ``DIALS``, all else as in ``words``: dial, value, seconds."""
+def scaling(words: Sequence[str]) -> list[dict[str, Any]]:
+    """Seconds of a step at each value of each of ``DIALS``, all else as in ``words``: dial, value, seconds.
+
+    A step's share of one block, after one that warms up.
+    """
     rows = []
     for dial, values in DIALS.items():
-        arms = {value: Ours([*words, *more]) for value, more in values.items()}
-        taken: dict[int, list[float]] = {value: [] for value in arms}
-        for number in range(steps + 1):
-            for value, arm in arms.items():
-                begun = time.process_time()
-                arm.step()
-                if number:
-                    taken[value].append(time.process_time() - begun)
-        rows += [{"dial": dial, "value": value, "seconds": statistics.median(each)} for value, each in taken.items()]
+        arms: dict[str, Arm] = {str(value): Ours([*words, *more]) for value, more in values.items()}
+        taken, _ = interleaved(arms, 1)
+        rows += [{"dial": dial, "value": int(value), "seconds": each[0]} for value, each in taken.items()]
     return rows
 
 

@@ -17,16 +17,17 @@ import pandas as pd
 import torch
 
 from steadymoe.bench import atomic, run
+from steadymoe.bench.check import ConfigError
 from steadymoe.bench.figures import style
 from steadymoe.bench.speed import measure
-from steadymoe.bench.speed.arms import TRL, Arm, Ours, Plain
+from steadymoe.bench.speed.arms import TRL, Arm, Ours, Plain, config_of
 from steadymoe.bench.speed.measure import SAVINGS, Ratio, interleaved, ratio
 
-MODELS = ("micro", "tiny", "deep")
+MODELS = ("micro", "tiny")
 # As TRL's defaults would have it: mini-batches of 64 responses out of 256.
 UPDATES = 4
-# Those that are compared with TRL at other lengths and signals too.
-BESIDE_TRL = ("micro", "tiny")
+# Those whose memory is looked at.
+_MEMORY = ("micro", "tiny", "deep")
 _TASKS = {"chain": [], "chain of ten": ["task.min_operands=10", "task.max_operands=10"]}
 
 
@@ -40,6 +41,11 @@ def main(words: list[str]) -> None:
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
     begun = time.monotonic()
+    try:
+        for model in arguments.model:
+            config_of([f"model={model}"])
+    except ConfigError as error:
+        parser.error(str(error))
     numbers = everything(arguments.model, arguments.blocks)
     numbers["minutes"] = round((time.monotonic() - begun) / 60, 1)
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -70,15 +76,16 @@ def everything(models: list[str], blocks: int) -> dict[str, Any]:
     _say("two processes at once")
     words = ["model=micro", f"updates_per_rollout={UPDATES}"]
     found["two_processes"] = {kind: measure.two_processes(kind, words, steps=16) for kind in ("ours", "plain")}
+    found["peak_mib"] = {model: measure.peak_memory([f"model={model}"]) / 2**20 for model in _MEMORY}
     _say("what the loss of every algorithm costs")
     found["losses"] = measure.losses(rounds=7)
     _say("how a step of micro grows")
-    found["scaling"] = measure.scaling(words, steps=5)
+    found["scaling"] = measure.scaling(words)
     return found
 
 
 def of_model(model: str, blocks: int) -> dict[str, Any]:
-    """The numbers of one model; of ``BESIDE_TRL`` also with longer prompts and with signal in half of the groups."""
+    """The numbers of one model; also with longer prompts and with signal in half of the groups."""
     words = [f"model={model}", f"updates_per_rollout={UPDATES}"]
     ours = Ours(words)
     arms: dict[str, Arm] = {
@@ -94,21 +101,19 @@ def of_model(model: str, blocks: int) -> dict[str, Any]:
     taken, said = interleaved(arms, blocks)
     rows = said["ours"]
     sampled = sum(row["tokens_sampled"] for row in rows)
-    trained = sum(row["update_tokens_per_second"] * row["update_seconds"] for row in rows)
-    rollout_seconds, update_seconds = (sum(row[f"{name}_seconds"] for row in rows) for name in ("rollout", "update"))
-    training = sum(row["old_policy_seconds"] for row in rows) + update_seconds
+    rollout_seconds = sum(row["rollout_seconds"] for row in rows)
+    training_seconds = sum(row["old_policy_seconds"] + row["update_seconds"] for row in rows)
     found: dict[str, Any] = {
         "seconds": {name: statistics.median(each) for name, each in taken.items()},
         "times_as_fast": {name: vars(ratio(taken["ours"], each)) for name, each in taken.items() if name != "ours"},
         "stages": measure.stages(rows),
         "rollout_tokens_per_second": sampled / rollout_seconds,
-        "training_tokens_per_second": trained / update_seconds,
-        "useful_gflops": measure.useful_flop(ours) * len(rows) / training / 1e9,
+        "training_tokens_per_second": sum(row["response_tokens"] for row in rows) / training_seconds,
+        "useful_gflops": sum(measure.useful_flop(ours, row) for row in rows) / training_seconds / 1e9,
         "times_generate": vars(measure.generation(words, blocks * measure.BLOCK)),
-        "peak_mib": measure.peak_memory(words) / 2**20,
     }
     found["savings"] = savings(words, blocks)
-    if find_spec("trl") and model in BESIDE_TRL:
+    if find_spec("trl"):
         found["beside_trl"] = {
             f"{task}, signal in {'all' if loud == 1 else 'half'}": beside_trl([*words, *more], loud, blocks)
             for task, more in _TASKS.items()
@@ -155,7 +160,6 @@ def markdown(numbers: dict[str, Any]) -> str:
                 "useful arithmetic of training": lambda one: (
                     f"{one['useful_gflops']:.1f} GFLOP/s, {one['useful_gflops'] / numbers['matmul_gflops']:.0%} of peak"
                 ),
-                "peak memory of a process": lambda one: f"{one['peak_mib']:,.0f} MiB",
                 **{
                     f"share of {stage.replace('_', ' ')}": partial(_stage, stage)
                     for stage in next(iter(models.values()))["stages"]
@@ -178,6 +182,8 @@ def markdown(numbers: dict[str, Any]) -> str:
         "",
         f"Two processes of micro at once make {ours:.2f} times the steps of one; of plain transformers {plain:.2f}.",
     ]
+    held = ", ".join(f"{model} {mib:,.0f}" for model, mib in numbers["peak_mib"].items())
+    lines += ["", f"Most memory that a process holds, MiB, interpreter and libraries included: {held}."]
     dearest = sorted(numbers["losses"].items(), key=lambda each: -each[1])[:3]
     lines += ["", "Share of a loss, forward and backward, in an update of micro, the three dearest algorithms: "]
     median = statistics.median(numbers["losses"].values())
@@ -232,7 +238,9 @@ def scaling_figure(rows: pd.DataFrame) -> style.Sheet:
             axis.remove()
         for axis in (axes[0], axes[3]):
             axis.set_ylabel("seconds a step")
-        return style.finish(figure, None, "Processor seconds of one thread, median over 5 steps of micro; no interval.")
+        return style.finish(
+            figure, None, "Processor seconds of one thread, a step's share of four of micro; no interval."
+        )
 
 
 def _say(text: str) -> None:
