@@ -82,7 +82,7 @@ def frontier(
             heights = [tops.get(x, -0.5) for x in xs]
             edges = [place - 0.5 for place in range(len(xs) + 1)]
             axis.stairs(heights, edges, baseline=None, color=style.COLOURS[1], linewidth=2, clip_on=False)
-            axis.set_xticks(range(len(xs)), [style.short(x) for x in xs])
+            axis.set_xticks(range(len(xs)), [style.short(x) for x in xs], rotation=45 if len(xs) > 3 else 0)
             axis.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
             axis.set_xlabel(x_label)
             axis.set_ylabel(y_label)
