@@ -34,7 +34,8 @@ class Ratio:
     """Seeds in which neither reached it; they are left out."""
 
     def __str__(self) -> str:
-        return {"": "", "at least": "≥ ", "at most": "≤ "}[self.bound] + str(self.estimate)
+        shown = {"": "", "at least": "≥ ", "at most": "≤ "}[self.bound] + str(self.estimate)
+        return f"{shown} (n = {self.estimate.n})"
 
 
 def costs(steps: pd.DataFrame, updates_per_rollout: int, responses: int) -> pd.DataFrame:

@@ -23,8 +23,9 @@ CAPTION = (
     "answers better less the share that the best arm does. The rest is training efficiency: how many times as many "
     "updates, samples, tokens and seconds (of sampling, the old policy's forward and updates) as the best arm the arm "
     f"needs until its reward, averaged over {tables.LAST_STEPS} steps, is {PART_OF_THE_GAIN:.0%} of the way from the "
-    "first step's to the best arm's final reward (left out where that is no gain); geometric mean over seeds. ≥: in "
-    "some seeds the arm never got there, and all that it spent is entered; ≤: the best arm did not."
+    "first step's to the best arm's final reward (left out where that is no gain); geometric mean over the n seeds "
+    "in which either got there. ≥: in some seeds the arm never got there, and all that it spent is entered; ≤: the best "
+    "arm did not."
 )
 
 
@@ -48,7 +49,7 @@ def table(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) ->
     for row in ranked[ranked["arm"] != best].to_dict("records"):
         arm = row["arm"]
         rows.append(
-            {"arm": arm, "against": best, "final reward, difference": row["difference"]}
+            {"arm": arm, "against": best, "n": row["difference"].n, "final reward, difference": row["difference"]}
             | {"p (Holm)": row["p_corrected"], "p of collapse (Holm)": p_collapse[arm]}
             | {"better": probability_of_improvement(finals[arm], finals[best])}
             | {"held-out wins": _wins(answers.get(arm), answers.get(best))}
