@@ -24,8 +24,8 @@ CAPTION = (
     "updates, samples, tokens and seconds (of sampling, the old policy's forward and updates) as the best arm the arm "
     f"needs until its reward, averaged over {tables.LAST_STEPS} steps, is {PART_OF_THE_GAIN:.0%} of the way from the "
     "first step's to the best arm's final reward (left out where that is no gain); geometric mean over the n seeds "
-    "in which either got there. ≥: in some seeds the arm never got there, and all that it spent is entered; ≤: the best "
-    "arm did not."
+    "in which either got there. ≥: in some seeds the arm never got there, and all that it spent is entered; ≤: the "
+    "best arm did not."
 )
 
 
