@@ -34,11 +34,12 @@ def table(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) ->
 
     ``steps``, ``runs`` and ``evaluations`` are those of ``collect`` for the ended runs of one experiment.
     """
-    ranked = ranking(tables.final_rewards(steps))
+    rewards = tables.final_rewards(steps)
+    ranked = ranking(rewards)
     if len(ranked) < 2:
         return pd.DataFrame()
     best = ranked["arm"].iloc[0]
-    finals = {str(arm): each.set_index("seed")["value"] for arm, each in tables.final_rewards(steps).groupby("arm")}
+    finals = {str(arm): each.set_index("seed")["value"] for arm, each in rewards.groupby("arm")}
     target = _target(steps, finals[best].mean())
     spent = {}
     if target is not None:

@@ -68,15 +68,16 @@ class Trainer:
             return StepResult({"steps": [{"step": step} | clock.seconds]}, diverged_at_update=0)
         mask_BT = made.sequences.response_mask_BT
 
-        # Old policy, and advantages: before it where they need nothing of it, since it is computed in their parts
-        skips = self.learner.forwards.skips_silent
-        advantages_BT = self._advantages(self._rewards(made, None), mask_BT) if skips else None
-        silent_B = None if advantages_BT is None else (advantages_BT == 0).all(-1)
+        # Advantages, which need the old policy for a KL term alone; then the old policy, in the parts of the updates
+        rewards_B = self._rewards(made, None)
+        advantages_BT = self._advantages(rewards_B, mask_BT)
+        silent_B = (advantages_BT == 0).all(-1) if self.learner.forwards.skips_silent else None
         minibatches = self.minibatches(step, silent_B)
         with clock("old_policy_seconds"):
             old, recomputed = self._old_policy(made, minibatches, step)
-        rewards_B = self._rewards(made, old)
-        advantages_BT = self._advantages(rewards_B, mask_BT) if advantages_BT is None else advantages_BT
+        if old.reference_logprobs_BT is not None:
+            rewards_B = self._rewards(made, old)
+            advantages_BT = self._advantages(rewards_B, mask_BT)
 
         # What the rollout shows before it is trained on
         with clock("probe_seconds"):
