@@ -75,14 +75,16 @@ def collapsed_at(
 ) -> int | None:
     """The step, from 1, at which reward collapsed, or None.
 
-    Reward, averaged over the last ``window`` steps, lies below ``reward_fraction`` of the highest such
-    average so far for ``patience`` steps in a row; the first of them is the step of the collapse. What never
-    reached an average of ``least_reward`` cannot collapse: a handful of lucky answers is no height to fall from.
+    Reward, averaged over the last ``window`` steps, lies below ``reward_fraction`` of the height for ``patience``
+    steps in a row; the first of them is the step of the collapse. The height is the highest such average so far or,
+    where that is higher, the first step's reward, which is the cold start's: the first average already holds what
+    ``window`` − 1 steps of updates have done. What was never as high as ``least_reward`` cannot collapse: a handful
+    of lucky answers is no height to fall from.
     """
     if len(rewards) < window:
         return None
     averages = np.convolve(rewards, np.ones(window) / window, mode="valid")
-    best = np.maximum.accumulate(averages)
+    best = np.maximum(np.maximum.accumulate(averages), rewards[0])
     first = _first_streak((averages < reward_fraction * best) & (best >= least_reward), patience)
     return None if first is None else first + window
 

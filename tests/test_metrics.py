@@ -318,6 +318,8 @@ def test_load_counts_response_tokens_and_experts_that_nobody_chose() -> None:
         ([0.8] * 10 + [0.0] * 3 + [0.8] * 9, None),  # recovers: below at 12, 13 and 14 alone
         ([0.8] * 10 + [0.0] * 3 + [0.8] * 9 + [0.0] * 9, 24),  # recovers once, then does not
         ([0.2] * 5 + [0.8] * 5 + [0.3] * 10, 13),  # the highest average so far is what counts
+        ([0.8] + [0.3] * 9, 4),  # fallen before there is an average: the first step counts as it is
+        ([0.8] + [0.5] * 9, None),
         ([0.8, 0.1], None),  # shorter than the window
         ([], None),
     ],
