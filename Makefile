@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ORACLES := .oracles
 MEGABLOCKS := $(VENV)/megablocks
 
-.PHONY: quickstart test check figures lint speed oracles megablocks test-megablocks check-launchers clean
+.PHONY: quickstart test check reference figures lint speed oracles megablocks test-megablocks check-launchers clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "steadymoe needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (choose another with PYTHON=python3.12)")'
@@ -30,9 +30,22 @@ check: $(READY)
 	$(BIN)/steadymoe report --experiment every_algorithm --results results/reference
 	$(BIN)/python -m pytest -m check -rs
 
-# Every table and figure of results/reference again, from results/reference/data.
+# The reference study, docs/protocol.md: two hours on two cores. Can be stopped, and goes on where it was.
+TUNING := experiment_name=study_tuning optimizer.learning_rate=2e-4,4e-4,8e-4 seed=100,101
+reference: $(READY)
+	for experiment in study study_frozen study_wide study_narrow study_twin study_rates study_tuning study_replay \
+		study_depth study_minirl study_mismatch study_correction study_shift study_staleness; do \
+		$(BIN)/steadymoe run experiment=$$experiment || exit; done
+	$(BIN)/steadymoe run experiment=study_wide $(TUNING)
+	$(BIN)/steadymoe run experiment=study_narrow $(TUNING)
+	for folder in results/runs/study*; do \
+		$(BIN)/steadymoe report --experiment $${folder##*/} --keep results/reference || exit; done
+	$(MAKE) figures
+
+# Every table, figure and verdict of results/reference again, from results/reference/data.
 figures: $(READY)
 	$(BIN)/steadymoe report --results results/reference
+	$(BIN)/steadymoe claims --results results/reference --page docs/claims.md
 
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
 lint: $(READY)

@@ -1,4 +1,4 @@
-"""The command ``steadymoe``: run, report, figures, status, speed."""
+"""The command ``steadymoe``: run, report, figures, claims, status, speed."""
 
 import argparse
 import signal
@@ -30,6 +30,7 @@ def main() -> None:
     for verb, what in (
         ("report", "tables, figures and report.html from recorded runs"),
         ("figures", "one or several figures: `steadymoe figures --list`, `steadymoe figures fig05`"),
+        ("claims", "the verdicts of the reference study on what papers claim: docs/protocol.md"),
         ("status", "what is on disk"),
     ):
         sub = verbs.add_parser(verb, help=what)
@@ -46,9 +47,13 @@ def main() -> None:
             sub.add_argument("--list", action="store_true", help="every figure, and whether its data are on disk")
             sub.add_argument("--experiment", help="draw from this experiment (default: the figure's own)")
             sub.add_argument("--format", default="png,svg,pdf", help="of png,svg,pdf (default: all)")
+        if verb == "claims":
+            sub.add_argument("--page", type=Path, help="where the page goes (default: claims.md below the results)")
     arguments = parser.parse_args(words)
     if arguments.verb == "figures":
         sys.exit(_figures(arguments))
+    if arguments.verb == "claims":
+        sys.exit(_claims(arguments))
     if arguments.verb == "status":
         sys.exit(_status(arguments.results))
     sys.exit(_report(arguments))
@@ -195,6 +200,22 @@ def _figures(arguments: argparse.Namespace) -> int:
     except draw.CannotDraw as error:
         print(f"steadymoe: {error}", file=sys.stderr)
         return 2
+    return 0
+
+
+def _claims(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench.claims import page, study
+
+    try:
+        written = page.make(arguments.results, arguments.page or arguments.results / "claims.md")
+    except study.NotRun as missing:
+        print(
+            f"steadymoe: no ended runs of {missing} below {arguments.results}; run them: make reference",
+            file=sys.stderr,
+        )
+        return 2
+    for path in written:
+        print(f"wrote {path}")
     return 0
 
 

@@ -40,10 +40,10 @@ def table(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) ->
         return pd.DataFrame()
     best = ranked["arm"].iloc[0]
     finals = {str(arm): each.set_index("seed")["value"] for arm, each in rewards.groupby("arm")}
-    target = _target(steps, finals[best].mean())
-    spent = {}
-    if target is not None:
-        spent = {str(arm): _spent(steps[steps["arm"] == arm], ours, target) for arm, ours in runs.groupby("arm")}
+    goal = target(steps, finals[best].mean())
+    costs_of = {}
+    if goal is not None:
+        costs_of = {str(arm): spent(steps[steps["arm"] == arm], ours, goal) for arm, ours in runs.groupby("arm")}
     answers = {str(arm): each for arm, each in evaluations.groupby("arm")}
     p_collapse = _log_rank(runs, best)
     rows = []
@@ -55,8 +55,8 @@ def table(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) ->
             | {"better": probability_of_improvement(finals[arm], finals[best])}
             | {"held-out wins": _wins(answers.get(arm), answers.get(best))}
             | {
-                f"{unit} to {target:.3g}": cost_ratio(spent[arm][unit], spent[best][unit])
-                for unit in spent.get(arm, ())
+                f"{unit} to {goal:.3g}": cost_ratio(costs_of[arm][unit], costs_of[best][unit])
+                for unit in costs_of.get(arm, ())
             }
         )
     return pd.DataFrame(rows)
@@ -82,15 +82,16 @@ def _log_rank(runs: pd.DataFrame, best: str) -> dict[str, float]:
     return {arm: of_best[frozenset((arm, best))] for arm in collapses if arm != best}
 
 
-def _target(steps: pd.DataFrame, best: float) -> float | None:
-    """The reward that is to be reached; None where the best arm ends no higher than all began."""
+def target(steps: pd.DataFrame, best: float) -> float | None:
+    """The reward whose cost is compared, given the better arm's final one; None where that is
+    no higher than all began."""
     rewards = steps[steps["metric"] == "reward"]
     first = rewards.loc[rewards["step"] == rewards["step"].min(), "value"].mean()
     return float(first + PART_OF_THE_GAIN * (best - first)) if best > first else None
 
 
-def _spent(steps: pd.DataFrame, runs: pd.DataFrame, target: float) -> dict[str, dict[int, Reached]]:
-    """What each seed of an arm spent until it reached ``target``, by unit."""
+def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dict[int, Reached]]:
+    """What each seed of an arm spent until it reached the reward ``goal``: by unit of ``COMPARED``, by seed."""
     found: dict[str, dict[int, Reached]] = {unit: {} for unit in COMPARED}
     for run in runs.to_dict("records"):
         ours = steps[steps["seed"] == run["seed"]]
@@ -99,7 +100,7 @@ def _spent(steps: pd.DataFrame, runs: pd.DataFrame, target: float) -> dict[str, 
         wide = wide.dropna(subset="tokens_sampled")  # steps after a number that was not finite never took place
         if wide.empty:
             continue
-        spent = costs(wide, int(run["updates_per_rollout"]), int(run["responses"]))
+        so_far = costs(wide, int(run["updates_per_rollout"]), int(run["responses"]))
         for unit in COMPARED:
-            found[unit][run["seed"]] = cost_to_reward(wide["reward"], spent[unit], target, tables.LAST_STEPS)
+            found[unit][run["seed"]] = cost_to_reward(wide["reward"], so_far[unit], goal, tables.LAST_STEPS)
     return found

@@ -1,6 +1,7 @@
 """Figures of one number a run: bars, dumbbells, and lines over an axis of the experiment."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -65,6 +66,44 @@ def best_last(steps: pd.DataFrame) -> Sheet:
         axis.grid(visible=False, axis="y")
         of_each = f"best and last mean over {tables.LAST_STEPS} steps"
         return style.finish(figure, axis, style.points_caption(steps, of_each).replace("bars", "thin lines"))
+
+
+# By verdict: colour, and the mark that tells it without colour.
+_VERDICTS = {"supported": (2, "o"), "contradicted": (1, "X"), "not decided": (7, "s")}
+
+
+def outcomes(table: pd.DataFrame) -> Sheet:
+    """What papers claim of final rewards, and what was found: effect, 95 % interval, threshold and verdict.
+
+    ``table``: claim, outcome, effect, claimed side, threshold, verdict, a row each.
+    """
+    with style.house():
+        figure, (axis,) = style.panels(1, 1, 0.9 + 0.19 * len(table), style.TWO_COLUMNS)
+        rows: list[Any] = list(table.itertuples())
+        named = [f"{row.claim}  {row.outcome}" for row in rows]
+        for row, found in enumerate(rows):
+            index, mark = _VERDICTS[found.verdict]
+            colour, effect = style.COLOURS[index], found.effect
+            axis.plot([effect.low, effect.high], [row, row], color=colour, linewidth=1.1)
+            axis.plot(effect.mean, row, mark, color=colour, markersize=4.5)
+            axis.plot(found.threshold, row, "|", color="black", markersize=9)
+            pointing = {"above": ">", "below": "<"}[found.side]
+            axis.plot(found.threshold, row, pointing, color="black", markersize=2.6)
+            numbers = vars(effect) | {"threshold": found.threshold, "verdict": found.verdict}
+            style.note(axis, named[row], pd.DataFrame([numbers]), "difference in final reward")
+        for verdict, (index, mark) in _VERDICTS.items():
+            axis.plot([], [], mark, color=style.COLOURS[index], markersize=4.5, label=verdict)
+        axis.axvline(0, color="#999999", linewidth=0.6, zorder=0)
+        axis.set_yticks(range(len(table)), named)
+        axis.set_ylim(len(table) - 0.4, -0.6)
+        axis.set_xlabel("difference in final reward")
+        axis.grid(visible=False, axis="y")
+        of = style.span([effect.n for effect in table["effect"]])
+        text = (
+            f"Means over seeds, n = {of}, differences paired by seed; bars: 95 % BCa interval. Black: the threshold, "
+            "and on which side of it the effect was claimed to be. The number in front is the claim's."
+        )
+        return style.finish(figure, axis, text)
 
 
 def dose_response(steps: pd.DataFrame) -> Sheet:

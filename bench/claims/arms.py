@@ -1,0 +1,82 @@
+"""The arms of the reference study: which runs of ``conf/experiment/study*.yaml`` they are, and what they are called."""
+
+from steadymoe.bench.claims.study import Arm
+
+
+def _rate(number: float) -> dict[str, object]:
+    return {"optimizer.learning_rate": number}
+
+
+# The bands of both papers: conf/algorithm/grpo.yaml and gspo.yaml.
+_GRPOS = {"algorithm.loss.clip_low": 0.2, "algorithm.loss.clip_high": 0.2}
+_GSPOS = {"algorithm.loss.clip_low": 3e-4, "algorithm.loss.clip_high": 4e-4}
+_NOISY, _SHOWN = {"engine": "router_noise"}, {"grpo": "GRPO", "gspo": "GSPO", "grpo_unclipped": "no clip"}
+
+GRPO, GSPO = Arm("GRPO", "study", "grpo"), Arm("GSPO", "study", "gspo")
+UNCLIPPED = Arm("no clip", "study", "grpo_unclipped")
+CONTROLS = (UNCLIPPED, Arm("REINFORCE", "study", "reinforce"), Arm("frozen", "study", "grpo", _rate(0.0)))
+OTHERS = {name: Arm(name.upper(), "study", name) for name in ("cispo", "sapo", "vespo", "dppo")}
+WIDE = Arm("GSPO, band 0.2", "study_bands", "gspo", _GRPOS)
+NARROW = Arm("GRPO, band 3e-4", "study_bands", "grpo", _GSPOS)
+RATES = {
+    (name, rate): Arm(f"{_SHOWN[name]}, lr {rate:g}", "study_rates", name, _rate(rate))
+    for name in ("grpo", "gspo")
+    for rate in (2e-4, 8e-4)
+}
+DENSE = {name: Arm(f"{shown}, dense", "study_twin", name) for name, shown in _SHOWN.items()}
+R2 = {name: Arm(f"{_SHOWN[name]} + R2", "study_replay", name, {"routing": "r2"}) for name in ("grpo", "gspo")}
+SHIFT = {name: Arm(f"{_SHOWN[name]} + shift", "study_shift", f"rspo_{name}") for name in ("grpo", "gspo")}
+MINIRL = {
+    (routing, updates): Arm(
+        f"MiniRL {routing}, {updates} updates",
+        "study_minirl",
+        "minirl",
+        {"engine": "fp8"}
+        | ({} if routing == "off" else {"routing": routing})
+        | ({} if updates == 16 else {"updates_per_rollout": updates}),
+    )
+    for routing in ("off", "r2", "r3")
+    for updates in (4, 16)
+}
+STALE = {
+    name: Arm(f"{name.upper()}, 32 updates", "study_staleness", name, {"updates_per_rollout": 32})
+    for name in ("cispo", "gspo", "sapo", "vespo")
+}
+# Each has one anchor of its own: conf/algorithm/dppo.yaml and gspo.yaml.
+ANCHORED = {
+    (name, anchor): Arm(
+        f"{name.upper()}, anchor {anchor}",
+        "study_mismatch",
+        name,
+        _NOISY | ({} if anchor == own else {"algorithm.loss.anchor": anchor}),
+    )
+    for name, own in (("dppo", "rollout"), ("gspo", "old"))
+    for anchor in ("old", "rollout")
+}
+TIS = {
+    "without": Arm("GRPO", "study_correction", "grpo", _NOISY),
+    "with": Arm("GRPO + TIS", "study_correction", "grpo", {"correction": "tis"} | _NOISY),
+}
+DEPTH = {
+    layers: Arm(
+        f"{layers} layers",
+        "study_depth",
+        "grpo",
+        {} if layers == 4 else {"model.config.num_hidden_layers": layers},  # micro's own
+    )
+    for layers in (2, 4, 8)
+}
+# Where the two algorithms of claim 1 are tuned (docs/protocol.md, "Tuning"): the setting, and its arm at ten seeds.
+TUNED = {
+    name: {
+        (rate, band): Arm(
+            f"{_SHOWN[name]}, band {band}",
+            "study_tuning",
+            name,
+            ({} if rate == 4e-4 else _rate(rate)) | ({} if band == own else other),
+        )
+        for rate in (2e-4, 4e-4, 8e-4)
+        for band in ("0.2", "3e-4")
+    }
+    for name, own, other in (("grpo", "0.2", _GSPOS), ("gspo", "3e-4", _GRPOS))
+}

@@ -1,0 +1,131 @@
+"""``docs/claims.md``: the verdicts of the recorded runs, with a figure for each claim and one of all."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from steadymoe.bench import atomic, draw, tables
+from steadymoe.bench.claims.arms import GRPO, GSPO, OTHERS, UNCLIPPED
+from steadymoe.bench.claims.registry import CLAIMS
+from steadymoe.bench.claims.study import Arm, Study
+from steadymoe.bench.claims.verdict import Claim, Finding, Verdict, findings, testbed
+from steadymoe.bench.figures import FIGURES, FORMATS, Paper, points
+from steadymoe.bench.stats import over_seeds
+
+_CONTENDERS = (GRPO, GSPO, *OTHERS.values())
+_HEADLINE = Paper("claims", "claims", points.outcomes, "study", takes=("outcomes",))
+_HEAD = """# What papers claim, and what the reference study found
+
+Made by `make figures` from `results/reference/data`; a test makes it again and compares. Questions, outcomes and
+thresholds were fixed in [protocol.md](protocol.md) before the runs; `make reference` runs them again. Effects are
+means over seeds with a 95 % interval (from ten seeds a BCa bootstrap), differences paired by seed, ratios geometric
+means. *Supported*: the whole interval lies where it was claimed; *contradicted*: wholly elsewhere; otherwise *not
+decided*. All of it at this scale: a model of 0.45 M parameters and one task.
+"""
+
+
+class Verdicts:
+    """Every claim on what is recorded below ``results``. Raises NotRun if the testbed itself has not run."""
+
+    def __init__(self, results: Path) -> None:
+        self.study = Study(results)
+        self.valid, self.testbed = testbed(self.study, UNCLIPPED, _CONTENDERS)
+        self.found = {claim.number: findings(self.study, claim, self.valid) for claim in CLAIMS}
+
+    def of(self, claim: Claim) -> Verdict:
+        """The verdict of a whole claim."""
+        return claim.verdict([each.verdict for each in self.found[claim.number]])
+
+    def table(self) -> pd.DataFrame:
+        """One row per outcome: claim, outcome, effect, n, claimed, verdict, what would decide it."""
+        return pd.DataFrame([_row(number, each) for number, found in self.found.items() for each in found])
+
+    def texts(self) -> dict[str, str]:
+        """File name → text of the table."""
+        rows = self.table()
+        return {
+            "claims.md": tables.to_markdown(rows) + "\n",
+            "claims.csv": tables.to_numbers(rows).to_csv(index=False),
+            "claims.tex": tables.to_latex(rows),
+        }
+
+    def page(self) -> str:
+        """``docs/claims.md``."""
+        lines = [_HEAD, self.testbed, "", "![Outcomes in units of reward](../results/reference/figures/claims.png)", ""]
+        lines += ["| | claim | verdict |", "|---|---|---|"]
+        lines += [
+            f"| [{claim.number}](#claim-{claim.number}) | {claim.statement} | {self.of(claim)} |" for claim in CLAIMS
+        ]
+        for claim in CLAIMS:
+            lines += ["", f"## Claim {claim.number}", "", f"{claim.statement} ({claim.source})", ""]
+            rows = [_row(claim.number, each) for each in self.found[claim.number]]
+            lines += [tables.to_markdown(pd.DataFrame(rows).drop(columns="claim")), ""]
+            lines += [f"**{self.of(claim).capitalize()}.** {claim.limits}", ""]
+            lines += [*self._shown(claim), f"Runs: {', '.join(f'`experiment={name}`' for name in claim.experiments)}."]
+        return "\n".join(lines) + "\n"
+
+    def _shown(self, claim: Claim) -> list[str]:
+        """The arms of a claim as a table, and its figure."""
+        arms = self.arms(claim)
+        if arms.empty:
+            return []
+        paper = FIGURES[claim.figure]
+        figure = f"![{paper.caption}](../results/reference/figures/{draw.stem(paper, name(claim))}.png)"
+        return [tables.to_markdown(arms), "", figure, ""]
+
+    def arms(self, claim: Claim) -> pd.DataFrame:
+        """Of each arm that has run: n, collapsed runs, reward of the first and of the last steps; the highest first."""
+        rows: list[dict[str, Any]] = []
+        for arm in sorted(self.there(claim), key=lambda arm: -self.study.final(arm).mean()):
+            collapsed, n = self.study.collapsed(arm)
+            ends = {"first reward": self.study.first(arm), "final reward": self.study.final(arm)}
+            estimates = {what: over_seeds(values.tolist()) for what, values in ends.items()}
+            rows.append({"arm": arm.label, "n": n, "collapsed": collapsed} | estimates)
+        return pd.DataFrame(rows)
+
+    def there(self, claim: Claim) -> list[Arm]:
+        """The arms of a claim that have run."""
+        return [arm for arm in claim.arms if self.study.has(arm)]
+
+    def figures(self) -> list[tuple[Paper, str, dict[str, pd.DataFrame]]]:
+        """Every figure that can be drawn: the paper's, what it is named by, and the tables it is drawn from."""
+        in_reward = [
+            {"claim": number, "outcome": each.outcome.what, "side": each.outcome.side}
+            | {"threshold": each.outcome.threshold, "effect": each.effect, "verdict": each.verdict}
+            for number, of_claim in self.found.items()
+            for each in of_claim
+            if each.outcome.unit == "reward" and each.effect.n
+        ]
+        found = [(_HEADLINE, "claims", {"steps": pd.DataFrame(), "outcomes": pd.DataFrame(in_reward)})]
+        for claim in CLAIMS:
+            if arms := self.there(claim):
+                data = draw.data(self.study.tables(arms))
+                if FIGURES[claim.figure].lacks(data) is None:
+                    found.append((FIGURES[claim.figure], name(claim), data))
+        return found
+
+
+def make(results: Path, page: Path) -> list[Path]:
+    """Write ``tables/claims.*`` and the figures below ``results``, and the page. Raises NotRun as ``Verdicts`` does."""
+    verdicts = Verdicts(results)
+    texts = {results / "tables" / file: text for file, text in verdicts.texts().items()} | {page: verdicts.page()}
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(path, partial(Path.write_text, data=text))
+    written = list(texts)
+    for paper, named, data in verdicts.figures():
+        written += draw.write(paper, paper.figure(data), results, named, [each for each in FORMATS if each != "pdf"])
+    return written
+
+
+def name(claim: Claim) -> str:
+    """What the files of a claim begin with."""
+    return f"claim{claim.number:02}"
+
+
+def _row(number: int, found: Finding) -> dict[str, Any]:
+    outcome = found.outcome
+    row = {"claim": number, "outcome": outcome.what, "effect": found.effect, "n": found.effect.n}
+    return row | {"claimed": outcome.claimed, "verdict": found.verdict, "what would decide it": found.decides}

@@ -1,0 +1,130 @@
+"""The reference study's arms, out of whichever experiment ran them, and one number of each run.
+
+An experiment of the study holds what it adds; what it is compared with stands in ``study``. So a comparison names its
+arms by experiment, algorithm and axes, and gets the tables of ``archive.load`` for those alone, named by their labels.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from steadymoe.bench import archive, efficiency, head_to_head, tables, warning
+from steadymoe.bench.comparisons import paired_difference
+from steadymoe.bench.identity import axes_name
+from steadymoe.bench.stats import Estimate, over_seeds
+
+NONE = Estimate(np.nan, np.nan, np.nan, 0)
+
+
+class Arm(NamedTuple):
+    """Runs that differ in their seed alone."""
+
+    label: str
+    experiment: str
+    algorithm: str
+    axes: Mapping[str, object] = {}
+    """What differs from the experiment's own numbers, as ``identity.axes_name`` takes it."""
+
+
+class NotRun(Exception):
+    """An arm has no ended runs; the message names it."""
+
+
+class Study:
+    """The recorded runs below ``results``, in ``runs/`` or ``data/``."""
+
+    def __init__(self, results: Path) -> None:
+        self._recorded = cache(lambda experiment: archive.load(results, experiment))
+
+    def tables(self, arms: Sequence[Arm]) -> dict[str, pd.DataFrame]:
+        """The tables of ``archive.load`` for ``arms``, with their labels as ``arm``. Raises NotRun."""
+        parts: dict[str, list[pd.DataFrame]] = {}
+        for arm in arms:
+            recorded = self._recorded(arm.experiment)
+            runs = recorded["runs"]
+            ours = (
+                runs[(runs["algorithm"] == arm.algorithm) & (runs["axes"] == axes_name(arm.axes))]
+                if len(runs)
+                else runs
+            )
+            if ours.empty:
+                raise NotRun(f"{arm.label} ({arm.experiment})")
+            (name,) = ours["arm"].unique()
+            for kind, table in recorded.items():
+                parts.setdefault(kind, []).append(table[table["arm"] == name].assign(arm=arm.label))
+        return {kind: pd.concat(found, ignore_index=True) for kind, found in parts.items()}
+
+    def numbers(self, arm: Arm, metric: str, how: str) -> pd.Series:
+        """One number of each run by seed, as ``tables.one_number`` makes it from a metric's curve."""
+        steps = self.tables([arm])["steps"]
+        curves = steps[steps["metric"] == metric].sort_values("step").groupby("seed")["value"]
+        return pd.Series({seed: tables.one_number(curve, how) for seed, curve in curves}, dtype=float)
+
+    def final(self, arm: Arm) -> pd.Series:
+        """Final reward by seed."""
+        return self.numbers(arm, "reward", "last")
+
+    def first(self, arm: Arm) -> pd.Series:
+        """Reward of the first step, which is the cold start's, by seed."""
+        steps = self.tables([arm])["steps"]
+        return steps[(steps["metric"] == "reward") & (steps["step"] == 1)].set_index("seed")["value"].sort_index()
+
+    def has(self, arm: Arm) -> bool:
+        """Whether any of its runs has ended."""
+        try:
+            return bool(len(self.tables([arm])["runs"]))
+        except NotRun:
+            return False
+
+    def collapsed(self, arm: Arm) -> tuple[int, int]:
+        """How many runs collapsed, of how many."""
+        runs = self.tables([arm])["runs"]
+        return int((runs["status"] == "diverged").sum()), len(runs)
+
+    def gain(self, arm: Arm, over: Arm) -> Estimate:
+        """Final reward of one arm less that of another, paired by seed."""
+        return paired_difference(self.final(arm), self.final(over))
+
+    def factor(self, above: pd.Series, below: pd.Series) -> Estimate:
+        """Geometric mean over shared seeds of the ratio of two arms' numbers."""
+        seeds = above.index.intersection(below.index)
+        return over_seeds((above[seeds] / below[seeds]).tolist(), log=True)
+
+    def routing_share(self, arm: Arm) -> pd.Series:
+        """``tables.routing_share`` by seed."""
+        return tables.routing_share(self.tables([arm])["steps"], [])
+
+    def warning_area(self, arms: Sequence[Arm], metric: str) -> Estimate:
+        """Area under the ROC curve of a metric's most alarming value before a collapse, over the runs of all arms."""
+        found = self.tables(arms)
+        runs = found["runs"].assign(collapsed=found["runs"]["diverged_step"].astype(float))
+        return warning.auc(warning.extremes(found["steps"], runs, metric))
+
+    def cost_factor(self, arm: Arm, over: Arm, unit: str) -> Estimate:
+        """How many times as much of ``unit`` (``efficiency.COSTS``) as another arm one needs for the same reward.
+
+        That of the head-to-head table: nine tenths of the way from the first step's to the better one's final reward.
+        The interval is open where one of the two never got there in some seeds.
+        """
+        found = self.tables([arm, over])
+        target = head_to_head.target(found["steps"], max(self.final(each).mean() for each in (arm, over)))
+        if target is None:
+            return NONE
+        ours, theirs = (head_to_head.spent(*self._steps_and_runs(each), target)[unit] for each in (arm, over))
+        ratio = efficiency.cost_ratio(ours, theirs)
+        low = 0.0 if ratio.bound == "at most" else ratio.estimate.low
+        high = np.inf if ratio.bound == "at least" else ratio.estimate.high
+        return Estimate(ratio.estimate.mean, low, high, ratio.estimate.n)
+
+    def wins(self, arm: Arm, over: Arm) -> Estimate:
+        """Share of held-out prompts won less the share lost against another arm."""
+        ours, theirs = (self.tables([each])["evaluations"] for each in (arm, over))
+        return efficiency.win_rate(ours, theirs)
+
+    def _steps_and_runs(self, arm: Arm) -> tuple[pd.DataFrame, pd.DataFrame]:
+        found = self.tables([arm])
+        return found["steps"], found["runs"]

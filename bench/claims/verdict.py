@@ -1,0 +1,128 @@
+"""When a claim is supported, contradicted or not decided, and by which numbers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
+from steadymoe.bench.stats import Estimate
+
+Verdict = Literal["supported", "contradicted", "not decided"]
+# When the testbed is one on which algorithms can collapse and need not (docs/protocol.md, "Controls").
+LEAST_COLLAPSED, MOST_COLLAPSED = 0.9, 0.1
+# More seeds than this nobody will run.
+_MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One number, and on which side of what it was claimed to be."""
+
+    what: str
+    effect: Callable[[Study], Estimate]
+    side: Literal["above", "below", "between"]
+    threshold: float
+    upper: float = np.nan
+    """The upper end of ``between``."""
+    unit: Literal["reward", ""] = "reward"
+    """Outcomes in units of reward stand in one figure."""
+
+    @property
+    def claimed(self) -> str:
+        """As a reader sees it."""
+        return f"{self.side} {self.threshold:g}" + (f" and {self.upper:g}" if self.side == "between" else "")
+
+    def verdict(self, found: Estimate) -> Verdict:
+        """Whether the whole interval lies where it was claimed, wholly elsewhere, or neither."""
+        if np.isnan(found.low) or np.isnan(found.high):
+            return "not decided"
+        low, high = self.threshold, self.upper if self.side == "between" else self.threshold
+        above, below = found.low > low, found.high < high
+        supported = {"above": above, "below": below, "between": above and below}[self.side]
+        contradicted = {
+            "above": found.high < low,
+            "below": found.low > high,
+            "between": found.high < low or found.low > high,
+        }[self.side]
+        return "supported" if supported else "contradicted" if contradicted else "not decided"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper, the outcomes that decide it, and the figure that shows its arms."""
+
+    number: int
+    statement: str
+    source: str
+    experiments: tuple[str, ...]
+    outcomes: tuple[Outcome, ...]
+    figure: str
+    """An id of ``figures.FIGURES``."""
+    arms: tuple[Arm, ...]
+    """That the figure shows."""
+    limits: str
+    stability: bool = True
+    """Whether its verdict needs a testbed on which algorithms can collapse."""
+
+    def verdict(self, found: list[Verdict]) -> Verdict:
+        """Of the whole claim, from those of its outcomes."""
+        if all(each == "supported" for each in found):
+            return "supported"
+        return "contradicted" if "contradicted" in found and "supported" not in found else "not decided"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An outcome, its effect, and its verdict."""
+
+    outcome: Outcome
+    effect: Estimate
+    verdict: Verdict
+    lacks: str = ""
+    """The arm that has not run, if one has not."""
+
+    @property
+    def decides(self) -> str:
+        """What would decide it, where it is not decided."""
+        if self.lacks:
+            return f"not run: {self.lacks}"
+        if self.verdict != "not decided":
+            return ""
+        if np.isnan(self.effect.low):
+            return "no interval: in too few seeds is there anything to compare"
+        ends = [self.outcome.threshold] + ([self.outcome.upper] if self.outcome.side == "between" else [])
+        distance = min(abs(self.effect.mean - end) for end in ends)
+        half = (self.effect.high - self.effect.low) / 2
+        needed = self.effect.n * (half / distance) ** 2 if distance else float("inf")
+        if needed > _MOST_SEEDS:
+            return "the effect is at its threshold: no affordable number of seeds"
+        return f"about {max(self.effect.n + 1, round(needed))} seeds, if the effect is what it seems"
+
+
+def testbed(study: Study, control: Arm, contenders: Sequence[Arm]) -> tuple[bool, str]:
+    """Whether algorithms can collapse on the testbed and need not, and a sentence that says so. Raises NotRun."""
+    fallen, n = study.collapsed(control)
+    best = min(contenders, key=lambda arm: (study.collapsed(arm)[0], -study.final(arm).mean()))
+    held, of = study.collapsed(best)
+    valid = fallen / n >= LEAST_COLLAPSED and held / of <= MOST_COLLAPSED
+    said = "is valid by its protocol" if valid else "is not valid by its protocol, so no verdict on stability counts"
+    return valid, (
+        f"**The testbed {said}**: without a clip GRPO collapses in {fallen} of {n} seeds (at least 9 of 10 were asked "
+        f"for), {best.label} in {held} of {of} (at most 1)."
+    )
+
+
+def findings(study: Study, claim: Claim, valid: bool) -> list[Finding]:
+    """The outcomes of one claim; not decided where runs are absent, or need a valid testbed."""
+    found = []
+    for outcome in claim.outcomes:
+        try:
+            effect = outcome.effect(study)
+        except NotRun as missing:
+            found.append(Finding(outcome, NONE, "not decided", str(missing)))
+            continue
+        counts = valid or not claim.stability
+        found.append(Finding(outcome, effect, outcome.verdict(effect) if counts else "not decided"))
+    return found
