@@ -31,10 +31,10 @@ check: $(READY)
 	$(BIN)/python -m pytest -m check -rs
 
 # The reference study, docs/protocol.md: two hours on two cores. Can be stopped, and goes on where it was.
-TUNING := experiment_name=study_tuning optimizer.learning_rate=2e-4,4e-4,8e-4 seed=100,101
+TUNING := experiment_name=study_tuning optimizer.learning_rate=2e-4,6e-4 seed=100,101
 reference: $(READY)
 	for experiment in study study_frozen study_wide study_narrow study_twin study_rates study_tuning study_replay \
-		study_depth study_minirl study_mismatch study_correction study_shift study_staleness; do \
+		study_depth study_minirl study_mismatch study_correction study_shift; do \
 		$(BIN)/steadymoe run experiment=$$experiment || exit; done
 	$(BIN)/steadymoe run experiment=study_wide $(TUNING)
 	$(BIN)/steadymoe run experiment=study_narrow $(TUNING)

@@ -10,6 +10,7 @@ import jinja2
 import pandas as pd
 
 from steadymoe.bench import archive, atomic, collect, draw, head_to_head, stability, tables
+from steadymoe.bench.claims.registry import COMPARED_ELSEWHERE
 from steadymoe.bench.figures import FIGURES, Paper
 
 
@@ -121,7 +122,13 @@ def _lacks(paper: Paper, what: str) -> str:
 
 
 def papers(experiment: str) -> list[Paper]:
-    """The figures that an experiment is asked for: those it is made for, or every one if it is made for none."""
+    """The figures that an experiment is asked for: those it is made for, or every one if it is made for none.
+
+    Of what only adds arms to the reference study the overview alone: with the arms that they are compared with these
+    stand in the figures of ``steadymoe claims``.
+    """
+    if experiment in COMPARED_ELSEWHERE:
+        return [FIGURES["overview"]]
     own = [paper for paper in FIGURES.values() if paper.experiment == experiment and not paper.variant]
     every = [paper for paper in FIGURES.values() if not paper.variant]
     return [FIGURES["overview"], *(paper for paper in own or every if paper.id != "overview")]

@@ -7,6 +7,7 @@ def _rate(number: float) -> dict[str, object]:
     return {"optimizer.learning_rate": number}
 
 
+STUDYS_RATE = 6e-4  # conf/experiment/study.yaml
 # The bands of both papers: conf/algorithm/grpo.yaml and gspo.yaml.
 _GRPOS = {"algorithm.loss.clip_low": 0.2, "algorithm.loss.clip_high": 0.2}
 _GSPOS = {"algorithm.loss.clip_low": 3e-4, "algorithm.loss.clip_high": 4e-4}
@@ -15,14 +16,10 @@ _NOISY, _SHOWN = {"engine": "router_noise"}, {"grpo": "GRPO", "gspo": "GSPO", "g
 GRPO, GSPO = Arm("GRPO", "study", "grpo"), Arm("GSPO", "study", "gspo")
 UNCLIPPED = Arm("no clip", "study", "grpo_unclipped")
 CONTROLS = (UNCLIPPED, Arm("REINFORCE", "study", "reinforce"), Arm("frozen", "study", "grpo", _rate(0.0)))
-OTHERS = {name: Arm(name.upper(), "study", name) for name in ("cispo", "sapo", "vespo", "dppo")}
+OTHERS = {name: Arm(name.upper(), "study", name) for name in ("cispo", "sapo", "vespo")}
 WIDE = Arm("GSPO, band 0.2", "study_bands", "gspo", _GRPOS)
 NARROW = Arm("GRPO, band 3e-4", "study_bands", "grpo", _GSPOS)
-RATES = {
-    (name, rate): Arm(f"{_SHOWN[name]}, lr {rate:g}", "study_rates", name, _rate(rate))
-    for name in ("grpo", "gspo")
-    for rate in (2e-4, 8e-4)
-}
+SLOW = {name: Arm(f"{_SHOWN[name]}, lr 2e-4", "study_rates", name, _rate(2e-4)) for name in ("grpo", "gspo")}
 DENSE = {name: Arm(f"{shown}, dense", "study_twin", name) for name, shown in _SHOWN.items()}
 R2 = {name: Arm(f"{_SHOWN[name]} + R2", "study_replay", name, {"routing": "r2"}) for name in ("grpo", "gspo")}
 SHIFT = {name: Arm(f"{_SHOWN[name]} + shift", "study_shift", f"rspo_{name}") for name in ("grpo", "gspo")}
@@ -37,10 +34,6 @@ MINIRL = {
     )
     for routing in ("off", "r2", "r3")
     for updates in (4, 16)
-}
-STALE = {
-    name: Arm(f"{name.upper()}, 32 updates", "study_staleness", name, {"updates_per_rollout": 32})
-    for name in ("cispo", "gspo", "sapo", "vespo")
 }
 # Each has one anchor of its own: conf/algorithm/dppo.yaml and gspo.yaml.
 ANCHORED = {
@@ -73,9 +66,9 @@ TUNED = {
             f"{_SHOWN[name]}, band {band}",
             "study_tuning",
             name,
-            ({} if rate == 4e-4 else _rate(rate)) | ({} if band == own else other),
+            ({} if rate == STUDYS_RATE else _rate(rate)) | ({} if band == own else other),
         )
-        for rate in (2e-4, 4e-4, 8e-4)
+        for rate in (2e-4, STUDYS_RATE)
         for band in ("0.2", "3e-4")
     }
     for name, own, other in (("grpo", "0.2", _GSPOS), ("gspo", "3e-4", _GRPOS))
