@@ -1,12 +1,15 @@
 """The tables of ``results/reference`` are those of the data beside them, to the last digit; its figures are there."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from steadymoe.bench import archive, draw, report
+from steadymoe.bench.claims import page, registry
 
 REFERENCE = Path(__file__).parent.parent / "results" / "reference"
+DOCS = Path(__file__).parent.parent / "docs"
 TABLES, FIGURES = REFERENCE / "tables", REFERENCE / "figures"
 KEPT = archive.experiments(REFERENCE)
 # Recorded before data were kept: results/README.md.
@@ -15,7 +18,8 @@ WITHOUT_DATA = {"dose_router_noise", "families"}
 
 def test_every_table_has_its_data() -> None:
     named = {path.name.split("-")[0] for folder in (TABLES, FIGURES) for path in folder.iterdir()}
-    assert named == {*KEPT, *WITHOUT_DATA}
+    claims = {"claims", *(page.name(claim) for claim in registry.CLAIMS)}
+    assert named - claims == {*KEPT, *WITHOUT_DATA}
 
 
 @pytest.mark.parametrize("experiment", KEPT)
@@ -38,3 +42,25 @@ def test_the_figures_of_an_experiment_lack_nothing(experiment: str) -> None:
     data = draw.data(archive.load(REFERENCE, experiment))
     own = [paper for paper in report.papers(experiment) if paper.experiment == experiment]
     assert {paper.id: paper.lacks(data) for paper in own} == dict.fromkeys(paper.id for paper in own)
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> page.Verdicts:
+    return page.Verdicts(REFERENCE)
+
+
+def test_the_verdicts_are_those_of_the_data(verdicts: page.Verdicts) -> None:
+    for name, text in verdicts.texts().items():
+        assert (TABLES / name).read_text() == text, name
+    committed = (DOCS / "claims.md").read_text()
+    assert committed == verdicts.page("../results/reference/figures")
+    for link in re.findall(r"\]\(([^)#]+)\)", committed):
+        assert (DOCS / link).exists(), link
+    assert len(re.findall(r"\.png\)", committed)) == 1 + len(registry.CLAIMS)
+
+
+def test_the_readme_has_the_verdicts_and_the_first_rows_of_the_leaderboard(verdicts: page.Verdicts) -> None:
+    readme = (DOCS.parent / "README.md").read_text()
+    assert verdicts.summary("docs/claims.md") in readme
+    leaderboard = (TABLES / "study-leaderboard.md").read_text().splitlines()
+    assert "\n".join(leaderboard[:7]) in readme

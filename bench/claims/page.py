@@ -1,5 +1,6 @@
 """``docs/claims.md``: the verdicts of the recorded runs, with a figure for each claim and one of all."""
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,28 +52,36 @@ class Verdicts:
             "claims.tex": tables.to_latex(rows),
         }
 
-    def page(self) -> str:
-        """``docs/claims.md``."""
-        lines = [_HEAD, self.testbed, "", "![Outcomes in units of reward](../results/reference/figures/claims.png)", ""]
-        lines += ["| | claim | verdict |", "|---|---|---|"]
-        lines += [
-            f"| [{claim.number}](#claim-{claim.number}) | {claim.statement} | {self.of(claim)} |" for claim in CLAIMS
-        ]
+    def page(self, figures: str) -> str:
+        """``docs/claims.md``; ``figures`` is the folder of the figures, from the page's own."""
+        shown = f"![{_HEADLINE.caption}]({figures}/{draw.stem(_HEADLINE, 'claims')}.png)"
+        lines = [_HEAD, self.testbed, "", shown, "", self.summary()]
         for claim in CLAIMS:
             lines += ["", f"## Claim {claim.number}", "", f"{claim.statement} ({claim.source})", ""]
             rows = [_row(claim.number, each) for each in self.found[claim.number]]
             lines += [tables.to_markdown(pd.DataFrame(rows).drop(columns="claim")), ""]
             lines += [f"**{self.of(claim).capitalize()}.** {claim.limits}", ""]
-            lines += [*self._shown(claim), f"Runs: {', '.join(f'`experiment={name}`' for name in claim.experiments)}."]
+            lines += [
+                *self._shown(claim, figures),
+                f"Runs: {', '.join(f'`experiment={name}`' for name in claim.experiments)}.",
+            ]
         return "\n".join(lines) + "\n"
 
-    def _shown(self, claim: Claim) -> list[str]:
+    def summary(self, page: str = "") -> str:
+        """The verdict on each claim, with links into ``page``."""
+        rows = [
+            f"| [{claim.number}]({page}#claim-{claim.number}) | {claim.statement} | {self.of(claim)} |"
+            for claim in CLAIMS
+        ]
+        return "\n".join(["| | claim | verdict |", "|---|---|---|", *rows])
+
+    def _shown(self, claim: Claim, figures: str) -> list[str]:
         """The arms of a claim as a table, and its figure."""
         arms = self.arms(claim)
         if arms.empty:
             return []
         paper = FIGURES[claim.figure]
-        figure = f"![{paper.caption}](../results/reference/figures/{draw.stem(paper, name(claim))}.png)"
+        figure = f"![{paper.caption}]({figures}/{draw.stem(paper, name(claim))}.png)"
         return [tables.to_markdown(arms), "", figure, ""]
 
     def arms(self, claim: Claim) -> pd.DataFrame:
@@ -110,7 +119,10 @@ class Verdicts:
 def make(results: Path, page: Path) -> list[Path]:
     """Write ``tables/claims.*`` and the figures below ``results``, and the page. Raises NotRun as ``Verdicts`` does."""
     verdicts = Verdicts(results)
-    texts = {results / "tables" / file: text for file, text in verdicts.texts().items()} | {page: verdicts.page()}
+    figures = Path(os.path.relpath(results / "figures", page.parent)).as_posix()
+    texts = {results / "tables" / file: text for file, text in verdicts.texts().items()} | {
+        page: verdicts.page(figures)
+    }
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, partial(Path.write_text, data=text))

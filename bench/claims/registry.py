@@ -20,7 +20,6 @@ from steadymoe.bench.claims.arms import (
     R2,
     SHIFT,
     SLOW,
-    STUDYS_RATE,
     TIS,
     TUNED,
     UNCLIPPED,
