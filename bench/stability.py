@@ -16,6 +16,7 @@ WARNINGS = (
     "grad_norm",
     "entropy",
     "token_ratio_variance",
+    "sequence_ratio_variance",
     "clip_fraction",
     "expert_change_rate",
     "rollout_kl_k3",

@@ -2,6 +2,8 @@
 
 import functools
 import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from steadymoe.bench import archive, compose
 from steadymoe.bench.claims import arms, registry, verdict
-from steadymoe.bench.claims.study import Arm, NotRun, Study
+from steadymoe.bench.claims.study import Arm, NotRun, Study, factor
 from steadymoe.bench.claims.verdict import Claim, Finding, Outcome
 from steadymoe.bench.identity import axes_name
 from steadymoe.bench.stats import Estimate
@@ -72,14 +74,20 @@ def test_a_claim_is_supported_by_all_and_contradicted_only_where_nothing_support
     assert Claim(1, "", "", (), (), "fig01", (), "").verdict(found) == whole
 
 
-def test_what_would_decide_it_is_said_in_seeds() -> None:
-    def decides(mean: float, low: float, high: float, found: verdict.Verdict = "not decided") -> str:
-        return Finding(outcome("above", 0), Estimate(mean, low, high, 10), found).decides
+def decides(mean: float, low: float, high: float, found: str = "not decided", **given: object) -> str:
+    asked = replace(outcome("above", 0), **given)  # type: ignore[arg-type]
+    return Finding(asked, Estimate(mean, low, high, 10), found).decides  # type: ignore[arg-type]
 
+
+def test_what_would_decide_it_is_said_in_seeds() -> None:
     assert decides(0.1, -0.1, 0.3).startswith("about 40 seeds")  # half of the width is twice the distance
     assert "no affordable number" in decides(0.0, -0.1, 0.1)
     assert decides(0.2, 0.1, 0.3, "supported") == ""
-    assert decides(NAN, NAN, NAN).startswith("no interval")
+    assert decides(NAN, NAN, NAN).startswith("longer runs")
+    # A factor of 2 with an interval from 1/2 to 8: on the scale of logarithms twice as wide as it is far from 1.
+    assert decides(2, 0.5, 8, unit="ratio", threshold=1).startswith("about 40 seeds")
+    assert decides(2, 1.5, np.inf, unit="cost", threshold=3).startswith("longer runs")
+    assert decides(0.6, 0.4, 0.8, unit="area", threshold=0.5).startswith("about 40 runs of the rarer kind")
 
 
 def test_the_registry_is_the_table_of_the_protocol() -> None:
@@ -91,7 +99,7 @@ def test_the_registry_is_the_table_of_the_protocol() -> None:
     for claim in registry.CLAIMS:
         statement, experiments, outcomes = rows[claim.number]
         assert claim.statement == statement
-        assert experiments == {name for name in claim.experiments if name != "study_tuning"}
+        assert experiments == set(claim.experiments)
         assert len(claim.outcomes) == max(1, len(re.findall(r"\([a-d]\)", outcomes)))
         for each in claim.outcomes:
             shares = {f"{number * 100:g}" for number in (each.threshold, each.upper)}
@@ -103,15 +111,12 @@ def test_the_registry_is_the_table_of_the_protocol() -> None:
 @functools.cache
 def planned() -> set[tuple[str, str, str]]:
     """Algorithm, experiment and axes of every run that ``make reference`` asks for."""
-    makefile = (ROOT / "Makefile").read_text()
-    recipe = makefile.partition("\nreference:")[2].partition("\n\n")[0].replace("\\\n", "")
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", "")
+    recipe = makefile.partition("\nreference:")[2].partition("\n\n")[0]
     tuning = re.search(r"^TUNING := (.*)$", makefile, re.MULTILINE)[1]  # type: ignore[index]
-    named = re.search(r"for experiment in (.*?);", recipe)[1].split()  # type: ignore[index]
-    commands = [[f"experiment={name}"] for name in named]
-    commands += [
-        [f"experiment={name}", *tuning.split()] for name in re.findall(r"experiment=(\w+) \$\(TUNING\)", recipe)
-    ]
-    assert len(commands) > len(named)
+    listed = re.search(r"for experiment in (.*?);", recipe)[1].replace("$(TUNING)", tuning)  # type: ignore[index]
+    commands = [f"experiment={words}".split() for words in shlex.split(listed)]
+    assert len(commands) == 15
     return {
         (run.choices["algorithm"], run.config["experiment_name"], axes_name(run.axes))
         for command in commands
@@ -183,7 +188,7 @@ def test_the_numbers_of_arms_are_those_of_their_runs(made: Study) -> None:
     gain = made.gain(B, A)
     assert (gain.mean, gain.n) == (pytest.approx(0.5 + 0.045), 10)
     assert gain.low < gain.mean < gain.high
-    assert made.factor(*(made.numbers(arm, "clip_fraction", "mean") for arm in (B, A))).mean == pytest.approx(20)
+    assert factor(*(made.numbers(arm, "clip_fraction", "mean") for arm in (B, A))).mean == pytest.approx(20)
     assert made.routing_share(A).tolist() == pytest.approx([0.75] * 10)
     assert made.wins(B, A).mean == pytest.approx(0.25)
     assert made.tables([B, A])["runs"]["arm"].unique().tolist() == ["B", "A"]
@@ -211,9 +216,9 @@ def test_an_arm_that_was_not_run_is_named_and_decides_nothing(made: Study) -> No
     assert not made.has(absent)
     with pytest.raises(NotRun, match=r"C \(made\)"):
         made.final(absent)
-    claim = Claim(1, "", "", (), (Outcome("x", lambda study: study.gain(absent, A), "above", 0),), "fig01", (), "")
-    (found,) = verdict.findings(made, claim, valid=True)
-    assert (found.verdict, found.decides) == ("not decided", "not run: C (made)")
+    asked = Outcome("x", lambda study: study.gain(absent, A), "above", 0)
+    (found,) = verdict.findings(made, [asked], valid=True)
+    assert (found.verdict, found.decides) == ("not decided", "to be run: C (made)")
 
 
 def test_an_invalid_testbed_decides_nothing_about_stability(made: Study) -> None:
@@ -224,7 +229,8 @@ def test_an_invalid_testbed_decides_nothing_about_stability(made: Study) -> None
     assert not invalid
     assert "not valid" in said
     better = Outcome("x", lambda study: study.gain(B, A), "above", 0)
-    for stability, found in ((True, "not decided"), (False, "supported")):
-        claim = Claim(1, "", "", (), (better,), "fig01", (), "", stability)
-        assert verdict.findings(made, claim, invalid)[0].verdict == found
-        assert verdict.findings(made, claim, valid)[0].verdict == "supported"
+    (found,) = verdict.findings(made, [better], invalid)
+    assert (found.verdict, found.decides) == ("not decided", "a valid testbed")
+    assert found.effect.n == 10
+    (found,) = verdict.findings(made, [better], valid)
+    assert (found.verdict, found.decides) == ("supported", "")

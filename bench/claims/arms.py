@@ -15,7 +15,7 @@ _NOISY, _SHOWN = {"engine": "router_noise"}, {"grpo": "GRPO", "gspo": "GSPO", "g
 
 GRPO, GSPO = Arm("GRPO", "study", "grpo"), Arm("GSPO", "study", "gspo")
 UNCLIPPED = Arm("no clip", "study", "grpo_unclipped")
-CONTROLS = (UNCLIPPED, Arm("REINFORCE", "study", "reinforce"), Arm("frozen", "study", "grpo", _rate(0.0)))
+CONTROLS = (UNCLIPPED, Arm("REINFORCE", "study", "reinforce"), Arm("frozen", "study_frozen", "grpo", _rate(0.0)))
 OTHERS = {name: Arm(name.upper(), "study", name) for name in ("cispo", "sapo", "vespo")}
 WIDE = Arm("GSPO, band 0.2", "study_bands", "gspo", _GRPOS)
 NARROW = Arm("GRPO, band 3e-4", "study_bands", "grpo", _GSPOS)
@@ -51,19 +51,14 @@ TIS = {
     "with": Arm("GRPO + TIS", "study_correction", "grpo", {"correction": "tis"} | _NOISY),
 }
 DEPTH = {
-    layers: Arm(
-        f"{layers} layers",
-        "study_depth",
-        "grpo",
-        {} if layers == 4 else {"model.config.num_hidden_layers": layers},  # micro's own
-    )
-    for layers in (2, 4, 8)
+    layers: Arm(f"{layers} layers", "study_depth", "grpo", {"model.config.num_hidden_layers": layers})
+    for layers in (2, 8)
 }
 # Where the two algorithms of claim 1 are tuned (docs/protocol.md, "Tuning"): the setting, and its arm at ten seeds.
 TUNED = {
     name: {
         (rate, band): Arm(
-            f"{_SHOWN[name]}, band {band}",
+            f"{_SHOWN[name]}, band {band}, lr {rate:g}",
             "study_tuning",
             name,
             ({} if rate == STUDYS_RATE else _rate(rate)) | ({} if band == own else other),

@@ -76,9 +76,10 @@ class Study:
     def has(self, arm: Arm) -> bool:
         """Whether any of its runs has ended."""
         try:
-            return bool(len(self.tables([arm])["runs"]))
+            self.tables([arm])
         except NotRun:
             return False
+        return True
 
     def collapsed(self, arm: Arm) -> tuple[int, int]:
         """How many runs collapsed, of how many."""
@@ -89,20 +90,18 @@ class Study:
         """Final reward of one arm less that of another, paired by seed."""
         return paired_difference(self.final(arm), self.final(over))
 
-    def factor(self, above: pd.Series, below: pd.Series) -> Estimate:
-        """Geometric mean over shared seeds of the ratio of two arms' numbers."""
-        seeds = above.index.intersection(below.index)
-        return over_seeds((above[seeds] / below[seeds]).tolist(), log=True)
-
     def routing_share(self, arm: Arm) -> pd.Series:
         """``tables.routing_share`` by seed."""
         return tables.routing_share(self.tables([arm])["steps"], [])
 
-    def warning_area(self, arms: Sequence[Arm], metric: str) -> Estimate:
-        """Area under the ROC curve of a metric's most alarming value before a collapse, over the runs of all arms."""
+    def warning_area(self, arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Estimate:
+        """Area under the ROC curve of a metric's most alarming value up to ``least_lead`` steps before a collapse.
+
+        Over the runs of all arms, taken for independent; n is the smaller of collapsed and stable runs.
+        """
         found = self.tables(arms)
         runs = found["runs"].assign(collapsed=found["runs"]["diverged_step"].astype(float))
-        return warning.auc(warning.extremes(found["steps"], runs, metric))
+        return warning.auc(warning.extremes(found["steps"], runs, metric, least_lead))
 
     def cost_factor(self, arm: Arm, over: Arm, unit: str) -> Estimate:
         """How many times as much of ``unit`` (``efficiency.COSTS``) as another arm one needs for the same reward.
@@ -128,3 +127,9 @@ class Study:
     def _steps_and_runs(self, arm: Arm) -> tuple[pd.DataFrame, pd.DataFrame]:
         found = self.tables([arm])
         return found["steps"], found["runs"]
+
+
+def factor(above: pd.Series, below: pd.Series) -> Estimate:
+    """Geometric mean over shared seeds of the ratio of two arms' numbers, which are positive."""
+    seeds = above.index.intersection(below.index)
+    return over_seeds((above[seeds] / below[seeds]).tolist(), log=True)

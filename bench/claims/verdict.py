@@ -26,8 +26,8 @@ class Outcome:
     threshold: float
     upper: float = np.nan
     """The upper end of ``between``."""
-    unit: Literal["reward", ""] = "reward"
-    """Outcomes in units of reward stand in one figure."""
+    unit: Literal["reward", "share", "ratio", "cost", "area"] = "reward"
+    """Differences in reward stand in one figure; ratios and costs have the interval of their logarithm."""
 
     @property
     def claimed(self) -> str:
@@ -65,6 +65,8 @@ class Claim:
     limits: str
     stability: bool = True
     """Whether its verdict needs a testbed on which algorithms can collapse."""
+    exploratory: tuple[Outcome, ...] = ()
+    """Looked at besides, not in the protocol: shown, and part of no verdict."""
 
     def verdict(self, found: list[Verdict]) -> Verdict:
         """Of the whole claim, from those of its outcomes."""
@@ -81,24 +83,32 @@ class Finding:
     effect: Estimate
     verdict: Verdict
     lacks: str = ""
-    """The arm that has not run, if one has not."""
+    """What there is no verdict without: an arm that has not run, or a valid testbed."""
 
     @property
     def decides(self) -> str:
         """What would decide it, where it is not decided."""
-        if self.lacks:
-            return f"not run: {self.lacks}"
-        if self.verdict != "not decided":
-            return ""
+        if self.lacks or self.verdict != "not decided":
+            return self.lacks
         if np.isnan(self.effect.low):
-            return "no interval: in too few seeds is there anything to compare"
-        ends = [self.outcome.threshold] + ([self.outcome.upper] if self.outcome.side == "between" else [])
-        distance = min(abs(self.effect.mean - end) for end in ends)
-        half = (self.effect.high - self.effect.low) / 2
-        needed = self.effect.n * (half / distance) ** 2 if distance else float("inf")
-        if needed > _MOST_SEEDS:
-            return "the effect is at its threshold: no affordable number of seeds"
-        return f"about {max(self.effect.n + 1, round(needed))} seeds, if the effect is what it seems"
+            return "longer runs: in too few seeds is there anything to compare"
+        if self.outcome.unit == "cost" and (self.effect.low == 0 or np.isinf(self.effect.high)):
+            return "longer runs: in some seeds an arm never got there"
+        return _seeds(self)
+
+
+def _seeds(found: Finding) -> str:
+    """How many seeds the interval would need to leave the threshold, if the effect is what it seems."""
+    mean, low, high = found.effect.mean, found.effect.low, found.effect.high
+    ends = [found.outcome.threshold] + ([found.outcome.upper] if found.outcome.side == "between" else [])
+    if found.outcome.unit in ("ratio", "cost"):  # their interval is that of the logarithm
+        mean, low, high, *ends = np.log([mean, low, high, *ends])
+    distance = min(abs(mean - end) for end in ends)
+    needed = found.effect.n * ((high - low) / 2 / distance) ** 2 if distance else np.inf
+    what = "runs of the rarer kind" if found.outcome.unit == "area" else "seeds"
+    if needed > _MOST_SEEDS:
+        return f"no affordable number of {what}: the effect is at its threshold"
+    return f"about {max(found.effect.n + 1, round(needed))} {what}, if the effect is what it seems"
 
 
 def testbed(study: Study, control: Arm, contenders: Sequence[Arm]) -> tuple[bool, str]:
@@ -114,15 +124,15 @@ def testbed(study: Study, control: Arm, contenders: Sequence[Arm]) -> tuple[bool
     )
 
 
-def findings(study: Study, claim: Claim, valid: bool) -> list[Finding]:
-    """The outcomes of one claim; not decided where runs are absent, or need a valid testbed."""
+def findings(study: Study, outcomes: Sequence[Outcome], valid: bool) -> list[Finding]:
+    """What was found of each; not decided where runs are absent, nor where the testbed is not ``valid``."""
     found = []
-    for outcome in claim.outcomes:
+    for outcome in outcomes:
         try:
             effect = outcome.effect(study)
         except NotRun as missing:
-            found.append(Finding(outcome, NONE, "not decided", str(missing)))
+            found.append(Finding(outcome, NONE, "not decided", f"to be run: {missing}"))
             continue
-        counts = valid or not claim.stability
-        found.append(Finding(outcome, effect, outcome.verdict(effect) if counts else "not decided"))
+        verdict = outcome.verdict(effect) if valid else "not decided"
+        found.append(Finding(outcome, effect, verdict, "" if valid else "a valid testbed"))
     return found
