@@ -124,16 +124,17 @@ def planned() -> set[tuple[str, str, str]]:
     }
 
 
-def every_arm() -> list[Arm]:
-    groups = [[found] if isinstance(found, Arm) else found for name, found in vars(arms).items() if name.isupper()]
-    nested = [group.values() if isinstance(group, dict) else group for group in groups]
-    flat = [arm for group in nested for part in group for arm in (part.values() if isinstance(part, dict) else [part])]
-    return [arm for arm in flat if isinstance(arm, Arm)]
+def every_arm(found: object) -> list[Arm]:
+    if isinstance(found, Arm):
+        return [found]
+    parts = found.values() if isinstance(found, dict) else found if isinstance(found, tuple) else ()
+    return [arm for part in parts for arm in every_arm(part)]
 
 
 def test_make_reference_runs_every_arm_under_the_name_it_is_looked_for_by() -> None:
-    assert len(every_arm()) > 50
-    absent = [arm for arm in every_arm() if (arm.algorithm, arm.experiment, axes_name(arm.axes)) not in planned()]
+    known = [arm for name, found in vars(arms).items() if name.isupper() for arm in every_arm(found)]
+    assert len(known) > 40
+    absent = [arm for arm in known if (arm.algorithm, arm.experiment, axes_name(arm.axes)) not in planned()]
     assert absent == []
 
 
