@@ -7,6 +7,7 @@ import pytest
 
 from steadymoe.bench import archive, draw, report
 from steadymoe.bench.claims import page, registry
+from steadymoe.bench.claims.arms import GRPO, GSPO, NARROW
 
 REFERENCE = Path(__file__).parent.parent / "results" / "reference"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -64,3 +65,6 @@ def test_the_readme_has_the_verdicts_and_the_first_rows_of_the_leaderboard(verdi
     assert verdicts.summary("docs/claims.md") in readme
     leaderboard = (TABLES / "study-leaderboard.md").read_text().splitlines()
     assert "\n".join(leaderboard[:7]) in readme
+    collapsed = {arm.label: verdicts.study.collapsed(arm)[0] for arm in (GRPO, GSPO, NARROW)}
+    assert collapsed["GSPO"] <= 1 and collapsed["GRPO"] >= 5 and collapsed["GRPO, band 3e-4"] <= 1
+    assert "GSPO holds where GRPO collapses in most seeds; with GSPO's band GRPO holds too" in " ".join(readme.split())

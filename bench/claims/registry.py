@@ -268,7 +268,7 @@ CLAIMS = (
         "collapses apart too. A collapse is dated where the mean of five rewards has halved, so one step before it "
         "reward is already falling. n is the smaller of collapsed and stable runs; intervals are Newcombe's.",
         exploratory=tuple(
-            Outcome(f"the same, five steps ahead, {shown}", warning(metric, 5), "above", 0.5, unit="area")
+            Outcome(f"area under the ROC curve, five steps ahead, {shown}", warning(metric, 5), "above", 0.5, unit="area")
             for metric, shown in _ANNOUNCING.items()
         ),
     ),
@@ -286,7 +286,7 @@ CLAIMS = (
                 unit="share",
             ),
             Outcome(
-                "that share, 8 layers less 2",
+                "that share, at 8 layers less at 2",
                 lambda study: mean_difference(study.routing_share(DEPTH[8]), study.routing_share(DEPTH[2])),
                 "above",
                 0,
@@ -354,4 +354,6 @@ CLAIMS = (
     ),
 )
 # The experiments that hold only a part of what a claim compares.
-COMPARED_ELSEWHERE = {name for claim in CLAIMS for name in claim.experiments} - {"study"}
+COMPARED_ELSEWHERE = {name for claim in CLAIMS for name in claim.experiments}
+COMPARED_ELSEWHERE |= {arm.experiment for claim in CLAIMS for arm in claim.arms}
+COMPARED_ELSEWHERE -= {"study"}
