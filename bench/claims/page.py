@@ -13,7 +13,7 @@ from steadymoe.bench.claims.effects import best
 from steadymoe.bench.claims.registry import CLAIMS
 from steadymoe.bench.claims.study import Arm, NotRun, Study
 from steadymoe.bench.claims.verdict import Claim, Finding, Verdict, findings, testbed
-from steadymoe.bench.figures import FIGURES, FORMATS, Paper, points
+from steadymoe.bench.figures import FIGURES, Paper, points
 from steadymoe.bench.stats import over_seeds
 
 _CONTENDERS = (GRPO, GSPO, *OTHERS.values())
@@ -156,7 +156,7 @@ def make(results: Path, page: Path) -> list[Path]:
         atomic.write(path, partial(Path.write_text, data=text))
     written = list(texts)
     for paper, named, data in verdicts.figures():
-        written += draw.write(paper, paper.figure(data), results, named, [each for each in FORMATS if each != "pdf"])
+        written += draw.write(paper, paper.figure(data), results, named)
     return written
 
 

@@ -268,7 +268,7 @@ CLAIMS = (
         "collapses apart too. A collapse is dated where the mean of five rewards has halved, so one step before it "
         "reward is already falling. n is the smaller of collapsed and stable runs; intervals are Newcombe's.",
         exploratory=tuple(
-            Outcome(f"area under the ROC curve, five steps ahead, {shown}", warning(metric, 5), "above", 0.5, unit="area")
+            Outcome(f"area under the ROC curve, 5 steps ahead, {shown}", warning(metric, 5), "above", 0.5, unit="area")
             for metric, shown in _ANNOUNCING.items()
         ),
     ),
