@@ -66,5 +66,5 @@ def test_the_readme_has_the_verdicts_and_the_first_rows_of_the_leaderboard(verdi
     leaderboard = (TABLES / "study-leaderboard.md").read_text().splitlines()
     assert "\n".join(leaderboard[:7]) in readme
     collapsed = {arm.label: verdicts.study.collapsed(arm)[0] for arm in (GRPO, GSPO, NARROW)}
-    assert collapsed["GSPO"] <= 1 and collapsed["GRPO"] >= 5 and collapsed["GRPO, band 3e-4"] <= 1
+    assert max(collapsed["GSPO"], collapsed["GRPO, band 3e-4"]) <= 1 < 5 < collapsed["GRPO"]
     assert "GSPO holds where GRPO collapses in most seeds; with GSPO's band GRPO holds too" in " ".join(readme.split())
