@@ -30,13 +30,14 @@ check: $(READY)
 	$(BIN)/steadymoe report --experiment every_algorithm --results results/reference
 	$(BIN)/python -m pytest -m check -rs
 
-# The reference study, docs/protocol.md: two hours on two cores. Can be stopped, and goes on where it was.
+# The reference study, docs/protocol.md: two hours on two cores. Can be stopped, and goes on where it was. The last of
+# study_wide is GSPO's best setting, which study_tuning finds.
 STUDY := study study_bands study_rates study_frozen study_tuning study_replay study_twin study_depth study_minirl \
 	study_mismatch study_correction study_shift
 TUNING := experiment_name=study_tuning optimizer.learning_rate=2e-4,6e-4 seed=100,101
 reference: $(READY)
 	for experiment in study study_wide study_narrow study_rates study_frozen study_tuning \
-		"study_wide $(TUNING)" "study_narrow $(TUNING)" study_replay study_twin study_depth study_minirl \
+		"study_wide $(TUNING)" "study_narrow $(TUNING)" "study_wide optimizer.learning_rate=2e-4" study_replay study_twin study_depth study_minirl \
 		study_mismatch study_correction study_shift; do $(BIN)/steadymoe run experiment=$$experiment || exit; done
 	for experiment in $(STUDY); do \
 		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done

@@ -116,7 +116,7 @@ def planned() -> set[tuple[str, str, str]]:
     tuning = re.search(r"^TUNING := (.*)$", makefile, re.MULTILINE)[1]  # type: ignore[index]
     listed = re.search(r"for experiment in (.*?);", recipe)[1].replace("$(TUNING)", tuning)  # type: ignore[index]
     commands = [f"experiment={words}".split() for words in shlex.split(listed)]
-    assert len(commands) == 15
+    assert len(commands) == 16
     return {
         (run.choices["algorithm"], run.config["experiment_name"], axes_name(run.axes))
         for command in commands
