@@ -11,10 +11,10 @@ STUDYS_RATE = 6e-4  # conf/experiment/study.yaml
 # The bands of both papers: conf/algorithm/grpo.yaml and gspo.yaml.
 _GRPOS = {"algorithm.loss.clip_low": 0.2, "algorithm.loss.clip_high": 0.2}
 _GSPOS = {"algorithm.loss.clip_low": 3e-4, "algorithm.loss.clip_high": 4e-4}
-_NOISY, _SHOWN = {"engine": "router_noise"}, {"grpo": "GRPO", "gspo": "GSPO", "grpo_unclipped": "no clip"}
+_NOISY, _SHOWN = {"engine": "router_noise"}, {"grpo": "GRPO", "gspo": "GSPO", "grpo_unclipped": "GRPO unclipped"}
 
 GRPO, GSPO = Arm("GRPO", "study", "grpo"), Arm("GSPO", "study", "gspo")
-UNCLIPPED = Arm("no clip", "study", "grpo_unclipped")
+UNCLIPPED = Arm("GRPO unclipped", "study", "grpo_unclipped")
 CONTROLS = (UNCLIPPED, Arm("REINFORCE", "study", "reinforce"), Arm("frozen", "study_frozen", "grpo", _rate(0.0)))
 OTHERS = {name: Arm(name.upper(), "study", name) for name in ("cispo", "sapo", "vespo")}
 WIDE = Arm("GSPO, band 0.2", "study_bands", "gspo", _GRPOS)
@@ -28,11 +28,9 @@ MINIRL = {
         f"MiniRL {routing}, {updates} updates",
         "study_minirl",
         "minirl",
-        {"engine": "fp8"}
-        | ({} if routing == "off" else {"routing": routing})
-        | ({} if updates == 16 else {"updates_per_rollout": updates}),
+        {"engine": "fp8", "routing": routing} | ({} if updates == 16 else {"updates_per_rollout": updates}),
     )
-    for routing in ("off", "r2", "r3")
+    for routing in ("r2", "r3")
     for updates in (4, 16)
 }
 # Each has one anchor of its own: conf/algorithm/dppo.yaml and gspo.yaml.

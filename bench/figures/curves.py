@@ -19,6 +19,8 @@ _COMPUTE = {
     "samples": "sampled responses",
     "seconds": "seconds (sampling and training)",
 }
+# A variance below this is one of rounding.
+_NOTHING = 10 * stats.LEAST_LOG
 _SECONDS = ["rollout_seconds", "old_policy_seconds", "update_seconds"]
 
 
@@ -31,7 +33,8 @@ def overview(steps: pd.DataFrame) -> Sheet:
         curves(axes[2], steps, "token_ratio_variance", "variance of the token ratio", log=True)
         curves(axes[3], steps, "clip_fraction", "clipped tokens (share)")
         axes[3].set_yscale("symlog", linthresh=LEAST_CLIPPED)
-        return style.finish(figure, axes[0], style.curves_caption(steps, log=True) + style.without_clip(steps))
+        notes = style.without_clip(steps) + style.below(steps, "token_ratio_variance", _NOTHING)
+        return style.finish(figure, axes[0], style.curves_caption(steps, log=True) + notes)
 
 
 def reward_compute(steps: pd.DataFrame, unit: str = "tokens") -> Sheet:
@@ -150,6 +153,9 @@ def curves(
         style.line(axis, arm, curve[["x", "mean", "low", "high", "n"]], colour, dashes, panel)
     if log:
         axis.set_yscale("log")
+        some = made[made["mean"] > _NOTHING]
+        if len(some) < len(made) and len(some):  # what does not vary at all would leave no room for the rest
+            axis.set_ylim(bottom=0.5 * some["mean"].min())
     axis.set_xlabel("step (rollout)")
     axis.set_ylabel(label)
 

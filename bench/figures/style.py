@@ -181,6 +181,14 @@ def without_clip(steps: pd.DataFrame) -> str:
     return f" No clip: {', '.join(lacking)}." if lacking and clipped else ""
 
 
+def below(steps: pd.DataFrame, metric: str, least: float) -> str:
+    """Names the arms of which a metric is never as high as ``least``, and which a logarithmic panel leaves out."""
+    highest = steps[steps["metric"] == metric].groupby("arm", observed=True)["value"].max()
+    return (
+        f" Below the logarithmic panel: {', '.join(highest.index[highest < least])}." if (highest < least).any() else ""
+    )
+
+
 def finish(figure: Sheet, legend_from: Axes | None, text: str, title: str | None = None) -> Sheet:
     """Add the legend above the panels and the caption below them."""
     wide = figure.get_figwidth() > ONE_COLUMN
