@@ -187,7 +187,8 @@ CLAIMS = (
         "fig04",
         tuple(MINIRL.values()),
         f"{_SMALL}; behind a sampler in fp8, for which the testbed has no control of its own; the rollout stays as it "
-        "is, so mini-batches shrink as updates grow, while the paper keeps the mini-batch. MiniRL without replay was not run.",
+        "is, so mini-batches shrink as updates grow, while the paper keeps the mini-batch. MiniRL without "
+        "replay was not run.",
     ),
     Claim(
         7,
