@@ -101,7 +101,8 @@ def drift(steps: pd.DataFrame) -> Sheet:
             panel.set_xticks([], minor=True)
             panel.set_xlabel(_AXES[x])
             panel.set_ylim(bottom=0)
-            style.legend(panel, loc="best")
+            if names.nunique() > 1:
+                style.legend(panel, loc="best")
         kept = "; what is on no axis of a panel is at its middle value" if len(varying) > 2 else ""
         return style.finish(figure, None, style.points_caption(steps, f"median over steps{kept}"))
 
