@@ -37,8 +37,9 @@ STUDY := study study_bands study_rates study_frozen study_tuning study_replay st
 TUNING := experiment_name=study_tuning optimizer.learning_rate=2e-4,6e-4 seed=100,101
 reference: $(READY)
 	for experiment in study study_wide study_narrow study_rates study_frozen study_tuning \
-		"study_wide $(TUNING)" "study_narrow $(TUNING)" "study_wide optimizer.learning_rate=2e-4" study_replay study_twin study_depth study_minirl \
-		study_mismatch study_correction study_shift; do $(BIN)/steadymoe run experiment=$$experiment || exit; done
+		"study_wide $(TUNING)" "study_narrow $(TUNING)" "study_wide optimizer.learning_rate=2e-4" \
+		study_replay study_twin study_depth study_minirl study_mismatch study_correction study_shift; do \
+		 $(BIN)/steadymoe run experiment=$$experiment || exit; done
 	for experiment in $(STUDY); do \
 		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
 	$(MAKE) figures

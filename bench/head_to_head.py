@@ -83,8 +83,7 @@ def _log_rank(runs: pd.DataFrame, best: str) -> dict[str, float]:
 
 
 def target(steps: pd.DataFrame, best: float) -> float | None:
-    """The reward whose cost is compared, given the better arm's final one; None where that is
-    no higher than all began."""
+    """The reward whose cost is compared, given the better arm's final one; None where that is no gain."""
     rewards = steps[steps["metric"] == "reward"]
     first = rewards.loc[rewards["step"] == rewards["step"].min(), "value"].mean()
     return float(first + PART_OF_THE_GAIN * (best - first)) if best > first else None

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steadymoe.bench import archive, compose
+from steadymoe.bench import archive, cli, compose
 from steadymoe.bench.claims import arms, registry, verdict
 from steadymoe.bench.claims.study import Arm, NotRun, Study, factor
 from steadymoe.bench.claims.verdict import Claim, Finding, Outcome
@@ -210,6 +210,18 @@ def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: St
     collapsed, stable = [seed + 1 for seed in range(1, 10)], [1, *(seed + 1 for seed in range(10))]
     pairs = [(x > y) + (x == y) / 2 for x in collapsed for y in stable]
     assert area.mean == pytest.approx(np.mean(pairs))
+
+
+def test_without_runs_the_command_says_what_to_run_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["steadymoe", "claims", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    assert "GRPO unclipped (study)" in (said := capsys.readouterr().err)
+    assert "make reference" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_arm_that_was_not_run_is_named_and_decides_nothing(made: Study) -> None:
