@@ -39,7 +39,7 @@ reference: $(READY)
 	for experiment in study study_wide study_narrow study_rates study_frozen study_tuning \
 		"study_wide $(TUNING)" "study_narrow $(TUNING)" "study_wide optimizer.learning_rate=2e-4" \
 		study_replay study_twin study_depth study_minirl study_mismatch study_correction study_shift; do \
-		 $(BIN)/steadymoe run experiment=$$experiment || exit; done
+		$(BIN)/steadymoe run experiment=$$experiment || exit; done
 	for experiment in $(STUDY); do \
 		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
 	$(MAKE) figures

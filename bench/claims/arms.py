@@ -52,7 +52,7 @@ DEPTH = {
     layers: Arm(f"{layers} layers", "study_depth", "grpo", {"model.config.num_hidden_layers": layers})
     for layers in (2, 8)
 }
-# Where the two algorithms of claim 1 are tuned (docs/protocol.md, "Tuning"): the setting, and its arm on the seeds left out.
+# Where the two algorithms of claim 1 are tuned (docs/protocol.md, "Tuning"): by setting, on the seeds left out.
 TUNED = {
     name: {
         (rate, band): Arm(
