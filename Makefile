@@ -46,8 +46,8 @@ reference: $(READY)
 
 # Every table, figure and verdict of results/reference again, from results/reference/data.
 figures: $(READY)
-	$(BIN)/steadymoe report --results results/reference
-	$(BIN)/steadymoe claims --results results/reference --page docs/claims.md
+	$(BIN)/steadymoe report --results results/reference --format png,svg
+	$(BIN)/steadymoe claims --results results/reference --page docs/claims.md --format png,svg
 
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
 lint: $(READY)

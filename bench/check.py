@@ -15,6 +15,7 @@ from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_algorithm
 from steadymoe.algorithms.objective import from_config
 from steadymoe.bench import limits, tracking
+from steadymoe.bench.identity import flatten
 from steadymoe.bench.tasks import Task
 from steadymoe.models import build, megablocks, pretrained
 
@@ -87,14 +88,6 @@ _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.
 
 class ConfigError(Exception):
     """A config that cannot be run; the message is one line that names the valid choices."""
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys to dotted ones; lists stay values."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:

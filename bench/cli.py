@@ -46,7 +46,8 @@ def main() -> None:
             sub.add_argument("figures", nargs="*", metavar="figure", help="id or name")
             sub.add_argument("--list", action="store_true", help="every figure, and whether its data are on disk")
             sub.add_argument("--experiment", help="draw from this experiment (default: the figure's own)")
-            sub.add_argument("--format", default="png,svg,pdf", help="of png,svg,pdf (default: all)")
+        if verb != "status":
+            sub.add_argument("--format", default="png,svg,pdf", help="of figures, of png,svg,pdf (default: all)")
         if verb == "claims":
             sub.add_argument("--page", type=Path, help="where the page goes (default: claims.md below the results)")
     arguments = parser.parse_args(words)
@@ -161,7 +162,7 @@ def _flags(words: list[str]) -> tuple[bool, list[str], list[str]]:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench import report
+    from steadymoe.bench import draw, report
 
     results, experiment = arguments.results, arguments.experiment
     try:
@@ -172,8 +173,8 @@ def _report(arguments: argparse.Namespace) -> int:
             for path in report.keep(results, experiment, arguments.keep):
                 print(f"wrote {path}")
             return 0
-        made = report.make(results, experiment)
-    except report.NothingToReport as error:
+        made = report.make(results, experiment, _formats(arguments))
+    except (report.NothingToReport, draw.CannotDraw) as error:
         print(f"steadymoe: {error}", file=sys.stderr)
         return 2
     print(made.table)
@@ -185,15 +186,13 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _figures(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench import draw, figures
+    from steadymoe.bench import draw
 
     if arguments.list or not arguments.figures:
         print(draw.listing(arguments.results).to_markdown(index=False))
         return 0
     try:
-        formats = arguments.format.split(",")
-        if not set(formats) <= set(figures.FORMATS):
-            raise draw.CannotDraw(f"--format takes {', '.join(figures.FORMATS)}; got {arguments.format}")
+        formats = _formats(arguments)
         for paper in draw.find(arguments.figures):
             for path in draw.make(paper, arguments.results, arguments.experiment, formats):
                 print(f"wrote {path}")
@@ -204,10 +203,15 @@ def _figures(arguments: argparse.Namespace) -> int:
 
 
 def _claims(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench import draw
     from steadymoe.bench.claims import page, study
 
     try:
-        written = page.make(arguments.results, arguments.page or arguments.results / "claims.md")
+        to = arguments.page or arguments.results / "claims.md"
+        written = page.make(arguments.results, to, _formats(arguments))
+    except draw.CannotDraw as error:
+        print(f"steadymoe: {error}", file=sys.stderr)
+        return 2
     except study.NotRun as missing:
         print(
             f"steadymoe: no ended runs of {missing} below {arguments.results}; run them: make reference",
@@ -217,6 +221,16 @@ def _claims(arguments: argparse.Namespace) -> int:
     for path in written:
         print(f"wrote {path}")
     return 0
+
+
+def _formats(arguments: argparse.Namespace) -> list[str]:
+    """Of figures, in the order given. Raises CannotDraw for one that there is not."""
+    from steadymoe.bench import draw, figures
+
+    formats: list[str] = arguments.format.split(",")
+    if not set(formats) <= set(figures.FORMATS):
+        raise draw.CannotDraw(f"--format takes {', '.join(figures.FORMATS)}; got {arguments.format}")
+    return formats
 
 
 def _status(results: Path) -> int:

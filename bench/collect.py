@@ -6,9 +6,7 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench import columns, record
-from steadymoe.bench.check import flatten
-from steadymoe.bench.identity import settings_hash
-from steadymoe.bench.status import run_folders
+from steadymoe.bench.identity import flatten, settings_hash
 
 # What tells one run from another, besides its seed.
 ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]
@@ -29,7 +27,7 @@ KEYS += NUMBERS
 def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
     """One row per run folder that can be read: its keys, seed, status, and what ``run.json`` says of it."""
     rows = []
-    for folder in run_folders(results, experiment):
+    for folder in sorted(path.parent for path in (results / "runs" / (experiment or "")).glob("**/run.json")):
         if record.status(folder) == "unreadable":
             continue  # `steadymoe status` lists it
         facts = record.read_run(folder) or {}

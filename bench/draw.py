@@ -1,8 +1,8 @@
 """Figures from recorded runs: which can be drawn, what the others lack, and the files of one."""
 
 import difflib
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import pandas as pd
@@ -18,23 +18,27 @@ class CannotDraw(Exception):
     """A figure that does not exist or whose data do not; the message is one line that says what to do."""
 
 
-def data(recorded: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """The tables that figures take: what ``archive.load`` found of an experiment, and what follows from that."""
+def data(recorded: dict[str, pd.DataFrame], takes: Sequence[str] | None = None) -> dict[str, pd.DataFrame]:
+    """The tables that figures take: what ``archive.load`` found of an experiment, and what follows from that.
+
+    Of what follows, where ``takes`` names tables, those alone: intervals take a while.
+    """
     runs, steps = recorded["runs"], recorded["steps"]
     if runs.empty:
         return recorded
-    frontiers = stability.frontiers(runs)
-    grid, line = stability.frontier_tables(frontiers)
-    roc, warnings = stability.early_warnings(steps, runs)
-    return recorded | {
-        "by_arm": stability.by_arm(steps, runs, frontiers),
-        "survival_curves": stability.survival_curves(runs),
-        "collapse_steps": stability.collapse_steps(runs),
-        "frontier_grid": grid,
-        "frontier_line": line,
-        "roc": roc,
-        "warnings": warnings,
+    frontiers = cache(lambda: stability.frontiers(runs))
+    grid_and_line = cache(lambda: stability.frontier_tables(frontiers()))
+    roc_and_warnings = cache(lambda: stability.early_warnings(steps, runs))
+    follow: dict[str, Callable[[], pd.DataFrame]] = {
+        "by_arm": lambda: stability.by_arm(steps, runs, frontiers()),
+        "survival_curves": lambda: stability.survival_curves(runs),
+        "collapse_steps": lambda: stability.collapse_steps(runs),
+        "frontier_grid": lambda: grid_and_line()[0],
+        "frontier_line": lambda: grid_and_line()[1],
+        "roc": lambda: roc_and_warnings()[0],
+        "warnings": lambda: roc_and_warnings()[1],
     }
+    return recorded | {name: table() for name, table in follow.items() if takes is None or name in takes}
 
 
 def find(words: Sequence[str]) -> list[Paper]:
@@ -74,7 +78,7 @@ def make(paper: Paper, results: Path, experiment: str | None, formats: Sequence[
         raise CannotDraw(
             f"{paper.id} lacks ended runs of {name} below {results / 'runs'}; start some: {command(paper)}"
         )
-    found = data(recorded)
+    found = data(recorded, paper.takes)
     if said := paper.lacks(found):
         raise CannotDraw(f"{paper.id} lacks {said} in {name}; its own experiment is: {command(paper)}")
     return write(paper, paper.figure(found), results, name, formats)

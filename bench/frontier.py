@@ -101,5 +101,5 @@ def _area(stable_SXY: np.ndarray, log_xs: np.ndarray, log_ys: np.ndarray, level:
     if n >= LEAST_FOR_BOOTSTRAP:
         return Estimate(area, *bootstrap_interval(np.arange(n), of_seeds, level, resamples), n)
     error = np.sqrt((n - 1) / n * np.square(left_out - left_out.mean()).sum())
-    half = float(student(n - 1).ppf((1 + level) / 2) * error)
+    half = float(student.ppf((1 + level) / 2, n - 1) * error)
     return Estimate(area, max(area - half, 0.0), min(area + half, 1.0), n)

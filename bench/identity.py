@@ -7,9 +7,6 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench.check import flatten
-from steadymoe.models import pretrained
-
 # What changes nothing that a run records: neither an axis of its folder nor a part of its hash.
 NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry", "log")
 
@@ -43,6 +40,14 @@ _LONGEST_AXES = 120
 _ABSENT = object()
 
 
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys to dotted ones; lists stay values."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
 def implied(config: Mapping[str, Any]) -> list[str]:
     """The numbers that ``compose`` filled in; a config older than their fields has none."""
     flat = flatten(config)
@@ -74,6 +79,8 @@ def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str,
         weights = Path(config["cold_start"]["path"]).read_bytes()
         numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
     if "path" in config["model"]:
+        from steadymoe.models import pretrained  # transformers is imported for this alone
+
         numbers["model.path"] = pretrained.digest(config["model"]["path"])
     return numbers
 

@@ -1,6 +1,7 @@
 """Tables, figures and one self-contained page, from what runs recorded (``archive.load``)."""
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from steadymoe.bench import archive, atomic, collect, draw, head_to_head, stability, tables
+from steadymoe.bench import archive, atomic, collect, draw, head_to_head, pool, stability, tables
 from steadymoe.bench.claims.registry import COMPARED_ELSEWHERE
-from steadymoe.bench.figures import FIGURES, Paper
+from steadymoe.bench.figures import FIGURES, FORMATS, Paper
 
 
 class NothingToReport(Exception):
@@ -27,8 +28,10 @@ class Report:
     missing: list[str]
 
 
-def make(results: Path, experiment: str | None = None) -> Report:
+def make(results: Path, experiment: str | None = None, formats: Sequence[str] = FORMATS) -> Report:
     """Write ``tables/``, ``figures/`` and ``report.html`` below ``results``, replacing earlier ones.
+
+    Figures in ``formats``, and as svg, which the page shows.
 
     Raises NothingToReport if no run of the experiment has ended.
     """
@@ -37,9 +40,11 @@ def make(results: Path, experiment: str | None = None) -> Report:
         (results / folder).mkdir(parents=True, exist_ok=True)
     files, markdown, sections = [], [], []
     missing = {paper.id: _absent(paper) for paper in FIGURES.values() if not paper.variant}
-    for name, of_name in recorded.items():
-        section, written, table, lacking = _section(results, name, of_name)
-        missing |= {paper.id: _lacks(paper, said) for paper, said in lacking if paper.id in missing}
+    names = list(recorded)
+    drawn_as = tuple(dict.fromkeys((*formats, "svg")))
+    made = pool.in_processes(partial(_section, results, drawn_as), names, list(recorded.values()))
+    for name, (section, written, table, lacking) in zip(names, made, strict=True):
+        missing |= {id: _lacks(FIGURES[id], said) for id, said in lacking.items() if id in missing}
         for figure in section["figures"]:
             missing.pop(figure["id"], None)
         sections.append(section)
@@ -152,9 +157,9 @@ def _mixed(runs: pd.DataFrame) -> list[str]:
 
 
 def _section(
-    results: Path, name: str, recorded: dict[str, pd.DataFrame]
-) -> tuple[dict[str, Any], list[Path], str, list[tuple[Paper, str]]]:
-    """One experiment: what the page shows of it, the files written, its table, the figures it lacks something for."""
+    results: Path, formats: Sequence[str], name: str, recorded: dict[str, pd.DataFrame]
+) -> tuple[dict[str, Any], list[Path], str, dict[str, str]]:
+    """One experiment: what the page shows of it, the files written, its table, and what its own figures lack by id."""
     data = draw.data(recorded)
     runs = data["runs"]
     found = collect.runs(results, name) if "folder" in runs else runs  # also those that have not ended
@@ -163,13 +168,14 @@ def _section(
     for file, text in texts(name, shown, found).items():
         files.append(results / "tables" / file)
         atomic.write(files[-1], partial(Path.write_text, data=text))
-    figures, lacking = [], []
+    figures: list[dict[str, Any]] = []
+    lacking: dict[str, str] = {}
     for paper in papers(name):
         if said := paper.lacks(data):
-            lacking += [(paper, said)] if paper.experiment == name else []
+            lacking |= {paper.id: said} if paper.experiment == name else {}
             continue
         figure = paper.figure(data)
-        written = draw.write(paper, figure, results, name)
+        written = draw.write(paper, figure, results, name, formats)
         files += written
         width = f"{figure.get_figwidth() * 8:g}rem"
         (svg,) = [path for path in written if path.suffix == ".svg"]

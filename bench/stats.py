@@ -50,7 +50,7 @@ def mean_over_seeds(values: Sequence[float], log: bool = False, level: float = 0
     mean = numbers.mean() if n else np.nan
     half = np.nan
     if n >= LEAST_FOR_INTERVAL:
-        half = student(n - 1).ppf((1 + level) / 2) * numbers.std(ddof=1) / np.sqrt(n)
+        half = student.ppf((1 + level) / 2, n - 1) * numbers.std(ddof=1) / np.sqrt(n)
     mean, low, high = (float(np.exp(part) if log else part) for part in (mean, mean - half, mean + half))
     return Estimate(mean, low, high, n)
 
@@ -102,7 +102,7 @@ def _half_width(ordered: np.ndarray, trimmed: int, level: float) -> float:
     left = len(ordered) - 2 * trimmed
     winsorised = ordered.clip(ordered[trimmed], ordered[-trimmed - 1])
     error = np.sqrt(np.square(winsorised - winsorised.mean()).sum() / (left * (left - 1)))
-    return float(student(left - 1).ppf((1 + level) / 2) * error)
+    return float(student.ppf((1 + level) / 2, left - 1) * error)
 
 
 def bootstrap_interval(
@@ -115,7 +115,7 @@ def bootstrap_interval(
     distribution (Hesterberg 2015, "expanded percentile interval").
     """
     n = len(numbers)
-    expanded = 2 * norm.cdf(np.sqrt(n / (n - 1)) * student(n - 1).ppf((1 + level) / 2)) - 1
+    expanded = 2 * norm.cdf(np.sqrt(n / (n - 1)) * student.ppf((1 + level) / 2, n - 1)) - 1
 
     def interval(method: Literal["BCa", "percentile"]) -> tuple[float, float]:
         generator = np.random.default_rng(0)
@@ -154,7 +154,7 @@ def over_settings(
     drawn = np.concatenate([generator.choice(group, (resamples, len(group) - 1)) for group in groups], axis=1)
     low, high = np.quantile(statistic(drawn, axis=-1), [(1 - level) / 2, (1 + level) / 2])
     freedom = sum(len(group) - 1 for group in groups)
-    wider = student(freedom).ppf((1 + level) / 2) / norm.ppf((1 + level) / 2)
+    wider = student.ppf((1 + level) / 2, freedom) / norm.ppf((1 + level) / 2)
     return Estimate(point, float(point + wider * (low - point)), float(point + wider * (high - point)), n)
 
 

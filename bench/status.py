@@ -9,11 +9,6 @@ from steadymoe.bench import record, sweep
 _TO_DO = ("failed", "interrupted", "missing", "unreadable")
 
 
-def run_folders(results: Path, experiment: str | None = None) -> list[Path]:
-    """Every run folder below ``results/runs``, or of one experiment, sorted."""
-    return sorted(path.parent for path in (results / "runs" / (experiment or "")).glob("**/run.json"))
-
-
 def of_experiment(folder: Path) -> dict[Path, str]:
     """The status of every run below an experiment's folder, those that are planned and not there included."""
     found = {path.parent for path in folder.glob("**/run.json")}

@@ -84,7 +84,7 @@ def restricted_mean(
         terms = np.where(died < at_risk, beyond**2 * died / (at_risk * (at_risk - died)), 0.0)
     half = np.nan
     if n >= LEAST_FOR_INTERVAL and terms.sum() > 0:
-        half = float(student(n - 1).ppf((1 + level) / 2) * np.sqrt(terms.sum() * n / (n - 1)))
+        half = float(student.ppf((1 + level) / 2, n - 1) * np.sqrt(terms.sum() * n / (n - 1)))
     # Nothing lasts less than no step or more than the horizon.
     low, high = (float(np.clip(end, 0.0, horizon)) for end in (mean - half, mean + half))
     return Estimate(mean, low, high, n)

@@ -238,9 +238,12 @@ def test_an_invalid_testbed_decides_nothing_about_stability(made: Study) -> None
     valid, said = verdict.testbed(made, A, (B,))
     assert valid
     assert "9 of 10" in said
+    assert "1 of 1 algorithms end above the reward that they began with (B goes from 0.60 to 0.74)." in said
     invalid, said = verdict.testbed(made, B, (A,))
     assert not invalid
     assert "not valid" in said
+    assert "0 of 1 algorithms" in said
+    assert "what tells them apart is how much they lose" in said
     better = Outcome("x", lambda study: study.gain(B, A), "above", 0)
     (found,) = verdict.findings(made, [better], invalid)
     assert (found.verdict, found.decides) == ("not decided", "a valid testbed")

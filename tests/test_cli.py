@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from test_run import SMALL
 
 from steadymoe.bench import cli, compose, identity, progress, record, run
-from steadymoe.bench.check import flatten
+from steadymoe.bench.identity import flatten
 
 
 def steadymoe(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -342,6 +343,19 @@ def test_the_same_data_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
         figures.save(points.clip_fraction(steps), path, suffix)
     assert files[0].read_bytes() == files[1].read_bytes()
     assert files[0].read_bytes()[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
+
+
+@pytest.mark.parametrize("scale", [{"value": "log"}, {"value": "symlog", "linthresh": 1e-3}])
+@pytest.mark.parametrize(("low", "high"), [(0.021, 0.034), (0.05, 0.5), (0.012, 0.9), (0.004, 2.0)])
+def test_a_logarithmic_axis_has_two_labels_whatever_it_spans(scale: dict[str, Any], low: float, high: float) -> None:
+    figure, (axis,) = style.panels(1, 1, 2.0)
+    axis.plot([0, 1], [low, high])
+    axis.set_yscale(**scale)
+    axis.set_ylim(low, high)
+    style.finish(figure, None, "")
+    figure.draw_without_rendering()
+    ticks = zip(axis.get_yticks(), axis.get_yticklabels(), strict=True)
+    assert len([at for at, label in ticks if low <= at <= high and label.get_text()]) >= 2
 
 
 def test_figures_fit_one_column_of_print() -> None:

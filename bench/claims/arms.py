@@ -17,6 +17,7 @@ GRPO, GSPO = Arm("GRPO", "study", "grpo"), Arm("GSPO", "study", "gspo")
 UNCLIPPED = Arm("GRPO unclipped", "study", "grpo_unclipped")
 CONTROLS = (UNCLIPPED, Arm("REINFORCE", "study", "reinforce"), Arm("frozen", "study_frozen", "grpo", _rate(0.0)))
 OTHERS = {name: Arm(name.upper(), "study", name) for name in ("cispo", "sapo", "vespo")}
+CONTENDERS = (GRPO, GSPO, *OTHERS.values())
 WIDE = Arm("GSPO, band 0.2", "study_bands", "gspo", _GRPOS)
 NARROW = Arm("GRPO, band 3e-4", "study_bands", "grpo", _GSPOS)
 SLOW = {name: Arm(f"{_SHOWN[name]}, lr 2e-4", "study_rates", name, _rate(2e-4)) for name in ("grpo", "gspo")}
@@ -28,9 +29,11 @@ MINIRL = {
         f"MiniRL {routing}, {updates} updates",
         "study_minirl",
         "minirl",
-        {"engine": "fp8", "routing": routing} | ({} if updates == 16 else {"updates_per_rollout": updates}),
+        {"engine": "fp8"}
+        | ({} if routing == "off" else {"routing": routing})
+        | ({} if updates == 16 else {"updates_per_rollout": updates}),
     )
-    for routing in ("r2", "r3")
+    for routing in ("off", "r2", "r3")
     for updates in (4, 16)
 }
 # Each has one anchor of its own: conf/algorithm/dppo.yaml and gspo.yaml.

@@ -1,22 +1,22 @@
 """``docs/claims.md``: the verdicts of the recorded runs, with a figure for each claim and one of all."""
 
 import os
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench import atomic, draw, tables
-from steadymoe.bench.claims.arms import GRPO, GSPO, OTHERS, TUNED, UNCLIPPED
+from steadymoe.bench import atomic, draw, pool, tables
+from steadymoe.bench.claims.arms import CONTENDERS, TUNED, UNCLIPPED
 from steadymoe.bench.claims.effects import best
 from steadymoe.bench.claims.registry import CLAIMS
 from steadymoe.bench.claims.study import Arm, NotRun, Study
 from steadymoe.bench.claims.verdict import Claim, Finding, Verdict, findings, testbed
-from steadymoe.bench.figures import FIGURES, Paper, points
+from steadymoe.bench.figures import FIGURES, FORMATS, Paper, points
 from steadymoe.bench.stats import over_seeds
 
-_CONTENDERS = (GRPO, GSPO, *OTHERS.values())
 _HEADLINE = Paper("outcomes", "outcomes", points.outcomes, "study", takes=("outcomes",))
 _HEAD = """# What papers claim, and what the reference study found
 
@@ -33,7 +33,7 @@ class Verdicts:
 
     def __init__(self, results: Path) -> None:
         self.study = Study(results)
-        self.valid, self.testbed = testbed(self.study, UNCLIPPED, _CONTENDERS)
+        self.valid, self.testbed = testbed(self.study, UNCLIPPED, CONTENDERS)
         self.found = {
             claim.number: findings(self.study, claim.outcomes, self.valid or not claim.stability) for claim in CLAIMS
         }
@@ -124,7 +124,7 @@ class Verdicts:
         found = {}
         for claim in CLAIMS:
             if self.there(claim) == list(claim.arms):
-                data = draw.data(self.study.tables(claim.arms))
+                data = draw.data(self.study.tables(claim.arms), FIGURES[claim.figure].takes)
                 if FIGURES[claim.figure].lacks(data) is None:
                     found[claim.number] = data
         return found
@@ -144,7 +144,7 @@ class Verdicts:
         return every + [(FIGURES[claim.figure], name(claim), data) for claim, data in claims]
 
 
-def make(results: Path, page: Path) -> list[Path]:
+def make(results: Path, page: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Write ``tables/claims.*`` and the figures below ``results``, and the page. Raises NotRun as ``Verdicts`` does."""
     verdicts = Verdicts(results)
     figures = Path(os.path.relpath(results / "figures", page.parent)).as_posix()
@@ -155,9 +155,14 @@ def make(results: Path, page: Path) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, partial(Path.write_text, data=text))
     written = list(texts)
-    for paper, named, data in verdicts.figures():
-        written += draw.write(paper, paper.figure(data), results, named)
-    return written
+    papers, *others = zip(*verdicts.figures(), strict=True)
+    drawn = pool.in_processes(partial(_draw, results, formats), [paper.id for paper in papers], *others)
+    return written + [path for files in drawn for path in files]
+
+
+def _draw(results: Path, formats: Sequence[str], id: str, named: str, data: dict[str, pd.DataFrame]) -> list[Path]:
+    paper = _HEADLINE if id == _HEADLINE.id else FIGURES[id]
+    return draw.write(paper, paper.figure(data), results, named, formats)
 
 
 def name(claim: Claim) -> str:

@@ -187,8 +187,17 @@ CLAIMS = (
         "fig04",
         tuple(MINIRL.values()),
         f"{_SMALL}; behind a sampler in fp8, for which the testbed has no control of its own; the rollout stays as it "
-        "is, so mini-batches shrink as updates grow, while the paper keeps the mini-batch. MiniRL without "
-        "replay was not run.",
+        "is, so mini-batches shrink as updates grow, while the paper keeps the mini-batch.",
+        exploratory=tuple(
+            Outcome(
+                f"final reward of MiniRL at {updates} updates, {routing.upper()} less no replay",
+                gain(MINIRL[routing, updates], MINIRL["off", updates]),
+                "above",
+                0,
+            )
+            for updates in (4, 16)
+            for routing in ("r2", "r3")
+        ),
     ),
     Claim(
         7,

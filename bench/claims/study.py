@@ -39,24 +39,21 @@ class Study:
 
     def __init__(self, results: Path) -> None:
         self._recorded = cache(lambda experiment: archive.load(results, experiment))
+        self._chosen = cache(self._choose)
 
     def tables(self, arms: Sequence[Arm]) -> dict[str, pd.DataFrame]:
         """The tables of ``archive.load`` for ``arms``, with their labels as ``arm``. Raises NotRun."""
-        parts: dict[str, list[pd.DataFrame]] = {}
-        for arm in arms:
-            recorded = self._recorded(arm.experiment)
-            runs = recorded["runs"]
-            ours = (
-                runs[(runs["algorithm"] == arm.algorithm) & (runs["axes"] == axes_name(arm.axes))]
-                if len(runs)
-                else runs
-            )
-            if ours.empty:
-                raise NotRun(f"{arm.label} ({arm.experiment})")
-            (name,) = ours["arm"].unique()
-            for kind, table in recorded.items():
-                parts.setdefault(kind, []).append(table[table["arm"] == name].assign(arm=arm.label))
-        return {kind: pd.concat(found, ignore_index=True) for kind, found in parts.items()}
+        chosen = [self._chosen(arm.label, arm.experiment, arm.algorithm, axes_name(arm.axes)) for arm in arms]
+        return {kind: pd.concat([each[kind] for each in chosen], ignore_index=True) for kind in chosen[0]}
+
+    def _choose(self, label: str, experiment: str, algorithm: str, axes: str) -> dict[str, pd.DataFrame]:
+        recorded = self._recorded(experiment)
+        runs = recorded["runs"]
+        ours = runs[(runs["algorithm"] == algorithm) & (runs["axes"] == axes)] if len(runs) else runs
+        if ours.empty:
+            raise NotRun(f"{label} ({experiment})")
+        (name,) = ours["arm"].unique()
+        return {kind: table[table["arm"] == name].assign(arm=label) for kind, table in recorded.items()}
 
     def numbers(self, arm: Arm, metric: str, how: str) -> pd.Series:
         """One number of each run by seed, as ``tables.one_number`` makes it from a metric's curve."""

@@ -33,7 +33,8 @@ def overview(steps: pd.DataFrame) -> Sheet:
         curves(axes[2], steps, "token_ratio_variance", "variance of the token ratio", log=True)
         curves(axes[3], steps, "clip_fraction", "clipped tokens (share)")
         axes[3].set_yscale("symlog", linthresh=LEAST_CLIPPED)
-        notes = style.without_clip(steps) + style.below(steps, "token_ratio_variance", _NOTHING)
+        notes = " Of clipped shares it is the plain mean." + style.without_clip(steps)
+        notes += style.below(steps, "token_ratio_variance", _NOTHING)
         return style.finish(figure, axes[0], style.curves_caption(steps, log=True) + notes)
 
 
@@ -46,8 +47,7 @@ def reward_compute(steps: pd.DataFrame, unit: str = "tokens") -> Sheet:
         curves(axes[1], steps, "eval_accuracy", "held-out accuracy", x=spent, window=1)
         axes[0].set_xlabel("")
         axes[1].set_xlabel(_COMPUTE[unit])
-        least = "; held-out accuracy not smoothed"
-        return style.finish(figure, axes[0], style.curves_caption(steps).replace(" steps", f" steps{least}", 1))
+        return style.finish(figure, axes[0], style.curves_caption(steps) + " Held-out accuracy is not smoothed.")
 
 
 def replay(steps: pd.DataFrame) -> Sheet:
@@ -85,7 +85,8 @@ def staleness_panels(steps: pd.DataFrame) -> Sheet:
             four[0].set_title(f"N = {updates:g} updates per rollout", loc="left", fontweight="bold")
             for axis in four[:2]:
                 axis.set_xlabel("")
-        return style.finish(figure, axes[0], style.curves_caption(steps, log=True))
+        text = style.curves_caption(steps, log=True) + " The held-out score is not smoothed."
+        return style.finish(figure, axes[0], text)
 
 
 def staleness_grid(steps: pd.DataFrame) -> Sheet:

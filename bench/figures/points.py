@@ -100,7 +100,7 @@ def outcomes(table: pd.DataFrame) -> Sheet:
         axis.grid(visible=False, axis="y")
         of = style.span([effect.n for effect in table["effect"]])
         text = (
-            f"Means over seeds, n = {of}, differences paired by seed; bars: 95 % interval. Black: the threshold, "
+            f"Means over seeds, n = {of}, of differences seed by seed; bars: 95 % interval. Black: the threshold, "
             "and on which side of it the effect was claimed to be. The number in front is the claim's."
         )
         return style.finish(figure, axis, text)

@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -191,6 +192,8 @@ def below(steps: pd.DataFrame, metric: str, least: float) -> str:
 
 def finish(figure: Sheet, legend_from: Axes | None, text: str, title: str | None = None) -> Sheet:
     """Add the legend above the panels and the caption below them."""
+    for axis in figure.axes:
+        _label_short_span(axis)
     wide = figure.get_figwidth() > ONE_COLUMN
     if legend_from is not None:
         handles, labels = legend_from.get_legend_handles_labels()
@@ -201,6 +204,17 @@ def finish(figure: Sheet, legend_from: Axes | None, text: str, title: str | None
     wrapped = textwrap.fill(text, 135 if wide else 70)
     figure.text(0.5, -0.02, wrapped, ha="center", va="top", fontsize=6.5, color="#444444")
     return figure
+
+
+def _label_short_span(axis: Axes) -> None:
+    """On a logarithmic axis with fewer than two powers of ten to label, labels between them."""
+    low, high = axis.get_ylim()
+    if axis.get_yscale() == "linear" or low <= 0 or np.floor(np.log10(high)) - np.ceil(np.log10(low)) >= 1:
+        return
+    fewest = ticker.MaxNLocator(4, steps=[1, 2, 5, 10])
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)) if high > 10 * low else fewest)
+    axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda number, _: f"{number:g}"))
+    axis.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def legend(axis: Axes, **settings: Any) -> Legend:

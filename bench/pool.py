@@ -1,0 +1,20 @@
+"""Calls that do not need each other, on every core."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def in_processes(function: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
+    """``list(map(function, *arguments))``, a process for each core; a single call is made in this process.
+
+    Function, arguments and results go from one process to another: ``pickle`` must be able to take them.
+    """
+    processes = min(len(arguments[0]), os.cpu_count() or 1)
+    if processes < 2:
+        return list(map(function, *arguments))
+    with ProcessPoolExecutor(processes) as pool:
+        return list(pool.map(function, *arguments))
