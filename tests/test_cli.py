@@ -259,6 +259,30 @@ def test_one_figure_is_drawn_from_the_experiment_that_is_named(
     assert "small-fig02-clip_fraction.csv" in capsys.readouterr().out
 
 
+def test_experiments_reported_together_are_as_they_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):  # several are drawn in processes of their own
+        shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / name)
+    assert steadymoe(monkeypatch, "report", "--results", str(tmp_path), "--format", "png") == 0
+    drawn = sorted((tmp_path / "figures").iterdir())
+    assert {path.suffix for path in drawn} == {".png", ".svg"}  # svg is what the page shows
+    together = {path: path.read_bytes() for path in [*drawn, *(tmp_path / "tables").iterdir()]}
+    page = (tmp_path / "report.html").read_text()
+    for name in ("one", "two"):
+        words = ["report", "--results", str(tmp_path), "--experiment", name, "--format", "png"]
+        assert steadymoe(monkeypatch, *words) == 0
+        assert f">{name}<" in page
+    assert together == {path: path.read_bytes() for path in together}
+
+
+@pytest.mark.parametrize("verb", ["report", "claims"])
+def test_a_format_that_there_is_not_is_answered_in_one_line(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert steadymoe(monkeypatch, verb, "--results", str(tmp_path), "--format", "gif") == 2
+    assert capsys.readouterr().err == "steadymoe: --format takes png, svg, pdf; got gif\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
