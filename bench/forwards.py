@@ -50,6 +50,8 @@ class Forwards:
     def __init__(self, model: PreTrainedModel, config: Mapping[str, Any], objective: Objective) -> None:
         self.model, self.config, self.objective = model, config, objective
         self._active = build.size(model)["active_parameters"]
+        self._made: Rollout | None = None
+        self._layouts: list[tuple[Tensor, Layout]] = []
         self.unshared: str | None = "savings.share_prompts is off"
         """Why prompts are not shared; None where they are."""
         if config["savings"]["share_prompts"]:
@@ -113,8 +115,19 @@ class Forwards:
         entropy_gradient = torch.is_grad_enabled() and self.objective.entropy_bonus > 0
         forced_LBFK = None if forced_LBFK is None else forced_LBFK[:, rows]
         sequences, precision = made.sequences.rows(rows), self.config["precision"]
-        fed, routes = self.layout(sequences, rows // self.config["rollout"]["responses"]), self.records_routes
+        fed, routes = self._layout_of(made, rows, sequences), self.records_routes
         return forward(model, sequences, precision, top_BTK, entropy_gradient, forced_LBFK, heads_LHE, fed, routes)
+
+    def _layout_of(self, made: Rollout, rows: Tensor, sequences: Sequences) -> Layout:
+        """The layout of some rows of a rollout, made once for the old policy and the updates."""
+        if made is not self._made:
+            self._made, self._layouts = made, []
+        for known, fed in self._layouts:
+            if known is rows:
+                return fed
+        fed = self.layout(sequences, rows // self.config["rollout"]["responses"])
+        self._layouts.append((rows, fed))
+        return fed
 
     def layout(self, sequences: Sequences, groups_B: Tensor) -> Layout:
         """How sequences are fed: with the prompt of a group computed once where that is right and cheaper."""

@@ -37,9 +37,16 @@ class Layout:
     source_PX: Tensor | None = None
     """Of each position fed the first of the B·F that it stands for; −1 for none. None where these are the same."""
 
-    def spread(self, values_NX: Tensor) -> Tensor:
-        """What a forward said of its P·X positions as (B·F, …)."""
-        return values_NX if self.fed_BF is None else values_NX[self.fed_BF.flatten()]
+    def spread(self, values: Tensor, dim: int = 0) -> Tensor:
+        """What a forward said of its P·X positions, which are dimension ``dim``, as that of B·F positions."""
+        return values if self.fed_BF is None else values.index_select(dim, self.fed_BF.flatten())
+
+    def of_responses(self, values_NX: Tensor) -> Tensor:
+        """The same where a response token was predicted, (B, T, …)."""
+        batch, width = self.scored_BT.shape
+        if self.fed_BF is None:
+            return values_NX.view(batch, -1, *values_NX.shape[1:])[:, -width:]
+        return values_NX[self.fed_BF[:, -width:]]
 
     def fold(self, values_LBFK: Tensor) -> Tensor:
         """Routes of sequences as those of the positions fed, (L, P·X, K); ``NO_ROUTE`` where none is."""

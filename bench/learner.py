@@ -164,7 +164,7 @@ class Learner:
         if not self._measures:
             return Measured(columns, {}, {}, None)
         if predictions:
-            columns["route_prediction_kl"] = torch.stack(predictions).sum() / len(forwards[0].router_logits_LNE)
+            columns["route_prediction_kl"] = torch.stack(predictions).sum() / len(forwards[0].routed[0][0].logits_LNE)
         return self._measure(columns, old, rows_M, batch, _join(outputs), forwards)
 
     def replayed(self, made: Rollout, old: OldPolicy) -> Tensor | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.bench.layout import Layout, separate
-from steadymoe.models.routing import NO_ROUTE, RouteRecorder
+from steadymoe.models.routing import NO_ROUTE, Routed, RouteRecorder, log_softmax
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,8 @@ class Forward:
     for a dense model."""
     executed_LBFK: Tensor | None
     """The experts that ran; ``routes_LBFK`` unless routes were forced."""
-    router_logits_LNE: list[Tensor]
-    """Router logits of each layer over all B·F positions, with their gradient; empty for a dense model."""
-    router_inputs_LNH: list[Tensor]
-    """What the routers were given, likewise, without gradient."""
+    routed: tuple[tuple[Routed, Layout], ...] = ()
+    """What the routers did with what was fed, of each forward that this one is joined of; none for a dense model."""
     top_logprobs_BTK: Tensor | None = None
     """log-probabilities of the tokens that were asked for."""
 
@@ -76,10 +74,15 @@ class Forward:
             torch.cat([part.entropy_BT for part in parts]),
             below("routes_LBFK", 1),
             below("executed_LBFK", 1),
-            [torch.cat(layer) for layer in zip(*(part.router_logits_LNE for part in parts), strict=True)],
-            [torch.cat(layer) for layer in zip(*(part.router_inputs_LNH for part in parts), strict=True)],
+            tuple(each for part in parts for each in part.routed),
             below("top_logprobs_BTK"),
         )
+
+    @property
+    def router_logits_LNE(self) -> list[Tensor]:
+        """Router logits of each layer over all B·F positions, with their gradient; empty for a dense model."""
+        spread = [[layout.spread(logits_NE) for logits_NE in routed.logits_LNE] for routed, layout in self.routed]
+        return [torch.cat(layer) for layer in zip(*spread, strict=True)]
 
     @property
     def router_logprobs_LBTE(self) -> Tensor:
@@ -87,18 +90,18 @@ class Forward:
 
         As in ``drift``, the route of a response token is that of the position before it.
         """
-        return self._of_responses(self.router_logits_LNE).float().log_softmax(-1)
+        return log_softmax(_of_responses([(routed.logits_LNE, layout) for routed, layout in self.routed]))
 
     @property
     def router_inputs_LBTH(self) -> Tensor:
         """What the routers were given at the response tokens, likewise."""
-        return self._of_responses(self.router_inputs_LNH)
+        return _of_responses([(routed.inputs_LNH, layout) for routed, layout in self.routed])
 
-    def _of_responses(self, values_LNX: list[Tensor]) -> Tensor:
-        batch, width = self.logprobs_BT.shape
-        return torch.stack(
-            [values_NX.detach().view(batch, -1, values_NX.shape[-1])[:, -width:] for values_NX in values_LNX]
-        )
+
+def _of_responses(parts: Sequence[tuple[list[Tensor], Layout]]) -> Tensor:
+    """Of each layer what forwards one below the other said at the response tokens, without gradient."""
+    found = [torch.stack([layout.of_responses(each.detach()) for each in of_layers]) for of_layers, layout in parts]
+    return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
 def forward(
@@ -142,18 +145,15 @@ def forward(
     if top_tokens_BTK is not None:
         top_BTK = all_logprobs_MV.detach()[layout.scored_BT[..., None], top_tokens_BTK]
     if routed is None:
-        return Forward(logprobs_BT, entropy_BT, None, None, [], [], top_BTK)
+        return Forward(logprobs_BT, entropy_BT, None, None, (), top_BTK)
 
     def placed(indices_LNK: Tensor) -> Tensor:
-        spread_LNK = torch.stack([layout.spread(indices_NK) for indices_NK in indices_LNK])
-        routes_LBFK = spread_LNK.view(len(spread_LNK), *route_mask_BF.shape, -1)
+        routes_LBFK = layout.spread(indices_LNK, 1).view(len(indices_LNK), *route_mask_BF.shape, -1)
         return routes_LBFK.masked_fill(~route_mask_BF[None, ..., None], NO_ROUTE)
 
-    live_LBFK, executed_LBFK = placed(routed.live_LNK), placed(routed.executed_LNK)
-    logits_LNE, inputs_LNH = (
-        [layout.spread(values) for values in each] for each in (routed.logits_LNE, routed.inputs_LNH)
-    )
-    return Forward(logprobs_BT, entropy_BT, live_LBFK, executed_LBFK, logits_LNE, inputs_LNH, top_BTK)
+    live_LBFK = placed(routed.live_LNK)
+    executed_LBFK = live_LBFK if routed.executed_LNK is routed.live_LNK else placed(routed.executed_LNK)
+    return Forward(logprobs_BT, entropy_BT, live_LBFK, executed_LBFK, ((routed, layout),), top_BTK)
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager[object]:

@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from steadymoe.bench.layout import positions
 from steadymoe.bench.policy import Sequences, autocast
 from steadymoe.bench.tasks import Task
-from steadymoe.models.routing import NO_ROUTE, RouteRecorder
+from steadymoe.models.routing import NO_ROUTE, RouteRecorder, log_softmax
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def sample(
             indices = routed.live_LNK.view(recorder.layers, *tokens.shape, -1)
             chosen.append(indices.masked_fill(~real.bool()[None, ..., None], NO_ROUTE))
             last_LRE = torch.stack([logits_NE.view(*tokens.shape, -1)[:, -1] for logits_NE in routed.logits_LNE])
-            router_logprobs.append(last_LRE.float().log_softmax(-1))
+            router_logprobs.append(log_softmax(last_LRE))
         return (logits.float() / temperature).log_softmax(-1)
 
     with RouteRecorder(model, routes) as recorder, autocast(model.device.type, precision):

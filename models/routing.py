@@ -38,7 +38,7 @@ class Routed:
     executed_LNK: Tensor
     """The experts that ran, int16: the router's own choice, or what was forced upon it."""
     live_LNK: Tensor
-    """The router's own choice, forced or not, int16."""
+    """The router's own choice, forced or not, int16; the same tensor where nothing was forced."""
     logits_LNE: list[Tensor]
     """The routers' logits of each layer, (N, E), with their gradient."""
     inputs_LNH: list[Tensor]
@@ -123,14 +123,18 @@ class RouteRecorder:
             forced_NK = predicted.live[0]
             if self._predicted_N is not None:
                 forced_NK = forced_NK.masked_fill(~self._predicted_N[:, None], NO_ROUTE)
+        # A router returns (logits, gate weights, indices): see transformers' XTopKRouter classes.
+        if forced_NK is None:
+            output = forward(hidden, *args, **kwargs)
+            self._calls[layer].append((output[2], output[2], output[0], inputs_NH))
+            return output
         with _Selection(experts_of(router), forced_NK) as selection:
             output = forward(hidden, *args, **kwargs)
         if len(selection.live) != 1:
             raise RuntimeError(
                 f"router of MoE layer {layer} ({type(router).__name__}) selected its experts "
-                f"{len(selection.live)} times in one call; recording and replay need exactly one torch.topk"
+                f"{len(selection.live)} times in one call; replay needs exactly one torch.topk"
             )
-        # A router returns (logits, gate weights, indices): see transformers' XTopKRouter classes.
         self._calls[layer].append((output[2], selection.live[0], output[0], inputs_NH))
         return output
 
@@ -152,7 +156,9 @@ class RouteRecorder:
         executed, live, logits, inputs = zip(*(calls[0] for calls in self._calls), strict=True)
         for calls in self._calls:
             calls.clear()
-        return Routed(_stacked(executed), _stacked(live), list(logits), list(inputs))
+        executed_LNK = _stacked(executed)
+        free = all(ran is chosen for ran, chosen in zip(executed, live, strict=True))
+        return Routed(executed_LNK, executed_LNK if free else _stacked(live), list(logits), list(inputs))
 
 
 class _Selection(TorchFunctionMode):
@@ -230,6 +236,14 @@ def experts_of(router: nn.Module) -> int:
 
 def _stacked(indices: Iterable[Tensor]) -> Tensor:
     return torch.stack(list(indices)).to(torch.int16)
+
+
+def log_softmax(logits_XE: Tensor) -> Tensor:
+    """log of the routers' softmax over all experts, the last dimension, in fp32.
+
+    Computed over the first: where the last is as short as this, torch is twenty times slower over it on a CPU.
+    """
+    return logits_XE.float().movedim(-1, 0).contiguous().log_softmax(0).movedim(0, -1).contiguous()
 
 
 def z_loss(logits_LNE: list[Tensor], mask_N: Tensor) -> Tensor:

@@ -252,6 +252,7 @@ def test_the_routers_of_a_family_choose_by_logits_that_are_moved(name: str) -> N
     same_logits, same = routed(list(predictor.heads_LHE))
     assert torch.equal(same_logits, free_logits)
     assert torch.equal(same.executed_LNK, free.executed_LNK)
+    assert torch.equal(same.live_LNK, free.live_LNK), "what the router selects is what it returns"
     # Heads that turn every router around: the experts are those of the opposite logits.
     heads_LHE = [-2 * router.get_parameter("weight").T.detach() for router in routers(model)]
     _, turned = routed(heads_LHE)

@@ -191,8 +191,10 @@ def test_a_router_that_selects_in_another_way_is_an_error(model: PreTrainedModel
     (router, *_) = routers(model)
     plain = router.forward
     router.forward = lambda hidden: (plain(hidden), plain(hidden))[0]  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="2 times in one call"), RouteRecorder(model):
-        model(TOKENS_BS, use_cache=False)
+    with RouteRecorder(model) as recorder:
+        recorder.force(torch.full((L, N, K), NO_ROUTE))
+        with pytest.raises(RuntimeError, match="2 times in one call"):
+            model(TOKENS_BS, use_cache=False)
 
 
 def test_the_z_loss_closed_form() -> None:
