@@ -22,6 +22,8 @@ from steadymoe.models import build
 # By how much log-probabilities may differ on average where they are computed in another order. A model that cannot
 # share prompts is off by about 1.
 _APART = {"fp32": 1e-4, "bf16": 5e-2}
+# Replays under which the old policy's forward runs the experts that the updates' do, and by the same arithmetic.
+_FORCED_ALIKE = ("none", "r3")
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,17 @@ class Forwards:
         nothing_else = self._router_loss_refusal() is None and routing["replay"] != "pr2"
         free = self.objective.traits.zero_advantage_is_free
         return bool(self.config["savings"]["skip_silent"] and known and nothing_else and free)
+
+    def reuses_first(self, minibatch: list[Part]) -> bool:
+        """Whether the old policy's first forward is the first update's too: no weight has changed between the two.
+
+        Not where the mini-batch is computed in parts, whose graphs would all be kept, and not where updates force the
+        routes that this forward finds.
+        """
+        whole = len(minibatch) == 1 and len(minibatch[0].loud_M) > 0
+        return bool(
+            self.config["savings"]["reuse_first"] and whole and self.config["routing"]["replay"] in _FORCED_ALIKE
+        )
 
     def parts(self, rows_M: Tensor, silent_B: Tensor | None = None) -> list[Part]:
         """The micro-batches that a mini-batch is computed in; one for a loss that needs the whole.

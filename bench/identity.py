@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 # What changes nothing that a run records: neither an axis of its folder nor a part of its hash.
-NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry", "log")
+NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry", "log", "savings.reuse_first")
 
 # Fields added after the first release, with the value at which a run is what it was before the field
 # existed ({"routing.replay": "off"}, say): at that value they leave the hashes of older runs as they were.

@@ -66,6 +66,7 @@ class Learner:
         self.experts = next((experts_of(router) for router in routers(model)), 0)
         self._reference = copy.deepcopy(model) if self.objective.kl.coefficient > 0 else None
         self.forwards = Forwards(model, config, self.objective)
+        self._first: Forward | None = None  # the old policy's of the rows that learn first, with its gradient
 
     def remember(self, state: Mapping[str, Tensor]) -> None:
         """Keep what the loss wants back, on the model's device."""
@@ -76,13 +77,19 @@ class Learner:
         """π_old of the whole rollout, computed in the parts that will be trained on.
 
         The same split means the same arithmetic, so the ratio is exactly 1 before the first update. Under R3 the
-        sampler's experts run here as in the updates, under PR² those that are predicted.
+        sampler's experts run here as in the updates, under PR² those that are predicted. Where
+        ``forwards.reuses_first`` the first forward is kept with its gradient, for the first update.
         """
         split = _blocks(minibatches)
         order_B = torch.cat(split).argsort()
         forced_LBFK = made.routes_LBFK if self._replay == "r3" else None
         heads_LHE = None if self.predictor is None else list(self.predictor.heads_LHE)
-        forwards = [self.forwards(self.model, made, rows, forced_LBFK, heads_LHE) for rows in split]
+        reuses = self.forwards.reuses_first(minibatches[0])
+        forwards: list[Forward] = []
+        for rows in split:
+            with torch.set_grad_enabled(reuses and not forwards):
+                forwards.append(self.forwards(self.model, made, rows, forced_LBFK, heads_LHE))
+        self._first = forwards[0] if reuses else None
         routed = forwards[0].routes_LBFK is not None
 
         def joined(parts: list[Tensor | None], dim: int = 0) -> Tensor | None:
@@ -90,7 +97,7 @@ class Learner:
             return torch.cat(found, dim).index_select(dim, order_B) if found else None
 
         return OldPolicy(
-            logprobs_BT=torch.cat([each.logprobs_BT for each in forwards])[order_B],
+            logprobs_BT=torch.cat([each.logprobs_BT.detach() for each in forwards])[order_B],
             routes_LBFK=joined([each.routes_LBFK for each in forwards], 1),
             executed_LBFK=joined([each.executed_LBFK for each in forwards], 1),
             router_logprobs_LBTE=joined([each.router_logprobs_LBTE for each in forwards], 1) if routed else None,
@@ -123,8 +130,12 @@ class Learner:
         for part in parts:
             rows, blocks = part.rows_M, []
             for block, loud in part.blocks:
-                with torch.set_grad_enabled(loud):
-                    blocks.append(self.forwards(self.model, made, block, self.replayed(made, old)))
+                if first and loud and self._first is not None:
+                    blocks.append(self._first)
+                    self._first = None
+                else:
+                    with torch.set_grad_enabled(loud):
+                        blocks.append(self.forwards(self.model, made, block, self.replayed(made, old)))
             now = Forward.join(blocks)
             batch = self.batch(made, old, advantages_BT, rows, now, whole)
             output = self.objective(batch)

@@ -5,17 +5,19 @@ from typing import Any
 
 import pytest
 import torch
+from pandas.testing import assert_frame_equal
 from test_learner import trainer
-from test_run import planned
+from test_run import planned, tables
 from torch.testing import assert_close
 
 from steadymoe.algorithms import names
 from steadymoe.bench import forwards, identity, record, run
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.learner import Measured
+from steadymoe.bench.speed.measure import SAVINGS
 from steadymoe.bench.train import Trainer
 
-OFF = [f"savings.{name}=false" for name in ("share_prompts", "trim_padding", "skip_silent", "drop_finished")]
+OFF = [f"savings.{name}=false" for name in SAVINGS]
 # Lengths that differ, so that there is padding, and responses that end before others.
 WORDS = ["task.max_operands=4", "task.spare_tokens=3", "optimizer.learning_rate=3e-3"]
 
@@ -35,7 +37,7 @@ def updated(made: Trainer, silent: bool = True) -> list[Measured]:
     silent_B = (advantages_BT == 0).all(-1) if made.learner.forwards.skips_silent else None
     minibatches = made.minibatches(1, silent_B)
     old = made.learner.old_policy(rollout, minibatches)
-    return [made.learner.update(rollout, old, advantages_BT, parts) for parts in minibatches]
+    return [made.learner.update(rollout, old, advantages_BT, parts, parts is minibatches[0]) for parts in minibatches]
 
 
 def assert_same(saved: Trainer, plain: Trainer, silent: bool = True, atol: float = 2e-5) -> None:
@@ -50,7 +52,7 @@ def assert_same(saved: Trainer, plain: Trainer, silent: bool = True, atol: float
     assert apart.mean() < 1e-6
 
 
-@pytest.mark.parametrize("name", ["share_prompts", "trim_padding", "skip_silent", "drop_finished"])
+@pytest.mark.parametrize("name", SAVINGS)
 @pytest.mark.parametrize("more", [["algorithm=gspo"], ["microbatch=5"], ["routing=r3"], ["model=dense_micro"]])
 def test_an_update_is_the_same_with_each_saving_alone(tmp_path: Path, name: str, more: list[str]) -> None:
     words = [*WORDS, *more]
@@ -76,7 +78,52 @@ def test_silent_responses_have_no_backward(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(forwards, "forward", spy)
     updated(made)
     # The old policy's in the very parts of the updates: one group of the first mini-batch is silent, all of the second.
-    assert seen == [(8, False), (8, False), (16, False), (8, True), (8, False), (16, False)]
+    # The first has its gradient already, and is the first update's.
+    assert seen == [(8, True), (8, False), (16, False), (8, False), (16, False)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm=gspo"],
+        ["algorithm=rspo_gspo"],
+        ["updates_per_rollout=1", "algorithm.entropy_bonus=0.01"],
+        ["algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward"],
+        ["routing=r3", "engine=fp8"],
+        ["savings.sampler_as_old=2"],
+        ["precision=bf16"],
+        ["model=gpt_oss_micro"],
+        ["model=dense_micro"],
+    ],
+    ids=" ".join,
+)
+def test_a_run_is_the_same_to_the_bit_where_the_first_forward_serves_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    plain, seen, made, counts = forwards.forward, [], {}, {}
+
+    def spy(*arguments: Any, **more: Any) -> Any:
+        seen.append(1)
+        return plain(*arguments, **more)
+
+    monkeypatch.setattr(forwards, "forward", spy)
+    for reused in ("true", "false"):
+        made[reused] = planned(tmp_path / reused, *WORDS, "steps=3", *words, f"savings.reuse_first={reused}")
+        seen.clear()
+        assert run.execute(made[reused]) == "finished"
+        counts[reused] = len(seen)
+    assert counts["false"] - counts["true"] in (1, 2, 3)  # a step whose first mini-batch is silent has no gradient
+    found = {reused: tables(each.folder) for reused, each in made.items()}
+    assert found["true"]["updates"]["grad_norm"].gt(0).any()
+    for name, frame in found["false"].items():
+        assert_frame_equal(found["true"][name], frame, check_exact=True)
+
+
+@pytest.mark.parametrize("words", [["routing=r2"], ["routing=pr2"], ["microbatch=5"]])
+def test_the_first_forward_serves_once_where_the_update_has_another(tmp_path: Path, words: list[str]) -> None:
+    for more, reuses in (([], True), (words, False)):
+        made = trainer(tmp_path, *WORDS, *more)
+        assert made.learner.forwards.reuses_first(made.minibatches(1)[0]) == reuses
 
 
 @pytest.mark.parametrize(

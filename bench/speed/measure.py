@@ -21,7 +21,7 @@ from steadymoe.models import build
 
 # Steps that are added up before arms are compared: one in so many has the forwards of the probes.
 BLOCK = 4
-SAVINGS = ("share_prompts", "trim_padding", "skip_silent", "drop_finished")
+SAVINGS = ("share_prompts", "trim_padding", "skip_silent", "drop_finished", "reuse_first")
 # Dial → the overrides at each of its values, from few to many.
 DIALS: dict[str, dict[int, list[str]]] = {
     "prompts": {value: [f"rollout.prompts={value}"] for value in (8, 16, 32, 64)},
