@@ -47,7 +47,9 @@ def main() -> None:
             sub.add_argument("--list", action="store_true", help="every figure, and whether its data are on disk")
             sub.add_argument("--experiment", help="draw from this experiment (default: the figure's own)")
         if verb != "status":
-            sub.add_argument("--format", default="png,svg,pdf", help="of figures, of png,svg,pdf (default: all)")
+            group = instead if verb == "report" else sub
+            shown = {"report": "; svg always", "claims": "; png always"}.get(verb, "")
+            group.add_argument("--format", default="png,svg,pdf", help=f"some of png,svg,pdf{shown} (default: all)")
         if verb == "claims":
             sub.add_argument("--page", type=Path, help="where the page goes (default: claims.md below the results)")
     arguments = parser.parse_args(words)

@@ -80,12 +80,12 @@ _STEP = {
     "load_max_violation": "largest load times E, minus 1, worst layer; 0 is even",
     "dead_experts": "share of experts that no response token of the rollout chose, mean over layers",
     "rollout_seconds": "sampling and scoring",
-    "old_policy_seconds": "the old policy's log-probabilities and routes",
+    "old_policy_seconds": "the old policy's forward; with savings.reuse_first the first update's too",
     "probe_seconds": "forwards for expert_change_per_update and expert_change_since_start",
-    "update_seconds": "forward, loss, backward, optimizer and the metrics of all updates",
+    "update_seconds": "forward, loss, backward, optimizer and metrics of all updates, but what old_policy_seconds has",
     "evaluation_seconds": "held-out accuracy; null in steps without",
     "rollout_tokens_per_second": "sampled response tokens per second of sampling, dropped groups included",
-    "update_tokens_per_second": "prompt and response tokens per second of updates",
+    "update_tokens_per_second": "prompt and response tokens per second of update_seconds",
 }
 _LAYER = {
     "expert_change_rate": "as in updates, of this layer",

@@ -6,6 +6,7 @@ experts a token, H hidden, E experts.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,9 +27,20 @@ _APART = {"fp32": 1e-4, "bf16": 5e-2}
 _FORCED_ALIKE = ("none", "r3")
 
 
+@dataclass(eq=False)
+class Block:
+    """Rows of a rollout that go through one forward together."""
+
+    rows_M: Tensor
+    loud: bool
+    """Whether they have a gradient."""
+    fed: Layout | None = None
+    """How they are fed; made by their first forward."""
+
+
 @dataclass(frozen=True)
 class Part:
-    """Rows of a rollout that go through one forward and backward together, (M,) in all."""
+    """Rows of a rollout that go through one backward together, (M,) in all."""
 
     loud_M: Tensor
     """Those with a gradient."""
@@ -40,10 +52,10 @@ class Part:
         """All, in the order in which they are computed."""
         return torch.cat([self.loud_M, self.silent_M])
 
-    @property
-    def blocks(self) -> list[tuple[Tensor, bool]]:
-        """The rows of each forward, and whether they have a gradient."""
-        return [(rows, loud) for rows, loud in ((self.loud_M, True), (self.silent_M, False)) if len(rows)]
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """Its forwards, the same for the old policy and for the update."""
+        return [Block(rows, loud) for rows, loud in ((self.loud_M, True), (self.silent_M, False)) if len(rows)]
 
 
 class Forwards:
@@ -52,8 +64,6 @@ class Forwards:
     def __init__(self, model: PreTrainedModel, config: Mapping[str, Any], objective: Objective) -> None:
         self.model, self.config, self.objective = model, config, objective
         self._active = build.size(model)["active_parameters"]
-        self._made: Rollout | None = None
-        self._layouts: list[tuple[Tensor, Layout]] = []
         self.unshared: str | None = "savings.share_prompts is off"
         """Why prompts are not shared; None where they are."""
         if config["savings"]["share_prompts"]:
@@ -119,28 +129,22 @@ class Forwards:
         self,
         model: PreTrainedModel,
         made: Rollout,
-        rows: Tensor,
+        block: Block,
         forced_LBFK: Tensor | None = None,
         heads_LHE: list[Tensor] | None = None,
     ) -> Forward:
-        """The training forward of some rows, with what the objective asks for and the experts forced or predicted."""
+        """The training forward of a block, with what the objective asks for and the experts forced or predicted."""
+        rows = block.rows_M
         top_BTK = None if made.top_tokens_BTK is None else made.top_tokens_BTK[rows]
         entropy_gradient = torch.is_grad_enabled() and self.objective.entropy_bonus > 0
         forced_LBFK = None if forced_LBFK is None else forced_LBFK[:, rows]
         sequences, precision = made.sequences.rows(rows), self.config["precision"]
-        fed, routes = self._layout_of(made, rows, sequences), self.records_routes
-        return forward(model, sequences, precision, top_BTK, entropy_gradient, forced_LBFK, heads_LHE, fed, routes)
-
-    def _layout_of(self, made: Rollout, rows: Tensor, sequences: Sequences) -> Layout:
-        """The layout of some rows of a rollout, made once for the old policy and the updates."""
-        if made is not self._made:
-            self._made, self._layouts = made, []
-        for known, fed in self._layouts:
-            if known is rows:
-                return fed
-        fed = self.layout(sequences, rows // self.config["rollout"]["responses"])
-        self._layouts.append((rows, fed))
-        return fed
+        if block.fed is None:
+            block.fed = self.layout(sequences, rows // self.config["rollout"]["responses"])
+        routes = self.records_routes
+        return forward(
+            model, sequences, precision, top_BTK, entropy_gradient, forced_LBFK, heads_LHE, block.fed, routes
+        )
 
     def layout(self, sequences: Sequences, groups_B: Tensor) -> Layout:
         """How sequences are fed: with the prompt of a group computed once where that is right and cheaper."""

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import from_config
 from steadymoe.bench import drift, metrics
-from steadymoe.bench.forwards import Forwards, Part
+from steadymoe.bench.forwards import Block, Forwards, Part
 from steadymoe.bench.old_policy import OldPolicy
 from steadymoe.bench.policy import Forward, Sequences
 from steadymoe.bench.rollout import Rollout
@@ -66,7 +66,7 @@ class Learner:
         self.experts = next((experts_of(router) for router in routers(model)), 0)
         self._reference = copy.deepcopy(model) if self.objective.kl.coefficient > 0 else None
         self.forwards = Forwards(model, config, self.objective)
-        self._first: Forward | None = None  # the old policy's of the rows that learn first, with its gradient
+        self._first: tuple[Block, Forward] | None = None  # of the old policy, with its gradient
 
     def remember(self, state: Mapping[str, Tensor]) -> None:
         """Keep what the loss wants back, on the model's device."""
@@ -81,15 +81,15 @@ class Learner:
         ``forwards.reuses_first`` the first forward is kept with its gradient, for the first update.
         """
         split = _blocks(minibatches)
-        order_B = torch.cat(split).argsort()
+        order_B = torch.cat([block.rows_M for block in split]).argsort()
         forced_LBFK = made.routes_LBFK if self._replay == "r3" else None
         heads_LHE = None if self.predictor is None else list(self.predictor.heads_LHE)
         reuses = self.forwards.reuses_first(minibatches[0])
         forwards: list[Forward] = []
-        for rows in split:
+        for block in split:
             with torch.set_grad_enabled(reuses and not forwards):
-                forwards.append(self.forwards(self.model, made, rows, forced_LBFK, heads_LHE))
-        self._first = forwards[0] if reuses else None
+                forwards.append(self.forwards(self.model, made, block, forced_LBFK, heads_LHE))
+        self._first = (split[0], forwards[0]) if reuses else None
         routed = forwards[0].routes_LBFK is not None
 
         def joined(parts: list[Tensor | None], dim: int = 0) -> Tensor | None:
@@ -112,8 +112,8 @@ class Learner:
         if self._reference is None:
             return None
         split = _blocks(minibatches)
-        found = [self.forwards(self._reference, made, rows).logprobs_BT for rows in split]
-        return torch.cat(found)[torch.cat(split).argsort()]
+        found = [self.forwards(self._reference, made, block).logprobs_BT for block in split]
+        return torch.cat(found)[torch.cat([block.rows_M for block in split]).argsort()]
 
     def update(
         self, made: Rollout, old: OldPolicy, advantages_BT: Tensor, parts: list[Part], first: bool = False
@@ -126,17 +126,17 @@ class Learner:
         rows_M = torch.cat([part.rows_M for part in parts])
         mask_MT = made.sequences.response_mask_BT[rows_M]
         whole = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
+        kept, self._first = self._first, None  # of no use once a weight has changed
         losses, batches, outputs, forwards, predictions = [], [], [], [], []
         for part in parts:
-            rows, blocks = part.rows_M, []
-            for block, loud in part.blocks:
-                if first and loud and self._first is not None:
-                    blocks.append(self._first)
-                    self._first = None
-                else:
-                    with torch.set_grad_enabled(loud):
-                        blocks.append(self.forwards(self.model, made, block, self.replayed(made, old)))
-            now = Forward.join(blocks)
+            rows, found = part.rows_M, []
+            for block in part.blocks:
+                if kept is not None and block is kept[0]:
+                    found.append(kept[1])
+                    continue
+                with torch.set_grad_enabled(block.loud):
+                    found.append(self.forwards(self.model, made, block, self.replayed(made, old)))
+            now = Forward.join(found)
             batch = self.batch(made, old, advantages_BT, rows, now, whole)
             output = self.objective(batch)
             loss = output.loss + self._router_losses(now, made.sequences.rows(rows))
@@ -282,9 +282,9 @@ class Learner:
         return Measured(overall, layers, histograms, moved.slots_C)
 
 
-def _blocks(minibatches: list[list[Part]]) -> list[Tensor]:
-    """The rows of each forward of a rollout."""
-    return [rows for parts in minibatches for part in parts for rows, _ in part.blocks]
+def _blocks(minibatches: list[list[Part]]) -> list[Block]:
+    """The forwards of a rollout."""
+    return [block for parts in minibatches for part in parts for block in part.blocks]
 
 
 def _join(outputs: list[LossOutput]) -> LossOutput:

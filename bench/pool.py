@@ -13,7 +13,8 @@ def in_processes(function: Callable[..., T], *arguments: Sequence[Any]) -> list[
 
     Function, arguments and results go from one process to another: ``pickle`` must be able to take them.
     """
-    processes = min(len(arguments[0]), os.cpu_count() or 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = min(len(arguments[0]), cores)
     if processes < 2:
         return list(map(function, *arguments))
     with ProcessPoolExecutor(processes) as pool:

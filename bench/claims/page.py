@@ -13,7 +13,7 @@ from steadymoe.bench.claims.arms import CONTENDERS, TUNED, UNCLIPPED
 from steadymoe.bench.claims.effects import best
 from steadymoe.bench.claims.registry import CLAIMS
 from steadymoe.bench.claims.study import Arm, NotRun, Study
-from steadymoe.bench.claims.verdict import Claim, Finding, Verdict, findings, testbed
+from steadymoe.bench.claims.verdict import Claim, Finding, Verdict, findings, learning, testbed
 from steadymoe.bench.figures import FIGURES, FORMATS, Paper, points
 from steadymoe.bench.stats import over_seeds
 
@@ -64,7 +64,18 @@ class Verdicts:
     def page(self, figures: str) -> str:
         """``docs/claims.md``; ``figures`` is the folder of the figures, from the page's own."""
         shown = f"![{_HEADLINE.caption}]({figures}/{draw.stem(_HEADLINE, 'claims')}.png)"
-        lines = [_HEAD, self.testbed, "", self.tuned(), "", shown, "", self.summary()]
+        lines = [
+            _HEAD,
+            self.testbed,
+            "",
+            learning(self.study, CONTENDERS),
+            "",
+            self.tuned(),
+            "",
+            shown,
+            "",
+            self.summary(),
+        ]
         for claim in CLAIMS:
             lines += ["", f"## Claim {claim.number}", "", f"{claim.statement} ({claim.source})", ""]
             rows = [_row(claim.number, each) for each in self.found[claim.number]]
@@ -145,7 +156,10 @@ class Verdicts:
 
 
 def make(results: Path, page: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write ``tables/claims.*`` and the figures below ``results``, and the page. Raises NotRun as ``Verdicts`` does."""
+    """Write ``tables/claims.*`` and the figures below ``results``, and the page. Raises NotRun as ``Verdicts`` does.
+
+    Figures in ``formats``, and as png, which the page shows.
+    """
     verdicts = Verdicts(results)
     figures = Path(os.path.relpath(results / "figures", page.parent)).as_posix()
     texts = {results / "tables" / file: text for file, text in verdicts.texts().items()} | {
@@ -156,7 +170,8 @@ def make(results: Path, page: Path, formats: Sequence[str] = FORMATS) -> list[Pa
         atomic.write(path, partial(Path.write_text, data=text))
     written = list(texts)
     papers, *others = zip(*verdicts.figures(), strict=True)
-    drawn = pool.in_processes(partial(_draw, results, formats), [paper.id for paper in papers], *others)
+    drawn_as = tuple(dict.fromkeys((*formats, "png")))
+    drawn = pool.in_processes(partial(_draw, results, drawn_as), [paper.id for paper in papers], *others)
     return written + [path for files in drawn for path in files]
 
 

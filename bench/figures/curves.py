@@ -33,7 +33,7 @@ def overview(steps: pd.DataFrame) -> Sheet:
         curves(axes[2], steps, "token_ratio_variance", "variance of the token ratio", log=True)
         curves(axes[3], steps, "clip_fraction", "clipped tokens (share)")
         axes[3].set_yscale("symlog", linthresh=LEAST_CLIPPED)
-        notes = " Of clipped shares it is the plain mean." + style.without_clip(steps)
+        notes = " Clipped shares: the plain mean." + style.without_clip(steps)
         notes += style.below(steps, "token_ratio_variance", _NOTHING)
         return style.finish(figure, axes[0], style.curves_caption(steps, log=True) + notes)
 

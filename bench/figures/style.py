@@ -207,7 +207,7 @@ def finish(figure: Sheet, legend_from: Axes | None, text: str, title: str | None
 
 
 def _label_short_span(axis: Axes) -> None:
-    """On a logarithmic axis with fewer than two powers of ten to label, labels between them."""
+    """On a logarithmic y axis with fewer than two powers of ten to label, labels between them."""
     low, high = axis.get_ylim()
     if axis.get_yscale() == "linear" or low <= 0 or np.floor(np.log10(high)) - np.ceil(np.log10(low)) >= 1:
         return

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from steadymoe.algorithms import names
+from steadymoe.bench.forwards import Block
 from steadymoe.bench.rollout import sample
 from steadymoe.bench.seeding import torch_generator
 from steadymoe.bench.speed.arms import Arm, Ours, Plain
@@ -96,6 +97,7 @@ def matmul_peak(size: int = 1024, rounds: int = 7) -> float:
 def useful_flop(arm: Ours, row: Mapping[str, Any]) -> float:
     """Of a step's training: 6 a parameter and token for updates, 2 for the old policy; a prompt counts once a group.
 
+    The forward of the first mini-batch is both and counts once.
     ``row`` is what the step said. Parameters are those that one token uses, the embedding left out where it is not the
     output head too. The last token of a response is fed to nothing.
     """
@@ -106,7 +108,7 @@ def useful_flop(arm: Ours, row: Mapping[str, Any]) -> float:
     every = row["update_tokens_per_second"] * row["update_seconds"]  # prompts once for each of their responses
     prompts = (every - row["response_tokens"]) / rollout["responses"]
     fed = row["response_tokens"] - rollout["prompts"] * rollout["responses"]
-    return 8.0 * active * (prompts + fed)
+    return (8.0 - 2.0 / arm.config["updates_per_rollout"]) * active * (prompts + fed)
 
 
 def generation(words: Sequence[str], rounds: int) -> Ratio:
@@ -218,7 +220,7 @@ def losses(rounds: int) -> dict[str, float]:
             begun = time.process_time()
             learner.update(made, old, advantages_BT, parts)
             update = time.process_time() - begun
-            now = learner.forwards(learner.model, made, rows)
+            now = learner.forwards(learner.model, made, Block(rows, loud=True))
             whole = len(rows), int(made.sequences.response_mask_BT[rows].sum())
             batch = learner.batch(made, old, advantages_BT, rows, now, whole)
             batch = replace(batch, logprobs_BT=batch.logprobs_BT.detach().requires_grad_())
