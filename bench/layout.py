@@ -164,8 +164,13 @@ def _mask(real_PX: Tensor, width: int, slots: int, own: int) -> Tensor:
     seen_XX &= (segment_X[None, :] == 0) | (segment_X[:, None] == segment_X[None, :])
     # Padding attends to itself: a row of nothing but −∞ would have no softmax.
     seen_PXX = (seen_XX & real_PX[:, None, :]) | torch.eye(length, dtype=torch.bool, device=device)
-    mask_P1XX = torch.zeros(len(real_PX), 1, length, length, device=device)
-    return mask_P1XX.masked_fill_(~seen_PXX[:, None], torch.finfo(torch.float32).min)
+    return additive(seen_PXX)
+
+
+def additive(seen_PX: Tensor) -> Tensor:
+    """What is added to attention scores, (P, 1, Q, X), where a query sees ``seen_PX`` (P, X) or (P, Q, X)."""
+    seen_P1QX = (seen_PX if seen_PX.dim() == 3 else seen_PX[:, None]).bool()[:, None]
+    return torch.zeros(seen_P1QX.shape, device=seen_PX.device).masked_fill_(~seen_P1QX, torch.finfo(torch.float32).min)
 
 
 def refusal(config: PretrainedConfig) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
-from steadymoe.bench.layout import positions
+from steadymoe.bench.layout import additive, positions, refusal
 from steadymoe.bench.policy import Sequences, autocast
 from steadymoe.bench.tasks import Task
 from steadymoe.models.routing import NO_ROUTE, RouteRecorder, log_softmax
@@ -163,17 +163,18 @@ def sample(
     the policy's distribution is not finite.
     """
     cache = DynamicCache(config=model.config)
+    knows_its_mask = refusal(model.config) is None  # one token sees all before it: the model need not work that out
     chosen: list[Tensor] = []
-    router_logprobs: list[Tensor] = []
+    router_logits: list[Tensor] = []
 
     def feed(tokens: Tensor, real: Tensor, mask_so_far: Tensor, position: Tensor) -> Tensor:
         """Next-token log-probabilities after ``tokens`` (rows, V); keeps the routes of the ``real`` ones.
 
-        Of the last of them, which leads to the next token, also the routers' log-probabilities of all experts.
+        Of the last of them, which leads to the next token, also the routers' logits.
         """
         logits = model(
             input_ids=tokens,
-            attention_mask=mask_so_far,
+            attention_mask=additive(mask_so_far) if knows_its_mask and tokens.shape[1] == 1 else mask_so_far,
             position_ids=position,
             past_key_values=cache,
             use_cache=True,
@@ -184,7 +185,7 @@ def sample(
             indices = routed.live_LNK.view(recorder.layers, *tokens.shape, -1)
             chosen.append(indices.masked_fill(~real.bool()[None, ..., None], NO_ROUTE))
             last_LRE = torch.stack([logits_NE.view(*tokens.shape, -1)[:, -1] for logits_NE in routed.logits_LNE])
-            router_logprobs.append(log_softmax(last_LRE))
+            router_logits.append(last_LRE)
         return (logits.float() / temperature).log_softmax(-1)
 
     with RouteRecorder(model, routes) as recorder, autocast(model.device.type, precision):
@@ -195,7 +196,7 @@ def sample(
         cache.reorder_cache(rows_B)  # type: ignore[arg-type]
         all_logprobs_BV = all_logprobs_PV.repeat_interleave(responses, 0)
         chosen = [of_prompt.repeat_interleave(responses, 1) for of_prompt in chosen]
-        router_logprobs = [of_prompt.repeat_interleave(responses, 1) for of_prompt in router_logprobs]
+        router_logits = [of_prompt.repeat_interleave(responses, 1) for of_prompt in router_logits]
         tokens, masks = (
             [prompts_PW.repeat_interleave(responses, 0)],
             [prompt_mask_PW.repeat_interleave(responses, 0)],
@@ -232,7 +233,7 @@ def sample(
             all_logprobs_BV = all_logprobs_BV.index_copy(0, fed_R, fed_RV)
             if chosen:
                 chosen[-1] = _widened(chosen[-1], fed_R, len(alive_B), NO_ROUTE)
-                router_logprobs[-1] = _widened(router_logprobs[-1], fed_R, len(alive_B), 0.0)
+                router_logits[-1] = _widened(router_logits[-1], fed_R, len(alive_B), 0.0)
     sequences = Sequences(torch.cat(tokens, 1), torch.cat(masks, 1), len(logprobs))
     routes_LBFK = torch.cat(chosen, dim=2) if chosen else None
     check_routes(routes_LBFK, sequences)
@@ -243,7 +244,7 @@ def sample(
         torch.zeros(len(mask_BS), device=model.device),
         torch.stack(top_tokens, 1) if top_k else None,
         torch.stack(top_logprobs, 1) if top_k else None,
-        torch.stack(router_logprobs, 2) if router_logprobs else None,
+        log_softmax(torch.stack(router_logits, 2)) if router_logits else None,
     )
 
 

@@ -233,11 +233,11 @@ def test_replay_runs_the_recorded_experts_while_the_routers_own_choice_moves_on(
     old = made.learner.old_policy(rollout, minibatches)
     advantages_BT = torch.randn(rollout.logprobs_BT.shape[0], 1, generator=torch.Generator().manual_seed(0))
     advantages_BT = advantages_BT * rollout.sequences.response_mask_BT
-    measured = [made.learner.update(rollout, old, advantages_BT, rows_M) for rows_M in minibatches]
+    measured = [made.learner.update(rollout, old, advantages_BT, parts) for parts in minibatches]
     recorded = old.routes_LBFK if routing == "r2" else rollout.routes_LBFK
     assert recorded is not None
-    for rows_M, found in seen:
-        assert torch.equal(found.executed_LBFK, recorded[:, rows_M])
+    for block, found in seen:
+        assert torch.equal(found.executed_LBFK, recorded[:, block.rows_M])
     assert not torch.equal(seen[-1][1].routes_LBFK, seen[-1][1].executed_LBFK)
     assert measured[0].overall["token_ratio_max"] == 1
     assert measured[-1].overall["expert_change_rate"] > 0  # the live choice, or there would be no drift by construction
