@@ -88,6 +88,28 @@ def test_greedy_tokens_and_log_probabilities_are_those_of_generate(lively: PreTr
     assert_close(ours.logprobs_BT, expected_BT.repeat_interleave(2, 0), atol=5e-5, rtol=0)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_mask_that_decoding_brings_is_the_models_own_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel, task: Chain, attention: str
+) -> None:
+    seen: list[int] = []
+    hook = lively.register_forward_pre_hook(
+        lambda module, arguments, more: seen.append(more["attention_mask"].dim()), with_kwargs=True
+    )
+    before = lively.config._attn_implementation
+    lively.set_attn_implementation(attention)
+    ours = sampled(lively, task)
+    assert set(seen[1:]) == {4}
+    seen.clear()
+    monkeypatch.setattr("steadymoe.bench.rollout.refusal", lambda config: "a sliding window")
+    theirs = sampled(lively, task)
+    assert set(seen) == {2}
+    lively.set_attn_implementation(before)
+    hook.remove()
+    assert torch.equal(ours.sequences.tokens_BS, theirs.sequences.tokens_BS)
+    assert torch.equal(ours.logprobs_BT, theirs.logprobs_BT)
+
+
 def test_first_tokens_are_drawn_with_the_models_own_probabilities(lively: PreTrainedModel, task: Chain) -> None:
     made = rollout(lively, task, ["3-4*2="], 4000, torch.Generator().manual_seed(0))
     drawn_V = torch.bincount(made.sequences.tokens_BS[:, -made.sequences.response_width], minlength=16) / 4000

@@ -35,7 +35,7 @@ def main(words: list[str]) -> None:
     """Measure, write ``speed.json``, ``speed.md`` and the figure, and print the tables or the JSON."""
     parser = argparse.ArgumentParser(prog="steadymoe speed", description=__doc__)
     parser.add_argument("--model", nargs="+", default=list(MODELS), help="names from conf/model")
-    parser.add_argument("--blocks", type=int, default=3, help=f"interleaved blocks of {measure.BLOCK} steps")
+    parser.add_argument("--blocks", type=int, default=6, help=f"interleaved blocks of {measure.BLOCK} steps")
     parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder (default: results/speed)")
     parser.add_argument("--json", action="store_true", help="print the numbers in place of the tables")
     arguments = parser.parse_args(words)
