@@ -163,7 +163,7 @@ def sample(
     the policy's distribution is not finite.
     """
     cache = DynamicCache(config=model.config)
-    knows_its_mask = refusal(model.config) is None  # one token sees all before it: the model need not work that out
+    attends_to_all = refusal(model.config) is None
     chosen: list[Tensor] = []
     router_logits: list[Tensor] = []
 
@@ -172,9 +172,11 @@ def sample(
 
         Of the last of them, which leads to the next token, also the routers' logits.
         """
+        # A single token sees all that came before: the model need not work that out. Without padding it takes no mask.
+        known = attends_to_all and tokens.shape[1] == 1 and not mask_so_far.all()
         logits = model(
             input_ids=tokens,
-            attention_mask=additive(mask_so_far) if knows_its_mask and tokens.shape[1] == 1 else mask_so_far,
+            attention_mask=additive(mask_so_far) if known else mask_so_far,
             position_ids=position,
             past_key_values=cache,
             use_cache=True,

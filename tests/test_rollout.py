@@ -88,9 +88,10 @@ def test_greedy_tokens_and_log_probabilities_are_those_of_generate(lively: PreTr
     assert_close(ours.logprobs_BT, expected_BT.repeat_interleave(2, 0), atol=5e-5, rtol=0)
 
 
+@pytest.mark.parametrize("prompts", [PROMPTS, [prompt for prompt in PROMPTS if len(prompt) == len(PROMPTS[0])]])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_the_mask_that_decoding_brings_is_the_models_own_to_the_bit(
-    monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel, task: Chain, attention: str
+    monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel, task: Chain, attention: str, prompts: list[str]
 ) -> None:
     seen: list[int] = []
     hook = lively.register_forward_pre_hook(
@@ -98,11 +99,11 @@ def test_the_mask_that_decoding_brings_is_the_models_own_to_the_bit(
     )
     before = lively.config._attn_implementation
     lively.set_attn_implementation(attention)
-    ours = sampled(lively, task)
-    assert set(seen[1:]) == {4}
+    ours = rollout(lively, task, prompts, 4, torch.Generator().manual_seed(0))
+    assert 4 in seen  # where prompts are padded, or a response has ended
     seen.clear()
     monkeypatch.setattr("steadymoe.bench.rollout.refusal", lambda config: "a sliding window")
-    theirs = sampled(lively, task)
+    theirs = rollout(lively, task, prompts, 4, torch.Generator().manual_seed(0))
     assert set(seen) == {2}
     lively.set_attn_implementation(before)
     hook.remove()
