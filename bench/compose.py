@@ -67,28 +67,12 @@ def labels(runs: Sequence[Run]) -> list[str]:
 def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
     """The runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
     with _hydra(), _errors_in_one_line(words):
-        runs = [run(point) for point in points(words, multirun)]
+        points = _points(list(words), multirun)
+        runs = [run(point) for point in points]
     for index, each in enumerate(runs):
         if each.folder in [earlier.folder for earlier in runs[:index]]:
             raise ConfigError(f"two points of the sweep are the same run: {each.command}")
     return runs
-
-
-def points(words: Sequence[str], multirun: bool = False) -> list[list[str]]:
-    """The overrides of each run that ``words`` ask for, as Hydra's own sweeper splits them; nothing is checked."""
-    words = list(words)
-    with _hydra():
-        parsed = OverridesParser.create().parse_overrides(words)
-        unswept = [word for word, each in zip(words, parsed, strict=True) if not each.is_sweep_override()]
-        settings = hydra.compose("config", unswept, return_hydra_config=True).hydra
-        if not multirun and settings.mode != RunMode.MULTIRUN:
-            if len(unswept) < len(words):
-                swept = next(word for word in words if word not in unswept)
-                raise ConfigError(f"{swept} sweeps over several values: add -m for a sweep")
-            return [words]
-        parameters = [f"{key}={value}" for key, value in (settings.sweeper.params or {}).items()]
-        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        return BasicSweeper.split_arguments(parser.parse_overrides([*parameters, *words]), None)[0]
 
 
 def run(words: Sequence[str]) -> Run:
@@ -216,6 +200,21 @@ def _of_loss(unknown: str, words: Sequence[str]) -> str:
         numbers = numbers.get(part, {})
     known = [field.name for field in dataclasses.fields(class_of(numbers))]
     return f"+ adds a field that the YAML leaves out: +{unknown}" if name in known else meant(name, known)
+
+
+def _points(words: list[str], multirun: bool) -> list[list[str]]:
+    """The override lists of a sweep's points, as Hydra's own sweeper splits them."""
+    parsed = OverridesParser.create().parse_overrides(words)
+    unswept = [word for word, each in zip(words, parsed, strict=True) if not each.is_sweep_override()]
+    settings = hydra.compose("config", unswept, return_hydra_config=True).hydra
+    if not multirun and settings.mode != RunMode.MULTIRUN:
+        if len(unswept) < len(words):
+            swept = next(word for word in words if word not in unswept)
+            raise ConfigError(f"{swept} sweeps over several values: add -m for a sweep")
+        return [words]
+    parameters = [f"{key}={value}" for key, value in (settings.sweeper.params or {}).items()]
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    return BasicSweeper.split_arguments(parser.parse_overrides([*parameters, *words]), None)[0]
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from steadymoe.bench.layout import Layout
 from steadymoe.bench.policy import Forward, Sequences, forward
 from steadymoe.bench.rollout import Rollout
 from steadymoe.models import build
+from steadymoe.models.routing import NO_ROUTE, routers
 
 # By how much log-probabilities may differ on average where they are computed in another order. A model that cannot
 # share prompts is off by about 1.
@@ -91,6 +92,24 @@ class Forwards:
         apart = metrics.mean((plain.logprobs_BT - shared.logprobs_BT).abs(), twice.response_mask_BT)
         if not apart <= _APART[precision]:
             self.unshared = f"log-probabilities would differ by {float(apart):.2g} on average"
+
+    @torch.no_grad()
+    def check_routers(self, sequences: Sequences) -> None:
+        """Raise RuntimeError unless routers return the experts that they select, in that order.
+
+        What is recorded where nothing is forced is what they return, and under replay what they select.
+        """
+        if not self.records_routes or not routers(self.model):
+            return
+        first = torch.arange(min(len(sequences.tokens_BS), 4), device=sequences.tokens_BS.device)
+        few, precision = sequences.rows(first), self.config["precision"]
+        free = forward(self.model, few, precision).routes_LBFK
+        assert free is not None  # of a model with routers
+        none_forced = torch.full_like(free, NO_ROUTE)
+        selected = forward(self.model, few, precision, forced_LBFK=none_forced).routes_LBFK
+        assert selected is not None
+        if not torch.equal(free, selected):
+            raise RuntimeError("a router returns other experts than it selects, or in another order")
 
     @property
     def skips_silent(self) -> bool:

@@ -56,6 +56,7 @@ class Trainer:
         said = self._rollout("probe", 0, config["probe"]["responses"], 1)
         self._cold_start = Probe(model, said.sequences, config["precision"])
         self.learner.forwards.check_sharing(said.sequences)
+        self.learner.forwards.check_routers(said.sequences)
 
     def step(self, step: int) -> StepResult:
         """Sample one rollout with the current weights and train on it."""

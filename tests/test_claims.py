@@ -133,7 +133,7 @@ def every_arm(found: object) -> list[Arm]:
 
 def test_make_reference_runs_every_arm_under_the_name_it_is_looked_for_by() -> None:
     known = [arm for name, found in vars(arms).items() if name.isupper() for arm in every_arm(found)]
-    assert len(known) >= 40
+    assert len(known) > 40
     absent = [arm for arm in known if (arm.algorithm, arm.experiment, axes_name(arm.axes)) not in planned()]
     assert absent == []
 

@@ -197,6 +197,24 @@ def test_a_router_that_selects_in_another_way_is_an_error(model: PreTrainedModel
             model(TOKENS_BS, use_cache=False)
 
 
+def test_a_run_does_not_start_with_routers_that_return_another_order_than_they_select(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cls = type(routers(trainer(tmp_path).model)[0])
+    plain = cls.forward
+
+    def turned(self: Any, hidden: Tensor) -> Any:
+        logits, weights, indices = plain(self, hidden)
+        return logits, weights.flip(-1), indices.flip(-1)  # the same experts with the same weights
+
+    monkeypatch.setattr(cls, "forward", turned)
+    with pytest.raises(RuntimeError, match="in another order"):
+        trainer(tmp_path)
+    monkeypatch.setattr(cls, "forward", lambda self, hidden: (plain(self, hidden), plain(self, hidden))[0])
+    with pytest.raises(RuntimeError, match="2 times in one call"):
+        trainer(tmp_path)
+
+
 def test_the_z_loss_closed_form() -> None:
     logits_LNE = [torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[2.0, 2.0], [9.0, 9.0]])]
     log2 = torch.tensor(2.0).log()
