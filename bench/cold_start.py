@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from steadymoe.algorithms.ops import aggregate
 from steadymoe.bench import atomic
 from steadymoe.bench.policy import Sequences, forward
-from steadymoe.bench.rollout import rollout
+from steadymoe.bench.rollout import roll_out
 from steadymoe.bench.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
 from steadymoe.models import build
@@ -132,4 +132,4 @@ def demonstrate(
 def _accuracy(model: PreTrainedModel, task: Task, prompts: int, seed: int, update: int, precision: str) -> float:
     held_out = task.sample(prompts, numpy_generator(seed, "cold_start_accuracy", update), held_out=True)
     generator = torch_generator(seed, "cold_start_accuracy", update, model.device.type)
-    return rollout(model, task, held_out, 1, generator, precision).scores_B.mean().item()
+    return roll_out(model, task, held_out, 1, generator, precision).scores_B.mean().item()

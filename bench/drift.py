@@ -149,6 +149,15 @@ class Load:
     dead_L: Tensor
     """Share of experts that no token chose."""
 
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """(L,) by column."""
+        return {
+            "load_entropy": self.entropy_L,
+            "load_max_violation": self.max_violation_L,
+            "dead_experts": self.dead_L,
+        }
+
 
 def load(routes_LBFK: Tensor, mask_BT: Tensor, experts: int) -> Load:
     """The load of ``experts`` experts by the response tokens that ``mask_BT`` marks."""

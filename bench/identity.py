@@ -29,6 +29,14 @@ NEUTRAL: dict[str, Any] = {
     "collapse.solved_reward": 0.9,
 }
 
+# Fields that are gone. In the hash of every run each still has the value that recorded runs have, so that these are
+# found again. The fields changed no number but for rounding.
+REMOVED: dict[str, Any] = {
+    "savings.trim_padding": True,
+    "savings.skip_silent": True,
+    "savings.drop_finished": True,
+}
+
 # Numbers that follow from updates_per_rollout where the second field is given; then that one counts, in their place.
 IMPLIED = {"rollout.prompts": "rollout.minibatch_prompts", "steps": "total_updates"}
 
@@ -63,7 +71,7 @@ def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
     """A hash of what runs of one sweep share: all but seed, what is ``swept`` and what the named configs hold."""
     named = ("algorithm.", "model.", "task.", *(f"{group}." for group in OFF))
     left_out = ("seed", *NO_NUMBERS, *implied(config))
-    numbers = {k: v for k, v in flatten(config).items() if not k.startswith(named) and k not in left_out}
+    numbers = {k: v for k, v in _with_removed(config).items() if not k.startswith(named) and k not in left_out}
     return _digest({k: v for k, v in numbers.items() if k not in swept and NEUTRAL.get(k, _ABSENT) != v})
 
 
@@ -72,7 +80,7 @@ def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str,
     left_out = (*NO_NUMBERS, *implied(config))
     numbers = {
         key: value
-        for key, value in flatten(config).items()
+        for key, value in _with_removed(config).items()
         if key not in left_out and not (key in neutral and neutral[key] == value)
     }
     if config["cold_start"]["path"] is not None:  # what stands in the file counts, not where the file is
@@ -83,6 +91,11 @@ def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str,
 
         numbers["model.path"] = pretrained.digest(config["model"]["path"])
     return numbers
+
+
+def _with_removed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The flattened config with the ``REMOVED`` fields of the groups that it has."""
+    return {key: value for key, value in REMOVED.items() if key.partition(".")[0] in config} | flatten(config)
 
 
 def _digest(numbers: Mapping[str, Any]) -> str:
@@ -100,7 +113,7 @@ def axes_name(axes: Mapping[str, Any]) -> str:
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """The numbers in which two configs differ, as ``key: old -> new``, in one line."""
-    before, after = flatten(old), flatten(new)
+    before, after = _with_removed(old), _with_removed(new)
     keys = [key for key in sorted(before | after) if before.get(key, "absent") != after.get(key, "absent")]
     return ", ".join(
         f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in keys if key not in NO_NUMBERS

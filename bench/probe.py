@@ -48,11 +48,14 @@ class UpdateProbe(Probe):
         super().__init__(model, sequences.rows(torch.arange(self._rows, device=device).repeat(2)), precision)
         self._last = self._first
 
-    def after_update(self, model: PreTrainedModel) -> tuple[drift.Change, dict[str, Tensor]] | None:
-        """Routing now against that at the last call, and the ``attribution`` of the ratio since construction."""
+    def after_update(self, model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Columns overall and by layer: routing now against the last call, and the ``attribution`` since construction.
+
+        Nothing of a dense model.
+        """
         first, last, rows = self._first, self._last, self._rows
         if first is None or last is None:
-            return None
+            return {}, {}
         forced_LBFK = _routes(first).clone()
         forced_LBFK[:, :rows] = NO_ROUTE
         now = self._forward(model, forced_LBFK)
@@ -64,7 +67,8 @@ class UpdateProbe(Probe):
         changed_N = drift.any_layer(first_LBFK, now_LBFK, mask_BT)
         ratio_BT = now.logprobs_BT - first.logprobs_BT
         free_N, pinned_N = (half_BT[mask_BT.bool()] for half_BT in (ratio_BT[:rows], ratio_BT[rows:]))
-        return moved, attribution(free_N, pinned_N, changed_N)
+        overall = {"expert_change_per_update": moved.expert} | attribution(free_N, pinned_N, changed_N)
+        return overall, {"expert_change_per_update": moved.expert_L}
 
 
 def _routes(found: Forward) -> Tensor:

@@ -97,7 +97,7 @@ def join(parts: Sequence[Rollout]) -> Rollout:
 
 
 @torch.no_grad()
-def rollout(
+def roll_out(
     model: PreTrainedModel,
     task: Task,
     prompts: Sequence[str],
@@ -106,10 +106,9 @@ def rollout(
     precision: str = "fp32",
     top_k: int = 0,
     temperature: float = 1.0,
-    drop_finished: bool = False,
     routes: bool = True,
 ) -> Rollout:
-    """Sample ``responses`` answers to each prompt and score them; the last five arguments as in ``sample``."""
+    """Sample ``responses`` answers to each prompt and score them; the last four arguments as in ``sample``."""
     repeated = [prompt for prompt in prompts for _ in range(responses)]
     encoded = task.tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt").to(model.device)
     made = sample(
@@ -123,7 +122,6 @@ def rollout(
         precision=precision,
         top_k=top_k,
         temperature=temperature,
-        drop_finished=drop_finished,
         routes=routes,
     )
     sequences = made.sequences
@@ -150,14 +148,13 @@ def sample(
     precision: str = "fp32",
     top_k: int = 0,
     temperature: float = 1.0,
-    drop_finished: bool = False,
     routes: bool = True,
 ) -> Rollout:
     """Sample ``responses`` rows per prompt until each has drawn ``end`` or ``max_new_tokens`` tokens; no scores yet.
 
     log μ is that of the distribution at ``temperature``, the one that was sampled. A prompt is fed once and its cache
-    repeated for its rows. With ``drop_finished`` rows that have ended are fed no longer once they are half of those
-    that are; what is drawn stays the same, but for an engine's own noise. Without ``routes`` none are recorded. With
+    repeated for its rows. Rows that have ended leave the batch once they are half of it; the draws stay the same, but
+    for an engine's own noise. Without ``routes`` none are recorded. With
     ``top_k`` the log-probabilities of that many most likely tokens are kept beside the sampled one's. Padding tokens
     have id 0. Raises RuntimeError if the routes do not fall on the tokens they belong to, and FloatingPointError if
     the policy's distribution is not finite.
@@ -224,7 +221,7 @@ def sample(
             # Rows that have ended ride along on padding until they leave, or the last one ends.
             mask_BS = torch.cat([mask_BS, masks[-1]], dim=1)
             position_B1 = position_B1 + 1
-            if drop_finished and 2 * int(alive_B[fed_R].sum()) <= len(fed_R):
+            if 2 * int(alive_B[fed_R].sum()) <= len(fed_R):
                 staying_R = alive_B[fed_R].nonzero().squeeze(-1)
                 cache.reorder_cache(staying_R)  # type: ignore[arg-type]
                 fed_R = fed_R[staying_R]

@@ -116,8 +116,7 @@ def _train(run: compose.Run, folder: Record) -> None:
             on_check=lambda update, accuracy: folder.update(progress={"cold_start_accuracy": accuracy}),
         )
     trainer = Trainer(model, task, config)
-    forwards = trainer.learner.forwards
-    savings = {"share_prompts": forwards.unshared or True, "skip_silent": forwards.skips_silent}
+    savings = {"share_prompts": trainer.learner.forwards.unshared or True}
     folder.update(cold_start=folder.run["cold_start"] | made, savings=savings, **build.size(model))
 
     if resume_from is None:

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from steadymoe.bench import checkpoint, compose
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.policy import Forward, forward
-from steadymoe.bench.rollout import rollout
+from steadymoe.bench.rollout import roll_out
 from steadymoe.bench.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.train import Trainer
@@ -193,7 +193,7 @@ def small(tmp_path: Path, name: str, *words: str) -> Trainer:
 def test_a_family_is_sampled_from_as_it_is_trained(name: str, task: Chain) -> None:
     model = build.build(shipped(name), task.tokenizer, 0, "cpu")
     prompts = task.sample(4, numpy_generator(0, "test"))
-    made = rollout(model, task, prompts, 3, torch_generator(0, "test"))
+    made = roll_out(model, task, prompts, 3, torch_generator(0, "test"))
     with torch.no_grad():
         now = forward(model, made.sequences, "fp32")
     mask_BT = made.sequences.response_mask_BT
@@ -208,7 +208,7 @@ def test_a_family_is_sampled_from_as_it_is_trained(name: str, task: Chain) -> No
 @pytest.mark.parametrize("name", ALL)
 def test_replayed_routes_of_a_family_are_the_experts_that_run(name: str, task: Chain) -> None:
     model = build.build(shipped(name), task.tokenizer, 0, "cpu")
-    made = rollout(model, task, task.sample(4, numpy_generator(0, "test")), 3, torch_generator(0, "test"))
+    made = roll_out(model, task, task.sample(4, numpy_generator(0, "test")), 3, torch_generator(0, "test"))
 
     def replayed(forced_LBFK: Tensor | None) -> tuple[Forward, dict[str, Tensor]]:
         model.zero_grad()

@@ -16,7 +16,7 @@ from steadymoe.bench import checkpoint, compose, identity, record, reward, run
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.learner import Learner, Measured
 from steadymoe.bench.policy import forward
-from steadymoe.bench.rollout import Rollout, join, rollout
+from steadymoe.bench.rollout import Rollout, join, roll_out
 from steadymoe.bench.seeding import derive
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.train import Trainer
@@ -169,10 +169,10 @@ def test_the_most_likely_tokens_and_the_sampled_one_are_recorded(
     model: PreTrainedModel, task: Chain, top_k: int
 ) -> None:
     prompts = ["1+2+3=", "5*4-3="]
-    made = rollout(model, task, prompts, 4, torch.Generator().manual_seed(0), top_k=top_k)
+    made = roll_out(model, task, prompts, 4, torch.Generator().manual_seed(0), top_k=top_k)
     assert made.top_tokens_BTK is not None
     assert made.top_logprobs_BTK is not None
-    plain = rollout(model, task, prompts, 4, torch.Generator().manual_seed(0))
+    plain = roll_out(model, task, prompts, 4, torch.Generator().manual_seed(0))
     assert torch.equal(plain.sequences.tokens_BS, made.sequences.tokens_BS)
     tokens_BT = made.sequences.tokens_BS[:, -made.sequences.response_width :]
     with torch.no_grad():
@@ -343,7 +343,7 @@ def test_a_step_counts_all_that_was_sampled_and_trains_on_what_is_left(
 
 def test_rollouts_of_different_widths_are_joined_on_their_tokens(model: PreTrainedModel, task: Chain) -> None:
     def said(prompt: str) -> Rollout:
-        return rollout(model, task, [prompt], 4, torch.Generator().manual_seed(1), top_k=3)
+        return roll_out(model, task, [prompt], 4, torch.Generator().manual_seed(1), top_k=3)
 
     parts = [said("1+2+3="), said("1+2+3*4-5=")]
     together = join(parts)

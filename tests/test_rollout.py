@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from steadymoe.bench.cold_start import demonstrate
 from steadymoe.bench.layout import positions
 from steadymoe.bench.policy import Forward, Sequences, forward
-from steadymoe.bench.rollout import Rollout, check_routes, rollout
+from steadymoe.bench.rollout import Rollout, check_routes, roll_out
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
 from steadymoe.models.routing import NO_ROUTE
@@ -41,7 +41,7 @@ def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sampled(model: PreTrainedModel, task: Chain, seed: int = 0, responses: int = 4) -> Rollout:
-    return rollout(model, task, PROMPTS, responses, torch.Generator().manual_seed(seed))
+    return roll_out(model, task, PROMPTS, responses, torch.Generator().manual_seed(seed))
 
 
 def trained(model: PreTrainedModel, sequences: Sequences) -> Forward:
@@ -57,7 +57,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel) -> Script
         rows = [task.tokenizer(text)["input_ids"] + [4] * 20 for text in texts]
         columns = iter(torch.tensor([row[:20] for row in rows]).T)
         monkeypatch.setattr(torch, "multinomial", lambda probs_BV, n, generator: next(columns)[:, None])
-        return rollout(lively, task, prompts, len(texts) // len(prompts), torch.Generator())
+        return roll_out(lively, task, prompts, len(texts) // len(prompts), torch.Generator())
 
     return play
 
@@ -99,11 +99,11 @@ def test_the_mask_that_decoding_brings_is_the_models_own_to_the_bit(
     )
     before = lively.config._attn_implementation
     lively.set_attn_implementation(attention)
-    ours = rollout(lively, task, prompts, 4, torch.Generator().manual_seed(0))
+    ours = roll_out(lively, task, prompts, 4, torch.Generator().manual_seed(0))
     assert 4 in seen  # where prompts are padded, or a response has ended
     seen.clear()
     monkeypatch.setattr("steadymoe.bench.rollout.refusal", lambda config: "a sliding window")
-    theirs = rollout(lively, task, prompts, 4, torch.Generator().manual_seed(0))
+    theirs = roll_out(lively, task, prompts, 4, torch.Generator().manual_seed(0))
     assert set(seen) == {2}
     lively.set_attn_implementation(before)
     hook.remove()
@@ -112,7 +112,7 @@ def test_the_mask_that_decoding_brings_is_the_models_own_to_the_bit(
 
 
 def test_first_tokens_are_drawn_with_the_models_own_probabilities(lively: PreTrainedModel, task: Chain) -> None:
-    made = rollout(lively, task, ["3-4*2="], 4000, torch.Generator().manual_seed(0))
+    made = roll_out(lively, task, ["3-4*2="], 4000, torch.Generator().manual_seed(0))
     drawn_V = torch.bincount(made.sequences.tokens_BS[:, -made.sequences.response_width], minlength=16) / 4000
     with torch.no_grad():
         probs_V = lively(torch.tensor([task.tokenizer("3-4*2=")["input_ids"]])).logits[0, -1].softmax(-1)
@@ -191,8 +191,8 @@ def test_positions_count_real_tokens_alone_as_a_model_with_learnt_positions_show
 
 @pytest.mark.usefixtures("greedy")
 def test_a_longer_prompt_beside_it_changes_no_log_probability_of_a_prompt(lively: PreTrainedModel, task: Chain) -> None:
-    alone = rollout(lively, task, ["3-4*2="], 1, torch.Generator())
-    beside = rollout(lively, task, ["3-4*2=", "5*2*4*5-3="], 1, torch.Generator())
+    alone = roll_out(lively, task, ["3-4*2="], 1, torch.Generator())
+    beside = roll_out(lively, task, ["3-4*2=", "5*2*4*5-3="], 1, torch.Generator())
     width = alone.sequences.response_width
     assert_close(beside.logprobs_BT[:1, :width], alone.logprobs_BT, atol=1e-5, rtol=0)
 

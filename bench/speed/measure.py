@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from steadymoe.algorithms import names
-from steadymoe.bench.forwards import Block
+from steadymoe.bench.forwards import MicroBatch
 from steadymoe.bench.rollout import sample
 from steadymoe.bench.seeding import torch_generator
 from steadymoe.bench.speed.arms import Arm, Ours, Plain
@@ -22,7 +22,7 @@ from steadymoe.models import build
 
 # Steps that are added up before arms are compared: one in so many has the forwards of the probes.
 BLOCK = 4
-SAVINGS = ("share_prompts", "trim_padding", "skip_silent", "drop_finished", "reuse_first")
+SAVINGS = ("share_prompts",)
 # Dial → the overrides at each of its values, from few to many.
 DIALS: dict[str, dict[int, list[str]]] = {
     "prompts": {value: [f"rollout.prompts={value}"] for value in (8, 16, 32, 64)},
@@ -220,7 +220,7 @@ def losses(rounds: int) -> dict[str, float]:
             begun = time.process_time()
             learner.update(made, old, advantages_BT, parts)
             update = time.process_time() - begun
-            now = learner.forwards(learner.model, made, Block(rows, loud=True))
+            now = learner.forwards(learner.model, made, MicroBatch(rows))
             whole = len(rows), int(made.sequences.response_mask_BT[rows].sum())
             batch = learner.batch(made, old, advantages_BT, rows, now, whole)
             batch = replace(batch, logprobs_BT=batch.logprobs_BT.detach().requires_grad_())
