@@ -6,7 +6,8 @@ READY := $(VENV)/.ready
 ORACLES := .oracles
 MEGABLOCKS := $(VENV)/megablocks
 
-.PHONY: quickstart test check reference figures lint speed oracles megablocks test-megablocks check-launchers clean
+.PHONY: quickstart test check reference figures lint speed oracles megablocks test-megablocks check-launchers \
+	check-losses clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "steadymoe needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (choose another with PYTHON=python3.12)")'
@@ -22,9 +23,11 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # What takes longer: every algorithm learns. Its table is committed. And what needs a C compiler: task=reasoning_gym.
+# And the losses alone, in a new environment.
 check: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,reasoning]'
 	$(BIN)/python -m pytest -k reasoning_gym
+	$(MAKE) check-losses
 	$(BIN)/steadymoe run experiment=every_algorithm
 	$(BIN)/steadymoe report --experiment every_algorithm --keep results/reference
 	$(BIN)/steadymoe report --experiment every_algorithm --results results/reference
@@ -111,5 +114,9 @@ check-launchers: $(READY)
 	$(BIN)/python -m pytest -m launchers tests/test_launchers.py
 	$(BIN)/python -m pytest tests/test_tracking.py
 
+# The losses alone, losses/pyproject.toml, in a new environment with what pip adds to them: torch, PyYAML and their own.
+check-losses: $(READY)
+	$(BIN)/python -m pytest -m bare tests/test_packaging.py
+
 clean:
-	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info
+	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info losses/build losses/*.egg-info
