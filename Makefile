@@ -22,6 +22,10 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # What takes longer: every algorithm learns. Its table is committed. And what needs a C compiler: task=reasoning_gym.
+# Last, the tests that rounding or the draw of their data could turn, with torch's plainest kernels and with other data: a
+# bound that only fits the processor and the data that it was written on fails here.
+SENSITIVE := $(addprefix tests/test_,savings.py layout.py learner.py rollout.py models.py families.py backends.py \
+	routing.py predictor.py metrics.py)
 check: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,reasoning]'
 	$(BIN)/python -m pytest -k reasoning_gym
@@ -29,6 +33,7 @@ check: $(READY)
 	$(BIN)/steadymoe report --experiment every_algorithm --keep results/reference
 	$(BIN)/steadymoe report --experiment every_algorithm --results results/reference
 	$(BIN)/python -m pytest -m check -rs
+	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest $(SENSITIVE)
 
 # The reference study, docs/protocol.md: two hours on two cores. Can be stopped, and goes on where it was. The last of
 # study_wide is GSPO's best setting, which study_tuning finds.

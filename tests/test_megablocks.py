@@ -17,7 +17,7 @@ import pytest
 import torch
 from test_backends import FAMILIES, TOKENS_BS, forward_and_gradients
 from test_models import make, shipped
-from test_run import planned
+from test_run import PROPORTIONAL, planned
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -191,9 +191,7 @@ def test_a_run_trains_through_it_as_through_the_usual_back_end_and_to_the_same_b
         "rollout.prompts=2",
         "rollout.responses=2",
         "algorithm.entropy_bonus=1",  # random responses are all worth nothing
-        # A step proportional to the gradient: AdamW makes whole steps of what rounding leaves of a gradient of zero.
-        "optimizer.epsilon=1",
-        "optimizer.learning_rate=0.1",
+        *PROPORTIONAL,
         "evaluation.prompts=1",
         "cold_start.check_every=1",
         "cold_start.batch_size=2",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pandas.testing import assert_frame_equal
 from test_learner import trainer
-from test_run import planned, tables
+from test_run import PROPORTIONAL, planned, tables
 from torch.testing import assert_close
 
 from steadymoe.algorithms import names
@@ -21,9 +21,6 @@ from steadymoe.bench.train import Trainer
 OFF = [f"savings.{name}=false" for name in SAVINGS]
 # Lengths that differ, so that there is padding, and responses that end before others.
 WORDS = ["task.max_operands=4", "task.spare_tokens=3", "optimizer.learning_rate=3e-3"]
-# AdamW divides by the root of the second moment: where a gradient is rounding, rounding decides the sign of its step.
-# With an epsilon far above every second moment a step is proportional to the gradient, and rounding stays rounding.
-STEADY = [*WORDS, "optimizer.epsilon=1", "optimizer.learning_rate=0.1"]
 
 
 def weights(made: Trainer) -> torch.Tensor:
@@ -86,14 +83,14 @@ def assert_same(saved: Trainer, plain: Trainer) -> None:
 @pytest.mark.parametrize("name", SAVINGS)
 @pytest.mark.parametrize("more", [["algorithm=gspo"], ["microbatch=5"], ["routing=r3"], ["model=dense_micro"]])
 def test_an_update_is_the_same_with_each_saving_alone(tmp_path: Path, name: str, more: list[str]) -> None:
-    words = [*STEADY, *more]
+    words = [*WORDS, *PROPORTIONAL, *more]
     alone = [word for word in OFF if name not in word]
     assert_same(trainer(tmp_path, *words, *alone), trainer(tmp_path, *words, *OFF))
 
 
 @pytest.mark.parametrize("algorithm", names())
 def test_an_update_is_the_same_with_all_savings_whatever_the_loss(tmp_path: Path, algorithm: str) -> None:
-    words = [*STEADY, f"algorithm={algorithm}"]
+    words = [*WORDS, *PROPORTIONAL, f"algorithm={algorithm}"]
     assert_same(trainer(tmp_path, *words), trainer(tmp_path, *words, *OFF))
 
 
@@ -234,7 +231,7 @@ def test_configs_from_before_the_savings_keep_their_hash(tmp_path: Path) -> None
 
 
 def test_the_sampler_stands_in_for_the_old_policy_and_is_checked(tmp_path: Path) -> None:
-    made = planned(tmp_path, "savings.sampler_as_old=3", "steps=5")
+    made = planned(tmp_path, "savings.sampler_as_old=3", "steps=5", *PROPORTIONAL)
     run.execute(made)
     steps = record.read_table(made.folder, "steps")
     compared = steps["rollout_kl_k3"].notna()
@@ -244,7 +241,7 @@ def test_the_sampler_stands_in_for_the_old_policy_and_is_checked(tmp_path: Path)
     updates = record.read_table(made.folder, "updates")
     first = updates[updates["update"] == 1]
     assert (first["token_ratio_variance"] < 1e-8).all()
-    plain = planned(tmp_path, "steps=5", "experiment_name=plain")
+    plain = planned(tmp_path, "steps=5", "experiment_name=plain", *PROPORTIONAL)
     run.execute(plain)
     theirs = record.read_table(plain.folder, "steps")
     assert_close(steps["reward"].iloc[0], theirs["reward"].iloc[0])
@@ -278,7 +275,7 @@ def test_impossible_savings_are_refused(tmp_path: Path, words: list[str], messag
 
 
 def test_measuring_little_trains_the_same(tmp_path: Path) -> None:
-    words = ["steps=3", "probe.every=2", "evaluation.every=3"]
+    words = ["steps=3", "probe.every=2", "evaluation.every=3", *PROPORTIONAL]
     every, little = planned(tmp_path, *words), planned(tmp_path, *words, "measure=little")
     for made in (every, little):
         run.execute(made)
