@@ -33,7 +33,7 @@ check: $(READY)
 	$(BIN)/steadymoe report --experiment every_algorithm --keep results/reference
 	$(BIN)/steadymoe report --experiment every_algorithm --results results/reference
 	$(BIN)/python -m pytest -m check -rs
-	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest $(SENSITIVE)
+	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest -n auto --dist loadfile $(SENSITIVE)
 
 # The reference study, docs/protocol.md: two hours on two cores. Can be stopped, and goes on where it was. The last of
 # study_wide is GSPO's best setting, which study_tuning finds.
