@@ -7,7 +7,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from test_rollout import sampled
-from test_run import assert_resumes, planned
+from test_run import PROPORTIONAL, assert_resumes, planned
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -46,7 +46,7 @@ def updated(made: Trainer, updates: int = 2) -> list[Measured]:
 
 @pytest.mark.parametrize("algorithm", ["grpo", "gspo", "dr_grpo", "cispo", "rspo", "trm"])
 def test_micro_batches_change_an_update_by_rounding_alone(tmp_path: Path, algorithm: str) -> None:
-    words = [f"algorithm={algorithm}", "algorithm.kl.coefficient=0.1", "algorithm.entropy_bonus=0.1"]
+    words = [f"algorithm={algorithm}", "algorithm.kl.coefficient=0.1", "algorithm.entropy_bonus=0.1", *PROPORTIONAL]
     whole, split = trainer(tmp_path, *words), trainer(tmp_path, *words, "microbatch=3")
     one, other = updated(whole), updated(split)
     assert len(split.learner.forwards.parts(torch.arange(16))) == 6
