@@ -7,6 +7,8 @@ Shaper: flipped ratio with PPO's mask and a soft dual clip, which caps the weigh
 from ``ppo_clip`` in the weight of tokens with Â > 0.
 
 Left out: 1. the wider band for tokens of high entropy (0.4 in the authors' code); 2. the KL term on the others.
+
+Provenance: peer's code (the authors').
 """
 
 from dataclasses import dataclass

@@ -7,6 +7,8 @@ of removing it.
 
 Left out: 1. dynamic sampling (``algorithm.sampling``); 2. the length penalty (``algorithm.overlong``); 3. the
 paper's unified form with a PPO mask (eqs. 6 and 7).
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass

@@ -6,6 +6,8 @@
 
 Shaper: min-clip. Differs from ``ppo_clip`` in the higher upper edge and in what it is trained on: dynamic
 sampling and overlong shaping are ``algorithm.sampling`` and ``algorithm.overlong``, open to every algorithm.
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass

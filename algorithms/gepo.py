@@ -7,6 +7,8 @@ Shaper: min-clip. Differs from GSPO in the denominator: c_i is not 1 at the old 
 responses are equally likely. (Another paper's GEPO, 2607.16850, shapes advantages and is not this.)
 
 Left out: ``gepo+``, which keeps q_i for responses close to the sampler. The authors' ε is not in their recipes.
+
+Provenance: peer's code (the authors').
 """
 
 from dataclasses import dataclass, replace

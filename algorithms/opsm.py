@@ -5,6 +5,8 @@
 
 Shaper: sequence mask. Differs from the dual clip in its unit: whole responses. Denominators stay those of all
 responses.
+
+Provenance: peer's code (TRL's and slime's).
 """
 
 from dataclasses import dataclass, field

@@ -9,6 +9,8 @@ Shaper: router-shift weight. Equations not seen: v1 from a digest, v2 from its a
 
 Left out: nothing known; the paper's γ_min is not known either (reviewers asked for it). Re-implementations differ:
 one multiplies over layers (``layers``: product) and drops tokens below 0.7 (``drop_below``).
+
+Provenance: reconstruction (from a digest, an abstract and an observer's code).
 """
 
 from dataclasses import dataclass, field, replace
