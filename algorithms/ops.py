@@ -12,7 +12,8 @@ from torch import Tensor
 from steadymoe.algorithms.batch import Surrogate
 
 # e^±20 is far outside any band and still finite when squared in fp32, so a ratio that ran away is
-# reported as a huge number (the column token_ratio_max) and not as inf - inf. Beyond it a ratio has no gradient.
+# reported as a huge number (the column token_ratio_max) and not as inf - inf. A token whose own log-ratio is beyond
+# it has no gradient. A product or a prefix beyond it keeps the gradient of its tokens, each with the weight e^±20.
 MAX_LOG_RATIO = 20.0
 
 # --- ratio -------------------------------------------------------------------------------------------
