@@ -88,9 +88,7 @@ def run(words: Sequence[str]) -> Run:
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = _reference(tuple(named))
     _derive(config, words)
-    needed = config["algorithm"]["correction"]
-    if needed is not None and choices.get("correction") != needed:
-        raise ConfigError(f"{choices['algorithm']} is what its name says only with correction={needed}")
+    _needed(config["algorithm"], choices, config["updates_per_rollout"])
     check(config, reference)
     config = _with_floats(config, reference)
     axes = {
@@ -110,6 +108,15 @@ def run(words: Sequence[str]) -> Run:
         config_hash=config_hash(config),
         command=shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
     )
+
+
+def _needed(algorithm: Mapping[str, Any], choices: Mapping[str, str], updates: Any) -> None:
+    """Raise ConfigError where a preset is run without what it is only true with."""
+    chosen = {"correction": choices.get("correction"), "updates_per_rollout": updates}
+    needed = {key: algorithm[key] for key in chosen if algorithm[key] is not None}
+    if any(chosen[key] != value for key, value in needed.items()):
+        words = " ".join(f"{key}={value}" for key, value in needed.items())
+        raise ConfigError(f"{choices['algorithm']} is what its name says only with {words}")
 
 
 def _derive(config: dict[str, Any], words: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from steadymoe.algorithms import Batch, PolicyLoss, Surrogate, build, load, names, ops
 from steadymoe.algorithms.advantages import (
     BatchWhitened,
+    BatchWhitenedPopulation,
     GroupMean,
     GroupMeanBatchStd,
     GroupMeanStd,
@@ -40,6 +41,7 @@ CORRECTIONS: list[Correction] = [
     TruncatedIS(),
     TruncatedIS(unit="product"),
     TruncatedIS(unit="sequence"),
+    TruncatedIS(ratio_cap=None),
     MaskedIS(),
     MaskedIS(unit="product"),
     MaskedIS(ratio_low=0.5, ratio_high=5.0),
@@ -89,6 +91,7 @@ def close(found: list[list[float]], expected: list[list[float]]) -> None:
 def test_truncated_importance_sampling_closed_form() -> None:
     rhos = [[0.5, 2.0, 3.0], [1.5, 1.6]]
     close(weights(TruncatedIS(ratio_cap=2.0), rhos), [[0.5, 2.0, 2.0], [1.5, 1.6]])
+    close(weights(TruncatedIS(ratio_cap=None), [[0.5, 2.0, 1e6]]), [[0.5, 2.0, 1e6]])
     close(weights(TruncatedIS(unit="product", ratio_cap=2.9), rhos), [[2.9] * 3, [2.4] * 2])
     close(weights(TruncatedIS(unit="sequence", ratio_cap=1.5), rhos), [[3 ** (1 / 3)] * 3, [1.5] * 2])
 
@@ -758,13 +761,23 @@ def test_whitening_counts_a_response_once_for_each_of_its_tokens() -> None:
         )
         expected_PG = (values_PG - every.mean()) / (every.var() + 1e-8).sqrt()
         assert_close(BatchWhitened(subtract_group_mean=subtract)(REWARDS, TOKEN_COUNTS), expected_PG)
+        # NeMo-RL: the population variance, and a least variance in place of an added one.
+        expected_PG = (values_PG - every.mean()) / every.var(correction=0).sqrt()
+        assert_close(BatchWhitenedPopulation(subtract_group_mean=subtract)(REWARDS, TOKEN_COUNTS), expected_PG)
+        expected_PG = (values_PG - every.mean()) / 3.0
+        floored = BatchWhitenedPopulation(subtract_group_mean=subtract, epsilon=9.0)
+        assert_close(floored(REWARDS, TOKEN_COUNTS), expected_PG)
+    equal_PG = torch.full((2, 3), 0.7)
+    assert_close(BatchWhitenedPopulation()(equal_PG, torch.ones(2, 3)), torch.zeros(2, 3), atol=2e-3, rtol=0)
 
 
 def test_a_reward_of_plus_or_minus_one_has_no_baseline() -> None:
     assert PlusMinus()(torch.tensor([[1.0, 1.0, 0.0]]), torch.ones(1, 3)).tolist() == [[1.0, 1.0, -1.0]]
 
 
-@pytest.mark.parametrize("cls", [GroupMeanStd, GroupMeanBatchStd, LeaveOneOutStd, BatchWhitened])
+@pytest.mark.parametrize(
+    "cls", [GroupMeanStd, GroupMeanBatchStd, LeaveOneOutStd, BatchWhitened, BatchWhitenedPopulation]
+)
 @pytest.mark.parametrize("epsilon", [0.0, -1e-6, math.nan])
 def test_an_epsilon_that_protects_nothing_is_refused(cls: Any, epsilon: float) -> None:
     with pytest.raises(ValueError, match="epsilon"):
@@ -925,6 +938,7 @@ def test_a_memory_that_could_be_split_is_refused() -> None:
     ("name", "numbers"),
     [
         ("tis", {"unit": "token", "ratio_cap": 2.0}),
+        ("is", {"unit": "token", "ratio_cap": None}),
         ("mis", {"unit": "token", "ratio_low": 0.0, "ratio_high": 2.0}),
         ("mis_sequence", {"unit": "product", "ratio_low": 0.0, "ratio_high": 2.0}),
         ("icepop", {"unit": "token", "ratio_low": 0.5, "ratio_high": 5.0}),
