@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import importlib
 import re
+import traceback
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,6 +135,10 @@ def class_of(config: Mapping[str, Any]) -> Any:
         cls: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"_target_ names no class: {target} ({error})") from error
+    except Exception as error:  # the module itself is wrong, and an error of its syntax says where
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = "" if isinstance(error, SyntaxError) else f", {last.filename}, line {last.lineno}"
+        raise ValueError(f"_target_ names no class: {target} ({type(error).__name__}: {error}{place})") from error
     if not hasattr(cls, "__dataclass_fields__"):
         raise ValueError(f"_target_ must name a dataclass; {target} is none")
     return cls
