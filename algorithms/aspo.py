@@ -8,7 +8,8 @@ from ``ppo_clip`` in the weight of tokens with Â > 0.
 
 Left out: 1. the wider band for tokens of high entropy (0.4 in the authors' code); 2. the KL term on the others.
 
-Provenance: peer's code (the authors').
+Provenance: peer's code (the authors', wizard-III/Archer2.0 at b08d963, with one band for all tokens: the gradient is
+equal to rounding).
 """
 
 from dataclasses import dataclass
