@@ -15,6 +15,7 @@ from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_algorithm
 from steadymoe.algorithms.objective import from_config
 from steadymoe.bench import limits, tracking
+from steadymoe.bench.blame import users_code
 from steadymoe.bench.identity import flatten
 from steadymoe.bench.tasks import Task
 from steadymoe.models import build, megablocks, pretrained
@@ -130,6 +131,11 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
         raise ConfigError(str(error)) from error
     except InstantiationException as error:
         raise ConfigError(" ".join(str(error.__cause__ or error).split())) from error
+    except Exception as error:
+        place = users_code(error)
+        if place is None:
+            raise
+        raise ConfigError(f"{type(error).__name__}: {' '.join(str(error).split())} ({place})") from error
     routing = config["routing"]
     for key in ("routing.replay", "engine._target_", "engine.dtype"):
         if flat.get(key) != reference.get(key):  # or a run would be filed under another's name

@@ -65,7 +65,7 @@ def main() -> None:
 def _run(words: list[str]) -> int:
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    from steadymoe.bench import compose, progress, record, run, sweep
+    from steadymoe.bench import compose, outcome, progress, record, run, sweep
 
     only_failed = "--retry-failed" in words
     try:
@@ -119,6 +119,8 @@ def _run(words: list[str]) -> int:
     statuses = {each.folder: record.status(each.folder) for each in runs}
     counts = Counter(statuses.values())
     console.print(", ".join(f"{counts[name]} {name}" for name in sorted(counts)), highlight=False)
+    for line in outcome.lines(runs):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     results, experiment = runs[0].config["results_dir"], runs[0].config["experiment_name"]
     failed = [each for each in runs if statuses[each.folder] not in (*record.ENDED, "running")]
     for each in failed:

@@ -88,9 +88,8 @@ def run(words: Sequence[str]) -> Run:
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = _reference(tuple(named))
     _derive(config, words)
-    needed = config["algorithm"]["correction"]
-    if needed is not None and choices.get("correction") != needed:
-        raise ConfigError(f"{choices['algorithm']} is what its name says only with correction={needed}")
+    _sections(config, choices["algorithm"])
+    _needed(config["algorithm"], choices, config["updates_per_rollout"])
     check(config, reference)
     config = _with_floats(config, reference)
     axes = {
@@ -110,6 +109,26 @@ def run(words: Sequence[str]) -> Run:
         config_hash=config_hash(config),
         command=shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
     )
+
+
+def _sections(config: Mapping[str, Any], name: str) -> None:
+    """Raise ConfigError where the YAML of an algorithm lacks a section that a run cannot do without."""
+    for part in ("loss", "advantage"):
+        if part not in config["algorithm"] and config.get(part) is None:
+            instead = ", or choose one: advantage=group_mean_std" if part == "advantage" else ""
+            raise ConfigError(
+                f"the YAML of algorithm {name} has no section {part}; give it one with a _target_, as "
+                f"conf/algorithm/grpo.yaml has{instead}"
+            )
+
+
+def _needed(algorithm: Mapping[str, Any], choices: Mapping[str, str], updates: Any) -> None:
+    """Raise ConfigError where a preset is run without what it is only true with."""
+    chosen = {"correction": choices.get("correction"), "updates_per_rollout": updates}
+    needed = {key: algorithm[key] for key in chosen if algorithm[key] is not None}
+    if any(chosen[key] != value for key, value in needed.items()):
+        words = " ".join(f"{key}={value}" for key, value in needed.items())
+        raise ConfigError(f"{choices['algorithm']} is what its name says only with {words}")
 
 
 def _derive(config: dict[str, Any], words: Sequence[str]) -> None:

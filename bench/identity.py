@@ -24,6 +24,7 @@ NEUTRAL: dict[str, Any] = {
     "savings.sampler_as_old": None,
     "rollout.minibatch_prompts": None,
     "total_updates": None,
+    "algorithm.updates_per_rollout": None,
     "collapse.entropy_fraction": 0.05,
     "collapse.grad_norm_factor": 100.0,
     "collapse.solved_reward": 0.9,

@@ -253,6 +253,7 @@ class Learner:
         now_LBTE = torch.cat([each.router_logprobs_LBTE for each in forwards], 1)
         old_LBFK, old_LBTE = old.routes_LBFK[:, rows_M], old.router_logprobs_LBTE[:, rows_M]
         moved = drift.change(old_LBFK, now_LBFK, batch.mask_BT)
+        top1_L = drift.top1_change(old_LBFK, now_LBFK, old_LBTE, now_LBTE, batch.mask_BT)
         shift = drift.shift(old_LBTE, now_LBTE, old_LBFK, batch.mask_BT)
         decision = drift.decision(now_LBTE, now_LBFK, batch.mask_BT)
         load = drift.load(now_LBFK, batch.mask_BT, self.experts)
@@ -260,7 +261,7 @@ class Learner:
             "expert_change_rate": moved.expert,
             "expert_set_change_rate": moved.set,
             "token_any_layer_change_rate": moved.any_layer,
-            "top1_change_rate": moved.top1,
+            "top1_change_rate": top1_L.mean(),
             **shift.columns,
             "router_margin": decision.margin_L.mean(),
             "router_confidence": decision.confidence_L.mean(),
@@ -271,7 +272,7 @@ class Learner:
         layers = {
             "expert_change_rate": moved.expert_L,
             "expert_set_change_rate": moved.set_L,
-            "top1_change_rate": moved.top1_L,
+            "top1_change_rate": top1_L,
             "router_kl": shift.kl_L,
             "router_margin": decision.margin_L,
             "router_confidence": decision.confidence_L,

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from steadymoe.bench import archive, atomic, collect, draw, head_to_head, pool, stability, tables
+from steadymoe.bench import archive, atomic, collect, draw, head_to_head, outcome, pool, stability, tables
 from steadymoe.bench.claims.registry import COMPARED_ELSEWHERE
 from steadymoe.bench.figures import FIGURES, FORMATS, Paper
 
@@ -50,6 +50,7 @@ def make(results: Path, experiment: str | None = None, formats: Sequence[str] = 
         sections.append(section)
         files += written
         warning = f"These runs differ in {', '.join(section['mixed'])}.\n\n" if section["mixed"] else ""
+        warning += "".join(f"Nothing to learn from: {line}.\n\n" for line in section["silent"])
         markdown.append(f"{name}\n\n{warning}{table}\n")
     environment = jinja2.Environment(autoescape=True, loader=jinja2.PackageLoader("steadymoe.bench", "."))
     page = environment.get_template("report.html").render(sections=sections, missing=list(missing.values()))
@@ -190,6 +191,7 @@ def _section(
         "figures": figures,
         "runs": found.to_dict("records"),
         "mixed": _mixed(runs),
+        "silent": outcome.silent_arms(recorded["steps"]),
         "protocol": _protocol(runs),
     }
     return section, files, tables.to_markdown(shown["summary"][0]), lacking

@@ -8,7 +8,6 @@ import platform
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +21,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from steadymoe.algorithms import batch, objective, ops
-from steadymoe.bench import checkpoint, cold_start, compose, identity, record, sweep, tracking
+from steadymoe.bench import blame, checkpoint, cold_start, compose, identity, record, sweep, tracking
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.collapse import detect
 from steadymoe.bench.record import Record
@@ -80,11 +79,11 @@ def execute(run: compose.Run) -> str:
                 return before["status"]
             try:
                 _train(run, folder)
-            except Exception:
+            except Exception as error:
                 try:
-                    folder.update(status="failed", error=traceback.format_exc())
+                    folder.update(status="failed", error=blame.failure(error))
                 except OSError:  # a full disk, say: what is on it stays, and says that the run is not at its end
-                    print(f"steadymoe: {run.folder}: {traceback.format_exc()}", file=sys.stderr)
+                    print(f"steadymoe: {run.folder}: {blame.failure(error)}", file=sys.stderr)
                     return "failed"
             except BaseException:
                 folder.update(status="interrupted")

@@ -274,18 +274,20 @@ class Trainer:
         assert recomputed.routes_LBFK is not None
         assert recomputed.router_logprobs_LBTE is not None
         disagreement = drift.change(made.routes_LBFK, recomputed.routes_LBFK, mask_BT)
-        shift = drift.shift(made.router_logprobs_LBTE, recomputed.router_logprobs_LBTE, made.routes_LBFK, mask_BT)
+        logprobs = made.router_logprobs_LBTE, recomputed.router_logprobs_LBTE
+        top1_L = drift.top1_change(made.routes_LBFK, recomputed.routes_LBFK, *logprobs, mask_BT)
+        shift = drift.shift(*logprobs, made.routes_LBFK, mask_BT)
         overall |= {
             "rollout_expert_disagreement": disagreement.expert,
             "rollout_set_disagreement": disagreement.set,
             "rollout_any_layer_disagreement": disagreement.any_layer,
-            "rollout_top1_disagreement": disagreement.top1,
+            "rollout_top1_disagreement": top1_L.mean(),
             **{f"rollout_{name}": value for name, value in shift.columns.items()},
         }
         layers |= {
             "rollout_expert_disagreement": disagreement.expert_L,
             "rollout_set_disagreement": disagreement.set_L,
-            "rollout_top1_disagreement": disagreement.top1_L,
+            "rollout_top1_disagreement": top1_L,
             "rollout_router_kl": shift.kl_L,
         }
         return overall, layers, disagreement
