@@ -10,9 +10,16 @@ import numpy as np
 import pandas as pd
 from scipy import stats as scipy_stats
 from scipy.optimize import brentq
-from scipy.stats import norm  # type: ignore[attr-defined]  # made at run time
+from scipy.stats import nct, norm  # type: ignore[attr-defined]  # made at run time
+from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.stats import LEAST_FOR_INTERVAL, Estimate, over_seeds, share
+
+# Up to this many differences every pattern of signs is tried, half a million of them; beyond it signs are drawn.
+MOST_ENUMERATED = 20
+SIGNS_DRAWN = 99_999
+# ``seeds_needed`` looks no further.
+MOST_SEEDS = 100_000
 
 
 def _paired(a: pd.Series, b: pd.Series) -> tuple[np.ndarray, np.ndarray]:
@@ -78,17 +85,75 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
     return corrected
 
 
-def p_value(a: pd.Series, b: pd.Series) -> float:
-    """Two-sided t test of equal means: paired by seed, or Welch's where no seed is shared.
+def sign_flip_p(differences: Sequence[float]) -> float:
+    """Two-sided p of a mean of 0, if each difference is as likely as its negative (Fisher 1935, section 21).
 
-    nan below three seeds. Arms that differ by exactly the same amount in every seed have p = 0.
+    The share of all 2ⁿ patterns of signs whose mean is at least as far from 0 as the one that was found: exact for
+    any distribution that is symmetric about 0, bimodal ones too. With n differences it is at least 2/2ⁿ: 0.25 of
+    three, 0.002 of ten. Above ``MOST_ENUMERATED`` differences the share of ``SIGNS_DRAWN`` patterns, always the same
+    draws, with the found pattern counted as one of them (Phipson and Smyth 2010). nan for no differences.
+    """
+    numbers = np.sort(np.abs(np.asarray(differences, dtype=float)))
+    n = len(numbers)
+    if n == 0 or np.isnan(numbers).any():
+        return np.nan
+    # Sums of the same numbers in another order differ by rounding and must still count as equal.
+    found = abs(float(np.sum(differences))) - 1e-12 * float(numbers.sum())
+    if n <= MOST_ENUMERATED:
+        sums = numbers[:1]  # the other half of all patterns is their mirror image
+        for number in numbers[1:]:
+            sums = np.concatenate([sums + number, sums - number])
+        return float((np.abs(sums) >= found).mean())
+    generator, beyond = np.random.default_rng(0), 0
+    for drawn in np.array_split(np.arange(SIGNS_DRAWN), max(1, SIGNS_DRAWN * n // 2_000_000)):
+        beyond += int((np.abs(generator.choice([-1.0, 1.0], (len(drawn), n)) @ numbers) >= found).sum())
+    return (1 + beyond) / (1 + SIGNS_DRAWN)
+
+
+def _power(n: int, deviation: float, effect: float, level: float = 0.05) -> float:
+    """How often a two-sided paired t test of n seeds finds a mean difference ``effect`` on its side (noncentral t).
+
+    ``deviation`` is the standard deviation of the differences, above 0. To find it on the wrong side is left out: that
+    is rarer than 1e-4 where the power is a half or more.
+    """
+    bound = student.ppf(1 - level / 2, n - 1)
+    away = abs(effect) / deviation * np.sqrt(n)
+    if away > bound + 10:  # where scipy's series gives out
+        return 1.0
+    return float(nct.sf(bound, n - 1, away))
+
+
+def seeds_needed(differences: Sequence[float], effect: float, power: float = 0.8, level: float = 0.05) -> int:
+    """The fewest seeds, at least three, with which a paired t test finds ``effect`` with that power.
+
+    ``differences`` are those of seeds that have run, at least three; their standard deviation is taken for the true
+    one. Read ``MOST_SEEDS`` as that many or more: it is the answer for an effect of 0 too. Raises ValueError for fewer
+    than three differences.
+    """
+    if len(differences) < LEAST_FOR_INTERVAL:
+        raise ValueError(f"the spread of {len(differences)} differences is not known: run at least three seeds")
+    deviation = float(np.std(np.asarray(differences, dtype=float), ddof=1))
+
+    def enough(n: int) -> bool:
+        return effect != 0 and (deviation == 0 or _power(n, deviation, effect, level) >= power)
+
+    if not enough(MOST_SEEDS):
+        return MOST_SEEDS
+    low, high = LEAST_FOR_INTERVAL - 1, MOST_SEEDS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def p_value(a: pd.Series, b: pd.Series) -> float:
+    """Two-sided p of equal means: ``sign_flip_p`` by seed, or Welch's t test where no seed is shared.
+
+    nan below three seeds.
     """
     ours, theirs = _paired(a, b)
     if len(ours) >= LEAST_FOR_INTERVAL:
-        difference = ours - theirs
-        if np.ptp(difference) == 0:
-            return 1.0 if difference[0] == 0 else 0.0
-        return float(scipy_stats.ttest_1samp(difference, 0.0).pvalue)
+        return sign_flip_p((ours - theirs).tolist())
     if min(a.count(), b.count()) < LEAST_FOR_INTERVAL or len(ours):
         return np.nan
     return float(scipy_stats.ttest_ind(a.dropna(), b.dropna(), equal_var=False).pvalue)

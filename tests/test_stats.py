@@ -240,6 +240,60 @@ def test_holm_lies_between_no_correction_and_bonferronis_and_keeps_the_order(p_v
     assert (np.diff(corrected[order]) >= 0).all()
 
 
+# --- exact p-values and seeds for a power ---------------------------------------------------------------
+
+
+def test_the_sign_flip_p_is_scipys_exact_permutation_p() -> None:
+    generator = np.random.default_rng(0)
+    for n in range(2, 9):
+        differences = generator.normal(0.5, 1, n).tolist()
+        exact = scipy_stats.permutation_test(
+            (differences,), np.mean, permutation_type="samples", n_resamples=np.inf
+        ).pvalue
+        assert comparisons.sign_flip_p(differences) == pytest.approx(exact)
+    assert comparisons.sign_flip_p([0.1, 0.2, 0.3]) == 2 / 2**3
+    assert comparisons.sign_flip_p([-0.3, -0.1, -0.2]) == 2 / 2**3  # neither order nor side matters
+    assert comparisons.sign_flip_p([0.0] * 5) == 1.0
+    assert np.isnan(comparisons.sign_flip_p([]))
+
+
+def test_drawn_signs_are_near_all_signs_and_always_the_same() -> None:
+    differences = np.random.default_rng(1).normal(0.4, 1, 20)
+    more = [*differences.tolist(), 0.0]  # one too many to enumerate, and it changes no sum
+    exact, drawn = comparisons.sign_flip_p(differences.tolist()), comparisons.sign_flip_p(more)
+    assert abs(exact - drawn) < 4 * np.sqrt(exact * (1 - exact) / comparisons.SIGNS_DRAWN)
+    assert comparisons.sign_flip_p(more[::-1]) == drawn
+    assert comparisons.sign_flip_p([1.0] * 40) == 1 / (1 + comparisons.SIGNS_DRAWN)
+
+
+def test_the_sign_flip_p_holds_its_level_on_bimodal_differences() -> None:
+    generator = np.random.default_rng(2)
+    drawn = generator.choice([-0.5, 0.5], (400, 10)) + generator.normal(0, 0.05, (400, 10))
+    p = np.array([comparisons.sign_flip_p(row.tolist()) for row in drawn])
+    for level in (0.05, 0.2, 0.5):
+        assert (p <= level).mean() <= level + 3 * np.sqrt(level * (1 - level) / 400)
+    assert 0.4 < p.mean() < 0.6
+
+
+def test_seeds_for_a_power_are_those_that_find_the_effect_as_often() -> None:
+    generator = np.random.default_rng(3)
+    differences = generator.normal(size=12)
+    differences = (differences - differences.mean()) / differences.std(ddof=1)
+    # From the recorded study: deviations of 0.124 and 0.036, an effect of 0.05.
+    assert comparisons.seeds_needed((0.124 * differences).tolist(), 0.05) == 51
+    n = comparisons.seeds_needed((0.036 * differences).tolist(), -0.05)
+    assert n == 7
+    found = [
+        scipy_stats.ttest_1samp(generator.normal(0.05, 0.036, (4000, seeds)), 0.0, axis=1).pvalue < 0.05
+        for seeds in (n - 1, n)
+    ]
+    assert found[0].mean() < 0.8 < found[1].mean() + 0.02
+    assert comparisons.seeds_needed(differences.tolist(), 0.0) == comparisons.MOST_SEEDS
+    assert comparisons.seeds_needed([0.1, 0.1, 0.1], 0.05) == 3
+    with pytest.raises(ValueError, match="at least three"):
+        comparisons.seeds_needed([0.1, 0.2], 0.05)
+
+
 def arms(**values: list[float]) -> pd.DataFrame:
     rows = [
         {"arm": arm, "seed": seed, "value": value} for arm, each in values.items() for seed, value in enumerate(each)
@@ -252,14 +306,9 @@ def test_the_ranking_compares_with_the_best_and_corrects_for_all_pairs() -> None
     found = comparisons.ranking(numbers).set_index("arm")
     assert found.index.tolist() == ["high", "middle", "low"]
     assert np.isnan(found.loc["high", "p"])
-    raw = scipy_stats.ttest_rel([0.1, 0.2, 0.15, 0.1], [0.8, 0.9, 0.7, 0.85]).pvalue
-    assert found.loc["low", "p"] == pytest.approx(raw)
-    others = [
-        raw,
-        found.loc["middle", "p"],
-        scipy_stats.ttest_rel([0.1, 0.2, 0.15, 0.1], [0.75, 0.9, 0.72, 0.8]).pvalue,
-    ]
-    assert found.loc["low", "p_corrected"] == pytest.approx(comparisons.holm(others)[0])
+    assert found.loc["low", "p"] == 2 / 2**4  # lower in all four seeds
+    assert found.loc["middle", "p"] == 8 / 2**4  # 0.05, 0, -0.02 and 0.05: the signs of 0 and 0.02 are free
+    assert found.loc["low", "p_corrected"] == pytest.approx(comparisons.holm([2 / 16, 8 / 16, 2 / 16])[0])
     assert found.loc["low", "difference"].high < 0
     named = comparisons.ranking(numbers, "middle").set_index("arm")
     assert named.loc["low", "p_corrected"] == pytest.approx(2 * named.loc["low", "p"])
@@ -270,8 +319,8 @@ def test_the_ranking_compares_with_the_best_and_corrects_for_all_pairs() -> None
 def test_among_equal_arms_the_ranking_rarely_finds_a_worse_one() -> None:
     generator = np.random.default_rng(0)
     found = 0
-    for _ in range(200):
-        table = comparisons.ranking(arms(**{name: generator.normal(size=5).tolist() for name in "abcdef"}))
+    for _ in range(200):  # nine seeds: of fewer no p-value is low enough for six pairs
+        table = comparisons.ranking(arms(**{name: generator.normal(size=9).tolist() for name in "abcd"}))
         found += bool((table["p_corrected"] < 0.05).any())
     assert found / 200 < 0.08
 
@@ -281,3 +330,4 @@ def test_without_shared_seeds_the_test_is_welchs_and_below_three_there_is_none()
     assert comparisons.p_value(a, b) == pytest.approx(scipy_stats.ttest_ind(a, b, equal_var=False).pvalue)
     assert np.isnan(comparisons.p_value(a[:2], b))
     assert comparisons.p_value(a, a) == 1.0
+    assert comparisons.p_value(a, a + 1) == 0.25
