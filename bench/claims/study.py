@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench import archive, efficiency, head_to_head, tables, warning
-from steadymoe.bench.comparisons import paired_difference
 from steadymoe.bench.identity import axes_name
-from steadymoe.bench.stats import Estimate, over_seeds
+from steadymoe.bench.stats import Estimate
 
 NONE = Estimate(np.nan, np.nan, np.nan, 0)
 
@@ -70,6 +69,10 @@ class Study:
         steps = self.tables([arm])["steps"]
         return steps[(steps["metric"] == "reward") & (steps["step"] == 1)].set_index("seed")["value"].sort_index()
 
+    def held_out(self, arm: Arm) -> pd.Series:
+        """Held-out accuracy by seed, the mean of a run's last five evaluations, which no engine disturbs."""
+        return self.numbers(arm, "eval_accuracy", "last")
+
     def has(self, arm: Arm) -> bool:
         """Whether any of its runs has ended."""
         try:
@@ -82,10 +85,6 @@ class Study:
         """How many runs collapsed, of how many."""
         runs = self.tables([arm])["runs"]
         return int((runs["status"] == "diverged").sum()), len(runs)
-
-    def gain(self, arm: Arm, over: Arm) -> Estimate:
-        """Final reward of one arm less that of another, paired by seed."""
-        return paired_difference(self.final(arm), self.final(over))
 
     def routing_share(self, arm: Arm) -> pd.Series:
         """``tables.routing_share`` by seed."""
@@ -124,9 +123,3 @@ class Study:
     def _steps_and_runs(self, arm: Arm) -> tuple[pd.DataFrame, pd.DataFrame]:
         found = self.tables([arm])
         return found["steps"], found["runs"]
-
-
-def factor(above: pd.Series, below: pd.Series) -> Estimate:
-    """Geometric mean over shared seeds of the ratio of two arms' numbers, which are positive."""
-    seeds = above.index.intersection(below.index)
-    return over_seeds((above[seeds] / below[seeds]).tolist(), log=True)
