@@ -105,6 +105,26 @@ _LAYER = {
     "expert_change_since_start": "as in steps, of this layer; update 0 only",
 }
 
+# Columns in [0, 1]: shares, probabilities and means of scores (``tasks.Task.score``). Their intervals stay there too.
+IN_UNIT = frozenset(
+    {
+        *("reward", "eval_accuracy", "score", "groups_without_signal"),
+        *("ess", "rollout_ess", "clip_fraction", "clip_fraction_low", "clip_fraction_high", "correction_rejected"),
+        *("expert_change_rate", "expert_set_change_rate", "token_any_layer_change_rate", "top1_change_rate"),
+        *("expert_change_per_update", "expert_change_since_start"),
+        *("replay_expert_disagreement", "replay_set_disagreement"),
+        *("rollout_expert_disagreement", "rollout_set_disagreement"),
+        *("rollout_any_layer_disagreement", "rollout_top1_disagreement"),
+        *(f"{prefix}router_shift_{what}" for prefix in ("", "rollout_") for what in ("mean", "min", "p10", "floored")),
+        *("rollout_extreme_share", "router_confidence", "load_entropy", "dead_experts"),
+    }
+)
+
+
+def bounds(metric: str) -> tuple[float, float] | None:
+    """The ends of what a metric can be, where it has both; also of a run's last, best, median or mean value of it."""
+    return (0.0, 1.0) if metric in IN_UNIT else None
+
 
 def _numbers(meanings: dict[str, str]) -> dict[str, tuple[pa.DataType, str]]:
     return {name: (pa.float64(), meaning) for name, meaning in meanings.items()}

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.stats import nct, norm  # type: ignore[attr-defined]  # made at run time
 from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
-from steadymoe.bench.stats import LEAST_FOR_INTERVAL, Estimate, over_seeds, share
+from steadymoe.bench.stats import DIFFERENCE, LEAST_FOR_INTERVAL, Bounds, Estimate, over_seeds, share
 
 # Up to this many differences every pattern of signs is tried, half a million of them; beyond it signs are drawn.
 MOST_ENUMERATED = 20
@@ -30,10 +30,13 @@ def _paired(a: pd.Series, b: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     return a[seeds].to_numpy(float), b[seeds].to_numpy(float)
 
 
-def paired_difference(a: pd.Series, b: pd.Series, level: float = 0.95) -> Estimate:
-    """Mean of a − b over the seeds that both have, with the interval of ``stats.over_seeds``; n is their number."""
+def paired_difference(a: pd.Series, b: pd.Series, level: float = 0.95, bounds: Bounds | None = None) -> Estimate:
+    """Mean of a − b over the seeds that both have, with the interval of ``stats.over_seeds``; n is their number.
+
+    ``bounds`` are those of a difference: ``stats.DIFFERENCE`` where both are in [0, 1].
+    """
     ours, theirs = _paired(a, b)
-    return over_seeds((ours - theirs).tolist(), level=level)
+    return over_seeds((ours - theirs).tolist(), level=level, bounds=bounds)
 
 
 def probability_of_improvement(a: pd.Series, b: pd.Series, level: float = 0.95) -> Estimate:
@@ -159,9 +162,10 @@ def p_value(a: pd.Series, b: pd.Series) -> float:
     return float(scipy_stats.ttest_ind(a.dropna(), b.dropna(), equal_var=False).pvalue)
 
 
-def ranking(numbers: pd.DataFrame, reference: str | None = None) -> pd.DataFrame:
+def ranking(numbers: pd.DataFrame, reference: str | None = None, bounds: Bounds | None = None) -> pd.DataFrame:
     """Every arm against the one with the highest mean, or against ``reference``; the highest mean first.
 
+    ``bounds`` are the ends of what a value can be, (0, 1) or none: intervals of the differences are then in [−1, 1].
     ``numbers`` has columns arm, seed, value. Returned: arm, estimate, against, difference (arm − against, an
     ``Estimate`` over shared seeds), p, p_corrected. The best arm was chosen among all of them, so its p-values
     are corrected for all pairs of arms; those against a reference that was named beforehand for one pair per arm.
@@ -176,10 +180,11 @@ def ranking(numbers: pd.DataFrame, reference: str | None = None) -> pd.DataFrame
     of_pair = {
         frozenset(pair): both for pair, both in zip(pairs, zip(p_values, holm(p_values), strict=True), strict=True)
     }
-    rows = []
+    rows, of_difference = [], None if bounds is None else DIFFERENCE
     for arm in order:
         p, corrected = of_pair.get(frozenset((arm, against)), (np.nan, np.nan)) if arm != against else (np.nan, np.nan)
-        row = {"arm": arm, "estimate": over_seeds(arms[arm].tolist()), "against": against}
-        row |= {"difference": paired_difference(arms[arm], arms[against]), "p": p, "p_corrected": corrected}
+        row = {"arm": arm, "estimate": over_seeds(arms[arm].tolist(), bounds=bounds), "against": against}
+        difference = paired_difference(arms[arm], arms[against], bounds=of_difference)
+        row |= {"difference": difference, "p": p, "p_corrected": corrected}
         rows.append(row)
     return pd.DataFrame(rows, columns=["arm", "estimate", "against", "difference", "p", "p_corrected"])

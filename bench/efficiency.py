@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.stats import Estimate, over_seeds
+from steadymoe.bench.stats import DIFFERENCE, Estimate, over_seeds
 
 # Columns of ``costs``.
 COSTS = ("step", "updates", "samples", "tokens", "seconds")
@@ -99,4 +99,4 @@ def win_rate(a: pd.DataFrame, b: pd.DataFrame, level: float = 0.95) -> Estimate:
         if not ours.index.equals(theirs.index):
             raise ValueError(f"the held-out prompts of seed {seed} differ between the arms")
         balances.append(float(np.sign(ours - theirs).mean()))
-    return over_seeds(balances, level=level)
+    return over_seeds(balances, level=level, bounds=DIFFERENCE)

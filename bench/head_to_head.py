@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench import tables
+from steadymoe.bench import columns, tables
 from steadymoe.bench.comparisons import holm, probability_of_improvement, ranking
 from steadymoe.bench.efficiency import Reached, cost_ratio, cost_to_reward, costs, win_rate
 from steadymoe.bench.stats import INTERVAL, Estimate
@@ -35,7 +35,7 @@ def table(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) ->
     ``steps``, ``runs`` and ``evaluations`` are those of ``collect`` for the ended runs of one experiment.
     """
     rewards = tables.final_rewards(steps)
-    ranked = ranking(rewards)
+    ranked = ranking(rewards, bounds=columns.bounds("reward"))
     if len(ranked) < 2:
         return pd.DataFrame()
     best = ranked["arm"].iloc[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench import survival, tables, warning
+from steadymoe.bench import columns, survival, tables, warning
 from steadymoe.bench.frontier import Frontier, frontier
 from steadymoe.bench.stats import iqm, over_seeds
 
@@ -131,7 +131,10 @@ def by_arm(steps: pd.DataFrame, runs: pd.DataFrame, found: dict[str, Frontier]) 
     finals = {str(arm): each["value"].tolist() for arm, each in tables.final_rewards(steps).groupby("arm")}
     rows = {}
     for arm, ours in runs.groupby("arm"):
-        row = {"reward IQM": over_seeds(finals[str(arm)], iqm), f"steps of {horizon}": _restricted_mean(ours, horizon)}
+        row = {
+            "reward IQM": over_seeds(finals[str(arm)], iqm, bounds=columns.bounds("reward")),
+            f"steps of {horizon}": _restricted_mean(ours, horizon),
+        }
         of_arm = found.get(str(names[ours.index[0]]))
         rows[str(arm)] = row | ({"frontier area": none if of_arm is None else of_arm.area} if found else {})
     return pd.DataFrame.from_dict(rows, orient="index")

@@ -6,6 +6,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from steadymoe.bench import columns
 from steadymoe.bench.comparisons import ranking
 from steadymoe.bench.efficiency import Ratio
 from steadymoe.bench.stats import INTERVAL, Estimate, over_seeds
@@ -114,7 +115,7 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | No
     ``more`` has further columns by arm (reward IQM, restricted mean time to collapse, frontier area); they stand
     after the share of diverged runs.
     """
-    ranked = ranking(final_rewards(steps))
+    ranked = ranking(final_rewards(steps), bounds=columns.bounds("reward"))
     p_values = dict(zip(ranked["arm"], ranked["p_corrected"], strict=True))
     rows = []
     for arm, ours in runs.groupby("arm"):
@@ -160,13 +161,14 @@ def routing_share(steps: pd.DataFrame, keys: list[str]) -> pd.Series:
     return 1 - means[names[1]] / means[names[0]]
 
 
-def _estimates(steps: pd.DataFrame, arm: str, columns: dict[str, tuple[str, str]]) -> dict[str, object]:
+def _estimates(steps: pd.DataFrame, arm: str, wanted: dict[str, tuple[str, str]]) -> dict[str, object]:
     """An ``Estimate`` over the seeds of an arm for each column."""
     ours = steps[steps["arm"] == arm].sort_values("step")
     found: dict[str, object] = {}
-    for column, (metric, how) in columns.items():
+    for column, (metric, how) in wanted.items():
         curves = ours[ours["metric"] == metric].groupby("seed")["value"]
-        found[column] = over_seeds([one_number(curve, how) for _, curve in curves], log=column in GEOMETRIC)
+        numbers = [one_number(curve, how) for _, curve in curves]
+        found[column] = over_seeds(numbers, log=column in GEOMETRIC, bounds=columns.bounds(metric))
     return found
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from steadymoe.bench import comparisons, stats, tables
+from steadymoe.bench import columns, comparisons, stats, tables
 
 NUMBERS = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=3, max_size=14)
 
@@ -104,6 +104,91 @@ def test_the_bootstrap_of_ten_seeds_and_more_covers_nearly_as_often_as_it_says(n
     assert 0.91 < coverage(estimates, 0.0) < 0.99
 
 
+# --- numbers that have ends --------------------------------------------------------------------------
+
+
+def test_an_interval_of_rewards_stays_in_0_and_1_and_is_that_of_the_delta_method_on_the_logit_scale() -> None:
+    values = [0.6, 0.9, 0.99]  # three seeds of a run that learns: Student's t gives 0.830 [0.319, 1.34]
+    found = stats.over_seeds(values, bounds=(0.0, 1.0))
+    assert found.mean == np.mean(values)
+    assert 0 < found.low < found.mean < found.high < 1
+    error = np.std(values, ddof=1) / np.sqrt(3) / (found.mean * (1 - found.mean))
+    ends = scipy_stats.logistic.cdf(
+        scipy_stats.logistic.ppf(found.mean) + np.array([-1, 1]) * scipy_stats.t(2).ppf(0.975) * error
+    )
+    np.testing.assert_allclose([found.low, found.high], ends)
+    assert stats.mean_over_seeds(values, bounds=(0.0, 1.0)) == pytest.approx(found)
+    mirrored = stats.over_seeds([1 - value for value in values], bounds=(0.0, 1.0))
+    np.testing.assert_allclose([mirrored.low, mirrored.high], [1 - found.high, 1 - found.low])
+    assert stats.over_seeds([0.5, 0.9, 1.0], bounds=(0.0, 1.0)).high < 1  # a seed at an end is a number like others
+
+
+def test_where_every_seed_is_at_an_end_there_is_no_interval() -> None:
+    for values in ([1.0] * 3, [0.0] * 5, [1.0, 1.0, 0.0], [0.0] * 9 + [1.0] * 3):
+        found = stats.over_seeds(values, bounds=(0.0, 1.0))
+        assert np.isnan([found.low, found.high]).all()
+        assert found.mean == np.mean(values)
+        assert np.isnan(stats.mean_over_seeds(values, bounds=(0.0, 1.0)).low)
+    assert stats.over_seeds([0.5] * 3, bounds=(0.0, 1.0)).low == 0.5
+
+
+def test_numbers_beyond_their_ends_have_students_interval() -> None:
+    scores = [0.5, 1.5, 2.0]  # of a user's own task
+    assert stats.over_seeds(scores, bounds=(0.0, 1.0)) == stats.over_seeds(scores)
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=12), st.sampled_from([np.mean, stats.iqm]))
+@settings(max_examples=60, deadline=None)
+def test_no_interval_leaves_its_range(values: list[float], statistic: object) -> None:
+    found = stats.over_seeds(values, statistic, resamples=99, bounds=(0.0, 1.0))  # type: ignore[arg-type]
+    assert np.isnan(found.low) or 0 <= found.low <= found.high <= 1
+    differences = [2 * value - 1 for value in values]
+    found = stats.over_seeds(differences, statistic, resamples=99, bounds=stats.DIFFERENCE)  # type: ignore[arg-type]
+    assert np.isnan(found.low) or -1 <= found.low <= found.high <= 1
+
+
+def test_positive_numbers_have_positive_intervals() -> None:
+    found = stats.over_seeds([1.0, 1.0, 6.0], bounds=stats.POSITIVE)
+    assert 0 < found.low < found.mean < found.high
+    np.testing.assert_allclose(found.low * found.high, found.mean**2)
+
+
+@pytest.mark.parametrize("shape", [(8, 2), (2, 1), (19, 1), (1, 4)])
+@pytest.mark.parametrize("n", [3, 5, 9])
+def test_intervals_of_rewards_cover_nearer_to_what_they_say_than_students(n: int, shape: tuple[int, int]) -> None:
+    truth = shape[0] / sum(shape)
+    drawn_XN = np.random.default_rng(0).beta(*shape, (4000, n))
+    mean_X = drawn_XN.mean(axis=1)
+    half_X = scipy_stats.t(n - 1).ppf(0.975) * drawn_XN.std(axis=1, ddof=1) / np.sqrt(n)
+    ends_X2 = np.array([stats.within(*pair, (0.0, 1.0)) for pair in zip(mean_X, half_X, strict=True)])
+    covered = ((ends_X2[:, 0] <= truth) & (truth <= ends_X2[:, 1])).mean()
+    students = (np.abs(mean_X - truth) <= half_X).mean()
+    assert 0.92 < covered < 0.97
+    assert abs(covered - 0.95) < abs(students - 0.95)
+
+
+def test_shares_are_declared_and_a_curves_band_stays_in_them() -> None:
+    known = {name for table in columns.TABLES.values() for name in table}
+    assert known >= columns.IN_UNIT
+    assert columns.bounds("reward") == columns.bounds("clip_fraction") == (0.0, 1.0)
+    assert columns.bounds("grad_norm") is columns.bounds("routing_share") is None
+    rows = [
+        {"arm": "a", "seed": seed, "step": step, "metric": "reward", "value": value}
+        for seed, curve in enumerate([[0.5, 1.0], [0.9, 1.0], [1.0, 1.0]])
+        for step, value in enumerate(curve, 1)
+    ]
+    found = stats.curves(pd.DataFrame(rows), "reward")
+    assert found["high"].iloc[0] < 1
+    assert np.isnan(found["high"].iloc[1])
+
+
+def test_differences_of_few_seeds_stay_between_minus_one_and_one() -> None:
+    numbers = arms(low=[0.0, 0.3, 0.1], high=[1.0, 0.6, 0.95])
+    found = comparisons.ranking(numbers, bounds=(0.0, 1.0)).set_index("arm").loc["low", "difference"]
+    assert -1 < found.low < found.mean < 0
+    assert comparisons.paired_difference(by_seed(0.0, 0.3, 0.1), by_seed(1.0, 0.6, 0.95)).low < -1
+
+
 # --- several settings together -----------------------------------------------------------------------
 
 
@@ -112,6 +197,8 @@ def test_over_one_setting_the_stratified_estimate_is_the_plain_one() -> None:
     assert stats.over_settings({"chain": values}) == stats.over_seeds(values, stats.iqm)
     assert np.isnan(stats.over_settings({"chain": values, "sort": [0.1, 0.2]}).low)
     assert stats.over_settings({}).n == 0
+    high = {"chain": [0.7, 0.9, 1.0], "sort": [0.6, 1.0, 1.0]}
+    assert stats.over_settings(high, np.mean).high > 1 > stats.over_settings(high, np.mean, bounds=(0.0, 1.0)).high
 
 
 def test_the_stratified_bootstrap_has_the_variance_of_a_stratified_mean_and_covers() -> None:

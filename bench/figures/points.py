@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steadymoe.bench import stats, tables
+from steadymoe.bench import columns, stats, tables
 from steadymoe.bench.figures import style
 from steadymoe.bench.figures.curves import LEAST_CLIPPED, line_names
 from steadymoe.bench.figures.style import Sheet
@@ -26,7 +26,7 @@ def clip_fraction(steps: pd.DataFrame) -> Sheet:
             seeds = chosen[chosen["arm"] == arm].groupby("seed")["value"].mean()
             if seeds.empty:
                 continue  # a loss without a clip has no bar
-            estimate = stats.over_seeds(seeds.tolist())
+            estimate = stats.over_seeds(seeds.tolist(), bounds=columns.bounds("clip_fraction"))
             axis.bar(arm, estimate.mean, color=style.look(index)[0], alpha=0.6, width=0.6)
             axis.plot([arm] * len(seeds), seeds, ".", color="black", markersize=3.5)
             axis.annotate(f"{estimate.mean:.2g}", (arm, seeds.max()), (0, 5), textcoords="offset points", ha="center")
@@ -49,7 +49,8 @@ def best_last(steps: pd.DataFrame) -> Sheet:
     with style.house():
         figure, (axis,) = style.panels(1, 1, 0.8 + 0.2 * len(arms))
         for row, arm in enumerate(arms):
-            ends = [stats.over_seeds(series[arm].tolist()) for series in (best, last)]
+            bounds = columns.bounds("reward")
+            ends = [stats.over_seeds(series[arm].tolist(), bounds=bounds) for series in (best, last)]
             axis.plot([each.mean for each in ends], [row, row], color="#999999", linewidth=1.5, zorder=1)
             for each, name, up in zip(ends, ("best", "last"), (0.16, -0.16), strict=True):
                 colour = style.COLOURS[0] if name == "best" else style.COLOURS[1]
@@ -154,7 +155,9 @@ def against(
         if line not in numbers.index.get_level_values("line"):
             continue
         groups = numbers.xs(line, level="line").groupby(level=x)
-        data = pd.DataFrame([{"x": at} | vars(stats.over_seeds(values.tolist(), log=log)) for at, values in groups])
+        bounds = columns.bounds(metric)
+        estimates = {at: stats.over_seeds(values.tolist(), log=log, bounds=bounds) for at, values in groups}
+        data = pd.DataFrame([{"x": at} | vars(estimate) for at, estimate in estimates.items()])
         if metric == "reward":
             data[["low", "high"]] = data[["low", "high"]].clip(0, 1)
         apart = index - (len(lines) - 1) / 2
