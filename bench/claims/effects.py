@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from steadymoe.bench import columns
 from steadymoe.bench.claims.arms import GRPO, GSPO, NARROW, TUNED, WIDE
 from steadymoe.bench.claims.study import Arm, Study
-from steadymoe.bench.stats import Estimate, over_seeds
+from steadymoe.bench.stats import DIFFERENCE, Bounds, Estimate, over_seeds
 
 
 class NoNumber(Exception):
@@ -27,10 +28,10 @@ class Seen:
 Effect = Callable[[Study], Seen]
 
 
-def by_seed(numbers: pd.Series) -> Seen:
-    """The mean of one number a seed; seeds that lack one are left out."""
+def by_seed(numbers: pd.Series, bounds: Bounds | None = None) -> Seen:
+    """The mean of one number a seed, with ``bounds`` as in ``stats.over_seeds``; seeds that lack one are left out."""
     seeds = tuple(numbers.dropna().tolist())
-    return Seen(over_seeds(seeds), seeds)
+    return Seen(over_seeds(seeds, bounds=bounds), seeds)
 
 
 def factor(above: pd.Series, below: pd.Series) -> Seen:
@@ -54,12 +55,12 @@ def best(study: Study, name: str) -> Arm:
 
 def gain(arm: Arm, over: Arm) -> Effect:
     """Final reward of one arm less another's, paired by seed."""
-    return lambda study: by_seed(study.final(arm) - study.final(over))
+    return lambda study: by_seed(study.final(arm) - study.final(over), DIFFERENCE)
 
 
 def held_out(arm: Arm, over: Arm) -> Effect:
     """Held-out accuracy of one arm less another's, paired by seed."""
-    return lambda study: by_seed(study.held_out(arm) - study.held_out(over))
+    return lambda study: by_seed(study.held_out(arm) - study.held_out(over), DIFFERENCE)
 
 
 def clipped(arm: Arm, over: Arm) -> Effect:
@@ -84,7 +85,7 @@ def wins(arm: Arm, over: Arm) -> Effect:
 
 def changed(arm: Arm) -> Effect:
     """An arm's mean expert change per update."""
-    return lambda study: by_seed(change(study, arm))
+    return lambda study: by_seed(change(study, arm), columns.bounds("expert_change_per_update"))
 
 
 def routed(arm: Arm) -> Effect:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.algorithms import provenance
-from steadymoe.bench import atomic, draw, pool, tables
+from steadymoe.bench import atomic, columns, draw, pool, tables
 from steadymoe.bench.claims.arms import CONTENDERS, CONTROLS, FROZEN, GRPO, GSPO, TUNED, UNCLIPPED
 from steadymoe.bench.claims.effects import best
 from steadymoe.bench.claims.gates import blocking, gates, told
@@ -193,7 +193,8 @@ class Verdicts:
             collapsed, n = self.study.collapsed(arm)
             numbers = {"start (first reward)": self.study.first(arm), "final reward": self.study.final(arm)}
             numbers |= {"held-out accuracy": self.study.held_out(arm)}
-            estimates = {what: over_seeds(values.tolist()) for what, values in numbers.items()}
+            ends = columns.bounds("reward")
+            estimates = {what: over_seeds(values.tolist(), bounds=ends) for what, values in numbers.items()}
             self._standings[key] = {"arm": arm.label, "n": n, "collapsed": collapsed} | estimates
         return self._standings[key]
 
