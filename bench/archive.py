@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from steadymoe.bench import atomic, collect, record
+from steadymoe.bench import atomic, collapse, collect, record
 
 # The metrics of the steps that tables and figures are made from.
 METRICS = (
@@ -42,16 +42,19 @@ _TABLES = ("runs", "steps", "histograms", "evaluations")
 def load(results: Path, experiment: str) -> dict[str, pd.DataFrame]:
     """The tables ``runs``, ``steps``, ``histograms`` and ``evaluations`` of ``collect``, of the runs that ended.
 
+    The runs are judged by today's rule of a collapse (``collapse.judged``), beside the status that they recorded.
     From ``runs/`` where any has ended there, otherwise as they were kept in ``data/``; empty where neither is.
     """
     runs = collect.runs(results, experiment)
     ended = runs[runs["status"].isin(record.ENDED)]
     folder = results / "data" / experiment
     if ended.empty and folder.is_dir():
-        return {name: pd.read_parquet(folder / f"{name}.parquet") for name in _TABLES}
+        kept = {name: pd.read_parquet(folder / f"{name}.parquet") for name in _TABLES}
+        return kept | {"runs": collapse.judged(kept["runs"], kept["steps"])}
+    steps = collect.steps(ended)
     return {
-        "runs": ended,
-        "steps": collect.steps(ended),
+        "runs": ended if ended.empty else collapse.judged(ended, steps),
+        "steps": steps,
         "histograms": collect.histograms(ended),
         "evaluations": collect.evaluations(ended),
     }

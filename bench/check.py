@@ -35,8 +35,8 @@ _AT_LEAST = {
     "evaluation.prompts": 1,
     "probe.every": 1,
     "probe.responses": 1,
-    "collapse.window": 1,
-    "collapse.patience": 1,
+    "collapse.window_updates": 1,
+    "collapse.patience_updates": 1,
     "seed": 0,
     "optimizer.learning_rate": 0,  # 0 is the frozen control
     "optimizer.weight_decay": 0,

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench import columns, record
+from steadymoe.bench.collapse import Rule
 from steadymoe.bench.identity import flatten, settings_hash
 
 # What tells one run from another, besides its seed.
@@ -40,6 +41,7 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 "status": record.status(folder),
                 "diverged_reason": (facts["diverged"] or {}).get("reason"),
                 "diverged_step": (facts["diverged"] or {}).get("step"),
+                "collapse_rule": Rule.of(facts["config"].get("collapse", {})).text(),
                 "steps": facts["config"]["steps"],
                 "wall_seconds": facts.get("wall_seconds"),
                 "tokens_sampled": facts.get("tokens"),

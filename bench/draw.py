@@ -26,7 +26,7 @@ def data(recorded: dict[str, pd.DataFrame], takes: Sequence[str] | None = None) 
     runs, steps = recorded["runs"], recorded["steps"]
     if runs.empty:
         return recorded
-    frontiers = cache(lambda: stability.frontiers(runs))
+    frontiers = cache(lambda: stability.frontiers(runs, steps))
     grid_and_line = cache(lambda: stability.frontier_tables(frontiers()))
     roc_and_warnings = cache(lambda: stability.early_warnings(steps, runs))
     follow: dict[str, Callable[[], pd.DataFrame]] = {

@@ -10,7 +10,7 @@ from steadymoe.bench import columns, tables
 from steadymoe.bench.comparisons import holm, probability_of_improvement, ranking
 from steadymoe.bench.efficiency import Reached, cost_ratio, cost_to_reward, costs, win_rate
 from steadymoe.bench.stats import INTERVAL, Estimate
-from steadymoe.bench.survival import logrank
+from steadymoe.bench.survival import logrank, of_runs
 
 # The reward whose cost is compared: this share of the way from the first step's to the best arm's final reward.
 PART_OF_THE_GAIN = 0.9
@@ -72,10 +72,7 @@ def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
 
 def _log_rank(runs: pd.DataFrame, best: str) -> dict[str, float]:
     """By arm the p-value of a log-rank test that it collapses as the best one does, corrected for all pairs of arms."""
-    collapses = {
-        str(arm): (ours["steps"].tolist(), [None if pd.isna(at) else float(at) for at in ours["diverged_step"]])
-        for arm, ours in runs.groupby("arm")
-    }
+    collapses = {str(arm): of_runs(ours) for arm, ours in runs.groupby("arm")}
     pairs = list(combinations(collapses, 2))
     corrected = holm([logrank(*collapses[one], *collapses[other]) for one, other in pairs])
     of_best = {frozenset(pair): float(p) for pair, p in zip(pairs, corrected, strict=True) if best in pair}

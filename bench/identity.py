@@ -24,10 +24,16 @@ NEUTRAL: dict[str, Any] = {
     "savings.sampler_as_old": None,
     "rollout.minibatch_prompts": None,
     "total_updates": None,
+    "collapse.window_updates": 80,
+    "collapse.patience_updates": 160,
     "collapse.entropy_fraction": 0.05,
     "collapse.grad_norm_factor": 100.0,
     "collapse.solved_reward": 0.9,
 }
+
+# Fields that are gone, with the value that every run without them had: they keep their place in the hashes. A collapse
+# was once counted in rollouts.
+REMOVED: dict[str, Any] = {"collapse.window": 5, "collapse.patience": 10}
 
 # Numbers that follow from updates_per_rollout where the second field is given; then that one counts, in their place.
 IMPLIED = {"rollout.prompts": "rollout.minibatch_prompts", "steps": "total_updates"}
@@ -63,7 +69,8 @@ def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
     """A hash of what runs of one sweep share: all but seed, what is ``swept`` and what the named configs hold."""
     named = ("algorithm.", "model.", "task.", *(f"{group}." for group in OFF))
     left_out = ("seed", *NO_NUMBERS, *implied(config))
-    numbers = {k: v for k, v in flatten(config).items() if not k.startswith(named) and k not in left_out}
+    flat = REMOVED | flatten(config)
+    numbers = {k: v for k, v in flat.items() if not k.startswith(named) and k not in left_out}
     return _digest({k: v for k, v in numbers.items() if k not in swept and NEUTRAL.get(k, _ABSENT) != v})
 
 
@@ -72,7 +79,7 @@ def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str,
     left_out = (*NO_NUMBERS, *implied(config))
     numbers = {
         key: value
-        for key, value in flatten(config).items()
+        for key, value in (REMOVED | flatten(config)).items()
         if key not in left_out and not (key in neutral and neutral[key] == value)
     }
     if config["cold_start"]["path"] is not None:  # what stands in the file counts, not where the file is
@@ -100,7 +107,7 @@ def axes_name(axes: Mapping[str, Any]) -> str:
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """The numbers in which two configs differ, as ``key: old -> new``, in one line."""
-    before, after = flatten(old), flatten(new)
+    before, after = REMOVED | flatten(old), REMOVED | flatten(new)
     keys = [key for key in sorted(before | after) if before.get(key, "absent") != after.get(key, "absent")]
     return ", ".join(
         f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in keys if key not in NO_NUMBERS

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from steadymoe.bench import archive, atomic, collect, draw, head_to_head, pool, stability, tables
+from steadymoe.bench import archive, atomic, collapse, collect, draw, head_to_head, pool, stability, tables
 from steadymoe.bench.claims.registry import COMPARED_ELSEWHERE
 from steadymoe.bench.figures import FIGURES, FORMATS, Paper
 
@@ -162,7 +162,9 @@ def _section(
     """One experiment: what the page shows of it, the files written, its table, and what its own figures lack by id."""
     data = draw.data(recorded)
     runs = data["runs"]
-    found = collect.runs(results, name) if "folder" in runs else runs  # also those that have not ended
+    found = runs
+    if "folder" in runs:  # also those that have not ended
+        found = collect.runs(results, name).merge(runs[["folder", *collapse.JUDGED]], how="left", on="folder")
     shown = shown_tables(data)
     files = []
     for file, text in texts(name, shown, found).items():

@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from steadymoe.algorithms import batch, objective, ops
 from steadymoe.bench import checkpoint, cold_start, compose, identity, record, sweep, tracking
 from steadymoe.bench.check import ConfigError
-from steadymoe.bench.collapse import detect
+from steadymoe.bench.collapse import Rule, detect
 from steadymoe.bench.record import Record
 from steadymoe.bench.seeding import derive
 from steadymoe.bench.train import Trainer
@@ -142,7 +142,7 @@ def _train(run: compose.Run, folder: Record) -> None:
                 checkpoint.save(folder.checkpoint, trainer.learner, trainer.sampler, step)
 
     steps = record.read_table(folder.folder, "steps")
-    collapse = detect(steps, **config["collapse"])
+    collapse = detect(steps, Rule(**config["collapse"]), config["updates_per_rollout"])
     if diverged is None and collapse is not None:
         diverged = {"reason": collapse.reason, "step": collapse.step, "update": None}
     folder.end(

@@ -31,14 +31,20 @@ MODELS = {
     "sampler–trainer disagreement": ("rollout_expert_disagreement", "mean"),
     "final reward": ("reward", "last"),
 }
+# What a caption says of the columns of collapses.
+COLLAPSED = (
+    "Collapsed: runs that collapsed or met a number that is not finite, by today's rule, – where runs are too short "
+    "for it; recorded: as the runs themselves said when they ended, by the rule of that day."
+)
 # Averaged over seeds on a logarithmic scale.
 GEOMETRIC = ("token-ratio variance", "sequence-ratio variance")
 CAPTION = (
     f"Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of seeds. Of each run: "
     f"final reward is the mean of its last {LAST_STEPS} steps, final held-out accuracy its last evaluation, "
     f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
-    "over steps, expert change per update and clip fraction means. Diverged: runs that collapsed or met a "
-    "number that is not finite; they are part of every mean, the latter with reward and accuracy 0 once they ended."
+    f"over steps, expert change per update and clip fraction means. {COLLAPSED} Falling: runs that have fallen at "
+    "their end, too late to be judged. All are part of every mean; of a run that met a number that is not finite "
+    "reward and accuracy are 0 once it ended."
 )
 MODELS_CAPTION = (
     f"Mean over seeds with {INTERVAL}. Active parameters are those that one token uses. "
@@ -78,18 +84,32 @@ def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per arm, the highest final reward first: n, diverged, an ``Estimate`` for each column of ``SUMMARY``."""
+    """One row per arm, the highest final reward first: n, collapses, an ``Estimate`` for each column of ``SUMMARY``.
+
+    ``runs`` are ``collapse.judged``.
+    """
     rows = []
     for arm in sorted(runs["arm"].unique()):
         ours = runs[runs["arm"] == arm]
         row: dict[str, object] = {
             "arm": arm,
             "n": len(ours),
-            "diverged": int((ours["status"] == "diverged").sum()),
+            "collapsed": _judged(ours, "collapsed_step").sum(min_count=1),
+            "collapsed (recorded)": int((ours["status"] == "diverged").sum()),
+            "falling": _judged(ours, "falling_since").sum(min_count=1),
         }
         rows.append(row | _estimates(steps, arm, SUMMARY))
     rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean if row["n"] else 0.0)
-    return pd.DataFrame(rows, columns=["arm", "n", "diverged", *SUMMARY])
+    return pd.DataFrame(rows, columns=["arm", "n", "collapsed", "collapsed (recorded)", "falling", *SUMMARY])
+
+
+def _judged(runs: pd.DataFrame, column: str) -> pd.Series:
+    """Of the runs that the rule of a collapse could judge, whether (1 or 0) it found this; empty where it found none.
+
+    A number that is not finite needs no judging.
+    """
+    told = runs.loc[(runs["judged_until"] > 0) | runs["collapsed_step"].notna(), column]
+    return told.notna().astype(float)
 
 
 LEADERBOARD = {
@@ -99,21 +119,23 @@ LEADERBOARD = {
 }
 LEADERBOARD_CAPTION = (
     f"Ranked by final reward. Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of "
-    "seeds. p: of the same final reward as the best arm's, by a paired t test, Holm-corrected for all pairs of arms. "
+    "seeds. p: of the same final reward as the best arm's, by the exact sign-flip test of the paired differences, "
+    "Holm-corrected for all pairs of arms. "
     f"Of each run: final reward is the mean of its last {LAST_STEPS} steps, drift "
-    "and variance are medians over steps. Diverged: share of runs that collapsed or met a number that is not finite. "
-    "Reward IQM: interquartile mean of final rewards over seeds. Steps of H: restricted mean of the steps without a "
-    "collapse out of the first H. Frontier area: stable share of a grid of learning rates and updates per rollout."
+    f"and variance are medians over steps. {COLLAPSED} Both as shares. Reward IQM: interquartile mean of final rewards "
+    "over seeds. Steps of H: restricted mean of the steps without a collapse out of the first H, the last at which one "
+    "could begin and still be seen in every run. Frontier area: stable share of a grid of learning rates and updates "
+    "per rollout."
 )
 
 
 def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | None = None) -> pd.DataFrame:
-    """One row per arm, ranked by final reward: n, final reward, p, diverged share, drift, ratio variance.
+    """One row per arm, ranked by final reward: n, final reward, p, shares of collapses, drift, ratio variance.
 
     p is that of ``comparisons.ranking`` against the best arm, whose own is nan.
 
     ``more`` has further columns by arm (reward IQM, restricted mean time to collapse, frontier area); they stand
-    after the share of diverged runs.
+    after the shares of collapses. ``runs`` are ``collapse.judged``.
     """
     ranked = ranking(final_rewards(steps), bounds=columns.bounds("reward"))
     p_values = dict(zip(ranked["arm"], ranked["p_corrected"], strict=True))
@@ -121,7 +143,8 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | No
     for arm, ours in runs.groupby("arm"):
         estimates = _estimates(steps, str(arm), LEADERBOARD)
         row: dict[str, object] = {"arm": arm, "n": len(ours), "final reward": estimates.pop("final reward")}
-        row |= {"p (Holm)": p_values[str(arm)], "diverged share": float((ours["status"] == "diverged").mean())}
+        row |= {"p (Holm)": p_values[str(arm)], "collapsed": float(_judged(ours, "collapsed_step").mean())}
+        row |= {"collapsed (recorded)": float((ours["status"] == "diverged").mean())}
         rows.append(row | ({} if more is None else more.loc[str(arm)].to_dict()) | estimates)
     rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
     table = pd.DataFrame(rows)

@@ -268,7 +268,7 @@ def test_dose_and_response_are_means_over_seeds_at_each_strength() -> None:
     assert figure.axes[-1].get_xlabel() == "strength of router_noise"
     handle = figure.axes[0].get_legend_handles_labels()[0][0]
     (low, high), *_ = [segment[:, 1] for segment in handle.lines[2][0].get_segments()]
-    estimate = stats.mean_over_seeds([0.8, 0.81, 0.82])
+    estimate = stats.mean_over_seeds([0.8, 0.81, 0.82], bounds=(0.0, 1.0))
     np.testing.assert_allclose([low, high], [estimate.low, estimate.high])
     assert "n = 3" in said(figure)
 

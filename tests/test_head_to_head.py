@@ -25,8 +25,8 @@ def steps_of(arm: str, seed: int, reward: list[float], tokens: float, ended: int
 
 
 def runs_of(*arms: str) -> pd.DataFrame:
-    shared = {"updates_per_rollout": 2, "responses": 8, "steps": 40}
-    rows = [{"arm": arm, "seed": seed, "diverged_step": np.nan} | shared for arm in arms for seed in SEEDS]
+    shared = {"updates_per_rollout": 2, "responses": 8, "steps": 40, "judged_until": 40}
+    rows = [{"arm": arm, "seed": seed, "collapsed_step": np.nan} | shared for arm in arms for seed in SEEDS]
     return pd.DataFrame(rows)
 
 
@@ -97,7 +97,7 @@ def test_a_lost_run_has_spent_what_it_had_when_it_ended() -> None:
 def test_collapses_are_compared_by_log_rank() -> None:
     arms = {"fast": [np.nan] * 4, "slow": [5.0, 6.0, 8.0, np.nan], "calm": [np.nan] * 4}
     runs = runs_of(*arms)
-    runs["diverged_step"] = [step for steps in arms.values() for step in steps]
+    runs["collapsed_step"] = [step for steps in arms.values() for step in steps]
     steps = pd.concat([steps_of(arm, seed, [0.5 + 0.1 * (arm == "fast")] * 40, 10.0) for arm in arms for seed in SEEDS])
     made = head_to_head.table(steps, runs, evaluations({})).set_index("arm")["p of collapse (Holm)"]
     p = logrank([40] * 4, [5.0, 6.0, 8.0, None], [40] * 4, [None] * 4)

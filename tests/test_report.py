@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats as scipy_stats
 
-from steadymoe.bench import archive, collect, draw, record, report, stats, status, tables
+from steadymoe.bench import archive, collapse, collect, draw, record, report, stats, status, tables
 from steadymoe.bench.figures import FIGURES, SMOOTHED_OVER
 
 RECORDED = Path(__file__).parent / "recorded" / "results"
@@ -21,7 +21,8 @@ RECORDED = Path(__file__).parent / "recorded" / "results"
 
 @pytest.fixture(scope="module")
 def runs() -> pd.DataFrame:
-    return collect.runs(RECORDED)
+    found = collect.runs(RECORDED)
+    return collapse.judged(found, collect.steps(found))
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,10 @@ def test_one_number_of_a_curve() -> None:
 def test_the_summary_has_the_numbers_of_the_runs(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
     summary = tables.summary(steps, runs).set_index("arm")
     assert summary["n"].tolist() == [3, 3, 3]
-    assert summary["diverged"].tolist() == [0, 0, 0]
+    assert summary["collapsed (recorded)"].tolist() == [0, 0, 0]
+    assert summary["collapsed"].isna().all()  # 24 gradient updates are too few to say
+    judged = tables.summary(steps, collapse.judged(runs, steps, collapse.Rule(window_updates=4, patience_updates=6)))
+    assert judged["collapsed"].tolist() == judged["falling"].tolist() == [0, 0, 0]
     finals = [
         record.read_table(Path(folder), "steps")["reward"].tail(5).mean()
         for folder in runs.loc[runs["arm"] == "gspo", "folder"]
@@ -173,7 +177,8 @@ def test_the_leaderboard_is_ranked_by_final_reward_and_takes_further_columns(
     finals = [estimate.mean for estimate in board["final reward"]]
     assert finals == sorted(finals, reverse=True)
     assert board.set_index("arm")["frontier area"].to_dict() == more["frontier area"].to_dict()
-    assert board["diverged share"].tolist() == [0, 0, 0]
+    assert board["collapsed (recorded)"].tolist() == [0, 0, 0]
+    assert board["collapsed"].isna().all()
 
 
 def test_latex_has_a_cell_for_each_column_and_nothing_unescaped() -> None:
@@ -269,8 +274,8 @@ def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on
     reward = steps[(steps["arm"] == "gspo") & (steps["metric"] == "reward")]
     assert (reward[reward["step"] > 5]["value"] == 0).all()
     assert (reward.groupby("seed")["step"].max() == 12).all()
-    summary = tables.summary(steps, runs).set_index("arm")
-    assert summary.loc["gspo", "diverged"] == 3
+    summary = tables.summary(steps, collapse.judged(runs, steps)).set_index("arm")
+    assert summary.loc["gspo", ["collapsed", "collapsed (recorded)"]].tolist() == [3, 3]
     assert summary.loc["gspo", "final reward"].mean == summary.loc["gspo", "final held-out accuracy"].mean == 0
     assert summary.loc["gspo", "best minus final reward"].mean > 0.2
 

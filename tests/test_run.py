@@ -311,7 +311,7 @@ def test_a_number_that_is_not_finite_is_a_result(tmp_path: Path, monkeypatch: py
 
 
 def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = planned(tmp_path, "collapse.window=1", "collapse.patience=2")
+    made = planned(tmp_path, "collapse.window_updates=1", "collapse.patience_updates=2")
     step = run.Trainer.step
 
     def losing(self: run.Trainer, number: int) -> object:
@@ -323,7 +323,7 @@ def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
     assert run.execute(made) == "diverged"
     facts = record.read_run(made.folder)
     assert facts is not None
-    assert facts["diverged"] == {"reason": "reward", "step": 4, "update": None}
+    assert facts["diverged"] == {"reason": "reward", "step": 5, "update": None}  # averages of two
     assert len(record.read_table(made.folder, "steps")) == 6  # it goes on to its end
 
 
