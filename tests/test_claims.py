@@ -252,7 +252,8 @@ def made(tmp_path: Path) -> Study:
             runs.append(
                 {"arm": arm.label.lower(), "algorithm": arm.algorithm, "axes": axes_name(arm.axes), "seed": seed}
                 | {"status": "diverged" if collapsed else "finished", "diverged_step": 15 if collapsed else None}
-                | {"steps": STEPS, "updates_per_rollout": 4, "responses": 8}
+                | {"diverged_reason": "not finite" if collapsed else None}
+                | {"steps": STEPS, "updates_per_rollout": 16, "responses": 8}
             )
             curves = {"reward": rewards(arm, seed), "tokens_sampled": [100.0 if arm is A else 50.0] * STEPS}
             curves |= {"clip_fraction": [0.01 * (seed + 1) * (20 if arm is B else 1)] * STEPS}
@@ -298,9 +299,10 @@ def test_a_cost_that_was_never_reached_leaves_the_interval_open(made: Study) -> 
 
 
 def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: Study) -> None:
-    # grad_norm is seed + 1 in both arms; those of A but its seed 0 collapse, so they are the higher ones.
+    # grad_norm is seed + 1 in both arms; those of A collapse, so they are the higher ones. Its seed 0 is falling when
+    # it ends, too late to be judged: it is neither collapsed nor stable.
     area = made.warning_area([A, B], "grad_norm")
-    collapsed, stable = [seed + 1 for seed in range(1, 10)], [1, *(seed + 1 for seed in range(10))]
+    collapsed, stable = [seed + 1 for seed in range(1, 10)], [seed + 1 for seed in range(10)]
     pairs = [(x > y) + (x == y) / 2 for x in collapsed for y in stable]
     assert area.mean == pytest.approx(np.mean(pairs))
 

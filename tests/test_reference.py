@@ -5,14 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from steadymoe.bench import archive, draw, report
 from steadymoe.bench.claims import page, registry
 from steadymoe.bench.claims.arms import CONTENDERS, FROZEN, GRPO, GSPO, SLOW
 from steadymoe.bench.claims.gates import blocking
 from steadymoe.bench.claims.verdict import NOT_TESTABLE, findings
-from steadymoe.bench.collapse import collapsed_at
+from steadymoe.bench.collapse import Rule, collapsed_at
 
 REFERENCE = Path(__file__).parent.parent / "results" / "reference"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -111,17 +110,16 @@ def test_the_readmes_first_screen_is_what_the_study_can_say(verdicts: page.Verdi
     assert max(stressed) < 0 < min(slow)
     assert "no algorithm learns" in words
     assert "GRPO and GSPO both learn" in words
-    # What the detector sees with a patience of 1 step in place of 10.
-    numbers = yaml.safe_load((DOCS.parent / "conf" / "config.yaml").read_text())["collapse"]
-    rule = {name: numbers[name] for name in ("window", "reward_fraction", "least_reward")}
-    hasty = {}
+    # What the detector sees with a patience of 1 step in place of 10: docs/protocol.md.
+    rule, updates, hasty = Rule(), 16, {}
     for arm in (GSPO, GRPO):
         steps = study.tables([arm])["steps"]
         rewards = steps[steps["metric"] == "reward"].sort_values("step").groupby("seed")["value"]
-        fallen = [collapsed_at(curve.tolist(), patience=1, **rule) is not None for _, curve in rewards]
+        numbers = (rule.window(updates), rule.reward_fraction, 1, rule.least_reward)
+        fallen = [collapsed_at(curve.tolist(), *numbers) is not None for _, curve in rewards]
         hasty[arm.label] = (sum(fallen), len(fallen))
     assert hasty == {"GSPO": (5, 10), "GRPO": (8, 10)}
-    assert "with a patience of 1 step in place of 10, GSPO collapses in 5 and GRPO in 8" in words
+    assert "With a patience of 1 step in place of 10, GSPO collapses in 5 and GRPO in 8" in words
     assert "with a patience of 1 step in place of 10 GSPO collapses in 5 of 10 seeds and GRPO in 8" in (
         registry.CLAIMS[0].limits
     )

@@ -56,6 +56,7 @@ def told(gates: Sequence[Gate]) -> str:
 
 def _stress(study: Study) -> list[Gate]:
     fallen, n = study.collapsed(UNCLIPPED)
+    until, last = study.judged(UNCLIPPED)[["judged_until", "steps"]].max()
     spread = (study.final(GSPO) - study.final(GRPO)).std()
     return [
         Gate(
@@ -87,7 +88,7 @@ def _stress(study: Study) -> list[Gate]:
             "V6",
             "runs go on for the detector's patience after the last step that counts",
             "failed",
-            "runs end with the last step that counts, so no collapse that begins after step 31 of 40 is seen",
+            f"runs end with the last step that counts, so no collapse that begins after step {until} of {last} is seen",
             '[metrics.md](metrics.md), "Collapse"',
         ),
         Gate(

@@ -29,7 +29,9 @@ thresholds were fixed in [protocol.md](protocol.md) before the runs; the gates, 
 one task.
 
 *frozen* is GRPO at a learning rate of 0 behind an exact sampler: what doing nothing is worth. Held-out accuracy is the
-mean of a run's last five evaluations, which no engine disturbs.
+mean of a run's last five evaluations, which no engine disturbs. *Collapsed*: by today's rule ([metrics.md](metrics.md),
+"Collapse"), – where runs are too short for it; *falling at the end*: runs that had fallen when they ended, too late to
+be judged; *recorded*: what the runs said of themselves.
 
 *Not testable on this testbed*: the testbed has not passed every gate that the claim needs; what was seen is shown, and
 answers nothing. Otherwise an outcome is *supported* where its whole interval lies where it was claimed, *contradicted*
@@ -104,7 +106,7 @@ class Verdicts:
 
     def first_screen(self) -> str:
         """The start, the policy that is left as it is, and what becomes of it under stress, as a table."""
-        return tables.to_markdown(self.standings(_FIRST))
+        return tables.to_markdown(self.standings(_FIRST).drop(columns="recorded"))
 
     def _testbed(self) -> list[str]:
         """Where the testbed stands: its gates, every arm under stress beside the start and the frozen policy."""
@@ -182,7 +184,7 @@ class Verdicts:
         return self.standings([*self.there(claim), *([FROZEN] if claim.frozen else [])])
 
     def standings(self, arms: Sequence[Arm]) -> pd.DataFrame:
-        """Of each arm that has run: n, collapsed runs, start, final reward, held-out accuracy; the highest first."""
+        """Of each arm that has run: n, collapses, start, final reward, held-out accuracy; the highest first."""
         ran = [arm for arm in {arm.label: arm for arm in arms}.values() if self.study.has(arm)]
         return pd.DataFrame([self._standing(arm) for arm in sorted(ran, key=lambda arm: -self.study.final(arm).mean())])
 
@@ -190,12 +192,15 @@ class Verdicts:
         """A row of ``standings``; made once, however many tables an arm stands in."""
         key = (arm.label, arm.experiment)
         if key not in self._standings:
-            collapsed, n = self.study.collapsed(arm)
+            runs, (collapsed, judged) = self.study.judged(arm), self.study.collapsed(arm)
+            falling = int(runs["falling_since"].notna().sum())
+            row = {"arm": arm.label, "n": len(self.study.final(arm)), "collapsed": collapsed if judged else "–"}
+            row |= {"falling at the end": falling if judged else "–", "recorded": self.study.recorded(arm)}
             numbers = {"start (first reward)": self.study.first(arm), "final reward": self.study.final(arm)}
             numbers |= {"held-out accuracy": self.study.held_out(arm)}
             ends = columns.bounds("reward")
             estimates = {what: over_seeds(values.tolist(), bounds=ends) for what, values in numbers.items()}
-            self._standings[key] = {"arm": arm.label, "n": n, "collapsed": collapsed} | estimates
+            self._standings[key] = row | estimates
         return self._standings[key]
 
     def there(self, claim: Claim) -> list[Arm]:

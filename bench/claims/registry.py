@@ -297,11 +297,22 @@ CLAIMS = (
         (GRPO, GSPO, NARROW, WIDE),
         "Runs of two algorithms and two bands are pooled and taken for independent: what tells arms apart tells "
         "collapses apart too. A collapse is dated where the mean of five rewards has halved, so one step before it "
-        "reward is already falling. n is the smaller of collapsed and stable runs; intervals are Newcombe's.",
+        "reward is already falling. Runs that fell at their end, too late to be judged, are left out; n is the smaller "
+        "of collapsed and stable runs; intervals are Newcombe's.",
         STRESS,
         exploratory=tuple(
             Outcome(f"area under the ROC curve, 5 steps ahead, {shown}", warning(metric, 5), "above", 0.5, unit="area")
             for metric, shown in _ANNOUNCING.items()
+        )
+        + tuple(
+            Outcome(
+                f"area under the ROC curve, {lead}, the reward itself",
+                warning("reward", steps),
+                "above",
+                0.5,
+                unit="area",
+            )
+            for lead, steps in (("1 step ahead", 1), ("5 steps ahead", 5))
         ),
     ),
     Claim(

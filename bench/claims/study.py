@@ -81,10 +81,19 @@ class Study:
             return False
         return True
 
-    def collapsed(self, arm: Arm) -> tuple[int, int]:
-        """How many runs collapsed, of how many."""
+    def judged(self, arm: Arm) -> pd.DataFrame:
+        """Its runs that today's rule of a collapse can judge: those too short for it are left out."""
         runs = self.tables([arm])["runs"]
-        return int((runs["status"] == "diverged").sum()), len(runs)
+        return runs[(runs["judged_until"] > 0) | runs["collapsed_step"].notna()]
+
+    def collapsed(self, arm: Arm) -> tuple[int, int]:
+        """How many runs collapsed by today's rule, of how many that it can judge."""
+        runs = self.judged(arm)
+        return int(runs["collapsed_step"].notna().sum()), len(runs)
+
+    def recorded(self, arm: Arm) -> int:
+        """How many runs said themselves that they collapsed, by the rule of the day they ended."""
+        return int((self.tables([arm])["runs"]["status"] == "diverged").sum())
 
     def routing_share(self, arm: Arm) -> pd.Series:
         """``tables.routing_share`` by seed."""
@@ -93,10 +102,13 @@ class Study:
     def warning_area(self, arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Estimate:
         """Area under the ROC curve of a metric's most alarming value up to ``least_lead`` steps before a collapse.
 
-        Over the runs of all arms, taken for independent; n is the smaller of collapsed and stable runs.
+        Over the runs of all arms, but for those that fell at their end, too late to be judged; n is the smaller of
+        collapsed and stable runs.
         """
         found = self.tables(arms)
-        runs = found["runs"].assign(collapsed=found["runs"]["diverged_step"].astype(float))
+        runs = pd.concat([self.judged(arm).assign(arm=arm.label) for arm in arms])
+        runs = runs[runs["collapsed_step"].notna() | runs["falling_since"].isna()]
+        runs = runs.assign(collapsed=runs["collapsed_step"])
         return warning.auc(warning.extremes(found["steps"], runs, metric, least_lead))
 
     def cost_factor(self, arm: Arm, over: Arm, unit: str) -> Estimate:
