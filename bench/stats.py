@@ -226,12 +226,40 @@ def share(successes: float, n: int, level: float = 0.95) -> Estimate:
     """A share of n runs with Clopper and Pearson's exact interval (1934); half a success for a tie is allowed."""
     if n == 0:
         return Estimate(np.nan, np.nan, np.nan, 0)
-    low = high = np.nan
-    if n >= LEAST_FOR_INTERVAL:
-        tail = (1 - level) / 2
-        low = beta.ppf(tail, successes, n - successes + 1) if successes > 0 else 0.0
-        high = beta.ppf(1 - tail, successes + 1, n - successes) if successes < n else 1.0
-    return Estimate(successes / n, float(low), float(high), n)
+    low, high = _clopper(successes, n, level) if n >= LEAST_FOR_INTERVAL else (np.nan, np.nan)
+    return Estimate(successes / n, low, high, n)
+
+
+def _clopper(successes: float, n: float, level: float) -> tuple[float, float]:
+    tail = (1 - level) / 2
+    low = beta.ppf(tail, successes, n - successes + 1) if successes > 0 else 0.0
+    high = beta.ppf(1 - tail, successes + 1, n - successes) if successes < n else 1.0
+    return float(low), float(high)
+
+
+def clustered_share(hits: Sequence[float], sizes: Sequence[int], level: float = 0.95) -> Estimate:
+    """A share of runs that come in clusters, seeds, whose runs depend on each other; of each cluster hits and size.
+
+    Clopper and Pearson's interval for the number of independent runs that would have the same variance (Korn and
+    Graubard 1998): p(1 − p) over the variance of p between clusters, times the squared ratio of the t quantiles for so
+    many runs and so many clusters; at most all runs. Where p is 0 or 1 it is the number of clusters. ``n`` is that of
+    the runs; no interval below three clusters.
+    """
+    hits_C, sizes_C = np.asarray(hits, dtype=float), np.asarray(sizes, dtype=float)
+    clusters, n = len(sizes_C), int(sizes_C.sum())
+    if n == 0:
+        return Estimate(np.nan, np.nan, np.nan, 0)
+    found = float(hits_C.sum() / n)
+    if clusters < LEAST_FOR_INTERVAL:
+        return Estimate(found, np.nan, np.nan, n)
+    alike = float(clusters)
+    residuals = hits_C - found * sizes_C
+    variance = clusters / (clusters - 1) * (residuals @ residuals) / n**2
+    if variance > 0:
+        tail = (1 + level) / 2
+        wider = (student.ppf(tail, n - 1) / student.ppf(tail, clusters - 1)) ** 2
+        alike = min(float(n), found * (1 - found) / variance * wider)
+    return Estimate(found, *_clopper(found * alike, alike, level), n)
 
 
 def curves(steps: pd.DataFrame, metric: str, window: int = 1, log: bool = False) -> pd.DataFrame:

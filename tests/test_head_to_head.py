@@ -81,7 +81,7 @@ def test_an_arm_that_never_gets_there_has_a_bound() -> None:
     row = compared([0.3] * 40)
     (samples,) = [cell for name, cell in row.items() if str(name).startswith("samples to ")]
     assert samples.bound == "at least"
-    assert str(samples).startswith("≥ ")
+    assert str(samples).startswith("> ")
     assert (
         tables.to_numbers(pd.DataFrame([row]))[[f"{name} bound" for name in row.index if "samples" in name]].size == 1
     )

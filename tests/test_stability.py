@@ -139,11 +139,11 @@ def test_a_warning_that_is_always_right_has_area_one_and_silence_a_half() -> Non
     runs = runs_of({"grpo": [20, 25, 30, None], "gspo": [None] * 4})
     roc, warnings = stability.early_warnings(steps_of(runs), runs)
     areas = {row["metric"]: row["area"].mean for row in warnings.to_dict("records")}
-    assert areas == {"grad_norm": 1.0, "entropy": 0.5}
-    assert list(areas) == ["grad_norm", "entropy"]
+    assert areas == {"grad_norm": 1.0, "reward": 0.5, "entropy": 0.5}  # reward is the baseline
+    assert next(iter(areas)) == "grad_norm"
     best = warnings.iloc[0]
     assert (best["false alarms"].mean, best["detected"].mean, best["stable"], best["collapsed"]) == (0, 1, 5, 3)
-    assert set(roc["metric"]) == {"grad_norm", "entropy"}
+    assert set(roc["metric"]) == {"grad_norm", "reward", "entropy"}
     assert stability.early_warnings(steps_of(RUNS), runs_of({"gspo": [None] * 3}))[0].empty
 
 

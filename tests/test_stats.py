@@ -312,6 +312,80 @@ def test_superiority_covers_as_often_as_it_says(shift: float, sizes: tuple[int, 
     assert 0.92 < coverage(estimates, truth) <= 0.99
 
 
+def test_clustered_superiority_with_one_number_a_cluster_is_delongs_and_wider_where_seeds_move_together() -> None:
+    a, b = np.array([0.3, 0.9, 0.7, 0.8, 0.6]), np.array([0.5, 0.1, 0.4, 0.65])
+    found = comparisons.clustered_superiority(a, np.arange(5), b, np.arange(5, 9))
+    wins = (a[:, None] > b).astype(float)
+    delong = np.var(wins.mean(axis=1), ddof=1) / 5 + np.var(wins.mean(axis=0), ddof=1) / 4  # DeLong 1988
+    slope = found.mean * (1 - found.mean)
+    assert found.mean == comparisons.superiority(a, b).mean
+    middle = np.log(found.high / (1 - found.high)) - np.log(found.low / (1 - found.low))
+    # Each sample's n − 1 against Obuchowski's k/(k − 1): the same where every cluster is one number.
+    np.testing.assert_allclose(middle / 2 * slope, scipy_stats.t(8).ppf(0.975) * np.sqrt(delong))
+    twice = [np.repeat(each, 3) for each in (a, np.arange(5), b, np.arange(5, 9))]
+    np.testing.assert_allclose(comparisons.clustered_superiority(*twice).low, found.low)  # copies are no runs
+    assert comparisons.superiority(twice[0], twice[2]).low > comparisons.superiority(a, b).low
+    sure = comparisons.clustered_superiority(a + 1, np.arange(5), b, np.arange(5, 9))
+    assert 0 < sure.low < sure.mean == sure.high == 1
+
+
+def test_the_area_covers_where_runs_of_one_seed_move_together() -> None:
+    """Four arms on ten seeds; a seed's level is in all of its runs, and moves the metric in both kinds."""
+    generator, held, naive = np.random.default_rng(5), [], []
+    for _ in range(400):
+        seeds = np.tile(np.arange(10), 4)
+        gone = generator.random(40) < generator.random(10)[seeds]
+        values = generator.normal(size=10)[seeds] * 2 + generator.normal(size=40)
+        if not 0 < gone.sum() < 40:
+            continue
+        found = comparisons.clustered_superiority(values[gone], seeds[gone], values[~gone], seeds[~gone])
+        plain = comparisons.superiority(values[gone], values[~gone])
+        held.append(found.low <= 0.5 <= found.high)
+        naive.append(plain.low <= 0.5 <= plain.high)
+    assert np.mean(held) > 0.9
+    assert np.mean(held) > np.mean(naive) + 0.03
+
+
+def test_a_share_of_clusters_is_that_of_runs_where_these_are_alone_and_wider_where_they_agree() -> None:
+    apart = stats.clustered_share([1, 0, 1, 0, 0, 0, 1, 0, 0, 0], [1] * 10)
+    assert apart.mean == stats.share(3, 10).mean
+    assert apart.low <= stats.share(3, 10).low
+    assert apart.high - apart.low < 1.15 * (stats.share(3, 10).high - stats.share(3, 10).low)
+    together = stats.clustered_share([4, 0, 4, 0, 0, 0, 4, 0, 0, 0], [4] * 10)
+    np.testing.assert_allclose([together.mean, together.n], [0.3, 40])
+    assert together.high - together.low > 1.5 * (stats.share(12, 40).high - stats.share(12, 40).low)
+    none = stats.clustered_share([0] * 5, [4] * 5)
+    assert (none.low, none.high) == (0.0, stats.share(0, 5).high)
+    assert np.isnan(stats.clustered_share([1, 0], [4, 4]).low)
+    assert stats.clustered_share([], []).n == 0
+
+
+def test_a_ratio_of_means_is_finite_where_a_seed_has_none_and_says_how_many() -> None:
+    above, below = by_seed(0.2, 0.4, 0.3, 0.5), by_seed(0.01, 0.0, 0.02, 0.03)
+    found = comparisons.ratio_of_means(above, below)
+    assert found.zeros == 1
+    assert found.estimate.mean == pytest.approx(1.4 / 0.06)
+    assert 0 < found.estimate.low < found.estimate.mean < found.estimate.high < np.inf
+    turned = comparisons.ratio_of_means(below, above).estimate
+    np.testing.assert_allclose([turned.low, turned.high], [1 / found.estimate.high, 1 / found.estimate.low])
+    never = comparisons.ratio_of_means(above, by_seed(0.0, 0.0, 0.0, 0.0))
+    assert np.isnan(never.estimate.mean)
+    assert (never.zeros, never.estimate.n) == (4, 4)
+    assert np.isnan(comparisons.ratio_of_means(by_seed(0.0, 0.0, 0.0), above).estimate.low)
+    with pytest.raises(ValueError, match="at least 0"):
+        comparisons.ratio_of_means(above, -below)
+
+
+def test_a_ratio_of_means_covers_as_often_as_it_says() -> None:
+    generator, held = np.random.default_rng(6), []
+    for _ in range(400):
+        level = generator.gamma(4, 0.25, 8)  # a seed that clips much clips much for both
+        above, below = 0.3 * level * generator.gamma(9, 1 / 9, 8), 0.1 * level * generator.gamma(9, 1 / 9, 8)
+        found = comparisons.ratio_of_means(pd.Series(above), pd.Series(below)).estimate
+        held.append(found.low <= 3 <= found.high)
+    assert 0.92 < np.mean(held) < 0.98
+
+
 def test_holm_on_his_textbook_case() -> None:
     np.testing.assert_allclose(comparisons.holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
     np.testing.assert_allclose(comparisons.holm([0.01, np.nan, 0.9]), [0.02, np.nan, 0.9])
