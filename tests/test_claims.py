@@ -102,7 +102,7 @@ def test_what_would_decide_it_is_said_in_seeds_that_have_80_percent_power() -> N
     assert finding(Seen(Estimate(2, 1.5, np.inf, 10)), unit="cost", threshold=3).decides.startswith("longer runs")
     area = finding(Seen(Estimate(0.6, 0.4, 0.8, 10)), unit="area", threshold=0.5)
     assert area.power == "82"  # 10 ((1.96 + 0.84) / 1.96 × 0.2 / 0.1)²
-    assert "82 runs of the rarer kind" in area.decides
+    assert "82 seeds" in area.decides
 
 
 def test_p_is_exact_and_about_the_threshold() -> None:
@@ -155,16 +155,18 @@ def test_a_gate_that_is_not_passed_takes_the_verdict_and_leaves_what_was_seen(st
         assert (each.verdict, each.decides, each.seen, each.p) == (found, lacks, seen, 2 / 2**10)
 
 
-def test_a_share_of_0_gives_no_ratio_and_is_named() -> None:
+def test_a_share_of_0_makes_no_ratio_infinite_in_silence() -> None:
     shares, zero = pd.Series({0: 0.1, 1: 0.2, 2: 0.4}), pd.Series({0: 0.1, 1: 0.0, 2: 0.0})
-    assert effects.factor(shares, shares * 2).estimate.mean == pytest.approx(0.5)
-    for pair in ((shares, zero), (zero, shares)):
-        with pytest.raises(NoNumber, match="a share is 0 in seed 1, 2"):
-            effects.factor(*pair)
-    asked = replace(outcome("above", 1), effect=lambda study: effects.factor(shares, zero), unit="ratio")
-    (found,) = verdict.findings(Study(Path("nowhere")), [asked])
-    assert (found.verdict, found.seen.estimate.n) == ("not decided", 0)
-    assert found.decides == "no ratio: a share is 0 in seed 1, 2"
+    whole = effects.factor(shares, shares * 2)
+    assert (whole.estimate.mean, whole.seeds, whole.note) == (pytest.approx(0.5), pytest.approx([np.log(0.5)] * 3), "")
+    for above, below, mean in ((shares, zero, 7), (zero, shares, 1 / 7)):
+        found = effects.factor(above, below)
+        assert found.estimate.mean == pytest.approx(mean)
+        assert (found.seeds, found.note) == ((), "ratio of means, a share is 0 in 2 of 3 seeds")
+    asked = replace(outcome("above", 1), effect=lambda study: effects.factor(shares, zero * 0), unit="ratio")
+    (each,) = verdict.findings(Study(Path("nowhere")), [asked])
+    assert (each.verdict, each.seen.estimate.n) == ("not decided", 0)
+    assert each.decides == each.seen.note == "no ratio: every share that it would be taken to is 0"
 
 
 def test_the_figure_of_all_claims_marks_what_is_not_testable() -> None:
@@ -290,12 +292,15 @@ def test_the_numbers_of_arms_are_those_of_their_runs(made: Study) -> None:
 
 
 def test_a_cost_that_was_never_reached_leaves_the_interval_open(made: Study) -> None:
-    cost = made.cost_factor(A, B, "tokens")
-    assert cost.high == np.inf
-    assert cost.low > 1  # A spends twice as much a step and never gets there
-    cheaper = made.cost_factor(B, A, "tokens")
-    assert cheaper.low == 0
-    assert cheaper.high < 1
+    cost = effects.cost(A, B, "tokens")(made)
+    assert cost.estimate.high == np.inf
+    assert cost.estimate.low > 1  # A spends twice as much a step and never gets there
+    assert cost.note == "median, 6 of 6 seeds censored, at least this"  # in the other four B did not get there either
+    cheaper = effects.cost(B, A, "tokens")(made)
+    assert cheaper.estimate.low == 0
+    assert cheaper.estimate.high < 1
+    with pytest.raises(NoNumber, match="neither arm gains"):
+        effects.cost(A, A, "tokens")(made)
 
 
 def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: Study) -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 from steadymoe.bench import columns
 from steadymoe.bench.claims.arms import GRPO, GSPO, NARROW, TUNED, WIDE
 from steadymoe.bench.claims.study import Arm, Study
+from steadymoe.bench.comparisons import ratio_of_means
 from steadymoe.bench.stats import DIFFERENCE, Bounds, Estimate, over_seeds
 
 
@@ -23,6 +24,8 @@ class Seen:
     estimate: Estimate
     seeds: tuple[float, ...] = ()
     """The number of each seed, of a ratio its logarithm; empty where the effect is not made of one number a seed."""
+    note: str = ""
+    """What a reader must know of the estimate."""
 
 
 Effect = Callable[[Study], Seen]
@@ -35,13 +38,17 @@ def by_seed(numbers: pd.Series, bounds: Bounds | None = None) -> Seen:
 
 
 def factor(above: pd.Series, below: pd.Series) -> Seen:
-    """Geometric mean over shared seeds of the ratio of two arms' numbers.
+    """Geometric mean over shared seeds of the ratio of two arms' numbers, which are shares.
 
-    Raises NoNumber where one of them is not positive: a share of 0 makes a ratio infinite, or 0, in silence.
+    Where one of them is 0, a seed's own ratio is 0 or infinite: then the ratio of both means
+    (``comparisons.ratio_of_means``), with a note. Raises NoNumber where the mean below is 0.
     """
-    ratios = (above / below).where((above > 0) & (below > 0)).loc[above.index.intersection(below.index)]
-    if ratios.isna().any():
-        raise NoNumber(f"no ratio: a share is 0 in seed {', '.join(map(str, ratios.index[ratios.isna()]))}")
+    whole = ratio_of_means(above, below)
+    if np.isnan(whole.estimate.mean):
+        raise NoNumber("no ratio: every share that it would be taken to is 0")
+    if whole.zeros:
+        return Seen(whole.estimate, note=f"ratio of means, a share is 0 in {whole.zeros} of {whole.estimate.n} seeds")
+    ratios = (above / below).dropna()
     return Seen(over_seeds(ratios.tolist(), log=True), tuple(np.log(ratios)))
 
 
@@ -75,7 +82,18 @@ def warning(metric: str, lead: int = 1) -> Effect:
 
 def cost(arm: Arm, over: Arm, unit: str) -> Effect:
     """How many times as much of ``unit`` as another arm one needs for the same reward."""
-    return lambda study: Seen(study.cost_factor(arm, over, unit))
+
+    def effect(study: Study) -> Seen:
+        ratio = study.cost_factor(arm, over, unit)
+        if ratio is None:
+            raise NoNumber("no cost: neither arm gains reward")
+        censored = f"median, {ratio.censored} of {ratio.estimate.n} seeds censored"
+        if np.isnan(ratio.estimate.mean):
+            raise NoNumber(f"not known: {censored}")
+        note = f"{censored}, {ratio.bound} this" if ratio.bound else censored
+        return Seen(ratio.estimate, note=note if ratio.censored else "")
+
+    return effect
 
 
 def wins(arm: Arm, over: Arm) -> Effect:

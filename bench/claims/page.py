@@ -38,10 +38,10 @@ answers nothing. Otherwise an outcome is *supported* where its whole interval li
 where it lies wholly elsewhere, both at a corrected p of at most 5 %, and else *not decided*.
 
 Effects are means over seeds with a 95 % interval (from ten seeds a BCa bootstrap), differences seed by seed, ratios
-geometric means; areas under ROC curves have an interval of their own. Of ten numbers with two peaks BCa held the truth
-in 73 to 87 % of draws, so an exact p stands beside it: of all ways to turn the signs of the seeds' distances from the
-threshold, the share that is as far off. It is corrected by Holm for the outcomes of one claim, not over claims. "Seeds
-for 80 % power": how many would find the effect at 5 %, if it is what it seems; of areas, runs of the rarer kind.
+geometric means; intervals of areas under ROC curves take the runs of a seed together. Of ten numbers with two peaks BCa
+held the truth in 73 to 87 % of draws, so an exact p stands beside it: of all ways to turn the signs of the seeds'
+distances from the threshold, the share that is as far off. It is corrected by Holm for the outcomes of one claim, not
+over claims. "Seeds for 80 % power": how many would find the effect at 5 %, if it is what it seems.
 """
 # What a table of outcomes leaves out where the claim gets no answer.
 _ANSWERS = ["verdict", "what would decide it"]
@@ -265,6 +265,7 @@ def name(claim: Claim) -> str:
 
 def _row(number: int, found: Finding) -> dict[str, Any]:
     outcome, effect = found.outcome, found.seen.estimate
-    row = {"claim": number, "outcome": outcome.what, "effect": effect, "n": effect.n, "claimed": outcome.claimed}
+    what = f"{outcome.what} ({found.seen.note})" if found.seen.note else outcome.what
+    row = {"claim": number, "outcome": what, "effect": effect, "n": effect.n, "claimed": outcome.claimed}
     row |= {"p (sign flips)": found.p, "p (Holm)": found.corrected, "seeds for 80 % power": found.power}
     return row | {"verdict": found.verdict, "what would decide it": found.decides}

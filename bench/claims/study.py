@@ -102,8 +102,8 @@ class Study:
     def warning_area(self, arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Estimate:
         """Area under the ROC curve of a metric's most alarming value up to ``least_lead`` steps before a collapse.
 
-        Over the runs of all arms, but for those that fell at their end, too late to be judged; n is the smaller of
-        collapsed and stable runs.
+        Over the runs of all arms, but for those that fell at their end, too late to be judged. The
+        interval is that of seeds.
         """
         found = self.tables(arms)
         runs = pd.concat([self.judged(arm).assign(arm=arm.label) for arm in arms])
@@ -111,21 +111,18 @@ class Study:
         runs = runs.assign(collapsed=runs["collapsed_step"])
         return warning.auc(warning.extremes(found["steps"], runs, metric, least_lead))
 
-    def cost_factor(self, arm: Arm, over: Arm, unit: str) -> Estimate:
+    def cost_factor(self, arm: Arm, over: Arm, unit: str) -> efficiency.Ratio | None:
         """How many times as much of ``unit`` (``efficiency.COSTS``) as another arm one needs for the same reward.
 
         That of the head-to-head table: nine tenths of the way from the first step's to the better one's final reward.
-        The interval is open where one of the two never got there in some seeds.
+        None where that is no gain.
         """
         found = self.tables([arm, over])
         target = head_to_head.target(found["steps"], max(self.final(each).mean() for each in (arm, over)))
         if target is None:
-            return NONE
+            return None
         ours, theirs = (head_to_head.spent(*self._steps_and_runs(each), target)[unit] for each in (arm, over))
-        ratio = efficiency.cost_ratio(ours, theirs)
-        low = 0.0 if ratio.bound == "at most" else ratio.estimate.low
-        high = np.inf if ratio.bound == "at least" else ratio.estimate.high
-        return Estimate(ratio.estimate.mean, low, high, ratio.estimate.n)
+        return efficiency.cost_ratio(ours, theirs)
 
     def wins(self, arm: Arm, over: Arm) -> Estimate:
         """Share of held-out prompts won less the share lost against another arm."""

@@ -121,7 +121,7 @@ class Finding:
     def seeds(self) -> float:
         """How many seeds have 80 % power against the threshold, if the effect is what it seems; nan for none.
 
-        Of areas, which are not made of one number a seed, runs of the rarer kind.
+        Of areas, which are not made of one number a seed, by the width of the interval.
         """
         estimate, ends = self.seen.estimate, self.outcome.ends
         if np.isnan(estimate.low) or (self.outcome.unit == "cost"):
@@ -150,10 +150,9 @@ class Finding:
             return "longer runs: in too few seeds is there anything to compare"
         if self.outcome.unit == "cost":
             return "longer runs: in some seeds an arm never got there"
-        what = "runs of the rarer kind" if self.outcome.unit == "area" else "seeds"
         if self.seeds > _MOST_SEEDS:
-            return f"no affordable number of {what}: the effect is at its threshold"
-        return f"about {max(estimate.n + 1, round(self.seeds))} {what} for 80 % power, if the effect is what it seems"
+            return "no affordable number of seeds: the effect is at its threshold"
+        return f"about {max(estimate.n + 1, round(self.seeds))} seeds for 80 % power, if the effect is what it seems"
 
 
 def learning(study: Study, contenders: Sequence[Arm]) -> str:
@@ -176,12 +175,9 @@ def findings(study: Study, outcomes: Sequence[Outcome], blocking: Sequence[Gate]
         try:
             seen.append(outcome.effect(study))
             lacks.append("")
-        except NotRun as missing:
-            seen.append(Seen(NONE))
-            lacks.append(f"to be run: {missing}")
-        except NoNumber as why:
-            seen.append(Seen(NONE))
-            lacks.append(str(why))
+        except (NotRun, NoNumber) as why:
+            lacks.append(f"to be run: {why}" if isinstance(why, NotRun) else str(why))
+            seen.append(Seen(NONE, note=lacks[-1]))
     p_values = [outcome.p(each) for outcome, each in zip(outcomes, seen, strict=True)]
     found = []
     for outcome, each, p, corrected, lack in zip(outcomes, seen, p_values, holm(p_values), lacks, strict=True):
