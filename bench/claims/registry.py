@@ -297,7 +297,8 @@ CLAIMS = (
         (GRPO, GSPO, NARROW, WIDE),
         "Runs of two algorithms and two bands are pooled: what tells arms apart tells collapses apart too. A collapse "
         "is dated where the mean of five rewards has halved, so one step before it reward is already falling; the "
-        "reward itself is among the exploratory areas. Runs that fell at their end, too late to be judged, are left out.",
+        "reward itself is among the exploratory areas. Runs that fell at their end, too late to be judged, are left "
+        "out.",
         STRESS,
         exploratory=tuple(
             Outcome(f"area under the ROC curve, 5 steps ahead, {shown}", warning(metric, 5), "above", 0.5, unit="area")
