@@ -19,13 +19,14 @@ CAPTION = (
     f"Every arm against the one with the highest final reward, over the seeds that both have, with {INTERVAL}; where a "
     "seed is shared the cold start is. p: exact sign-flip test of the paired differences, Holm-corrected for all pairs "
     "of arms; p of collapse: log-rank test of the steps to a collapse by today's rule, as far as one can be seen, "
-    "corrected in the same way; it takes runs for independent. Better: P(arm > best) + P(equal)/2 over seeds (Clopper and Pearson's interval). Held-out wins: share of held-out prompts that the arm "
+    "corrected in the same way; it takes runs for independent. Better: P(arm > best) + P(equal)/2 over "
+    "seeds (Clopper and Pearson's interval). Held-out wins: share of held-out prompts that the arm "
     "answers better less the share that the best arm does. The rest is training efficiency: how many times as many "
     "updates, samples, tokens and seconds (of sampling, the old policy's forward and updates) as the best arm the arm "
     f"needs until its reward, averaged over {tables.LAST_STEPS} steps, is {PART_OF_THE_GAIN:.0%} of the way from the "
     "first step's to the best arm's final reward (left out where that is no gain), over the n seeds in which either "
-    "got there: geometric mean, or the median where in some seeds one of the two never got there (censored), with the sign "
-    "test's interval, none below six seeds. >: the median is more than this, < less; by how much is not known."
+    "got there: geometric mean, or the median where in some seeds one of the two never got there (censored), with the "
+    "sign test's interval, none below six seeds. >: the median is more than this, < less; by how much is not known."
 )
 
 

@@ -31,9 +31,9 @@ WARNINGS_CAPTION = (
     f"before its collapse, with a 95 % interval. Threshold: the lowest that at most {FALSE_ALARMS:.0%} of the stable "
     "runs cross, chosen on these very runs; for a metric whose fall is the warning it is crossed downwards. Detected: "
     "share of collapsing runs that cross it beforehand; steps ahead: from then to the collapse, mean over those. "
-    "Reward itself is the baseline: a metric that does no better tells nothing new. Runs that fall at their end, too late to "
-    "be judged, are left out. Runs of all arms are pooled, and intervals are those of seeds with all of their runs; "
-    "where arms differ in how often they collapse, a metric that tells arms apart has a large area too."
+    "Reward itself is the baseline: a metric that does no better tells nothing new. Runs that fall at their end, too "
+    "late to be judged, are left out. Runs of all arms are pooled, and intervals are those of seeds with all of their "
+    "runs; where arms differ in how often they collapse, a metric that tells arms apart has a large area too."
 )
 # A frontier's runs that are too short to be judged otherwise: a fifth of the usual window and patience.
 SHORT_RULE = Rule(window_updates=16, patience_updates=32)
