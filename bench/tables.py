@@ -58,14 +58,16 @@ MODELS_CAPTION = (
 def one_number(curve: pd.Series, how: str) -> float:
     """One seed's number from its curve over steps, in the order of the steps.
 
-    ``last`` and ``best``: the last and the highest mean over ``LAST_STEPS`` steps; ``fall``: best minus last; ``end``:
-    the last value; ``median`` and ``mean`` over steps; ``area``: under the curve, divided by the steps it spans.
+    ``last`` and ``best``: the last and the highest mean over ``LAST_STEPS`` steps; ``fall``: best minus last; ``first``
+    and ``end``: the first and the last value; ``median`` and ``mean`` over steps; ``area``: under the curve, divided by
+    the steps it spans.
     """
     smooth = curve.rolling(min(LAST_STEPS, len(curve))).mean().dropna()
     numbers: dict[str, Callable[[], Any]] = {
         "last": lambda: smooth.iloc[-1],
         "best": smooth.max,
         "fall": lambda: smooth.max() - smooth.iloc[-1],
+        "first": lambda: curve.iloc[0],
         "end": lambda: curve.iloc[-1],
         "median": curve.median,
         "mean": curve.mean,
@@ -113,6 +115,7 @@ def _judged(runs: pd.DataFrame, column: str) -> pd.Series:
 
 
 LEADERBOARD = {
+    "start": ("reward", "first"),
     "final reward": SUMMARY["final reward"],
     "drift (expert change)": SUMMARY["expert change"],
     "token-ratio variance": SUMMARY["token-ratio variance"],
@@ -121,16 +124,16 @@ LEADERBOARD_CAPTION = (
     f"Ranked by final reward. Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of "
     "seeds. p: of the same final reward as the best arm's, by the exact sign-flip test of the paired differences, "
     "Holm-corrected for all pairs of arms. "
-    f"Of each run: final reward is the mean of its last {LAST_STEPS} steps, drift "
-    f"and variance are medians over steps. {COLLAPSED} Both as shares. Reward IQM: interquartile mean of final rewards "
-    "over seeds. Steps of H: restricted mean of the steps without a collapse out of the first H, the last at which one "
-    "could begin and still be seen in every run. Frontier area: stable share of a grid of learning rates and updates "
-    "per rollout."
+    "Of each run: start is the reward of its first step, before any update, final reward the mean of its last "
+    f"{LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} Both as shares. Reward IQM: "
+    "interquartile mean of final rewards over seeds. Steps of H: restricted mean of the steps without a collapse out "
+    "of the first H, the last at which one could begin and still be seen in every run. Frontier area: stable share of "
+    "a grid of learning rates and updates per rollout."
 )
 
 
 def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | None = None) -> pd.DataFrame:
-    """One row per arm, ranked by final reward: n, final reward, p, shares of collapses, drift, ratio variance.
+    """One row per arm, ranked by final reward: n, start, final reward, p, shares of collapses, drift, ratio variance.
 
     p is that of ``comparisons.ranking`` against the best arm, whose own is nan.
 
@@ -142,7 +145,8 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | No
     rows = []
     for arm, ours in runs.groupby("arm"):
         estimates = _estimates(steps, str(arm), LEADERBOARD)
-        row: dict[str, object] = {"arm": arm, "n": len(ours), "final reward": estimates.pop("final reward")}
+        row: dict[str, object] = {"arm": arm, "n": len(ours)}
+        row |= {column: estimates.pop(column) for column in ("start", "final reward")}
         row |= {"p (Holm)": p_values[str(arm)], "collapsed": float(_judged(ours, "collapsed_step").mean())}
         row |= {"collapsed (recorded)": float((ours["status"] == "diverged").mean())}
         rows.append(row | ({} if more is None else more.loc[str(arm)].to_dict()) | estimates)

@@ -176,6 +176,8 @@ def test_the_leaderboard_is_ranked_by_final_reward_and_takes_further_columns(
     assert board["rank"].tolist() == [1, 2, 3]
     finals = [estimate.mean for estimate in board["final reward"]]
     assert finals == sorted(finals, reverse=True)
+    begun = steps[(steps["metric"] == "reward") & (steps["step"] == 1)].groupby("arm")["value"].mean()
+    assert board["start"].map(tables.to_number).tolist() == pytest.approx(begun[board["arm"]].tolist())
     assert board.set_index("arm")["frontier area"].to_dict() == more["frontier area"].to_dict()
     assert board["collapsed (recorded)"].tolist() == [0, 0, 0]
     assert board["collapsed"].isna().all()

@@ -70,11 +70,16 @@ def best_last(steps: pd.DataFrame) -> Sheet:
 
 
 # By verdict: colour, and the mark that tells it without colour.
-_VERDICTS = {"supported": (2, "o"), "contradicted": (1, "X"), "not decided": (7, "s")}
+_VERDICTS = {
+    "supported": (2, "o"),
+    "contradicted": (1, "X"),
+    "not decided": (7, "s"),
+    "not testable on this testbed": (7, "d"),
+}
 
 
 def outcomes(table: pd.DataFrame) -> Sheet:
-    """What papers claim of final rewards, and what was found: effect, 95 % interval, threshold and verdict.
+    """What papers claim of final rewards, and what was seen: effect, 95 % interval, threshold and verdict.
 
     ``table``: claim, outcome, effect, claimed side, threshold, verdict, a row each.
     """
@@ -92,7 +97,8 @@ def outcomes(table: pd.DataFrame) -> Sheet:
             axis.plot(found.threshold, row, pointing, color="black", markersize=2.6)
             numbers = vars(effect) | {"threshold": found.threshold, "verdict": found.verdict}
             style.note(axis, named[row], pd.DataFrame([numbers]), "difference in final reward")
-        for verdict, (index, mark) in _VERDICTS.items():
+        for verdict in [verdict for verdict in _VERDICTS if (table["verdict"] == verdict).any()]:
+            index, mark = _VERDICTS[verdict]
             axis.plot([], [], mark, color=style.COLOURS[index], markersize=4.5, label=verdict)
         axis.axvline(0, color="#999999", linewidth=0.6, zorder=0)
         axis.set_yticks(range(len(table)), named)
