@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe.algorithms import class_of, meant
+from steadymoe.bench import external
 from steadymoe.bench.check import ConfigError, check
 from steadymoe.bench.identity import NO_NUMBERS, OFF, axes_name, config_hash, flatten, implied
 
@@ -66,7 +67,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
     """The runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
-    with _hydra(), _errors_in_one_line(words):
+    with _errors_in_one_line(words), _hydra():
         points = _points(list(words), multirun)
         runs = [run(point) for point in points]
     for index, each in enumerate(runs):
@@ -108,8 +109,14 @@ def run(words: Sequence[str]) -> Run:
         axes=axes,
         folder=folder / f"seed={config['seed']}",
         config_hash=config_hash(config),
-        command=shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
+        command=external.prefix(choices, _modules(config))
+        + shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
     )
+
+
+def _modules(config: Mapping[str, Any]) -> list[str]:
+    """The modules of the classes that a config names."""
+    return [str(value).rpartition(".")[0] for key, value in flatten(config).items() if key.endswith("_target_")]
 
 
 def _derive(config: dict[str, Any], words: Sequence[str]) -> None:
@@ -147,6 +154,7 @@ def _hydra() -> Iterator[None]:
     if GlobalHydra.instance().is_initialized():
         yield
         return
+    external.activate(CONF)
     with hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
         yield
 

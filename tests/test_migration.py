@@ -62,7 +62,9 @@ def test_an_old_run_that_ended_is_left_as_it_is_by_its_command(
 ) -> None:
     before = contents()
     assert again(monkeypatch, name) == 0
-    assert "1 of 1 runs have ended before" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 of 1 runs have ended before" in said
+    assert "1 of 1 runs with code that cannot be compared are left as they are (recorded before" in said
     assert contents() == before
 
 
