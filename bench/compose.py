@@ -67,7 +67,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
     """The runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
-    with _errors_in_one_line(words), _hydra():
+    with _errors_in_one_line(words):
+        external.activate(CONF)
+    with _hydra(), _errors_in_one_line(words):
         points = _points(list(words), multirun)
         runs = [run(point) for point in points]
     for index, each in enumerate(runs):
@@ -154,7 +156,6 @@ def _hydra() -> Iterator[None]:
     if GlobalHydra.instance().is_initialized():
         yield
         return
-    external.activate(CONF)
     with hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
         yield
 
