@@ -65,11 +65,13 @@ def main() -> None:
 def _run(words: list[str]) -> int:
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    from steadymoe.bench import compose, outcome, progress, record, run, sweep
+    from steadymoe.bench import compose, outcome, progress, record, redo, run, sweep
 
-    only_failed = "--retry-failed" in words
+    only_failed, anew = "--retry-failed" in words, "--redo" in words
     try:
-        multirun, prints, overrides = _flags([word for word in words if word != "--retry-failed"])
+        if only_failed and anew:
+            raise compose.ConfigError("--redo is for runs that have ended, --retry-failed for others; use one of them")
+        multirun, prints, overrides = _flags([word for word in words if word not in ("--retry-failed", "--redo")])
         if "--help" in prints:
             run.launch(prints)
             return 0
@@ -80,8 +82,12 @@ def _run(words: list[str]) -> int:
         sweep.refuse_absent_cluster(overrides)
         for each in runs:
             run.refuse_other_config(each)
+        if not anew:
+            redo.refuse_other_code(runs)
         _make_folder(Path(runs[0].config["results_dir"]))
         sweep.remember(runs)
+        for line in redo.set_aside(runs) if anew else ():
+            print(line)
     except (compose.ConfigError, ValueError, OSError) as error:
         print(f"steadymoe: {error}", file=sys.stderr)
         return 2
@@ -97,6 +103,8 @@ def _run(words: list[str]) -> int:
     waiting = [each for each in runs if before[each.folder] not in record.ENDED]
     if len(waiting) < len(runs):
         console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs have ended before and are left as they are")
+        if (unknown := redo.left(runs)) is not None:
+            print(unknown)
     if waiting:
         # A batch system's way to end a job is treated as Ctrl-C: the workers are stopped too.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -158,7 +166,7 @@ def _flags(words: list[str]) -> tuple[bool, list[str], list[str]]:
         elif word.startswith("-"):
             raise ConfigError(
                 f"{word} is no flag of steadymoe run; "
-                "it takes -m, --retry-failed, --cfg job, --info all, --help, key=value"
+                "it takes -m, --retry-failed, --redo, --cfg job, --info all, --help, key=value"
             )
         else:
             overrides.append(word)

@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe.algorithms import class_of, meant
+from steadymoe.bench import external
 from steadymoe.bench.check import ConfigError, check
 from steadymoe.bench.identity import NO_NUMBERS, OFF, axes_name, config_hash, flatten, implied
 
@@ -66,6 +67,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
     """The runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
+    with _errors_in_one_line(words):
+        external.activate(CONF)
     with _hydra(), _errors_in_one_line(words):
         points = _points(list(words), multirun)
         runs = [run(point) for point in points]
@@ -107,7 +110,8 @@ def run(words: Sequence[str]) -> Run:
         axes=axes,
         folder=folder / f"seed={config['seed']}",
         config_hash=config_hash(config),
-        command=shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
+        command=external.prefix(choices, _modules(config))
+        + shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
     )
 
 
@@ -129,6 +133,11 @@ def _needed(algorithm: Mapping[str, Any], choices: Mapping[str, str], updates: A
     if any(chosen[key] != value for key, value in needed.items()):
         words = " ".join(f"{key}={value}" for key, value in needed.items())
         raise ConfigError(f"{choices['algorithm']} is what its name says only with {words}")
+
+
+def _modules(config: Mapping[str, Any]) -> list[str]:
+    """The modules of the classes that a config names."""
+    return [str(value).rpartition(".")[0] for key, value in flatten(config).items() if key.endswith("_target_")]
 
 
 def _derive(config: dict[str, Any], words: Sequence[str]) -> None:

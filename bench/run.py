@@ -1,15 +1,8 @@
 """One run from its config to its folder: cold start, steps, checkpoints, and how it ended."""
 
-import functools
-import hashlib
-import inspect
 import os
-import platform
-import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +13,24 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from steadymoe.algorithms import batch, objective, ops
-from steadymoe.bench import blame, checkpoint, cold_start, compose, identity, record, sweep, tracking
+from steadymoe.bench import (
+    blame,
+    checkpoint,
+    cold_start,
+    compose,
+    external,
+    identity,
+    provenance,
+    record,
+    sweep,
+    tracking,
+)
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.collapse import Rule, detect
 from steadymoe.bench.record import Record
 from steadymoe.bench.seeding import derive
 from steadymoe.bench.train import Trainer
-from steadymoe.models import build, megablocks, pretrained
+from steadymoe.models import build, pretrained
 
 
 def launch(words: list[str]) -> None:
@@ -44,6 +47,7 @@ def launch(words: list[str]) -> None:
 def _job(_: DictConfig) -> str:
     sweep.stop_with_launcher()
     os.chdir(HydraConfig.get().runtime.cwd)  # a Ray cluster's workers begin elsewhere, and results_dir may be relative
+    external.activate(compose.CONF)
     overrides = HydraConfig.get().overrides
     words = [word for word in overrides.hydra if not word.startswith("hydra.mode=")] + list(overrides.task)
     return execute(compose.run(words))
@@ -152,14 +156,14 @@ def _train(run: compose.Run, folder: Record) -> None:
 
 
 def _same_ground(folder: Record) -> bool:
-    """Whether a checkpoint in the folder was made with these library versions and this code of the algorithm.
+    """Whether a checkpoint in the folder is known to be made with these library versions and this code.
 
     If not, the run starts anew, and ``run.json`` says so under ``restarted``.
     """
     before = record.read_run(folder.folder)
-    same = before is not None and all(before[key] == folder.run[key] for key in ("versions", "algorithm_code"))
+    same = before is not None and provenance.difference(before) == provenance.Difference(None, None, None)
     if folder.checkpoint.exists() and not same:
-        folder.run["restarted"] = "the library versions or the code of the algorithm have changed since its checkpoint"
+        folder.run["restarted"] = "the library versions or the code have changed since its checkpoint"
     return same
 
 
@@ -175,75 +179,19 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "seed": config["seed"],
         "config_hash": run.config_hash,
         "config_hash_without_seed": identity.config_hash(config | {"seed": None}),
-        "algorithm_code": code_hash(config),
+        "algorithm_code": provenance.code_hash(config),
+        "training_version": provenance.TRAINING_VERSION,
         "command": run.command,
         # Of a given cold start or checkpoint, its path is added later; it is none of the cached ones.
         "cold_start": {"fingerprint": cold_start.fingerprint(config)} if _makes_cold_start(config) else {},
-        "versions": versions(config),
-        "revision": _revision(),
-        "machine": _machine(config),
+        "versions": provenance.versions(config),
+        "revision": provenance.revision(),
+        "machine": provenance.machine(config),
         "config": config,
         "diverged": None,
         "error": None,
     }
 
 
-def versions(config: Mapping[str, Any]) -> dict[str, str]:
-    """Of what a run of this config stands on; a checkpoint's life ends when one changes."""
-    packages = ["steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core"]
-    packages += ["triton", "megablocks"] if config.get("experts") == megablocks.NAME else []
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
-
-
 def _makes_cold_start(config: dict[str, Any]) -> bool:
     return config["cold_start"]["path"] is None and "path" not in config["model"]
-
-
-def code_hash(config: Mapping[str, Any]) -> str:
-    """Of the source of loss, advantage and correction, which a user's own may change without a commit.
-
-    Raises ValueError if one of their classes is not here.
-    """
-    parts = {part: config[part] for part in ("algorithm", "advantage", "correction")}
-    return _source_hash(
-        tuple(sorted({str(value) for key, value in compose.flatten(parts).items() if key.endswith("_target_")}))
-    )
-
-
-@functools.cache
-def _source_hash(targets: tuple[str, ...]) -> str:
-    try:
-        classes = [cls for target in targets for cls in inspect.getmro(hydra.utils.get_class(target))]
-    except Exception as error:  # Hydra's own, of many kinds
-        raise ValueError(f"no {' or '.join(targets)} here: {error}") from error
-    files = {inspect.getfile(cls) for cls in classes if cls.__module__ not in ("builtins", "abc")}
-    files |= {str(module.__file__) for module in (ops, batch, objective)}  # what every loss goes through
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in sorted(files))).hexdigest()[:16]
-
-
-def _revision() -> dict[str, Any] | None:
-    """The commit that the code is at and whether it was changed since; None outside a git checkout."""
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str | None:
-        answer = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=False)
-        return answer.stdout.strip() if answer.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    return None if commit is None else {"commit": commit, "changed": bool(git("status", "--porcelain", "-uno"))}
-
-
-def processor() -> str:
-    """The name of this machine's processor."""
-    if Path("/proc/cpuinfo").exists():
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        if names:
-            return names[0].partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _machine(config: dict[str, Any]) -> dict[str, Any]:
-    machine = {"system": platform.system(), "cpu": processor(), "cores": os.cpu_count(), "threads": config["threads"]}
-    if config["device"] == "cuda":
-        machine["gpu"] = torch.cuda.get_device_name()
-    return machine

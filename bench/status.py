@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from steadymoe.bench import record, sweep
+from steadymoe.bench import provenance, record, sweep
 
 # What there is left to do about a run, and how each is announced.
 _TO_DO = ("failed", "interrupted", "missing", "unreadable")
@@ -17,7 +17,7 @@ def of_experiment(folder: Path) -> dict[Path, str]:
 
 
 def lines(results: Path) -> list[str]:
-    """The answer of ``steadymoe status``, line by line."""
+    """The answer of ``steadymoe status``, line by line. What the runs name is read at most, never imported."""
     folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir())
     by_experiment = {folder: statuses for folder in folders if (statuses := of_experiment(folder))}
     if not by_experiment:
@@ -25,7 +25,9 @@ def lines(results: Path) -> list[str]:
     answer = []
     for folder, statuses in by_experiment.items():
         ended = [run for run, status in statuses.items() if status in record.ENDED]
-        stale = {run: why for run in ended if (why := is_stale(run)) is not None}
+        now = {run: provenance.difference(record.read_run(run) or {}) for run in ended}
+        stale = {run: found.said for run, found in now.items() if found.said is not None}
+        unknown = Counter(found.unknown for run, found in now.items() if found.unknown and run not in stale)
         counts = Counter(statuses.values())
         said = [f"{counts[name]} {name}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
         answer.append(f"{folder.name}: " + ", ".join(said))
@@ -38,21 +40,7 @@ def lines(results: Path) -> list[str]:
                 answer += [f"    {line}" for line in (facts.get("error") or "").strip().splitlines()[-1:]]
                 answer.append(f"    again: {facts.get('command') or plan.get(str(run.relative_to(folder)))}")
             elif run in stale:
-                answer.append(f"  stale: {where} ({stale[run]}); to have it anew, remove that folder")
-                answer.append(f"    again: {(record.read_run(run) or {}).get('command')}")
+                answer.append(f"  stale: {where} ({stale[run]})")
+                answer.append(f"    again: {(record.read_run(run) or {}).get('command')} --redo")
+        answer += [f"  {unknown[why]} ended with code that cannot be compared: {why}" for why in unknown]
     return answer
-
-
-def is_stale(folder: Path) -> str | None:
-    """What has changed since an ended run was made, if the same command would run on other ground today."""
-    from steadymoe.bench import run  # torch is imported for this alone
-
-    facts = record.read_run(folder) or {}
-    try:
-        if facts["algorithm_code"] != run.code_hash(facts["config"]):
-            return "made by other code of its algorithm"
-    except ValueError:
-        return "its algorithm is not here"
-    now, then = run.versions(facts["config"]), facts["versions"]
-    changed = [f"{name} {then.get(name)}" for name, number in now.items() if then.get(name) != number]
-    return f"made with {', '.join(changed)}" if changed else None

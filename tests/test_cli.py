@@ -203,24 +203,31 @@ def test_weights_of_another_model_are_refused(
     assert "not of this model; the first weight that differs is" in capsys.readouterr().err
 
 
-def test_the_users_own_algorithm_of_contributing_runs_as_it_is_told_there(tmp_path: Path) -> None:
+def test_what_contributing_keeps_outside_the_suite_runs_as_it_is_told_there(tmp_path: Path) -> None:
     text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
     blocks = dict(re.findall(r"`([\w/.]+)`:\n\n```\w+\n(.*?)```", text, re.DOTALL))
-    assert set(blocks) == {"my_losses.py", "my_conf/algorithm/half_clipped.yaml"}
+    configs = {"algorithm/half_clipped", "task/reverse", "model/shallow", "experiment/reversal"}
+    assert set(blocks) == {"my_losses.py", "my_tasks.py", *(f"conf/{name}.yaml" for name in configs)}
     for name, block in blocks.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(block)
-    (command,) = re.findall(r"^PYTHONPATH=.*", text, re.MULTILINE)
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(block)
+    (command,) = re.findall(r"^STEADYMOE_PATH=.*", text, re.MULTILINE)
     steadymoe_ = f"{shlex.quote(sys.executable)} -m steadymoe.bench.cli"
 
     def run_(*words: str) -> subprocess.CompletedProcess[str]:
         line = command.replace("steadymoe run", f"{steadymoe_} run") + " " + shlex.join(words)
-        return subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+        home = {"HOME": str(tmp_path)}
+        return subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, env=os.environ | home, capture_output=True, text=True, check=False
+        )
 
-    done = run_(*(word for word in SMALL if not word.startswith("model=")))
+    done = run_(*(word for word in SMALL if not word.startswith(("model=", "task."))))
     assert done.returncode == 0, done.stderr
     assert "2 finished" in done.stdout
-    assert list(tmp_path.glob("results/runs/default/half_clipped/**/run.json"))
+    (made,) = tmp_path.glob("results/runs/reversal/half_clipped/shallow/reverse/**/run.json")
+    facts = record.read_run(made.parent) or {}
+    assert facts["command"].startswith(f"STEADYMOE_PATH={tmp_path}/mine steadymoe run algorithm=half_clipped")
+    assert facts["moe_layers"] == 2
     wrong = run_("algorithm=half_clipped", "algorithm.loss.epsilon_high=0.3")
     assert wrong.returncode == 2
     assert "did you mean clip_high?" in wrong.stderr

@@ -21,7 +21,7 @@ from test_run import PROPORTIONAL, planned
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from steadymoe.bench import record, run
+from steadymoe.bench import provenance, record, run
 from steadymoe.models import megablocks
 
 pytestmark = pytest.mark.megablocks
@@ -54,7 +54,7 @@ def outcome() -> Iterator[dict[tuple[str, str], dict[str, float]]]:
 def write(found: dict[tuple[str, str], dict[str, float]]) -> None:
     """Replace this device's section of the document."""
     supplied = isinstance(sys.modules["megablocks_ops"], megablocks._Supplied)
-    machine = run._machine({"threads": 1, "device": DEVICE})
+    machine = provenance.machine({"threads": 1, "device": DEVICE})
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "triton", "megablocks"))
     lines = [
         HEADINGS[DEVICE],

@@ -298,7 +298,11 @@ def test_runs_of_different_configs_or_versions_are_not_mixed_silently(tmp_path: 
     path = next((tmp_path / "runs").glob("**/run.json"))
     path.write_text(re.sub(r'"torch": "[^"]*"', '"torch": "9.9"', path.read_text()))
     report.make(tmp_path)
-    edit(next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json")), config_hash_without_seed="another")
+    edit(
+        next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json")),
+        config_hash_without_seed="another",
+        algorithm_code="ast1:0",
+    )
     path = next((tmp_path / "runs" / "small" / "grpo").glob("**/run.json"))
     config = json.loads(path.read_text())["config"]
     edit(path, config=config | {"precision": "bf16"}, algorithm_code="x")

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from steadymoe.bench import atomic, run
+from steadymoe.bench import atomic, provenance
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.figures import style
 from steadymoe.bench.speed import measure
@@ -85,7 +85,7 @@ def everything(models: list[str], blocks: int) -> dict[str, Any]:
     """All numbers: machine, versions, and by model what a step costs and is made of."""
     names = ["torch", "transformers", *(["trl"] if find_spec("trl") else [])]
     found: dict[str, Any] = {
-        "machine": {"system": platform.system(), "cpu": run.processor(), "cores": os.cpu_count(), "threads": 1},
+        "machine": {"system": platform.system(), "cpu": provenance.processor(), "cores": os.cpu_count(), "threads": 1},
         "versions": {name: version(name) for name in names},
         "matmul_gflops": measure.matmul_peak() / 1e9,
         "blocks": blocks,
