@@ -5,7 +5,6 @@ import hashlib
 import inspect
 import os
 import platform
-import subprocess
 import sys
 import time
 import traceback
@@ -26,6 +25,7 @@ from steadymoe.bench import checkpoint, cold_start, compose, identity, record, s
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.collapse import detect
 from steadymoe.bench.record import Record
+from steadymoe.bench.revision import revision
 from steadymoe.bench.seeding import derive
 from steadymoe.bench.train import Trainer
 from steadymoe.models import build, megablocks, pretrained
@@ -52,8 +52,8 @@ def _job(_: DictConfig) -> str:
 
 def refuse_other_config(run: compose.Run) -> None:
     """Raise ConfigError if the run's folder holds results of another config."""
-    before = record.read_run(run.folder)
-    if before is not None and before["config_hash"] != run.config_hash:
+    before = record.known(run.folder)
+    if before and before["config_hash"] != run.config_hash:
         raise ConfigError(
             f"{run.folder} holds a run of another config, {record.status(run.folder)} "
             f"({identity.difference(before['config'], run.config)}); "
@@ -75,6 +75,8 @@ def execute(run: compose.Run) -> str:
         with Record(run.folder, _facts(run)) as folder:
             # Again, now that nobody else can change it: another process may have ended it meanwhile.
             refuse_other_config(run)
+            if (why := record.damage(run.folder)) is not None:
+                folder.put_aside(why)
             before = record.read_run(run.folder)
             if before is not None and before["status"] in record.ENDED:
                 return before["status"]
@@ -98,6 +100,8 @@ def _train(run: compose.Run, folder: Record) -> None:
     config = run.config
     torch.set_num_threads(config["threads"])
     resume_from = checkpoint.step_of(folder.checkpoint) if _same_ground(folder) else None
+    if resume_from is not None and not folder.holds(resume_from):
+        folder.run["restarted"], resume_from = "rows of steps before its checkpoint are lost", None
     folder.begin(resume_from)
 
     task = instantiate(config["task"])
@@ -179,9 +183,9 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "algorithm_code": code_hash(config),
         "command": run.command,
         # Of a given cold start or checkpoint, its path is added later; it is none of the cached ones.
-        "cold_start": {"fingerprint": cold_start.fingerprint(config)} if _makes_cold_start(config) else {},
+        "cold_start": {"fingerprint": cold_start.fingerprint(config)} if makes_cold_start(config) else {},
         "versions": versions(config),
-        "revision": _revision(),
+        "revision": revision(),
         "machine": _machine(config),
         "config": config,
         "diverged": None,
@@ -196,7 +200,8 @@ def versions(config: Mapping[str, Any]) -> dict[str, str]:
     return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
-def _makes_cold_start(config: dict[str, Any]) -> bool:
+def makes_cold_start(config: Mapping[str, Any]) -> bool:
+    """Whether a run of this config begins with a supervised training, unless it is cached."""
     return config["cold_start"]["path"] is None and "path" not in config["model"]
 
 
@@ -220,18 +225,6 @@ def _source_hash(targets: tuple[str, ...]) -> str:
     files = {inspect.getfile(cls) for cls in classes if cls.__module__ not in ("builtins", "abc")}
     files |= {str(module.__file__) for module in (ops, batch, objective)}  # what every loss goes through
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in sorted(files))).hexdigest()[:16]
-
-
-def _revision() -> dict[str, Any] | None:
-    """The commit that the code is at and whether it was changed since; None outside a git checkout."""
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str | None:
-        answer = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=False)
-        return answer.stdout.strip() if answer.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    return None if commit is None else {"commit": commit, "changed": bool(git("status", "--porcelain", "-uno"))}
 
 
 def processor() -> str:
