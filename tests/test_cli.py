@@ -68,6 +68,30 @@ WRONG = {
     "--package=model": "no flag of steadymoe run",
     "-p": "no flag of steadymoe run",
     "~seed": "seed is missing",
+    "algorithm=../algorithm/grpo": "algorithm is chosen by its name, not by a path; got '../algorithm/grpo'; choose",
+    "algorithm='../algorithm/grpo'": "not by a path",
+    "algorithm=./grpo": "not by a path",
+    "algorithm=/grpo": "not by a path",
+    "model=../model/micro": "model is chosen by its name, not by a path",
+    "task=../task/chain": "choose from chain, countdown",
+    "experiment=../experiment/quickstart": "not by a path",
+    "correction=../correction/tis": "not by a path",
+    "results_dir=": "results_dir must name a folder",
+    "results_dir=' '": "results_dir must name a folder",
+    "experiment_name=" + "e" * 300: "experiment_name may have 180 letters; got 300",
+    "results_dir=" + "r" * 300: "names of at most 255 bytes",
+    "results_dir=" + "r/" * 2000: "paths of more than 3900 bytes",
+    "seed=" + "9" * 30: "seed must be at most 9223372036854775807",
+    "rollout.prompts=80000000000": "rollout.prompts=80000000000 with rollout.responses=8 takes at least",
+    "rollout.responses=80000000000": "of memory",
+    "evaluation.prompts=80000000000": "evaluation.prompts=80000000000 takes at least",
+    "cold_start.batch_size=80000000000": "cold_start.batch_size=80000000000 takes at least",
+    "cold_start.check_prompts=80000000000": "cold_start.check_prompts=80000000000 takes at least",
+    "probe.responses=80000000000": "probe.responses=80000000000 takes at least",
+    "hydra.launcher.n_jobs=0": "hydra.launcher.n_jobs must be a number of processes",
+    "hydra.launcher.n_jobs=two": "hydra.launcher.n_jobs",
+    "hydra.launcher.backend=none": "hydra.launcher.backend must be loky",
+    "experiment=quickstart,collapse": "steadymoe run experiment=quickstart; steadymoe run experiment=collapse",
     "nonsense": "cannot read 'nonsense'",
     "--config-name=x": "no flag of steadymoe run",
 }
@@ -434,7 +458,7 @@ def test_of_many_runs_the_screen_shows_those_at_work(tmp_path: Path) -> None:
     runs = compose.plan([*SMALL, f"results_dir={tmp_path}", f"seed={seeds}", "steps=1"], multirun=True)
     run.execute(runs[7])
     console = Console(force_terminal=True, width=120, record=True)
-    with record.Record(runs[3].folder, {"config_hash": ""}) as folder:
+    with record.Record(runs[3].folder, run._facts(runs[3])) as folder:
         folder.update(status="running", progress={"step": 0})
         console.print(progress._table(runs, 1.0))
     shown = console.export_text()
