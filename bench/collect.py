@@ -7,7 +7,7 @@ import pandas as pd
 
 from steadymoe.bench import columns, record
 from steadymoe.bench.identity import flatten, settings_hash
-from steadymoe.bench.text import all_visible, visible
+from steadymoe.bench.text import visible
 
 # What tells one run from another, besides its seed.
 ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]
@@ -67,7 +67,8 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
         folders.append(str(folder))
     if not rows:
         return none()
-    frame = all_visible(pd.DataFrame(rows)).assign(folder=folders)
+    shown = [{key: visible(value) if isinstance(value, str) else value for key, value in row.items()} for row in rows]
+    frame = pd.DataFrame(shown).assign(folder=folders)
     for _, group in frame.groupby("experiment"):
         swept = {key for axes in group["axes_values"] for key in axes}
         hashes = [settings_hash(config, swept) for config in group["config"]]

@@ -172,9 +172,10 @@ def interrupted(results: Path) -> compose.Run:
             raise KeyboardInterrupt
         return step(self, number)
 
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(run.Trainer, "step", stopped)
-        run.execute(made)
+        with pytest.raises(KeyboardInterrupt):
+            run.execute(made)
     assert checkpoint.step_of(made.folder / "checkpoint.safetensors") == 2
     return made
 
