@@ -6,7 +6,7 @@ Randomness needs nothing: every draw has a generator made from (seed, stage, ste
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from steadymoe.bench import atomic
@@ -28,11 +28,12 @@ def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
 
 
 def step_of(path: Path) -> int | None:
-    """The step of a checkpoint without loading it; None where there is none."""
-    if not path.exists():
+    """The step of a checkpoint without loading it; None where there is none, or none that is whole."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return int(file.metadata()["step"])
+    except (OSError, SafetensorError, TypeError, KeyError, ValueError):
         return None
-    with safe_open(path, framework="pt") as file:
-        return int(file.metadata()["step"])
 
 
 def load(path: Path, learner: Learner, sampler: Sampler) -> int:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from steadymoe.bench import archive, atomic, stability, tables
 from steadymoe.bench.figures import FIGURES, FORMATS, Paper, Sheet, save
+from steadymoe.bench.text import visible
 
 # A figure's numbers are also written for people where they are as few as this.
 _LONGEST_TABLE = 60
@@ -76,7 +77,7 @@ def make(paper: Paper, results: Path, experiment: str | None, formats: Sequence[
     recorded = archive.load(results, name)
     if recorded["runs"].empty:
         raise CannotDraw(
-            f"{paper.id} lacks ended runs of {name} below {results / 'runs'}; start some: {command(paper)}"
+            f"{paper.id} lacks ended runs of {visible(name)} below {results / 'runs'}; start some: {command(paper)}"
         )
     found = data(recorded, paper.takes)
     if said := paper.lacks(found):

@@ -43,8 +43,16 @@ IMPLIED = {"rollout.prompts": "rollout.minibatch_prompts", "steps": "total_updat
 OFF = {"advantage": None, "correction": "none", "engine": "exact", "routing": "off"}
 
 _LONGEST_AXES = 120
+# File systems take names of 255 bytes; the rest is for the names of an experiment's figures, and of files half written.
+LONGEST_NAME = 180
+_NAME = re.compile(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]*")
 
 _ABSENT = object()
+
+
+def is_name(text: str) -> bool:
+    """Whether ``text`` can be a part of a run's folder: letters, digits, ``.``, ``_``, ``-``, ``@``, no ``.`` first."""
+    return _NAME.fullmatch(text) is not None and len(text) <= LONGEST_NAME
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,9 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from steadymoe.bench import record
 from steadymoe.bench.compose import Run, labels
+from steadymoe.bench.text import visible
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 # More runs than this do not fit a screen: then those at work are shown alone.
@@ -48,14 +50,14 @@ def _table(runs: Sequence[Run], elapsed: float) -> Table:
     done = sum(state["status"] in record.ENDED for state in states)
     left, names = _left(states), labels(runs)
     title = f"{done} of {len(runs)} runs done · {_clock(elapsed)} gone · {left} left{_best_and_worst(names, states)}"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(visible(title)), title_justify="left")
     for name in ("run", "status", "step", "reward", "expert change", "left"):
         table.add_column(name, justify="left" if name in ("run", "status") else "right")
     for label, state in zip(names, states, strict=True):
         if len(runs) > _ROWS and (state["status"] == "waiting" or state["status"] in record.ENDED):
             continue
         table.add_row(
-            label,
+            Text(visible(label)),
             state["status"],
             f"{state['step']}/{state['steps']}",
             _number(state["reward"], ".2f"),
@@ -79,11 +81,14 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
                 continue
             shown[index] = now
             done = sum(each["status"] in record.ENDED for each in states)
-            console.print(
+            said = (
                 f"[{done}/{len(runs)}] {names[index]}: {state['status']}, step {state['step']}/{state['steps']}, "
                 f"reward {_number(state['reward'], '.2f')}, "
                 f"expert change {_number(state['expert_change_rate'], '.4f')}, "
-                f"about {_left(states)} left{_best_and_worst(names, states)}",
+                f"about {_left(states)} left{_best_and_worst(names, states)}"
+            )
+            console.print(
+                visible(said),
                 markup=False,
                 highlight=False,
                 soft_wrap=True,
@@ -92,10 +97,10 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
 
 def _state(run: Run) -> dict[str, Any]:
     """Where a run is, as its folder tells."""
-    facts = record.read_run(run.folder)
-    progress = (facts or {}).get("progress") or {}
+    facts = record.known(run.folder)
+    progress = facts.get("progress") or {}
     step, steps = progress.get("step", 0), run.config["steps"]
-    status = "waiting" if facts is None else record.status(run.folder)
+    status = record.as_told(run.folder, facts) if facts else "waiting"
     if status == "running" and not step:
         accuracy = progress.get("cold_start_accuracy")
         status = "cold start" if accuracy is None else f"cold start, accuracy {accuracy:.2f}"

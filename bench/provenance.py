@@ -1,4 +1,4 @@
-"""What a run stands on: the code of its algorithm, the training code, the libraries, the commit, the machine.
+"""What a run stands on: the code of its algorithm, the training code, the libraries, the machine.
 
 ``python -m steadymoe.bench.provenance > tests/recorded/training_code.json`` records what TRAINING_VERSION stands for.
 """
@@ -6,7 +6,6 @@
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -106,18 +105,6 @@ def versions(config: Mapping[str, Any]) -> dict[str, str]:
     packages = ["steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core"]
     packages += ["triton", "megablocks"] if config.get("experts") == megablocks.NAME else []
     return {"python": platform.python_version()} | {name: _version(name) for name in packages}
-
-
-def revision() -> dict[str, Any] | None:
-    """The commit that the code is at and whether it was changed since; None outside a git checkout."""
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str | None:
-        answer = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=False)
-        return answer.stdout.strip() if answer.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    return None if commit is None else {"commit": commit, "changed": bool(git("status", "--porcelain", "-uno"))}
 
 
 def processor() -> str:

@@ -13,6 +13,7 @@ import pandas as pd
 from steadymoe.bench import archive, atomic, collapse, collect, draw, head_to_head, outcome, pool, stability, tables
 from steadymoe.bench.claims.registry import COMPARED_ELSEWHERE
 from steadymoe.bench.figures import FIGURES, FORMATS, Paper
+from steadymoe.bench.text import visible
 
 
 class NothingToReport(Exception):
@@ -21,25 +22,28 @@ class NothingToReport(Exception):
 
 @dataclass(frozen=True)
 class Report:
-    """What was written, the summary tables as Markdown, and what each figure that was not drawn lacks."""
+    """What was written, the summary tables as Markdown, what each figure that was not drawn lacks, and damaged runs."""
 
     files: list[Path]
     table: str
     missing: list[str]
+    left_out: list[str]
 
 
 def make(results: Path, experiment: str | None = None, formats: Sequence[str] = FORMATS) -> Report:
     """Write ``tables/``, ``figures/`` and ``report.html`` below ``results``, replacing earlier ones of these formats.
 
-    Figures in ``formats``, and as svg, which the page shows.
+    Figures in ``formats``, and as svg, which the page shows. What is missing is told of the figures of ``experiment``
+    alone where one is named.
 
-    Raises NothingToReport if no run of the experiment has ended.
+    Raises NothingToReport if no run of the experiment has ended, Damaged if what was kept of one cannot be read.
     """
     recorded = _recorded(results, experiment)
     for folder in ("tables", "figures"):
         (results / folder).mkdir(parents=True, exist_ok=True)
     files, markdown, sections = [], [], []
-    missing = {paper.id: _absent(paper) for paper in FIGURES.values() if not paper.variant}
+    asked = [paper for paper in FIGURES.values() if experiment in (None, paper.experiment) and not paper.variant]
+    missing = {paper.id: _absent(paper) for paper in asked}
     names = list(recorded)
     drawn_as = tuple(dict.fromkeys((*formats, "svg")))
     made = pool.in_processes(partial(_section, results, drawn_as), names, list(recorded.values()))
@@ -50,12 +54,21 @@ def make(results: Path, experiment: str | None = None, formats: Sequence[str] = 
         sections.append(section)
         files += written
         warning = f"These runs differ in {', '.join(section['mixed'])}.\n\n" if section["mixed"] else ""
-        warning += "".join(f"Nothing to learn from: {line}.\n\n" for line in section["silent"])
-        markdown.append(f"{name}\n\n{warning}{table}\n")
+        warning += "".join(f"Nothing to learn from: {visible(line)}.\n\n" for line in section["silent"])
+        markdown.append(f"{visible(name)}\n\n{warning}{table}\n")
     environment = jinja2.Environment(autoescape=True, loader=jinja2.PackageLoader("steadymoe.bench", "."))
-    page = environment.get_template("report.html").render(sections=sections, missing=list(missing.values()))
+    lines, absent = left_out(results, experiment), list(missing.values())
+    page = environment.get_template("report.html").render(sections=sections, missing=absent, left_out=lines)
     atomic.write(results / "report.html", lambda temporary: temporary.write_text(page))
-    return Report([*files, results / "report.html"], "\n".join(markdown), list(missing.values()))
+    return Report([*files, results / "report.html"], "\n".join(markdown), absent, lines)
+
+
+def left_out(results: Path, experiment: str | None = None) -> list[str]:
+    """A line on every damaged run: no table and no figure has it."""
+    names = [name for name in archive.experiments(results) if experiment in (None, name)]
+    found = [each for name in names for each in collect.damaged(results, name).items()]
+    how = "`steadymoe status` names the command that makes it again"
+    return [f"left out, damaged: {visible(folder)} ({visible(why)}); {how}" for folder, why in found]
 
 
 def export(results: Path, experiment: str | None, suffix: str) -> Path:
@@ -108,14 +121,20 @@ def _recorded(results: Path, experiment: str | None) -> dict[str, dict[str, pd.D
     recorded = {name: archive.load(results, name) for name in names}
     recorded = {name: tables for name, tables in recorded.items() if not tables["runs"].empty}
     if not recorded:
-        raise NothingToReport(f"no ended runs below {results / 'runs' / (experiment or '')}; {_known(results)}")
+        where = visible(results / "runs" / (experiment or ""))
+        damaged = left_out(results, experiment)
+        raise NothingToReport(f"no ended runs below {where}; {damaged[0] if damaged else _known(results)}")
     return recorded
 
 
 def _known(results: Path) -> str:
     """What there is to report instead."""
     names = archive.experiments(results)
-    return f"experiments there: {', '.join(names)}" if names else "start some with: steadymoe run experiment=quickstart"
+    return (
+        f"experiments there: {', '.join(map(visible, names))}"
+        if names
+        else "start some with: steadymoe run experiment=quickstart"
+    )
 
 
 def _absent(paper: Paper) -> str:
@@ -186,7 +205,7 @@ def _section(
         image = base64.b64encode(svg.read_bytes()).decode()
         figures.append({"id": paper.id, "name": paper.name, "caption": paper.caption, "svg": image, "width": width})
     section = {
-        "name": name,
+        "name": visible(name),
         "tables": [
             {"header": list(table.columns), "rows": _cells(table), "caption": caption}
             for table, caption in shown.values()

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from steadymoe.bench import (
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.collapse import Rule, detect
 from steadymoe.bench.record import Record
+from steadymoe.bench.revision import revision
 from steadymoe.bench.seeding import derive
 from steadymoe.bench.train import Trainer
 from steadymoe.models import build, pretrained
@@ -55,8 +57,8 @@ def _job(_: DictConfig) -> str:
 
 def refuse_other_config(run: compose.Run) -> None:
     """Raise ConfigError if the run's folder holds results of another config."""
-    before = record.read_run(run.folder)
-    if before is not None and before["config_hash"] != run.config_hash:
+    before = record.known(run.folder)
+    if before and before["config_hash"] != run.config_hash:
         raise ConfigError(
             f"{run.folder} holds a run of another config, {record.status(run.folder)} "
             f"({identity.difference(before['config'], run.config)}); "
@@ -78,6 +80,8 @@ def execute(run: compose.Run) -> str:
         with Record(run.folder, _facts(run)) as folder:
             # Again, now that nobody else can change it: another process may have ended it meanwhile.
             refuse_other_config(run)
+            if (why := record.damage(run.folder)) is not None:
+                folder.put_aside(why)
             before = record.read_run(run.folder)
             if before is not None and before["status"] in record.ENDED:
                 return before["status"]
@@ -101,6 +105,8 @@ def _train(run: compose.Run, folder: Record) -> None:
     config = run.config
     torch.set_num_threads(config["threads"])
     resume_from = checkpoint.step_of(folder.checkpoint) if _same_ground(folder) else None
+    if resume_from is not None and not folder.holds(resume_from):
+        folder.run["restarted"], resume_from = "rows of steps before its checkpoint are lost", None
     folder.begin(resume_from)
 
     task = instantiate(config["task"])
@@ -183,9 +189,9 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "training_version": provenance.TRAINING_VERSION,
         "command": run.command,
         # Of a given cold start or checkpoint, its path is added later; it is none of the cached ones.
-        "cold_start": {"fingerprint": cold_start.fingerprint(config)} if _makes_cold_start(config) else {},
+        "cold_start": {"fingerprint": cold_start.fingerprint(config)} if makes_cold_start(config) else {},
         "versions": provenance.versions(config),
-        "revision": provenance.revision(),
+        "revision": revision(),
         "machine": provenance.machine(config),
         "config": config,
         "diverged": None,
@@ -193,5 +199,6 @@ def _facts(run: compose.Run) -> dict[str, Any]:
     }
 
 
-def _makes_cold_start(config: dict[str, Any]) -> bool:
+def makes_cold_start(config: Mapping[str, Any]) -> bool:
+    """Whether a run of this config begins with a supervised training, unless it is cached."""
     return config["cold_start"]["path"] is None and "path" not in config["model"]

@@ -10,6 +10,7 @@ from steadymoe.bench import columns
 from steadymoe.bench.comparisons import ranking
 from steadymoe.bench.efficiency import Ratio
 from steadymoe.bench.stats import INTERVAL, Estimate, over_seeds
+from steadymoe.bench.text import markdown, visible
 
 # Steps at the end of a run over which its final numbers are averaged.
 LAST_STEPS = 5
@@ -214,8 +215,9 @@ def to_number(cell: Any) -> Any:
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-    """The table as people read it."""
-    return table.map(to_text).to_markdown(index=False, disable_numparse=True)
+    """The table as people read it, every cell in one line and letter by letter."""
+    shown = table.map(lambda cell: markdown(to_text(cell))).rename(columns=markdown)
+    return shown.to_markdown(index=False, disable_numparse=True)
 
 
 def to_numbers(table: pd.DataFrame) -> pd.DataFrame:
@@ -237,6 +239,7 @@ _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
     **{sign: "\\" + sign for sign in "&%$#_{}"},
     "–": "--",
     "−": "$-$",
@@ -252,8 +255,8 @@ _LATEX = {
 
 
 def latex_escape(text: str) -> str:
-    """``text`` as LaTeX prints it letter by letter."""
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    """``text`` in one line, as LaTeX prints it letter by letter."""
+    return "".join(_LATEX.get(letter, letter) for letter in visible(text))
 
 
 def to_latex(table: pd.DataFrame, caption: str = "") -> str:

@@ -288,7 +288,7 @@ def test_an_unreadable_run_stops_neither_the_report_nor_the_status(tmp_path: Pat
     report.make(tmp_path)
     numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv").set_index("arm")
     assert numbers["n"].to_dict() == {"grpo": 3, "gspo": 2, "reinforce": 3}
-    assert "1 unreadable" in status.lines(tmp_path)[0]
+    assert "1 damaged" in status.lines(tmp_path)[0]
 
 
 def test_runs_of_different_configs_or_versions_are_not_mixed_silently(tmp_path: Path) -> None:

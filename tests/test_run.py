@@ -260,7 +260,7 @@ def test_a_run_that_another_process_ended_while_this_one_waited_for_it_is_left_a
 
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
     made = planned(tmp_path)
-    with record.Record(made.folder, {"config_hash": made.config_hash}) as other:
+    with record.Record(made.folder, run._facts(made)) as other:
         other.update(status="running")
         assert run.execute(made) == "running"
         assert record.status(made.folder) == "running"

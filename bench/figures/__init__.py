@@ -8,6 +8,7 @@ import pandas as pd
 
 from steadymoe.bench.figures import curves, points, routing, stability
 from steadymoe.bench.figures.style import FORMATS, SMOOTHED_OVER, Sheet, save
+from steadymoe.bench.text import without_mathematics
 
 __all__ = ["FIGURES", "FORMATS", "SMOOTHED_OVER", "Paper", "Sheet", "save"]
 
@@ -99,8 +100,11 @@ class Paper:
         return next((said for need in self.needs if (said := need(data["steps"]))), None)
 
     def figure(self, data: Mapping[str, pd.DataFrame]) -> Sheet:
-        """Drawn from ``data``, which lacks nothing."""
-        return self.draw(*(data[name] for name in self.takes))
+        """Drawn from ``data``, which lacks nothing. A ``$`` in a name is a ``$`` and no sign of mathematics."""
+        tables = [data[name] for name in self.takes]
+        if "runs" not in data or without_mathematics(data["runs"]) is not data["runs"]:  # few rows, and every name
+            tables = [without_mathematics(table) for table in tables]
+        return self.draw(*tables)
 
 
 _COMPARED = (_varies("arm"), _records("reward"), _few)

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 
 from steadymoe.bench import stats
+from steadymoe.bench.text import as_recorded
 
 # Inches: a column of a two-column page, and the whole page.
 ONE_COLUMN, TWO_COLUMNS = 3.4, 6.8
@@ -59,7 +60,7 @@ class Sheet(Figure):
     @property
     def numbers(self) -> pd.DataFrame:
         """Every number that is drawn, in the order of drawing."""
-        return pd.concat(self.noted, ignore_index=True) if self.noted else pd.DataFrame()
+        return as_recorded(pd.concat(self.noted, ignore_index=True)) if self.noted else pd.DataFrame()
 
 
 def house() -> Any:
