@@ -147,10 +147,24 @@ def test_the_overview_shows_the_curves_of_the_recorded_runs(data: dict[str, pd.D
         log = metric == "token_ratio_variance"
         assert (axis.get_yscale() == "log") == log
         curves = stats.curves(data["steps"], metric, SMOOTHED_OVER, log)
-        for line, arm in zip(axis.lines, ("grpo", "gspo", "reinforce"), strict=True):
+        bold = [line for line in axis.lines if not str(line.get_label()).startswith("_")]
+        assert len(axis.lines) == len(bold) + 9  # three seeds of each
+        for line, arm in zip(bold, ("grpo", "gspo", "reinforce"), strict=True):
             assert line.get_label() == arm
             np.testing.assert_allclose(line.get_ydata(), curves.loc[curves["arm"] == arm, "mean"])
-        assert len({line.get_color() for line in axis.lines}) == len({line.get_linestyle() for line in axis.lines}) == 3
+        assert len({line.get_color() for line in bold}) == len({line.get_linestyle() for line in bold}) == 3
+
+
+def test_held_out_curves_start_at_the_cold_start(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
+    accuracy = steps[steps["metric"] == "eval_accuracy"]
+    assert (accuracy.groupby(["arm", "seed"])["step"].min() == 0).all()
+    first = runs.iloc[0]
+    evaluations = record.read_table(Path(first["folder"]), "evaluations")
+    ours = accuracy[(accuracy["arm"] == first["arm"]) & (accuracy["seed"] == first["seed"]) & (accuracy["step"] == 0)]
+    np.testing.assert_allclose(ours["value"], evaluations.loc[evaluations["step"] == 0, "score"].mean())
+    figure = FIGURES["fig01"].figure(draw.data(archive.load(RECORDED, "small"), ()))
+    held_out = figure.numbers[figure.numbers["panel"] == "held-out accuracy"]
+    assert (held_out.groupby("series")["x"].min() == 0).all()  # nothing is spent before the first step
 
 
 def test_histograms_are_sums_over_the_steps_of_a_run(runs: pd.DataFrame, data: dict[str, pd.DataFrame]) -> None:
