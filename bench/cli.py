@@ -46,6 +46,8 @@ def main() -> None:
             sub.add_argument("figures", nargs="*", metavar="figure", help="id or name")
             sub.add_argument("--list", action="store_true", help="every figure, and whether its data are on disk")
             sub.add_argument("--experiment", help="draw from this experiment (default: the figure's own)")
+        if verb in ("report", "figures"):
+            sub.add_argument("--arms", metavar="A,B", help="only these arms, by name or algorithm (default: all)")
         if verb != "status":
             group = instead if verb == "report" else sub
             shown = {"report": "; svg always", "claims": "; png always"}.get(verb, "")
@@ -175,7 +177,7 @@ def _report(arguments: argparse.Namespace) -> int:
             for path in report.keep(results, experiment, arguments.keep):
                 print(f"wrote {path}")
             return 0
-        made = report.make(results, experiment, _formats(arguments))
+        made = report.make(results, experiment, _formats(arguments), _arms(arguments))
     except (report.NothingToReport, draw.CannotDraw) as error:
         print(f"steadymoe: {error}", file=sys.stderr)
         return 2
@@ -190,13 +192,13 @@ def _report(arguments: argparse.Namespace) -> int:
 def _figures(arguments: argparse.Namespace) -> int:
     from steadymoe.bench import draw
 
-    if arguments.list or not arguments.figures:
-        print(draw.listing(arguments.results).to_markdown(index=False))
-        return 0
     try:
+        if arguments.list or not arguments.figures:
+            print(draw.listing(arguments.results).to_markdown(index=False))
+            return 0
         formats = _formats(arguments)
         for paper in draw.find(arguments.figures):
-            for path in draw.make(paper, arguments.results, arguments.experiment, formats):
+            for path in draw.make(paper, arguments.results, arguments.experiment, formats, _arms(arguments)):
                 print(f"wrote {path}")
     except draw.CannotDraw as error:
         print(f"steadymoe: {error}", file=sys.stderr)
@@ -233,6 +235,11 @@ def _formats(arguments: argparse.Namespace) -> list[str]:
     if not set(formats) <= set(figures.FORMATS):
         raise draw.CannotDraw(f"--format takes {', '.join(figures.FORMATS)}; got {arguments.format}")
     return formats
+
+
+def _arms(arguments: argparse.Namespace) -> list[str] | None:
+    """The arms that are asked for, None for all."""
+    return None if arguments.arms is None else [name.strip() for name in arguments.arms.split(",")]
 
 
 def _status(results: Path) -> int:

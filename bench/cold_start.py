@@ -33,7 +33,7 @@ from steadymoe.models import build
 _VERSION = 1
 
 
-# The time left is judged by the slope of the accuracy over so many checks.
+# The time left is judged by the slope of the accuracy over the last half of the checks, so many at least.
 _CHECKS_OF_SLOPE = 5
 
 # What ``run.json`` calls the three numbers of a check: updates so far, accuracy, seconds left by ``updates_left``.
@@ -132,11 +132,11 @@ def train(
 def updates_left(checks: Sequence[tuple[int, float]], goal: float, most: int) -> float:
     """Updates until the accuracy is ``goal`` if it goes on rising as over the last checks, and at most ``most`` in all.
 
-    ``checks``: updates and accuracy of each, at least one. The line is that of least squares through the last five;
-    where it does not rise, what is left until ``most``.
+    ``checks``: updates and accuracy of each, at least one. The line is that of least squares through the last half of
+    them; where it does not rise, what is left until ``most``.
     """
     update, accuracy = checks[-1]
-    updates, accuracies = np.array(checks[-_CHECKS_OF_SLOPE:]).T
+    updates, accuracies = np.array(checks[-max(_CHECKS_OF_SLOPE, len(checks) // 2) :]).T
     rising = np.polyfit(updates, accuracies, 1)[0] if len(updates) > 1 else 0.0
     bound = float(most - update)
     return min(bound, max(0.0, goal - accuracy) / float(rising)) if rising > 0 else bound

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench import columns, record
-from steadymoe.bench.identity import flatten, settings_hash
+from steadymoe.bench.identity import flatten, settings_hash, short
 
 # What tells one run from another, besides its seed.
 ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]
@@ -160,8 +160,9 @@ def name_arms(frame: pd.DataFrame) -> pd.Series:
     usual = [{key: numbers[key] for key in keys if key in numbers} for numbers in frame["numbers"]]
     axes = [given | own for given, own in zip(usual, axes, strict=True)]
     differing = [key for key in keys if len({str(each.get(key)) for each in axes}) > 1]
+    told = {key: [each[key] for each in axes if key in each] for key in differing}
     names = [
-        " ".join([*row, *(f"{key.rpartition('.')[2]}={each[key]}" for key in differing if key in each)])
+        " ".join(row + [f"{key.rpartition('.')[2]}={short(each[key], told[key])}" for key in differing if key in each])
         for row, each in zip(frame[varying].to_numpy().tolist(), axes, strict=True)
     ]
     return pd.Series(names, index=frame.index)

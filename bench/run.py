@@ -22,7 +22,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from steadymoe.algorithms import batch, objective, ops
-from steadymoe.bench import checkpoint, cold_start, compose, identity, record, sweep, tracking
+from steadymoe.bench import checkpoint, cold_start, compose, identity, record, samples, sweep, tracking
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.collapse import detect
 from steadymoe.bench.record import Record
@@ -99,6 +99,7 @@ def _train(run: compose.Run, folder: Record) -> None:
     torch.set_num_threads(config["threads"])
     resume_from = checkpoint.step_of(folder.checkpoint) if _same_ground(folder) else None
     folder.begin(resume_from)
+    samples.keep_until(folder.folder, resume_from)
 
     task = instantiate(config["task"])
     if "path" in config["model"]:
@@ -130,6 +131,7 @@ def _train(run: compose.Run, folder: Record) -> None:
     with tracking.sending(config, folder.folder, resumed=resume_from is not None) as send:
         for step in range(first, config["steps"] + 1):
             result = trainer.step(step)
+            samples.append(folder.folder, list(result.said))
             folder.append(result.rows)
             send(result.rows)
             row = result.rows["steps"][0]
