@@ -89,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("figures", nargs="*", metavar="figure", help="id or name")
             sub.add_argument("--list", action="store_true", help="every figure, and whether its data are on disk")
             sub.add_argument("--experiment", help="draw from this experiment (default: the figure's own)")
+        if verb in ("report", "figures"):
+            sub.add_argument("--arms", metavar="A,B", help="only these arms, by name or algorithm (default: all)")
         if verb != "status":
             group = instead if verb == "report" else sub
             shown = {"report": "; svg always", "claims": "; png always"}.get(verb, "")
@@ -111,7 +113,7 @@ def _report(arguments: argparse.Namespace) -> int:
         if arguments.export is not None or arguments.keep is not None:
             print("".join(f"{line}\n" for line in report.left_out(results, experiment)), end="")
             return 0
-        made = report.make(results, experiment, _formats(arguments))
+        made = report.make(results, experiment, _formats(arguments), _arms(arguments))
     except (report.NothingToReport, draw.CannotDraw) as error:
         return _refuse(error)
     print(made.table)
@@ -125,13 +127,13 @@ def _report(arguments: argparse.Namespace) -> int:
 def _figures(arguments: argparse.Namespace) -> int:
     from steadymoe.bench import draw, report
 
-    if arguments.list or not arguments.figures:
-        print(draw.listing(arguments.results).to_markdown(index=False))
-        return 0
     try:
+        if arguments.list or not arguments.figures:
+            print(draw.listing(arguments.results).to_markdown(index=False))
+            return 0
         formats = _formats(arguments)
         for paper in draw.find(arguments.figures):
-            for path in draw.make(paper, arguments.results, arguments.experiment, formats):
+            for path in draw.make(paper, arguments.results, arguments.experiment, formats, _arms(arguments)):
                 print(visible(f"wrote {path}"))
             for line in report.left_out(arguments.results, arguments.experiment or paper.experiment):
                 print(line)
@@ -169,6 +171,11 @@ def _formats(arguments: argparse.Namespace) -> list[str]:
     if not set(formats) <= set(figures.FORMATS):
         raise draw.CannotDraw(f"--format takes {', '.join(figures.FORMATS)}; got {arguments.format}")
     return formats
+
+
+def _arms(arguments: argparse.Namespace) -> list[str] | None:
+    """The arms that are asked for, None for all."""
+    return None if arguments.arms is None else [name.strip() for name in arguments.arms.split(",")]
 
 
 def _status(arguments: argparse.Namespace) -> int:

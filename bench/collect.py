@@ -7,7 +7,7 @@ import pandas as pd
 
 from steadymoe.bench import columns, record
 from steadymoe.bench.collapse import Rule
-from steadymoe.bench.identity import flatten, settings_hash
+from steadymoe.bench.identity import flatten, settings_hash, short
 from steadymoe.bench.text import visible
 
 # What tells one run from another, besides its seed.
@@ -111,9 +111,9 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
 
     A metric that a run does not have (routing of a dense model, the clip of a loss without one) has no rows.
     A run that met a number that is not finite ended there: to the end of its steps its reward and accuracy
-    are entered as 0, or averages over seeds would improve by leaving it out.
+    are entered as 0, or averages over seeds would improve by leaving it out. Step 0 has the accuracy of the cold start.
     """
-    table = _read(runs, "steps")
+    table = pd.concat([_cold_start(runs), _read(runs, "steps")], ignore_index=True)
     table = table.drop(columns=[name for name in table if str(name).endswith("_histogram")])
     lost = []
     for place, run in enumerate(runs.to_dict("records")):
@@ -125,6 +125,13 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.concat([table, *(each for each in lost if len(each))], ignore_index=True)
     long = table.melt(id_vars=["run", "step"], var_name="metric", value_name="value").dropna(subset="value")
     return _with_keys(runs, long)[[*KEYS, "step", "metric", "value"]]
+
+
+def _cold_start(runs: pd.DataFrame) -> pd.DataFrame:
+    """What is known of each of ``runs`` before its first step: run (its place), step (0), eval_accuracy."""
+    table = _read(runs, "evaluations")
+    first = table[table["step"] == 0].groupby(["run", "step"])["score"].mean()
+    return first.rename("eval_accuracy").reset_index()
 
 
 def histograms(runs: pd.DataFrame) -> pd.DataFrame:
@@ -176,8 +183,13 @@ def name_arms(frame: pd.DataFrame) -> pd.Series:
     usual = [{key: numbers[key] for key in keys if key in numbers} for numbers in frame["numbers"]]
     axes = [given | own for given, own in zip(usual, axes, strict=True)]
     differing = [key for key in keys if len({str(each.get(key)) for each in axes}) > 1]
+    told = {key: [each[key] for each in axes if key in each] for key in differing}
     names = [
-        visible(" ".join([*row, *(f"{key.rpartition('.')[2]}={each[key]}" for key in differing if key in each)]))
+        visible(
+            " ".join(
+                row + [f"{key.rpartition('.')[2]}={short(each[key], told[key])}" for key in differing if key in each]
+            )
+        )
         for row, each in zip(frame[varying].to_numpy().tolist(), axes, strict=True)
     ]
     return pd.Series(names, index=frame.index)

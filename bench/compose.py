@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from steadymoe.algorithms import class_of, meant
 from steadymoe.bench import external
 from steadymoe.bench.check import ConfigError, check
-from steadymoe.bench.identity import NO_NUMBERS, OFF, axes_name, config_hash, flatten, implied, is_name
+from steadymoe.bench.identity import NO_NUMBERS, OFF, axes_name, config_hash, flatten, implied, is_name, short
 
 CONF = Path(__file__).parent.parent / "conf"
 
@@ -61,8 +61,13 @@ def labels(runs: Sequence[Run]) -> list[str]:
         for key in dict.fromkeys(key for part in parts for key in part)
         if key == "algorithm" or len({str(part.get(key)) for part in parts}) > 1
     ]
+    told = {key: [part[key] for part in parts if key in part] for key in differing}
     return [
-        " ".join(str(part[key]) if key in run.choices else f"{key}={part[key]}" for key in differing if key in part)
+        " ".join(
+            str(part[key]) if key in run.choices else f"{key}={short(part[key], told[key])}"
+            for key in differing
+            if key in part
+        )
         + f" seed={run.config['seed']}"
         for run, part in zip(runs, parts, strict=True)
     ]
@@ -92,6 +97,7 @@ def run(words: Sequence[str]) -> Run:
         if not group.startswith("hydra/") and name is not None
     }
     config = _plain(composed)
+    given = _place(config)
     named = [f"{group}={name}" for group, name in sorted(choices.items())]
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = _reference(tuple(named))
@@ -106,11 +112,16 @@ def run(words: Sequence[str]) -> Run:
         if key not in ("seed", *NO_NUMBERS, *implied(config)) and (key not in reference or reference[key] != value)
     }
     axes |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
+    parts = [choices["algorithm"], choices["model"], choices["task"]]
+    folder = _folder(config, [*parts, axes_name(axes)])
+    before = _folder(config, [*parts, axes_name(axes | {key: path for key, path in given.items() if key in axes})])
+    if not (folder / "run.json").exists() and (before / "run.json").exists():
+        folder = before  # of a run from when a path was an axis as it was given
     return Run(
         config=config,
         choices=choices,
         axes=axes,
-        folder=_folder(config, [choices["algorithm"], choices["model"], choices["task"], axes_name(axes)]),
+        folder=folder,
         config_hash=config_hash(config),
         command=external.prefix(choices, _modules(config))
         + shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
@@ -162,6 +173,17 @@ def _folder(config: Mapping[str, Any], parts: Sequence[str]) -> Path:
     if len(os.fsencode(folder)) > _LONGEST_PATH:
         raise ConfigError(f"results_dir makes paths of more than {_LONGEST_PATH} bytes: {folder}")
     return folder
+
+
+def _place(config: dict[str, Any]) -> dict[str, str]:
+    """Make the paths of checkpoints absolute, so that one file is one arm; return them by key as they were given."""
+    given = {}
+    for section in ("cold_start", "model"):
+        path = config[section].get("path")
+        if isinstance(path, str):
+            given[f"{section}.path"] = path
+            config[section]["path"] = str(Path(path).expanduser().resolve())
+    return given
 
 
 def _derive(config: dict[str, Any], words: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench import cold_start, record, run
+from steadymoe.bench import cold_start, provenance, record, run
 from steadymoe.bench.compose import Run
 from steadymoe.bench.identity import flatten
 
@@ -67,7 +67,7 @@ def _paces(results: Path) -> dict[str, list[float]]:
     for path in (results / "runs").glob("**/run.json"):
         facts = record.known(path.parent)
         pace = (facts.get("progress") or {}).get("seconds_per_step")
-        is_ours = facts.get("status") in record.ENDED and facts["machine"]["cpu"] == run.processor()
+        is_ours = facts.get("status") in record.ENDED and facts["machine"]["cpu"] == provenance.processor()
         if is_ours and isinstance(pace, float):
             found.setdefault(_cost(facts["config"]), []).append(pace)
     return found

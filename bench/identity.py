@@ -3,8 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Container, Mapping
-from pathlib import Path
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 # What changes nothing that a run records: neither an axis of its folder nor a part of its hash.
@@ -112,6 +112,27 @@ def axes_name(axes: Mapping[str, Any]) -> str:
     if harmless == name and len(name) <= _LONGEST_AXES:
         return name
     return f"{harmless[: _LONGEST_AXES - 9]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def short(value: Any, among: Iterable[Any]) -> str:
+    """A value as a label shows it: of a path as few last parts as tell it from the other paths ``among``, without
+    ``.safetensors``; of a name of 16 hex digits or more the first eight, where they do."""
+    if not isinstance(value, str) or "/" not in value:
+        return str(value)
+    others = {other for other in among if isinstance(other, str) and other != value}
+    parts = PurePosixPath(value).parts
+    for count in range(1, len(parts) + 1):
+        for cut in (8, None):
+            if all(_tail(other, count, cut) != _tail(value, count, cut) for other in others):
+                return _tail(value, count, cut)
+    return value
+
+
+def _tail(path: str, count: int, cut: int | None) -> str:
+    """The last ``count`` parts of a path; a last part that is a hash alone is cut."""
+    *before, last = PurePosixPath(path).parts[-count:]
+    last = last.removesuffix(".safetensors")
+    return "/".join([*before, last[:cut] if re.fullmatch("[0-9a-f]{16,}", last) else last])
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

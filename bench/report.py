@@ -10,10 +10,25 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from steadymoe.bench import archive, atomic, collapse, collect, draw, head_to_head, outcome, pool, stability, tables
+from steadymoe.bench import (
+    archive,
+    atomic,
+    collapse,
+    collect,
+    draw,
+    head_to_head,
+    outcome,
+    pool,
+    samples,
+    stability,
+    tables,
+)
 from steadymoe.bench.claims.registry import COMPARED_ELSEWHERE
 from steadymoe.bench.figures import FIGURES, FORMATS, Paper
 from steadymoe.bench.text import visible
+
+# Characters of samples on the page, of each experiment.
+_MOST_SAID = 100_000
 
 
 class NothingToReport(Exception):
@@ -30,25 +45,32 @@ class Report:
     left_out: list[str]
 
 
-def make(results: Path, experiment: str | None = None, formats: Sequence[str] = FORMATS) -> Report:
+def make(
+    results: Path,
+    experiment: str | None = None,
+    formats: Sequence[str] = FORMATS,
+    arms: Sequence[str] | None = None,
+) -> Report:
     """Write ``tables/``, ``figures/`` and ``report.html`` below ``results``, replacing earlier ones of these formats.
 
-    Figures in ``formats``, and as svg, which the page shows. What is missing is told of the figures of ``experiment``
-    alone where one is named.
+    Figures in ``formats``, and as svg, which the page shows; of all arms, or of some of one experiment. What is missing
+    is told of the figures of ``experiment`` alone where one is named.
 
-    Raises NothingToReport if no run of the experiment has ended, Damaged if what was kept of one cannot be read.
+    Raises draw.CannotDraw for an arm that is not there, NothingToReport if no run of the experiment has ended, and
+    Damaged if what was kept of one cannot be read.
     """
-    recorded = _recorded(results, experiment)
+    recorded = {name: draw.choose(found, arms) for name, found in _recorded(results, experiment).items()}
+    known = draw.every()
     for folder in ("tables", "figures"):
         (results / folder).mkdir(parents=True, exist_ok=True)
     files, markdown, sections = [], [], []
-    asked = [paper for paper in FIGURES.values() if experiment in (None, paper.experiment) and not paper.variant]
+    asked = [paper for paper in known.values() if experiment in (None, paper.experiment) and not paper.variant]
     missing = {paper.id: _absent(paper) for paper in asked}
     names = list(recorded)
     drawn_as = tuple(dict.fromkeys((*formats, "svg")))
-    made = pool.in_processes(partial(_section, results, drawn_as), names, list(recorded.values()))
+    made = pool.in_processes(partial(_section, results, drawn_as, arms), names, list(recorded.values()))
     for name, (section, written, table, lacking) in zip(names, made, strict=True):
-        missing |= {id: _lacks(FIGURES[id], said) for id, said in lacking.items() if id in missing}
+        missing |= {id: _lacks(known[id], said) for id, said in lacking.items() if id in missing}
         for figure in section["figures"]:
             missing.pop(figure["id"], None)
         sections.append(section)
@@ -147,16 +169,18 @@ def _lacks(paper: Paper, what: str) -> str:
 
 
 def papers(experiment: str) -> list[Paper]:
-    """The figures that an experiment is asked for: those it is made for, or every one if it is made for none.
+    """The figures that an experiment is asked for: those it is made for, or every one if it is made for none; and
+    a user's own that are made for it.
 
     Of what only adds arms to the reference study the overview alone: with the arms that they are compared with these
     stand in the figures of ``steadymoe claims``.
     """
     if experiment in COMPARED_ELSEWHERE:
         return [FIGURES["overview"]]
+    users = [paper for paper in draw.every().values() if paper.experiment == experiment and paper.id not in FIGURES]
     own = [paper for paper in FIGURES.values() if paper.experiment == experiment and not paper.variant]
     every = [paper for paper in FIGURES.values() if not paper.variant]
-    return [FIGURES["overview"], *(paper for paper in own or every if paper.id != "overview")]
+    return [FIGURES["overview"], *(paper for paper in own or every if paper.id != "overview"), *users]
 
 
 def _protocol(runs: pd.DataFrame) -> dict[str, str]:
@@ -178,7 +202,7 @@ def _mixed(runs: pd.DataFrame) -> list[str]:
 
 
 def _section(
-    results: Path, formats: Sequence[str], name: str, recorded: dict[str, pd.DataFrame]
+    results: Path, formats: Sequence[str], arms: Sequence[str] | None, name: str, recorded: dict[str, pd.DataFrame]
 ) -> tuple[dict[str, Any], list[Path], str, dict[str, str]]:
     """One experiment: what the page shows of it, the files written, its table, and what its own figures lack by id."""
     data = draw.data(recorded)
@@ -186,6 +210,7 @@ def _section(
     found = runs
     if "folder" in runs:  # also those that have not ended
         found = collect.runs(results, name).merge(runs[["folder", *collapse.JUDGED]], how="left", on="folder")
+    found = found if arms is None else found[found["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(data)
     files = []
     for file, text in texts(name, shown, found).items():
@@ -206,6 +231,7 @@ def _section(
         figures.append({"id": paper.id, "name": paper.name, "caption": paper.caption, "svg": image, "width": width})
     section = {
         "name": visible(name),
+        "arms": arms,
         "tables": [
             {"header": list(table.columns), "rows": _cells(table), "caption": caption}
             for table, caption in shown.values()
@@ -215,8 +241,24 @@ def _section(
         "mixed": _mixed(runs),
         "silent": outcome.silent_arms(recorded["steps"]),
         "protocol": _protocol(runs),
+        **_samples(runs),
     }
     return section, files, tables.to_markdown(shown["summary"][0]), lacking
+
+
+def _samples(runs: pd.DataFrame) -> dict[str, Any]:
+    """What a few runs said, one seed of every arm first, as far as the page's share of it reaches; how many were left.
+
+    Nothing of runs that were kept without their folders, or recorded before there were samples.
+    """
+    if "folder" not in runs:
+        return {"samples": [], "left_out": 0}
+    ordered = runs.assign(place=runs.sort_values("seed").groupby("arm").cumcount()).sort_values(["place", "arm"])
+    found = [{"run": f"{run['arm']} seed={run['seed']}"} | run for run in ordered.to_dict("records")]
+    found = [{"run": each["run"], "rows": rows} for each in found if (rows := samples.read(Path(each["folder"])))]
+    sizes = pd.Series([sum(len(row["prompt"]) + len(row["response"]) for row in each["rows"]) for each in found])
+    shown = int((sizes.cumsum() <= _MOST_SAID).sum())
+    return {"samples": found[:shown], "left_out": len(found) - shown}
 
 
 def _cells(table: pd.DataFrame) -> list[list[dict[str, Any]]]:

@@ -23,6 +23,7 @@ from steadymoe.bench import (
     identity,
     provenance,
     record,
+    samples,
     sweep,
     tracking,
 )
@@ -108,6 +109,7 @@ def _train(run: compose.Run, folder: Record) -> None:
     if resume_from is not None and not folder.holds(resume_from):
         folder.run["restarted"], resume_from = "rows of steps before its checkpoint are lost", None
     folder.begin(resume_from)
+    samples.keep_until(folder.folder, resume_from)
 
     task = instantiate(config["task"])
     if "path" in config["model"]:
@@ -122,7 +124,7 @@ def _train(run: compose.Run, folder: Record) -> None:
             task,
             config,
             Path(config["results_dir"]) / "cold_starts",
-            on_check=lambda update, accuracy: folder.update(progress={"cold_start_accuracy": accuracy}),
+            on_check=lambda *check: folder.update(progress=dict(zip(cold_start.CHECK, check, strict=True))),
         )
     trainer = Trainer(model, task, config)
     forwards = trainer.learner.forwards
@@ -134,14 +136,18 @@ def _train(run: compose.Run, folder: Record) -> None:
     else:
         checkpoint.load(folder.checkpoint, trainer.learner, trainer.sampler)
     diverged, first = None, (resume_from or 0) + 1
+    rewards = record.read_table(folder.folder, "steps")["reward"].dropna().tolist()
     begun = time.monotonic()
     with tracking.sending(config, folder.folder, resumed=resume_from is not None) as send:
         for step in range(first, config["steps"] + 1):
             result = trainer.step(step)
+            samples.append(folder.folder, list(result.said))
             folder.append(result.rows)
             send(result.rows)
             row = result.rows["steps"][0]
+            rewards += [row["reward"]] if "reward" in row else []
             shown = {name: row.get(name) for name in ("reward", "eval_accuracy", "expert_change_rate")}
+            shown["best_reward"] = max(rewards, default=None)
             shown["seconds_per_step"] = (time.monotonic() - begun) / (step - first + 1)
             folder.update(progress={"step": step, "steps": config["steps"]} | shown)
             if result.diverged_at_update is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import build, ops
-from steadymoe.bench import drift, metrics, reward
+from steadymoe.bench import drift, metrics, reward, samples
 from steadymoe.bench.forwards import Part
 from steadymoe.bench.learner import Learner
 from steadymoe.bench.old_policy import OldPolicy, as_sampled, check_sampler
@@ -39,6 +39,8 @@ class StepResult:
 
     rows: dict[str, list[Row]]
     diverged_at_update: int | None = None
+    said: tuple[Row, ...] = ()
+    """A few of the rollout's prompts and responses, of the steps that ``samples`` keeps."""
 
 
 class Trainer:
@@ -141,7 +143,10 @@ class Trainer:
         row["rollout_tokens_per_second"] = tokens_sampled / clock.seconds["rollout_seconds"]
         row["update_tokens_per_second"] = int(made.sequences.mask_BS.sum()) / clock.seconds["update_seconds"]
         tables = {"steps": [row], "updates": update_rows, "layers": layer_rows, "evaluations": evaluations}
-        return StepResult(tables, diverged_at_update)
+        said: list[Row] = []
+        if samples.is_shown(step, self.config["steps"]):
+            said = samples.take(made, self.task, step, self.config["rollout"]["responses"])
+        return StepResult(tables, diverged_at_update, tuple(said))
 
     def evaluate(self, step: int) -> list[Row]:
         """One sampled response to each held-out prompt: always the same prompts and the same draws.

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hydra.utils import instantiate
 from safetensors.torch import save_file
 from test_run import SMALL
 
-from steadymoe.bench import atomic, cli, compose, identity, memory, progress, record, report, revision, run
+from steadymoe.bench import atomic, cli, cold_start, compose, identity, memory, progress, record, report, revision, run
 from steadymoe.bench.identity import flatten
 
 
@@ -599,10 +600,45 @@ def test_time_left_is_the_steps_left_at_the_pace_so_far_shared_by_the_runs_at_wo
 
 
 def test_the_best_so_far_and_the_diverged_are_told() -> None:
-    states = [{"status": "finished", "reward": 0.25}, {"status": "diverged", "reward": 0.1}]
-    states += [{"status": "running", "reward": 0.75}, {"status": "waiting", "reward": None}]
+    states = [{"status": "finished", "best_reward": 0.25}, {"status": "diverged", "best_reward": 0.1}]
+    states += [{"status": "running", "best_reward": 0.75, "reward": 0.2}, {"status": "waiting", "best_reward": None}]
     assert progress._best_and_worst(["a", "b", "c", "d"], states) == " · best 0.75 (c) · 1 diverged"
     assert progress._best_and_worst(["d"], states[3:]) == ""
+
+
+def test_a_run_remembers_its_best_reward_and_a_cold_start_is_told_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+    import threading
+
+    from rich.console import Console
+
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_CHECKS", 0)
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LOOKS", 0.001)
+    (made,) = compose.plan([*SMALL, f"results_dir={tmp_path}", "steps=3"])
+    shown = io.StringIO()
+    with record.Record(made.folder, {"config_hash": ""}) as folder:
+        checks = [(25, 0.125, 130.0), (50, 0.25, 61.0)]
+        folder.update(status="running", progress=dict(zip(cold_start.CHECK, checks[0], strict=True)))
+        stop = threading.Event()
+        thread = threading.Thread(target=progress._show_lines, args=([made], Console(file=shown), stop))
+        thread.start()
+        while "25 updates" not in shown.getvalue():
+            time.sleep(0.001)
+        folder.update(progress=dict(zip(cold_start.CHECK, checks[1], strict=True)))
+        while "50 updates" not in shown.getvalue():
+            time.sleep(0.001)
+        stop.set()
+        thread.join()
+    first, second = shown.getvalue().splitlines()
+    assert first == "[0/1] grpo seed=0: cold start, 25 updates, accuracy 0.12 of 0, about 2:10 left of it"
+    assert second.endswith("50 updates, accuracy 0.25 of 0, about 1:01 left of it")
+    shutil.rmtree(made.folder)
+    assert run.execute(made) == "finished"
+    facts = record.read_run(made.folder)
+    assert facts is not None
+    assert facts["progress"]["best_reward"] == record.read_table(made.folder, "steps")["reward"].max()
 
 
 def test_of_many_runs_the_screen_shows_those_at_work(tmp_path: Path) -> None:

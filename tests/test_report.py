@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +14,20 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats as scipy_stats
 
-from steadymoe.bench import archive, collapse, collect, draw, record, report, stats, status, tables
+from steadymoe.bench import (
+    archive,
+    collapse,
+    collect,
+    draw,
+    external,
+    identity,
+    record,
+    report,
+    samples,
+    stats,
+    status,
+    tables,
+)
 from steadymoe.bench.figures import FIGURES, SMOOTHED_OVER
 
 RECORDED = Path(__file__).parent / "recorded" / "results"
@@ -54,6 +68,18 @@ def test_arms_are_named_by_what_differs() -> None:
         "grpo tiny learning_rate=0.3",
         "grpo deep learning_rate=0.1 routing=r2",
     ]
+
+
+def test_paths_and_hashes_are_short_in_the_names_of_arms() -> None:
+    one, other = "/data/" + "a" * 90 + "/0123456789abcdef.safetensors", "/data/b/fedcba9876543210.safetensors"
+    assert identity.short(one, [one, other]) == "01234567"
+    assert identity.short(one, [one, one.replace("89abcdef", "00000000")]) == "0123456789abcdef"  # eight would not do
+    assert identity.short("/a/x/start.safetensors", ["/a/y/start.safetensors"]) == "x/start"
+    assert identity.short("start.safetensors", []) == "start.safetensors"  # no path
+    assert identity.short(4e-4, [one]) == "0.0004"
+    frame = pd.DataFrame([["e", "grpo", "tiny", "chain", ""]] * 2, columns=collect.ARM_KEYS)
+    frame["axes_values"], frame["numbers"] = [{"cold_start.path": one}, {"cold_start.path": other}], [{}, {}]
+    assert collect.name_arms(frame).tolist() == ["grpo path=01234567", "grpo path=fedcba98"]
 
 
 def test_the_interval_is_students_and_covers_as_often_as_it_says() -> None:
@@ -151,10 +177,24 @@ def test_the_overview_shows_the_curves_of_the_recorded_runs(data: dict[str, pd.D
         log = metric == "token_ratio_variance"
         assert (axis.get_yscale() == "log") == log
         curves = stats.curves(data["steps"], metric, SMOOTHED_OVER, log)
-        for line, arm in zip(axis.lines, ("grpo", "gspo", "reinforce"), strict=True):
+        bold = [line for line in axis.lines if not str(line.get_label()).startswith("_")]
+        assert len(axis.lines) == len(bold) + 9  # three seeds of each
+        for line, arm in zip(bold, ("grpo", "gspo", "reinforce"), strict=True):
             assert line.get_label() == arm
             np.testing.assert_allclose(line.get_ydata(), curves.loc[curves["arm"] == arm, "mean"])
-        assert len({line.get_color() for line in axis.lines}) == len({line.get_linestyle() for line in axis.lines}) == 3
+        assert len({line.get_color() for line in bold}) == len({line.get_linestyle() for line in bold}) == 3
+
+
+def test_held_out_curves_start_at_the_cold_start(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
+    accuracy = steps[steps["metric"] == "eval_accuracy"]
+    assert (accuracy.groupby(["arm", "seed"])["step"].min() == 0).all()
+    first = runs.iloc[0]
+    evaluations = record.read_table(Path(first["folder"]), "evaluations")
+    ours = accuracy[(accuracy["arm"] == first["arm"]) & (accuracy["seed"] == first["seed"]) & (accuracy["step"] == 0)]
+    np.testing.assert_allclose(ours["value"], evaluations.loc[evaluations["step"] == 0, "score"].mean())
+    figure = FIGURES["fig01"].figure(draw.data(archive.load(RECORDED, "small"), ()))
+    held_out = figure.numbers[figure.numbers["panel"] == "held-out accuracy"]
+    assert (held_out.groupby("series")["x"].min() == 0).all()  # nothing is spent before the first step
 
 
 def test_histograms_are_sums_over_the_steps_of_a_run(runs: pd.DataFrame, data: dict[str, pd.DataFrame]) -> None:
@@ -248,6 +288,106 @@ def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert page.count("<script") == 1  # the page's own, which sorts
     assert "&lt;script&gt;" in page
+
+
+def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    monkeypatch.setattr(report, "papers", lambda _: [])
+    recorded_before = report._samples(collect.runs(tmp_path))
+    assert recorded_before == {"samples": [], "left_out": 0}
+    folders = sorted(path.parent for path in (tmp_path / "runs").glob("**/run.json"))
+    row = {"step": 1, "prompt": "2+2=", "response": "<script>4</script>", "finished": True, "reward": 1.0}
+    for folder in folders:
+        lines = [row, row | {"response": "x" * 10_000}, {"step": 1}, row | {"reward": "none"}]
+        (folder / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines) + '{"torn')
+        assert len(samples.read(folder)) == 2
+    report.make(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<details>") == 9
+    assert "&lt;script&gt;4&lt;/script&gt;" in page
+    assert page.count("<script") == 1
+    assert "x" * (samples.CHARACTERS - 1) + "…" in page
+    assert "x" * samples.CHARACTERS not in page
+    monkeypatch.setattr(report, "_MOST_SAID", 1000)
+    found = report._samples(collect.runs(tmp_path))
+    assert [each["run"] for each in found["samples"]] == [
+        *(f"{arm} seed=0" for arm in ("grpo", "gspo", "reinforce")),
+        "grpo seed=1",
+    ]
+    assert found["left_out"] == 5
+
+
+def test_some_arms_alone_are_reported_by_name_or_by_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    monkeypatch.setattr(report, "papers", lambda _: [])
+    report.make(tmp_path, "small", ["svg"], ["gspo", "grpo"])
+    assert pd.read_csv(tmp_path / "tables" / "small-summary.csv")["arm"].tolist() == ["gspo", "grpo"]
+    page = Page()
+    page.feed((tmp_path / "report.html").read_text())
+    assert "Of gspo, grpo alone." in page.text
+    assert "reinforce" not in page.text.partition("Figures that lack runs")[0]
+    with pytest.raises(draw.CannotDraw, match="no arm 'sapo'; choose from grpo, gspo, reinforce"):
+        report.make(tmp_path, "small", ["svg"], ["gspo", "sapo"])
+    files = draw.make(FIGURES["fig02"], tmp_path, "small", ["svg"], ["gspo"])
+    assert [path.name for path in files if path.suffix == ".svg"] == ["small-fig02-clip_fraction.svg"]
+    assert pd.read_csv(next(path for path in files if path.suffix == ".csv"))["series"].tolist() == ["gspo"]
+
+
+OWN = '''"""Figures of mine."""
+
+import pandas as pd
+
+from steadymoe.bench.figures import Paper, Sheet, looks, style
+
+import beside
+
+
+def lengths(steps: pd.DataFrame) -> Sheet:
+    """How long responses are at the end, a bar an arm."""
+    with style.house():
+        figure, (axis,) = style.panels(1, 1, 2.2)
+        axis.set_ylabel("tokens of a response")
+        chosen = steps[(steps["metric"] == "response_length") & (steps["step"] == steps["step"].max())]
+        for arm, look in looks.of_lines(steps).items():
+            mean = chosen.loc[chosen["arm"] == arm, "value"].mean()
+            axis.bar(arm, mean, color=look.colour, width=beside.WIDTH)
+            style.note(axis, arm, pd.DataFrame([{"mean": mean}]))
+        return style.finish(figure, None, f"Mean over seeds, {style.seeds(steps)}.")
+
+
+FIGURES = [Paper("lengths", "response_lengths", lengths, "small")]
+'''
+
+
+def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "my_figures.py").write_text(OWN)
+    (mine / "beside.py").write_text("WIDTH = 0.5\n")
+    monkeypatch.setenv(external.VARIABLE, str(mine))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (paper,) = draw.find(["response_lengths"])
+    drawn = draw.make(paper, tmp_path, None, ["svg"])
+    assert (tmp_path / "figures" / "small-lengths-response_lengths.svg") in drawn
+    numbers = pd.read_csv(tmp_path / "tables" / "small-lengths-response_lengths.csv")
+    assert numbers["series"].tolist() == ["grpo", "gspo", "reinforce"]
+    assert paper in report.papers("small")
+    listed = draw.listing(tmp_path).set_index("id")["data on disk"]
+    assert listed["lengths"] == "yes"
+    (mine / "my_figures.py").write_text(OWN.replace('Paper("lengths"', 'Paper("fig05"'))
+    draw.own.cache_clear()
+    with pytest.raises(draw.CannotDraw, match=r"my_figures.py: FIGURES must hold a Paper of an id and a name of its"):
+        draw.every()
+    (mine / "my_figures.py").write_text("1 / 0")
+    with pytest.raises(draw.CannotDraw, match=r"my_figures.py: ZeroDivisionError: division by zero"):
+        draw.every()
+    monkeypatch.delenv(external.VARIABLE)
+    assert draw.every() == FIGURES
 
 
 def test_runs_that_have_not_ended_are_listed_and_kept_out_of_the_numbers(tmp_path: Path) -> None:

@@ -34,7 +34,22 @@ def _records(*metrics: str) -> Need:
 
 def _few(steps: pd.DataFrame) -> str | None:
     arms = steps["arm"].nunique()
-    return None if arms <= _MOST_LINES else f"an experiment of at most {_MOST_LINES} arms ({arms} are too many lines)"
+    return (
+        None
+        if arms <= _MOST_LINES
+        else f"at most {_MOST_LINES} arms ({arms} are too many lines): choose some with --arms"
+    )
+
+
+def _few_lines(*shown: str) -> Need:
+    """At most as many lines as can be told apart, one for each combination of ``shown``."""
+
+    def need(steps: pd.DataFrame) -> str | None:
+        lines = len(steps[list(shown)].drop_duplicates())
+        too_many = f"at most {_MOST_LINES} lines ({lines} are too many): choose some with --arms"
+        return None if lines <= _MOST_LINES else too_many
+
+    return need
 
 
 def _one_engine(steps: pd.DataFrame) -> str | None:
@@ -119,7 +134,13 @@ _LIST = [
     *(Paper(**vars(each) | {"variant": True}) for each in _SPENT),
     Paper("fig02", "clip_fraction", points.clip_fraction, "quickstart", (_records("clip_fraction"), _few)),
     Paper("fig03", "replay", curves.replay, "replay", (_varies("routing"), _records("reward"), _few)),
-    Paper("fig04", "staleness_panels", curves.staleness_panels, "minirl", (_varies("updates_per_rollout"), _MISMATCH)),
+    Paper(
+        "fig04",
+        "staleness_panels",
+        curves.staleness_panels,
+        "minirl",
+        (_varies("updates_per_rollout"), _MISMATCH, _few_lines("algorithm", "routing", "correction")),
+    ),
     Paper(
         "fig05",
         "staleness_grid",
@@ -127,7 +148,14 @@ _LIST = [
         "staleness",
         (_varies("updates_per_rollout"), _varies("algorithm")),
     ),
-    Paper("fig06", "survival", stability.survival, "collapse", takes=("survival_curves", "collapse_steps")),
+    Paper(
+        "fig06",
+        "survival",
+        stability.survival,
+        "collapse",
+        needs=(_few,),
+        takes=("survival_curves", "collapse_steps", "steps"),
+    ),
     Paper("fig07", "mismatch", curves.mismatch, "mismatch", (*_COMPARED, _varies("algorithm"), _MISMATCH, _mismatched)),
     Paper("fig08", "ratio_distributions", routing.ratio_distributions, "twins", (_twins,), ("histograms",)),
     Paper("fig09", "best_last", points.best_last, "best_last", (_varies("arm"), _records("reward"))),
@@ -156,6 +184,7 @@ _LIST = [
             _MISMATCH,
             _one_engine,
             _nothing_else("algorithm", "routing", "correction", "model", "strength"),
+            _few_lines("algorithm", "routing", "correction", "model"),
         ),
     ),
 ]

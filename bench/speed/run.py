@@ -18,7 +18,7 @@ import torch
 
 from steadymoe.bench import atomic, provenance
 from steadymoe.bench.check import ConfigError
-from steadymoe.bench.figures import style
+from steadymoe.bench.figures import looks, style
 from steadymoe.bench.speed import measure
 from steadymoe.bench.speed.arms import TRL, Arm, Ours, Plain, config_of
 from steadymoe.bench.speed.measure import SAVINGS, Ratio, interleaved, ratio
@@ -250,7 +250,7 @@ def scaling_figure(rows: pd.DataFrame) -> style.Sheet:
         figure, axes = style.panels(2, 3, 3.2, width=style.TWO_COLUMNS, sharey=True)
         for axis, dial in zip(axes, dials, strict=False):
             ours = rows[rows["dial"] == dial]
-            axis.plot(ours["value"], ours["seconds"], "o-", color=style.COLOURS[0], linewidth=1.1, markersize=3)
+            axis.plot(ours["value"], ours["seconds"], "o-", color=looks.COLOURS[0], linewidth=1.1, markersize=3)
             axis.set_xscale("log", base=2)
             axis.set_yscale("log")
             axis.set_xticks(ours["value"], [str(value) for value in ours["value"]])
