@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 import pandas as pd
 
 from steadymoe.bench import (
@@ -175,9 +176,9 @@ def papers(experiment: str) -> list[Paper]:
     Of what only adds arms to the reference study the overview alone: with the arms that they are compared with these
     stand in the figures of ``steadymoe claims``.
     """
-    if experiment in COMPARED_ELSEWHERE:
-        return [FIGURES["overview"]]
     users = [paper for paper in draw.every().values() if paper.experiment == experiment and paper.id not in FIGURES]
+    if experiment in COMPARED_ELSEWHERE:
+        return [FIGURES["overview"], *users]
     own = [paper for paper in FIGURES.values() if paper.experiment == experiment and not paper.variant]
     every = [paper for paper in FIGURES.values() if not paper.variant]
     return [FIGURES["overview"], *(paper for paper in own or every if paper.id != "overview"), *users]
@@ -254,9 +255,9 @@ def _samples(runs: pd.DataFrame) -> dict[str, Any]:
     if "folder" not in runs:
         return {"samples": [], "left_out": 0}
     ordered = runs.assign(place=runs.sort_values("seed").groupby("arm").cumcount()).sort_values(["place", "arm"])
-    found = [{"run": f"{run['arm']} seed={run['seed']}"} | run for run in ordered.to_dict("records")]
-    found = [{"run": each["run"], "rows": rows} for each in found if (rows := samples.read(Path(each["folder"])))]
-    sizes = pd.Series([sum(len(row["prompt"]) + len(row["response"]) for row in each["rows"]) for each in found])
+    said = {f"{run['arm']} seed={run['seed']}": samples.read(Path(run["folder"])) for run in ordered.to_dict("records")}
+    found = [{"run": name, "rows": rows} for name, rows in said.items() if rows]
+    sizes = pd.Series([sum(len(row["prompt"] + row["response"]) for row in rows) for rows in said.values() if rows])
     shown = int((sizes.cumsum() <= _MOST_SAID).sum())
     return {"samples": found[:shown], "left_out": len(found) - shown}
 

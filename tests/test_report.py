@@ -335,30 +335,7 @@ def test_some_arms_alone_are_reported_by_name_or_by_algorithm(tmp_path: Path, mo
     assert pd.read_csv(next(path for path in files if path.suffix == ".csv"))["series"].tolist() == ["gspo"]
 
 
-OWN = '''"""Figures of mine."""
-
-import pandas as pd
-
-from steadymoe.bench.figures import Paper, Sheet, looks, style
-
-import beside
-
-
-def lengths(steps: pd.DataFrame) -> Sheet:
-    """How long responses are at the end, a bar an arm."""
-    with style.house():
-        figure, (axis,) = style.panels(1, 1, 2.2)
-        axis.set_ylabel("tokens of a response")
-        chosen = steps[(steps["metric"] == "response_length") & (steps["step"] == steps["step"].max())]
-        for arm, look in looks.of_lines(steps).items():
-            mean = chosen.loc[chosen["arm"] == arm, "value"].mean()
-            axis.bar(arm, mean, color=look.colour, width=beside.WIDTH)
-            style.note(axis, arm, pd.DataFrame([{"mean": mean}]))
-        return style.finish(figure, None, f"Mean over seeds, {style.seeds(steps)}.")
-
-
-FIGURES = [Paper("lengths", "response_lengths", lengths, "small")]
-'''
+CONTRIBUTING = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
 
 
 def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
@@ -367,8 +344,10 @@ def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
     mine = tmp_path / "mine"
     mine.mkdir()
-    (mine / "my_figures.py").write_text(OWN)
-    (mine / "beside.py").write_text("WIDTH = 0.5\n")
+    (example,) = re.findall(r"```python\n(import pandas.*?)```", CONTRIBUTING, re.DOTALL)
+    text = "from beside import HOME\n" + example.replace('"quickstart"', "HOME")
+    (mine / "my_figures.py").write_text(text)
+    (mine / "beside.py").write_text('HOME = "small"\n')
     monkeypatch.setenv(external.VARIABLE, str(mine))
     monkeypatch.setattr(sys, "path", list(sys.path))
     (paper,) = draw.find(["response_lengths"])
@@ -379,7 +358,7 @@ def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
     assert paper in report.papers("small")
     listed = draw.listing(tmp_path).set_index("id")["data on disk"]
     assert listed["lengths"] == "yes"
-    (mine / "my_figures.py").write_text(OWN.replace('Paper("lengths"', 'Paper("fig05"'))
+    (mine / "my_figures.py").write_text(text.replace('Paper("lengths"', 'Paper("fig05"'))
     draw.own.cache_clear()
     with pytest.raises(draw.CannotDraw, match=r"my_figures.py: FIGURES must hold a Paper of an id and a name of its"):
         draw.every()

@@ -6,11 +6,11 @@ from functools import partial
 
 import pandas as pd
 
-from steadymoe.bench.figures import curves, points, routing, stability
+from steadymoe.bench.figures import curves, looks, points, routing, stability, style
 from steadymoe.bench.figures.style import FORMATS, SMOOTHED_OVER, Sheet, save
 from steadymoe.bench.text import without_mathematics
 
-__all__ = ["FIGURES", "FORMATS", "SMOOTHED_OVER", "Paper", "Sheet", "save"]
+__all__ = ["FIGURES", "FORMATS", "SMOOTHED_OVER", "Paper", "Sheet", "looks", "save", "style"]
 
 Need = Callable[[pd.DataFrame], str | None]
 # More lines than this cannot be told apart.

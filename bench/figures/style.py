@@ -266,7 +266,7 @@ def _heights(axis: Axes) -> list[np.ndarray]:
     found = [np.asarray(each.get_ydata(), dtype=float) for each in axis.lines if each.get_transform() == axis.transData]
     for each in axis.collections:
         if isinstance(each, PolyCollection | LineCollection):
-            found += [path.vertices[:, 1] for path in each.get_paths()]
+            found += [np.asarray(path.vertices, dtype=float)[:, 1] for path in each.get_paths()]
     return [values[np.isfinite(values)] for values in found]
 
 
