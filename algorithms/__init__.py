@@ -7,6 +7,8 @@ with its source, stand in ``conf/algorithm/<name>.yaml``; the dataclass repeats 
 import dataclasses
 import difflib
 import importlib
+import re
+import traceback
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +21,7 @@ from steadymoe.algorithms.batch import Batch, LossOutput, Surrogate
 from steadymoe.algorithms.loss import ClippedLoss, HostedLoss, PolicyLoss, RatioLoss, TokenLoss, Traits
 
 __all__ = [
+    "PROVENANCES",
     "Batch",
     "ClippedLoss",
     "HostedLoss",
@@ -34,7 +37,11 @@ __all__ = [
     "meant",
     "names",
     "ops",
+    "provenance",
 ]
+
+# Where the equation of a loss was read; docs/algorithms.md says what each word means.
+PROVENANCES = ("paper", "peer's code", "reconstruction")
 
 _CONF = Path(__file__).parent.parent / "conf" / "algorithm"
 
@@ -62,19 +69,41 @@ def names(presets: bool = False) -> list[str]:
     return [name for name in found if presets or "@" not in name]
 
 
+def provenance(name: str) -> str:
+    """Where the equation of an algorithm or preset that ships with the suite was read, one of ``PROVENANCES``.
+
+    An algorithm's module says so in its docstring (``Provenance: paper.``); a preset is always a peer's code.
+    Raises ValueError for an unknown name, or where the docstring has no such line.
+    """
+    numbers = _loss_of(name)
+    if "@" in name:
+        return "peer's code"
+    module = importlib.import_module(numbers["_target_"].rpartition(".")[0])
+    found = re.search(rf"^Provenance: ({'|'.join(PROVENANCES)})\b", module.__doc__ or "", re.MULTILINE)
+    if found is None:
+        raise ValueError(f"{module.__name__} must say in its docstring: Provenance: {', '.join(PROVENANCES)}")
+    return found[1]
+
+
 def load(name: str, **overrides: Any) -> PolicyLoss:
     """The loss of one algorithm or preset by its name, with the numbers of its YAML and ``overrides`` over them.
 
     A mapping overrides fields of a host: ``load("rspo", host={"log_clip_low": 0.2})``. Raises ValueError for an
     unknown name, and what ``build`` raises for an unknown or impossible number.
     """
-    if name not in names(presets=True):
-        raise ValueError(f"unknown algorithm {name!r}; choose from {', '.join(names(presets=True))}")
-    numbers = yaml.safe_load((_CONF / f"{name}.yaml").read_text())["loss"]
+    numbers = _loss_of(name)
     for key, value in overrides.items():
         merges = isinstance(value, Mapping) and isinstance(numbers.get(key), Mapping)
         numbers[key] = numbers[key] | value if merges else value
     return build(numbers)
+
+
+def _loss_of(name: str) -> dict[str, Any]:
+    """The ``loss`` section of a shipped YAML. Raises ValueError for an unknown name."""
+    if name not in names(presets=True):
+        raise ValueError(f"unknown algorithm {name!r}; choose from {', '.join(names(presets=True))}")
+    numbers: dict[str, Any] = yaml.safe_load((_CONF / f"{name}.yaml").read_text())["loss"]
+    return numbers
 
 
 def build(config: Mapping[str, Any]) -> Any:
@@ -106,6 +135,10 @@ def class_of(config: Mapping[str, Any]) -> Any:
         cls: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"_target_ names no class: {target} ({error})") from error
+    except Exception as error:  # the module itself is wrong, and an error of its syntax says where
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = "" if isinstance(error, SyntaxError) else f", {last.filename}, line {last.lineno}"
+        raise ValueError(f"_target_ names no class: {target} ({type(error).__name__}: {error}{place})") from error
     if not hasattr(cls, "__dataclass_fields__"):
         raise ValueError(f"_target_ must name a dataclass; {target} is none")
     return cls

@@ -105,9 +105,23 @@ class BatchWhitened:
         """A group of equal rewards may have an advantage here."""
         values_PG = _centred(rewards_PG) if self.subtract_group_mean else rewards_PG
         tokens = lengths_PG.sum()
-        mean = (values_PG * lengths_PG).sum() / tokens
-        variance = ((values_PG - mean).square() * lengths_PG).sum() / (tokens - 1)
-        return (values_PG - mean) * (variance + self.epsilon).rsqrt()
+        centred_PG = values_PG - (values_PG * lengths_PG).sum() / tokens
+        return centred_PG * self._square((centred_PG.square() * lengths_PG).sum(), tokens).rsqrt()
+
+    def _square(self, squares: Tensor, tokens: Tensor) -> Tensor:
+        """What is divided by, squared, from the sum of squared deviations of all tokens."""
+        return squares / (tokens - 1) + self.epsilon
+
+
+@dataclass(frozen=True)
+class BatchWhitenedPopulation(BatchWhitened):
+    """Â = (x − mean) / √max(var, ε), where var is the population variance: ``BatchWhitened`` as NeMo-RL computes it.
+
+    NeMo-RL 0.7, nemo_rl/algorithms/advantage_estimator.py, ReinforcePlusPlusAdvantageEstimator.
+    """
+
+    def _square(self, squares: Tensor, tokens: Tensor) -> Tensor:
+        return (squares / tokens).clamp(min=self.epsilon)
 
 
 @dataclass(frozen=True)

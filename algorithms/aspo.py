@@ -7,6 +7,9 @@ Shaper: flipped ratio with PPO's mask and a soft dual clip, which caps the weigh
 from ``ppo_clip`` in the weight of tokens with Â > 0.
 
 Left out: 1. the wider band for tokens of high entropy (0.4 in the authors' code); 2. the KL term on the others.
+
+Provenance: peer's code (the authors', wizard-III/Archer2.0 at b08d963, with one band for all tokens: the gradient is
+equal to rounding).
 """
 
 from dataclasses import dataclass

@@ -18,7 +18,9 @@ class Batch:
 
     What stands on padding, inf and nan too, is replaced by 0 when a batch is made: it reaches no value and
     no gradient. bfloat16 and float16 become float32. A field that a loss needs and the batch lacks is
-    answered with a ValueError that names it.
+    answered with a ValueError that names it. So is a field of another shape than its name says, with both shapes
+    (a vector of B advantages would be taken for T positions where B = T), a mask with values other than 0 and 1,
+    and whole numbers where log-probabilities or advantages belong.
 
     Attributes:
         logprobs_BT: log π_θ of the sampled tokens under the weights being trained; carries the gradient.
@@ -57,10 +59,20 @@ class Batch:
     state: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.mask_BT.ndim != 2:
+            raise ValueError(f"mask_BT must have two dimensions, (B, T); got {tuple(self.mask_BT.shape)}")
         mask_BT = self.mask_BT.bool()
+        if not torch.equal(mask_BT.to(self.mask_BT.dtype), self.mask_BT):
+            raise ValueError("mask_BT must hold 0 and 1 alone: 1 on response tokens, 0 on padding")
+        sizes = dict(zip("BT", mask_BT.shape, strict=True))
         for name, values in vars(self).items():
-            if name == "mask_BT" or not isinstance(values, Tensor) or "BT" not in name:
+            if not isinstance(values, Tensor) or name == "mask_BT":
                 continue
+            _check_shape(name, values, sizes)
+            if "BT" not in name:
+                continue
+            if not values.is_floating_point():
+                raise ValueError(f"{name} must hold floating-point numbers; got {values.dtype}")
             values = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
             mask = mask_BT[..., None] if name.endswith("BTK") else mask_BT
             object.__setattr__(self, name, torch.where(mask, values, 0.0))
@@ -82,6 +94,20 @@ class Batch:
             dim = 1 if "_LBTK" in each.name else 0
             together[each.name] = torch.cat([getattr(part, each.name).detach() for part in parts], dim)
         return Batch(**together)
+
+
+def _check_shape(name: str, values: Tensor, sizes: dict[str, int]) -> None:
+    """Raise ValueError unless a field has the shape that the end of its name says; L and K may be any number."""
+    letters = name.rpartition("_")[2]
+    fits = values.ndim == len(letters) and all(
+        sizes.get(letter, size) == size for letter, size in zip(letters, values.shape, strict=True)
+    )
+    if not fits:
+        expected = ", ".join(str(sizes.get(letter, letter)) for letter in letters)
+        raise ValueError(
+            f"{name} must have the shape ({', '.join(letters)}) = ({expected}), as mask_BT has "
+            f"{tuple(sizes.values())}; got {tuple(values.shape)}"
+        )
 
 
 @dataclass(frozen=True)

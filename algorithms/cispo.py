@@ -2,11 +2,16 @@
 
     J = Σ_i Σ_t sg[ clip(r, 1 − ε_low, 1 + ε_high) ] Â log π_θ(y_{i,t}) / Σ_i T_i          (2506.13585, eqs. 4 and 5)
 
+The paper divides by Σ_i T_i over the responses to one prompt, and then averages over prompts. Here, as in the
+trainers (verl, TRL, NeMo-RL), both sums run over the whole mini-batch: a prompt with longer responses weighs more.
+
 Shaper: clipped weight. Differs from PPO's clip in what the edge does: it caps the weight of the gradient in place
 of removing it.
 
 Left out: 1. dynamic sampling (``algorithm.sampling``); 2. the length penalty (``algorithm.overlong``); 3. the
 paper's unified form with a PPO mask (eqs. 6 and 7).
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass

@@ -40,11 +40,12 @@ class TruncatedIS(Correction):
     """TIS: min(ρ, C) (Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025).
 
     ``unit`` is that of ρ: ``token``, ``product`` over the response (verl's sequence level) or ``sequence``,
-    its geometric mean (ms-swift's).
+    its geometric mean (ms-swift's). ``ratio_cap`` is C; None for plain importance sampling, which truncates nothing
+    (but for log ρ at ±``ops.MAX_LOG_RATIO``).
     """
 
     unit: str = "token"
-    ratio_cap: float = 2.0
+    ratio_cap: float | None = 2.0
 
     def __post_init__(self) -> None:
         one_of("unit", self.unit, ("token", "sequence", "product"))
@@ -52,7 +53,8 @@ class TruncatedIS(Correction):
 
     def weights(self, batch: Batch) -> Tensor:
         """min(ρ, C)."""
-        return _rho(batch, self.unit).clamp(max=self.ratio_cap)
+        rho_BT = _rho(batch, self.unit)
+        return rho_BT if self.ratio_cap is None else rho_BT.clamp(max=self.ratio_cap)
 
 
 @dataclass(frozen=True, kw_only=True)

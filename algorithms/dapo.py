@@ -4,8 +4,13 @@
     over groups with 0 < correct responses < G,
     reward −= 0 up to L − buffer tokens, then rising linearly to 1 at L                     (2503.14476, eq. 13)
 
+The paper divides by Σ_i T_i over the responses to one prompt, and then averages over prompts. Here, as in the
+trainers (verl, TRL, NeMo-RL), both sums run over the whole mini-batch: a prompt with longer responses weighs more.
+
 Shaper: min-clip. Differs from ``ppo_clip`` in the higher upper edge and in what it is trained on: dynamic
 sampling and overlong shaping are ``algorithm.sampling`` and ``algorithm.overlong``, open to every algorithm.
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass

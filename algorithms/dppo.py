@@ -10,6 +10,8 @@ from PPO's clip in what bounds it (a rare token may move far in ratio, a likely 
 the anchor μ, which the paper finds decisive.
 
 Left out: LoRA's own thresholds (δ = 0.15 for tv).
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass, replace

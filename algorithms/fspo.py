@@ -8,6 +8,8 @@ log-ratios are about independent, responses of all lengths are clipped alike. Th
 ``log_clip_low``, ``log_clip_high``, times √T.
 
 Left out: the first version's drift term, estimated from the KL (0 here, as in the re-implementation).
+
+Provenance: reconstruction (from the abstracts and a re-implementation).
 """
 
 from dataclasses import dataclass

@@ -7,12 +7,15 @@ Shaper: min-clip. Differs from GSPO in the denominator: c_i is not 1 at the old 
 responses are equally likely. (Another paper's GEPO, 2607.16850, shapes advantages and is not this.)
 
 Left out: ``gepo+``, which keeps q_i for responses close to the sampler. The authors' ε is not in their recipes.
+
+Provenance: peer's code (the authors').
 """
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from steadymoe.algorithms import ops
 from steadymoe.algorithms.batch import Batch, Surrogate
@@ -36,11 +39,23 @@ class GEPO(ClippedLoss):
 
     def surrogate(self, batch: Batch) -> Surrogate:
         """min(c A, clip(c) A); the tokens of a clipped response are all marked as clipped."""
-        likelihood_B = ops.masked_mean_T(self.anchor_logprobs(batch), batch.mask_BT).exp()
-        numbers, group_B = batch.get("groups_B").unique(return_inverse=True)
-        sums_2G = torch.zeros(2, len(numbers), dtype=likelihood_B.dtype, device=likelihood_B.device)
-        sums_2G.index_add_(1, group_B, torch.stack([likelihood_B, likelihood_B.square()]))
-        expected_B1 = (sums_2G[1] / sums_2G[0])[group_B][:, None]
-        log_ratio_BT = ops.log_ratio(batch.logprobs_BT, expected_B1.log()) * batch.mask_BT
+        expected_B1 = self._log_expected(batch)[:, None]
+        log_ratio_BT = ops.log_ratio(batch.logprobs_BT, expected_B1) * batch.mask_BT
         advantages_B1 = ops.masked_mean_T(batch.advantages_BT, batch.mask_BT)[:, None]
         return self.clipped(ops.ratio(log_ratio_BT, batch.mask_BT, self.ratio), advantages_B1)
+
+    def _log_expected(self, batch: Batch) -> Tensor:
+        """log E of each response's group, (B,), at any likelihood.
+
+        q² underflows in fp32 below a mean log-probability of −44 a token, and the quotient is then 0/0. A group below
+        −20 is therefore shifted by its largest log q: E is that likelihood times the E of q divided by it.
+        """
+        mean_B = ops.masked_mean_T(self.anchor_logprobs(batch), batch.mask_BT)
+        numbers, group_B = batch.get("groups_B").unique(return_inverse=True)
+        largest_G = torch.full((len(numbers),), -torch.inf, dtype=mean_B.dtype, device=mean_B.device)
+        largest_G = largest_G.scatter_reduce(0, group_B, mean_B, "amax")
+        shift_B = torch.where(largest_G < -20, largest_G, 0.0)[group_B]
+        shifted_B = (mean_B - shift_B).exp()
+        sums_2G = torch.zeros(2, len(numbers), dtype=mean_B.dtype, device=mean_B.device)
+        sums_2G.index_add_(1, group_B, torch.stack([shifted_B, shifted_B.square()]))
+        return shift_B + (sums_2G[1] / sums_2G[0])[group_B].log()

@@ -6,6 +6,9 @@
 
 Shaper: min-clip on log-ratios. Differs from GSPO in the clip: tokens one by one, on log-ratios, and not the
 response as a whole. The band is one on log r: ``log_clip_low``, ``log_clip_high``.
+
+Provenance: peer's code (verl's, TRL's and the authors', callsys/GMPO at 205b2bf: value and gradient are equal to
+rounding).
 """
 
 from dataclasses import dataclass

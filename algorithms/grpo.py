@@ -7,6 +7,8 @@ Shaper: min-clip. Differs from GSPO in the unit of the ratio: each token has its
 
 Left out: 1. the KL term to a reference policy, which is a switch here (``algorithm.kl``; GSPO's paper leaves it out
 "for brevity", and its first author says to turn it off, verl pull request 2775).
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass

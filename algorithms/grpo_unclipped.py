@@ -4,6 +4,8 @@
 
 Shaper: none. Differs from GRPO in that nothing bounds the step, and from REINFORCE in that the ratio corrects
 for data that the policy has moved away from. Not a published algorithm.
+
+Provenance: paper (GRPO's equation without its clip).
 """
 
 from dataclasses import dataclass

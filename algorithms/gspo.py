@@ -10,6 +10,8 @@ Not in the paper, off by default: ``scale_band_with_length``. If the token log-r
 independent, the standard deviation of log s_i falls with √T_i, so the paper's band, made for responses of
 thousands of tokens, is too narrow for twenty. The option multiplies both edges by
 √(reference_length / T_i). The reference of 4096 tokens is an assumption: the paper gives no length.
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass

@@ -5,6 +5,8 @@
 
 Shaper: min-clip. Differs from GSPO only where advantages differ within a response; otherwise value, clip and
 gradient agree.
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass

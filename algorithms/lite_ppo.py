@@ -4,6 +4,8 @@
     (2508.08221; read in part, with ROLL's and TRL's code)
 
 Shaper: min-clip. Differs from ``ppo_clip`` in the advantage alone (``GroupMeanBatchStd``).
+
+Provenance: peer's code (ROLL's and TRL's).
 """
 
 from dataclasses import dataclass

@@ -5,6 +5,8 @@
 
 Shaper: min-clip. Differs from GSPO in the factor T_i, which removes the weight 1/T_i that GSPO's gradient gives a
 token: it is GSPO-token aggregated by a sum over tokens.
+
+Provenance: peer's code (TRL's).
 """
 
 from dataclasses import dataclass

@@ -7,6 +7,8 @@
 Shaper: second-moment mask. Differs from PPO's clip in that the band follows the batch: none while it is close, and
 what is masked is decided together. The authors' own code turns τ into one clip band for PPO's min; AReaL masks
 without looking at signs. Both differ from the paper, which is followed here.
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass, replace

@@ -6,6 +6,8 @@
 The weight is capped at ``ratio_cap`` (truncated importance sampling). Shaper: mask and capped weight. Differs from
 PPO's clip in the weight's anchor μ: with μ = π_old and no cap its gradient is that of PPO's clip with a sum over
 tokens. ``anchor`` is that of the mask.
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass

@@ -5,6 +5,8 @@
 
 Shaper: clipped weight. Differs from CISPO in m_t, a bounded stand-in for the product of the prefix's ratios. The
 paper's ε is not known: CISPO's here.
+
+Provenance: reconstruction (from descriptions by two users).
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,8 @@ from torch import Tensor
 from steadymoe.algorithms.batch import Surrogate
 
 # e^±20 is far outside any band and still finite when squared in fp32, so a ratio that ran away is
-# reported as a huge number (the column token_ratio_max) and not as inf - inf. Beyond it a ratio has no gradient.
+# reported as a huge number (the column token_ratio_max) and not as inf - inf. A token whose own log-ratio is beyond
+# it has no gradient. A product or a prefix beyond it keeps the gradient of its tokens, each with the weight e^±20.
 MAX_LOG_RATIO = 20.0
 
 # --- ratio -------------------------------------------------------------------------------------------
@@ -149,7 +150,8 @@ def kl_estimate(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, estimator: s
 
 # --- aggregation -------------------------------------------------------------------------------------
 
-# token-mean Σ_i Σ_t / Σ_i T_i: every token weighs the same (DAPO, CISPO).
+# token-mean Σ_i Σ_t / Σ_i T_i over the mini-batch: every token weighs the same (DAPO and CISPO as trainers have them;
+# their papers divide by the tokens of one prompt's responses).
 # seq-mean-token-mean mean_i (1/T_i) Σ_t: every response weighs the same (GRPO, GSPO).
 # seq-mean-token-sum mean_i Σ_t: a response weighs as much as it is long (MiniRL).
 # constant mean_i Σ_t / L with a constant L (Dr. GRPO).

@@ -5,6 +5,9 @@
 
 Shaper: sequence mask. Differs from the dual clip in its unit: whole responses. Denominators stay those of all
 responses.
+
+Provenance: peer's code (TRL's and slime's). The report's equation, as others quote it, has this condition with π_old
+in the place of μ.
 """
 
 from dataclasses import dataclass, field

@@ -7,6 +7,8 @@ Shaper: min-clip. Differs from GRPO in its aggregation: every token weighs the s
 
 Left out: 1. the value function and its loss; 2. the entropy bonus, which is a switch here
 (``algorithm.entropy_bonus``).
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass

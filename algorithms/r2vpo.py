@@ -5,6 +5,8 @@
 
 Shaper: variance penalty. Differs from GRPO without a clip in the penalty, from PPO's KL penalty in its measure. The
 dual update is the plain one, and δ, η and the first λ are ours. λ is the loss's state.
+
+Provenance: reconstruction (from the abstracts).
 """
 
 from dataclasses import dataclass, replace

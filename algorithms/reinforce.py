@@ -6,6 +6,8 @@ Shaper: none. Differs from GRPO in that the old policy does not appear: nothing 
 policy has moved away from, and nothing bounds the step. The control that should break first.
 
 Left out: the learned value baseline of actor-critic forms (the advantage is the group's).
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass

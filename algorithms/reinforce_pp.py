@@ -7,6 +7,8 @@ Shaper: min-clip. Differs from ``ppo_clip`` in the advantage alone (``BatchWhite
 subtracts the group's mean first.
 
 Left out: 1. the KL penalty in the reward of every token (a switch here: ``algorithm.kl``); 2. discounting.
+
+Provenance: peer's code (verl's).
 """
 
 from dataclasses import dataclass

@@ -6,6 +6,8 @@ Shaper: none. Differs from ``reinforce`` in the baseline (``LeaveOneOut``), whic
 and in the sum over tokens: the log-likelihood of a response is not divided by its length.
 
 Left out: the KL penalty in the reward, which is a switch here (``algorithm.kl``).
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass

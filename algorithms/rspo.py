@@ -9,6 +9,9 @@ Shaper: router-shift weight. Equations not seen: v1 from a digest, v2 from its a
 
 Left out: nothing known; the paper's γ_min is not known either (reviewers asked for it). Re-implementations differ:
 one multiplies over layers (``layers``: product) and drops tokens below 0.7 (``drop_below``).
+
+Provenance: reconstruction (from a digest, an abstract and an observer's code). The equations of v1, as a survey quotes
+them, are γ as it is here and ``after_clip`` on GMPO; those of v2, the default here, were not seen.
 """
 
 from dataclasses import dataclass, field, replace

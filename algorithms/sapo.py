@@ -5,6 +5,8 @@
 
 Shaper: sigmoid gate. Differs from GRPO in that the weight of a token, 4σ(1 − σ) = sech²(τ(r − 1)/2), falls off
 smoothly on both sides of r = 1 and is nowhere cut to 0.
+
+Provenance: peer's code (TRL's and verl's). The paper's equations, as two others quote them, are these.
 """
 
 from dataclasses import dataclass

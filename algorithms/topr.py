@@ -5,6 +5,8 @@
 
 Shaper: capped weight. Differs from CISPO in the unit, a whole response's product, and in that a positive response
 is never weighed. The advantage is a reward of ±1 without baseline. ROLL takes the token ratio (``ratio``: token).
+
+Provenance: reconstruction (from a close reading of the paper by others).
 """
 
 from dataclasses import dataclass

@@ -7,6 +7,8 @@ Shaper: sequence mask. Differs from DPPO in its unit, a whole response whatever 
 nothing is clipped. KL_t is over the K tokens most likely under μ, the sampled one and the rest, which is exact for
 a vocabulary no larger than K; with ``top_k`` null it is estimated from the sampled token as the paper does without
 logits, ½ (log E)² for the maximum and E − 1 − log E for the mean.
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass, replace

@@ -5,6 +5,8 @@
 
 (c1, c2) depends on the sign of the advantage; φ(1) = 1 and φ is largest at W = c1/c2. Shaper: gamma kernel.
 Differs from GSPO in the ratio, not normalised by length, and in that nothing is clipped. log W is clamped to ±20.
+
+Provenance: paper.
 """
 
 from dataclasses import dataclass

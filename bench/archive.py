@@ -8,8 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 
-from steadymoe.bench import atomic, collect, record
+from steadymoe.bench import atomic, collapse, collect, record
+from steadymoe.bench.damage import Damaged
+from steadymoe.bench.text import all_visible
 
 # The metrics of the steps that tables and figures are made from.
 METRICS = (
@@ -42,19 +45,31 @@ _TABLES = ("runs", "steps", "histograms", "evaluations")
 def load(results: Path, experiment: str) -> dict[str, pd.DataFrame]:
     """The tables ``runs``, ``steps``, ``histograms`` and ``evaluations`` of ``collect``, of the runs that ended.
 
-    From ``runs/`` where any has ended there, otherwise as they were kept in ``data/``; empty where neither is.
+    The runs are judged by today's rule of a collapse (``collapse.judged``), beside the status that they recorded.
+    From ``runs/`` where any has ended there, otherwise as they were kept in ``data/``; empty where neither is, and
+    where ``experiment`` is none of ``experiments``. Raises Damaged where a table cannot be read.
     """
-    runs = collect.runs(results, experiment)
+    is_there = experiment in experiments(results)
+    runs = collect.runs(results, experiment) if is_there else collect.none()
     ended = runs[runs["status"].isin(record.ENDED)]
     folder = results / "data" / experiment
-    if ended.empty and folder.is_dir():
-        return {name: pd.read_parquet(folder / f"{name}.parquet") for name in _TABLES}
+    if is_there and ended.empty and folder.is_dir():
+        kept = {name: all_visible(_kept(folder / f"{name}.parquet")) for name in _TABLES}
+        return kept | {"runs": collapse.judged(kept["runs"], kept["steps"])}
+    steps = collect.steps(ended)
     return {
-        "runs": ended,
-        "steps": collect.steps(ended),
+        "runs": ended if ended.empty else collapse.judged(ended, steps),
+        "steps": steps,
         "histograms": collect.histograms(ended),
         "evaluations": collect.evaluations(ended),
     }
+
+
+def _kept(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise Damaged(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def experiments(results: Path) -> list[str]:

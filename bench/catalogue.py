@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from steadymoe.algorithms import RatioLoss, load, names
+from steadymoe.algorithms import RatioLoss, load, names, provenance
 from steadymoe.bench.compose import CONF
 
 _HEAD = """# Algorithms
@@ -22,6 +22,11 @@ computed.
 J is the objective, to be maximised; the loss is −J. r, w: token ratio; s: sequence ratio; sg[·]: no gradient; G
 responses to a prompt, T_i tokens of response i, μ the policy that sampled. The unit, the anchor and the aggregation of
 every row are switches: `algorithm.loss.ratio`, `.anchor`, `.aggregation`.
+
+Where the equation of a loss was read: **paper**, in the paper's own text; **peer's code**, not in the paper, but in
+the code of its authors or of a trainer; **reconstruction**, in neither: the loss follows an abstract, a digest or
+somebody else's re-implementation, and may differ from the paper. A preset is always a peer's code. A claim about a
+reconstruction is a claim about this suite's version of it.
 """
 _BOUNDS = ("clip", "cap", "max_", "tau", "c1_", "c2_", "gamma", "floor")
 
@@ -29,7 +34,10 @@ _BOUNDS = ("clip", "cap", "max_", "tau", "c1_", "c2_", "gamma", "floor")
 def markdown() -> str:
     """The whole page."""
     lines = [_HEAD]
-    lines += ["| algorithm | paper | ratio | anchor | shaper | aggregation | advantage | bounds |", "|---" * 8 + "|"]
+    lines += [
+        "| algorithm | paper | provenance | ratio | anchor | shaper | aggregation | advantage | bounds |",
+        "|---" * 9 + "|",
+    ]
     lines += [_row(name) for name in names()]
     lines += ["", "## What trainers make of them", ""]
     lines += ["Presets, run like algorithms; each says first how it differs from its paper.", ""]
@@ -64,6 +72,7 @@ def _row(name: str) -> str:
     cells = [
         f"[{name}](#{name})",
         f"[{paper[0]}](https://arxiv.org/abs/{paper[0]})" if paper else "–",
+        provenance(name),
         ratio,
         anchor,
         shaper[1].replace("\n", " ") + (f" on {type(host).__name__}" if host is not loss else ""),

@@ -14,8 +14,9 @@ from safetensors import SafetensorError, safe_open
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_algorithm
 from steadymoe.algorithms.objective import from_config
-from steadymoe.bench import limits, tracking
-from steadymoe.bench.identity import flatten
+from steadymoe.bench import limits, memory, tracking
+from steadymoe.bench.blame import users_code
+from steadymoe.bench.identity import LONGEST_NAME, flatten
 from steadymoe.bench.tasks import Task
 from steadymoe.models import build, megablocks, pretrained
 
@@ -35,8 +36,8 @@ _AT_LEAST = {
     "evaluation.prompts": 1,
     "probe.every": 1,
     "probe.responses": 1,
-    "collapse.window": 1,
-    "collapse.patience": 1,
+    "collapse.window_updates": 1,
+    "collapse.patience_updates": 1,
     "seed": 0,
     "optimizer.learning_rate": 0,  # 0 is the frozen control
     "optimizer.weight_decay": 0,
@@ -45,6 +46,8 @@ _AT_LEAST = {
     "algorithm.sampling.max_rollouts": 1,
     "algorithm.overlong.penalty": 0,
 }
+# A seed above is none for torch or for a table's column.
+_LARGEST_SEED = 2**63 - 1
 _ABOVE_ZERO = (
     "optimizer.epsilon",
     "optimizer.max_grad_norm",
@@ -123,6 +126,7 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
         task = instantiate(config["task"])
         if "path" not in config["model"]:
             limits.check_built(config["model"]["config"], task)
+        memory.check(config, task)
         build_algorithm(config["engine"])
         traits = from_config(config["algorithm"], config["correction"]).traits
         _advantage(config, traits)
@@ -130,6 +134,11 @@ def check(config: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
         raise ConfigError(str(error)) from error
     except InstantiationException as error:
         raise ConfigError(" ".join(str(error.__cause__ or error).split())) from error
+    except Exception as error:
+        place = users_code(error)
+        if place is None:
+            raise
+        raise ConfigError(f"{type(error).__name__}: {' '.join(str(error).split())} ({place})") from error
     routing = config["routing"]
     for key in ("routing.replay", "engine._target_", "engine.dtype"):
         if flat.get(key) != reference.get(key):  # or a run would be filed under another's name
@@ -178,6 +187,8 @@ def _numbers(flat: Mapping[str, Any]) -> None:
     for key, least in _AT_LEAST.items():
         if not flat[key] >= least:
             raise ConfigError(f"{key} must be at least {least}; got {flat[key]}")
+    if flat["seed"] > _LARGEST_SEED:
+        raise ConfigError(f"seed must be at most {_LARGEST_SEED}; got {flat['seed']}")
     for key in _ABOVE_ZERO:
         if key in flat and not flat[key] > 0:
             raise ConfigError(f"{key} must be above 0; got {flat[key]}")
@@ -291,6 +302,13 @@ def _places(config: Mapping[str, Any]) -> None:
     name = config["experiment_name"]
     if not name or set(name) - _HARMLESS or name.startswith("."):
         raise ConfigError(f"experiment_name may hold letters, digits, '.', '_' and '-'; got {name!r}")
+    if len(name) > LONGEST_NAME:
+        raise ConfigError(f"experiment_name may have {LONGEST_NAME} letters; got {len(name)}")
+    results = config["results_dir"]
+    if not results.strip():
+        raise ConfigError("results_dir must name a folder; its usual value is 'results'")
+    if "\0" in results or any(len(os.fsencode(part)) > 255 for part in Path(results).parts):
+        raise ConfigError("results_dir must be a path whose folders have names of at most 255 bytes")
     checkpoint = config["cold_start"]["path"]
     if checkpoint is not None and not Path(checkpoint).is_file():
         raise ConfigError(f"cold_start.path: there is no file {checkpoint}")

@@ -6,7 +6,9 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench import columns, record
-from steadymoe.bench.identity import flatten, settings_hash
+from steadymoe.bench.collapse import Rule
+from steadymoe.bench.identity import flatten, settings_hash, short
+from steadymoe.bench.text import visible
 
 # What tells one run from another, besides its seed.
 ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]
@@ -25,11 +27,15 @@ KEYS += NUMBERS
 
 
 def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
-    """One row per run folder that can be read: its keys, seed, status, and what ``run.json`` says of it."""
-    rows = []
-    for folder in sorted(path.parent for path in (results / "runs" / (experiment or "")).glob("**/run.json")):
-        if record.status(folder) == "unreadable":
-            continue  # `steadymoe status` lists it
+    """One row per run folder that is not damaged: its keys, seed, status, and what ``run.json`` says of it.
+
+    Texts are made ``visible``, but for the paths in ``folder``.
+    """
+    rows, folders = [], []
+    for folder in _folders(results, experiment):
+        status = record.status(folder)
+        if status == "damaged":
+            continue  # ``damaged`` tells of it, and `steadymoe status`
         facts = record.read_run(folder) or {}
         numbers = flatten(facts["config"])
         revision = facts["revision"] or {"commit": "", "changed": False}
@@ -37,9 +43,10 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
             {key: facts[key] for key in ("experiment", "algorithm", "model", "task", "seed")}
             | {
                 "axes": facts["axes_name"],
-                "status": record.status(folder),
+                "status": status,
                 "diverged_reason": (facts["diverged"] or {}).get("reason"),
                 "diverged_step": (facts["diverged"] or {}).get("step"),
+                "collapse_rule": Rule.of(facts["config"].get("collapse", {})).text(),
                 "steps": facts["config"]["steps"],
                 "wall_seconds": facts.get("wall_seconds"),
                 "tokens_sampled": facts.get("tokens"),
@@ -57,18 +64,34 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 "revision": revision["commit"] + ("+changes" if revision["changed"] else ""),
                 "machine": f"{facts['machine']['cpu']}, {facts['machine'].get('gpu', facts['config']['device'])}",
                 "command": facts["command"],
-                "folder": str(folder),
             }
         )
+        folders.append(str(folder))
     if not rows:
-        return pd.DataFrame(columns=[*KEYS, "status", "folder", "diverged_reason"])
-    frame = pd.DataFrame(rows)
+        return none()
+    shown = [{key: visible(value) if isinstance(value, str) else value for key, value in row.items()} for row in rows]
+    frame = pd.DataFrame(shown).assign(folder=folders)
     for _, group in frame.groupby("experiment"):
         swept = {key for axes in group["axes_values"] for key in axes}
         hashes = [settings_hash(config, swept) for config in group["config"]]
         frame.loc[group.index, "settings"] = hashes
     frame = frame.drop(columns="config")
     return frame.assign(arm=pd.concat([name_arms(group) for _, group in frame.groupby("experiment")]))
+
+
+def none() -> pd.DataFrame:
+    """What ``runs`` gives where there are none."""
+    return pd.DataFrame(columns=[*KEYS, "status", "folder", "diverged_reason"])
+
+
+def damaged(results: Path, experiment: str | None = None) -> dict[Path, str]:
+    """The runs that no table or figure is made from because their folders are damaged, and why."""
+    found = {folder: record.damage(folder) for folder in _folders(results, experiment)}
+    return {folder: why for folder, why in found.items() if why is not None}
+
+
+def _folders(results: Path, experiment: str | None) -> list[Path]:
+    return sorted(path.parent for path in (results / "runs" / (experiment or "")).glob("**/run.json"))
 
 
 def tidy(runs: pd.DataFrame) -> pd.DataFrame:
@@ -88,9 +111,9 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
 
     A metric that a run does not have (routing of a dense model, the clip of a loss without one) has no rows.
     A run that met a number that is not finite ended there: to the end of its steps its reward and accuracy
-    are entered as 0, or averages over seeds would improve by leaving it out.
+    are entered as 0, or averages over seeds would improve by leaving it out. Step 0 has the accuracy of the cold start.
     """
-    table = _read(runs, "steps")
+    table = pd.concat([_cold_start(runs), _read(runs, "steps")], ignore_index=True)
     table = table.drop(columns=[name for name in table if str(name).endswith("_histogram")])
     lost = []
     for place, run in enumerate(runs.to_dict("records")):
@@ -102,6 +125,13 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.concat([table, *(each for each in lost if len(each))], ignore_index=True)
     long = table.melt(id_vars=["run", "step"], var_name="metric", value_name="value").dropna(subset="value")
     return _with_keys(runs, long)[[*KEYS, "step", "metric", "value"]]
+
+
+def _cold_start(runs: pd.DataFrame) -> pd.DataFrame:
+    """What is known of each of ``runs`` before its first step: run (its place), step (0), eval_accuracy."""
+    table = _read(runs, "evaluations")
+    first = table[table["step"] == 0].groupby(["run", "step"])["score"].mean()
+    return first.rename("eval_accuracy").reset_index()
 
 
 def histograms(runs: pd.DataFrame) -> pd.DataFrame:
@@ -153,8 +183,13 @@ def name_arms(frame: pd.DataFrame) -> pd.Series:
     usual = [{key: numbers[key] for key in keys if key in numbers} for numbers in frame["numbers"]]
     axes = [given | own for given, own in zip(usual, axes, strict=True)]
     differing = [key for key in keys if len({str(each.get(key)) for each in axes}) > 1]
+    told = {key: [each[key] for each in axes if key in each] for key in differing}
     names = [
-        " ".join([*row, *(f"{key.rpartition('.')[2]}={each[key]}" for key in differing if key in each)])
+        visible(
+            " ".join(
+                row + [f"{key.rpartition('.')[2]}={short(each[key], told[key])}" for key in differing if key in each]
+            )
+        )
         for row, each in zip(frame[varying].to_numpy().tolist(), axes, strict=True)
     ]
     return pd.Series(names, index=frame.index)

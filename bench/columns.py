@@ -28,7 +28,7 @@ _UPDATE = {
     "expert_change_rate": "1 − mean |S_old ∩ S_new|/K over layers and response tokens, against the old policy's routes",
     "expert_set_change_rate": "share of (layer, response token) whose set of experts differs from the old policy's",
     "token_any_layer_change_rate": "share of response tokens whose set differs in at least one layer",
-    "top1_change_rate": "share of (layer, response token) whose first expert differs from the old policy's",
+    "top1_change_rate": "share of (layer, response token) whose strongest expert differs from the old policy's",
     "router_kl": "KL of a router's old from its new distribution over all experts, mean over layers and tokens",
     "router_shift_mean": "RSPO's γ, e^−(mean |log p_new/p_old| over layers and old experts), mean over tokens",
     "router_shift_min": "the least γ of a token",
@@ -69,7 +69,7 @@ _STEP = {
     "rollout_expert_disagreement": "expert-change rate between sampling and training forward, same weights",
     "rollout_set_disagreement": "share of (layer, response token) whose set differs between sampling and training",
     "rollout_any_layer_disagreement": "share of response tokens whose set differs in at least one layer",
-    "rollout_top1_disagreement": "share of (layer, response token) whose first expert differs",
+    "rollout_top1_disagreement": "share of (layer, response token) whose strongest expert differs",
     "rollout_router_kl": "KL of a router's distribution in sampling from that in training, over layers and tokens",
     "rollout_router_shift_mean": "RSPO's γ between sampling and training, over the sampler's experts; mean over tokens",
     "rollout_router_shift_min": "the least of it",
@@ -104,6 +104,26 @@ _LAYER = {
     "rollout_router_kl": "likewise",
     "expert_change_since_start": "as in steps, of this layer; update 0 only",
 }
+
+# Columns in [0, 1]: shares, probabilities and means of scores (``tasks.Task.score``). Their intervals stay there too.
+IN_UNIT = frozenset(
+    {
+        *("reward", "eval_accuracy", "score", "groups_without_signal"),
+        *("ess", "rollout_ess", "clip_fraction", "clip_fraction_low", "clip_fraction_high", "correction_rejected"),
+        *("expert_change_rate", "expert_set_change_rate", "token_any_layer_change_rate", "top1_change_rate"),
+        *("expert_change_per_update", "expert_change_since_start"),
+        *("replay_expert_disagreement", "replay_set_disagreement"),
+        *("rollout_expert_disagreement", "rollout_set_disagreement"),
+        *("rollout_any_layer_disagreement", "rollout_top1_disagreement"),
+        *(f"{prefix}router_shift_{what}" for prefix in ("", "rollout_") for what in ("mean", "min", "p10", "floored")),
+        *("rollout_extreme_share", "router_confidence", "load_entropy", "dead_experts"),
+    }
+)
+
+
+def bounds(metric: str) -> tuple[float, float] | None:
+    """The ends of what a metric can be, where it has both; also of a run's last, best, median or mean value of it."""
+    return (0.0, 1.0) if metric in IN_UNIT else None
 
 
 def _numbers(meanings: dict[str, str]) -> dict[str, tuple[pa.DataType, str]]:

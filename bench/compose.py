@@ -7,6 +7,7 @@ in one line and touches nothing on disk.
 import dataclasses
 import difflib
 import functools
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,13 +26,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe.algorithms import class_of, meant
+from steadymoe.bench import external
 from steadymoe.bench.check import ConfigError, check
-from steadymoe.bench.identity import NO_NUMBERS, OFF, axes_name, config_hash, flatten, implied
+from steadymoe.bench.identity import NO_NUMBERS, OFF, axes_name, config_hash, flatten, implied, is_name, short
 
 CONF = Path(__file__).parent.parent / "conf"
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
 _OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
+# Linux takes paths of 4095 bytes; what is left serves the names of the files in a run's folder.
+_LONGEST_PATH = 3900
 _EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 
 
@@ -57,8 +61,13 @@ def labels(runs: Sequence[Run]) -> list[str]:
         for key in dict.fromkeys(key for part in parts for key in part)
         if key == "algorithm" or len({str(part.get(key)) for part in parts}) > 1
     ]
+    told = {key: [part[key] for part in parts if key in part] for key in differing}
     return [
-        " ".join(str(part[key]) if key in run.choices else f"{key}={part[key]}" for key in differing if key in part)
+        " ".join(
+            str(part[key]) if key in run.choices else f"{key}={short(part[key], told[key])}"
+            for key in differing
+            if key in part
+        )
         + f" seed={run.config['seed']}"
         for run, part in zip(runs, parts, strict=True)
     ]
@@ -66,9 +75,12 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
     """The runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
+    with _errors_in_one_line(words):
+        external.activate(CONF)
     with _hydra(), _errors_in_one_line(words):
-        points = _points(list(words), multirun)
-        runs = [run(point) for point in points]
+        runs = [run(point) for point in _points(list(words), multirun)]
+    if not runs:
+        raise ConfigError("the sweep has no point: one of its words sweeps over nothing")
     for index, each in enumerate(runs):
         if each.folder in [earlier.folder for earlier in runs[:index]]:
             raise ConfigError(f"two points of the sweep are the same run: {each.command}")
@@ -78,19 +90,20 @@ def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
 def run(words: Sequence[str]) -> Run:
     """Compose and check one run from its overrides. Hydra must be initialised (``plan``, or inside a job)."""
     composed = hydra.compose("config", list(words), return_hydra_config=True)
+    _refuse_paths(composed.hydra.runtime.choices)
     choices = {
         group: str(name)
         for group, name in composed.hydra.runtime.choices.items()
         if not group.startswith("hydra/") and name is not None
     }
     config = _plain(composed)
+    given = _place(config)
     named = [f"{group}={name}" for group, name in sorted(choices.items())]
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = _reference(tuple(named))
     _derive(config, words)
-    needed = config["algorithm"]["correction"]
-    if needed is not None and choices.get("correction") != needed:
-        raise ConfigError(f"{choices['algorithm']} is what its name says only with correction={needed}")
+    _sections(config, choices["algorithm"])
+    _needed(config["algorithm"], choices, config["updates_per_rollout"])
     check(config, reference)
     config = _with_floats(config, reference)
     axes = {
@@ -99,17 +112,78 @@ def run(words: Sequence[str]) -> Run:
         if key not in ("seed", *NO_NUMBERS, *implied(config)) and (key not in reference or reference[key] != value)
     }
     axes |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
-    folder = Path(config["results_dir"]).absolute() / "runs" / config["experiment_name"]
-    for part in (choices["algorithm"], choices["model"], choices["task"], axes_name(axes)):
-        folder = folder / part if part else folder
+    parts = [choices["algorithm"], choices["model"], choices["task"]]
+    folder = _folder(config, [*parts, axes_name(axes)])
+    before = _folder(config, [*parts, axes_name(axes | {key: path for key, path in given.items() if key in axes})])
+    if not (folder / "run.json").exists() and (before / "run.json").exists():
+        folder = before  # of a run from when a path was an axis as it was given
     return Run(
         config=config,
         choices=choices,
         axes=axes,
-        folder=folder / f"seed={config['seed']}",
+        folder=folder,
         config_hash=config_hash(config),
-        command=shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
+        command=external.prefix(choices, _modules(config))
+        + shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
     )
+
+
+def _sections(config: Mapping[str, Any], name: str) -> None:
+    """Raise ConfigError where the YAML of an algorithm lacks a section that a run cannot do without."""
+    for part in ("loss", "advantage"):
+        if part not in config["algorithm"] and config.get(part) is None:
+            instead = ", or choose one: advantage=group_mean_std" if part == "advantage" else ""
+            raise ConfigError(
+                f"the YAML of algorithm {name} has no section {part}; give it one with a _target_, as "
+                f"conf/algorithm/grpo.yaml has{instead}"
+            )
+
+
+def _needed(algorithm: Mapping[str, Any], choices: Mapping[str, str], updates: Any) -> None:
+    """Raise ConfigError where a preset is run without what it is only true with."""
+    chosen = {"correction": choices.get("correction"), "updates_per_rollout": updates}
+    needed = {key: algorithm[key] for key in chosen if algorithm[key] is not None}
+    if any(chosen[key] != value for key, value in needed.items()):
+        words = " ".join(f"{key}={value}" for key, value in needed.items())
+        raise ConfigError(f"{choices['algorithm']} is what its name says only with {words}")
+
+
+def _modules(config: Mapping[str, Any]) -> list[str]:
+    """The modules of the classes that a config names."""
+    return [str(value).rpartition(".")[0] for key, value in flatten(config).items() if key.endswith("_target_")]
+
+
+def _refuse_paths(choices: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a config is chosen by a path: what is chosen names the run's folder."""
+    for group, name in choices.items():
+        if group.startswith("hydra/") or name is None or is_name(str(name)):
+            continue
+        options = GlobalHydra.instance().config_loader().get_group_options(group)
+        raise ConfigError(
+            f"{group} is chosen by its name, not by a path; got {name!r}; choose from {', '.join(options)}"
+        )
+
+
+def _folder(config: Mapping[str, Any], parts: Sequence[str]) -> Path:
+    """Where a run is recorded: ``results_dir/runs/experiment/parts…/seed=…``. Raises ConfigError if it is elsewhere."""
+    experiment = Path(config["results_dir"]).absolute() / "runs" / config["experiment_name"]
+    folder = experiment.joinpath(*(part for part in parts if part), f"seed={config['seed']}")
+    if any(part in (".", "..") or "/" in part or "\0" in part for part in folder.parts[len(experiment.parts) - 2 :]):
+        raise ConfigError(f"{folder} is not a folder below {experiment}")
+    if len(os.fsencode(folder)) > _LONGEST_PATH:
+        raise ConfigError(f"results_dir makes paths of more than {_LONGEST_PATH} bytes: {folder}")
+    return folder
+
+
+def _place(config: dict[str, Any]) -> dict[str, str]:
+    """Make the paths of checkpoints absolute, so that one file is one arm; return them by key as they were given."""
+    given = {}
+    for section in ("cold_start", "model"):
+        path = config[section].get("path")
+        if isinstance(path, str):
+            given[f"{section}.path"] = path
+            config[section]["path"] = str(Path(path).expanduser().resolve())
+    return given
 
 
 def _derive(config: dict[str, Any], words: Sequence[str]) -> None:
@@ -204,17 +278,57 @@ def _of_loss(unknown: str, words: Sequence[str]) -> str:
 
 def _points(words: list[str], multirun: bool) -> list[list[str]]:
     """The override lists of a sweep's points, as Hydra's own sweeper splits them."""
-    parsed = OverridesParser.create().parse_overrides(words)
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    parsed = parser.parse_overrides(words)
     unswept = [word for word, each in zip(words, parsed, strict=True) if not each.is_sweep_override()]
+    swept = {word: each for word, each in zip(words, parsed, strict=True) if each.is_sweep_override()}
+    for word, each in swept.items():
+        _refuse_sweep(word, [str(value) for value in each.sweep_string_iterator()], each.key_or_group, words)
     settings = hydra.compose("config", unswept, return_hydra_config=True).hydra
+    _refuse_launcher(settings.launcher)
     if not multirun and settings.mode != RunMode.MULTIRUN:
-        if len(unswept) < len(words):
-            swept = next(word for word in words if word not in unswept)
-            raise ConfigError(f"{swept} sweeps over several values: add -m for a sweep")
+        if swept:
+            raise ConfigError(f"{next(iter(swept))} sweeps over several values: add -m for a sweep")
         return [words]
     parameters = [f"{key}={value}" for key, value in (settings.sweeper.params or {}).items()]
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     return BasicSweeper.split_arguments(parser.parse_overrides([*parameters, *words]), None)[0]
+
+
+def _refuse_sweep(word: str, values: list[str], key: str, words: Sequence[str]) -> None:
+    """Raise ConfigError for a sweep over nothing, and for one over experiments: each of them is a sweep of its own."""
+    if not values:
+        raise ConfigError(f"{word} sweeps over nothing: no value is meant by it")
+    if key == "experiment":
+        others = [other for other in words if other != word]
+        commands = [shlex.join(["steadymoe", "run", f"experiment={value}", *others]) for value in values]
+        raise ConfigError(f"{word} names {len(values)} sweeps, each a command of its own: {'; '.join(commands)}")
+
+
+def _refuse_launcher(launcher: DictConfig) -> None:
+    """Raise ConfigError for what joblib would stop at with a traceback."""
+    if launcher.get("n_jobs") == 0:
+        raise ConfigError("hydra.launcher.n_jobs must be a number of processes, or -1 for one on each core; got 0")
+    if launcher.get("backend") not in (None, "loky"):
+        raise ConfigError(f"hydra.launcher.backend must be loky, or left out; got {launcher.backend}")
+
+
+def swept(words: Sequence[str]) -> list[str]:
+    """The words that have several values."""
+    parsed = OverridesParser.create().parse_overrides(list(words))
+    return [word for word, each in zip(words, parsed, strict=True) if each.is_sweep_override()]
+
+
+def at_once(words: Sequence[str], multirun: bool) -> int | None:
+    """How many runs the launcher of ``words`` makes at the same time; None where a cluster decides."""
+    several = swept(words)
+    with _hydra(), _errors_in_one_line(words):
+        settings = hydra.compose("config", [w for w in words if w not in several], return_hydra_config=True).hydra
+    kind, jobs = str(settings.runtime.choices["hydra/launcher"]), settings.launcher.get("n_jobs")
+    if not multirun and settings.mode != RunMode.MULTIRUN:
+        return 1
+    if kind == "joblib":
+        return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
+    return 1 if kind == "basic" else None
 
 
 @functools.cache

@@ -20,15 +20,8 @@ class Change:
     """Share of response tokens whose set of experts differs, of each layer."""
     any_layer: Tensor
     """Share of response tokens whose set differs in at least one layer."""
-    top1_L: Tensor
-    """Share of response tokens whose first expert differs, of each layer."""
     slots_C: Tensor
     """Counts of (layer, response token) by the number of experts that differ, 0 to K."""
-
-    @property
-    def top1(self) -> Tensor:
-        """Share of (layer, response token) whose first expert differs."""
-        return self.top1_L.mean()
 
     @property
     def expert(self) -> Tensor:
@@ -58,7 +51,6 @@ def change(old_LBFK: Tensor, new_LBFK: Tensor, mask_BT: Tensor) -> Change:
         expert_L=1 - shared_LN.float().mean(-1) / experts,
         set_L=differs_LN.float().mean(-1),
         any_layer=differs_LN.any(0).float().mean(),
-        top1_L=(old_LNK[..., 0] != new_LNK[..., 0]).float().mean(-1),
         slots_C=torch.bincount((experts - shared_LN).flatten(), minlength=experts + 1),
     )
 
@@ -67,6 +59,26 @@ def any_layer(old_LBFK: Tensor, new_LBFK: Tensor, mask_BT: Tensor) -> Tensor:
     """Which response tokens have another set of experts in at least one layer, (N,) bool."""
     old_LNK, new_LNK = of_response_tokens(old_LBFK, mask_BT), of_response_tokens(new_LBFK, mask_BT)
     return (old_LNK.sort(-1).values != new_LNK.sort(-1).values).any(-1).any(0)
+
+
+def top1_change(old_LBFK: Tensor, new_LBFK: Tensor, old_LBTE: Tensor, new_LBTE: Tensor, mask_BT: Tensor) -> Tensor:
+    """Share of response tokens whose strongest expert differs between two recordings, of each layer, (L,).
+
+    The strongest of the chosen experts is the one with the largest router logit, so with the largest gate weight.
+    DeepSeek-V3 and GLM-4-MoE choose by that score plus a bias for balance; the bias is in no gate weight, and does
+    not count here either. ``old_LBTE`` and ``new_LBTE`` are the routers' log-probabilities of all experts. The order
+    of the routes does not matter: these two families return theirs unsorted. Of equal logits the first in that order
+    counts.
+    """
+    old_LN = _strongest(old_LBFK, old_LBTE, mask_BT)
+    return (old_LN != _strongest(new_LBFK, new_LBTE, mask_BT)).float().mean(-1)
+
+
+def _strongest(routes_LBFK: Tensor, logprobs_LBTE: Tensor, mask_BT: Tensor) -> Tensor:
+    """The chosen expert with the largest log-probability, of each layer and response token, (L, N)."""
+    chosen_LNK = of_response_tokens(routes_LBFK, mask_BT).long()
+    first_LN1 = logprobs_LBTE[:, mask_BT.bool()].gather(-1, chosen_LNK).argmax(-1, keepdim=True)
+    return chosen_LNK.gather(-1, first_LN1).squeeze(-1)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,14 @@
 """Where a user keeps what is not part of this checkout: Python modules, and configs beside them in ``conf/``."""
 
 import os
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 VARIABLE = "STEADYMOE_PATH"
 
@@ -12,5 +19,53 @@ def folders() -> list[Path]:
     A folder holds modules (``my_losses.py``) and configs (``conf/algorithm/mine.yaml``). ``run``, ``status`` and
     ``report`` all look here and nowhere else.
     """
-    named = [Path(name).expanduser().absolute() for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
-    return [folder for folder in dict.fromkeys(named) if folder.is_dir()]
+    return [folder for folder in _named() if folder.is_dir()]
+
+
+class SearchPath(SearchPathPlugin):
+    """What tells Hydra of the configs outside the suite."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Add the folders' ``conf``, after the suite's own."""
+        for folder in _confs():
+            search_path.append("steadymoe", f"file://{folder}")
+
+
+def activate(suite: Path) -> None:
+    """Let this process import the folders' modules, after all others, and let Hydra compose their configs.
+
+    ``suite`` is the folder of the suite's own configs. Raises ValueError for a folder that does not exist, and for
+    a config that the suite or two of the folders have under one name.
+    """
+    absent = [folder for folder in _named() if not folder.is_dir()]
+    if absent:
+        raise ValueError(f"{VARIABLE} names {absent[0]}, and there is no such folder")
+    seen: dict[Path, Path] = {}
+    for conf in _confs():
+        for config in sorted(conf.rglob("*.yaml")):
+            name = config.relative_to(conf)
+            other = suite / name if (suite / name).exists() else seen.setdefault(name, config)
+            if other != config:
+                whose = "the suite" if other == suite / name else str(other)
+                raise ValueError(f"{config} has the name of a config of {whose}; give it another name")
+    sys.path += [str(folder) for folder in folders() if str(folder) not in sys.path]
+    if SearchPath not in Plugins.instance().discover(SearchPathPlugin):
+        Plugins.instance().register(SearchPath)
+
+
+def prefix(choices: Mapping[str, str], modules: Iterable[str]) -> str:
+    """What must stand before a command that chooses these configs and modules: ``STEADYMOE_PATH=… ``, or nothing."""
+    files = [f"conf/{group}/{name}.yaml" for group, name in choices.items()]
+    files += [name for module in modules for name in (module.partition(".")[0], f"{module.partition('.')[0]}.py")]
+    if not any((folder / file).exists() for folder in folders() for file in files):
+        return ""
+    return f"{VARIABLE}={shlex.quote(os.environ[VARIABLE])} "
+
+
+def _named() -> list[Path]:
+    entries = os.environ.get(VARIABLE, "").split(os.pathsep)
+    return list(dict.fromkeys(Path(entry).expanduser().absolute() for entry in entries if entry))
+
+
+def _confs() -> list[Path]:
+    return [folder / "conf" for folder in folders() if (folder / "conf").is_dir()]

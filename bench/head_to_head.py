@@ -6,26 +6,27 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench import tables
+from steadymoe.bench import columns, tables
 from steadymoe.bench.comparisons import holm, probability_of_improvement, ranking
 from steadymoe.bench.efficiency import Reached, cost_ratio, cost_to_reward, costs, win_rate
 from steadymoe.bench.stats import INTERVAL, Estimate
-from steadymoe.bench.survival import logrank
+from steadymoe.bench.survival import logrank, of_runs
 
 # The reward whose cost is compared: this share of the way from the first step's to the best arm's final reward.
 PART_OF_THE_GAIN = 0.9
 COMPARED = ("updates", "samples", "tokens", "seconds")
 CAPTION = (
     f"Every arm against the one with the highest final reward, over the seeds that both have, with {INTERVAL}; where a "
-    "seed is shared the cold start is. p: paired t test, Holm-corrected for all pairs of arms; p of collapse: log-rank "
-    "test of the steps to a collapse, corrected likewise, which takes runs for independent. Better: P(arm > best) + "
-    "P(equal)/2 over seeds (Clopper and Pearson's interval). Held-out wins: share of held-out prompts that the arm "
+    "seed is shared the cold start is. p: exact sign-flip test of the paired differences, Holm-corrected for all pairs "
+    "of arms; p of collapse: log-rank test of the steps to a collapse by today's rule, as far as one can be seen, "
+    "corrected in the same way; it takes runs for independent. Better: P(arm > best) + P(equal)/2 over "
+    "seeds (Clopper and Pearson's interval). Held-out wins: share of held-out prompts that the arm "
     "answers better less the share that the best arm does. The rest is training efficiency: how many times as many "
     "updates, samples, tokens and seconds (of sampling, the old policy's forward and updates) as the best arm the arm "
     f"needs until its reward, averaged over {tables.LAST_STEPS} steps, is {PART_OF_THE_GAIN:.0%} of the way from the "
-    "first step's to the best arm's final reward (left out where that is no gain); geometric mean over the n seeds "
-    "in which either got there. ≥: in some seeds the arm never got there, and all that it spent is entered; ≤: the "
-    "best arm did not."
+    "first step's to the best arm's final reward (left out where that is no gain), over the n seeds in which either "
+    "got there: geometric mean, or the median where in some seeds one of the two never got there (censored), with the "
+    "sign test's interval, none below six seeds. >: the median is more than this, < less; by how much is not known."
 )
 
 
@@ -35,7 +36,7 @@ def table(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) ->
     ``steps``, ``runs`` and ``evaluations`` are those of ``collect`` for the ended runs of one experiment.
     """
     rewards = tables.final_rewards(steps)
-    ranked = ranking(rewards)
+    ranked = ranking(rewards, bounds=columns.bounds("reward"))
     if len(ranked) < 2:
         return pd.DataFrame()
     best = ranked["arm"].iloc[0]
@@ -72,10 +73,7 @@ def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
 
 def _log_rank(runs: pd.DataFrame, best: str) -> dict[str, float]:
     """By arm the p-value of a log-rank test that it collapses as the best one does, corrected for all pairs of arms."""
-    collapses = {
-        str(arm): (ours["steps"].tolist(), [None if pd.isna(at) else float(at) for at in ours["diverged_step"]])
-        for arm, ours in runs.groupby("arm")
-    }
+    collapses = {str(arm): of_runs(ours) for arm, ours in runs.groupby("arm")}
     pairs = list(combinations(collapses, 2))
     corrected = holm([logrank(*collapses[one], *collapses[other]) for one, other in pairs])
     of_best = {frozenset(pair): float(p) for pair, p in zip(pairs, corrected, strict=True) if best in pair}

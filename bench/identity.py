@@ -3,8 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Container, Mapping
-from pathlib import Path
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 # What changes nothing that a run records: neither an axis of its folder nor a part of its hash.
@@ -24,14 +24,19 @@ NEUTRAL: dict[str, Any] = {
     "savings.sampler_as_old": None,
     "rollout.minibatch_prompts": None,
     "total_updates": None,
+    "algorithm.updates_per_rollout": None,
+    "collapse.window_updates": 80,
+    "collapse.patience_updates": 160,
     "collapse.entropy_fraction": 0.05,
     "collapse.grad_norm_factor": 100.0,
     "collapse.solved_reward": 0.9,
 }
 
 # Fields that are gone. In the hash of every run each still has the value that recorded runs have, so that these are
-# found again. The fields changed no number but for rounding.
+# found again. A collapse was once counted in rollouts; the savings changed no number but for rounding.
 REMOVED: dict[str, Any] = {
+    "collapse.window": 5,
+    "collapse.patience": 10,
     "savings.trim_padding": True,
     "savings.skip_silent": True,
     "savings.drop_finished": True,
@@ -44,8 +49,16 @@ IMPLIED = {"rollout.prompts": "rollout.minibatch_prompts", "steps": "total_updat
 OFF = {"advantage": None, "correction": "none", "engine": "exact", "routing": "off"}
 
 _LONGEST_AXES = 120
+# File systems take names of 255 bytes; the rest is for the names of an experiment's figures, and of files half written.
+LONGEST_NAME = 180
+_NAME = re.compile(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]*")
 
 _ABSENT = object()
+
+
+def is_name(text: str) -> bool:
+    """Whether ``text`` can be a part of a run's folder: letters, digits, ``.``, ``_``, ``-``, ``@``, no ``.`` first."""
+    return _NAME.fullmatch(text) is not None and len(text) <= LONGEST_NAME
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -109,6 +122,27 @@ def axes_name(axes: Mapping[str, Any]) -> str:
     if harmless == name and len(name) <= _LONGEST_AXES:
         return name
     return f"{harmless[: _LONGEST_AXES - 9]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def short(value: Any, among: Iterable[Any]) -> str:
+    """A value as a label shows it: of a path as few last parts as tell it from the other paths ``among``, without
+    ``.safetensors``; of a name of 16 hex digits or more the first eight, where they do."""
+    if not isinstance(value, str) or "/" not in value:
+        return str(value)
+    others = {other for other in among if isinstance(other, str) and other != value}
+    parts = PurePosixPath(value).parts
+    for count in range(1, len(parts) + 1):
+        for cut in (8, None):
+            if all(_tail(other, count, cut) != _tail(value, count, cut) for other in others):
+                return _tail(value, count, cut)
+    return value
+
+
+def _tail(path: str, count: int, cut: int | None) -> str:
+    """The last ``count`` parts of a path; a last part that is a hash alone is cut."""
+    *before, last = PurePosixPath(path).parts[-count:]
+    last = last.removesuffix(".safetensors")
+    return "/".join([*before, last[:cut] if re.fullmatch("[0-9a-f]{16,}", last) else last])
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from steadymoe.bench import atomic
 from steadymoe.bench.columns import TABLES
+from steadymoe.bench.damage import Damaged, checksum, in_facts, in_tables, put_aside
 
 # A run that has one of these has said all it will say.
 ENDED = ("finished", "diverged")
@@ -28,34 +29,70 @@ Row = dict[str, Any]
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """``run.json`` of a run folder, or None where there is none. Raises ValueError if it is not whole JSON."""
+    """``run.json`` of a run folder, None where there is none. Raises Damaged, a ValueError, if it is not of a run."""
     path = folder / "run.json"
-    if not path.exists():
-        return None
     try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
+        facts = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if (why := in_facts(facts)) is not None:
+        raise Damaged(f"{path} is not of a run: {why}")
+    return facts
+
+
+def known(folder: Path) -> dict[str, Any]:
+    """The same, empty where there is none or none that can be read."""
+    try:
+        return read_run(folder) or {}
+    except Damaged:
+        return {}
+
+
+def damage(folder: Path) -> str | None:
+    """Why what is in the folder is no whole run, in one line; None if it is, or if there is none."""
+    try:
+        facts = read_run(folder)
+    except Damaged as error:
+        return str(error)
+    return in_tables(folder, facts) if facts is not None and facts["status"] in ENDED else None
 
 
 def status(folder: Path) -> str:
-    """``finished``, ``diverged``, ``failed``, ``running``, ``interrupted``, ``unreadable``, or ``missing``."""
+    """``finished``, ``diverged``, ``failed``, ``running``, ``interrupted``, ``missing``, or ``damaged``.
+
+    Damaged is a ``run.json`` that is not of a run, and a run that has ended and whose tables are not whole.
+    """
     try:
-        run = read_run(folder)
-    except ValueError:
-        return "unreadable"
-    if run is None:
+        facts = read_run(folder)
+    except Damaged:
+        return "damaged"
+    if facts is None:
         return "missing"
-    if run["status"] == "running" and not _locked(folder):
+    is_whole = facts["status"] not in ENDED or in_tables(folder, facts) is None
+    return as_told(folder, facts) if is_whole else "damaged"
+
+
+def as_told(folder: Path, facts: dict[str, Any]) -> str:
+    """The status of a run by its ``run.json`` alone, without a look at its tables."""
+    if facts["status"] == "running" and not _locked(folder):
         return "interrupted"  # killed before it could say so
-    return run["status"]
+    return facts["status"]
 
 
 def read_table(folder: Path, table: str) -> pd.DataFrame:
-    """One table of a run, finished or not, with the columns of ``columns.TABLES``; whole steps only."""
+    """One table of a run, finished or not, with the columns of ``columns.TABLES``; whole steps only.
+
+    Raises Damaged if the table of a run that has ended cannot be read.
+    """
     path = folder / f"{table}.parquet"
     if path.exists():
-        return pq.read_table(path, schema=_schema(table)).to_pandas()
+        try:
+            return pq.read_table(path, schema=_schema(table)).to_pandas()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            said = " ".join(str(error).split())
+            raise Damaged(f"{path} cannot be read ({said}); remove {folder} to have that run made again") from error
     rows = _read_rows(folder, table)
     if table != "steps":
         # "steps" is written last: what has no step there yet belongs to a step that did not finish.
@@ -107,6 +144,23 @@ class Record:
         self.run.setdefault("started", self._begun.isoformat(timespec="seconds"))
         self.update(status="running")
 
+    def holds(self, step: int) -> bool:
+        """Whether the rows of all steps up to ``step`` can be read, so that the run can go on after it."""
+        wanted = set(range(1, step + 1))
+        try:
+            steps, updates = ({row["step"] for row in _read_rows(self.folder, name)} for name in ("steps", "updates"))
+            for table in TABLES:
+                _to_arrow(_read_rows(self.folder, table), table)
+        except (OSError, ValueError, TypeError, KeyError, pa.ArrowException):
+            return False
+        return wanted <= steps and wanted <= updates
+
+    def put_aside(self, why: str) -> Path:
+        """Move a damaged run out of the folder, so that this one can be made; say where it is, and ``why``."""
+        place = put_aside(self.folder, Path(self.run["config"]["results_dir"]))
+        self.run["restarted"] = f"what was here was damaged ({why}) and is kept in {place}"
+        return place
+
     def append(self, rows: dict[str, list[Row]]) -> None:
         """Add the rows of a finished step; ``steps`` goes last and seals the others."""
         for table in sorted(rows, key="steps".__eq__):
@@ -124,9 +178,12 @@ class Record:
 
     def end(self, status: str, **facts: Any) -> None:
         """Turn the rows into parquet, say how the run ended, and drop what only resuming needs."""
+        checksums = {}
         for table in TABLES:
-            arrow = _to_arrow(_read_rows(self.folder, table), table)
-            atomic.write(self.folder / f"{table}.parquet", partial(pq.write_table, arrow))
+            arrow, path = _to_arrow(_read_rows(self.folder, table), table), self.folder / f"{table}.parquet"
+            atomic.write(path, partial(pq.write_table, arrow))
+            checksums[table] = checksum(path)
+        self.run["tables"] = checksums
         self.update(status=status, ended=datetime.now(UTC).isoformat(timespec="seconds"), **facts)
         self.checkpoint.unlink(missing_ok=True)
         for table in TABLES:
@@ -134,10 +191,12 @@ class Record:
 
 
 def _locked(folder: Path) -> bool:
+    if not (folder / ".lock").exists():
+        return False  # or asking would make one
     lock = FileLock(folder / ".lock")
     try:
         lock.acquire(timeout=0)
-    except Timeout:
+    except (Timeout, OSError):  # the latter: a lock that is not ours to take, so the run's own word counts
         return True
     lock.release()
     return False

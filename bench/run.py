@@ -1,16 +1,9 @@
 """One run from its config to its folder: cold start, steps, checkpoints, and how it ended."""
 
-import functools
-import hashlib
-import inspect
 import os
-import platform
-import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +14,26 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from steadymoe.algorithms import batch, objective, ops
-from steadymoe.bench import checkpoint, cold_start, compose, identity, record, sweep, tracking
+from steadymoe.bench import (
+    blame,
+    checkpoint,
+    cold_start,
+    compose,
+    external,
+    identity,
+    provenance,
+    record,
+    samples,
+    sweep,
+    tracking,
+)
 from steadymoe.bench.check import ConfigError
-from steadymoe.bench.collapse import detect
+from steadymoe.bench.collapse import Rule, detect
 from steadymoe.bench.record import Record
+from steadymoe.bench.revision import revision
 from steadymoe.bench.seeding import derive
 from steadymoe.bench.train import Trainer
-from steadymoe.models import build, megablocks, pretrained
+from steadymoe.models import build, pretrained
 
 
 def launch(words: list[str]) -> None:
@@ -45,6 +50,7 @@ def launch(words: list[str]) -> None:
 def _job(_: DictConfig) -> str:
     sweep.stop_with_launcher()
     os.chdir(HydraConfig.get().runtime.cwd)  # a Ray cluster's workers begin elsewhere, and results_dir may be relative
+    external.activate(compose.CONF)
     overrides = HydraConfig.get().overrides
     words = [word for word in overrides.hydra if not word.startswith("hydra.mode=")] + list(overrides.task)
     return execute(compose.run(words))
@@ -52,8 +58,8 @@ def _job(_: DictConfig) -> str:
 
 def refuse_other_config(run: compose.Run) -> None:
     """Raise ConfigError if the run's folder holds results of another config."""
-    before = record.read_run(run.folder)
-    if before is not None and before["config_hash"] != run.config_hash:
+    before = record.known(run.folder)
+    if before and before["config_hash"] != run.config_hash:
         raise ConfigError(
             f"{run.folder} holds a run of another config, {record.status(run.folder)} "
             f"({identity.difference(before['config'], run.config)}); "
@@ -75,16 +81,18 @@ def execute(run: compose.Run) -> str:
         with Record(run.folder, _facts(run)) as folder:
             # Again, now that nobody else can change it: another process may have ended it meanwhile.
             refuse_other_config(run)
+            if (why := record.damage(run.folder)) is not None:
+                folder.put_aside(why)
             before = record.read_run(run.folder)
             if before is not None and before["status"] in record.ENDED:
                 return before["status"]
             try:
                 _train(run, folder)
-            except Exception:
+            except Exception as error:
                 try:
-                    folder.update(status="failed", error=traceback.format_exc())
+                    folder.update(status="failed", error=blame.failure(error))
                 except OSError:  # a full disk, say: what is on it stays, and says that the run is not at its end
-                    print(f"steadymoe: {run.folder}: {traceback.format_exc()}", file=sys.stderr)
+                    print(f"steadymoe: {run.folder}: {blame.failure(error)}", file=sys.stderr)
                     return "failed"
             except BaseException:
                 folder.update(status="interrupted")
@@ -98,7 +106,10 @@ def _train(run: compose.Run, folder: Record) -> None:
     config = run.config
     torch.set_num_threads(config["threads"])
     resume_from = checkpoint.step_of(folder.checkpoint) if _same_ground(folder) else None
+    if resume_from is not None and not folder.holds(resume_from):
+        folder.run["restarted"], resume_from = "rows of steps before its checkpoint are lost", None
     folder.begin(resume_from)
+    samples.keep_until(folder.folder, resume_from)
 
     task = instantiate(config["task"])
     if "path" in config["model"]:
@@ -113,7 +124,7 @@ def _train(run: compose.Run, folder: Record) -> None:
             task,
             config,
             Path(config["results_dir"]) / "cold_starts",
-            on_check=lambda update, accuracy: folder.update(progress={"cold_start_accuracy": accuracy}),
+            on_check=lambda *check: folder.update(progress=dict(zip(cold_start.CHECK, check, strict=True))),
         )
     trainer = Trainer(model, task, config)
     savings = {"share_prompts": trainer.learner.forwards.unshared or True}
@@ -124,14 +135,18 @@ def _train(run: compose.Run, folder: Record) -> None:
     else:
         checkpoint.load(folder.checkpoint, trainer.learner, trainer.sampler)
     diverged, first = None, (resume_from or 0) + 1
+    rewards = record.read_table(folder.folder, "steps")["reward"].dropna().tolist()
     begun = time.monotonic()
     with tracking.sending(config, folder.folder, resumed=resume_from is not None) as send:
         for step in range(first, config["steps"] + 1):
             result = trainer.step(step)
+            samples.append(folder.folder, list(result.said))
             folder.append(result.rows)
             send(result.rows)
             row = result.rows["steps"][0]
+            rewards += [row["reward"]] if "reward" in row else []
             shown = {name: row.get(name) for name in ("reward", "eval_accuracy", "expert_change_rate")}
+            shown["best_reward"] = max(rewards, default=None)
             shown["seconds_per_step"] = (time.monotonic() - begun) / (step - first + 1)
             folder.update(progress={"step": step, "steps": config["steps"]} | shown)
             if result.diverged_at_update is not None:
@@ -141,7 +156,7 @@ def _train(run: compose.Run, folder: Record) -> None:
                 checkpoint.save(folder.checkpoint, trainer.learner, trainer.sampler, step)
 
     steps = record.read_table(folder.folder, "steps")
-    collapse = detect(steps, **config["collapse"])
+    collapse = detect(steps, Rule(**config["collapse"]), config["updates_per_rollout"])
     if diverged is None and collapse is not None:
         diverged = {"reason": collapse.reason, "step": collapse.step, "update": None}
     folder.end(
@@ -152,14 +167,14 @@ def _train(run: compose.Run, folder: Record) -> None:
 
 
 def _same_ground(folder: Record) -> bool:
-    """Whether a checkpoint in the folder was made with these library versions and this code of the algorithm.
+    """Whether a checkpoint in the folder is known to be made with these library versions and this code.
 
     If not, the run starts anew, and ``run.json`` says so under ``restarted``.
     """
     before = record.read_run(folder.folder)
-    same = before is not None and all(before[key] == folder.run[key] for key in ("versions", "algorithm_code"))
+    same = before is not None and provenance.difference(before) == provenance.Difference(None, None, None)
     if folder.checkpoint.exists() and not same:
-        folder.run["restarted"] = "the library versions or the code of the algorithm have changed since its checkpoint"
+        folder.run["restarted"] = "the library versions or the code have changed since its checkpoint"
     return same
 
 
@@ -175,75 +190,20 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "seed": config["seed"],
         "config_hash": run.config_hash,
         "config_hash_without_seed": identity.config_hash(config | {"seed": None}),
-        "algorithm_code": code_hash(config),
+        "algorithm_code": provenance.code_hash(config),
+        "training_version": provenance.TRAINING_VERSION,
         "command": run.command,
         # Of a given cold start or checkpoint, its path is added later; it is none of the cached ones.
-        "cold_start": {"fingerprint": cold_start.fingerprint(config)} if _makes_cold_start(config) else {},
-        "versions": versions(config),
-        "revision": _revision(),
-        "machine": _machine(config),
+        "cold_start": {"fingerprint": cold_start.fingerprint(config)} if makes_cold_start(config) else {},
+        "versions": provenance.versions(config),
+        "revision": revision(),
+        "machine": provenance.machine(config),
         "config": config,
         "diverged": None,
         "error": None,
     }
 
 
-def versions(config: Mapping[str, Any]) -> dict[str, str]:
-    """Of what a run of this config stands on; a checkpoint's life ends when one changes."""
-    packages = ["steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core"]
-    packages += ["triton", "megablocks"] if config.get("experts") == megablocks.NAME else []
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
-
-
-def _makes_cold_start(config: dict[str, Any]) -> bool:
+def makes_cold_start(config: Mapping[str, Any]) -> bool:
+    """Whether a run of this config begins with a supervised training, unless it is cached."""
     return config["cold_start"]["path"] is None and "path" not in config["model"]
-
-
-def code_hash(config: Mapping[str, Any]) -> str:
-    """Of the source of loss, advantage and correction, which a user's own may change without a commit.
-
-    Raises ValueError if one of their classes is not here.
-    """
-    parts = {part: config[part] for part in ("algorithm", "advantage", "correction")}
-    return _source_hash(
-        tuple(sorted({str(value) for key, value in compose.flatten(parts).items() if key.endswith("_target_")}))
-    )
-
-
-@functools.cache
-def _source_hash(targets: tuple[str, ...]) -> str:
-    try:
-        classes = [cls for target in targets for cls in inspect.getmro(hydra.utils.get_class(target))]
-    except Exception as error:  # Hydra's own, of many kinds
-        raise ValueError(f"no {' or '.join(targets)} here: {error}") from error
-    files = {inspect.getfile(cls) for cls in classes if cls.__module__ not in ("builtins", "abc")}
-    files |= {str(module.__file__) for module in (ops, batch, objective)}  # what every loss goes through
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in sorted(files))).hexdigest()[:16]
-
-
-def _revision() -> dict[str, Any] | None:
-    """The commit that the code is at and whether it was changed since; None outside a git checkout."""
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str | None:
-        answer = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=False)
-        return answer.stdout.strip() if answer.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    return None if commit is None else {"commit": commit, "changed": bool(git("status", "--porcelain", "-uno"))}
-
-
-def processor() -> str:
-    """The name of this machine's processor."""
-    if Path("/proc/cpuinfo").exists():
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        if names:
-            return names[0].partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _machine(config: dict[str, Any]) -> dict[str, Any]:
-    machine = {"system": platform.system(), "cpu": processor(), "cores": os.cpu_count(), "threads": config["threads"]}
-    if config["device"] == "cuda":
-        machine["gpu"] = torch.cuda.get_device_name()
-    return machine

@@ -3,10 +3,11 @@
 from collections import Counter
 from pathlib import Path
 
-from steadymoe.bench import record, sweep
+from steadymoe.bench import provenance, record, sweep
+from steadymoe.bench.text import visible
 
 # What there is left to do about a run, and how each is announced.
-_TO_DO = ("failed", "interrupted", "missing", "unreadable")
+_TO_DO = ("failed", "interrupted", "missing", "damaged")
 
 
 def of_experiment(folder: Path) -> dict[Path, str]:
@@ -17,42 +18,48 @@ def of_experiment(folder: Path) -> dict[Path, str]:
 
 
 def lines(results: Path) -> list[str]:
-    """The answer of ``steadymoe status``, line by line."""
+    """The answer of ``steadymoe status``, line by line; what is recorded is shown with ``visible``.
+
+    What the runs name is read at most, never imported.
+    """
     folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir())
     by_experiment = {folder: statuses for folder in folders if (statuses := of_experiment(folder))}
-    if not by_experiment:
-        return [f"no runs below {results / 'runs'}; start some with: steadymoe run experiment=quickstart"]
     answer = []
-    for folder, statuses in by_experiment.items():
-        ended = [run for run, status in statuses.items() if status in record.ENDED]
-        stale = {run: why for run in ended if (why := is_stale(run)) is not None}
-        counts = Counter(statuses.values())
-        said = [f"{counts[name]} {name}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
-        answer.append(f"{folder.name}: " + ", ".join(said))
-        plan = sweep.planned(folder)
-        for run, status in statuses.items():
-            where = run.relative_to(results / "runs")
-            if status in _TO_DO:
-                facts = (record.read_run(run) or {}) if status in ("failed", "interrupted") else {}
-                answer.append(f"  {status}: {where}")
-                answer += [f"    {line}" for line in (facts.get("error") or "").strip().splitlines()[-1:]]
-                answer.append(f"    again: {facts.get('command') or plan.get(str(run.relative_to(folder)))}")
-            elif run in stale:
-                answer.append(f"  stale: {where} ({stale[run]}); to have it anew, remove that folder")
-                answer.append(f"    again: {(record.read_run(run) or {}).get('command')}")
+    for folder in folders:
+        plan, why = sweep.read_plan(folder)
+        if why is not None:
+            what = "a run of this experiment writes it anew, and runs that never began are not known"
+            answer.append(f"{visible(folder.name)}: plan.json cannot be read ({visible(why)}); {what}")
+        if folder in by_experiment:
+            answer += _of_runs(folder, by_experiment[folder], plan)
+    return answer or [
+        f"no runs below {visible(results / 'runs')}; start some with: steadymoe run experiment=quickstart"
+    ]
+
+
+def _of_runs(folder: Path, statuses: dict[Path, str], plan: dict[str, str]) -> list[str]:
+    """What is said of one experiment."""
+    ended = [run for run, status in statuses.items() if status in record.ENDED]
+    now = {run: provenance.difference(record.read_run(run) or {}) for run in ended}
+    stale = {run: found.said for run, found in now.items() if found.said is not None}
+    unknown = Counter(found.unknown for run, found in now.items() if found.unknown and run not in stale)
+    counts = Counter(statuses.values())
+    said = [f"{counts[name]} {name}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
+    answer = [f"{visible(folder.name)}: " + ", ".join(said)]
+    for run, status in statuses.items():
+        where, facts = visible(run.relative_to(folder.parent)), record.known(run)
+        command = facts.get("command") or plan.get(str(run.relative_to(folder)))
+        if status in _TO_DO:
+            why = f" ({visible(record.damage(run))})" if status == "damaged" else ""
+            answer.append(f"  {status}: {where}{why}")
+            if status == "failed":
+                answer += [f"    {visible(line)}" for line in str(facts.get("error") or "").strip().splitlines()[-1:]]
+            if command is not None:
+                answer.append(f"    again: {visible(command)}")
+            else:
+                answer.append(f"    no command is known that makes it; it can be removed: {visible(run)}")
+        elif run in stale:
+            answer.append(f"  stale: {where} ({visible(stale[run])})")
+            answer.append(f"    again: {visible(command)} --redo")
+    answer += [f"  {unknown[why]} ended with code that cannot be compared: {visible(why)}" for why in unknown]
     return answer
-
-
-def is_stale(folder: Path) -> str | None:
-    """What has changed since an ended run was made, if the same command would run on other ground today."""
-    from steadymoe.bench import run  # torch is imported for this alone
-
-    facts = record.read_run(folder) or {}
-    try:
-        if facts["algorithm_code"] != run.code_hash(facts["config"]):
-            return "made by other code of its algorithm"
-    except ValueError:
-        return "its algorithm is not here"
-    now, then = run.versions(facts["config"]), facts["versions"]
-    changed = [f"{name} {then.get(name)}" for name, number in now.items() if then.get(name) != number]
-    return f"made with {', '.join(changed)}" if changed else None

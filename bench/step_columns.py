@@ -71,18 +71,20 @@ def of_rollout(
     assert recomputed.routes_LBFK is not None
     assert recomputed.router_logprobs_LBTE is not None
     disagreement = drift.change(rollout.routes_LBFK, recomputed.routes_LBFK, mask_BT)
-    shift = drift.shift(rollout.router_logprobs_LBTE, recomputed.router_logprobs_LBTE, rollout.routes_LBFK, mask_BT)
+    logprobs = rollout.router_logprobs_LBTE, recomputed.router_logprobs_LBTE
+    top1_L = drift.top1_change(rollout.routes_LBFK, recomputed.routes_LBFK, *logprobs, mask_BT)
+    shift = drift.shift(*logprobs, rollout.routes_LBFK, mask_BT)
     overall |= {
         "rollout_expert_disagreement": disagreement.expert,
         "rollout_set_disagreement": disagreement.set,
         "rollout_any_layer_disagreement": disagreement.any_layer,
-        "rollout_top1_disagreement": disagreement.top1,
+        "rollout_top1_disagreement": top1_L.mean(),
         **{f"rollout_{name}": value for name, value in shift.columns.items()},
     }
     layers |= {
         "rollout_expert_disagreement": disagreement.expert_L,
         "rollout_set_disagreement": disagreement.set_L,
-        "rollout_top1_disagreement": disagreement.top1_L,
+        "rollout_top1_disagreement": top1_L,
         "rollout_router_kl": shift.kl_L,
     }
     return Measured(overall, layers, {"rollout_changed_slots_histogram": disagreement.slots_C})
@@ -104,6 +106,7 @@ def of_routing(old: OldPolicy, rows_M: Tensor, now: Forward, mask_MT: Tensor, ex
         now.router_logprobs_LBTE,
     )
     moved = drift.change(old_LBFK, now.routes_LBFK, mask_MT)
+    top1_L = drift.top1_change(old_LBFK, now.routes_LBFK, old_LBTE, now_LBTE, mask_MT)
     shift = drift.shift(old_LBTE, now_LBTE, old_LBFK, mask_MT)
     decision = drift.decision(now_LBTE, now.routes_LBFK, mask_MT)
     load = drift.load(now.routes_LBFK, mask_MT, experts)
@@ -111,7 +114,7 @@ def of_routing(old: OldPolicy, rows_M: Tensor, now: Forward, mask_MT: Tensor, ex
         "expert_change_rate": moved.expert,
         "expert_set_change_rate": moved.set,
         "token_any_layer_change_rate": moved.any_layer,
-        "top1_change_rate": moved.top1,
+        "top1_change_rate": top1_L.mean(),
         **shift.columns,
         "router_margin": decision.margin_L.mean(),
         "router_confidence": decision.confidence_L.mean(),
@@ -122,7 +125,7 @@ def of_routing(old: OldPolicy, rows_M: Tensor, now: Forward, mask_MT: Tensor, ex
     layers = {
         "expert_change_rate": moved.expert_L,
         "expert_set_change_rate": moved.set_L,
-        "top1_change_rate": moved.top1_L,
+        "top1_change_rate": top1_L,
         "router_kl": shift.kl_L,
         "router_margin": decision.margin_L,
         "router_confidence": decision.confidence_L,

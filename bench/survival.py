@@ -1,8 +1,9 @@
-"""How long runs last: time to collapse, with runs that never collapsed right-censored at their last step.
+"""How long runs last: time to collapse, with runs that did not collapse right-censored where they were last judged.
 
-Of every run, its number of steps and the step at which it collapsed, None or nan if it did not: ``steps`` and
-``diverged_step`` of ``collect.runs``. A collapse needs ``collapse.patience`` steps to be seen, so one that begins in a
-run's last steps counts as none.
+Of every run, the step up to which it was judged and the step at which it collapsed, None or nan if it did not. A
+collapse lasts for the rule's patience before it counts, so one that begins in a run's last steps cannot be told from a
+bad rollout. All runs are therefore censored at the last step at which a collapse could still be seen, whatever happened
+after it: ``of_runs``. To censor only those that are falling at their end would take them for as safe as the others.
 """
 
 import warnings
@@ -15,6 +16,17 @@ from scipy import stats as scipy_stats
 from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.stats import LEAST_FOR_INTERVAL, Estimate
+
+
+def of_runs(runs: pd.DataFrame) -> tuple[list[float], list[float | None]]:
+    """What the other functions take, of ``collapse.judged`` runs: up to where each was judged, and its collapse.
+
+    Runs too short to be judged are left out. A number that was not finite after the last judged step is left out too:
+    no other collapse could be seen there.
+    """
+    told = runs[runs["judged_until"] > 0]
+    collapsed = told["collapsed_step"].where(told["collapsed_step"] <= told["judged_until"])
+    return told["judged_until"].astype(float).tolist(), [None if pd.isna(step) else float(step) for step in collapsed]
 
 
 def _times(steps: Sequence[float], collapsed: Sequence[float | None]) -> tuple[np.ndarray, np.ndarray]:

@@ -22,13 +22,18 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def remember(runs: Sequence[Run]) -> None:
-    """Add ``runs`` to the plans of their experiments, ``results/runs/<experiment>/plan.json``; nothing is taken out."""
+    """Add ``runs`` to the plans of their experiments, ``results/runs/<experiment>/plan.json``; nothing is taken out.
+
+    A plan that cannot be read is kept beside the new one, as ``plan.json.damaged``.
+    """
     for experiment in {run.config["experiment_name"] for run in runs}:
         ours = [run for run in runs if run.config["experiment_name"] == experiment]
         folder = Path(ours[0].config["results_dir"]).absolute() / "runs" / experiment
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".plan.lock"):
-            before = planned(folder)
+            before, why = read_plan(folder)
+            if why is not None:
+                (folder / "plan.json").replace(folder / "plan.json.damaged")
             plan = before | {str(run.folder.relative_to(folder)): run.command for run in ours}
             if plan != before:
                 atomic.write_json(folder / "plan.json", plan)
@@ -36,8 +41,23 @@ def remember(runs: Sequence[Run]) -> None:
 
 def planned(experiment: Path) -> dict[str, str]:
     """The runs that were ever asked for below an experiment's folder, as run folder → command; none without a plan."""
-    path = experiment / "plan.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return read_plan(experiment)[0]
+
+
+def read_plan(experiment: Path) -> tuple[dict[str, str], str | None]:
+    """The same, and why the plan cannot be read where it cannot. A name that leaves the folder is no run's."""
+    try:
+        plan = json.loads((experiment / "plan.json").read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}, None
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, " ".join(str(error).split())
+    if not isinstance(plan, dict) or not all(isinstance(command, str) for command in plan.values()):
+        return {}, "it is no list of runs and their commands"
+    is_inside = {
+        name: not Path(name).is_absolute() and ".." not in Path(name).parts and "\0" not in name for name in plan
+    }
+    return {name: command for name, command in plan.items() if is_inside[name]}, None
 
 
 def refuse_absent_cluster(words: Sequence[str]) -> None:

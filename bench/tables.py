@@ -6,9 +6,11 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from steadymoe.bench import columns
 from steadymoe.bench.comparisons import ranking
 from steadymoe.bench.efficiency import Ratio
 from steadymoe.bench.stats import INTERVAL, Estimate, over_seeds
+from steadymoe.bench.text import markdown, visible
 
 # Steps at the end of a run over which its final numbers are averaged.
 LAST_STEPS = 5
@@ -30,14 +32,20 @@ MODELS = {
     "sampler–trainer disagreement": ("rollout_expert_disagreement", "mean"),
     "final reward": ("reward", "last"),
 }
+# What a caption says of the columns of collapses.
+COLLAPSED = (
+    "Collapsed: runs that collapsed or met a number that is not finite, by today's rule, – where runs are too short "
+    "for it; recorded: as the runs themselves said when they ended, by the rule of that day."
+)
 # Averaged over seeds on a logarithmic scale.
 GEOMETRIC = ("token-ratio variance", "sequence-ratio variance")
 CAPTION = (
     f"Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of seeds. Of each run: "
     f"final reward is the mean of its last {LAST_STEPS} steps, final held-out accuracy its last evaluation, "
     f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
-    "over steps, expert change per update and clip fraction means. Diverged: runs that collapsed or met a "
-    "number that is not finite; they are part of every mean, the latter with reward and accuracy 0 once they ended."
+    f"over steps, expert change per update and clip fraction means. {COLLAPSED} Falling: runs that have fallen at "
+    "their end, too late to be judged. All are part of every mean; of a run that met a number that is not finite "
+    "reward and accuracy are 0 once it ended."
 )
 MODELS_CAPTION = (
     f"Mean over seeds with {INTERVAL}. Active parameters are those that one token uses. "
@@ -51,14 +59,16 @@ MODELS_CAPTION = (
 def one_number(curve: pd.Series, how: str) -> float:
     """One seed's number from its curve over steps, in the order of the steps.
 
-    ``last`` and ``best``: the last and the highest mean over ``LAST_STEPS`` steps; ``fall``: best minus last; ``end``:
-    the last value; ``median`` and ``mean`` over steps; ``area``: under the curve, divided by the steps it spans.
+    ``last`` and ``best``: the last and the highest mean over ``LAST_STEPS`` steps; ``fall``: best minus last; ``first``
+    and ``end``: the first and the last value; ``median`` and ``mean`` over steps; ``area``: under the curve, divided by
+    the steps it spans.
     """
     smooth = curve.rolling(min(LAST_STEPS, len(curve))).mean().dropna()
     numbers: dict[str, Callable[[], Any]] = {
         "last": lambda: smooth.iloc[-1],
         "best": smooth.max,
         "fall": lambda: smooth.max() - smooth.iloc[-1],
+        "first": lambda: curve.iloc[0],
         "end": lambda: curve.iloc[-1],
         "median": curve.median,
         "mean": curve.mean,
@@ -77,50 +87,69 @@ def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per arm, the highest final reward first: n, diverged, an ``Estimate`` for each column of ``SUMMARY``."""
+    """One row per arm, the highest final reward first: n, collapses, an ``Estimate`` for each column of ``SUMMARY``.
+
+    ``runs`` are ``collapse.judged``.
+    """
     rows = []
     for arm in sorted(runs["arm"].unique()):
         ours = runs[runs["arm"] == arm]
         row: dict[str, object] = {
             "arm": arm,
             "n": len(ours),
-            "diverged": int((ours["status"] == "diverged").sum()),
+            "collapsed": _judged(ours, "collapsed_step").sum(min_count=1),
+            "collapsed (recorded)": int((ours["status"] == "diverged").sum()),
+            "falling": _judged(ours, "falling_since").sum(min_count=1),
         }
         rows.append(row | _estimates(steps, arm, SUMMARY))
     rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean if row["n"] else 0.0)
-    return pd.DataFrame(rows, columns=["arm", "n", "diverged", *SUMMARY])
+    return pd.DataFrame(rows, columns=["arm", "n", "collapsed", "collapsed (recorded)", "falling", *SUMMARY])
+
+
+def _judged(runs: pd.DataFrame, column: str) -> pd.Series:
+    """Of the runs that the rule of a collapse could judge, whether (1 or 0) it found this; empty where it found none.
+
+    A number that is not finite needs no judging.
+    """
+    told = runs.loc[(runs["judged_until"] > 0) | runs["collapsed_step"].notna(), column]
+    return told.notna().astype(float)
 
 
 LEADERBOARD = {
+    "start": ("reward", "first"),
     "final reward": SUMMARY["final reward"],
     "drift (expert change)": SUMMARY["expert change"],
     "token-ratio variance": SUMMARY["token-ratio variance"],
 }
 LEADERBOARD_CAPTION = (
     f"Ranked by final reward. Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of "
-    "seeds. p: of the same final reward as the best arm's, by a paired t test, Holm-corrected for all pairs of arms. "
-    f"Of each run: final reward is the mean of its last {LAST_STEPS} steps, drift "
-    "and variance are medians over steps. Diverged: share of runs that collapsed or met a number that is not finite. "
-    "Reward IQM: interquartile mean of final rewards over seeds. Steps of H: restricted mean of the steps without a "
-    "collapse out of the first H. Frontier area: stable share of a grid of learning rates and updates per rollout."
+    "seeds. p: of the same final reward as the best arm's, by the exact sign-flip test of the paired differences, "
+    "Holm-corrected for all pairs of arms. "
+    "Of each run: start is the reward of its first step, before any update, final reward the mean of its last "
+    f"{LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} Both as shares. Reward IQM: "
+    "interquartile mean of final rewards over seeds. Steps of H: restricted mean of the steps without a collapse out "
+    "of the first H, the last at which one could begin and still be seen in every run. Frontier area: stable share of "
+    "a grid of learning rates and updates per rollout."
 )
 
 
 def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | None = None) -> pd.DataFrame:
-    """One row per arm, ranked by final reward: n, final reward, p, diverged share, drift, ratio variance.
+    """One row per arm, ranked by final reward: n, start, final reward, p, shares of collapses, drift, ratio variance.
 
     p is that of ``comparisons.ranking`` against the best arm, whose own is nan.
 
     ``more`` has further columns by arm (reward IQM, restricted mean time to collapse, frontier area); they stand
-    after the share of diverged runs.
+    after the shares of collapses. ``runs`` are ``collapse.judged``.
     """
-    ranked = ranking(final_rewards(steps))
+    ranked = ranking(final_rewards(steps), bounds=columns.bounds("reward"))
     p_values = dict(zip(ranked["arm"], ranked["p_corrected"], strict=True))
     rows = []
     for arm, ours in runs.groupby("arm"):
         estimates = _estimates(steps, str(arm), LEADERBOARD)
-        row: dict[str, object] = {"arm": arm, "n": len(ours), "final reward": estimates.pop("final reward")}
-        row |= {"p (Holm)": p_values[str(arm)], "diverged share": float((ours["status"] == "diverged").mean())}
+        row: dict[str, object] = {"arm": arm, "n": len(ours)}
+        row |= {column: estimates.pop(column) for column in ("start", "final reward")}
+        row |= {"p (Holm)": p_values[str(arm)], "collapsed": float(_judged(ours, "collapsed_step").mean())}
+        row |= {"collapsed (recorded)": float((ours["status"] == "diverged").mean())}
         rows.append(row | ({} if more is None else more.loc[str(arm)].to_dict()) | estimates)
     rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
     table = pd.DataFrame(rows)
@@ -160,13 +189,14 @@ def routing_share(steps: pd.DataFrame, keys: list[str]) -> pd.Series:
     return 1 - means[names[1]] / means[names[0]]
 
 
-def _estimates(steps: pd.DataFrame, arm: str, columns: dict[str, tuple[str, str]]) -> dict[str, object]:
+def _estimates(steps: pd.DataFrame, arm: str, wanted: dict[str, tuple[str, str]]) -> dict[str, object]:
     """An ``Estimate`` over the seeds of an arm for each column."""
     ours = steps[steps["arm"] == arm].sort_values("step")
     found: dict[str, object] = {}
-    for column, (metric, how) in columns.items():
+    for column, (metric, how) in wanted.items():
         curves = ours[ours["metric"] == metric].groupby("seed")["value"]
-        found[column] = over_seeds([one_number(curve, how) for _, curve in curves], log=column in GEOMETRIC)
+        numbers = [one_number(curve, how) for _, curve in curves]
+        found[column] = over_seeds(numbers, log=column in GEOMETRIC, bounds=columns.bounds(metric))
     return found
 
 
@@ -185,8 +215,9 @@ def to_number(cell: Any) -> Any:
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-    """The table as people read it."""
-    return table.map(to_text).to_markdown(index=False, disable_numparse=True)
+    """The table as people read it, every cell in one line and letter by letter."""
+    shown = table.map(lambda cell: markdown(to_text(cell))).rename(columns=markdown)
+    return shown.to_markdown(index=False, disable_numparse=True)
 
 
 def to_numbers(table: pd.DataFrame) -> pd.DataFrame:
@@ -208,6 +239,7 @@ _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
     **{sign: "\\" + sign for sign in "&%$#_{}"},
     "–": "--",
     "−": "$-$",
@@ -223,8 +255,8 @@ _LATEX = {
 
 
 def latex_escape(text: str) -> str:
-    """``text`` as LaTeX prints it letter by letter."""
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    """``text`` in one line, as LaTeX prints it letter by letter."""
+    return "".join(_LATEX.get(letter, letter) for letter in visible(text))
 
 
 def to_latex(table: pd.DataFrame, caption: str = "") -> str:

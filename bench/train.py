@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import build, ops
-from steadymoe.bench import reward
+from steadymoe.bench import reward, samples
 from steadymoe.bench.clock import Clock
 from steadymoe.bench.forwards import MicroBatch
 from steadymoe.bench.learner import Learner
@@ -37,6 +37,8 @@ class StepResult:
 
     rows: dict[str, list[Row]]
     diverged_at_update: int | None = None
+    said: tuple[Row, ...] = ()
+    """A few of the rollout's prompts and responses, of the steps that ``samples`` keeps."""
 
 
 class Trainer:
@@ -94,7 +96,11 @@ class Trainer:
                     rows.add_evaluations(self.evaluate(step))
             except FloatingPointError:
                 diverged_at_update = rows.updates
-        return StepResult(rows.tables(clock.seconds, int(rollout.sequences.mask_BS.sum())), diverged_at_update)
+        said: list[Row] = []
+        if samples.is_shown(step, self.config["steps"]):
+            said = samples.take(rollout, self.task, step, self.config["rollout"]["responses"])
+        tables = rows.tables(clock.seconds, int(rollout.sequences.mask_BS.sum()))
+        return StepResult(tables, diverged_at_update, tuple(said))
 
     def evaluate(self, step: int) -> list[Row]:
         """One sampled response to each held-out prompt: always the same prompts and the same draws.

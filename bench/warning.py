@@ -1,8 +1,8 @@
 """Early warning: whether, and how many steps before a collapse, a metric crosses a threshold.
 
 ``steps`` is ``collect.steps``: arm, seed, step, metric, value. ``runs`` has a row per run: arm, seed, and
-``collapsed``, the step of its collapse or nan (``diverged_step`` of ``collect.runs``). One number per run, so that
-runs stay the replicates; runs of several arms on one seed share a cold start and are taken for independent.
+``collapsed``, the step of its collapse or nan. One number per run; runs of several arms on one seed share a cold start
+and depend on each other, so that every interval is that of seeds, each with all of its runs.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.comparisons import superiority
-from steadymoe.bench.stats import Estimate, over_seeds, share
+from steadymoe.bench.comparisons import clustered_superiority
+from steadymoe.bench.stats import POSITIVE, Estimate, clustered_share, over_seeds
 
 # Metrics whose fall is the warning; of the others it is the rise.
 FALLING = (
@@ -44,7 +44,7 @@ class Alarm:
     caught: Estimate
     """Share of the collapsing runs that cross it early enough; n of them."""
     lead: Estimate
-    """Steps from the first crossing to the collapse, mean over the runs that were caught; n of them."""
+    """Steps from the first crossing to the collapse: of each seed the mean over its caught runs, mean over n seeds."""
 
 
 def extremes(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int = 1) -> pd.DataFrame:
@@ -80,11 +80,11 @@ def roc(extremes: pd.DataFrame) -> pd.DataFrame:
 def auc(extremes: pd.DataFrame, level: float = 0.95) -> Estimate:
     """Area under ``roc``: the probability that a collapsing run looks worse beforehand than a stable one ever does.
 
-    Interval: that of ``comparisons.superiority``; n is the number of runs of the smaller kind.
+    Interval: that of ``comparisons.clustered_superiority`` with seeds as clusters; n is the number of seeds.
     """
-    gone = extremes["collapsed"].notna()
-    values = extremes["extreme"].to_numpy(float)
-    return superiority(values[gone.to_numpy()], values[~gone.to_numpy()], level)
+    gone = extremes["collapsed"].notna().to_numpy()
+    values, seeds = extremes["extreme"].to_numpy(float), extremes["seed"].to_numpy()
+    return clustered_superiority(values[gone], seeds[gone], values[~gone], seeds[~gone], level)
 
 
 def alarm(
@@ -106,10 +106,16 @@ def alarm(
     first = early[early["alarm"] > threshold].groupby(["arm", "seed"])[["step", "collapsed"]].min()
     return Alarm(
         threshold=float(-threshold if metric in FALLING else threshold),
-        false_alarms=share(int((stable > threshold).sum()), len(stable)),
-        caught=share(len(first), int(gone.sum())),
-        lead=over_seeds((first["collapsed"] - first["step"]).tolist()),
+        false_alarms=_share(worst[~gone], threshold),
+        caught=_share(worst[gone], threshold),
+        lead=over_seeds((first["collapsed"] - first["step"]).groupby("seed").mean().tolist(), bounds=POSITIVE),
     )
+
+
+def _share(runs: pd.DataFrame, threshold: float) -> Estimate:
+    """Of runs with their ``extreme``, the share beyond a threshold, by seed."""
+    beyond = (runs["extreme"] > threshold).groupby(runs["seed"]).agg(["sum", "count"])
+    return clustered_share(beyond["sum"].tolist(), beyond["count"].tolist())
 
 
 def _while_early(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int) -> pd.DataFrame:

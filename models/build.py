@@ -128,6 +128,12 @@ def positions(config: Mapping[str, Any]) -> int | None:
     return getattr(config_class(config["_target_"])(**_numbers(config)), "max_position_embeddings", None)
 
 
+def layers_and_width(config: Mapping[str, Any]) -> tuple[int, int]:
+    """How many layers the model of this config has, and how many numbers stand between two of them for a token."""
+    made = config_class(config["_target_"])(**_numbers(config))
+    return made.num_hidden_layers, made.hidden_size
+
+
 @functools.cache
 def _moe_layers(target: str, numbers: str) -> int:
     return contract.moe_layers(config_class(target)(**json.loads(numbers)))

@@ -1,11 +1,47 @@
-"""Shared by all tests: a small task and model, and one thread, so that results are the same to the bit."""
+"""Shared by all tests: a small task and model, and one thread, so that results are the same to the bit.
 
+The environment variable STEADYMOE_TEST_SEED is added to every seed that a test or a run in its process gives to a
+generator of torch or numpy: the same tests on other prompts, weights, samples and noise. 0, the default, adds nothing.
+Tests that compare with committed numbers hold at 0 alone.
+"""
+
+import os
+from typing import Any, Self
+
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
+
+SHIFT = int(os.environ.get("STEADYMOE_TEST_SEED", "0"))
+
+
+class Shifted(torch.Generator):
+    """A generator that starts elsewhere."""
+
+    def manual_seed(self, seed: int) -> Self:
+        """Start from ``seed + SHIFT``."""
+        super().manual_seed(seed + SHIFT)
+        return self
+
+
+def shift_seeds() -> None:
+    """Add ``SHIFT`` to every seed from now on; a generator without a seed stays without."""
+    of_torch, of_numpy = torch.manual_seed, np.random.default_rng
+
+    def default_rng(seed: Any = None) -> np.random.Generator:
+        return of_numpy(seed + SHIFT if isinstance(seed, int) else seed)
+
+    torch.Generator = Shifted  # type: ignore[misc]
+    torch.manual_seed = lambda seed: of_torch(seed + SHIFT)
+    np.random.default_rng = default_rng
+
+
+if SHIFT:
+    shift_seeds()
 
 MICRO = {
     "_target_": "transformers.Qwen3MoeConfig",

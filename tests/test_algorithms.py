@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import importlib
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -308,6 +309,25 @@ def test_a_yaml_names_every_field(name: str) -> None:
         numbers = configured(name, part)
         built = algorithms.build(numbers)
         assert set(without_targets(numbers)) == {field.name for field in dataclasses.fields(built)}
+
+
+@pytest.mark.parametrize("name", algorithms.names(presets=True))
+def test_every_algorithm_says_where_its_equation_was_read(name: str) -> None:
+    told = algorithms.provenance(name)
+    assert told in algorithms.PROVENANCES
+    doc = sys.modules[type(algorithms.load(name)).__module__].__doc__ or ""
+    assert doc.count("Provenance: ") == 1
+    assert "@" not in name or told == "peer's code"
+    # Where no equation was seen, the paper is not what was read.
+    assert told != "paper" or not re.search(r"equations? (was|were)? ?not seen", doc)
+
+
+def test_a_docstring_without_its_provenance_and_an_unknown_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["steadymoe.algorithms.grpo"], "__doc__", "Provenance: hearsay.")
+    with pytest.raises(ValueError, match=r"algorithms\.grpo must say in its docstring: Provenance: paper, peer's code"):
+        algorithms.provenance("grpo")
+    with pytest.raises(ValueError, match="unknown algorithm 'grpq'"):
+        algorithms.provenance("grpq")
 
 
 def test_load_gives_the_yaml_numbers_under_the_overrides() -> None:

@@ -6,14 +6,17 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
+from hydra.utils import instantiate
 from safetensors.torch import save_file
 from test_run import SMALL
 
-from steadymoe.bench import cli, compose, identity, progress, record, run
+from steadymoe.bench import atomic, cli, cold_start, compose, identity, memory, progress, record, report, revision, run
 from steadymoe.bench.identity import flatten
 
 
@@ -50,7 +53,8 @@ WRONG = {
     "algorithm.overlong.penalty=inf": "algorithm.overlong.penalty must be finite",
     "correction=null": "Config group override must be a string",
     "advantage=mean": "choose from batch_whitened, group_mean, ",
-    "algorithm=reinforce_pp_baseline@nemo-rl-prorl-2.1": "only with correction=seq_mask_tis",
+    "algorithm=reinforce_pp_baseline@nemo-rl-prorl-2.1": "only with correction=seq_mask_tis updates_per_rollout=1",
+    "algorithm=cispo@nemo-rl-0.7": "cispo@nemo-rl-0.7 is what its name says only with correction=is",
     "+algorithm.loss.clip=1": "GRPO has no 'clip'; did you mean clip_low?",
     "task.modulus=30": "task.modulus must be 2 to 10",
     "task.min_operands=9": "task.min_operands <= task.max_operands",
@@ -68,6 +72,30 @@ WRONG = {
     "--package=model": "no flag of steadymoe run",
     "-p": "no flag of steadymoe run",
     "~seed": "seed is missing",
+    "algorithm=../algorithm/grpo": "algorithm is chosen by its name, not by a path; got '../algorithm/grpo'; choose",
+    "algorithm='../algorithm/grpo'": "not by a path",
+    "algorithm=./grpo": "not by a path",
+    "algorithm=/grpo": "not by a path",
+    "model=../model/micro": "model is chosen by its name, not by a path",
+    "task=../task/chain": "choose from chain, countdown",
+    "experiment=../experiment/quickstart": "not by a path",
+    "correction=../correction/tis": "not by a path",
+    "results_dir=": "results_dir must name a folder",
+    "results_dir=' '": "results_dir must name a folder",
+    "experiment_name=" + "e" * 300: "experiment_name may have 180 letters; got 300",
+    "results_dir=" + "r" * 300: "names of at most 255 bytes",
+    "results_dir=" + "r/" * 2000: "paths of more than 3900 bytes",
+    "seed=" + "9" * 30: "seed must be at most 9223372036854775807",
+    "rollout.prompts=80000000000": "rollout.prompts=80000000000 with rollout.responses=8 takes at least",
+    "rollout.responses=80000000000": "of memory",
+    "evaluation.prompts=80000000000": "evaluation.prompts=80000000000 takes at least",
+    "cold_start.batch_size=80000000000": "cold_start.batch_size=80000000000 takes at least",
+    "cold_start.check_prompts=80000000000": "cold_start.check_prompts=80000000000 takes at least",
+    "probe.responses=80000000000": "probe.responses=80000000000 takes at least",
+    "hydra.launcher.n_jobs=0": "hydra.launcher.n_jobs must be a number of processes",
+    "hydra.launcher.n_jobs=two": "hydra.launcher.n_jobs",
+    "hydra.launcher.backend=none": "hydra.launcher.backend must be loky",
+    "experiment=quickstart,collapse": "steadymoe run experiment=quickstart; steadymoe run experiment=collapse",
     "nonsense": "cannot read 'nonsense'",
     "--config-name=x": "no flag of steadymoe run",
 }
@@ -123,6 +151,150 @@ def test_a_wrong_field_of_a_loss_or_its_host_is_answered_in_one_line(
 )
 def test_null_for_none_and_a_hosts_numbers_are_taken(words: list[str]) -> None:
     compose.plan(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["-m", "seed=range(3,1)"], "seed=range(3,1) sweeps over nothing"),
+        (["-m", "algorithm=glob(zzz*)", "seed=0,1"], "algorithm=glob(zzz*) sweeps over nothing"),
+        (["experiment=quickstart", "seed=range(3,1)"], "seed=range(3,1) sweeps over nothing"),
+        (["-m", "experiment=quickstart,collapse", "seed=0"], "steadymoe run experiment=collapse seed=0"),
+        (["-m", "experiment=glob(*)"], "steadymoe run experiment=twins"),
+        (
+            ["-m", "algorithm=grpo,gspo", "--cfg", "job"],
+            "--cfg prints one config: give one value in algorithm=grpo,gspo",
+        ),
+        (["-m", "algorithm=grpo,gspo", "--info", "config"], "--info prints one config"),
+        (["-m", "seed=0,1", "hydra.launcher.n_jobs=0"], "hydra.launcher.n_jobs must be a number of processes"),
+        (["--retry-failed", "-m", "seed=0,1"], "--retry-failed: of 2 runs none has failed"),
+        (["--retry-failed", "--dry"], "--retry-failed: of 1 runs none has failed"),
+    ],
+    ids=" ".join,
+)
+def test_a_sweep_of_nothing_is_answered_in_one_line_and_touches_nothing(
+    words: list[str],
+    answer: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "launch", lambda _: pytest.fail("trained"))
+    assert steadymoe(monkeypatch, "run", *words) == 2
+    said = capsys.readouterr().err
+    assert answer in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_config_of_a_sweep_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert steadymoe(monkeypatch, "run", "-m", "hydra/launcher=basic", "--cfg", "hydra") == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_is_what_the_bound_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the bound a run is planned, a byte below it is not; twice the prompts take twice the memory."""
+    (made,) = compose.plan(["rollout.prompts=64"])
+    task = instantiate(made.config["task"])
+    needs, (half,) = memory.needs(made.config, task), compose.plan([])
+    (rollout,) = (needed for what, needed in needs.items() if what.startswith("rollout"))
+    assert rollout == 2 * next(iter(memory.needs(half.config, task).values()))
+    most = max(needs.values())
+    monkeypatch.setattr(memory, "capacity", lambda _: most)
+    memory.check(made.config, task)
+    monkeypatch.setattr(memory, "capacity", lambda _: most - 1)
+    with pytest.raises(ValueError, match="of memory"):
+        memory.check(made.config, task)
+
+
+def test_the_version_is_told_with_the_revision(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert steadymoe(monkeypatch, "--version") == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"steadymoe {version('steadymoe')}")
+    if head.returncode == 0:
+        assert f"(revision {head.stdout.strip()}" in said
+    monkeypatch.setattr(revision, "__file__", "/nowhere/revision.py")
+    assert steadymoe(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"steadymoe {version('steadymoe')}\n"
+
+
+def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in tmp_path.glob("**/*")}
+
+    words = ["run", "--dry", *SMALL, f"results_dir={tmp_path}/made", "-m", "seed=0,1,2,3", "hydra.launcher.n_jobs=2"]
+    assert steadymoe(monkeypatch, *words) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[0] == "4 runs: 4 waiting"
+    assert said[1] == "minutes: unknown; of 4 of 4 runs none with such settings has ended on this machine"
+    assert files() == {}
+    monkeypatch.setattr(run, "launch", lambda _: pytest.fail("trained"))
+    ended, damaged = compose.plan([*SMALL, f"results_dir={tmp_path}/made", "seed=0,1"], multirun=True)
+    run.execute(ended)
+    facts = record.known(ended.folder)
+    atomic.write_json(ended.folder / "run.json", facts | {"progress": facts["progress"] | {"seconds_per_step": 100.0}})
+    damaged.folder.mkdir(parents=True)
+    (damaged.folder / "run.json").write_text("{}")
+    before = files()
+    assert steadymoe(monkeypatch, *words) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[0] == "4 runs: 1 damaged (made again, what is there is kept), 1 finished (left as they are), 2 waiting"
+    # Three runs of six steps of 100 seconds, two at once.
+    assert said[1].startswith("minutes: about 15.0, 2 at once, at the pace of ended runs with such settings")
+    assert said[1].endswith("cold starts come on top, 3 of them")
+    assert steadymoe(monkeypatch, *words, "rollout.responses=16") == 0
+    assert "minutes: unknown; of 4 of 4" in capfd.readouterr().out
+    assert files() == before
+
+
+def test_the_status_of_a_folder_that_is_not_there_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for where in ("nowhere", "file"):
+        assert steadymoe(monkeypatch, "status", "--results", str(tmp_path / where)) == 2
+        said = capsys.readouterr()
+        assert said.err.startswith(f"steadymoe: there is no folder {tmp_path / where}")
+        assert said.err.count("\n") == 1
+        assert said.out == ""
+    assert steadymoe(monkeypatch, "status", "--results", str(tmp_path)) == 0  # a folder of no runs yet
+
+
+@pytest.mark.parametrize("words", [["reprot"], [], ["report", "--formt", "png"], ["status", "--experiment", "x\x1b"]])
+def test_a_verb_or_a_flag_that_there_is_not_is_answered_in_one_line(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert steadymoe(monkeypatch, *words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("steadymoe: ")
+    assert said.count("\n") == 1
+    assert "\x1b" not in said
+
+
+def test_what_cannot_be_written_is_answered_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    (tmp_path / "tables").write_text("a file where a folder should be")
+    assert steadymoe(monkeypatch, "report", "--results", str(tmp_path), "--export", "csv") == 2
+    said = capsys.readouterr().err
+    assert "tables" in said
+    assert said.count("\n") == 1
+
+
+def test_a_report_of_one_experiment_names_the_figures_of_no_other(tmp_path: Path) -> None:
+    for name, figure in (("twins", "fig08"), ("best_last", None), ("replay", "fig03")):
+        shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / name)
+        assert [line.partition(" ")[0] for line in report.make(tmp_path, name, ["svg"]).missing] == [figure][
+            : bool(figure)
+        ]
 
 
 def test_one_wrong_point_stops_a_whole_sweep_before_it_starts(
@@ -202,24 +374,31 @@ def test_weights_of_another_model_are_refused(
     assert "not of this model; the first weight that differs is" in capsys.readouterr().err
 
 
-def test_the_users_own_algorithm_of_contributing_runs_as_it_is_told_there(tmp_path: Path) -> None:
+def test_what_contributing_keeps_outside_the_suite_runs_as_it_is_told_there(tmp_path: Path) -> None:
     text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
     blocks = dict(re.findall(r"`([\w/.]+)`:\n\n```\w+\n(.*?)```", text, re.DOTALL))
-    assert set(blocks) == {"my_losses.py", "my_conf/algorithm/half_clipped.yaml"}
+    configs = {"algorithm/half_clipped", "task/reverse", "model/shallow", "experiment/reversal"}
+    assert set(blocks) == {"my_losses.py", "my_tasks.py", *(f"conf/{name}.yaml" for name in configs)}
     for name, block in blocks.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(block)
-    (command,) = re.findall(r"^PYTHONPATH=.*", text, re.MULTILINE)
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(block)
+    (command,) = re.findall(r"^STEADYMOE_PATH=.*", text, re.MULTILINE)
     steadymoe_ = f"{shlex.quote(sys.executable)} -m steadymoe.bench.cli"
 
     def run_(*words: str) -> subprocess.CompletedProcess[str]:
         line = command.replace("steadymoe run", f"{steadymoe_} run") + " " + shlex.join(words)
-        return subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+        home = {"HOME": str(tmp_path)}
+        return subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, env=os.environ | home, capture_output=True, text=True, check=False
+        )
 
-    done = run_(*(word for word in SMALL if not word.startswith("model=")))
+    done = run_(*(word for word in SMALL if not word.startswith(("model=", "task."))))
     assert done.returncode == 0, done.stderr
     assert "2 finished" in done.stdout
-    assert list(tmp_path.glob("results/runs/default/half_clipped/**/run.json"))
+    (made,) = tmp_path.glob("results/runs/reversal/half_clipped/shallow/reverse/**/run.json")
+    facts = record.read_run(made.parent) or {}
+    assert facts["command"].startswith(f"STEADYMOE_PATH={tmp_path}/mine steadymoe run algorithm=half_clipped")
+    assert facts["moe_layers"] == 2
     wrong = run_("algorithm=half_clipped", "algorithm.loss.epsilon_high=0.3")
     assert wrong.returncode == 2
     assert "did you mean clip_high?" in wrong.stderr
@@ -421,10 +600,45 @@ def test_time_left_is_the_steps_left_at_the_pace_so_far_shared_by_the_runs_at_wo
 
 
 def test_the_best_so_far_and_the_diverged_are_told() -> None:
-    states = [{"status": "finished", "reward": 0.25}, {"status": "diverged", "reward": 0.1}]
-    states += [{"status": "running", "reward": 0.75}, {"status": "waiting", "reward": None}]
+    states = [{"status": "finished", "best_reward": 0.25}, {"status": "diverged", "best_reward": 0.1}]
+    states += [{"status": "running", "best_reward": 0.75, "reward": 0.2}, {"status": "waiting", "best_reward": None}]
     assert progress._best_and_worst(["a", "b", "c", "d"], states) == " · best 0.75 (c) · 1 diverged"
     assert progress._best_and_worst(["d"], states[3:]) == ""
+
+
+def test_a_run_remembers_its_best_reward_and_a_cold_start_is_told_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+    import threading
+
+    from rich.console import Console
+
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_CHECKS", 0)
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LOOKS", 0.001)
+    (made,) = compose.plan([*SMALL, f"results_dir={tmp_path}", "steps=3"])
+    shown = io.StringIO()
+    with record.Record(made.folder, {"config_hash": ""}) as folder:
+        checks = [(25, 0.125, 130.0), (50, 0.25, 61.0)]
+        folder.update(status="running", progress=dict(zip(cold_start.CHECK, checks[0], strict=True)))
+        stop = threading.Event()
+        thread = threading.Thread(target=progress._show_lines, args=([made], Console(file=shown), stop))
+        thread.start()
+        while "25 updates" not in shown.getvalue():
+            time.sleep(0.001)
+        folder.update(progress=dict(zip(cold_start.CHECK, checks[1], strict=True)))
+        while "50 updates" not in shown.getvalue():
+            time.sleep(0.001)
+        stop.set()
+        thread.join()
+    first, second = shown.getvalue().splitlines()
+    assert first == "[0/1] grpo seed=0: cold start, 25 updates, accuracy 0.12 of 0, about 2:10 left of it"
+    assert second.endswith("50 updates, accuracy 0.25 of 0, about 1:01 left of it")
+    shutil.rmtree(made.folder)
+    assert run.execute(made) == "finished"
+    facts = record.read_run(made.folder)
+    assert facts is not None
+    assert facts["progress"]["best_reward"] == record.read_table(made.folder, "steps")["reward"].max()
 
 
 def test_of_many_runs_the_screen_shows_those_at_work(tmp_path: Path) -> None:
@@ -434,7 +648,7 @@ def test_of_many_runs_the_screen_shows_those_at_work(tmp_path: Path) -> None:
     runs = compose.plan([*SMALL, f"results_dir={tmp_path}", f"seed={seeds}", "steps=1"], multirun=True)
     run.execute(runs[7])
     console = Console(force_terminal=True, width=120, record=True)
-    with record.Record(runs[3].folder, {"config_hash": ""}) as folder:
+    with record.Record(runs[3].folder, run._facts(runs[3])) as folder:
         folder.update(status="running", progress={"step": 0})
         console.print(progress._table(runs, 1.0))
     shown = console.export_text()

@@ -33,9 +33,10 @@ def group(name: str) -> list[str]:
 
 
 def with_needed(name: str) -> list[str]:
-    """An algorithm, and the correction that a preset is only true with."""
-    needed = yaml.safe_load((compose.CONF / "algorithm" / f"{name}.yaml").read_text()).get("correction")
-    return [f"algorithm={name}", *([f"correction={needed}"] if needed else [])]
+    """An algorithm, and what a preset is only true with."""
+    config = yaml.safe_load((compose.CONF / "algorithm" / f"{name}.yaml").read_text())
+    needed = [f"{key}={config[key]}" for key in ("correction", "updates_per_rollout") if key in config]
+    return [f"algorithm={name}", *needed]
 
 
 def models() -> list[Any]:

@@ -11,7 +11,7 @@ from test_families import DOCUMENTED
 from test_models import make, shipped
 
 from steadymoe.bench import columns, compose, draw, figures, stats, tables
-from steadymoe.bench.figures import FIGURES, curves, points, routing, stability, style
+from steadymoe.bench.figures import FIGURES, curves, looks, points, routing, stability, style
 from steadymoe.bench.metrics import HISTOGRAM_EDGES, VARIANCE_EDGES
 from steadymoe.models import build
 
@@ -80,7 +80,7 @@ def test_reward_is_drawn_over_what_was_spent() -> None:
     spent = {"tokens": [200, 400], "updates": [8, 16], "samples": [256, 512], "seconds": [3.5, 7]}
     for unit, x in spent.items():
         figure = curves.reward_compute(steps, unit)
-        line = figure.axes[0].lines[0]
+        line = next(each for each in figure.axes[0].lines if each.get_label() == "grpo")
         np.testing.assert_allclose(line.get_xdata(), x)
         np.testing.assert_allclose(line.get_ydata(), [0.6, 0.625])  # smoothed over the two steps
         np.testing.assert_allclose(shown(figure, 1)["gspo"], [0.5, 0.5])
@@ -112,7 +112,7 @@ def test_replay_compares_routing_alone() -> None:
     figure = curves.replay(long_table(values, arms(algorithm=["grpo"], routing=["off", "r2", "r3"])))
     assert list(shown(figure, 0)) == ["grpo off", "grpo r2", "grpo r3"]
     np.testing.assert_allclose(shown(figure, 1)["grpo r2"], [1e-3, 1e-3])  # geometric
-    assert [axis.get_yscale() for axis in figure.axes] == ["linear", "log"]
+    assert [axis.get_yscale() for axis in figure.axes] == ["linear", "log", "linear"]
 
 
 def stale(grow: bool) -> list[dict[str, object]]:
@@ -123,7 +123,7 @@ def stale(grow: bool) -> list[dict[str, object]]:
 def test_each_staleness_has_its_two_by_two_panels() -> None:
     metrics = ("eval_accuracy", "rollout_kl_k3", "reward", "entropy")
     values = {name: lambda arm, seed, at=at: at * arm["updates_per_rollout"] for at, name in enumerate(metrics, 1)}
-    figure = curves.staleness_panels(long_table(values, stale(grow=True)))
+    figure = curves.staleness_panels(long_table(values, stale(grow=True), seeds=10))
     assert len(figure.axes) == 8
     for block, updates in enumerate((4, 8)):
         for panel, metric in enumerate(metrics, 1):
@@ -134,7 +134,7 @@ def test_each_staleness_has_its_two_by_two_panels() -> None:
 
 @pytest.mark.parametrize("grow", [True, False])
 def test_a_panel_is_a_method_a_line_a_staleness_and_the_caption_says_the_design(grow: bool) -> None:
-    steps = long_table({"reward": lambda arm, seed: 0.1 * arm["updates_per_rollout"]}, stale(grow))
+    steps = long_table({"reward": lambda arm, seed: 0.1 * arm["updates_per_rollout"]}, stale(grow), seeds=10)
     figure = curves.staleness_grid(steps)
     assert [axis.get_title() for axis in figure.axes] == ["grpo", "gspo", "vespo"]
     for axis in figure.axes:
@@ -157,7 +157,7 @@ def test_survival_steps_down_and_its_table_stands_below() -> None:
     rows = {"step": [0, 10, 50], "survival": [1.0, 0.6, 0.6], "low": [1.0, 0.3, 0.3], "high": [1.0, 0.8, 0.8], "n": 10}
     found = pd.concat([pd.DataFrame(rows).assign(arm="grpo"), pd.DataFrame(rows).assign(arm="gspo", survival=1.0)])
     table = pd.DataFrame({"arm": ["grpo", "gspo"], "n": 10, "collapsed": [4, 0], "step": [31.5, 50.0]})
-    figure = stability.survival(found, table)
+    figure = stability.survival(found, table, pd.DataFrame({"arm": ["grpo", "gspo"], "algorithm": ["grpo", "gspo"]}))
     assert shown(figure, 0) == {"grpo": [1.0, 0.6, 0.6], "gspo": [1.0, 1.0, 1.0]}
     assert figure.axes[0].lines[0].get_drawstyle() == "steps-post"
     (drawn,) = figure.axes[1].tables
@@ -212,7 +212,7 @@ def test_drift_is_drawn_against_each_axis_that_varies_with_the_others_at_their_m
 
     figure = routing.drift(long_table({"expert_change_rate": rate}, grid))
     assert [axis.get_xlabel() for axis in figure.axes] == ["updates per rollout", "learning rate", "MoE layers"]
-    np.testing.assert_allclose(shown(figure, 0)["0.0001 learning rate"], [8e-4, 16e-4, 32e-4])  # at 4 layers
+    np.testing.assert_allclose(shown(figure, 0)["1e-4 learning rate"], [8e-4, 16e-4, 32e-4])  # at 4 layers
     np.testing.assert_allclose(shown(figure, 1)["8 MoE layers"], [32e-4, 64e-4, 128e-4])  # at 4 updates
     np.testing.assert_allclose(shown(figure, 2)["2 updates per rollout"], [8e-4, 16e-4, 32e-4])  # at 2e-4
     assert "Mini-batch fixed at 4 prompts" in said(figure)
@@ -258,26 +258,148 @@ def test_dose_and_response_are_means_over_seeds_at_each_strength() -> None:
         "rollout_kl_k3": lambda arm, seed: 10.0 ** (arm["strength"] + seed),
         "token_ratio_variance": lambda arm, seed: 1e-3,
     }
-    figure = points.dose_response(long_table(values, DOSES))
+    figure = points.dose_response(long_table(values, DOSES, seeds=10))
     lines = shown(figure, 0)
     assert list(lines) == ["grpo off", "grpo r3", "gspo off", "gspo r3"]
-    np.testing.assert_allclose(lines["grpo off"], [0.81, 0.76, 0.61])
-    np.testing.assert_allclose(lines["gspo r3"], [0.91, 0.86, 0.71])
-    np.testing.assert_allclose(shown(figure, 1)["grpo off"], [10.0, 10.0**1.5, 1000.0])  # geometric
+    np.testing.assert_allclose(lines["grpo off"], [0.845, 0.795, 0.645])
+    np.testing.assert_allclose(lines["gspo r3"], [0.945, 0.895, 0.745])
+    np.testing.assert_allclose(shown(figure, 1)["grpo off"], [10.0**4.5, 10.0**5, 10.0**6.5])  # geometric
     assert [axis.get_yscale() for axis in figure.axes] == ["linear", "log", "log"]
     assert figure.axes[-1].get_xlabel() == "strength of router_noise"
     handle = figure.axes[0].get_legend_handles_labels()[0][0]
     (low, high), *_ = [segment[:, 1] for segment in handle.lines[2][0].get_segments()]
-    estimate = stats.mean_over_seeds([0.8, 0.81, 0.82])
+    estimate = stats.over_seeds([0.8 + 0.01 * seed for seed in range(10)], bounds=(0.0, 1.0))
     np.testing.assert_allclose([low, high], [estimate.low, estimate.high])
-    assert "n = 3" in said(figure)
+    assert "n = 10" in said(figure)
 
 
-def test_below_three_seeds_there_are_points_and_no_bars() -> None:
-    figure = points.dose_response(long_table({"reward": lambda arm, seed: 0.5}, DOSES, seeds=2))
+def test_below_ten_seeds_every_dose_has_a_line_a_seed_and_differences_of_the_same_seed() -> None:
+    def final(arm: dict[str, float], seed: int) -> float:
+        return 0.5 + 0.1 * seed + 0.01 * (seed + 1) * (arm["algorithm"] == "gspo")
+
+    figure = points.dose_response(long_table({"reward": final}, DOSES, seeds=2))
     handle = figure.axes[0].get_legend_handles_labels()[0][0]
-    assert all(segment[0, 1] == segment[1, 1] for segment in handle.lines[2][0].get_segments())
+    assert not handle.has_yerr
+    numbers = figure.numbers.groupby(["panel", "series"])["mean"].first()
+    np.testing.assert_allclose(numbers["final reward", "gspo r3, seed 1"], 0.62)
+    np.testing.assert_allclose(numbers["Δ final reward", "gspo r3 − grpo off, seed 1"], 0.02)
+    np.testing.assert_allclose(numbers["Δ final reward", "gspo r3 − grpo off"], 0.015)
     assert "interval" not in said(figure)
+
+
+@pytest.mark.parametrize("draw", [curves.overview, curves.mismatch, curves.replay, curves.reward_compute])
+def test_below_ten_seeds_curves_have_no_band_but_every_seed_and_its_difference_from_grpo(draw: Any) -> None:
+    def value(arm: dict[str, float], seed: int) -> float:
+        return 0.3 + 0.1 * seed + 0.02 * (seed + 1) * (arm["algorithm"] == "gspo")
+
+    metrics = ("reward", "eval_accuracy", "rollout_kl_k3", "token_ratio_variance", "tokens_sampled")
+    few = draw(long_table(dict.fromkeys(metrics, value), COMPARED))
+    assert all(not axis.collections for axis in few.axes)
+    label = few.axes[0].get_ylabel()
+    thin = [line for line in few.axes[0].lines if line.get_linewidth() < 1]
+    assert len(thin) == 6
+    np.testing.assert_allclose(thin[-1].get_ydata(), 0.56)
+    numbers = few.numbers.groupby(["panel", "series"])["mean"].first()
+    np.testing.assert_allclose(numbers[label, "gspo, seed 2"], 0.56)
+    np.testing.assert_allclose(numbers["Δ training reward", "gspo − grpo, seed 2"], 0.06)
+    np.testing.assert_allclose(numbers["Δ training reward", "gspo − grpo"], 0.04)
+    assert "thin lines: seeds; Δ: arm − grpo, of the same seed" in said(few)
+
+
+def test_from_ten_seeds_on_there_is_a_band_and_no_line_a_seed() -> None:
+    figure = curves.mismatch(long_table({"reward": reward, "rollout_kl_k3": reward}, COMPARED, seeds=10))
+    assert [len(axis.collections) for axis in figure.axes] == [len(axis.lines) for axis in figure.axes] == [2, 2]
+    assert "shaded: 95 % t interval" in said(figure)
+
+
+def test_below_ten_seeds_each_staleness_is_compared_with_the_least_at_equal_updates() -> None:
+    steps = long_table(
+        {"reward": lambda arm, seed: 0.01 * arm["updates_per_rollout"] * arm["step"] + 0.1 * (seed + 1)},
+        arms(algorithm=["grpo", "gspo"], updates_per_rollout=[2, 4]),
+        steps=8,
+    )
+    numbers = curves.staleness_grid(steps).numbers
+    numbers = numbers[numbers["series"] == "N = 4 − N = 2, seed 1"]
+    assert numbers["x"].tolist() == [4, 8, 12, 16] * 2  # where both have been
+
+
+def test_below_ten_seeds_best_and_last_are_joined_for_every_seed() -> None:
+    def falls(arm: dict[str, float], seed: int) -> float:
+        return 0.8 + 0.01 * seed - 0.1 * (seed + 1) * (arm["step"] > 10) * (1 + (arm["algorithm"] == "gspo"))
+
+    figure = points.best_last(long_table({"reward": falls}, COMPARED, steps=20))
+    thin = [line.get_xdata() for line in figure.axes[0].lines if line.get_linewidth() == 0.5]
+    np.testing.assert_allclose(thin[-1], [0.82, 0.22])  # gspo, widest of all, stands on top
+    numbers = figure.numbers.set_index(["panel", "series"])["mean"]
+    np.testing.assert_allclose(numbers["Δ last", "gspo − grpo"], -0.2)
+
+
+# Looks
+
+
+def test_every_shipped_algorithm_has_a_look_of_its_own_in_every_figure() -> None:
+    shipped_ones = {path.stem.partition("@")[0] for path in (compose.CONF / "algorithm").glob("*.yaml")}
+    assert shipped_ones == set(looks.ALGORITHMS), "a new algorithm goes to the end of looks.ALGORITHMS"
+    drawn = [looks.of_algorithm(name) for name in looks.ALGORITHMS]
+    assert len({(each.colour, each.dashes) for each in drawn}) == len(drawn)
+    values = {"reward": reward, "token_ratio_variance": reward, "rollout_kl_k3": reward}
+    for others in (["cispo", "gspo"], ["gspo", "reinforce", "vespo"]):
+        figure = curves.mismatch(long_table(values, arms(algorithm=others)))
+        line = next(each for each in figure.axes[0].lines if each.get_label() == "gspo")
+        assert (line.get_color(), line.get_linestyle()) == (looks.COLOURS[1], "--")
+
+
+def test_variants_keep_their_algorithms_colour_and_differ_in_line_style_and_mark() -> None:
+    arms_of = {"grpo": ["grpo", "grpo routing=r3"], "grpo@verl-0.9": ["grpo@verl-0.9"], "gspo": ["gspo routing=r3"]}
+    rows = [(arm, algorithm) for algorithm, named in (arms_of | {"mine": ["mine"]}).items() for arm in named]
+    table = pd.DataFrame(rows, columns=["arm", "algorithm"])
+    found = looks.of_lines(table)
+    grpo, r3, verl = (found[name] for name in ("grpo", "grpo routing=r3", "grpo@verl-0.9"))
+    assert grpo == looks.of_algorithm("grpo")
+    assert grpo.colour == r3.colour == verl.colour
+    assert len({(each.dashes, each.marker) for each in (grpo, r3, verl)}) == 3
+    assert (grpo.marked, r3.marked, verl.marked) == (False, True, True)
+    assert found["mine"] == looks.of_lines(table[-1:])["mine"], "by its name alone"
+    assert looks.reference(found) == "grpo"
+
+
+def test_papers_names_and_choices_that_are_off_are_the_plain_algorithm() -> None:
+    names = {"GRPO": "grpo", "GRPO unclipped": "grpo_unclipped", "minirl off": "minirl", "gspo none exact": "gspo"}
+    found = looks.of_lines(pd.DataFrame(names.items(), columns=["arm", "algorithm"]))
+    assert found == {name: looks.of_algorithm(algorithm) for name, algorithm in sorted(names.items())}
+
+
+def test_a_figure_that_cuts_says_so() -> None:
+    for low, high in ((0.0, 2.0), (0.5, 2.0), (0.0, 0.75)):
+        figure, (axis,) = style.panels(1, 1, 2.0)
+        axis.plot([0, 1], [0.25, 1.0])
+        axis.set_ylabel("reward")
+        axis.set_ylim(low, high)
+        text = said(style.finish(figure, None, "Of runs."))
+        assert ("reward below 0.5" in text) == (low > 0)
+        assert ("reward above 0.75" in text) == (high < 1)
+
+
+def test_ticks_are_of_one_notation_and_steps_are_whole() -> None:
+    assert style.numbers([4e-4, 1.6e-3]) == ["4e-4", "1.6e-3"]
+    assert style.numbers([0, 0.01, 10, -2.5]) == ["0", "0.01", "10", "−2.5"]
+    assert style.numbers([10.0**power for power in (-6, 0, 1)]) == ["1e-6", "1e0", "1e1"]
+    steps = long_table({"reward": reward, "rollout_kl_k3": lambda arm, seed: 10.0 ** -(seed + 1)}, COMPARED, steps=3)
+    figure = curves.mismatch(steps)
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        assert not any("$" in label.get_text() for label in [*axis.get_xticklabels(), *axis.get_yticklabels()])
+        assert all(tick == round(tick) for tick in axis.get_xticks())
+
+
+def test_legends_cover_no_data() -> None:
+    grid = arms(updates_per_rollout=[2, 4], learning_rate=[1e-4, 2e-4], moe_layers=[4])
+    figure = routing.drift(long_table({"expert_change_rate": lambda arm, seed: 0.1}, grid))
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        drawn = axis.get_legend()
+        assert drawn is not None
+        assert drawn.get_window_extent().y0 >= axis.get_window_extent().y1
 
 
 def test_attribution_is_drawn_against_depth_with_a_line_for_each_number_of_experts() -> None:

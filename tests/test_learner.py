@@ -7,7 +7,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from test_rollout import sampled
-from test_run import assert_resumes, planned
+from test_run import PROPORTIONAL, assert_resumes, planned
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -46,7 +46,7 @@ def updated(made: Trainer, updates: int = 2) -> list[Measured]:
 
 @pytest.mark.parametrize("algorithm", ["grpo", "gspo", "dr_grpo", "cispo", "rspo", "trm"])
 def test_micro_batches_change_an_update_by_rounding_alone(tmp_path: Path, algorithm: str) -> None:
-    words = [f"algorithm={algorithm}", "algorithm.kl.coefficient=0.1", "algorithm.entropy_bonus=0.1"]
+    words = [f"algorithm={algorithm}", "algorithm.kl.coefficient=0.1", "algorithm.entropy_bonus=0.1", *PROPORTIONAL]
     whole, split = trainer(tmp_path, *words), trainer(tmp_path, *words, "microbatch=3")
     one, other = updated(whole), updated(split)
     assert len(split.learner.forwards.parts(torch.arange(16))) == 6
@@ -432,8 +432,21 @@ def test_a_correction_of_a_loss_with_its_ratio_to_the_sampler_is_refused_before_
     planned(tmp_path, "correction=tis", "algorithm=dppo", "algorithm.loss.anchor=old")
 
 
-def test_a_preset_that_needs_its_correction_is_refused_without_it(tmp_path: Path) -> None:
-    preset = "algorithm=reinforce_pp_baseline@nemo-rl-prorl-2.1"
-    with pytest.raises(ConfigError, match="only with correction=seq_mask_tis"):
-        planned(tmp_path, preset)
-    planned(tmp_path, preset, "correction=seq_mask_tis")
+@pytest.mark.parametrize(
+    ("name", "needed", "less"),
+    [
+        ("cispo@nemo-rl-0.7", ["correction=is"], [["correction=tis"], []]),
+        (
+            "reinforce_pp_baseline@nemo-rl-prorl-2.1",
+            ["correction=seq_mask_tis", "updates_per_rollout=1"],
+            [["correction=seq_mask_tis"], ["updates_per_rollout=1"], ["correction=is", "updates_per_rollout=1"]],
+        ),
+    ],
+)
+def test_a_preset_is_refused_without_all_that_its_recipe_is_only_true_with(
+    tmp_path: Path, name: str, needed: list[str], less: list[list[str]]
+) -> None:
+    for words in less:
+        with pytest.raises(ConfigError, match=f"{name} is what its name says only with {' '.join(needed)}"):
+            planned(tmp_path, f"algorithm={name}", *words)
+    planned(tmp_path, f"algorithm={name}", *needed)

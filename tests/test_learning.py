@@ -48,7 +48,7 @@ def test_the_committed_table_of_make_check_has_every_algorithm_and_each_rose() -
     )
     assert set(table["arm"]) == set(algorithms.names())
     assert (table["n"] == 3).all()
-    assert (table["diverged"] == 0).all()
+    assert (table["collapsed (recorded)"] == 0).all()
     assert table["final reward mean"].is_monotonic_decreasing
 
 

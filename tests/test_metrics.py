@@ -216,13 +216,34 @@ def test_drift_closed_form_per_layer_and_in_any_layer() -> None:
     assert_close(change.set, torch.tensor(1 / 2))
 
 
-def test_first_experts_and_changed_slots_closed_form() -> None:
+def _falling(routes_LBFK: Tensor, experts: int) -> Tensor:
+    """Log-probabilities (L, B, T, E) of routers that give each route's experts −1, −2, … in its order, others −9."""
+    routes_LBTK = routes_LBFK[:, :, -MASK_BT.shape[1] :].clamp(min=0)
+    scores_K = -torch.arange(1.0, routes_LBTK.shape[-1] + 1)
+    blank_LBTE = torch.full((*routes_LBTK.shape[:-1], experts), -9.0)
+    return blank_LBTE.scatter(-1, routes_LBTK, scores_K.expand(routes_LBTK.shape))
+
+
+def test_strongest_experts_and_changed_slots_closed_form() -> None:
     new_LBFK = OLD_LBFK.clone()
     new_LBFK[0, 0, 1] = torch.tensor([0, 3])  # one slot, the first expert stays
     new_LBFK[1, 0, 1] = torch.tensor([3, 2])  # both
     new_LBFK[1, 1, 1] = torch.tensor([3, 2])  # none, in another order
     change = drift.change(OLD_LBFK, new_LBFK, MASK_BT)
-    assert_close(change.top1_L, torch.tensor([0, 2 / 3]))
+    # Where the expert that is named first is the strongest.
+    old_LBTE, new_LBTE = (_falling(routes_LBFK, experts=4) for routes_LBFK in (OLD_LBFK, new_LBFK))
+    assert_close(drift.top1_change(OLD_LBFK, new_LBFK, old_LBTE, new_LBTE, MASK_BT), torch.tensor([0, 2 / 3]))
+    # Where the routers' scores are what they were, whatever the order in which the same experts are named.
+    same_L = drift.top1_change(OLD_LBFK, OLD_LBFK.flip(-1), old_LBTE, old_LBTE, MASK_BT)
+    assert_close(same_L, torch.zeros(2))
+    # Another strongest expert among the same experts in the same order is a change.
+    swapped_L = drift.top1_change(OLD_LBFK, OLD_LBFK, old_LBTE, _falling(OLD_LBFK.flip(-1), experts=4), MASK_BT)
+    assert_close(swapped_L, torch.ones(2))
+    # An expert that was not chosen counts nothing, however strong: a group or a bias kept it out.
+    left_out_LBTE = new_LBTE.clone()
+    left_out_LBTE[0, 0, 0, 1] = 0.0  # the first token of row 0 was routed to experts 0 and 3
+    kept_L = drift.top1_change(OLD_LBFK, new_LBFK, old_LBTE, left_out_LBTE, MASK_BT)
+    assert_close(kept_L, torch.tensor([0, 2 / 3]))
     assert change.slots_C.tolist() == [4, 1, 1]
     assert drift.any_layer(OLD_LBFK, new_LBFK, MASK_BT).tolist() == [True, False, False]
 

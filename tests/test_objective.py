@@ -15,9 +15,10 @@ from test_family import ADVANTAGES, LENGTHS, RESPONSES, TOKENS, ragged, run, sam
 from torch import Tensor
 from torch.testing import assert_close
 
-from steadymoe.algorithms import Batch, PolicyLoss, Surrogate, build, load, names
+from steadymoe.algorithms import Batch, PolicyLoss, Surrogate, build, load, names, ops
 from steadymoe.algorithms.advantages import (
     BatchWhitened,
+    BatchWhitenedPopulation,
     GroupMean,
     GroupMeanBatchStd,
     GroupMeanStd,
@@ -33,12 +34,14 @@ from steadymoe.algorithms.corrections import (
     TruncatedIS,
     Uncorrected,
 )
+from steadymoe.algorithms.gepo import GEPO
 from steadymoe.algorithms.objective import KL, Objective
 
 CORRECTIONS: list[Correction] = [
     TruncatedIS(),
     TruncatedIS(unit="product"),
     TruncatedIS(unit="sequence"),
+    TruncatedIS(ratio_cap=None),
     MaskedIS(),
     MaskedIS(unit="product"),
     MaskedIS(ratio_low=0.5, ratio_high=5.0),
@@ -88,6 +91,7 @@ def close(found: list[list[float]], expected: list[list[float]]) -> None:
 def test_truncated_importance_sampling_closed_form() -> None:
     rhos = [[0.5, 2.0, 3.0], [1.5, 1.6]]
     close(weights(TruncatedIS(ratio_cap=2.0), rhos), [[0.5, 2.0, 2.0], [1.5, 1.6]])
+    close(weights(TruncatedIS(ratio_cap=None), [[0.5, 2.0, 1e6]]), [[0.5, 2.0, 1e6]])
     close(weights(TruncatedIS(unit="product", ratio_cap=2.9), rhos), [[2.9] * 3, [2.4] * 2])
     close(weights(TruncatedIS(unit="sequence", ratio_cap=1.5), rhos), [[3 ** (1 / 3)] * 3, [1.5] * 2])
 
@@ -354,6 +358,34 @@ def test_a_batch_without_what_a_loss_reads_is_answered_with_its_name() -> None:
     load("dppo", anchor="old")(replace(batch, rollout_logprobs_BT=None))
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong", "answer"),
+    [
+        # One number a response: with B = T these would be taken for positions, in silence.
+        ("advantages_BT", torch.ones(4), r"advantages_BT must have the shape \(B, T\) = \(4, 4\).*got \(4,\)"),
+        ("advantages_BT", torch.ones(4, 1), r"advantages_BT .* = \(4, 4\), as mask_BT has \(4, 4\); got \(4, 1\)"),
+        ("logprobs_BT", torch.ones(4, 3), r"logprobs_BT .* got \(4, 3\)"),
+        ("weights_BT", torch.ones(4), r"weights_BT .* got \(4,\)"),
+        ("groups_B", torch.zeros(4, 1), r"groups_B must have the shape \(B\) = \(4\).*got \(4, 1\)"),
+        ("top_logprobs_BTK", torch.ones(4, 4), r"top_logprobs_BTK .* \(B, T, K\) = \(4, 4, K\).*got \(4, 4\)"),
+        ("router_log_ratio_LBTK", torch.ones(4, 2, 4, 2), r"\(L, B, T, K\) = \(L, 4, 4, K\).*got \(4, 2, 4, 2\)"),
+        ("mask_BT", torch.ones(4), r"mask_BT must have two dimensions, \(B, T\); got \(4,\)"),
+        ("mask_BT", torch.full((4, 4), 0.5), "mask_BT must hold 0 and 1 alone"),
+        ("mask_BT", torch.full((4, 4), 2), "mask_BT must hold 0 and 1 alone"),
+        ("advantages_BT", torch.ones(4, 4).long(), r"advantages_BT must hold floating-point numbers; got torch.int64"),
+    ],
+)
+def test_a_field_of_another_shape_than_its_name_says_is_refused_with_both_shapes(
+    name: str, wrong: Tensor, answer: str
+) -> None:
+    right = {key: torch.zeros(4, 4) for key in ("logprobs_BT", "old_logprobs_BT", "advantages_BT")}
+    made = Batch(**right, mask_BT=torch.ones(4, 4), router_log_ratio_LBTK=torch.zeros(3, 4, 4, 2))
+    for dtype in (torch.bool, torch.long, torch.float64):
+        replace(made, mask_BT=torch.ones(4, 4, dtype=dtype))
+    with pytest.raises(ValueError, match=answer):
+        replace(made, **{name: wrong})
+
+
 # --- switches ----------------------------------------------------------------------------------------
 
 
@@ -591,6 +623,61 @@ def test_gepos_coefficient_is_not_one_at_the_old_policy() -> None:
             assert grad_BT[i, 0].item() == pytest.approx(slope)
 
 
+@pytest.mark.parametrize("a_token", [-1.0, -19.0, -21.0, -45.0, -100.0, -1000.0])
+def test_gepo_is_what_it_is_at_any_likelihood(a_token: float) -> None:
+    """In fp32 q² underflows below −44 a token; E is held against exponentials in float64."""
+    rows = torch.tensor([[0.0, -0.5], [-1.0, 0.3], [0.2, 0.2], [-0.4, -0.1]])
+    means = (a_token + rows).double().mean(-1)
+    batch = Batch(
+        logprobs_BT=(a_token + rows + 0.25).requires_grad_(),
+        rollout_logprobs_BT=a_token + rows,
+        mask_BT=torch.ones(4, 2),
+        advantages_BT=torch.tensor([1.0, -1.0, 0.5, 2.0])[:, None].expand(4, 2),
+        groups_B=torch.tensor([7, 7, 2, 2]),
+    )
+    output = load("gepo", clip_low=0.999, clip_high=1e9)(batch)
+    (gradient_BT,) = torch.autograd.grad(output.loss, batch.logprobs_BT)
+    assert gradient_BT.isfinite().all()
+    for i, group in ((0, (0, 1)), (1, (0, 1)), (2, (2, 3)), (3, (2, 3))):
+        likelihood = (means - (0.0 if a_token > -300 else a_token)).exp()  # float64 ends at −745
+        expected = likelihood[list(group)].square().sum() / likelihood[list(group)].sum()
+        coefficient = likelihood[i] * math.exp(0.25) / expected
+        slope = -coefficient * batch.advantages_BT[i, 0] / 2 / 4
+        assert gradient_BT[i, 0].item() == pytest.approx(slope.item(), rel=1e-4 * max(1, -a_token / 100))
+
+
+def test_gepo_of_likely_responses_has_the_bits_that_the_plain_formula_has() -> None:
+    plain = ragged()
+    single = {name: plain.get(name).float() for name in ("logprobs_BT", "rollout_logprobs_BT", "advantages_BT")}
+    batch, loss = replace(plain, **single), GEPO()
+    likelihood_B = ops.masked_mean_T(batch.get("rollout_logprobs_BT"), batch.mask_BT).exp()
+    _, group_B = batch.get("groups_B").unique(return_inverse=True)
+    sums_2G = torch.zeros(2, 2).index_add_(1, group_B, torch.stack([likelihood_B, likelihood_B.square()]))
+    expected_B1 = (sums_2G[1] / sums_2G[0])[group_B][:, None]
+    log_BT = ops.log_ratio(batch.logprobs_BT, expected_B1.log()) * batch.mask_BT
+    advantages_B1 = ops.masked_mean_T(batch.advantages_BT, batch.mask_BT)[:, None]
+    surrogate = loss.clipped(ops.ratio(log_BT, batch.mask_BT, "sequence"), advantages_B1)
+    assert torch.equal(loss(batch).loss, -loss.aggregate(surrogate.values_BT, batch))
+
+
+def test_a_product_or_prefix_at_its_bound_keeps_the_gradient_of_its_tokens_and_a_token_ratio_does_not() -> None:
+    """e^20 is the weight of every token of a product that ran away; a token of its own beyond it has none."""
+    mask_BT = torch.ones(1, 3)
+    log_BT = torch.tensor([[15.0, 14.0, -1.0]]).requires_grad_()
+    for unit, weights in (
+        ("product", [math.exp(20.0)] * 3),
+        ("prefix", [math.exp(15.0), math.exp(20.0), math.exp(20.0)]),
+    ):
+        value_BT = ops.ratio(log_BT, mask_BT, unit)
+        (gradient_BT,) = torch.autograd.grad(value_BT.sum(), log_BT)
+        assert value_BT.tolist()[0] == pytest.approx(weights, rel=1e-5)
+        assert gradient_BT.tolist()[0] == pytest.approx(weights, rel=1e-5)
+    logprobs_BT = torch.tensor([[25.0, 1.0]]).requires_grad_()
+    token_BT = ops.ratio(ops.log_ratio(logprobs_BT, torch.zeros(1, 2)), torch.ones(1, 2), "token")
+    (gradient_BT,) = torch.autograd.grad(token_BT.sum(), logprobs_BT)
+    assert gradient_BT.tolist()[0] == pytest.approx([0.0, math.e])
+
+
 def test_minpro_is_cispo_on_responses_of_one_token_and_below_it_after_a_fall() -> None:
     batch = ragged()
     first = Batch(
@@ -674,13 +761,23 @@ def test_whitening_counts_a_response_once_for_each_of_its_tokens() -> None:
         )
         expected_PG = (values_PG - every.mean()) / (every.var() + 1e-8).sqrt()
         assert_close(BatchWhitened(subtract_group_mean=subtract)(REWARDS, TOKEN_COUNTS), expected_PG)
+        # NeMo-RL: the population variance, and a least variance in place of an added one.
+        expected_PG = (values_PG - every.mean()) / every.var(correction=0).sqrt()
+        assert_close(BatchWhitenedPopulation(subtract_group_mean=subtract)(REWARDS, TOKEN_COUNTS), expected_PG)
+        expected_PG = (values_PG - every.mean()) / 3.0
+        floored = BatchWhitenedPopulation(subtract_group_mean=subtract, epsilon=9.0)
+        assert_close(floored(REWARDS, TOKEN_COUNTS), expected_PG)
+    equal_PG = torch.full((2, 3), 0.7)
+    assert_close(BatchWhitenedPopulation()(equal_PG, torch.ones(2, 3)), torch.zeros(2, 3), atol=2e-3, rtol=0)
 
 
 def test_a_reward_of_plus_or_minus_one_has_no_baseline() -> None:
     assert PlusMinus()(torch.tensor([[1.0, 1.0, 0.0]]), torch.ones(1, 3)).tolist() == [[1.0, 1.0, -1.0]]
 
 
-@pytest.mark.parametrize("cls", [GroupMeanStd, GroupMeanBatchStd, LeaveOneOutStd, BatchWhitened])
+@pytest.mark.parametrize(
+    "cls", [GroupMeanStd, GroupMeanBatchStd, LeaveOneOutStd, BatchWhitened, BatchWhitenedPopulation]
+)
 @pytest.mark.parametrize("epsilon", [0.0, -1e-6, math.nan])
 def test_an_epsilon_that_protects_nothing_is_refused(cls: Any, epsilon: float) -> None:
     with pytest.raises(ValueError, match="epsilon"):
@@ -841,6 +938,7 @@ def test_a_memory_that_could_be_split_is_refused() -> None:
     ("name", "numbers"),
     [
         ("tis", {"unit": "token", "ratio_cap": 2.0}),
+        ("is", {"unit": "token", "ratio_cap": None}),
         ("mis", {"unit": "token", "ratio_low": 0.0, "ratio_high": 2.0}),
         ("mis_sequence", {"unit": "product", "ratio_low": 0.0, "ratio_high": 2.0}),
         ("icepop", {"unit": "token", "ratio_low": 0.5, "ratio_high": 5.0}),

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +14,20 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats as scipy_stats
 
-from steadymoe.bench import archive, collect, draw, record, report, stats, status, tables
+from steadymoe.bench import (
+    archive,
+    collapse,
+    collect,
+    draw,
+    external,
+    identity,
+    record,
+    report,
+    samples,
+    stats,
+    status,
+    tables,
+)
 from steadymoe.bench.figures import FIGURES, SMOOTHED_OVER
 
 RECORDED = Path(__file__).parent / "recorded" / "results"
@@ -21,7 +35,8 @@ RECORDED = Path(__file__).parent / "recorded" / "results"
 
 @pytest.fixture(scope="module")
 def runs() -> pd.DataFrame:
-    return collect.runs(RECORDED)
+    found = collect.runs(RECORDED)
+    return collapse.judged(found, collect.steps(found))
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +68,18 @@ def test_arms_are_named_by_what_differs() -> None:
         "grpo tiny learning_rate=0.3",
         "grpo deep learning_rate=0.1 routing=r2",
     ]
+
+
+def test_paths_and_hashes_are_short_in_the_names_of_arms() -> None:
+    one, other = "/data/" + "a" * 90 + "/0123456789abcdef.safetensors", "/data/b/fedcba9876543210.safetensors"
+    assert identity.short(one, [one, other]) == "01234567"
+    assert identity.short(one, [one, one.replace("89abcdef", "00000000")]) == "0123456789abcdef"  # eight would not do
+    assert identity.short("/a/x/start.safetensors", ["/a/y/start.safetensors"]) == "x/start"
+    assert identity.short("start.safetensors", []) == "start.safetensors"  # no path
+    assert identity.short(4e-4, [one]) == "0.0004"
+    frame = pd.DataFrame([["e", "grpo", "tiny", "chain", ""]] * 2, columns=collect.ARM_KEYS)
+    frame["axes_values"], frame["numbers"] = [{"cold_start.path": one}, {"cold_start.path": other}], [{}, {}]
+    assert collect.name_arms(frame).tolist() == ["grpo path=01234567", "grpo path=fedcba98"]
 
 
 def test_the_interval_is_students_and_covers_as_often_as_it_says() -> None:
@@ -108,7 +135,10 @@ def test_one_number_of_a_curve() -> None:
 def test_the_summary_has_the_numbers_of_the_runs(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
     summary = tables.summary(steps, runs).set_index("arm")
     assert summary["n"].tolist() == [3, 3, 3]
-    assert summary["diverged"].tolist() == [0, 0, 0]
+    assert summary["collapsed (recorded)"].tolist() == [0, 0, 0]
+    assert summary["collapsed"].isna().all()  # 24 gradient updates are too few to say
+    judged = tables.summary(steps, collapse.judged(runs, steps, collapse.Rule(window_updates=4, patience_updates=6)))
+    assert judged["collapsed"].tolist() == judged["falling"].tolist() == [0, 0, 0]
     finals = [
         record.read_table(Path(folder), "steps")["reward"].tail(5).mean()
         for folder in runs.loc[runs["arm"] == "gspo", "folder"]
@@ -147,10 +177,24 @@ def test_the_overview_shows_the_curves_of_the_recorded_runs(data: dict[str, pd.D
         log = metric == "token_ratio_variance"
         assert (axis.get_yscale() == "log") == log
         curves = stats.curves(data["steps"], metric, SMOOTHED_OVER, log)
-        for line, arm in zip(axis.lines, ("grpo", "gspo", "reinforce"), strict=True):
+        bold = [line for line in axis.lines if not str(line.get_label()).startswith("_")]
+        assert len(axis.lines) == len(bold) + 9  # three seeds of each
+        for line, arm in zip(bold, ("grpo", "gspo", "reinforce"), strict=True):
             assert line.get_label() == arm
             np.testing.assert_allclose(line.get_ydata(), curves.loc[curves["arm"] == arm, "mean"])
-        assert len({line.get_color() for line in axis.lines}) == len({line.get_linestyle() for line in axis.lines}) == 3
+        assert len({line.get_color() for line in bold}) == len({line.get_linestyle() for line in bold}) == 3
+
+
+def test_held_out_curves_start_at_the_cold_start(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
+    accuracy = steps[steps["metric"] == "eval_accuracy"]
+    assert (accuracy.groupby(["arm", "seed"])["step"].min() == 0).all()
+    first = runs.iloc[0]
+    evaluations = record.read_table(Path(first["folder"]), "evaluations")
+    ours = accuracy[(accuracy["arm"] == first["arm"]) & (accuracy["seed"] == first["seed"]) & (accuracy["step"] == 0)]
+    np.testing.assert_allclose(ours["value"], evaluations.loc[evaluations["step"] == 0, "score"].mean())
+    figure = FIGURES["fig01"].figure(draw.data(archive.load(RECORDED, "small"), ()))
+    held_out = figure.numbers[figure.numbers["panel"] == "held-out accuracy"]
+    assert (held_out.groupby("series")["x"].min() == 0).all()  # nothing is spent before the first step
 
 
 def test_histograms_are_sums_over_the_steps_of_a_run(runs: pd.DataFrame, data: dict[str, pd.DataFrame]) -> None:
@@ -172,8 +216,11 @@ def test_the_leaderboard_is_ranked_by_final_reward_and_takes_further_columns(
     assert board["rank"].tolist() == [1, 2, 3]
     finals = [estimate.mean for estimate in board["final reward"]]
     assert finals == sorted(finals, reverse=True)
+    begun = steps[(steps["metric"] == "reward") & (steps["step"] == 1)].groupby("arm")["value"].mean()
+    assert board["start"].map(tables.to_number).tolist() == pytest.approx(begun[board["arm"]].tolist())
     assert board.set_index("arm")["frontier area"].to_dict() == more["frontier area"].to_dict()
-    assert board["diverged share"].tolist() == [0, 0, 0]
+    assert board["collapsed (recorded)"].tolist() == [0, 0, 0]
+    assert board["collapsed"].isna().all()
 
 
 def test_latex_has_a_cell_for_each_column_and_nothing_unescaped() -> None:
@@ -243,6 +290,85 @@ def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:
     assert "&lt;script&gt;" in page
 
 
+def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    monkeypatch.setattr(report, "papers", lambda _: [])
+    recorded_before = report._samples(collect.runs(tmp_path))
+    assert recorded_before == {"samples": [], "left_out": 0}
+    folders = sorted(path.parent for path in (tmp_path / "runs").glob("**/run.json"))
+    row = {"step": 1, "prompt": "2+2=", "response": "<script>4</script>", "finished": True, "reward": 1.0}
+    for folder in folders:
+        lines = [row, row | {"response": "x" * 10_000}, {"step": 1}, row | {"reward": "none"}]
+        (folder / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines) + '{"torn')
+        assert len(samples.read(folder)) == 2
+    report.make(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<details>") == 9
+    assert "&lt;script&gt;4&lt;/script&gt;" in page
+    assert page.count("<script") == 1
+    assert "x" * (samples.CHARACTERS - 1) + "…" in page
+    assert "x" * samples.CHARACTERS not in page
+    monkeypatch.setattr(report, "_MOST_SAID", 1000)
+    found = report._samples(collect.runs(tmp_path))
+    assert [each["run"] for each in found["samples"]] == [
+        *(f"{arm} seed=0" for arm in ("grpo", "gspo", "reinforce")),
+        "grpo seed=1",
+    ]
+    assert found["left_out"] == 5
+
+
+def test_some_arms_alone_are_reported_by_name_or_by_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    monkeypatch.setattr(report, "papers", lambda _: [])
+    report.make(tmp_path, "small", ["svg"], ["gspo", "grpo"])
+    assert pd.read_csv(tmp_path / "tables" / "small-summary.csv")["arm"].tolist() == ["gspo", "grpo"]
+    page = Page()
+    page.feed((tmp_path / "report.html").read_text())
+    assert "Of gspo, grpo alone." in page.text
+    assert "reinforce" not in page.text.partition("Figures that lack runs")[0]
+    with pytest.raises(draw.CannotDraw, match="no arm 'sapo'; choose from grpo, gspo, reinforce"):
+        report.make(tmp_path, "small", ["svg"], ["gspo", "sapo"])
+    files = draw.make(FIGURES["fig02"], tmp_path, "small", ["svg"], ["gspo"])
+    assert [path.name for path in files if path.suffix == ".svg"] == ["small-fig02-clip_fraction.svg"]
+    assert pd.read_csv(next(path for path in files if path.suffix == ".csv"))["series"].tolist() == ["gspo"]
+
+
+CONTRIBUTING = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
+
+
+def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (example,) = re.findall(r"```python\n(import pandas.*?)```", CONTRIBUTING, re.DOTALL)
+    text = "from beside import HOME\n" + example.replace('"quickstart"', "HOME")
+    (mine / "my_figures.py").write_text(text)
+    (mine / "beside.py").write_text('HOME = "small"\n')
+    monkeypatch.setenv(external.VARIABLE, str(mine))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (paper,) = draw.find(["response_lengths"])
+    drawn = draw.make(paper, tmp_path, None, ["svg"])
+    assert (tmp_path / "figures" / "small-lengths-response_lengths.svg") in drawn
+    numbers = pd.read_csv(tmp_path / "tables" / "small-lengths-response_lengths.csv")
+    assert numbers["series"].tolist() == ["grpo", "gspo", "reinforce"]
+    assert paper in report.papers("small")
+    listed = draw.listing(tmp_path).set_index("id")["data on disk"]
+    assert listed["lengths"] == "yes"
+    (mine / "my_figures.py").write_text(text.replace('Paper("lengths"', 'Paper("fig05"'))
+    draw.own.cache_clear()
+    with pytest.raises(draw.CannotDraw, match=r"my_figures.py: FIGURES must hold a Paper of an id and a name of its"):
+        draw.every()
+    (mine / "my_figures.py").write_text("1 / 0")
+    with pytest.raises(draw.CannotDraw, match=r"my_figures.py: ZeroDivisionError: division by zero"):
+        draw.every()
+    monkeypatch.delenv(external.VARIABLE)
+    assert draw.every() == FIGURES
+
+
 def test_runs_that_have_not_ended_are_listed_and_kept_out_of_the_numbers(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
     path = next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json"))
@@ -269,8 +395,8 @@ def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on
     reward = steps[(steps["arm"] == "gspo") & (steps["metric"] == "reward")]
     assert (reward[reward["step"] > 5]["value"] == 0).all()
     assert (reward.groupby("seed")["step"].max() == 12).all()
-    summary = tables.summary(steps, runs).set_index("arm")
-    assert summary.loc["gspo", "diverged"] == 3
+    summary = tables.summary(steps, collapse.judged(runs, steps)).set_index("arm")
+    assert summary.loc["gspo", ["collapsed", "collapsed (recorded)"]].tolist() == [3, 3]
     assert summary.loc["gspo", "final reward"].mean == summary.loc["gspo", "final held-out accuracy"].mean == 0
     assert summary.loc["gspo", "best minus final reward"].mean > 0.2
 
@@ -281,7 +407,7 @@ def test_an_unreadable_run_stops_neither_the_report_nor_the_status(tmp_path: Pat
     report.make(tmp_path)
     numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv").set_index("arm")
     assert numbers["n"].to_dict() == {"grpo": 3, "gspo": 2, "reinforce": 3}
-    assert "1 unreadable" in status.lines(tmp_path)[0]
+    assert "1 damaged" in status.lines(tmp_path)[0]
 
 
 def test_runs_of_different_configs_or_versions_are_not_mixed_silently(tmp_path: Path) -> None:
@@ -291,7 +417,11 @@ def test_runs_of_different_configs_or_versions_are_not_mixed_silently(tmp_path: 
     path = next((tmp_path / "runs").glob("**/run.json"))
     path.write_text(re.sub(r'"torch": "[^"]*"', '"torch": "9.9"', path.read_text()))
     report.make(tmp_path)
-    edit(next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json")), config_hash_without_seed="another")
+    edit(
+        next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json")),
+        config_hash_without_seed="another",
+        algorithm_code="ast1:0",
+    )
     path = next((tmp_path / "runs" / "small" / "grpo").glob("**/run.json"))
     config = json.loads(path.read_text())["config"]
     edit(path, config=config | {"precision": "bf16"}, algorithm_code="x")

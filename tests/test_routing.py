@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from steadymoe.bench import compose, drift, record, run
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.forwards import Forwards
-from steadymoe.bench.policy import forward
+from steadymoe.bench.policy import Sequences, forward
 from steadymoe.bench.probe import UpdateProbe
 from steadymoe.bench.rollout import join
 from steadymoe.bench.tasks.chain import Chain
@@ -511,6 +511,67 @@ def test_what_the_engines_routers_disagree_in_is_in_the_columns(tmp_path: Path, 
             atol=1e-6,
             rtol=1e-5,
         )
+
+
+def strongest_by_gate(model: PreTrainedModel, sequences: Sequences) -> list[list[int]]:
+    """Layer by layer, the expert with the largest gate weight of every response token, as the routers return them."""
+    returned: list[tuple[Tensor, Tensor]] = []
+    hooks = [
+        router.register_forward_hook(lambda _, __, output: returned.append((output[1], output[2])))
+        for router in routers(model)
+    ]
+    with torch.no_grad():
+        forward(model, sequences, "fp32")
+    for hook in hooks:
+        hook.remove()
+    mask_BT = sequences.response_mask_BT
+    rows, width = mask_BT.shape
+    found = []
+    for weights_NK, indices_NK in returned:
+        weights, indices = (each.view(rows, -1, each.shape[-1]).tolist() for each in (weights_NK, indices_NK))
+        at = [(row, t - width) for row in range(rows) for t in range(width) if mask_BT[row, t]]
+        found.append([max(zip(weights[row][t], indices[row][t], strict=True))[1] for row, t in at])
+    return found
+
+
+def test_the_strongest_expert_is_the_one_with_the_largest_gate_where_a_router_returns_them_unsorted(
+    tmp_path: Path,
+) -> None:
+    """GLM-4-MoE with 4 of 8 experts: torch.topk(sorted=False) names first what is not the strongest."""
+    made = trainer(
+        tmp_path, "model=glm4_moe_micro", "model.config.num_experts_per_tok=4", "optimizer.learning_rate=3e-3"
+    )
+    sampled, _, _ = made.sample(1)
+    minibatches = made.minibatches(1)
+    rows_M = torch.cat([part.rows_M for part in minibatches[1]])
+    watched = sampled.sequences.rows(rows_M)
+    old = made.learner.old_policy(sampled, minibatches)
+    before = strongest_by_gate(made.model, watched)
+    advantages_BT = torch.ones_like(sampled.sequences.response_mask_BT).float()
+    made.learner.update(sampled, old, advantages_BT, minibatches[0])
+    after = strongest_by_gate(made.model, watched)
+    found = made.learner.update(sampled, old, advantages_BT, minibatches[1])
+    changed = [
+        sum(a != b for a, b in zip(*each, strict=True)) / len(each[0]) for each in zip(before, after, strict=True)
+    ]
+    assert 0 < sum(changed) < len(changed)
+    assert_close(found.layers["top1_change_rate"], torch.tensor(changed))
+    assert_close(found.overall["top1_change_rate"], torch.tensor(sum(changed) / len(changed)))
+    assert old.routes_LBFK is not None
+    first_LN = drift.of_response_tokens(old.routes_LBFK[:, rows_M], watched.response_mask_BT)[..., 0]
+    assert first_LN.tolist() != before  # or this test would show nothing
+
+
+@pytest.mark.parametrize("family", ["micro", "gpt_oss_micro"])
+def test_where_a_router_returns_its_experts_sorted_the_first_is_the_strongest(tmp_path: Path, family: str) -> None:
+    made = trainer(tmp_path, f"model={family}", "model.config.num_experts_per_tok=3")
+    sampled, _, _ = made.sample(1)
+    routes_LBFK, logprobs_LBTE = sampled.routes_LBFK, sampled.router_logprobs_LBTE
+    assert routes_LBFK is not None
+    assert logprobs_LBTE is not None
+    first_LBFK = routes_LBFK[..., :1].expand_as(routes_LBFK)
+    mask_BT = sampled.sequences.response_mask_BT
+    assert drift.top1_change(routes_LBFK, first_LBFK, logprobs_LBTE, logprobs_LBTE, mask_BT).sum() == 0
 
 
 # --- what the engines round, and what the probe pins to -----------------------------------------------

@@ -13,14 +13,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hydra.utils import instantiate
 from pandas.testing import assert_frame_equal
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import Objective
-from steadymoe.bench import checkpoint, cold_start, compose, record, run
+from steadymoe.bench import checkpoint, cold_start, compose, identity, record, run, samples
 from steadymoe.bench.check import ConfigError
 from steadymoe.bench.columns import TABLES
 from steadymoe.bench.train import Trainer
+from steadymoe.models import build
 
 # A run of two or three seconds: forty supervised updates teach the format, and every accuracy is in the band.
 SMALL = [
@@ -47,6 +49,10 @@ SMALL = [
     "cold_start.check_prompts=4",
 ]
 
+# AdamW divides by the root of the second moment: where a gradient is rounding, rounding decides the sign of its step,
+# and processors round differently. With an epsilon far above that root a step is proportional to the gradient.
+PROPORTIONAL = ["optimizer.epsilon=1", "optimizer.learning_rate=0.1"]
+
 
 def planned(results: Path, *words: str) -> compose.Run:
     return compose.plan([*SMALL, f"results_dir={results}", *words])[0]
@@ -61,6 +67,7 @@ def tables(folder: Path) -> dict[str, pd.DataFrame]:
 
 
 def assert_same(one: Path, other: Path) -> None:
+    assert (one / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
     for name, frame in tables(one).items():
         assert len(frame), name
         assert_frame_equal(frame, tables(other)[name], check_exact=True)
@@ -110,6 +117,16 @@ def test_a_run_records_every_table_and_every_column(finished: compose.Run) -> No
         absent = {"correction_weight", "correction_rejected", "loss_number", "route_prediction_kl"}
         absent |= {"replay_expert_disagreement", "replay_set_disagreement"}  # nothing is replayed
         assert empty == absent | ({"reference_kl"} if name == "steps" else set())
+
+
+def test_a_run_keeps_a_few_of_its_prompts_responses_and_rewards(finished: compose.Run) -> None:
+    rows = samples.read(finished.folder)
+    assert pd.Series([row["step"] for row in rows]).value_counts().to_dict() == {1: 8, 3: 8, 6: 8}
+    task = instantiate(finished.config["task"])
+    for row in rows:
+        assert task.score(row["prompt"], row["response"], row["finished"]) == row["reward"]
+    assert len({row["prompt"] for row in rows if row["step"] == 1}) == 4
+    assert (finished.folder / "samples.jsonl").stat().st_size < 20_000
 
 
 def test_columns_agree_with_each_other(finished: compose.Run) -> None:
@@ -180,7 +197,7 @@ def test_a_run_killed_at_a_random_step_goes_on_to_the_same_numbers(finished: com
     assert run.execute(made) == "finished"
     assert_same(finished.folder, made.folder)
     assert sorted(path.name for path in made.folder.iterdir() if not path.name.startswith(".")) == sorted(
-        ["run.json", *(f"{name}.parquet" for name in TABLES)]
+        ["run.json", "samples.jsonl", *(f"{name}.parquet" for name in TABLES)]
     )
 
 
@@ -256,7 +273,7 @@ def test_a_run_that_another_process_ended_while_this_one_waited_for_it_is_left_a
 
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
     made = planned(tmp_path)
-    with record.Record(made.folder, {"config_hash": made.config_hash}) as other:
+    with record.Record(made.folder, run._facts(made)) as other:
         other.update(status="running")
         assert run.execute(made) == "running"
         assert record.status(made.folder) == "running"
@@ -311,7 +328,7 @@ def test_a_number_that_is_not_finite_is_a_result(tmp_path: Path, monkeypatch: py
 
 
 def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = planned(tmp_path, "collapse.window=1", "collapse.patience=2")
+    made = planned(tmp_path, "collapse.window_updates=1", "collapse.patience_updates=2")
     step = run.Trainer.step
 
     def losing(self: run.Trainer, number: int) -> object:
@@ -323,17 +340,13 @@ def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
     assert run.execute(made) == "diverged"
     facts = record.read_run(made.folder)
     assert facts is not None
-    assert facts["diverged"] == {"reason": "reward", "step": 4, "update": None}
+    assert facts["diverged"] == {"reason": "reward", "step": 5, "update": None}  # averages of two
     assert len(record.read_table(made.folder, "steps")) == 6  # it goes on to its end
 
 
 def test_of_two_runs_that_want_one_cold_start_one_makes_it_and_the_other_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hydra.utils import instantiate
-
-    from steadymoe.models import build
-
     made = planned(tmp_path)
     task = instantiate(made.config["task"])
     trained: list[int] = []
@@ -385,6 +398,16 @@ def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_cha
     assert_same(first.folder, given.folder)
     assert (record.read_run(given.folder) or {})["cold_start"] == {"path": str(weights)}
     assert (record.read_run(first.folder) or {})["cold_start"]["fingerprint"] == weights.stem
+    monkeypatch.chdir(tmp_path)
+    relative = planned(tmp_path, f"cold_start.path=cold_starts/{weights.name}")
+    assert (relative.folder, relative.axes, relative.config) == (given.folder, given.axes, given.config), "one arm"
+    assert compose.labels([given, first])[0] == f"grpo cold_start.path={weights.stem[:8]} seed=0"
+    before = planned(tmp_path / "old", f"cold_start.path={weights}", "steps=1")
+    as_given = before.axes | {"cold_start.path": f"cold_starts/{weights.name}"}
+    older = before.folder.parents[1] / identity.axes_name(as_given) / "seed=0"
+    older.mkdir(parents=True)
+    (older / "run.json").write_text("{}")  # from when the path was an axis as it was given
+    assert planned(tmp_path / "old", f"cold_start.path=cold_starts/{weights.name}", "steps=1").folder == older
     missed = planned(tmp_path, "cold_start.accuracy_low=0.9", "cold_start.max_updates=40")
     assert run.execute(missed) == "failed"
     facts = record.read_run(missed.folder)
@@ -393,6 +416,70 @@ def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_cha
     monkeypatch.setattr(cold_start, "train", lambda *_: pytest.fail("tried again"))
     assert run.execute(missed) == "failed"  # the same config would miss it again
     assert "raise cold_start.max_updates" in json.loads((missed.folder / "run.json").read_text())["error"]
+
+
+def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    words = ["cold_start.check_every=4", "cold_start.accuracy_low=0.95", "cold_start.max_updates=16"]
+    config = planned(tmp_path, *words, "cold_start.batch_size=4").config
+    task = instantiate(config["task"])
+
+    def fresh() -> Any:
+        return build.build(config["model"]["config"], task.tokenizer, 0, "cpu")
+
+    def made_in(folder: Path, stop_at: int | None = None) -> tuple[Any, list[int]]:
+        model, seen = fresh(), []
+
+        def on_check(update: int, accuracy: float, left: float) -> None:
+            seen.append(update)
+            assert left <= 60
+            if update == stop_at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(cold_start.ColdStartError if stop_at is None else KeyboardInterrupt):
+            cold_start.train(model, task, config, on_check, folder)
+        return model, seen
+
+    whole, seen = made_in(tmp_path / "whole")
+    assert seen == [4, 8, 12, 16]
+    made_in(tmp_path / "halted", stop_at=12)  # killed after a check and before it was kept: that part is made again
+    halted, seen = made_in(tmp_path / "halted")
+    assert seen == [12, 16]
+    assert (tmp_path / "halted").read_bytes() == (tmp_path / "whole").read_bytes()
+    for one, other in zip(whole.parameters(), halted.parameters(), strict=True):
+        assert torch.equal(one, other)
+    (tmp_path / "halted").write_bytes(b"torn")
+    assert made_in(tmp_path / "halted")[1] == [4, 8, 12, 16], "a damaged one begins anew"
+
+
+def test_a_cold_start_that_was_killed_is_finished_by_the_same_command_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["steps=1", "cold_start.check_every=10", "cold_start.accuracy_low=0.7"]
+    whole, killed = planned(tmp_path / "whole", *words), planned(tmp_path / "killed", *words)
+    rising = "cold_start._accuracy = lambda *a: a[4] / 40"  # of the updates, so that the third check is in the band
+    kill = "cold_start._keep = lambda *a, keep=cold_start._keep: (keep(*a), os.kill(os.getpid(), 9))"
+    begin = "import os, sys; from steadymoe.bench import cold_start, compose, run"
+    code = f"{begin}; {rising}; {kill}; run.execute(compose.plan(sys.argv[1:])[0])"
+    words = [*SMALL, f"results_dir={tmp_path / 'killed'}", *words]
+    done = subprocess.run([sys.executable, "-c", code, *words], check=False)
+    cache, name = tmp_path / "killed" / "cold_starts", cold_start.fingerprint(killed.config)
+    assert done.returncode == -signal.SIGKILL
+    assert [path.name for path in cache.glob("*.safetensors")] == [f"{name}.partial.safetensors"]
+    assert record.status(killed.folder) == "interrupted"
+    monkeypatch.setattr(cold_start, "_accuracy", lambda *a: a[4] / 40)
+    assert run.execute(whole) == run.execute(killed) == "finished"
+    assert_same(whole.folder, killed.folder)
+    assert [path.name for path in cache.glob("*.safetensors")] == [f"{name}.safetensors"]
+    made = (tmp_path / "whole" / "cold_starts" / f"{name}.safetensors").read_bytes()
+    assert (cache / f"{name}.safetensors").read_bytes() == made
+
+
+def test_the_time_a_cold_start_needs_is_that_of_its_slope() -> None:
+    checks = [(25 * place, 0.1 + 0.02 * place) for place in range(1, 6)]
+    assert cold_start.updates_left(checks, goal=0.4, most=5000) == pytest.approx(250)  # 0.2 at 0.02 in 25 updates
+    assert cold_start.updates_left(checks, goal=0.4, most=200) == 75
+    assert cold_start.updates_left([(25, 0.3)], goal=0.4, most=100) == 75
+    assert cold_start.updates_left([(25, 0.3), (50, 0.2)], goal=0.4, most=100) == 50
 
 
 def test_a_zero_learning_rate_moves_nothing(tmp_path: Path) -> None:
@@ -408,9 +495,10 @@ def test_a_zero_learning_rate_moves_nothing(tmp_path: Path) -> None:
 def test_the_three_algorithms_coincide_at_one_update_a_rollout(tmp_path: Path) -> None:
     curves = []
     for name in ("reinforce", "grpo", "gspo"):
-        made = planned(tmp_path, f"algorithm={name}", "updates_per_rollout=1")
+        made = planned(tmp_path, f"algorithm={name}", "updates_per_rollout=1", *PROPORTIONAL)
         run.execute(made)
         curves.append(record.read_table(made.folder, "updates")[["grad_norm", "entropy"]].to_numpy())
+    assert np.ptp(curves[0][:, 1]) > 1e-2  # the updates move the policy
     np.testing.assert_allclose(curves[0], curves[1], atol=1e-4)
     np.testing.assert_allclose(curves[0], curves[2], atol=1e-4)
 

@@ -1,5 +1,6 @@
 """Work that need not be done: with each saving and without it a step says the same, but for rounding."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from pandas.testing import assert_frame_equal
 from test_learner import trainer
-from test_run import planned, tables
+from test_run import PROPORTIONAL, planned, tables
 from torch.testing import assert_close
 
 from steadymoe.algorithms import names
@@ -26,44 +27,71 @@ def weights(made: Trainer) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in made.model.parameters()])
 
 
-def updated(made: Trainer, silent: bool = True) -> list[Measured]:
-    """Both updates on one rollout; in half of the groups, and in all of the second mini-batch, no advantage."""
+def updated(made: Trainer, order: Sequence[int] = (0, 1)) -> list[Measured]:
+    """Updates on two mini-batches of one rollout; half of the groups, and all of the second, have no advantage."""
     rollout, _, _ = made.sample(1)
     advantages_BT = torch.linspace(-1, 1.5, len(rollout.scores_B))[:, None] * rollout.sequences.response_mask_BT
-    if silent:
-        plain = [torch.cat([part.rows_M for part in parts]) for parts in made.minibatches(1)]
-        advantages_BT[plain[0][:8]] = 0.0
-        advantages_BT[plain[1]] = 0.0
+    plain = [torch.cat([part.rows_M for part in parts]) for parts in made.minibatches(1)]
+    advantages_BT[plain[0][:8]] = 0.0
+    advantages_BT[plain[1]] = 0.0
     silent_B = (advantages_BT == 0).all(-1) if made.learner.forwards.skips_silent else None
     minibatches = made.minibatches(1, silent_B)
     old = made.learner.old_policy(rollout, minibatches)
-    return [made.learner.update(rollout, old, advantages_BT, parts, parts is minibatches[0]) for parts in minibatches]
+    return [
+        made.learner.update(rollout, old, advantages_BT, minibatches[which], first=update == 0)
+        for update, which in enumerate(order)
+    ]
 
 
-def assert_same(saved: Trainer, plain: Trainer, silent: bool = True, atol: float = 2e-5) -> None:
-    for ours, theirs in zip(updated(saved, silent), updated(plain, silent), strict=True):
+def gradients(made: Trainer) -> list[torch.Tensor]:
+    """What the optimizer is handed from now on, one flat tensor an update."""
+    seen: list[torch.Tensor] = []
+
+    def keep(*_: Any) -> None:
+        found = [weight.grad for weight in made.model.parameters() if weight.grad is not None]
+        seen.append(torch.cat([gradient.flatten() for gradient in found]))
+
+    made.learner.optimizer.register_step_pre_hook(keep)
+    return seen
+
+
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Apart by rounding: by a small share of the length, and not at all where there is nothing."""
+    assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+
+
+def assert_same(saved: Trainer, plain: Trainer) -> None:
+    """Three updates from the same weights: at ratio 1, without a signal, and at ratios that have moved."""
+    start = weights(plain)
+    assert torch.equal(weights(saved), start)
+    made, expected = gradients(saved), gradients(plain)
+    for ours, theirs in zip(updated(saved, (0, 1, 0)), updated(plain, (0, 1, 0)), strict=True):
         assert ours.overall.keys() == theirs.overall.keys()
         for name, value in theirs.overall.items():
-            assert_close(ours.overall[name], value, atol=atol, rtol=1e-3, check_dtype=False, msg=name)
+            assert_close(ours.overall[name], value, atol=5e-6, rtol=1e-5, check_dtype=False, msg=name)
         for name, value in theirs.layers.items():
-            assert_close(ours.layers[name], value, atol=atol, rtol=1e-3, check_dtype=False, msg=name)
-    # AdamW divides by the root of the second moment: where a gradient is rounding, so is the step's direction.
-    apart = (weights(saved) - weights(plain)).abs()
-    assert apart.mean() < 1e-6
+            assert_close(ours.layers[name], value, atol=5e-6, rtol=1e-5, check_dtype=False, msg=name)
+    assert len(made) == len(expected) == 3
+    assert expected[0].any()
+    for one, other in zip(made, expected, strict=True):
+        assert_near(one, other)
+    moved = weights(plain) - start
+    assert moved.norm() > 1e-2
+    assert_near(weights(saved) - start, moved)
 
 
 @pytest.mark.parametrize("name", SAVINGS)
 @pytest.mark.parametrize("more", [["algorithm=gspo"], ["microbatch=5"], ["routing=r3"], ["model=dense_micro"]])
 def test_an_update_is_the_same_with_each_saving_alone(tmp_path: Path, name: str, more: list[str]) -> None:
-    words = [*WORDS, *more]
+    words = [*WORDS, *PROPORTIONAL, *more]
     alone = [word for word in OFF if name not in word]
     assert_same(trainer(tmp_path, *words, *alone), trainer(tmp_path, *words, *OFF))
 
 
 @pytest.mark.parametrize("algorithm", names())
 def test_an_update_is_the_same_with_all_savings_whatever_the_loss(tmp_path: Path, algorithm: str) -> None:
-    words = [*WORDS, f"algorithm={algorithm}"]
-    assert_same(trainer(tmp_path, *words), trainer(tmp_path, *words, *OFF), atol=5e-5)
+    words = [*WORDS, *PROPORTIONAL, f"algorithm={algorithm}"]
+    assert_same(trainer(tmp_path, *words), trainer(tmp_path, *words, *OFF))
 
 
 def test_silent_responses_have_no_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +231,7 @@ def test_configs_from_before_the_savings_keep_their_hash(tmp_path: Path) -> None
 
 
 def test_the_sampler_stands_in_for_the_old_policy_and_is_checked(tmp_path: Path) -> None:
-    made = planned(tmp_path, "savings.sampler_as_old=3", "steps=5")
+    made = planned(tmp_path, "savings.sampler_as_old=3", "steps=5", *PROPORTIONAL)
     run.execute(made)
     steps = record.read_table(made.folder, "steps")
     compared = steps["rollout_kl_k3"].notna()
@@ -213,7 +241,7 @@ def test_the_sampler_stands_in_for_the_old_policy_and_is_checked(tmp_path: Path)
     updates = record.read_table(made.folder, "updates")
     first = updates[updates["update"] == 1]
     assert (first["token_ratio_variance"] < 1e-8).all()
-    plain = planned(tmp_path, "steps=5", "experiment_name=plain")
+    plain = planned(tmp_path, "steps=5", "experiment_name=plain", *PROPORTIONAL)
     run.execute(plain)
     theirs = record.read_table(plain.folder, "steps")
     assert_close(steps["reward"].iloc[0], theirs["reward"].iloc[0])
@@ -247,7 +275,7 @@ def test_impossible_savings_are_refused(tmp_path: Path, words: list[str], messag
 
 
 def test_measuring_little_trains_the_same(tmp_path: Path) -> None:
-    words = ["steps=3", "probe.every=2", "evaluation.every=3"]
+    words = ["steps=3", "probe.every=2", "evaluation.every=3", *PROPORTIONAL]
     every, little = planned(tmp_path, *words), planned(tmp_path, *words, "measure=little")
     for made in (every, little):
         run.execute(made)

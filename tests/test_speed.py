@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,54 @@ def test_an_unknown_model_is_answered_in_one_line(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit, match="2"):
         run.main(["--model", "nothing"])
     assert "there is no model 'nothing'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what is committed about speed, and a measurement that gives other numbers."""
+    for name in ("docs/speed.md", "results/speed/speed.json", "results/speed/speed.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    numbers = json.loads(RECORDED.read_text())
+    numbers["models"]["micro"]["seconds"]["ours"] = 1234.5
+    monkeypatch.setattr(run, "everything", lambda models, blocks: numbers)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_measurement_leaves_what_is_committed_as_it_was(checkout: Path) -> None:
+    before = {path: path.read_bytes() for path in checkout.rglob("*") if path.is_file()}
+    run.main([])
+    made = {path for path in checkout.rglob("*") if path.is_file()} - before.keys()
+    assert {path.parent for path in made} == {checkout / run.MEASURED}
+    assert "1234.500" in (checkout / run.MEASURED / "speed.md").read_text()
+    assert {path: path.read_bytes() for path in before} == before
+    assert f"/{run.MEASURED}/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_a_measurement_is_recorded_when_asked_and_its_page_follows(checkout: Path) -> None:
+    run.main(["--record"])
+    tables = (checkout / run.RECORDED / "speed.md").read_text()
+    page = (checkout / run.PAGE).read_text()
+    assert "1234.500" in tables
+    assert tables in page
+    assert page.replace(tables, "") == (ROOT / run.PAGE).read_text().replace(
+        RECORDED.with_suffix(".md").read_text(), ""
+    )
+    assert (
+        json.loads((checkout / run.RECORDED / "speed.json").read_text())["models"]["micro"]["seconds"]["ours"] == 1234.5
+    )
+    assert not (checkout / run.MEASURED).exists()
+
+
+def test_nothing_is_measured_for_a_record_that_is_not_there(
+    checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "everything", lambda models, blocks: pytest.fail("measured"))
+    (checkout / run.PAGE).unlink()
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["--record"])
+    assert "no such pair below this folder" in capsys.readouterr().err
 
 
 def test_plain_transformers_learn_too() -> None:

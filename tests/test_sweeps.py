@@ -1,7 +1,6 @@
 """Sweeps that are killed, doubled, extended or run out of disk: nothing that finished is lost, and nothing is wrong."""
 
 import errno
-import json
 import os
 import shlex
 import signal
@@ -235,26 +234,6 @@ def test_slurm_without_slurm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PATH", "")
     with pytest.raises(compose.ConfigError, match="there is no srun here"):
         sweep.refuse_absent_cluster(["hydra/launcher=submitit_slurm"])
-
-
-def test_an_ended_run_of_other_code_or_versions_is_stale(tmp_path: Path) -> None:
-    made = planned(tmp_path, "steps=1")
-    run.execute(made)
-    assert status.is_stale(made.folder) is None
-    facts = record.read_run(made.folder) or {}
-    for change, said in (
-        ({"algorithm_code": "0" * 16}, "made by other code of its algorithm"),
-        ({"versions": facts["versions"] | {"torch": "1.0"}}, "made with torch 1.0"),
-    ):
-        atomic.write_json(made.folder / "run.json", facts | change)
-        assert status.is_stale(made.folder) == said
-        told = status.lines(tmp_path)
-        assert told[0] == "default: 1 finished, 1 stale"
-        assert said in told[1]
-        assert told[2] == f"    again: {made.command}"
-    lost = json.loads(json.dumps(facts).replace("steadymoe.algorithms.grpo.GRPO", "my_losses.Mine"))
-    atomic.write_json(made.folder / "run.json", lost)
-    assert status.is_stale(made.folder) == "its algorithm is not here"
 
 
 FULL, READ_ONLY = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EROFS, "Read-only file system")

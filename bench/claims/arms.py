@@ -15,7 +15,9 @@ _NOISY, _SHOWN = {"engine": "router_noise"}, {"grpo": "GRPO", "gspo": "GSPO", "g
 
 GRPO, GSPO = Arm("GRPO", "study", "grpo"), Arm("GSPO", "study", "gspo")
 UNCLIPPED = Arm("GRPO unclipped", "study", "grpo_unclipped")
-CONTROLS = (UNCLIPPED, Arm("REINFORCE", "study", "reinforce"), Arm("frozen", "study_frozen", "grpo", _rate(0.0)))
+# The cold start as it is: GRPO at a learning rate of 0, with an exact sampler.
+FROZEN = Arm("frozen", "study_frozen", "grpo", _rate(0.0))
+CONTROLS = (UNCLIPPED, Arm("REINFORCE", "study", "reinforce"), FROZEN)
 OTHERS = {name: Arm(name.upper(), "study", name) for name in ("cispo", "sapo", "vespo")}
 CONTENDERS = (GRPO, GSPO, *OTHERS.values())
 WIDE = Arm("GSPO, band 0.2", "study_bands", "gspo", _GRPOS)

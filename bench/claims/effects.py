@@ -1,12 +1,55 @@
-"""Effects that outcomes of claims are about: each takes arms, and gives what computes an estimate from the study."""
+"""Effects that outcomes of claims are about: each takes arms, and gives what computes a number from the study."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
+from steadymoe.bench import columns
 from steadymoe.bench.claims.arms import GRPO, GSPO, NARROW, TUNED, WIDE
-from steadymoe.bench.claims.study import Arm, Study, factor
-from steadymoe.bench.stats import Estimate, over_seeds
+from steadymoe.bench.claims.study import Arm, Study
+from steadymoe.bench.comparisons import ratio_of_means
+from steadymoe.bench.stats import DIFFERENCE, Bounds, Estimate, over_seeds
+
+
+class NoNumber(Exception):
+    """What was asked for has no number in the runs that there are; the message says why."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An effect as it was seen."""
+
+    estimate: Estimate
+    seeds: tuple[float, ...] = ()
+    """The number of each seed, of a ratio its logarithm; empty where the effect is not made of one number a seed."""
+    note: str = ""
+    """What a reader must know of the estimate."""
+
+
+Effect = Callable[[Study], Seen]
+
+
+def by_seed(numbers: pd.Series, bounds: Bounds | None = None) -> Seen:
+    """The mean of one number a seed, with ``bounds`` as in ``stats.over_seeds``; seeds that lack one are left out."""
+    seeds = tuple(numbers.dropna().tolist())
+    return Seen(over_seeds(seeds, bounds=bounds), seeds)
+
+
+def factor(above: pd.Series, below: pd.Series) -> Seen:
+    """Geometric mean over shared seeds of the ratio of two arms' numbers, which are shares.
+
+    Where one of them is 0, a seed's own ratio is 0 or infinite: then the ratio of both means
+    (``comparisons.ratio_of_means``), with a note. Raises NoNumber where the mean below is 0.
+    """
+    whole = ratio_of_means(above, below)
+    if np.isnan(whole.estimate.mean):
+        raise NoNumber("no ratio: every share that it would be taken to is 0")
+    if whole.zeros:
+        return Seen(whole.estimate, note=f"ratio of means, a share is 0 in {whole.zeros} of {whole.estimate.n} seeds")
+    ratios = (above / below).dropna()
+    return Seen(over_seeds(ratios.tolist(), log=True), tuple(np.log(ratios)))
 
 
 def best(study: Study, name: str) -> Arm:
@@ -17,29 +60,55 @@ def best(study: Study, name: str) -> Arm:
     return tuned._replace(experiment="study_rates" if "optimizer.learning_rate" in tuned.axes else "study")
 
 
-def gain(arm: Arm, over: Arm) -> Callable[[Study], Estimate]:
+def gain(arm: Arm, over: Arm) -> Effect:
     """Final reward of one arm less another's, paired by seed."""
-    return lambda study: study.gain(arm, over)
+    return lambda study: by_seed(study.final(arm) - study.final(over), DIFFERENCE)
 
 
-def clipped(arm: Arm, over: Arm) -> Callable[[Study], Estimate]:
+def held_out(arm: Arm, over: Arm) -> Effect:
+    """Held-out accuracy of one arm less another's, paired by seed."""
+    return lambda study: by_seed(study.held_out(arm) - study.held_out(over), DIFFERENCE)
+
+
+def clipped(arm: Arm, over: Arm) -> Effect:
     """Mean clip fraction of one arm over another's, as a factor."""
     return lambda study: factor(*(study.numbers(each, "clip_fraction", "mean") for each in (arm, over)))
 
 
-def warning(metric: str, lead: int = 1) -> Callable[[Study], Estimate]:
+def warning(metric: str, lead: int = 1) -> Effect:
     """Area under the ROC curve of a metric, ``lead`` steps before a collapse, for GRPO and GSPO at both bands."""
-    return lambda study: study.warning_area([GRPO, GSPO, NARROW, WIDE], metric, lead)
+    return lambda study: Seen(study.warning_area([GRPO, GSPO, NARROW, WIDE], metric, lead))
 
 
-def changed(arm: Arm) -> Callable[[Study], Estimate]:
+def cost(arm: Arm, over: Arm, unit: str) -> Effect:
+    """How many times as much of ``unit`` as another arm one needs for the same reward."""
+
+    def effect(study: Study) -> Seen:
+        ratio = study.cost_factor(arm, over, unit)
+        if ratio is None:
+            raise NoNumber("no cost: neither arm gains reward")
+        censored = f"median, {ratio.censored} of {ratio.estimate.n} seeds censored"
+        if np.isnan(ratio.estimate.mean):
+            raise NoNumber(f"not known: {censored}")
+        note = f"{censored}, {ratio.bound} this" if ratio.bound else censored
+        return Seen(ratio.estimate, note=note if ratio.censored else "")
+
+    return effect
+
+
+def wins(arm: Arm, over: Arm) -> Effect:
+    """Share of held-out prompts won less the share lost against another arm."""
+    return lambda study: Seen(study.wins(arm, over))
+
+
+def changed(arm: Arm) -> Effect:
     """An arm's mean expert change per update."""
-    return lambda study: over_seeds(change(study, arm).tolist())
+    return lambda study: by_seed(change(study, arm), columns.bounds("expert_change_per_update"))
 
 
-def routed(arm: Arm) -> Callable[[Study], Estimate]:
+def routed(arm: Arm) -> Effect:
     """The share of an arm's log-ratio second moment that goes with pinned routes."""
-    return lambda study: over_seeds(study.routing_share(arm).tolist())
+    return lambda study: by_seed(study.routing_share(arm))
 
 
 def fall(study: Study, arm: Arm) -> pd.Series:
@@ -50,8 +119,3 @@ def fall(study: Study, arm: Arm) -> pd.Series:
 def change(study: Study, arm: Arm) -> pd.Series:
     """An arm's mean expert change per update, by seed."""
     return study.numbers(arm, "expert_change_per_update", "mean")
-
-
-def mean_difference(ours: pd.Series, theirs: pd.Series) -> Estimate:
-    """Of numbers by seed, also where a seed is not the same cold start."""
-    return over_seeds((ours - theirs).dropna().tolist())

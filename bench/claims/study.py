@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench import archive, efficiency, head_to_head, tables, warning
-from steadymoe.bench.comparisons import paired_difference
 from steadymoe.bench.identity import axes_name
-from steadymoe.bench.stats import Estimate, over_seeds
+from steadymoe.bench.stats import Estimate
 
 NONE = Estimate(np.nan, np.nan, np.nan, 0)
 
@@ -70,6 +69,10 @@ class Study:
         steps = self.tables([arm])["steps"]
         return steps[(steps["metric"] == "reward") & (steps["step"] == 1)].set_index("seed")["value"].sort_index()
 
+    def held_out(self, arm: Arm) -> pd.Series:
+        """Held-out accuracy by seed, the mean of a run's last five evaluations, which no engine disturbs."""
+        return self.numbers(arm, "eval_accuracy", "last")
+
     def has(self, arm: Arm) -> bool:
         """Whether any of its runs has ended."""
         try:
@@ -78,14 +81,19 @@ class Study:
             return False
         return True
 
-    def collapsed(self, arm: Arm) -> tuple[int, int]:
-        """How many runs collapsed, of how many."""
+    def judged(self, arm: Arm) -> pd.DataFrame:
+        """Its runs that today's rule of a collapse can judge: those too short for it are left out."""
         runs = self.tables([arm])["runs"]
-        return int((runs["status"] == "diverged").sum()), len(runs)
+        return runs[(runs["judged_until"] > 0) | runs["collapsed_step"].notna()]
 
-    def gain(self, arm: Arm, over: Arm) -> Estimate:
-        """Final reward of one arm less that of another, paired by seed."""
-        return paired_difference(self.final(arm), self.final(over))
+    def collapsed(self, arm: Arm) -> tuple[int, int]:
+        """How many runs collapsed by today's rule, of how many that it can judge."""
+        runs = self.judged(arm)
+        return int(runs["collapsed_step"].notna().sum()), len(runs)
+
+    def recorded(self, arm: Arm) -> int:
+        """How many runs said themselves that they collapsed, by the rule of the day they ended."""
+        return int((self.tables([arm])["runs"]["status"] == "diverged").sum())
 
     def routing_share(self, arm: Arm) -> pd.Series:
         """``tables.routing_share`` by seed."""
@@ -94,27 +102,27 @@ class Study:
     def warning_area(self, arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Estimate:
         """Area under the ROC curve of a metric's most alarming value up to ``least_lead`` steps before a collapse.
 
-        Over the runs of all arms, taken for independent; n is the smaller of collapsed and stable runs.
+        Over the runs of all arms, but for those that fell at their end, too late to be judged. The
+        interval is that of seeds.
         """
         found = self.tables(arms)
-        runs = found["runs"].assign(collapsed=found["runs"]["diverged_step"].astype(float))
+        runs = pd.concat([self.judged(arm).assign(arm=arm.label) for arm in arms])
+        runs = runs[runs["collapsed_step"].notna() | runs["falling_since"].isna()]
+        runs = runs.assign(collapsed=runs["collapsed_step"])
         return warning.auc(warning.extremes(found["steps"], runs, metric, least_lead))
 
-    def cost_factor(self, arm: Arm, over: Arm, unit: str) -> Estimate:
+    def cost_factor(self, arm: Arm, over: Arm, unit: str) -> efficiency.Ratio | None:
         """How many times as much of ``unit`` (``efficiency.COSTS``) as another arm one needs for the same reward.
 
         That of the head-to-head table: nine tenths of the way from the first step's to the better one's final reward.
-        The interval is open where one of the two never got there in some seeds.
+        None where that is no gain.
         """
         found = self.tables([arm, over])
         target = head_to_head.target(found["steps"], max(self.final(each).mean() for each in (arm, over)))
         if target is None:
-            return NONE
+            return None
         ours, theirs = (head_to_head.spent(*self._steps_and_runs(each), target)[unit] for each in (arm, over))
-        ratio = efficiency.cost_ratio(ours, theirs)
-        low = 0.0 if ratio.bound == "at most" else ratio.estimate.low
-        high = np.inf if ratio.bound == "at least" else ratio.estimate.high
-        return Estimate(ratio.estimate.mean, low, high, ratio.estimate.n)
+        return efficiency.cost_ratio(ours, theirs)
 
     def wins(self, arm: Arm, over: Arm) -> Estimate:
         """Share of held-out prompts won less the share lost against another arm."""
@@ -124,9 +132,3 @@ class Study:
     def _steps_and_runs(self, arm: Arm) -> tuple[pd.DataFrame, pd.DataFrame]:
         found = self.tables([arm])
         return found["steps"], found["runs"]
-
-
-def factor(above: pd.Series, below: pd.Series) -> Estimate:
-    """Geometric mean over shared seeds of the ratio of two arms' numbers, which are positive."""
-    seeds = above.index.intersection(below.index)
-    return over_seeds((above[seeds] / below[seeds]).tolist(), log=True)

@@ -6,10 +6,11 @@ from functools import partial
 
 import pandas as pd
 
-from steadymoe.bench.figures import curves, points, routing, stability
+from steadymoe.bench.figures import curves, looks, points, routing, stability, style
 from steadymoe.bench.figures.style import FORMATS, SMOOTHED_OVER, Sheet, save
+from steadymoe.bench.text import without_mathematics
 
-__all__ = ["FIGURES", "FORMATS", "SMOOTHED_OVER", "Paper", "Sheet", "save"]
+__all__ = ["FIGURES", "FORMATS", "SMOOTHED_OVER", "Paper", "Sheet", "looks", "save", "style"]
 
 Need = Callable[[pd.DataFrame], str | None]
 # More lines than this cannot be told apart.
@@ -33,7 +34,22 @@ def _records(*metrics: str) -> Need:
 
 def _few(steps: pd.DataFrame) -> str | None:
     arms = steps["arm"].nunique()
-    return None if arms <= _MOST_LINES else f"an experiment of at most {_MOST_LINES} arms ({arms} are too many lines)"
+    return (
+        None
+        if arms <= _MOST_LINES
+        else f"at most {_MOST_LINES} arms ({arms} are too many lines): choose some with --arms"
+    )
+
+
+def _few_lines(*shown: str) -> Need:
+    """At most as many lines as can be told apart, one for each combination of ``shown``."""
+
+    def need(steps: pd.DataFrame) -> str | None:
+        lines = len(steps[list(shown)].drop_duplicates())
+        too_many = f"at most {_MOST_LINES} lines ({lines} are too many): choose some with --arms"
+        return None if lines <= _MOST_LINES else too_many
+
+    return need
 
 
 def _one_engine(steps: pd.DataFrame) -> str | None:
@@ -99,8 +115,11 @@ class Paper:
         return next((said for need in self.needs if (said := need(data["steps"]))), None)
 
     def figure(self, data: Mapping[str, pd.DataFrame]) -> Sheet:
-        """Drawn from ``data``, which lacks nothing."""
-        return self.draw(*(data[name] for name in self.takes))
+        """Drawn from ``data``, which lacks nothing. A ``$`` in a name is a ``$`` and no sign of mathematics."""
+        tables = [data[name] for name in self.takes]
+        if "runs" not in data or without_mathematics(data["runs"]) is not data["runs"]:  # few rows, and every name
+            tables = [without_mathematics(table) for table in tables]
+        return self.draw(*tables)
 
 
 _COMPARED = (_varies("arm"), _records("reward"), _few)
@@ -115,7 +134,13 @@ _LIST = [
     *(Paper(**vars(each) | {"variant": True}) for each in _SPENT),
     Paper("fig02", "clip_fraction", points.clip_fraction, "quickstart", (_records("clip_fraction"), _few)),
     Paper("fig03", "replay", curves.replay, "replay", (_varies("routing"), _records("reward"), _few)),
-    Paper("fig04", "staleness_panels", curves.staleness_panels, "minirl", (_varies("updates_per_rollout"), _MISMATCH)),
+    Paper(
+        "fig04",
+        "staleness_panels",
+        curves.staleness_panels,
+        "minirl",
+        (_varies("updates_per_rollout"), _MISMATCH, _few_lines("algorithm", "routing", "correction")),
+    ),
     Paper(
         "fig05",
         "staleness_grid",
@@ -123,7 +148,14 @@ _LIST = [
         "staleness",
         (_varies("updates_per_rollout"), _varies("algorithm")),
     ),
-    Paper("fig06", "survival", stability.survival, "collapse", takes=("survival_curves", "collapse_steps")),
+    Paper(
+        "fig06",
+        "survival",
+        stability.survival,
+        "collapse",
+        needs=(_few,),
+        takes=("survival_curves", "collapse_steps", "steps"),
+    ),
     Paper("fig07", "mismatch", curves.mismatch, "mismatch", (*_COMPARED, _varies("algorithm"), _MISMATCH, _mismatched)),
     Paper("fig08", "ratio_distributions", routing.ratio_distributions, "twins", (_twins,), ("histograms",)),
     Paper("fig09", "best_last", points.best_last, "best_last", (_varies("arm"), _records("reward"))),
@@ -152,6 +184,7 @@ _LIST = [
             _MISMATCH,
             _one_engine,
             _nothing_else("algorithm", "routing", "correction", "model", "strength"),
+            _few_lines("algorithm", "routing", "correction", "model"),
         ),
     ),
 ]

@@ -1,12 +1,15 @@
 """Figures of what routers do, and of what that does to importance ratios."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from steadymoe.bench import tables
-from steadymoe.bench.figures import style
+from steadymoe.bench.figures import looks, style
 from steadymoe.bench.figures.curves import line_names
+from steadymoe.bench.figures.looks import Look
 from steadymoe.bench.figures.points import against
 from steadymoe.bench.figures.style import Sheet
 from steadymoe.bench.metrics import HISTOGRAM_EDGES, VARIANCE_EDGES
@@ -20,11 +23,11 @@ def ratio_distributions(histograms: pd.DataFrame) -> Sheet:
 
     ``histograms`` is ``collect.histograms``.
     """
-    lines = line_names(histograms, ["algorithm", "model"])
-    if histograms["algorithm"].nunique() == 1:
-        lines = histograms["model"]
-    named = histograms.assign(line=lines)
-    every = sorted(set(lines))
+    alone = histograms["algorithm"].nunique() == 1
+    names = histograms["model"] if alone else line_names(histograms, ["algorithm", "model"])
+    named = histograms.assign(line=names)
+    models = sorted(set(names))
+    every = _ramp(models) if alone else looks.of_lines(named, "line")
     with style.house():
         figure, axes = style.panels(2, 1, 3.8)
         inner = HISTOGRAM_EDGES.numpy()
@@ -44,20 +47,25 @@ def ratio_distributions(histograms: pd.DataFrame) -> Sheet:
 
 
 def _densities(
-    axis: Axes, named: pd.DataFrame, metric: str, edges: np.ndarray, every: list[str], label: str, log: bool = True
+    axis: Axes,
+    named: pd.DataFrame,
+    metric: str,
+    edges: np.ndarray,
+    every: dict[str, Look],
+    label: str,
+    log: bool = True,
 ) -> None:
     """A stairs line for each of ``every``: counts over seeds as shares; axes end where all counts do."""
     axis.set_ylabel(label)
     chosen = named[named["metric"] == metric]
     filled = [0, len(edges) - 2]
-    for index, line in enumerate(every):
+    for line, look in every.items():
         counts = chosen[chosen["line"] == line].groupby("bin")["count"].sum().reindex(range(len(edges) - 1))
         total = counts.sum()
         if not total > 0:
             continue
         shares = (counts.fillna(0) / total).to_numpy()
-        colour, dashes = style.look(index)
-        axis.stairs(shares, edges, color=colour, linestyle=dashes, linewidth=1.2, label=line, baseline=None)
+        axis.stairs(shares, edges, color=look.colour, linestyle=look.dashes, linewidth=1.2, label=line, baseline=None)
         style.note(axis, line, pd.DataFrame({"x": edges[:-1], "x_end": edges[1:], "mean": shares, "count": counts}))
     seen = chosen.loc[chosen["count"] > 0, "bin"]
     if len(seen):
@@ -86,25 +94,31 @@ def drift(steps: pd.DataFrame) -> Sheet:
             names = line_names(shown, ["algorithm", "routing"])
             if by is not None:
                 values = sorted(shown[by].unique())
-                of = {value: f"{value:g} {_AXES[by]}" for value in values}
+                of = dict(zip(values, [f"{said} {_AXES[by]}" for said in style.numbers(values)], strict=True))
                 names = shown[by].map(of) if names.nunique() == 1 else names + " " + shown[by].map(of)
-                every = [of[value] for value in values] if set(names) == set(of.values()) else None
-            else:
-                every = None
+            shown = shown.assign(line=names)
+            ordered = by is not None and set(names) == set(of.values())
+            every = _ramp(of.values()) if ordered else looks.of_lines(shown, "line")
             label = "expert-change rate"
             logx = x != "moe_layers"
-            against(panel, shown.assign(line=names), x, "expert_change_rate", "median", label, logx=logx, every=every)
+            against(panel, shown, x, "expert_change_rate", "median", label, logx=logx, lines=every)
             if logx:
                 panel.set_xscale("log")
             ticks = sorted(steps[x].unique())
-            panel.set_xticks(ticks, [style.short(tick) for tick in ticks])
+            panel.set_xticks(ticks, style.numbers(ticks))
             panel.set_xticks([], minor=True)
             panel.set_xlabel(_AXES[x])
             panel.set_ylim(bottom=0)
             if names.nunique() > 1:
-                style.legend(panel, loc="best")
+                style.legend(panel, _AXES[by] if by is not None and ordered else None)
         kept = "; what is on no axis of a panel is at its middle value" if len(varying) > 2 else ""
         return style.finish(figure, None, style.points_caption(steps, f"median over steps{kept}"))
+
+
+def _ramp(names: Iterable[str]) -> dict[str, Look]:
+    """Looks of lines that have an order."""
+    kept = list(names)
+    return {name: looks.ramp(place, len(kept)) for place, name in enumerate(kept)}
 
 
 def _middle(values: pd.Series) -> float:
@@ -125,18 +139,18 @@ def attribution(steps: pd.DataFrame) -> Sheet:
     varied = line_names(steps, ["algorithm", "routing", "engine"])
     one = varied.nunique() == 1
     steps = steps.assign(line=named if one else varied + " " + named)
-    every = [f"{count} experts" for count in sorted(set(experts))] if one else None
+    every = _ramp(f"{count} experts" for count in sorted(set(experts))) if one else looks.of_lines(steps, "line")
     with style.house():
         figure, axes = style.panels(2, 1, 3.6, sharex=True)
         shares = tables.routing_share(steps, ["line", "moe_layers"]).rename("value").reset_index()
         shares = shares.assign(metric="share", step=1)
-        against(axes[0], shares, "moe_layers", "share", "last", "share of routing", every=every)
+        against(axes[0], shares, "moe_layers", "share", "last", "share of routing", lines=every)
         changed = _ratio(steps, "log_ratio_moment_changed", "log_ratio_moment_unchanged")
         label = "E[(log r)²], changed/unchanged"
-        against(axes[1], changed, "moe_layers", "ratio", "last", label, log=True, every=every)
+        against(axes[1], changed, "moe_layers", "ratio", "last", label, log=True, lines=every)
         axes[1].set_xlabel("MoE layers")
         axes[1].set_xticks(sorted(steps["moe_layers"].unique()))
-        return style.finish(figure, axes[0], style.points_caption(steps, "moments over all of its updates"))
+        return style.finish(figure, axes[0], style.points_caption(steps, "moments over all of its updates", log=True))
 
 
 def _ratio(steps: pd.DataFrame, above: str, below: str) -> pd.DataFrame:

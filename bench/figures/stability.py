@@ -1,46 +1,50 @@
 """Figures of stability. They draw what collapse, survival, frontier and early-warning statistics found."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.figures import style
+from steadymoe.bench import stats
+from steadymoe.bench.figures import looks, style
 from steadymoe.bench.figures.style import Sheet
 
 
-def survival(curves: pd.DataFrame, table: pd.DataFrame) -> Sheet:
+def survival(curves: pd.DataFrame, table: pd.DataFrame, steps: pd.DataFrame) -> Sheet:
     """Share of runs that have not collapsed, over steps, and when they did (R3, 2510.11370, main table).
 
     ``curves`` has arm, step, survival, low, high, n, one row where the curve steps; ``table`` has arm, n, collapsed and
-    step (the restricted mean, or median, with whatever text it is told by).
+    step (the restricted mean, or median, with whatever text it is told by); ``steps`` tells the algorithm of each arm.
     """
-    arms = sorted(curves["arm"].unique())
+    few = curves["n"].max() < stats.LEAST_FOR_BOOTSTRAP
     with style.house():
         figure, (axis, below) = style.panels(2, 1, 2.3 + 0.17 * len(table), height_ratios=[1, 0.08 * (len(table) + 1)])
         axis.set_ylabel("runs not collapsed (share)")
-        for index, arm in enumerate(arms):
+        for arm, look in looks.of_lines(steps).items():
             curve = curves[curves["arm"] == arm].sort_values("step")
-            colour, dashes = style.look(index)
-            axis.step(curve["step"], curve["survival"], dashes, where="post", color=colour, linewidth=1.2, label=arm)
-            axis.fill_between(
-                curve["step"], curve["low"], curve["high"], step="post", color=colour, alpha=0.08, linewidth=0
-            )
+            drawn: Any = {"color": look.colour, "marker": look.marker if look.marked else None, "markersize": 2.6}
+            axis.step(curve["step"], curve["survival"], look.dashes, where="post", linewidth=1.2, label=arm, **drawn)
+            band = curve[["step", "low", "high"]].to_numpy().T
+            if not few:
+                axis.fill_between(*band, step="post", color=look.colour, alpha=0.08, linewidth=0)
             shown = curve.rename(columns={"step": "x", "survival": "mean"})
-            style.note(axis, str(arm), shown[["x", "mean", "low", "high", "n"]])
+            style.note(axis, str(arm), shown[["x", "mean", *(() if few else ("low", "high")), "n"]])
         axis.set_ylim(0, 1.04)
         axis.set_xlabel("step (rollout)")
         below.axis("off")
         below.grid(visible=False)
         cells = table.map(lambda cell: f"{cell:.3g}" if isinstance(cell, float) else str(cell))
-        drawn = below.table(cells.to_numpy().tolist(), colLabels=list(table.columns), loc="center", cellLoc="left")
-        drawn.auto_set_font_size(False)
-        drawn.set_fontsize(6.5)
-        drawn.auto_set_column_width(range(len(table.columns)))
-        for (row, _), cell in drawn.get_celld().items():
+        lower = below.table(cells.to_numpy().tolist(), colLabels=list(table.columns), loc="center", cellLoc="left")
+        lower.auto_set_font_size(False)
+        lower.set_fontsize(6.5)
+        lower.auto_set_column_width(range(len(table.columns)))
+        for (row, _), cell in lower.get_celld().items():
             cell.visible_edges = "B" if row else "TB"
             cell.set_linewidth(0.4)
         counts = curves.groupby("arm")["n"].max()
         n = f"n = {counts.iloc[0]}" if counts.nunique() == 1 else f"n = {counts.min()} to {counts.max()}"
-        text = f"Kaplan–Meier estimate over seeds, {n}; shaded: its 95 % interval; runs that ended stable are censored."
+        shaded = "every step down is a seed" if few else "shaded: its 95 % interval"
+        text = f"Kaplan–Meier estimate over seeds, {n}; {shaded}; runs that ended stable are censored."
         return style.finish(figure, axis, text)
 
 
@@ -81,8 +85,8 @@ def frontier(
             tops = {x: -0.5 if top == 0 else top + 0.5 if top == len(ys) - 1 else top for x, top in tops.items()}
             heights = [tops.get(x, -0.5) for x in xs]
             edges = [place - 0.5 for place in range(len(xs) + 1)]
-            axis.stairs(heights, edges, baseline=None, color=style.COLOURS[1], linewidth=2, clip_on=False)
-            axis.set_xticks(range(len(xs)), [style.short(x) for x in xs], rotation=45 if len(xs) > 3 else 0)
+            axis.stairs(heights, edges, baseline=None, color=looks.COLOURS[1], linewidth=2, clip_on=False)
+            axis.set_xticks(range(len(xs)), style.numbers(xs), rotation=45 if len(xs) > 3 else 0)
             axis.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
             axis.set_xlabel(x_label)
             axis.set_ylabel(y_label)
@@ -114,8 +118,9 @@ def early_warning(roc: pd.DataFrame, warnings: pd.DataFrame) -> Sheet:
             curve = roc[roc["metric"] == metric].sort_values(["false_alarms", "detected"])
             name = f"{metric.replace('_', ' ')} {area.mean:.2f}"
             name += "" if np.isnan(area.low) else f" [{area.low:.2f}, {area.high:.2f}]"
-            colour, dashes = style.look(index)
-            axis.plot(curve["false_alarms"], curve["detected"], dashes, color=colour, linewidth=1.2, label=name)
+            look = looks.look(index)
+            shape = {"linestyle": look.dashes, "color": look.colour}
+            axis.plot(curve["false_alarms"], curve["detected"], linewidth=1.2, label=name, **shape)
             shown = curve.rename(columns={"false_alarms": "x", "detected": "mean"})
             style.note(axis, metric, shown[["x", "mean"]].assign(area=area.mean, low=area.low, high=area.high))
         axis.set_xlabel("false alarms (share of stable runs)")

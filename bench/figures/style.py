@@ -1,10 +1,10 @@
-"""The house style of every figure: one column of print, Okabe and Ito's colours, a line style and marker for each.
+"""The house style of every figure: one column of print, lines and marks as ``looks`` says, ticks of one notation.
 
 A helper that draws numbers also notes them in ``Sheet.numbers``, so that a figure's table is what it shows.
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,18 @@ import numpy as np
 import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 
 from steadymoe.bench import stats
+from steadymoe.bench.figures.looks import Look
+from steadymoe.bench.text import as_recorded
 
 # Inches: a column of a two-column page, and the whole page.
 ONE_COLUMN, TWO_COLUMNS = 3.4, 6.8
 # Each seed's curve is averaged over this many steps before seeds are averaged.
 SMOOTHED_OVER = 5
-# Okabe and Ito's palette, distinguishable without colour vision, without its yellow; and line styles for print.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
-STYLES = ["-", "--", "-.", ":"]
-MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 FORMATS = ("png", "svg", "pdf")
 HOUSE: Any = {
     "font.size": 7,
@@ -59,7 +58,7 @@ class Sheet(Figure):
     @property
     def numbers(self) -> pd.DataFrame:
         """Every number that is drawn, in the order of drawing."""
-        return pd.concat(self.noted, ignore_index=True) if self.noted else pd.DataFrame()
+        return as_recorded(pd.concat(self.noted, ignore_index=True)) if self.noted else pd.DataFrame()
 
 
 def house() -> Any:
@@ -82,22 +81,32 @@ def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
         sheet.noted.append(data.assign(**named)[columns])
 
 
-def line(axis: Axes, name: str, data: pd.DataFrame, colour: str, style: str, panel: str = "") -> None:
-    """A curve with its band: x, mean, low, high, n."""
-    axis.plot(data["x"], data["mean"], style, color=colour, linewidth=1.2, label=name)
-    axis.fill_between(data["x"], data["low"], data["high"], color=colour, alpha=0.13, linewidth=0)
+def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
+    """A curve with its band, where it has one: x, mean, low, high, n."""
+    marks: Any = {"marker": look.marker, "markersize": 2.6, "markevery": max(1, len(data) // 6)} if look.marked else {}
+    axis.plot(data["x"], data["mean"], look.dashes, color=look.colour, linewidth=1.2, label=name, **marks)
+    if "low" in data:
+        axis.fill_between(data["x"], data["low"], data["high"], color=look.colour, alpha=0.13, linewidth=0)
     note(axis, name, data, panel)
 
 
-def points(axis: Axes, name: str, data: pd.DataFrame, index: int, shift: float = 0.0, factor: float = 1.0) -> None:
-    """Marks with their bars, joined: x, mean, low, high, n; ``shift`` and ``factor`` keep bars from hiding bars."""
-    below, above = (data["mean"] - data["low"]).fillna(0.0), (data["high"] - data["mean"]).fillna(0.0)
+def thin(axis: Axes, name: str, seed: Any, data: pd.DataFrame, look: Look, panel: str = "") -> None:
+    """One seed's line: x, mean (its value)."""
+    axis.plot(data["x"], data["mean"], look.dashes, color=look.colour, linewidth=0.45, alpha=0.5)
+    note(axis, f"{name}, seed {seed}", data.assign(n=1), panel)
+
+
+def points(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float = 0.0, factor: float = 1.0) -> None:
+    """Marks, joined, with bars where there are any: x, mean, low, high, n; ``shift`` and ``factor`` set lines apart."""
+    bars = None
+    if "low" in data:
+        bars = [(data["mean"] - data["low"]).fillna(0.0), (data["high"] - data["mean"]).fillna(0.0)]
     axis.errorbar(
         data["x"] * factor + shift,
         data["mean"],
-        yerr=[below, above],
-        fmt=MARKERS[index % len(MARKERS)] + STYLES[index % len(STYLES)],
-        color=COLOURS[index % len(COLOURS)],
+        yerr=bars,
+        fmt=look.marker + look.dashes,
+        color=look.colour,
         linewidth=1.1,
         markersize=3.2,
         elinewidth=0.7,
@@ -106,15 +115,9 @@ def points(axis: Axes, name: str, data: pd.DataFrame, index: int, shift: float =
     note(axis, name, data)
 
 
-def look(index: int) -> tuple[str, str]:
-    """Colour and line style of the ``index``-th of things that have no order."""
-    return COLOURS[index % len(COLOURS)], STYLES[(index + index // len(COLOURS)) % len(STYLES)]
-
-
-def ramp(index: int, of: int) -> tuple[str, str]:
-    """The same for things that have an order: dark to light of cividis, which reads the same without colour vision."""
-    shade = mpl.colormaps["cividis"](0.85 * index / max(1, of - 1))
-    return mpl.colors.to_hex(shade), STYLES[index % len(STYLES)]
+def few(steps: pd.DataFrame) -> bool:
+    """Whether an arm has fewer seeds than a band can be trusted with: then every seed is a line of its own."""
+    return bool(steps.groupby("arm")["seed"].nunique().min() < stats.LEAST_FOR_BOOTSTRAP)
 
 
 def seeds(steps: pd.DataFrame) -> str:
@@ -130,36 +133,45 @@ def span(counts: Sequence[int]) -> str:
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
-def short(number: float) -> str:
-    """The shorter of 0.0004 and 4e-4."""
-    return min(f"{number:g}", np.format_float_scientific(number, trim="-", exp_digits=1), key=len)
+def numbers(values: Iterable[float]) -> list[str]:
+    """Numbers of one axis or list in one notation: 0.01, or where any is below 0.001 or above 100,000, 1e-2."""
+    kept = list(values)
+    scientific = any(number and not 1e-3 <= abs(number) < 1e5 for number in kept)
+
+    def told(number: float) -> str:
+        size = abs(number)
+        text = np.format_float_scientific(size, precision=3, trim="-", exp_digits=1).replace("e+", "e")
+        return ("−" if number < 0 else "") + (text if scientific and size else f"{size:g}")
+
+    return [told(number) for number in kept]
 
 
 def _each(counts: pd.Series) -> str:
     return ", ".join(f"{arm}: n = {count}" for arm, count in counts.items())
 
 
-def curves_caption(steps: pd.DataFrame, log: bool = False) -> str:
-    """Statistic, smoothing, interval, number of seeds and, where staleness varies, the design."""
-    least = steps.groupby("arm")["seed"].nunique().min()
-    interval = "; shaded: 95 % t interval" if least >= stats.LEAST_FOR_INTERVAL else ""
+def curves_caption(steps: pd.DataFrame, log: bool = False, against: str | None = None) -> str:
+    """Statistic, smoothing, interval or seeds, number of seeds and, where staleness varies, the design.
+
+    ``against`` is the arm that the panels of differences compare with, if there are any.
+    """
+    shown = _seeds_shown(against) if few(steps) else "; shaded: 95 % t interval"
     geometric = " (on a logarithmic axis the geometric one)" if log else ""
     smoothed = f"of curves smoothed over {SMOOTHED_OVER} steps"
-    return f"Mean over seeds{geometric}, {seeds(steps)}, {smoothed}{interval}.{design(steps)}"
+    return f"Mean over seeds{geometric}, {seeds(steps)}, {smoothed}{shown}.{design(steps)}"
 
 
-def points_caption(steps: pd.DataFrame, of_each: str) -> str:
+def points_caption(steps: pd.DataFrame, of_each: str, log: bool = False, against: str | None = None) -> str:
     """The same for one number of each run, which ``of_each`` says."""
-    least = steps.groupby("arm")["seed"].nunique().min()
-    most = steps.groupby("arm")["seed"].nunique().max()
-    kinds = [
-        kind
-        for kind, is_there in (("t", least < stats.LEAST_FOR_BOOTSTRAP), ("BCa", most >= stats.LEAST_FOR_BOOTSTRAP))
-        if is_there
-    ]
-    bars = f"; bars: 95 % {' or '.join(kinds)} interval" if least >= stats.LEAST_FOR_INTERVAL else ""
-    mean = "Mean over seeds (on a logarithmic axis of values the geometric one)"
-    return f"{mean}, {seeds(steps)}{bars}. Of each run: {of_each}.{design(steps)}"
+    shown = _seeds_shown(against) if few(steps) else "; bars: 95 % BCa interval"
+    mean = "Mean over seeds" + (" (on a logarithmic axis of values the geometric one)" if log else "")
+    return f"{mean}, {seeds(steps)}{shown}. Of each run: {of_each}.{design(steps)}"
+
+
+def _seeds_shown(against: str | None) -> str:
+    """What stands in place of an interval below ten seeds."""
+    differences = "" if against is None else f"; Δ: arm − {against}, of the same seed"
+    return f"; thin lines: seeds{differences}"
 
 
 def design(steps: pd.DataFrame) -> str:
@@ -193,7 +205,8 @@ def below(steps: pd.DataFrame, metric: str, least: float) -> str:
 def finish(figure: Sheet, legend_from: Axes | None, text: str, title: str | None = None) -> Sheet:
     """Add the legend above the panels and the caption below them."""
     for axis in figure.axes:
-        _label_short_span(axis)
+        _ticks(axis)
+    text += _cut(figure)
     wide = figure.get_figwidth() > ONE_COLUMN
     if legend_from is not None:
         handles, labels = legend_from.get_legend_handles_labels()
@@ -201,25 +214,70 @@ def finish(figure: Sheet, legend_from: Axes | None, text: str, title: str | None
         # A character is about 0.05 inches, a handle and its padding 0.45.
         columns = max(1, min(len(labels), int(figure.get_figwidth() / (0.05 * longest + 0.45))))
         figure.legend(handles, labels, loc="outside upper center", ncols=columns, title=title)
-    wrapped = textwrap.fill(text, 135 if wide else 70)
+    wrapped = textwrap.fill(text, 135 if wide else 70, break_on_hyphens=False)
     figure.text(0.5, -0.02, wrapped, ha="center", va="top", fontsize=6.5, color="#444444")
     return figure
 
 
-def _label_short_span(axis: Axes) -> None:
-    """On a logarithmic y axis with fewer than two powers of ten to label, labels between them."""
-    low, high = axis.get_ylim()
-    if axis.get_yscale() == "linear" or low <= 0 or np.floor(np.log10(high)) - np.ceil(np.log10(low)) >= 1:
-        return
-    fewest = ticker.MaxNLocator(4, steps=[1, 2, 5, 10])
-    axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)) if high > 10 * low else fewest)
-    axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda number, _: f"{number:g}"))
-    axis.yaxis.set_minor_formatter(ticker.NullFormatter())
+class _OneNotation(ticker.Formatter):
+    """Tick labels by ``numbers``."""
+
+    def __call__(self, value: float, pos: int | None = None) -> str:
+        return numbers([value])[0]
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        low, high = sorted(self.axis.get_view_interval())  # type: ignore[union-attr]
+        seen = dict(zip(shown := [value for value in values if low <= value <= high], numbers(shown), strict=True))
+        return [seen.get(value, "") for value in values]
 
 
-def legend(axis: Axes, **settings: Any) -> Legend:
-    """A legend inside the panel, on a white ground."""
-    return axis.legend(frameon=True, framealpha=0.85, edgecolor="none", **settings)
+def _ticks(axis: Axes) -> None:
+    """One notation on all axes; whole steps; labels between powers of ten where fewer than two powers are in sight."""
+    if axis.get_xlabel().startswith("step"):
+        axis.xaxis.set_major_locator(ticker.MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    for each in (axis.xaxis, axis.yaxis):
+        low, high = sorted(each.get_view_interval())
+        if isinstance(each.get_major_formatter(), ticker.ScalarFormatter) and max(abs(low), abs(high)) >= 1e5:
+            each.set_major_formatter(_OneNotation())
+        if each.get_scale() == "linear" or isinstance(each.get_major_locator(), ticker.FixedLocator):
+            continue
+        if low > 0 and np.floor(np.log10(high)) - np.ceil(np.log10(low)) < 1:
+            fewest = ticker.MaxNLocator(4, steps=[1, 2, 5, 10])
+            each.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)) if high > 10 * low else fewest)
+        each.set_major_formatter(_OneNotation())
+        each.set_minor_formatter(ticker.NullFormatter())
+
+
+def _cut(figure: Sheet) -> str:
+    """Names the panels whose limits leave out a part of what is drawn, and on which side."""
+    cut: dict[str, None] = {}
+    for axis in figure.axes:
+        (low, high), height = axis.get_ylim(), 0.0
+        for values in _heights(axis):
+            height = 1e-9 * max(abs(low), abs(high))
+            for side, limit, beyond in (("below", low, values < low - height), ("above", high, values > high + height)):
+                if beyond.any():
+                    cut[f"{axis.get_ylabel() or axis.get_title() or 'the panel'} {side} {numbers([limit])[0]}"] = None
+    return f" Cut off: {', '.join(cut)}." if cut else ""
+
+
+def _heights(axis: Axes) -> list[np.ndarray]:
+    """The y values of the lines, bands and bars that an axis shows in its own coordinates."""
+    found = [np.asarray(each.get_ydata(), dtype=float) for each in axis.lines if each.get_transform() == axis.transData]
+    for each in axis.collections:
+        if isinstance(each, PolyCollection | LineCollection):
+            found += [np.asarray(path.vertices, dtype=float)[:, 1] for path in each.get_paths()]
+    return [values[np.isfinite(values)] for values in found]
+
+
+def legend(axis: Axes, title: str | None = None) -> Legend:
+    """A legend above its panel, where it covers no data; what every label ends with can stand above as ``title``."""
+    handles, labels = axis.get_legend_handles_labels()
+    if title is not None:
+        labels = [label.removesuffix(f" {title}") for label in labels]
+    columns = len(labels) if max(map(len, labels)) < 12 else 1
+    place: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
+    return axis.legend(handles, labels, ncols=columns, title=title, title_fontsize=6.5, **place)
 
 
 def save(figure: Figure, path: Path, suffix: str) -> None:

@@ -16,13 +16,15 @@ from typing import Any
 import pandas as pd
 import torch
 
-from steadymoe.bench import atomic, run
+from steadymoe.bench import atomic, provenance
 from steadymoe.bench.check import ConfigError
-from steadymoe.bench.figures import style
+from steadymoe.bench.figures import looks, style
 from steadymoe.bench.speed import measure
 from steadymoe.bench.speed.arms import TRL, Arm, Ours, Plain, config_of
 from steadymoe.bench.speed.measure import SAVINGS, Ratio, interleaved, ratio
 
+# What a measurement writes to, which git ignores; what is committed, and its page.
+MEASURED, RECORDED, PAGE = Path("results/measured_speed"), Path("results/speed"), Path("docs/speed.md")
 MODELS = ("micro", "tiny")
 # As TRL's defaults would have it: mini-batches of 64 responses out of 256.
 UPDATES = 4
@@ -32,13 +34,20 @@ _TASKS = {"chain": [], "chain of ten": ["task.min_operands=10", "task.max_operan
 
 
 def main(words: list[str]) -> None:
-    """Measure, write ``speed.json``, ``speed.md`` and the figure, and print the tables or the JSON."""
+    """Measure, write ``speed.json``, ``speed.md`` and the figure, and print the tables or the JSON.
+
+    The committed numbers are replaced with ``--record`` alone.
+    """
     parser = argparse.ArgumentParser(prog="steadymoe speed", description=__doc__)
     parser.add_argument("--model", nargs="+", default=list(MODELS), help="names from conf/model")
     parser.add_argument("--blocks", type=int, default=6, help=f"interleaved blocks of {measure.BLOCK} steps")
-    parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder (default: results/speed)")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--out", type=Path, default=MEASURED, help=f"folder (default: {MEASURED})")
+    place.add_argument("--record", action="store_true", help=f"replace what is committed: {RECORDED} and {PAGE}")
     parser.add_argument("--json", action="store_true", help="print the numbers in place of the tables")
     arguments = parser.parse_args(words)
+    if arguments.record and not _is_recorded():
+        parser.error(f"--record replaces {RECORDED} and its tables in {PAGE}: no such pair below this folder")
     torch.set_num_threads(1)
     begun = time.monotonic()
     try:
@@ -48,21 +57,35 @@ def main(words: list[str]) -> None:
         parser.error(str(error))
     numbers = everything(arguments.model, arguments.blocks)
     numbers["minutes"] = round((time.monotonic() - begun) / 60, 1)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    texts = {"speed.json": json.dumps(numbers, indent=1) + "\n", "speed.md": markdown(numbers)}
-    for name, text in texts.items():
-        atomic.write(arguments.out / name, partial(Path.write_text, data=text))
+    if arguments.record:
+        page = PAGE.read_text().replace((RECORDED / "speed.md").read_text(), markdown(numbers))
+        atomic.write(PAGE, partial(Path.write_text, data=page))
+        _say(f"the tables of {PAGE} are new; its sentences about them are not")
+    write(numbers, RECORDED if arguments.record else arguments.out)
+    print(json.dumps(numbers, indent=1) if arguments.json else markdown(numbers))
+
+
+def write(numbers: dict[str, Any], folder: Path) -> None:
+    """The numbers, their tables and their figure, below ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {"speed.json": json.dumps(numbers, indent=1) + "\n", "speed.md": markdown(numbers)}.items():
+        atomic.write(folder / name, partial(Path.write_text, data=text))
     figure = scaling_figure(pd.DataFrame(numbers["scaling"]))
     for suffix in ("png", "svg"):
-        atomic.write(arguments.out / f"scaling.{suffix}", partial(style.save, figure, suffix=suffix))
-    print(texts["speed.json" if arguments.json else "speed.md"])
+        atomic.write(folder / f"scaling.{suffix}", partial(style.save, figure, suffix=suffix))
+
+
+def _is_recorded() -> bool:
+    """Whether the page that is committed holds the tables that are."""
+    tables = RECORDED / "speed.md"
+    return PAGE.is_file() and tables.is_file() and tables.read_text() in PAGE.read_text()
 
 
 def everything(models: list[str], blocks: int) -> dict[str, Any]:
     """All numbers: machine, versions, and by model what a step costs and is made of."""
     names = ["torch", "transformers", *(["trl"] if find_spec("trl") else [])]
     found: dict[str, Any] = {
-        "machine": {"system": platform.system(), "cpu": run.processor(), "cores": os.cpu_count(), "threads": 1},
+        "machine": {"system": platform.system(), "cpu": provenance.processor(), "cores": os.cpu_count(), "threads": 1},
         "versions": {name: version(name) for name in names},
         "matmul_gflops": measure.matmul_peak() / 1e9,
         "blocks": blocks,
@@ -227,7 +250,7 @@ def scaling_figure(rows: pd.DataFrame) -> style.Sheet:
         figure, axes = style.panels(2, 3, 3.2, width=style.TWO_COLUMNS, sharey=True)
         for axis, dial in zip(axes, dials, strict=False):
             ours = rows[rows["dial"] == dial]
-            axis.plot(ours["value"], ours["seconds"], "o-", color=style.COLOURS[0], linewidth=1.1, markersize=3)
+            axis.plot(ours["value"], ours["seconds"], "o-", color=looks.COLOURS[0], linewidth=1.1, markersize=3)
             axis.set_xscale("log", base=2)
             axis.set_yscale("log")
             axis.set_xticks(ours["value"], [str(value) for value in ours["value"]])

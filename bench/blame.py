@@ -1,0 +1,28 @@
+"""Whose code an error came from: the place in a user's own file, for messages of one line."""
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+_NOT_THE_USERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def failure(error: Exception) -> str:
+    """The traceback of an error; its last line also names the place in the user's own code where there is one.
+
+    The place is the deepest frame outside the suite, Python and installed packages. Where the error itself is of a
+    place in a file (a SyntaxError) it says so already.
+    """
+    text = "".join(traceback.format_exception(error)).rstrip()
+    place = users_code(error)
+    return text if place is None else f"{text} ({place})"
+
+
+def users_code(error: BaseException) -> str | None:
+    """``file, line n`` of the deepest frame of an error outside the suite, Python and installed packages."""
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
+        if module.split(".")[0] != "steadymoe" and Path(file).is_file() and not file.startswith(_NOT_THE_USERS):
+            place = f"{file}, line {line}"
+    return place

@@ -1,0 +1,55 @@
+"""Text that comes from recorded data, made harmless for where it is shown: terminal, Markdown, a matplotlib figure."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+# What would break a table of Markdown, or begin code, emphasis or HTML in one of its cells.
+_OF_MARKDOWN = "\\|<`*"
+
+
+def visible(text: Any) -> str:
+    """``text`` in one line, with every character that does not print (a newline, an escape) as Python writes it."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))
+
+
+def markdown(text: Any) -> str:
+    """``text`` as a cell of a Markdown table shows it, letter by letter."""
+    return "".join(f"\\{letter}" if letter in _OF_MARKDOWN else letter for letter in visible(text))
+
+
+def without_mathematics(table: pd.DataFrame) -> pd.DataFrame:
+    """``table`` with every ``$`` in its texts as ``\\$``, which matplotlib draws as ``$`` and reads no formula from."""
+    return _each_text(table, lambda text: text.replace("$", r"\$"))
+
+
+def as_recorded(table: pd.DataFrame) -> pd.DataFrame:
+    """The table that ``without_mathematics`` was given."""
+    return _each_text(table, lambda text: text.replace(r"\$", "$"))
+
+
+def all_visible(table: pd.DataFrame) -> pd.DataFrame:
+    """``table`` with its texts as ``visible`` makes them."""
+    return _each_text(table, visible)
+
+
+def _each_text(table: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:
+    """``table`` with ``change`` made to every text in it; the same object where nothing changes."""
+    changed: dict[str, pd.Series] = {}
+    for name in table.select_dtypes(["object", "string", "category"]):
+        column = table[name]
+        values = column if column.dtype == object else column.unique()  # dicts have no order and no hash
+        other = {each: text for each in set(filter(_is_text, values)) if (text := change(each)) != each}
+        if other:
+            changed[str(name)] = column.astype(object).map(partial(_replaced, other))
+    return table.assign(**changed) if changed else table
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _replaced(other: dict[str, str], value: Any) -> Any:
+    return other.get(value, value) if isinstance(value, str) else value
