@@ -1,11 +1,13 @@
 """The command line: wrong words are answered in one line, with exit code 2, and touch nothing."""
 
+import io
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from hydra.utils import instantiate
+from rich.console import Console
 from safetensors.torch import save_file
 from test_run import SMALL
 
@@ -606,29 +609,30 @@ def test_the_best_so_far_and_the_diverged_are_told() -> None:
     assert progress._best_and_worst(["d"], states[3:]) == ""
 
 
+def wait_for(words: str, shown: io.StringIO) -> None:
+    """Until they are shown; not for longer than any machine needs."""
+    until = time.monotonic() + 60
+    while words not in shown.getvalue():
+        assert time.monotonic() < until, shown.getvalue()
+        time.sleep(0.001)
+
+
 def test_a_run_remembers_its_best_reward_and_a_cold_start_is_told_while_it_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import io
-    import threading
-
-    from rich.console import Console
-
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_CHECKS", 0)
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LOOKS", 0.001)
     (made,) = compose.plan([*SMALL, f"results_dir={tmp_path}", "steps=3"])
     shown = io.StringIO()
-    with record.Record(made.folder, {"config_hash": ""}) as folder:
+    with record.Record(made.folder, run._facts(made)) as folder:
         checks = [(25, 0.125, 130.0), (50, 0.25, 61.0)]
         folder.update(status="running", progress=dict(zip(cold_start.CHECK, checks[0], strict=True)))
         stop = threading.Event()
         thread = threading.Thread(target=progress._show_lines, args=([made], Console(file=shown), stop))
         thread.start()
-        while "25 updates" not in shown.getvalue():
-            time.sleep(0.001)
+        wait_for("25 updates", shown)
         folder.update(progress=dict(zip(cold_start.CHECK, checks[1], strict=True)))
-        while "50 updates" not in shown.getvalue():
-            time.sleep(0.001)
+        wait_for("50 updates", shown)
         stop.set()
         thread.join()
     first, second = shown.getvalue().splitlines()
