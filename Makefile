@@ -25,8 +25,9 @@ test: $(READY)
 # What takes longer: every algorithm learns. Its table is committed. And what needs a C compiler: task=reasoning_gym.
 # And the losses alone, in a new environment. Last, the tests that rounding or the draw of their data could turn, with torch's plainest kernels and with other data: a
 # bound that only fits the processor and the data that it was written on fails here.
-SENSITIVE := $(addprefix tests/test_,savings.py layout.py learner.py rollout.py models.py families.py backends.py \
-	routing.py predictor.py metrics.py)
+SENSITIVE := $(addprefix tests/,training/test_savings.py training/test_packing.py training/test_learner.py \
+	training/test_sampling.py models/test_models.py models/test_families.py models/test_backends.py \
+	models/test_routing.py models/test_predictor.py measurement/test_token_metrics.py)
 check: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,reasoning]'
 	$(BIN)/python -m pytest -k reasoning_gym
@@ -67,7 +68,7 @@ lint: $(READY)
 speed: $(ORACLES)/trl/.ready
 	$(ORACLES)/trl/bin/steadymoe speed $(RECORD)
 
-# What TRL and verl compute, recorded anew for tests/test_oracles.py. verl needs transformers below 5.11 and TRL is
+# What TRL and verl compute, recorded anew for tests/algorithms/test_oracles.py. verl needs transformers below 5.11 and TRL is
 # measured with this project's, so each has an environment; of verl's requirements only what its losses import.
 oracles: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
 	$(ORACLES)/trl/bin/python tests/oracles/trl_surrogates.py
@@ -105,9 +106,9 @@ $(MEGABLOCKS)/.ready: $(READY)
 
 # Beside eager: on the CPU in Triton's interpreter, then on a GPU where torch finds one. Writes docs/backends.md.
 test-megablocks: $(MEGABLOCKS)/.ready
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m megablocks tests/test_megablocks.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m megablocks tests/models/test_megablocks.py
 	if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-		TRITON_INTERPRET=0 $(BIN)/python -m pytest -m megablocks tests/test_megablocks.py; fi
+		TRITON_INTERPRET=0 $(BIN)/python -m pytest -m megablocks tests/models/test_megablocks.py; fi
 
 # The same sweep by submitit's local executor and by a local Ray, against the basic launcher; what both loggers hold.
 # hydra-ray-launcher 1.2.2 asks for a cloudpickle that joblib does not take, and works with joblib's: hence --no-deps.
@@ -115,8 +116,8 @@ check-launchers: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable '.[dev,slurm,tensorboard,wandb]' ray
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps hydra-ray-launcher==1.2.2
-	$(BIN)/python -m pytest -m launchers tests/test_launchers.py
-	$(BIN)/python -m pytest tests/test_tracking.py
+	$(BIN)/python -m pytest -m launchers tests/runs/test_launchers.py
+	$(BIN)/python -m pytest tests/runs/test_loggers.py
 
 # The losses alone, losses/pyproject.toml, in a new environment with what pip adds to them: torch, PyYAML and their own.
 check-losses: $(READY)

@@ -130,8 +130,9 @@ class Surrogate:
 class LossOutput:
     """A scalar loss to minimise, and what the loss did to each token.
 
-    ``metrics`` holds tensors that are reduced in one place, ``steadymoe.bench.metrics``: ``clipped_low_BT``
-    and ``clipped_high_BT`` of a loss with a clip, ``weights_BT`` of one under a correction, ``loss_number``.
+    ``metrics`` holds tensors that are reduced in one place, ``steadymoe.bench.measurement.token_metrics``:
+    ``clipped_low_BT`` and ``clipped_high_BT`` of a loss with a clip, ``weights_BT`` of one under a correction,
+    ``loss_number``.
     """
 
     loss: Tensor

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from steadymoe.bench.damage import Damaged
-from steadymoe.bench.text import visible
+from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.support.text import visible
 
 _RUN_HELP = (
     "train: `steadymoe run algorithm=gspo model=tiny seed=0`; every other word is a Hydra override, -m sweeps, "
@@ -26,7 +26,7 @@ class _Version(argparse.Action):
     """Prints version and revision: asking git takes a moment, so only when asked."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from steadymoe.bench import revision
+        from steadymoe.bench.support import revision
 
         print(revision.told())
         parser.exit()
@@ -36,7 +36,7 @@ def main() -> None:
     """Entry point: exit code 0, 1 if a run failed, 2 for a request that cannot be met, 130 if interrupted."""
     words = sys.argv[1:]
     if words[:1] == ["run"]:  # the rest is Hydra's, also what argparse would take for its own
-        from steadymoe.bench import request
+        from steadymoe.bench.runs import request
 
         sys.exit(request.answer(words[1:]))
     if words[:1] == ["speed"]:
@@ -101,20 +101,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench import draw, report
+    from steadymoe.bench.report import draw, report_page
 
     results, experiment = arguments.results, arguments.experiment
     try:
         if arguments.export is not None:
-            print(visible(f"wrote {report.export(results, experiment, arguments.export)}"))
+            print(visible(f"wrote {report_page.export(results, experiment, arguments.export)}"))
         elif arguments.keep is not None:
-            for path in report.keep(results, experiment, arguments.keep):
+            for path in report_page.keep(results, experiment, arguments.keep):
                 print(visible(f"wrote {path}"))
         if arguments.export is not None or arguments.keep is not None:
-            print("".join(f"{line}\n" for line in report.left_out(results, experiment)), end="")
+            print("".join(f"{line}\n" for line in report_page.left_out(results, experiment)), end="")
             return 0
-        made = report.make(results, experiment, _formats(arguments), _arms(arguments))
-    except (report.NothingToReport, draw.CannotDraw) as error:
+        made = report_page.make(results, experiment, _formats(arguments), _arms(arguments))
+    except (report_page.NothingToReport, draw.CannotDraw) as error:
         return _refuse(error)
     print(made.table)
     for path in made.files:
@@ -125,7 +125,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _figures(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench import draw, report
+    from steadymoe.bench.report import draw, report_page
 
     try:
         if arguments.list or not arguments.figures:
@@ -135,7 +135,7 @@ def _figures(arguments: argparse.Namespace) -> int:
         for paper in draw.find(arguments.figures):
             for path in draw.make(paper, arguments.results, arguments.experiment, formats, _arms(arguments)):
                 print(visible(f"wrote {path}"))
-            for line in report.left_out(arguments.results, arguments.experiment or paper.experiment):
+            for line in report_page.left_out(arguments.results, arguments.experiment or paper.experiment):
                 print(line)
     except draw.CannotDraw as error:
         return _refuse(error)
@@ -143,8 +143,8 @@ def _figures(arguments: argparse.Namespace) -> int:
 
 
 def _claims(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench import draw, report
     from steadymoe.bench.claims import page, study
+    from steadymoe.bench.report import draw, report_page
 
     try:
         to = arguments.page or arguments.results / "claims.md"
@@ -152,20 +152,20 @@ def _claims(arguments: argparse.Namespace) -> int:
     except draw.CannotDraw as error:
         return _refuse(error)
     except study.NotRun as missing:
-        damaged = report.left_out(arguments.results)
+        damaged = report_page.left_out(arguments.results)
         what = damaged[0] if damaged else "run them: make reference"
         print(f"steadymoe: no ended runs of {missing} below {arguments.results}; {what}", file=sys.stderr)
         return 2
     for path in written:
         print(visible(f"wrote {path}"))
-    for line in report.left_out(arguments.results):
+    for line in report_page.left_out(arguments.results):
         print(line)
     return 0
 
 
 def _formats(arguments: argparse.Namespace) -> list[str]:
     """Of figures, in the order given. Raises CannotDraw for one that there is not."""
-    from steadymoe.bench import draw, figures
+    from steadymoe.bench.report import draw, figures
 
     formats: list[str] = arguments.format.split(",")
     if not set(formats) <= set(figures.FORMATS):
@@ -179,7 +179,7 @@ def _arms(arguments: argparse.Namespace) -> list[str] | None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench import status
+    from steadymoe.bench.runs import status
 
     if not arguments.results.is_dir():
         print(

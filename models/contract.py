@@ -3,7 +3,7 @@
 1. Its base model declares one class of routers, ``_can_record_outputs["router_logits"]``.
 2. A router has a ``weight`` of E rows and returns (logits, gate weights, indices): (N, E), (N, K) and (N, K).
 3. It chooses by exactly one ``torch.topk`` over the (N, E) scores of all experts, so that a choice can be forced, and
-   returns that choice in its order (``bench/forwards.py`` compares them when a run starts).
+   returns that choice in its order (``bench/training/microbatches.py`` compares them when a run starts).
 4. Its experts run through transformers' registry of experts implementations.
 
 Shapes: N tokens of a forward, K experts a token, E experts.

@@ -17,10 +17,15 @@ import torch
 from hydra.utils import instantiate
 from rich.console import Console
 from safetensors.torch import save_file
-from test_run import SMALL
+from test_execute import SMALL
 
-from steadymoe.bench import atomic, cli, cold_start, compose, identity, memory, progress, record, report, revision, run
-from steadymoe.bench.identity import flatten
+from steadymoe.bench import cli
+from steadymoe.bench.config import compose, identity, memory
+from steadymoe.bench.config.identity import flatten
+from steadymoe.bench.report import report_page
+from steadymoe.bench.runs import execute, progress, record
+from steadymoe.bench.support import atomic_files, revision
+from steadymoe.bench.training import cold_start
 
 
 def steadymoe(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -109,7 +114,7 @@ def test_a_wrong_word_is_answered_in_one_line_and_touches_nothing(
     word: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "launch", lambda _: pytest.fail("trained"))
+    monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
     if "pyproject.toml" in word:
         word = word.replace("pyproject.toml", str(Path(__file__).parent.parent / "pyproject.toml"))
     assert steadymoe(monkeypatch, "run", word) == 2
@@ -134,7 +139,7 @@ def test_a_wrong_word_is_answered_in_one_line_and_touches_nothing(
 def test_a_wrong_field_of_a_loss_or_its_host_is_answered_in_one_line(
     words: list[str], answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run, "launch", lambda _: pytest.fail("trained"))
+    monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
     assert steadymoe(monkeypatch, "run", *words) == 2
     said = capsys.readouterr().err
     assert answer in said
@@ -183,7 +188,7 @@ def test_a_sweep_of_nothing_is_answered_in_one_line_and_touches_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "launch", lambda _: pytest.fail("trained"))
+    monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
     assert steadymoe(monkeypatch, "run", *words) == 2
     said = capsys.readouterr().err
     assert answer in said
@@ -238,11 +243,13 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert said[0] == "4 runs: 4 waiting"
     assert said[1] == "minutes: unknown; of 4 of 4 runs none with such settings has ended on this machine"
     assert files() == {}
-    monkeypatch.setattr(run, "launch", lambda _: pytest.fail("trained"))
+    monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
     ended, damaged = compose.plan([*SMALL, f"results_dir={tmp_path}/made", "seed=0,1"], multirun=True)
-    run.execute(ended)
+    execute.execute(ended)
     facts = record.known(ended.folder)
-    atomic.write_json(ended.folder / "run.json", facts | {"progress": facts["progress"] | {"seconds_per_step": 100.0}})
+    atomic_files.write_json(
+        ended.folder / "run.json", facts | {"progress": facts["progress"] | {"seconds_per_step": 100.0}}
+    )
     damaged.folder.mkdir(parents=True)
     (damaged.folder / "run.json").write_text("{}")
     before = files()
@@ -295,7 +302,7 @@ def test_what_cannot_be_written_is_answered_in_one_line(
 def test_a_report_of_one_experiment_names_the_figures_of_no_other(tmp_path: Path) -> None:
     for name, figure in (("twins", "fig08"), ("best_last", None), ("replay", "fig03")):
         shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / name)
-        assert [line.partition(" ")[0] for line in report.make(tmp_path, name, ["svg"]).missing] == [figure][
+        assert [line.partition(" ")[0] for line in report_page.make(tmp_path, name, ["svg"]).missing] == [figure][
             : bool(figure)
         ]
 
@@ -499,7 +506,7 @@ def test_the_live_display_shows_every_run(tmp_path: Path) -> None:
     from rich.console import Console
 
     runs = compose.plan([*SMALL, f"results_dir={tmp_path}", "seed=0,1"], multirun=True)
-    run.execute(runs[0])
+    execute.execute(runs[0])
     console = Console(force_terminal=True, width=120, record=True)
     with progress.watch(runs, console):
         pass
@@ -624,7 +631,7 @@ def test_a_run_remembers_its_best_reward_and_a_cold_start_is_told_while_it_is_ma
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LOOKS", 0.001)
     (made,) = compose.plan([*SMALL, f"results_dir={tmp_path}", "steps=3"])
     shown = io.StringIO()
-    with record.Record(made.folder, run._facts(made)) as folder:
+    with record.Record(made.folder, execute._facts(made)) as folder:
         checks = [(25, 0.125, 130.0), (50, 0.25, 61.0)]
         folder.update(status="running", progress=dict(zip(cold_start.CHECK, checks[0], strict=True)))
         stop = threading.Event()
@@ -639,7 +646,7 @@ def test_a_run_remembers_its_best_reward_and_a_cold_start_is_told_while_it_is_ma
     assert first == "[0/1] grpo seed=0: cold start, 25 updates, accuracy 0.12 of 0, about 2:10 left of it"
     assert second.endswith("50 updates, accuracy 0.25 of 0, about 1:01 left of it")
     shutil.rmtree(made.folder)
-    assert run.execute(made) == "finished"
+    assert execute.execute(made) == "finished"
     facts = record.read_run(made.folder)
     assert facts is not None
     assert facts["progress"]["best_reward"] == record.read_table(made.folder, "steps")["reward"].max()
@@ -650,9 +657,9 @@ def test_of_many_runs_the_screen_shows_those_at_work(tmp_path: Path) -> None:
 
     seeds = ",".join(map(str, range(30)))
     runs = compose.plan([*SMALL, f"results_dir={tmp_path}", f"seed={seeds}", "steps=1"], multirun=True)
-    run.execute(runs[7])
+    execute.execute(runs[7])
     console = Console(force_terminal=True, width=120, record=True)
-    with record.Record(runs[3].folder, run._facts(runs[3])) as folder:
+    with record.Record(runs[3].folder, execute._facts(runs[3])) as folder:
         folder.update(status="running", progress={"step": 0})
         console.print(progress._table(runs, 1.0))
     shown = console.export_text()

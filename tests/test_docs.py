@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from steadymoe.bench import archive, catalogue, columns, compose, tables
+from steadymoe.bench.config import compose
+from steadymoe.bench.measurement import columns
+from steadymoe.bench.report import algorithm_page, archive, tables
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -56,7 +58,7 @@ def test_the_readmes_table_is_that_of_the_recorded_runs() -> None:
 
 
 def test_the_catalogue_of_algorithms_is_fresh() -> None:
-    assert (ROOT / "docs" / "algorithms.md").read_text() == catalogue.markdown()
+    assert (ROOT / "docs" / "algorithms.md").read_text() == algorithm_page.markdown()
 
 
 def test_the_readmes_claims_are_those_of_the_recorded_runs() -> None:

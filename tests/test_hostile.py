@@ -11,9 +11,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 from test_cli import RECORDED, steadymoe
-from test_run import SMALL
+from test_execute import SMALL
 
-from steadymoe.bench import compose, progress, status, tables, text
+from steadymoe.bench.config import compose
+from steadymoe.bench.report import tables
+from steadymoe.bench.runs import progress, status
+from steadymoe.bench.support import text
 
 NAMES = {
     "grpo": r"$x$ \\frac{1}{2} _^{} <script>alert(1)</script>",

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench import columns
 from steadymoe.bench.claims.arms import GRPO, GSPO, NARROW, TUNED, WIDE
 from steadymoe.bench.claims.study import Arm, Study
-from steadymoe.bench.comparisons import ratio_of_means
-from steadymoe.bench.stats import DIFFERENCE, Bounds, Estimate, over_seeds
+from steadymoe.bench.measurement import columns
+from steadymoe.bench.statistics.comparisons import ratio_of_means
+from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, over_seeds
 
 
 class NoNumber(Exception):

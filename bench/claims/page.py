@@ -10,15 +10,17 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.algorithms import provenance
-from steadymoe.bench import atomic, columns, draw, pool, tables
 from steadymoe.bench.claims.arms import CONTENDERS, CONTROLS, FROZEN, GRPO, GSPO, TUNED, UNCLIPPED
 from steadymoe.bench.claims.effects import best
 from steadymoe.bench.claims.gates import blocking, gates, told
 from steadymoe.bench.claims.registry import CLAIMS
 from steadymoe.bench.claims.study import Arm, NotRun, Study
 from steadymoe.bench.claims.verdict import Claim, Finding, Verdict, findings, learning
-from steadymoe.bench.figures import FIGURES, FORMATS, Paper, points
-from steadymoe.bench.stats import over_seeds
+from steadymoe.bench.measurement import columns
+from steadymoe.bench.report import draw, tables
+from steadymoe.bench.report.figures import FIGURES, FORMATS, Paper, points
+from steadymoe.bench.statistics.estimates import over_seeds
+from steadymoe.bench.support import atomic_files, processes
 
 _HEADLINE = Paper("outcomes", "outcomes", points.outcomes, "study", takes=("outcomes",))
 _HEAD = """# What papers claim, and what the reference study can say
@@ -245,11 +247,11 @@ def make(results: Path, page: Path, formats: Sequence[str] = FORMATS) -> list[Pa
     }
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(path, partial(Path.write_text, data=text))
+        atomic_files.write(path, partial(Path.write_text, data=text))
     written = list(texts)
     papers, *others = zip(*verdicts.figures(), strict=True)
     drawn_as = tuple(dict.fromkeys((*formats, "png")))
-    drawn = pool.in_processes(partial(_draw, results, drawn_as), [paper.id for paper in papers], *others)
+    drawn = processes.in_processes(partial(_draw, results, drawn_as), [paper.id for paper in papers], *others)
     return written + [path for files in drawn for path in files]
 
 

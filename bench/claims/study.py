@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench import archive, efficiency, head_to_head, tables, warning
-from steadymoe.bench.identity import axes_name
-from steadymoe.bench.stats import Estimate
+from steadymoe.bench.config.identity import axes_name
+from steadymoe.bench.report import archive, head_to_head, tables
+from steadymoe.bench.statistics import early_warning, efficiency
+from steadymoe.bench.statistics.estimates import Estimate
 
 NONE = Estimate(np.nan, np.nan, np.nan, 0)
 
@@ -109,7 +110,7 @@ class Study:
         runs = pd.concat([self.judged(arm).assign(arm=arm.label) for arm in arms])
         runs = runs[runs["collapsed_step"].notna() | runs["falling_since"].isna()]
         runs = runs.assign(collapsed=runs["collapsed_step"])
-        return warning.auc(warning.extremes(found["steps"], runs, metric, least_lead))
+        return early_warning.auc(early_warning.extremes(found["steps"], runs, metric, least_lead))
 
     def cost_factor(self, arm: Arm, over: Arm, unit: str) -> efficiency.Ratio | None:
         """How many times as much of ``unit`` (``efficiency.COSTS``) as another arm one needs for the same reward.

@@ -10,7 +10,7 @@ from scipy.stats import norm  # type: ignore[attr-defined]  # made at run time
 from steadymoe.bench.claims.effects import Effect, NoNumber, Seen
 from steadymoe.bench.claims.gates import Gate
 from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
-from steadymoe.bench.comparisons import holm, seeds_needed, sign_flip_p
+from steadymoe.bench.statistics.comparisons import holm, seeds_needed, sign_flip_p
 
 Verdict = Literal["supported", "contradicted", "not decided", "not testable on this testbed"]
 NOT_TESTABLE: Verdict = "not testable on this testbed"

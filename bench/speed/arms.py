@@ -16,12 +16,12 @@ import torch
 from hydra.utils import instantiate
 from transformers import GenerationConfig, PreTrainedModel
 
-from steadymoe.bench import compose
-from steadymoe.bench.layout import positions
-from steadymoe.bench.policy import Sequences
-from steadymoe.bench.seeding import derive, numpy_generator
+from steadymoe.bench.config import compose
+from steadymoe.bench.support.seeding import derive, numpy_generator
 from steadymoe.bench.tasks import Task
-from steadymoe.bench.train import Trainer
+from steadymoe.bench.training.forward import Sequences
+from steadymoe.bench.training.packing import positions
+from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
 
 # No evaluation among the steps that are timed.

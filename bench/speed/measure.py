@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from steadymoe.algorithms import names
-from steadymoe.bench.forwards import MicroBatch
-from steadymoe.bench.rollout import sample
-from steadymoe.bench.seeding import torch_generator
 from steadymoe.bench.speed.arms import Arm, Ours, Plain
+from steadymoe.bench.support.seeding import torch_generator
+from steadymoe.bench.training.microbatches import MicroBatch
+from steadymoe.bench.training.sampling import sample
 from steadymoe.models import build
 
 # Steps that are added up before arms are compared: one in so many has the forwards of the probes.

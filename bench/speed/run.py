@@ -16,12 +16,13 @@ from typing import Any
 import pandas as pd
 import torch
 
-from steadymoe.bench import atomic, provenance
-from steadymoe.bench.check import ConfigError
-from steadymoe.bench.figures import looks, style
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.report.figures import looks, style
+from steadymoe.bench.runs import provenance
 from steadymoe.bench.speed import measure
 from steadymoe.bench.speed.arms import TRL, Arm, Ours, Plain, config_of
 from steadymoe.bench.speed.measure import SAVINGS, Ratio, interleaved, ratio
+from steadymoe.bench.support import atomic_files
 
 # What a measurement writes to, which git ignores; what is committed, and its page.
 MEASURED, RECORDED, PAGE = Path("results/measured_speed"), Path("results/speed"), Path("docs/speed.md")
@@ -59,7 +60,7 @@ def main(words: list[str]) -> None:
     numbers["minutes"] = round((time.monotonic() - begun) / 60, 1)
     if arguments.record:
         page = PAGE.read_text().replace((RECORDED / "speed.md").read_text(), markdown(numbers))
-        atomic.write(PAGE, partial(Path.write_text, data=page))
+        atomic_files.write(PAGE, partial(Path.write_text, data=page))
         _say(f"the tables of {PAGE} are new; its sentences about them are not")
     write(numbers, RECORDED if arguments.record else arguments.out)
     print(json.dumps(numbers, indent=1) if arguments.json else markdown(numbers))
@@ -69,10 +70,10 @@ def write(numbers: dict[str, Any], folder: Path) -> None:
     """The numbers, their tables and their figure, below ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in {"speed.json": json.dumps(numbers, indent=1) + "\n", "speed.md": markdown(numbers)}.items():
-        atomic.write(folder / name, partial(Path.write_text, data=text))
+        atomic_files.write(folder / name, partial(Path.write_text, data=text))
     figure = scaling_figure(pd.DataFrame(numbers["scaling"]))
     for suffix in ("png", "svg"):
-        atomic.write(folder / f"scaling.{suffix}", partial(style.save, figure, suffix=suffix))
+        atomic_files.write(folder / f"scaling.{suffix}", partial(style.save, figure, suffix=suffix))
 
 
 def _is_recorded() -> bool:

@@ -1,4 +1,4 @@
-"""TRL's own losses, advantages and sampler corrections on random batches, for ``tests/test_oracles.py``.
+"""TRL's own losses, advantages and sampler corrections on random batches, for ``tests/algorithms/test_oracles.py``.
 
 Run by ``make oracles`` in an environment with TRL. The trainer is a real one, so that its defaults are TRL's; what
 it would ask of a model, a sampler and a reward function is answered with the numbers of a batch.

@@ -1,4 +1,4 @@
-"""verl's own losses, advantages and sampler corrections on random batches, for ``tests/test_oracles.py``.
+"""verl's own losses, advantages and sampler corrections on random batches, for ``tests/algorithms/test_oracles.py``.
 
 Run by ``make oracles`` in an environment with verl. A configuration is verl's own, so that its defaults are.
 

@@ -1,0 +1,360 @@
+"""From the words of a command line to checked runs: which configs, in which folders, under which hashes.
+
+Everything is composed and checked here before Hydra launches anything, so that a wrong word is answered
+in one line and touches nothing on disk.
+"""
+
+import dataclasses
+import difflib
+import functools
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from steadymoe.algorithms import class_of, meant
+from steadymoe.bench.config.identity import NO_NUMBERS, OFF, axes_name, config_hash, flatten, implied, is_name, short
+from steadymoe.bench.config.validate import ConfigError, check
+from steadymoe.bench.support import external
+
+CONF = Path(__file__).parents[2] / "conf"
+
+# How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
+_OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
+# Linux takes paths of 4095 bytes; what is left serves the names of the files in a run's folder.
+_LONGEST_PATH = 3900
+_EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One checked point of a sweep."""
+
+    config: dict[str, Any]
+    choices: dict[str, str]
+    """Config group → chosen name: ``algorithm``, ``model``, ``task``, …"""
+    axes: dict[str, Any]
+    """Every override that differs from the named configs, and every group that is not off (``correction``)."""
+    folder: Path
+    config_hash: str
+    command: str
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Short names for the runs of a sweep: algorithm, what else differs between them, and the seed."""
+    parts = [{**run.choices, **run.axes} for run in runs]
+    differing = [
+        key
+        for key in dict.fromkeys(key for part in parts for key in part)
+        if key == "algorithm" or len({str(part.get(key)) for part in parts}) > 1
+    ]
+    told = {key: [part[key] for part in parts if key in part] for key in differing}
+    return [
+        " ".join(
+            str(part[key]) if key in run.choices else f"{key}={short(part[key], told[key])}"
+            for key in differing
+            if key in part
+        )
+        + f" seed={run.config['seed']}"
+        for run, part in zip(runs, parts, strict=True)
+    ]
+
+
+def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
+    """The runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
+    with _errors_in_one_line(words):
+        external.activate(CONF)
+    with _hydra(), _errors_in_one_line(words):
+        runs = [run(point) for point in _points(list(words), multirun)]
+    if not runs:
+        raise ConfigError("the sweep has no point: one of its words sweeps over nothing")
+    for index, each in enumerate(runs):
+        if each.folder in [earlier.folder for earlier in runs[:index]]:
+            raise ConfigError(f"two points of the sweep are the same run: {each.command}")
+    return runs
+
+
+def run(words: Sequence[str]) -> Run:
+    """Compose and check one run from its overrides. Hydra must be initialised (``plan``, or inside a job)."""
+    composed = hydra.compose("config", list(words), return_hydra_config=True)
+    _refuse_paths(composed.hydra.runtime.choices)
+    choices = {
+        group: str(name)
+        for group, name in composed.hydra.runtime.choices.items()
+        if not group.startswith("hydra/") and name is not None
+    }
+    config = _plain(composed)
+    given = _place(config)
+    named = [f"{group}={name}" for group, name in sorted(choices.items())]
+    named += [word for word in words if word.startswith("hydra.searchpath")]
+    reference = _reference(tuple(named))
+    _derive(config, words)
+    _sections(config, choices["algorithm"])
+    _needed(config["algorithm"], choices, config["updates_per_rollout"])
+    check(config, reference)
+    config = _with_floats(config, reference)
+    axes = {
+        key: value
+        for key, value in flatten(config).items()
+        if key not in ("seed", *NO_NUMBERS, *implied(config)) and (key not in reference or reference[key] != value)
+    }
+    axes |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
+    parts = [choices["algorithm"], choices["model"], choices["task"]]
+    folder = _folder(config, [*parts, axes_name(axes)])
+    before = _folder(config, [*parts, axes_name(axes | {key: path for key, path in given.items() if key in axes})])
+    if not (folder / "run.json").exists() and (before / "run.json").exists():
+        folder = before  # of a run from when a path was an axis as it was given
+    return Run(
+        config=config,
+        choices=choices,
+        axes=axes,
+        folder=folder,
+        config_hash=config_hash(config),
+        command=external.prefix(choices, _modules(config))
+        + shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
+    )
+
+
+def _sections(config: Mapping[str, Any], name: str) -> None:
+    """Raise ConfigError where the YAML of an algorithm lacks a section that a run cannot do without."""
+    for part in ("loss", "advantage"):
+        if part not in config["algorithm"] and config.get(part) is None:
+            instead = ", or choose one: advantage=group_mean_std" if part == "advantage" else ""
+            raise ConfigError(
+                f"the YAML of algorithm {name} has no section {part}; give it one with a _target_, as "
+                f"conf/algorithm/grpo.yaml has{instead}"
+            )
+
+
+def _needed(algorithm: Mapping[str, Any], choices: Mapping[str, str], updates: Any) -> None:
+    """Raise ConfigError where a preset is run without what it is only true with."""
+    chosen = {"correction": choices.get("correction"), "updates_per_rollout": updates}
+    needed = {key: algorithm[key] for key in chosen if algorithm[key] is not None}
+    if any(chosen[key] != value for key, value in needed.items()):
+        words = " ".join(f"{key}={value}" for key, value in needed.items())
+        raise ConfigError(f"{choices['algorithm']} is what its name says only with {words}")
+
+
+def _modules(config: Mapping[str, Any]) -> list[str]:
+    """The modules of the classes that a config names."""
+    return [str(value).rpartition(".")[0] for key, value in flatten(config).items() if key.endswith("_target_")]
+
+
+def _refuse_paths(choices: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a config is chosen by a path: what is chosen names the run's folder."""
+    for group, name in choices.items():
+        if group.startswith("hydra/") or name is None or is_name(str(name)):
+            continue
+        options = GlobalHydra.instance().config_loader().get_group_options(group)
+        raise ConfigError(
+            f"{group} is chosen by its name, not by a path; got {name!r}; choose from {', '.join(options)}"
+        )
+
+
+def _folder(config: Mapping[str, Any], parts: Sequence[str]) -> Path:
+    """Where a run is recorded: ``results_dir/runs/experiment/parts…/seed=…``. Raises ConfigError if it is elsewhere."""
+    experiment = Path(config["results_dir"]).absolute() / "runs" / config["experiment_name"]
+    folder = experiment.joinpath(*(part for part in parts if part), f"seed={config['seed']}")
+    if any(part in (".", "..") or "/" in part or "\0" in part for part in folder.parts[len(experiment.parts) - 2 :]):
+        raise ConfigError(f"{folder} is not a folder below {experiment}")
+    if len(os.fsencode(folder)) > _LONGEST_PATH:
+        raise ConfigError(f"results_dir makes paths of more than {_LONGEST_PATH} bytes: {folder}")
+    return folder
+
+
+def _place(config: dict[str, Any]) -> dict[str, str]:
+    """Make the paths of checkpoints absolute, so that one file is one arm; return them by key as they were given."""
+    given = {}
+    for section in ("cold_start", "model"):
+        path = config[section].get("path")
+        if isinstance(path, str):
+            given[f"{section}.path"] = path
+            config[section]["path"] = str(Path(path).expanduser().resolve())
+    return given
+
+
+def _derive(config: dict[str, Any], words: Sequence[str]) -> None:
+    """Fill in what is given by what it stays in proportion to: prompts by the mini-batch, steps by the updates."""
+    updates = config["updates_per_rollout"]
+    given = {word.partition("=")[0].lstrip("+") for word in words}
+    if (minibatch := config["rollout"]["minibatch_prompts"]) is not None:
+        _whole("rollout.minibatch_prompts", minibatch)
+        prompts = minibatch * updates
+        if "rollout.prompts" in given and config["rollout"]["prompts"] != prompts:
+            raise ConfigError(
+                f"rollout.minibatch_prompts={minibatch} with updates_per_rollout={updates} means "
+                f"rollout.prompts={prompts}, and {config['rollout']['prompts']} was given: leave one out"
+            )
+        config["rollout"]["prompts"] = prompts
+    if (total := config["total_updates"]) is not None:
+        _whole("total_updates", total)
+        steps = -(-total // updates)
+        if "steps" in given and config["steps"] != steps:
+            raise ConfigError(
+                f"total_updates={total} with updates_per_rollout={updates} means steps={steps}, and "
+                f"{config['steps']} was given: leave one out"
+            )
+        config["steps"] = steps
+
+
+def _whole(key: str, value: Any) -> None:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{key} must be a whole number of at least 1, or null; got {value!r}")
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Hydra's compose, for as long as needed; inside a Hydra job it is there already."""
+    if GlobalHydra.instance().is_initialized():
+        yield
+        return
+    with hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
+        yield
+
+
+@contextmanager
+def _errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
+    """Hydra's errors, a dozen lines each, as one ConfigError line that names the choices."""
+    try:
+        yield
+    except MissingConfigException as error:
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        if group == "hydra/launcher" and name in _EXTRAS:
+            raise ConfigError(f"{group}={name} needs its package: pip install 'steadymoe[{_EXTRAS[name]}]'") from error
+        raise ConfigError(f"there is no {group} {name!r}; choose from {', '.join(error.options or [])}") from error
+    except OverrideParseException as error:
+        raise ConfigError(f"cannot read {error.override!r} as key=value") from error
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        message = " ".join(str(error).split())
+        unknown = re.search(r"Could not override '([^']+)'", message)
+        if unknown is None:
+            raise ConfigError(message) from error
+        raise ConfigError(f"there is no {unknown[1]!r} in the config; {_choices(unknown[1], words)}") from error
+
+
+def _choices(unknown: str, words: Sequence[str]) -> str:
+    """What could have been meant by a key that does not exist: its siblings, or the words most like it."""
+    if unknown.startswith("hydra."):
+        return "see `steadymoe run --info config` for Hydra's own settings"
+    groups = [path.name for path in CONF.iterdir() if path.is_dir()]
+    named = (*groups, "hydra.searchpath")
+    keys = list(_reference(tuple(w for w in words if w.partition("=")[0] in named and "," not in w)))
+    parent = unknown.rpartition(".")[0]
+    siblings = [key for key in keys if parent and key.startswith(f"{parent}.") and not key.endswith("_target_")]
+    if parent.startswith("algorithm.loss"):
+        return _of_loss(unknown, words)
+    if siblings:
+        others = "; + adds a field that the YAML leaves out" if parent == "model.config" else ""
+        return f"choose from {', '.join(siblings)}{others}"
+    top = sorted({key.partition(".")[0] for key in keys} | set(groups))
+    near = difflib.get_close_matches(unknown, sorted({*keys, *top}), n=3)
+    return f"did you mean {', '.join(near)}?" if near else f"choose from {', '.join(top)}"
+
+
+def _of_loss(unknown: str, words: Sequence[str]) -> str:
+    """What could have been meant by a field that the YAML of a loss, or of its host, does not have."""
+    parent, _, name = unknown.rpartition(".")
+    named = [word for word in words if word.partition("=")[0] in ("algorithm", "hydra.searchpath")]
+    swept = [word for word in named if word.startswith("algorithm=") and set(word) & set(",(")]
+    numbers: Any = _composed(tuple(word for word in named if word not in swept))
+    for part in parent.split("."):
+        numbers = numbers.get(part, {})
+    known = [field.name for field in dataclasses.fields(class_of(numbers))]
+    return f"+ adds a field that the YAML leaves out: +{unknown}" if name in known else meant(name, known)
+
+
+def _points(words: list[str], multirun: bool) -> list[list[str]]:
+    """The override lists of a sweep's points, as Hydra's own sweeper splits them."""
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    parsed = parser.parse_overrides(words)
+    unswept = [word for word, each in zip(words, parsed, strict=True) if not each.is_sweep_override()]
+    swept = {word: each for word, each in zip(words, parsed, strict=True) if each.is_sweep_override()}
+    for word, each in swept.items():
+        _refuse_sweep(word, [str(value) for value in each.sweep_string_iterator()], each.key_or_group, words)
+    settings = hydra.compose("config", unswept, return_hydra_config=True).hydra
+    _refuse_launcher(settings.launcher)
+    if not multirun and settings.mode != RunMode.MULTIRUN:
+        if swept:
+            raise ConfigError(f"{next(iter(swept))} sweeps over several values: add -m for a sweep")
+        return [words]
+    parameters = [f"{key}={value}" for key, value in (settings.sweeper.params or {}).items()]
+    return BasicSweeper.split_arguments(parser.parse_overrides([*parameters, *words]), None)[0]
+
+
+def _refuse_sweep(word: str, values: list[str], key: str, words: Sequence[str]) -> None:
+    """Raise ConfigError for a sweep over nothing, and for one over experiments: each of them is a sweep of its own."""
+    if not values:
+        raise ConfigError(f"{word} sweeps over nothing: no value is meant by it")
+    if key == "experiment":
+        others = [other for other in words if other != word]
+        commands = [shlex.join(["steadymoe", "run", f"experiment={value}", *others]) for value in values]
+        raise ConfigError(f"{word} names {len(values)} sweeps, each a command of its own: {'; '.join(commands)}")
+
+
+def _refuse_launcher(launcher: DictConfig) -> None:
+    """Raise ConfigError for what joblib would stop at with a traceback."""
+    if launcher.get("n_jobs") == 0:
+        raise ConfigError("hydra.launcher.n_jobs must be a number of processes, or -1 for one on each core; got 0")
+    if launcher.get("backend") not in (None, "loky"):
+        raise ConfigError(f"hydra.launcher.backend must be loky, or left out; got {launcher.backend}")
+
+
+def swept(words: Sequence[str]) -> list[str]:
+    """The words that have several values."""
+    parsed = OverridesParser.create().parse_overrides(list(words))
+    return [word for word, each in zip(words, parsed, strict=True) if each.is_sweep_override()]
+
+
+def at_once(words: Sequence[str], multirun: bool) -> int | None:
+    """How many runs the launcher of ``words`` makes at the same time; None where a cluster decides."""
+    several = swept(words)
+    with _hydra(), _errors_in_one_line(words):
+        settings = hydra.compose("config", [w for w in words if w not in several], return_hydra_config=True).hydra
+    kind, jobs = str(settings.runtime.choices["hydra/launcher"]), settings.launcher.get("n_jobs")
+    if not multirun and settings.mode != RunMode.MULTIRUN:
+        return 1
+    if kind == "joblib":
+        return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
+    return 1 if kind == "basic" else None
+
+
+@functools.cache
+def _composed(words: tuple[str, ...]) -> dict[str, Any]:
+    """The named configs as they stand, without overrides."""
+    return _plain(hydra.compose("config", list(words)))
+
+
+def _reference(words: tuple[str, ...]) -> dict[str, Any]:
+    """The same, flattened."""
+    return flatten(_composed(words))
+
+
+def _with_floats(config: Mapping[str, Any], reference: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``config`` with 1 as 1.0 where the named configs have a float, so that both spellings are one run."""
+    return {
+        key: _with_floats(value, reference, f"{prefix}{key}.")
+        if isinstance(value, Mapping)
+        else float(value)
+        if isinstance(reference.get(f"{prefix}{key}"), float) and value is not None
+        else value
+        for key, value in config.items()
+    }
+
+
+def _plain(composed: DictConfig) -> dict[str, Any]:
+    """Our part of a composed config, without Hydra's own, as plain values."""
+    ours = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+    return OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)  # type: ignore[return-value]

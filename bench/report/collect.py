@@ -1,0 +1,196 @@
+"""From run folders to one tidy table: a row for each run, step and metric."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from steadymoe.bench.config.identity import flatten, settings_hash, short
+from steadymoe.bench.measurement import columns
+from steadymoe.bench.runs import record
+from steadymoe.bench.statistics.collapse import Rule
+from steadymoe.bench.support.text import visible
+
+# What tells one run from another, besides its seed.
+ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]
+# What a model is, from ``models.build.size``.
+SIZES = ["parameters", "active_parameters", "moe_layers", "experts", "top_k"]
+# What the long table keeps of each run; ``arm`` is what ``name_arms`` calls it, ``strength`` the engine's.
+KEYS = ["arm", *ARM_KEYS, "routing", "correction", "engine", "strength", "moe_layers", "experts", "seed"]
+# ... and these numbers of its config.
+NUMBERS = {
+    "updates_per_rollout": "updates_per_rollout",
+    "prompts": "rollout.prompts",
+    "responses": "rollout.responses",
+    "learning_rate": "optimizer.learning_rate",
+}
+KEYS += NUMBERS
+
+
+def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
+    """One row per run folder that is not damaged: its keys, seed, status, and what ``run.json`` says of it.
+
+    Texts are made ``visible``, but for the paths in ``folder``.
+    """
+    rows, folders = [], []
+    for folder in _folders(results, experiment):
+        status = record.status(folder)
+        if status == "damaged":
+            continue  # ``damaged`` tells of it, and `steadymoe status`
+        facts = record.read_run(folder) or {}
+        numbers = flatten(facts["config"])
+        revision = facts["revision"] or {"commit": "", "changed": False}
+        rows.append(
+            {key: facts[key] for key in ("experiment", "algorithm", "model", "task", "seed")}
+            | {
+                "axes": facts["axes_name"],
+                "status": status,
+                "diverged_reason": (facts["diverged"] or {}).get("reason"),
+                "diverged_step": (facts["diverged"] or {}).get("step"),
+                "collapse_rule": Rule.of(facts["config"].get("collapse", {})).text(),
+                "steps": facts["config"]["steps"],
+                "wall_seconds": facts.get("wall_seconds"),
+                "tokens_sampled": facts.get("tokens"),
+                **{key: facts[key] for key in ("routing", "correction", "engine")},
+                "strength": facts["config"]["engine"].get("strength"),
+                **{key: facts.get(key) for key in SIZES},
+                **{key: numbers[field] for key, field in NUMBERS.items()},
+                "config_hash": facts["config_hash"],
+                "config_without_seed": facts["config_hash_without_seed"],
+                "config": facts["config"],
+                "algorithm_code": facts["algorithm_code"],
+                "axes_values": facts["axes"],
+                "numbers": numbers,
+                "versions": " ".join(f"{name} {number}" for name, number in facts["versions"].items()),
+                "revision": revision["commit"] + ("+changes" if revision["changed"] else ""),
+                "machine": f"{facts['machine']['cpu']}, {facts['machine'].get('gpu', facts['config']['device'])}",
+                "command": facts["command"],
+            }
+        )
+        folders.append(str(folder))
+    if not rows:
+        return none()
+    shown = [{key: visible(value) if isinstance(value, str) else value for key, value in row.items()} for row in rows]
+    frame = pd.DataFrame(shown).assign(folder=folders)
+    for _, group in frame.groupby("experiment"):
+        swept = {key for axes in group["axes_values"] for key in axes}
+        hashes = [settings_hash(config, swept) for config in group["config"]]
+        frame.loc[group.index, "settings"] = hashes
+    frame = frame.drop(columns="config")
+    return frame.assign(arm=pd.concat([name_arms(group) for _, group in frame.groupby("experiment")]))
+
+
+def none() -> pd.DataFrame:
+    """What ``runs`` gives where there are none."""
+    return pd.DataFrame(columns=[*KEYS, "status", "folder", "diverged_reason"])
+
+
+def damaged(results: Path, experiment: str | None = None) -> dict[Path, str]:
+    """The runs that no table or figure is made from because their folders are damaged, and why."""
+    found = {folder: record.damage(folder) for folder in _folders(results, experiment)}
+    return {folder: why for folder, why in found.items() if why is not None}
+
+
+def _folders(results: Path, experiment: str | None) -> list[Path]:
+    return sorted(path.parent for path in (results / "runs" / (experiment or "")).glob("**/run.json"))
+
+
+def tidy(runs: pd.DataFrame) -> pd.DataFrame:
+    """Every number of the steps and updates of ``runs``: ``KEYS``, step, update, metric, value.
+
+    ``update`` is missing for what is of a step. Rows of updates come after those of steps, run by run.
+    """
+    updates = _read(runs, "updates").melt(id_vars=["run", "step", "update"], var_name="metric", value_name="value")
+    parts = [steps(runs).assign(update=None), _with_keys(runs, updates.dropna(subset="value"))]
+    ordered = [*KEYS, "step", "update", "metric", "value"]
+    found = pd.concat([part[ordered] for part in parts], ignore_index=True)
+    return found.astype({"update": "Int64"} | dict.fromkeys(("metric", "arm", *ARM_KEYS), "category"))
+
+
+def steps(runs: pd.DataFrame) -> pd.DataFrame:
+    """The ``steps`` tables of ``runs`` in long form: the columns of ``runs`` in ``KEYS``, step, metric, value.
+
+    A metric that a run does not have (routing of a dense model, the clip of a loss without one) has no rows.
+    A run that met a number that is not finite ended there: to the end of its steps its reward and accuracy
+    are entered as 0, or averages over seeds would improve by leaving it out. Step 0 has the accuracy of the cold start.
+    """
+    table = pd.concat([_cold_start(runs), _read(runs, "steps")], ignore_index=True)
+    table = table.drop(columns=[name for name in table if str(name).endswith("_histogram")])
+    lost = []
+    for place, run in enumerate(runs.to_dict("records")):
+        if run["diverged_reason"] == "not finite":
+            last = (table["run"] == place) & (table["step"] == run["diverged_step"])
+            table.loc[last, "reward"] = table.loc[last, "reward"].fillna(0.0)  # of a step that could not be sampled
+            missing = range(int(run["diverged_step"]) + 1, int(run["steps"]) + 1)
+            lost.append(pd.DataFrame({"run": place, "step": missing, "reward": 0.0, "eval_accuracy": 0.0}))
+    table = pd.concat([table, *(each for each in lost if len(each))], ignore_index=True)
+    long = table.melt(id_vars=["run", "step"], var_name="metric", value_name="value").dropna(subset="value")
+    return _with_keys(runs, long)[[*KEYS, "step", "metric", "value"]]
+
+
+def _cold_start(runs: pd.DataFrame) -> pd.DataFrame:
+    """What is known of each of ``runs`` before its first step: run (its place), step (0), eval_accuracy."""
+    table = _read(runs, "evaluations")
+    first = table[table["step"] == 0].groupby(["run", "step"])["score"].mean()
+    return first.rename("eval_accuracy").reset_index()
+
+
+def histograms(runs: pd.DataFrame) -> pd.DataFrame:
+    """The histogram columns of ``runs`` in long form, summed over steps: ``KEYS``, metric, bin (from 0), count."""
+    table, parts = _read(runs, "steps"), []
+    for metric in [str(name) for name in table if str(name).endswith("_histogram")]:
+        for place, rows in table[["run", metric]].dropna().groupby("run")[metric]:
+            counts = np.sum(rows.tolist(), axis=0)
+            parts.append(pd.DataFrame({"run": place, "metric": metric, "bin": range(len(counts)), "count": counts}))
+    long = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["run", "metric", "bin", "count"])
+    return _with_keys(runs, long)[[*KEYS, "metric", "bin", "count"]]
+
+
+def _read(runs: pd.DataFrame, name: str) -> pd.DataFrame:
+    """One table of all ``runs`` below each other, with the place of its run in a column ``run``."""
+    tables = [record.read_table(Path(folder), name) for folder in runs["folder"]]
+    if not tables:
+        return pd.DataFrame(columns=["run", *columns.TABLES[name]])
+    return pd.concat([table.assign(run=place) for place, table in enumerate(tables)], ignore_index=True)
+
+
+def _with_keys(runs: pd.DataFrame, long: pd.DataFrame) -> pd.DataFrame:
+    """``long`` run by run, with the ``KEYS`` of each row's run in place of its column ``run``."""
+    long = long.sort_values("run", kind="stable", ignore_index=True)
+    keys = runs[KEYS].iloc[long.pop("run").to_numpy(int)].reset_index(drop=True)
+    return pd.concat([keys, long], axis=1)
+
+
+def evaluations(runs: pd.DataFrame) -> pd.DataFrame:
+    """The last held-out evaluation of each of ``runs``, a row a prompt: arm, seed, prompt, score.
+
+    A run that met a number that is not finite answers nothing right, as in ``steps``.
+    """
+    table = _read(runs, "evaluations")
+    table = table[table["step"] == table.groupby("run")["step"].transform("max")]
+    lost = (runs["diverged_reason"] == "not finite").to_numpy()
+    table = table.assign(score=table["score"].where(~lost[table["run"].to_numpy(int)], 0.0))
+    return _with_keys(runs, table)[["arm", "seed", "prompt", "score"]]
+
+
+def name_arms(frame: pd.DataFrame) -> pd.Series:
+    """A short name for what each row compares: its algorithm, and what else differs within ``frame``.
+
+    A number at its usual value is no axis of its run, and is named all the same where other runs have another.
+    """
+    varying = [key for key in ARM_KEYS if key == "algorithm" or (key != "axes" and frame[key].nunique() > 1)]
+    axes = frame["axes_values"].tolist()
+    keys = sorted({key for each in axes for key in each})
+    usual = [{key: numbers[key] for key in keys if key in numbers} for numbers in frame["numbers"]]
+    axes = [given | own for given, own in zip(usual, axes, strict=True)]
+    differing = [key for key in keys if len({str(each.get(key)) for each in axes}) > 1]
+    told = {key: [each[key] for each in axes if key in each] for key in differing}
+    names = [
+        visible(
+            " ".join(
+                row + [f"{key.rpartition('.')[2]}={short(each[key], told[key])}" for key in differing if key in each]
+            )
+        )
+        for row, each in zip(frame[varying].to_numpy().tolist(), axes, strict=True)
+    ]
+    return pd.Series(names, index=frame.index)

@@ -1,0 +1,178 @@
+"""Figures from recorded runs: which can be drawn, what the others lack, and the files of one."""
+
+import difflib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+import pandas as pd
+
+from steadymoe.bench.report import archive, collapse_tables, tables
+from steadymoe.bench.report.figures import FIGURES, FORMATS, Paper, Sheet, save
+from steadymoe.bench.support import atomic_files, external
+from steadymoe.bench.support.text import visible
+
+# A figure's numbers are also written for people where they are as few as this.
+_LONGEST_TABLE = 60
+
+
+class CannotDraw(Exception):
+    """A figure that does not exist or whose data do not; the message is one line that says what to do."""
+
+
+def data(recorded: dict[str, pd.DataFrame], takes: Sequence[str] | None = None) -> dict[str, pd.DataFrame]:
+    """The tables that figures take: what ``archive.load`` found of an experiment, and what follows from that.
+
+    Of what follows, where ``takes`` names tables, those alone: intervals take a while.
+    """
+    runs, steps = recorded["runs"], recorded["steps"]
+    if runs.empty:
+        return recorded
+    frontiers = cache(lambda: collapse_tables.frontiers(runs, steps))
+    grid_and_line = cache(lambda: collapse_tables.frontier_tables(frontiers()))
+    roc_and_warnings = cache(lambda: collapse_tables.early_warnings(steps, runs))
+    follow: dict[str, Callable[[], pd.DataFrame]] = {
+        "by_arm": lambda: collapse_tables.by_arm(steps, runs, frontiers()),
+        "survival_curves": lambda: collapse_tables.survival_curves(runs),
+        "collapse_steps": lambda: collapse_tables.collapse_steps(runs),
+        "frontier_grid": lambda: grid_and_line()[0],
+        "frontier_line": lambda: grid_and_line()[1],
+        "roc": lambda: roc_and_warnings()[0],
+        "warnings": lambda: roc_and_warnings()[1],
+    }
+    return recorded | {name: table() for name, table in follow.items() if takes is None or name in takes}
+
+
+def choose(recorded: dict[str, pd.DataFrame], arms: Sequence[str] | None) -> dict[str, pd.DataFrame]:
+    """The tables of some arms alone: those of these names, or of these algorithms; all of them for None.
+
+    Raises CannotDraw for a name that is neither.
+    """
+    if arms is None:
+        return recorded
+    runs = recorded["runs"]
+    there = runs[["arm", "algorithm"]].astype(str)
+    unknown = [name for name in arms if not (there == name).any(axis=None)]
+    if unknown:
+        raise CannotDraw(f"there is no arm {unknown[0]!r}; choose from {', '.join(sorted(set(there['arm'])))}")
+    kept = set(there.loc[there.isin(arms).any(axis=1), "arm"])
+    return {name: table[table["arm"].isin(kept)] for name, table in recorded.items()}
+
+
+def every() -> dict[str, Paper]:
+    """The figures by id: the shipped ones, then a user's own.
+
+    A user's own stand in modules ``*figures.py`` of the folders that ``external.folders`` names, each a ``Paper`` of
+    the module's list ``FIGURES``. Raises CannotDraw where such a module cannot be used.
+    """
+    return FIGURES | own(tuple(external.folders()))
+
+
+@cache
+def own(folders: tuple[Path, ...]) -> dict[str, Paper]:
+    """The figures that modules of ``folders`` define, by id."""
+    found: dict[str, Paper] = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("*figures.py"))):
+        for paper in _defined(path):
+            names = {name for each in (FIGURES | found).values() for name in (each.id, each.name)}
+            if not isinstance(paper, Paper) or {paper.id, paper.name} & names:
+                raise CannotDraw(f"{path}: FIGURES must hold a Paper of an id and a name of its own; got {paper!r}")
+            found[paper.id] = paper
+    return found
+
+
+def _defined(path: Path) -> list[Paper]:
+    """The list ``FIGURES`` of a module, which may import what lies beside it."""
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(f"steadymoe_own_{path.stem}_{len(sys.modules)}", path)
+    assert spec is not None  # of a file that ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        return list(module.FIGURES)
+    except Exception as error:  # a user's own code
+        raise CannotDraw(f"{path}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def find(words: Sequence[str]) -> list[Paper]:
+    """The figures of these ids or names."""
+    known = every()
+    names = {each.name: each for each in known.values()} | known
+    for word in words:
+        if word not in names:
+            near = difflib.get_close_matches(word, names, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"choose from {', '.join(known)}"
+            raise CannotDraw(f"there is no figure {word!r}; {hint}")
+    return [names[word] for word in words]
+
+
+def command(paper: Paper) -> str:
+    """What makes the data of a figure."""
+    return f"steadymoe run experiment={paper.experiment}"
+
+
+def listing(results: Path) -> pd.DataFrame:
+    """Every figure: id, name, experiment, and whether its data are on disk or what they lack."""
+    rows = []
+    known: dict[str, dict[str, pd.DataFrame]] = {}
+    for paper in every().values():
+        if paper.experiment not in known:
+            known[paper.experiment] = data(archive.load(results, paper.experiment))
+        found = known[paper.experiment]
+        said = "no ended runs" if found["steps"].empty else paper.lacks(found)
+        rows.append((paper.id, paper.name, paper.experiment, "yes" if said is None else f"no: {said}"))
+    return pd.DataFrame(rows, columns=["id", "name", "experiment", "data on disk"])
+
+
+def make(
+    paper: Paper,
+    results: Path,
+    experiment: str | None,
+    formats: Sequence[str] = FORMATS,
+    arms: Sequence[str] | None = None,
+) -> list[Path]:
+    """Draw one figure of an experiment, its own unless one is named, of all arms or of some. Raises CannotDraw."""
+    name = experiment or paper.experiment
+    recorded = archive.load(results, name)
+    if recorded["runs"].empty:
+        raise CannotDraw(
+            f"{paper.id} lacks ended runs of {visible(name)} below {results / 'runs'}; start some: {command(paper)}"
+        )
+    found = data(choose(recorded, arms), paper.takes)
+    if said := paper.lacks(found):
+        raise CannotDraw(f"{paper.id} lacks {said} in {name}; its own experiment is: {command(paper)}")
+    return write(paper, paper.figure(found), results, name, formats)
+
+
+def stem(paper: Paper, experiment: str) -> str:
+    """The name of a figure's files."""
+    return "-".join(dict.fromkeys([experiment, paper.id, paper.name]))
+
+
+def texts(paper: Paper, figure: Sheet, experiment: str) -> dict[str, str]:
+    """File name → text: every number of a figure, and for people too where these are few."""
+    name, numbers = stem(paper, experiment), figure.numbers
+    found = {f"{name}.csv": numbers.to_csv(index=False)}
+    if len(numbers) <= _LONGEST_TABLE:
+        rounded = numbers.map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
+        found[f"{name}.md"] = f"{tables.to_markdown(rounded)}\n\n{paper.caption}\n"
+        found[f"{name}.tex"] = tables.to_latex(numbers, paper.caption)
+    return found
+
+
+def write(paper: Paper, figure: Sheet, results: Path, experiment: str, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """The figure in every format below ``figures``, its numbers below ``tables``."""
+    for folder in ("figures", "tables"):
+        (results / folder).mkdir(parents=True, exist_ok=True)
+    files = []
+    for suffix in formats:
+        files.append(results / "figures" / f"{stem(paper, experiment)}.{suffix}")
+        atomic_files.write(files[-1], partial(save, figure, suffix=suffix))
+    for file, text in texts(paper, figure, experiment).items():
+        files.append(results / "tables" / file)
+        atomic_files.write(files[-1], partial(Path.write_text, data=text))
+    return files

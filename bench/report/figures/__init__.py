@@ -1,0 +1,192 @@
+"""Figures: pure functions of tables, none reads the disk. What there is, what each needs, and what makes its data."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import pandas as pd
+
+from steadymoe.bench.report.figures import curves, looks, points, routing, stability, style
+from steadymoe.bench.report.figures.style import FORMATS, SMOOTHED_OVER, Sheet, save
+from steadymoe.bench.support.text import without_mathematics
+
+__all__ = ["FIGURES", "FORMATS", "SMOOTHED_OVER", "Paper", "Sheet", "looks", "save", "style"]
+
+Need = Callable[[pd.DataFrame], str | None]
+# More lines than this cannot be told apart.
+_MOST_LINES = 8
+
+
+def _varies(key: str, least: int = 2) -> Need:
+    def need(steps: pd.DataFrame) -> str | None:
+        return None if key in steps and steps[key].nunique() >= least else f"runs with {least} values of {key}"
+
+    return need
+
+
+def _records(*metrics: str) -> Need:
+    def need(steps: pd.DataFrame) -> str | None:
+        lacking = [metric for metric in metrics if not (steps["metric"] == metric).any()]
+        return f"runs that record {', '.join(lacking)}" if lacking else None
+
+    return need
+
+
+def _few(steps: pd.DataFrame) -> str | None:
+    arms = steps["arm"].nunique()
+    return (
+        None
+        if arms <= _MOST_LINES
+        else f"at most {_MOST_LINES} arms ({arms} are too many lines): choose some with --arms"
+    )
+
+
+def _few_lines(*shown: str) -> Need:
+    """At most as many lines as can be told apart, one for each combination of ``shown``."""
+
+    def need(steps: pd.DataFrame) -> str | None:
+        lines = len(steps[list(shown)].drop_duplicates())
+        too_many = f"at most {_MOST_LINES} lines ({lines} are too many): choose some with --arms"
+        return None if lines <= _MOST_LINES else too_many
+
+    return need
+
+
+def _one_engine(steps: pd.DataFrame) -> str | None:
+    return None if len(set(steps["engine"]) - {"exact"}) == 1 else "runs of one engine, at several strengths"
+
+
+def _mismatched(steps: pd.DataFrame) -> str | None:
+    return "runs whose sampler differs from the trainer (engine=…)" if set(steps["engine"]) == {"exact"} else None
+
+
+def _twins(steps: pd.DataFrame) -> str | None:
+    routed = set((steps["experts"] > 0).tolist())
+    return None if routed == {True, False} else "runs of a model with experts and of one without"
+
+
+def _one_model(steps: pd.DataFrame) -> str | None:
+    return None if steps["model"].nunique() == 1 else "runs of one model alone, at several depths"
+
+
+def _nothing_else(*shown: str) -> Need:
+    """That runs which would be one point of the figure are one arm: all that differs is on a line or on an axis."""
+
+    def need(steps: pd.DataFrame) -> str | None:
+        arms = steps.groupby(list(shown))["arm"].nunique().max()
+        return None if arms == 1 else f"runs that differ in nothing but {', '.join(shown)} and the seed"
+
+    return need
+
+
+def _any_of_drift(steps: pd.DataFrame) -> str | None:
+    keys = ("updates_per_rollout", "learning_rate", "moe_layers")
+    varies = any(key in steps and steps[key].nunique() > 1 for key in keys)
+    return None if varies else f"runs with 2 values of {', '.join(keys)}, or one of them"
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One figure: how it is drawn, from which tables, and which experiment makes them."""
+
+    id: str
+    name: str
+    draw: Callable[..., Sheet]
+    experiment: str
+    """The file of ``conf/experiment`` that makes its data."""
+    needs: tuple[Need, ...] = ()
+    """What the table ``steps`` must hold; each says what is missing."""
+    takes: tuple[str, ...] = ("steps",)
+    """The tables that ``draw`` is called with."""
+    variant: bool = False
+    """Drawn when it is asked for, not by the report."""
+
+    @property
+    def caption(self) -> str:
+        """The first paragraph of the docstring."""
+        doc = (self.draw.func if isinstance(self.draw, partial) else self.draw).__doc__ or ""
+        return " ".join(doc.partition("\n\n")[0].split())
+
+    def lacks(self, data: Mapping[str, pd.DataFrame]) -> str | None:
+        """What is missing in ``data`` (tables by name) to draw it, None where nothing is."""
+        absent = [name for name in self.takes if name not in data or data[name].empty]
+        if absent:
+            return f"the table {', '.join(absent)}"
+        return next((said for need in self.needs if (said := need(data["steps"]))), None)
+
+    def figure(self, data: Mapping[str, pd.DataFrame]) -> Sheet:
+        """Drawn from ``data``, which lacks nothing. A ``$`` in a name is a ``$`` and no sign of mathematics."""
+        tables = [data[name] for name in self.takes]
+        if "runs" not in data or without_mathematics(data["runs"]) is not data["runs"]:  # few rows, and every name
+            tables = [without_mathematics(table) for table in tables]
+        return self.draw(*tables)
+
+
+_COMPARED = (_varies("arm"), _records("reward"), _few)
+_MISMATCH = _records("reward", "rollout_kl_k3")
+_SPENT = [
+    Paper(f"fig01_{unit}", f"reward_compute_{unit}", partial(curves.reward_compute, unit=unit), "quickstart", _COMPARED)
+    for unit in ("updates", "samples", "seconds")
+]
+_LIST = [
+    Paper("overview", "overview", curves.overview, "quickstart", (_records("reward"), _few)),
+    Paper("fig01", "reward_compute", curves.reward_compute, "quickstart", (*_COMPARED, _varies("algorithm"))),
+    *(Paper(**vars(each) | {"variant": True}) for each in _SPENT),
+    Paper("fig02", "clip_fraction", points.clip_fraction, "quickstart", (_records("clip_fraction"), _few)),
+    Paper("fig03", "replay", curves.replay, "replay", (_varies("routing"), _records("reward"), _few)),
+    Paper(
+        "fig04",
+        "staleness_panels",
+        curves.staleness_panels,
+        "minirl",
+        (_varies("updates_per_rollout"), _MISMATCH, _few_lines("algorithm", "routing", "correction")),
+    ),
+    Paper(
+        "fig05",
+        "staleness_grid",
+        curves.staleness_grid,
+        "staleness",
+        (_varies("updates_per_rollout"), _varies("algorithm")),
+    ),
+    Paper(
+        "fig06",
+        "survival",
+        stability.survival,
+        "collapse",
+        needs=(_few,),
+        takes=("survival_curves", "collapse_steps", "steps"),
+    ),
+    Paper("fig07", "mismatch", curves.mismatch, "mismatch", (*_COMPARED, _varies("algorithm"), _MISMATCH, _mismatched)),
+    Paper("fig08", "ratio_distributions", routing.ratio_distributions, "twins", (_twins,), ("histograms",)),
+    Paper("fig09", "best_last", points.best_last, "best_last", (_varies("arm"), _records("reward"))),
+    Paper("fig10", "drift", routing.drift, "drift", (_any_of_drift, _records("expert_change_rate"))),
+    Paper(
+        "fig11",
+        "attribution",
+        routing.attribution,
+        "attribution",
+        (
+            _varies("moe_layers"),
+            _records("log_ratio_moment_free", "log_ratio_moment_pinned"),
+            _one_model,
+            _nothing_else("algorithm", "routing", "engine", "moe_layers", "experts"),
+        ),
+    ),
+    Paper("fig12", "frontier", stability.frontier, "frontier", takes=("frontier_grid", "frontier_line", "steps")),
+    Paper("fig13", "early_warning", stability.early_warning, "frontier", takes=("roc", "warnings")),
+    Paper(
+        "fig14",
+        "dose_response",
+        points.dose_response,
+        "dose_router_noise",
+        (
+            _varies("strength"),
+            _MISMATCH,
+            _one_engine,
+            _nothing_else("algorithm", "routing", "correction", "model", "strength"),
+            _few_lines("algorithm", "routing", "correction", "model"),
+        ),
+    ),
+]
+# By id, in the order of the paper.
+FIGURES: dict[str, Paper] = {each.id: each for each in _LIST}

@@ -1,0 +1,220 @@
+"""Figures of one number a run: bars, dumbbells, and lines over an axis of the experiment."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from steadymoe.bench.measurement import columns
+from steadymoe.bench.report import tables
+from steadymoe.bench.report.figures import looks, style
+from steadymoe.bench.report.figures.curves import LEAST_CLIPPED, line_names
+from steadymoe.bench.report.figures.looks import Look
+from steadymoe.bench.report.figures.seeds import compared
+from steadymoe.bench.report.figures.style import Sheet
+from steadymoe.bench.statistics import estimates
+
+# Below this a divergence between sampler and trainer is rounding.
+_LEAST_KL = 1e-6
+
+
+def clip_fraction(steps: pd.DataFrame) -> Sheet:
+    """Share of clipped tokens, one bar an algorithm (GSPO, 2507.18071, figure 2), logarithmic, a dot for each seed."""
+    chosen = steps[steps["metric"] == "clip_fraction"]
+    with style.house():
+        figure, (axis,) = style.panels(1, 1, 2.2)
+        axis.set_ylabel("clipped tokens (share)")
+        for arm, look in looks.of_lines(steps).items():
+            seeds = chosen[chosen["arm"] == arm].groupby("seed")["value"].mean()
+            if seeds.empty:
+                continue  # a loss without a clip has no bar
+            estimate = estimates.over_seeds(seeds.tolist(), bounds=columns.bounds("clip_fraction"))
+            axis.bar(arm, estimate.mean, color=look.colour, alpha=0.6, width=0.6)
+            axis.plot([arm] * len(seeds), seeds, ".", color="black", markersize=3.5)
+            axis.annotate(f"{estimate.mean:.2g}", (arm, seeds.max()), (0, 5), textcoords="offset points", ha="center")
+            style.note(axis, arm, pd.DataFrame([vars(estimate)]))
+        axis.set_yscale("symlog", linthresh=LEAST_CLIPPED)
+        axis.set_ylim(0, 2.5)
+        axis.tick_params(axis="x", labelrotation=30 if chosen["arm"].nunique() > 4 else 0)
+        axis.grid(visible=False, axis="x")
+        text = f"Bar: mean over steps and seeds ({style.seeds(steps)}); dots: seeds.{style.without_clip(steps)}"
+        return style.finish(figure, None, text)
+
+
+def best_last(steps: pd.DataFrame) -> Sheet:
+    """Best against last reward of each method, the widest fall on top (GEPO's columns Best and Last)."""
+    chosen = steps[steps["metric"] == "reward"].sort_values("step")
+    of_seeds = chosen.groupby(["arm", "seed"])["value"]
+    last = of_seeds.agg(lambda curve: tables.one_number(curve, "last"))
+    best = last + of_seeds.agg(lambda curve: tables.one_number(curve, "fall"))
+    arms = (best - last).groupby(level="arm").mean().sort_values().index
+    lines = looks.of_lines(steps)
+    against = compared(steps, lines)
+    size = 0.8 + 0.2 * len(arms)
+    with style.house():
+        width = style.ONE_COLUMN if against is None else style.TWO_COLUMNS
+        figure, axes = style.panels(1, 1 if against is None else 2, size, width, sharey=True)
+        for row, arm in enumerate(arms):
+            _dumbbell(axes[0], row, str(arm), {"best": best[arm], "last": last[arm]}, lines[arm], style.few(steps))
+            if against is not None:
+                _paired(axes[1], row, f"{arm} − {against}", (last[arm] - last[against]).dropna(), lines[arm])
+        for face, mark, name in (("white", "o", "best"), ("black", "s", "last")):
+            axes[0].plot([], [], mark, color="black", markerfacecolor=face, markersize=4.5, label=name)
+        axes[0].set_yticks(range(len(arms)), arms)
+        axes[0].set_ylim(-0.6, len(arms) - 0.4)
+        axes[0].set_xlabel("training reward")
+        for axis in axes:
+            axis.grid(visible=False, axis="y")
+        if against is not None:
+            axes[1].axvline(0, color="#999999", linewidth=0.6, zorder=0)
+            axes[1].set_xlabel("Δ last reward")
+        of_each = f"best and last mean over {tables.LAST_STEPS} steps"
+        text = style.points_caption(steps, of_each, against=against).replace("bars", "thin lines")
+        return style.finish(figure, axes[0], text)
+
+
+def _dumbbell(axis: Axes, row: int, arm: str, ends: dict[str, pd.Series], look: Look, few: bool) -> None:
+    """Best and last reward of one arm, joined: with their intervals, or with a thin line for each of few seeds."""
+    means = {
+        name: estimates.over_seeds(values.tolist(), bounds=columns.bounds("reward")) for name, values in ends.items()
+    }
+    axis.plot([each.mean for each in means.values()], [row, row], color=look.colour, linewidth=1.5, zorder=1)
+    if few:
+        for place, seed in enumerate(ends["best"].index):
+            height = row + 0.6 * ((place + 1) / (len(ends["best"]) + 1) - 0.5)
+            own = [float(values[seed]) for values in ends.values()]
+            axis.plot(own, [height] * 2, ".-", color=look.colour, linewidth=0.5, markersize=1.5, alpha=0.7)
+    for (name, each), up in zip(means.items(), (0.16, -0.16), strict=True):
+        if not few:
+            axis.plot(np.clip([each.low, each.high], 0, 1), [row + up] * 2, color=look.colour, linewidth=0.7)
+        face, mark = ("white", "o") if name == "best" else (look.colour, "s")
+        axis.plot(each.mean, row, mark, color=look.colour, markerfacecolor=face, markersize=4.5)
+        shown = vars(each) if not few else {"mean": each.mean, "n": each.n}
+        style.note(axis, arm, pd.DataFrame([shown]), name)
+
+
+def _paired(axis: Axes, row: int, name: str, apart: pd.Series, look: Look) -> None:
+    """Differences of one arm, a dot a seed, and their mean."""
+    axis.plot(apart, [row] * len(apart), "|", color=look.colour, markersize=5, alpha=0.8)
+    axis.plot(apart.mean(), row, "s", color=look.colour, markersize=4.5)
+    style.note(axis, name, pd.DataFrame([{"mean": apart.mean(), "n": len(apart)}]), "Δ last")
+
+
+# By verdict: colour, and the mark that tells it without colour.
+_VERDICTS = {
+    "supported": (2, "o"),
+    "contradicted": (1, "X"),
+    "not decided": (7, "s"),
+    "not testable on this testbed": (7, "d"),
+}
+
+
+def outcomes(table: pd.DataFrame) -> Sheet:
+    """What papers claim of final rewards, and what was seen: effect, 95 % interval, threshold and verdict.
+
+    ``table``: claim, outcome, effect, claimed side, threshold, verdict, a row each.
+    """
+    with style.house():
+        figure, (axis,) = style.panels(1, 1, 0.9 + 0.19 * len(table), style.TWO_COLUMNS)
+        rows: list[Any] = list(table.itertuples())
+        named = [f"{row.claim}  {row.outcome.replace(' less ', ' − ')}" for row in rows]
+        for row, found in enumerate(rows):
+            index, mark = _VERDICTS[found.verdict]
+            colour, effect = looks.COLOURS[index], found.effect
+            axis.plot([effect.low, effect.high], [row, row], color=colour, linewidth=1.1)
+            axis.plot(effect.mean, row, mark, color=colour, markersize=4.5)
+            axis.plot(found.threshold, row, "|", color="black", markersize=9)
+            pointing = {"above": ">", "below": "<"}[found.side]
+            axis.plot(found.threshold, row, pointing, color="black", markersize=2.6)
+            numbers = vars(effect) | {"threshold": found.threshold, "verdict": found.verdict}
+            style.note(axis, named[row], pd.DataFrame([numbers]), "difference in final reward")
+        for verdict in [verdict for verdict in _VERDICTS if (table["verdict"] == verdict).any()]:
+            index, mark = _VERDICTS[verdict]
+            axis.plot([], [], mark, color=looks.COLOURS[index], markersize=4.5, label=verdict)
+        axis.axvline(0, color="#999999", linewidth=0.6, zorder=0)
+        axis.set_yticks(range(len(table)), named)
+        axis.set_ylim(len(table) - 0.4, -0.6)
+        axis.set_xlabel("difference in final reward")
+        axis.grid(visible=False, axis="y")
+        of = style.span([effect.n for effect in table["effect"]])
+        text = (
+            f"Means over seeds, n = {of}, of differences seed by seed; bars: 95 % interval. Black: the threshold, "
+            "and on which side of it the effect was claimed to be. The number in front is the claim's."
+        )
+        return style.finish(figure, axis, text)
+
+
+def dose_response(steps: pd.DataFrame) -> Sheet:
+    """Final reward, sampler–trainer divergence and token-ratio variance against the strength of the rollout engine."""
+    steps = steps.assign(line=line_names(steps, ["algorithm", "routing", "correction", "model"]))
+    lines = looks.of_lines(steps, "line")
+    base = compared(steps.assign(arm=steps["line"]), lines)
+    (dial,) = set(steps["engine"]) - {"exact"}
+    with style.house():
+        figure, axes = style.panels(3 + (base is not None), 1, 4.9 + 1.5 * (base is not None), sharex=True)
+        against(axes[0], steps, "strength", "reward", "last", "final reward", lines=lines)
+        more: dict[str, Any] = {"log": True, "lines": lines}
+        against(axes[1], steps, "strength", "rollout_kl_k3", "median", "KL sampler–trainer (k3)", **more)
+        against(axes[2], steps, "strength", "token_ratio_variance", "median", "var. of the token ratio", **more)
+        axes[1].set_ylim(bottom=_LEAST_KL)
+        if base is not None:
+            against(axes[3], steps, "strength", "reward", "last", "Δ final reward", lines=lines, base=base)
+        axes[-1].set_xlabel(f"strength of {dial}")
+        of_each = (
+            f"its last {tables.LAST_STEPS} steps for the final reward, else the median over steps; a KL below "
+            f"{_LEAST_KL:g}, that of an exact engine's rounding, is below the panel"
+        )
+        return style.finish(figure, axes[0], style.points_caption(steps, of_each, True, base))
+
+
+def against(
+    axis: Axes,
+    steps: pd.DataFrame,
+    x: str,
+    metric: str,
+    how: str,
+    label: str,
+    *,
+    lines: dict[str, Look],
+    log: bool = False,
+    logx: bool = False,
+    base: str | None = None,
+) -> None:
+    """One line per ``line`` of ``lines`` over the values of ``x``: the mean over seeds of one number a run.
+
+    With its interval from ten seeds on, of a reward none where it cannot be; below with a thin line for every seed.
+    With ``base`` what is drawn is the difference from that line, seed by seed.
+    """
+    axis.set_ylabel(label)
+    chosen = steps[steps["metric"] == metric].sort_values("step")
+    numbers = chosen.groupby(["line", x, "seed"])["value"].agg(lambda curve: tables.one_number(curve, how))
+    span = steps[x].max() - steps[x].min()
+    few = numbers.groupby(level=["line", x]).size().min() < estimates.LEAST_FOR_BOOTSTRAP
+    for index, (line, look) in enumerate(lines.items()):
+        if line == base or line not in numbers.index.get_level_values("line"):
+            continue
+        ours = numbers.xs(line, level="line")
+        if base is not None:
+            ours = (ours - numbers.xs(base, level="line")).dropna()
+        bounds = columns.bounds(metric) if base is None else None
+        name = line if base is None else f"{line} − {base}"
+        apart = index - (len(lines) - 1) / 2
+        shift, factor = (0.0, 1.02**apart) if logx else (0.008 * span * apart, 1.0)
+        if few:
+            shift, factor = 0.0, 1.0
+            for seed, values in ours.groupby(level="seed"):
+                own = pd.DataFrame({"x": values.index.get_level_values(x), "mean": values.to_numpy()})
+                style.thin(axis, name, seed, own, look)
+        rows = [
+            {"x": at} | vars(estimates.over_seeds(own.tolist(), log=log, bounds=bounds))
+            for at, own in ours.groupby(level=x)
+        ]
+        data = pd.DataFrame(rows, columns=["x", "mean", "low", "high", "n"])
+        if metric == "reward":
+            data[["low", "high"]] = data[["low", "high"]].clip(0, 1)
+        style.points(axis, name, data.drop(columns=["low", "high"]) if few else data, look, shift, factor)
+    if base is not None:
+        axis.axhline(0, color=lines[base].colour, linestyle=lines[base].dashes, linewidth=0.8)
+    if log:
+        axis.set_yscale("log")

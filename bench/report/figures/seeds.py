@@ -1,0 +1,52 @@
+"""What stands in place of a band below ten seeds: every seed's own curve, and its difference from another arm's."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from steadymoe.bench.report.figures import looks, style
+from steadymoe.bench.report.figures.looks import Look
+from steadymoe.bench.statistics import estimates
+
+
+def smoothed(steps: pd.DataFrame, metric: str, window: int, log: bool = False) -> pd.DataFrame:
+    """One metric of every seed by itself, smoothed as ``stats.curves`` does: arm, seed, step, mean."""
+    chosen = steps[steps["metric"] == metric]
+    parts = [estimates.curves(ours, metric, window, log).assign(seed=seed) for seed, ours in chosen.groupby("seed")]
+    columns = ["arm", "seed", "step", "mean"]
+    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+
+
+def differences(
+    axis: Axes,
+    steps: pd.DataFrame,
+    metric: str,
+    label: str,
+    lines: dict[str, Look],
+    *,
+    window: int = style.SMOOTHED_OVER,
+    panel: str = "",
+) -> None:
+    """Each arm less the reference arm at the same seed and step: a thin line a seed, and their mean."""
+    base = looks.reference(lines)
+    wide = smoothed(steps, metric, window).pivot(index=["seed", "step"], columns="arm", values="mean")
+    axis.axhline(0, color=lines[base].colour, linestyle=lines[base].dashes, linewidth=0.8)
+    for arm, look in lines.items():
+        if arm == base or not {arm, base} <= set(wide):
+            continue
+        name = f"{arm} − {base}"
+        apart = (wide[arm] - wide[base]).dropna().rename("mean").reset_index().rename(columns={"step": "x"})
+        for seed, ours in apart.groupby("seed"):
+            style.thin(axis, name, seed, ours[["x", "mean"]], look, panel or label)
+        mean = apart.groupby("x")["mean"].agg(["mean", "count"]).reset_index().rename(columns={"count": "n"})
+        style.line(axis, name, mean, look, panel or label)
+    axis.set_xlabel("step (rollout)")
+    axis.set_ylabel(label)
+
+
+def compared(steps: pd.DataFrame, lines: dict[str, Look]) -> str | None:
+    """The arm that others are compared with, seed by seed; None where seeds are many or none is shared."""
+    if len(lines) < 2 or not style.few(steps):
+        return None
+    base = looks.reference(lines)
+    seeds = steps.groupby("arm")["seed"].agg(set)
+    return base if base in seeds and any(arm != base and seeds[arm] & seeds[base] for arm in seeds.index) else None

@@ -1,0 +1,136 @@
+"""Figures of stability. They draw what collapse, survival, frontier and early-warning statistics found."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from steadymoe.bench.report.figures import looks, style
+from steadymoe.bench.report.figures.style import Sheet
+from steadymoe.bench.statistics import estimates
+
+
+def survival(curves: pd.DataFrame, table: pd.DataFrame, steps: pd.DataFrame) -> Sheet:
+    """Share of runs that have not collapsed, over steps, and when they did (R3, 2510.11370, main table).
+
+    ``curves`` has arm, step, survival, low, high, n, one row where the curve steps; ``table`` has arm, n, collapsed and
+    step (the restricted mean, or median, with whatever text it is told by); ``steps`` tells the algorithm of each arm.
+    """
+    few = curves["n"].max() < estimates.LEAST_FOR_BOOTSTRAP
+    with style.house():
+        figure, (axis, below) = style.panels(2, 1, 2.3 + 0.17 * len(table), height_ratios=[1, 0.08 * (len(table) + 1)])
+        axis.set_ylabel("runs not collapsed (share)")
+        for arm, look in looks.of_lines(steps).items():
+            curve = curves[curves["arm"] == arm].sort_values("step")
+            drawn: Any = {"color": look.colour, "marker": look.marker if look.marked else None, "markersize": 2.6}
+            axis.step(curve["step"], curve["survival"], look.dashes, where="post", linewidth=1.2, label=arm, **drawn)
+            band = curve[["step", "low", "high"]].to_numpy().T
+            if not few:
+                axis.fill_between(*band, step="post", color=look.colour, alpha=0.08, linewidth=0)
+            shown = curve.rename(columns={"step": "x", "survival": "mean"})
+            style.note(axis, str(arm), shown[["x", "mean", *(() if few else ("low", "high")), "n"]])
+        axis.set_ylim(0, 1.04)
+        axis.set_xlabel("step (rollout)")
+        below.axis("off")
+        below.grid(visible=False)
+        cells = table.map(lambda cell: f"{cell:.3g}" if isinstance(cell, float) else str(cell))
+        lower = below.table(cells.to_numpy().tolist(), colLabels=list(table.columns), loc="center", cellLoc="left")
+        lower.auto_set_font_size(False)
+        lower.set_fontsize(6.5)
+        lower.auto_set_column_width(range(len(table.columns)))
+        for (row, _), cell in lower.get_celld().items():
+            cell.visible_edges = "B" if row else "TB"
+            cell.set_linewidth(0.4)
+        counts = curves.groupby("arm")["n"].max()
+        n = f"n = {counts.iloc[0]}" if counts.nunique() == 1 else f"n = {counts.min()} to {counts.max()}"
+        shaded = "every step down is a seed" if few else "shaded: its 95 % interval"
+        text = f"Kaplan–Meier estimate over seeds, {n}; {shaded}; runs that ended stable are censored."
+        return style.finish(figure, axis, text)
+
+
+def frontier(
+    grid: pd.DataFrame,
+    line: pd.DataFrame,
+    steps: pd.DataFrame,
+    x_label: str = "learning rate",
+    y_label: str = "updates per rollout",
+) -> Sheet:
+    """Where training is stable: the share of stable runs over two dials, and the frontier.
+
+    ``grid`` has arm, x, y, stable (share of seeds), n; ``line`` has arm, x, y: where, going up in y, the share falls
+    below one half, between two cells or at the edge. ``steps`` tells what is held fixed while staleness varies.
+    """
+    design = style.design(steps)
+    arms = sorted(grid["arm"].unique())
+    columns = min(2, len(arms))
+    rows = -(-len(arms) // columns)
+    xs, ys = sorted(grid["x"].unique()), sorted(grid["y"].unique())
+    with style.house():
+        figure, axes = style.panels(rows, columns, 0.5 + 1.7 * rows, sharex=True, sharey=True)
+        for axis, arm in zip(axes, arms, strict=False):
+            axis.set_title(arm)
+            ours = grid[grid["arm"] == arm]
+            wide = ours.pivot(index="y", columns="x", values="stable").reindex(index=ys, columns=xs)
+            image = axis.imshow(wide, origin="lower", cmap="cividis", vmin=0, vmax=1, aspect="auto")
+            axis.grid(visible=False)
+            for row, y in enumerate(ys):
+                for column, x in enumerate(xs):
+                    share = wide.loc[y, x]
+                    colour = "black" if share > 0.55 else "white"
+                    text = "–" if pd.isna(share) else f"{share:.2g}"
+                    axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=6)
+            own = line[line["arm"] == arm].dropna().sort_values("x")
+            # By the logarithm of y, as the statistic interpolates; to the panel's edges at the grid's.
+            tops = dict(zip(own["x"], np.interp(np.log(own["y"]), np.log(ys), range(len(ys))), strict=True))
+            tops = {x: -0.5 if top == 0 else top + 0.5 if top == len(ys) - 1 else top for x, top in tops.items()}
+            heights = [tops.get(x, -0.5) for x in xs]
+            edges = [place - 0.5 for place in range(len(xs) + 1)]
+            axis.stairs(heights, edges, baseline=None, color=looks.COLOURS[1], linewidth=2, clip_on=False)
+            axis.set_xticks(range(len(xs)), style.numbers(xs), rotation=45 if len(xs) > 3 else 0)
+            axis.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
+            axis.set_xlabel(x_label)
+            axis.set_ylabel(y_label)
+            axis.label_outer()
+            style.note(axis, str(arm), ours[["x", "y", "stable", "n"]].rename(columns={"stable": "mean"}), "stable")
+            style.note(axis, str(arm), own[["x", "y"]], "frontier")
+        for axis in axes[len(arms) :]:
+            axis.remove()
+        figure.colorbar(image, ax=axes[: len(arms)], label="stable runs (share)", shrink=0.9)
+        n = f"n = {grid['n'].min()}" + (f" to {grid['n'].max()}" if grid["n"].nunique() > 1 else "")
+        text = (
+            f"Share of seeds that did not collapse, {n} a cell; no smoothing, no interval; line: where, going up, it "
+        )
+        return style.finish(figure, None, f"{text}falls below one half.{design}")
+
+
+def early_warning(roc: pd.DataFrame, warnings: pd.DataFrame) -> Sheet:
+    """How early a metric tells that a run will collapse: detected collapses against false alarms.
+
+    ``roc`` has metric, false_alarms, detected; ``warnings`` metric, area (an ``Estimate``), and the number of
+    stable and of collapsed runs, the largest area first.
+    """
+    with style.house():
+        figure, (axis,) = style.panels(1, 1, 3.9)
+        axis.set_ylabel("collapses detected (share)")
+        axis.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=(0, (1, 2)))
+        for index, row in enumerate(warnings.to_dict("records")):
+            metric, area = row["metric"], row["area"]
+            curve = roc[roc["metric"] == metric].sort_values(["false_alarms", "detected"])
+            name = f"{metric.replace('_', ' ')} {area.mean:.2f}"
+            name += "" if np.isnan(area.low) else f" [{area.low:.2f}, {area.high:.2f}]"
+            look = looks.look(index)
+            shape = {"linestyle": look.dashes, "color": look.colour}
+            axis.plot(curve["false_alarms"], curve["detected"], linewidth=1.2, label=name, **shape)
+            shown = curve.rename(columns={"false_alarms": "x", "detected": "mean"})
+            style.note(axis, metric, shown[["x", "mean"]].assign(area=area.mean, low=area.low, high=area.high))
+        axis.set_xlabel("false alarms (share of stable runs)")
+        axis.set_aspect("equal")
+        axis.set_xlim(-0.02, 1.02)
+        axis.set_ylim(-0.02, 1.02)
+        stable, collapsed = ([row[kind] for row in warnings.to_dict("records")] for kind in ("stable", "collapsed"))
+        text = (
+            "Each threshold of a metric is a point; beside its name the area under the curve and its 95 % interval; "
+            "dotted: chance. All arms together; no smoothing. "
+            f"n = {style.span(stable)} stable and {style.span(collapsed)} collapsed runs."
+        )
+        return style.finish(figure, axis, text)

@@ -1,0 +1,287 @@
+"""The house style of every figure: one column of print, lines and marks as ``looks`` says, ticks of one notation.
+
+A helper that draws numbers also notes them in ``Sheet.numbers``, so that a figure's table is what it shows.
+"""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+
+from steadymoe.bench.report.figures.looks import Look
+from steadymoe.bench.statistics import estimates
+from steadymoe.bench.support.text import as_recorded
+
+# Inches: a column of a two-column page, and the whole page.
+ONE_COLUMN, TWO_COLUMNS = 3.4, 6.8
+# Each seed's curve is averaged over this many steps before seeds are averaged.
+SMOOTHED_OVER = 5
+FORMATS = ("png", "svg", "pdf")
+HOUSE: Any = {
+    "font.size": 7,
+    "axes.titlesize": 7,
+    "axes.labelsize": 7,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "legend.fontsize": 6.5,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.4,
+    "svg.hashsalt": "steadymoe",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,  # text stays text, as journals ask
+}
+
+
+class Sheet(Figure):
+    """A figure that knows the numbers it shows: panel, series, x, mean and, where there are any, low, high, n."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.noted: list[pd.DataFrame] = []
+
+    @property
+    def numbers(self) -> pd.DataFrame:
+        """Every number that is drawn, in the order of drawing."""
+        return as_recorded(pd.concat(self.noted, ignore_index=True)) if self.noted else pd.DataFrame()
+
+
+def house() -> Any:
+    """A context in which figures are made and saved."""
+    return mpl.rc_context(HOUSE)
+
+
+def panels(rows: int, columns: int, height: float, width: float = ONE_COLUMN, **settings: Any) -> tuple[Sheet, list]:
+    """A sheet and its axes, row by row."""
+    figure = Sheet(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **settings).flat)
+
+
+def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
+    """Keep ``data`` (x, mean, …) as numbers of the figure."""
+    sheet = axis.get_figure(root=True)
+    if isinstance(sheet, Sheet):
+        named = {"panel": panel or axis.get_ylabel(), "series": series}
+        columns = [*named, *(str(name) for name in data)]
+        sheet.noted.append(data.assign(**named)[columns])
+
+
+def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
+    """A curve with its band, where it has one: x, mean, low, high, n."""
+    marks: Any = {"marker": look.marker, "markersize": 2.6, "markevery": max(1, len(data) // 6)} if look.marked else {}
+    axis.plot(data["x"], data["mean"], look.dashes, color=look.colour, linewidth=1.2, label=name, **marks)
+    if "low" in data:
+        axis.fill_between(data["x"], data["low"], data["high"], color=look.colour, alpha=0.13, linewidth=0)
+    note(axis, name, data, panel)
+
+
+def thin(axis: Axes, name: str, seed: Any, data: pd.DataFrame, look: Look, panel: str = "") -> None:
+    """One seed's line: x, mean (its value)."""
+    axis.plot(data["x"], data["mean"], look.dashes, color=look.colour, linewidth=0.45, alpha=0.5)
+    note(axis, f"{name}, seed {seed}", data.assign(n=1), panel)
+
+
+def points(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float = 0.0, factor: float = 1.0) -> None:
+    """Marks, joined, with bars where there are any: x, mean, low, high, n; ``shift`` and ``factor`` set lines apart."""
+    bars = None
+    if "low" in data:
+        bars = [(data["mean"] - data["low"]).fillna(0.0), (data["high"] - data["mean"]).fillna(0.0)]
+    axis.errorbar(
+        data["x"] * factor + shift,
+        data["mean"],
+        yerr=bars,
+        fmt=look.marker + look.dashes,
+        color=look.colour,
+        linewidth=1.1,
+        markersize=3.2,
+        elinewidth=0.7,
+        label=name,
+    )
+    note(axis, name, data)
+
+
+def few(steps: pd.DataFrame) -> bool:
+    """Whether an arm has fewer seeds than a band can be trusted with: then every seed is a line of its own."""
+    return bool(steps.groupby("arm")["seed"].nunique().min() < estimates.LEAST_FOR_BOOTSTRAP)
+
+
+def seeds(steps: pd.DataFrame) -> str:
+    """n, of every arm where they differ."""
+    counts = steps.groupby("arm")["seed"].nunique()
+    if counts.nunique() == 1:
+        return f"n\xa0=\xa0{counts.iloc[0]}"
+    return f"n = {span(counts.tolist())}" if len(counts) > 4 else _each(counts)
+
+
+def span(counts: Sequence[int]) -> str:
+    """One number where all are equal, otherwise the first and the last."""
+    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def numbers(values: Iterable[float]) -> list[str]:
+    """Numbers of one axis or list in one notation: 0.01, or where any is below 0.001 or above 100,000, 1e-2."""
+    kept = list(values)
+    scientific = any(number and not 1e-3 <= abs(number) < 1e5 for number in kept)
+
+    def told(number: float) -> str:
+        size = abs(number)
+        text = np.format_float_scientific(size, precision=3, trim="-", exp_digits=1).replace("e+", "e")
+        return ("−" if number < 0 else "") + (text if scientific and size else f"{size:g}")
+
+    return [told(number) for number in kept]
+
+
+def _each(counts: pd.Series) -> str:
+    return ", ".join(f"{arm}: n = {count}" for arm, count in counts.items())
+
+
+def curves_caption(steps: pd.DataFrame, log: bool = False, against: str | None = None) -> str:
+    """Statistic, smoothing, interval or seeds, number of seeds and, where staleness varies, the design.
+
+    ``against`` is the arm that the panels of differences compare with, if there are any.
+    """
+    shown = _seeds_shown(against) if few(steps) else "; shaded: 95 % t interval"
+    geometric = " (on a logarithmic axis the geometric one)" if log else ""
+    smoothed = f"of curves smoothed over {SMOOTHED_OVER} steps"
+    return f"Mean over seeds{geometric}, {seeds(steps)}, {smoothed}{shown}.{design(steps)}"
+
+
+def points_caption(steps: pd.DataFrame, of_each: str, log: bool = False, against: str | None = None) -> str:
+    """The same for one number of each run, which ``of_each`` says."""
+    shown = _seeds_shown(against) if few(steps) else "; bars: 95 % BCa interval"
+    mean = "Mean over seeds" + (" (on a logarithmic axis of values the geometric one)" if log else "")
+    return f"{mean}, {seeds(steps)}{shown}. Of each run: {of_each}.{design(steps)}"
+
+
+def _seeds_shown(against: str | None) -> str:
+    """What stands in place of an interval below ten seeds."""
+    differences = "" if against is None else f"; Δ: arm − {against}, of the same seed"
+    return f"; thin lines: seeds{differences}"
+
+
+def design(steps: pd.DataFrame) -> str:
+    """What stays as it is while the updates per rollout vary; nothing where they do not."""
+    if "updates_per_rollout" not in steps or steps["updates_per_rollout"].nunique() < 2:
+        return ""
+    pairs = steps[["updates_per_rollout", "prompts"]].drop_duplicates()
+    minibatches = pairs["prompts"] / pairs["updates_per_rollout"]
+    if minibatches.nunique() == 1:
+        return f" Mini-batch fixed at {minibatches.iloc[0]:g} prompts: prompts per rollout grow with the updates."
+    if pairs["prompts"].nunique() == 1:
+        return f" Rollout fixed at {pairs['prompts'].iloc[0]:g} prompts: mini-batches shrink as updates grow."
+    return " Neither the mini-batch nor the rollout is fixed while the updates per rollout vary."
+
+
+def without_clip(steps: pd.DataFrame) -> str:
+    """Names the arms that have no clip, where a reader may miss their line."""
+    clipped = set(steps.loc[steps["metric"] == "clip_fraction", "arm"])
+    lacking = sorted(set(steps["arm"]) - clipped)
+    return f" No clip: {', '.join(lacking)}." if lacking and clipped else ""
+
+
+def below(steps: pd.DataFrame, metric: str, least: float) -> str:
+    """Names the arms of which a metric is never as high as ``least``, and which a logarithmic panel leaves out."""
+    highest = steps[steps["metric"] == metric].groupby("arm", observed=True)["value"].max()
+    return (
+        f" Below the logarithmic panel: {', '.join(highest.index[highest < least])}." if (highest < least).any() else ""
+    )
+
+
+def finish(figure: Sheet, legend_from: Axes | None, text: str, title: str | None = None) -> Sheet:
+    """Add the legend above the panels and the caption below them."""
+    for axis in figure.axes:
+        _ticks(axis)
+    text += _cut(figure)
+    wide = figure.get_figwidth() > ONE_COLUMN
+    if legend_from is not None:
+        handles, labels = legend_from.get_legend_handles_labels()
+        longest = max(map(len, labels), default=1)
+        # A character is about 0.05 inches, a handle and its padding 0.45.
+        columns = max(1, min(len(labels), int(figure.get_figwidth() / (0.05 * longest + 0.45))))
+        figure.legend(handles, labels, loc="outside upper center", ncols=columns, title=title)
+    wrapped = textwrap.fill(text, 135 if wide else 70, break_on_hyphens=False)
+    figure.text(0.5, -0.02, wrapped, ha="center", va="top", fontsize=6.5, color="#444444")
+    return figure
+
+
+class _OneNotation(ticker.Formatter):
+    """Tick labels by ``numbers``."""
+
+    def __call__(self, value: float, pos: int | None = None) -> str:
+        return numbers([value])[0]
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        low, high = sorted(self.axis.get_view_interval())  # type: ignore[union-attr]
+        seen = dict(zip(shown := [value for value in values if low <= value <= high], numbers(shown), strict=True))
+        return [seen.get(value, "") for value in values]
+
+
+def _ticks(axis: Axes) -> None:
+    """One notation on all axes; whole steps; labels between powers of ten where fewer than two powers are in sight."""
+    if axis.get_xlabel().startswith("step"):
+        axis.xaxis.set_major_locator(ticker.MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    for each in (axis.xaxis, axis.yaxis):
+        low, high = sorted(each.get_view_interval())
+        if isinstance(each.get_major_formatter(), ticker.ScalarFormatter) and max(abs(low), abs(high)) >= 1e5:
+            each.set_major_formatter(_OneNotation())
+        if each.get_scale() == "linear" or isinstance(each.get_major_locator(), ticker.FixedLocator):
+            continue
+        if low > 0 and np.floor(np.log10(high)) - np.ceil(np.log10(low)) < 1:
+            fewest = ticker.MaxNLocator(4, steps=[1, 2, 5, 10])
+            each.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)) if high > 10 * low else fewest)
+        each.set_major_formatter(_OneNotation())
+        each.set_minor_formatter(ticker.NullFormatter())
+
+
+def _cut(figure: Sheet) -> str:
+    """Names the panels whose limits leave out a part of what is drawn, and on which side."""
+    cut: dict[str, None] = {}
+    for axis in figure.axes:
+        (low, high), height = axis.get_ylim(), 0.0
+        for values in _heights(axis):
+            height = 1e-9 * max(abs(low), abs(high))
+            for side, limit, beyond in (("below", low, values < low - height), ("above", high, values > high + height)):
+                if beyond.any():
+                    cut[f"{axis.get_ylabel() or axis.get_title() or 'the panel'} {side} {numbers([limit])[0]}"] = None
+    return f" Cut off: {', '.join(cut)}." if cut else ""
+
+
+def _heights(axis: Axes) -> list[np.ndarray]:
+    """The y values of the lines, bands and bars that an axis shows in its own coordinates."""
+    found = [np.asarray(each.get_ydata(), dtype=float) for each in axis.lines if each.get_transform() == axis.transData]
+    for each in axis.collections:
+        if isinstance(each, PolyCollection | LineCollection):
+            found += [np.asarray(path.vertices, dtype=float)[:, 1] for path in each.get_paths()]
+    return [values[np.isfinite(values)] for values in found]
+
+
+def legend(axis: Axes, title: str | None = None) -> Legend:
+    """A legend above its panel, where it covers no data; what every label ends with can stand above as ``title``."""
+    handles, labels = axis.get_legend_handles_labels()
+    if title is not None:
+        labels = [label.removesuffix(f" {title}") for label in labels]
+    columns = len(labels) if max(map(len, labels)) < 12 else 1
+    place: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
+    return axis.legend(handles, labels, ncols=columns, title=title, title_fontsize=6.5, **place)
+
+
+def save(figure: Figure, path: Path, suffix: str) -> None:
+    """Write a figure as ``png``, ``svg`` or ``pdf``; the same data give the same bytes."""
+    with house():
+        metadata: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
+        figure.savefig(path, format=suffix, dpi=300, bbox_inches="tight", metadata=metadata)

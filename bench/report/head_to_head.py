@@ -1,0 +1,104 @@
+"""Every arm of an experiment against its best one, seed by seed: reward, held-out prompts, and what reward costs."""
+
+from contextlib import suppress
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+
+from steadymoe.bench.measurement import columns
+from steadymoe.bench.report import tables
+from steadymoe.bench.statistics.comparisons import holm, probability_of_improvement, ranking
+from steadymoe.bench.statistics.efficiency import Reached, cost_ratio, cost_to_reward, costs, win_rate
+from steadymoe.bench.statistics.estimates import INTERVAL, Estimate
+from steadymoe.bench.statistics.survival import logrank, of_runs
+
+# The reward whose cost is compared: this share of the way from the first step's to the best arm's final reward.
+PART_OF_THE_GAIN = 0.9
+COMPARED = ("updates", "samples", "tokens", "seconds")
+CAPTION = (
+    f"Every arm against the one with the highest final reward, over the seeds that both have, with {INTERVAL}; where a "
+    "seed is shared the cold start is. p: exact sign-flip test of the paired differences, Holm-corrected for all pairs "
+    "of arms; p of collapse: log-rank test of the steps to a collapse by today's rule, as far as one can be seen, "
+    "corrected in the same way; it takes runs for independent. Better: P(arm > best) + P(equal)/2 over "
+    "seeds (Clopper and Pearson's interval). Held-out wins: share of held-out prompts that the arm "
+    "answers better less the share that the best arm does. The rest is training efficiency: how many times as many "
+    "updates, samples, tokens and seconds (of sampling, the old policy's forward and updates) as the best arm the arm "
+    f"needs until its reward, averaged over {tables.LAST_STEPS} steps, is {PART_OF_THE_GAIN:.0%} of the way from the "
+    "first step's to the best arm's final reward (left out where that is no gain), over the n seeds in which either "
+    "got there: geometric mean, or the median where in some seeds one of the two never got there (censored), with the "
+    "sign test's interval, none below six seeds. >: the median is more than this, < less; by how much is not known."
+)
+
+
+def table(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
+    """One row per arm but the best, highest final reward first; empty where there is one arm.
+
+    ``steps``, ``runs`` and ``evaluations`` are those of ``collect`` for the ended runs of one experiment.
+    """
+    rewards = tables.final_rewards(steps)
+    ranked = ranking(rewards, bounds=columns.bounds("reward"))
+    if len(ranked) < 2:
+        return pd.DataFrame()
+    best = ranked["arm"].iloc[0]
+    finals = {str(arm): each.set_index("seed")["value"] for arm, each in rewards.groupby("arm")}
+    goal = target(steps, finals[best].mean())
+    costs_of = {}
+    if goal is not None:
+        costs_of = {str(arm): spent(steps[steps["arm"] == arm], ours, goal) for arm, ours in runs.groupby("arm")}
+    answers = {str(arm): each for arm, each in evaluations.groupby("arm")}
+    p_collapse = _log_rank(runs, best)
+    rows = []
+    for row in ranked[ranked["arm"] != best].to_dict("records"):
+        arm = row["arm"]
+        rows.append(
+            {"arm": arm, "against": best, "n": row["difference"].n, "final reward, difference": row["difference"]}
+            | {"p (Holm)": row["p_corrected"], "p of collapse (Holm)": p_collapse[arm]}
+            | {"better": probability_of_improvement(finals[arm], finals[best])}
+            | {"held-out wins": _wins(answers.get(arm), answers.get(best))}
+            | {
+                f"{unit} to {goal:.3g}": cost_ratio(costs_of[arm][unit], costs_of[best][unit])
+                for unit in costs_of.get(arm, ())
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
+    """``win_rate``, or none where an arm has no evaluation or another task, and so other prompts."""
+    if ours is not None and best is not None:
+        with suppress(ValueError):
+            return win_rate(ours, best)
+    return Estimate(np.nan, np.nan, np.nan, 0)
+
+
+def _log_rank(runs: pd.DataFrame, best: str) -> dict[str, float]:
+    """By arm the p-value of a log-rank test that it collapses as the best one does, corrected for all pairs of arms."""
+    collapses = {str(arm): of_runs(ours) for arm, ours in runs.groupby("arm")}
+    pairs = list(combinations(collapses, 2))
+    corrected = holm([logrank(*collapses[one], *collapses[other]) for one, other in pairs])
+    of_best = {frozenset(pair): float(p) for pair, p in zip(pairs, corrected, strict=True) if best in pair}
+    return {arm: of_best[frozenset((arm, best))] for arm in collapses if arm != best}
+
+
+def target(steps: pd.DataFrame, best: float) -> float | None:
+    """The reward whose cost is compared, given the better arm's final one; None where that is no gain."""
+    rewards = steps[steps["metric"] == "reward"]
+    first = rewards.loc[rewards["step"] == rewards["step"].min(), "value"].mean()
+    return float(first + PART_OF_THE_GAIN * (best - first)) if best > first else None
+
+
+def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dict[int, Reached]]:
+    """What each seed of an arm spent until it reached the reward ``goal``: by unit of ``COMPARED``, by seed."""
+    found: dict[str, dict[int, Reached]] = {unit: {} for unit in COMPARED}
+    for run in runs.to_dict("records"):
+        ours = steps[steps["seed"] == run["seed"]]
+        wide = ours.pivot(index="step", columns="metric", values="value").sort_index().reset_index()
+        wide = wide.reindex(columns=list({*wide.columns, "tokens_sampled"}))
+        wide = wide.dropna(subset="tokens_sampled")  # steps after a number that was not finite never took place
+        if wide.empty:
+            continue
+        so_far = costs(wide, int(run["updates_per_rollout"]), int(run["responses"]))
+        for unit in COMPARED:
+            found[unit][run["seed"]] = cost_to_reward(wide["reward"], so_far[unit], goal, tables.LAST_STEPS)
+    return found

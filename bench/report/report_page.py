@@ -1,0 +1,266 @@
+"""Tables, figures and one self-contained page, from what runs recorded (``archive.load``)."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+
+from steadymoe.bench.claims.registry import COMPARED_ELSEWHERE
+from steadymoe.bench.report import archive, collapse_tables, collect, draw, head_to_head, tables
+from steadymoe.bench.report.figures import FIGURES, FORMATS, Paper
+from steadymoe.bench.runs import outcome
+from steadymoe.bench.statistics import collapse
+from steadymoe.bench.support import atomic_files, processes
+from steadymoe.bench.support.text import visible
+from steadymoe.bench.training import samples
+
+# Characters of samples on the page, of each experiment.
+_MOST_SAID = 100_000
+
+
+class NothingToReport(Exception):
+    """No run has ended; the message says how to start some."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, the summary tables as Markdown, what each figure that was not drawn lacks, and damaged runs."""
+
+    files: list[Path]
+    table: str
+    missing: list[str]
+    left_out: list[str]
+
+
+def make(
+    results: Path,
+    experiment: str | None = None,
+    formats: Sequence[str] = FORMATS,
+    arms: Sequence[str] | None = None,
+) -> Report:
+    """Write ``tables/``, ``figures/`` and ``report.html`` below ``results``, replacing earlier ones of these formats.
+
+    Figures in ``formats``, and as svg, which the page shows; of all arms, or of some of one experiment. What is missing
+    is told of the figures of ``experiment`` alone where one is named.
+
+    Raises draw.CannotDraw for an arm that is not there, NothingToReport if no run of the experiment has ended, and
+    Damaged if what was kept of one cannot be read.
+    """
+    recorded = {name: draw.choose(found, arms) for name, found in _recorded(results, experiment).items()}
+    known = draw.every()
+    for folder in ("tables", "figures"):
+        (results / folder).mkdir(parents=True, exist_ok=True)
+    files, markdown, sections = [], [], []
+    asked = [paper for paper in known.values() if experiment in (None, paper.experiment) and not paper.variant]
+    missing = {paper.id: _absent(paper) for paper in asked}
+    names = list(recorded)
+    drawn_as = tuple(dict.fromkeys((*formats, "svg")))
+    made = processes.in_processes(partial(_section, results, drawn_as, arms), names, list(recorded.values()))
+    for name, (section, written, table, lacking) in zip(names, made, strict=True):
+        missing |= {id: _lacks(known[id], said) for id, said in lacking.items() if id in missing}
+        for figure in section["figures"]:
+            missing.pop(figure["id"], None)
+        sections.append(section)
+        files += written
+        warning = f"These runs differ in {', '.join(section['mixed'])}.\n\n" if section["mixed"] else ""
+        warning += "".join(f"Nothing to learn from: {visible(line)}.\n\n" for line in section["silent"])
+        markdown.append(f"{visible(name)}\n\n{warning}{table}\n")
+    environment = jinja2.Environment(autoescape=True, loader=jinja2.PackageLoader("steadymoe.bench.report", "."))
+    lines, absent = left_out(results, experiment), list(missing.values())
+    page = environment.get_template("report_page.html").render(sections=sections, missing=absent, left_out=lines)
+    atomic_files.write(results / "report.html", lambda temporary: temporary.write_text(page))
+    return Report([*files, results / "report.html"], "\n".join(markdown), absent, lines)
+
+
+def left_out(results: Path, experiment: str | None = None) -> list[str]:
+    """A line on every damaged run: no table and no figure has it."""
+    names = [name for name in archive.experiments(results) if experiment in (None, name)]
+    found = [each for name in names for each in collect.damaged(results, name).items()]
+    how = "`steadymoe status` names the command that makes it again"
+    return [f"left out, damaged: {visible(folder)} ({visible(why)}); {how}" for folder, why in found]
+
+
+def export(results: Path, experiment: str | None, suffix: str) -> Path:
+    """Write every number of the runs that ended as one tidy table, ``parquet`` or ``csv``, and return its path.
+
+    Raises NothingToReport if no run of the experiment has ended.
+    """
+    runs = [each["runs"] for each in _recorded(results, experiment).values() if "folder" in each["runs"]]
+    if not runs:
+        raise NothingToReport(f"what is in {results / 'data'} was kept without its runs, and cannot be exported")
+    tidy = collect.tidy(pd.concat(runs))
+    path = results / "tables" / f"{experiment or 'all'}-tidy.{suffix}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_files.write(path, partial(tidy.to_parquet if suffix == "parquet" else tidy.to_csv, index=False))
+    return path
+
+
+def keep(results: Path, experiment: str | None, to: Path) -> list[Path]:
+    """Keep what the report is made from in ``to/data``, without the runs. Raises NothingToReport as ``make`` does."""
+    return [path for name, found in _recorded(results, experiment).items() for path in archive.keep(found, name, to)]
+
+
+def shown_tables(data: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str]]:
+    """The tables of one experiment with their captions, from ``draw.data``; those alone that have any rows."""
+    runs, steps = data["runs"], data["steps"]
+    every = {
+        "leaderboard": (tables.leaderboard(steps, runs, data["by_arm"]), tables.LEADERBOARD_CAPTION),
+        "summary": (tables.summary(steps, runs), tables.CAPTION),
+        "head_to_head": (head_to_head.table(steps, runs, data["evaluations"]), head_to_head.CAPTION),
+        "warnings": (data["warnings"], collapse_tables.WARNINGS_CAPTION),
+        "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
+    }
+    return {kind: (table, caption) for kind, (table, caption) in every.items() if not table.empty}
+
+
+def texts(experiment: str, shown: dict[str, tuple[pd.DataFrame, str]], runs: pd.DataFrame) -> dict[str, str]:
+    """File name → text, for the tables of ``shown_tables`` and for the list of runs."""
+    runs = runs.drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
+    found = {f"{experiment}-runs.csv": runs.to_csv(index=False)}
+    for kind, (table, caption) in shown.items():
+        found[f"{experiment}-{kind}.md"] = f"{tables.to_markdown(table)}\n\n{caption}\n"
+        found[f"{experiment}-{kind}.csv"] = tables.to_numbers(table).to_csv(index=False)
+        found[f"{experiment}-{kind}.tex"] = tables.to_latex(table, caption)
+    return found
+
+
+def _recorded(results: Path, experiment: str | None) -> dict[str, dict[str, pd.DataFrame]]:
+    """What is recorded of each experiment of which any run has ended."""
+    names = archive.experiments(results) if experiment is None else [experiment]
+    recorded = {name: archive.load(results, name) for name in names}
+    recorded = {name: tables for name, tables in recorded.items() if not tables["runs"].empty}
+    if not recorded:
+        where = visible(results / "runs" / (experiment or ""))
+        damaged = left_out(results, experiment)
+        raise NothingToReport(f"no ended runs below {where}; {damaged[0] if damaged else _known(results)}")
+    return recorded
+
+
+def _known(results: Path) -> str:
+    """What there is to report instead."""
+    names = archive.experiments(results)
+    return (
+        f"experiments there: {', '.join(map(visible, names))}"
+        if names
+        else "start some with: steadymoe run experiment=quickstart"
+    )
+
+
+def _absent(paper: Paper) -> str:
+    return _lacks(paper, f"ended runs of {paper.experiment}")
+
+
+def _lacks(paper: Paper, what: str) -> str:
+    """One line on a figure that cannot be drawn."""
+    return f"{paper.id} {paper.name} lacks {what}: {draw.command(paper)}"
+
+
+def papers(experiment: str) -> list[Paper]:
+    """The figures that an experiment is asked for: those it is made for, or every one if it is made for none; and
+    a user's own that are made for it.
+
+    Of what only adds arms to the reference study the overview alone: with the arms that they are compared with these
+    stand in the figures of ``steadymoe claims``.
+    """
+    users = [paper for paper in draw.every().values() if paper.experiment == experiment and paper.id not in FIGURES]
+    if experiment in COMPARED_ELSEWHERE:
+        return [FIGURES["overview"], *users]
+    own = [paper for paper in FIGURES.values() if paper.experiment == experiment and not paper.variant]
+    every = [paper for paper in FIGURES.values() if not paper.variant]
+    return [FIGURES["overview"], *(paper for paper in own or every if paper.id != "overview"), *users]
+
+
+def _protocol(runs: pd.DataFrame) -> dict[str, str]:
+    """What was run, as values that occur."""
+    keys = ["task", "model", "engine", "routing", "correction", "steps", *collect.NUMBERS, "seed"]
+    values = {key.replace("_", " "): sorted(runs[key].dropna().unique().tolist()) for key in keys}
+    return {key: ", ".join(map(str, found)) for key, found in values.items()}
+
+
+def _mixed(runs: pd.DataFrame) -> list[str]:
+    """In what runs differ that stand in one table as if they did not."""
+    mixed = [key for key in ("versions", "revision", "machine") if runs[key].nunique() > 1]
+    mixed += ["settings besides the axes"] if runs["settings"].nunique() > 1 else []
+    for what in ("config_without_seed", "algorithm_code"):
+        kind = runs[what].astype(str).str.startswith("ast1:")  # older hashes of code tell nothing of newer ones
+        counts = runs.groupby(["arm", kind])[what].nunique().groupby("arm").max()
+        mixed += [f"{what.removesuffix('_without_seed').replace('_', ' ')} ({arm})" for arm in counts.index[counts > 1]]
+    return mixed
+
+
+def _section(
+    results: Path, formats: Sequence[str], arms: Sequence[str] | None, name: str, recorded: dict[str, pd.DataFrame]
+) -> tuple[dict[str, Any], list[Path], str, dict[str, str]]:
+    """One experiment: what the page shows of it, the files written, its table, and what its own figures lack by id."""
+    data = draw.data(recorded)
+    runs = data["runs"]
+    found = runs
+    if "folder" in runs:  # also those that have not ended
+        found = collect.runs(results, name).merge(runs[["folder", *collapse.JUDGED]], how="left", on="folder")
+    found = found if arms is None else found[found["arm"].isin(set(runs["arm"]))]
+    shown = shown_tables(data)
+    files = []
+    for file, text in texts(name, shown, found).items():
+        files.append(results / "tables" / file)
+        atomic_files.write(files[-1], partial(Path.write_text, data=text))
+    figures: list[dict[str, Any]] = []
+    lacking: dict[str, str] = {}
+    for paper in papers(name):
+        if said := paper.lacks(data):
+            lacking |= {paper.id: said} if paper.experiment == name else {}
+            continue
+        figure = paper.figure(data)
+        written = draw.write(paper, figure, results, name, formats)
+        files += written
+        width = f"{figure.get_figwidth() * 8:g}rem"
+        (svg,) = [path for path in written if path.suffix == ".svg"]
+        image = base64.b64encode(svg.read_bytes()).decode()
+        figures.append({"id": paper.id, "name": paper.name, "caption": paper.caption, "svg": image, "width": width})
+    section = {
+        "name": visible(name),
+        "arms": arms,
+        "tables": [
+            {"header": list(table.columns), "rows": _cells(table), "caption": caption}
+            for table, caption in shown.values()
+        ],
+        "figures": figures,
+        "runs": found.to_dict("records"),
+        "mixed": _mixed(runs),
+        "silent": outcome.silent_arms(recorded["steps"]),
+        "protocol": _protocol(runs),
+        **_samples(runs),
+    }
+    return section, files, tables.to_markdown(shown["summary"][0]), lacking
+
+
+def _samples(runs: pd.DataFrame) -> dict[str, Any]:
+    """What a few runs said, one seed of every arm first, as far as the page's share of it reaches; how many were left.
+
+    Nothing of runs that were kept without their folders, or recorded before there were samples.
+    """
+    if "folder" not in runs:
+        return {"samples": [], "left_out": 0}
+    ordered = runs.assign(place=runs.sort_values("seed").groupby("arm").cumcount()).sort_values(["place", "arm"])
+    said = {f"{run['arm']} seed={run['seed']}": samples.read(Path(run["folder"])) for run in ordered.to_dict("records")}
+    found = [{"run": name, "rows": rows} for name, rows in said.items() if rows]
+    sizes = pd.Series([sum(len(row["prompt"] + row["response"]) for row in rows) for rows in said.values() if rows])
+    shown = int((sizes.cumsum() <= _MOST_SAID).sum())
+    return {"samples": found[:shown], "left_out": len(found) - shown}
+
+
+def _cells(table: pd.DataFrame) -> list[list[dict[str, Any]]]:
+    """What the page shows in each cell, and the number it is sorted by, if any."""
+    shown = table.map(tables.to_text).to_numpy().tolist()
+    numbers = table.map(tables.to_number).to_numpy().tolist()
+    return [
+        [
+            {"text": text, "number": "" if isinstance(number, str) or number != number else number}
+            for text, number in zip(*row, strict=True)
+        ]
+        for row in zip(shown, numbers, strict=True)
+    ]

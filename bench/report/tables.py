@@ -1,0 +1,281 @@
+"""Tables over seeds, from the long form of ``collect.steps`` (with a column ``arm``)."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from steadymoe.bench.measurement import columns
+from steadymoe.bench.statistics.comparisons import ranking
+from steadymoe.bench.statistics.efficiency import Ratio
+from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
+from steadymoe.bench.support.text import markdown, visible
+
+# Steps at the end of a run over which its final numbers are averaged.
+LAST_STEPS = 5
+
+# Column → (metric, how one seed's curve becomes one number).
+SUMMARY = {
+    "final reward": ("reward", "last"),
+    "final held-out accuracy": ("eval_accuracy", "end"),
+    "best minus final reward": ("reward", "fall"),
+    "expert change": ("expert_change_rate", "median"),
+    "expert change per update": ("expert_change_per_update", "mean"),
+    "token-ratio variance": ("token_ratio_variance", "median"),
+    "sequence-ratio variance": ("sequence_ratio_variance", "median"),
+    "clip fraction": ("clip_fraction", "mean"),
+}
+# The same for the table of models.
+MODELS = {
+    "expert change per update": ("expert_change_per_update", "mean"),
+    "sampler–trainer disagreement": ("rollout_expert_disagreement", "mean"),
+    "final reward": ("reward", "last"),
+}
+# What a caption says of the columns of collapses.
+COLLAPSED = (
+    "Collapsed: runs that collapsed or met a number that is not finite, by today's rule, – where runs are too short "
+    "for it; recorded: as the runs themselves said when they ended, by the rule of that day."
+)
+# Averaged over seeds on a logarithmic scale.
+GEOMETRIC = ("token-ratio variance", "sequence-ratio variance")
+CAPTION = (
+    f"Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of seeds. Of each run: "
+    f"final reward is the mean of its last {LAST_STEPS} steps, final held-out accuracy its last evaluation, "
+    f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
+    f"over steps, expert change per update and clip fraction means. {COLLAPSED} Falling: runs that have fallen at "
+    "their end, too late to be judged. All are part of every mean; of a run that met a number that is not finite "
+    "reward and accuracy are 0 once it ended."
+)
+MODELS_CAPTION = (
+    f"Mean over seeds with {INTERVAL}. Active parameters are those that one token uses. "
+    "Of each run: expert change per update is the mean over steps of the expert-change rate from before to after one "
+    "gradient update; sampler–trainer disagreement the mean over steps of the expert-change rate between the sampling "
+    "and the training forward at the same weights; share of routing 1 − E[(log r pinned)²] / E[(log r free)²], "
+    f"both over all of its updates; final reward the mean of the last {LAST_STEPS} steps."
+)
+
+
+def one_number(curve: pd.Series, how: str) -> float:
+    """One seed's number from its curve over steps, in the order of the steps.
+
+    ``last`` and ``best``: the last and the highest mean over ``LAST_STEPS`` steps; ``fall``: best minus last; ``first``
+    and ``end``: the first and the last value; ``median`` and ``mean`` over steps; ``area``: under the curve, divided by
+    the steps it spans.
+    """
+    smooth = curve.rolling(min(LAST_STEPS, len(curve))).mean().dropna()
+    numbers: dict[str, Callable[[], Any]] = {
+        "last": lambda: smooth.iloc[-1],
+        "best": smooth.max,
+        "fall": lambda: smooth.max() - smooth.iloc[-1],
+        "first": lambda: curve.iloc[0],
+        "end": lambda: curve.iloc[-1],
+        "median": curve.median,
+        "mean": curve.mean,
+        "area": lambda: np.trapezoid(curve) / (len(curve) - 1) if len(curve) > 1 else curve.iloc[-1],
+    }
+    if how not in numbers:
+        raise ValueError(f"a curve has no number {how!r}; choose from {', '.join(numbers)}")
+    return float(numbers[how]())
+
+
+def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:
+    """The final reward of every run: arm, seed, value."""
+    rewards = steps[steps["metric"] == "reward"].sort_values("step")
+    of_runs = rewards.groupby(["arm", "seed"], observed=True)["value"]
+    return of_runs.agg(lambda curve: one_number(curve, "last")).reset_index()
+
+
+def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per arm, the highest final reward first: n, collapses, an ``Estimate`` for each column of ``SUMMARY``.
+
+    ``runs`` are ``collapse.judged``.
+    """
+    rows = []
+    for arm in sorted(runs["arm"].unique()):
+        ours = runs[runs["arm"] == arm]
+        row: dict[str, object] = {
+            "arm": arm,
+            "n": len(ours),
+            "collapsed": _judged(ours, "collapsed_step").sum(min_count=1),
+            "collapsed (recorded)": int((ours["status"] == "diverged").sum()),
+            "falling": _judged(ours, "falling_since").sum(min_count=1),
+        }
+        rows.append(row | _estimates(steps, arm, SUMMARY))
+    rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean if row["n"] else 0.0)
+    return pd.DataFrame(rows, columns=["arm", "n", "collapsed", "collapsed (recorded)", "falling", *SUMMARY])
+
+
+def _judged(runs: pd.DataFrame, column: str) -> pd.Series:
+    """Of the runs that the rule of a collapse could judge, whether (1 or 0) it found this; empty where it found none.
+
+    A number that is not finite needs no judging.
+    """
+    told = runs.loc[(runs["judged_until"] > 0) | runs["collapsed_step"].notna(), column]
+    return told.notna().astype(float)
+
+
+LEADERBOARD = {
+    "start": ("reward", "first"),
+    "final reward": SUMMARY["final reward"],
+    "drift (expert change)": SUMMARY["expert change"],
+    "token-ratio variance": SUMMARY["token-ratio variance"],
+}
+LEADERBOARD_CAPTION = (
+    f"Ranked by final reward. Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of "
+    "seeds. p: of the same final reward as the best arm's, by the exact sign-flip test of the paired differences, "
+    "Holm-corrected for all pairs of arms. "
+    "Of each run: start is the reward of its first step, before any update, final reward the mean of its last "
+    f"{LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} Both as shares. Reward IQM: "
+    "interquartile mean of final rewards over seeds. Steps of H: restricted mean of the steps without a collapse out "
+    "of the first H, the last at which one could begin and still be seen in every run. Frontier area: stable share of "
+    "a grid of learning rates and updates per rollout."
+)
+
+
+def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | None = None) -> pd.DataFrame:
+    """One row per arm, ranked by final reward: n, start, final reward, p, shares of collapses, drift, ratio variance.
+
+    p is that of ``comparisons.ranking`` against the best arm, whose own is nan.
+
+    ``more`` has further columns by arm (reward IQM, restricted mean time to collapse, frontier area); they stand
+    after the shares of collapses. ``runs`` are ``collapse.judged``.
+    """
+    ranked = ranking(final_rewards(steps), bounds=columns.bounds("reward"))
+    p_values = dict(zip(ranked["arm"], ranked["p_corrected"], strict=True))
+    rows = []
+    for arm, ours in runs.groupby("arm"):
+        estimates = _estimates(steps, str(arm), LEADERBOARD)
+        row: dict[str, object] = {"arm": arm, "n": len(ours)}
+        row |= {column: estimates.pop(column) for column in ("start", "final reward")}
+        row |= {"p (Holm)": p_values[str(arm)], "collapsed": float(_judged(ours, "collapsed_step").mean())}
+        row |= {"collapsed (recorded)": float((ours["status"] == "diverged").mean())}
+        rows.append(row | ({} if more is None else more.loc[str(arm)].to_dict()) | estimates)
+    rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
+    table = pd.DataFrame(rows)
+    table.insert(0, "rank", range(1, len(rows) + 1))
+    return table
+
+
+def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per arm of an experiment that compares models with routers: their sizes, an ``Estimate`` for ``MODELS``.
+
+    Empty where all runs have one model, or none with routers.
+    """
+    routed = runs[runs["experts"] > 0]
+    if routed["model"].nunique() < 2:
+        return pd.DataFrame()
+    rows = []
+    for arm, ours in routed.groupby("arm"):
+        sizes = {name: int(ours[name].iloc[0]) for name in ("parameters", "active_parameters", "moe_layers")}
+        chosen = f"{int(ours['top_k'].iloc[0])} of {int(ours['experts'].iloc[0])}"
+        row = {"arm": arm, "n": len(ours)} | sizes | {"experts": chosen}
+        shares = routing_share(steps[steps["arm"] == arm], [])
+        found = _estimates(steps, str(arm), MODELS)
+        reward = found.pop("final reward")
+        rows.append(row | found | {"share of routing": over_seeds(shares.tolist()), "final reward": reward})
+    return pd.DataFrame(rows).rename(columns=lambda name: str(name).replace("_", " "))
+
+
+def routing_share(steps: pd.DataFrame, keys: list[str]) -> pd.Series:
+    """1 − E[(log r pinned)²] / E[(log r free)²] of each run, E over all of its updates, by ``keys`` and seed.
+
+    Of a run's means and not the mean of its steps' shares: in most steps few tokens change their route, and what
+    routing does is done in the others. Runs without the moments (dense models) are left out.
+    """
+    names = ["log_ratio_moment_free", "log_ratio_moment_pinned"]
+    chosen = steps[steps["metric"].isin(names)]
+    means = chosen.groupby([*keys, "seed", "metric"])["value"].mean().unstack("metric").reindex(columns=names).dropna()
+    return 1 - means[names[1]] / means[names[0]]
+
+
+def _estimates(steps: pd.DataFrame, arm: str, wanted: dict[str, tuple[str, str]]) -> dict[str, object]:
+    """An ``Estimate`` over the seeds of an arm for each column."""
+    ours = steps[steps["arm"] == arm].sort_values("step")
+    found: dict[str, object] = {}
+    for column, (metric, how) in wanted.items():
+        curves = ours[ours["metric"] == metric].groupby("seed")["value"]
+        numbers = [one_number(curve, how) for _, curve in curves]
+        found[column] = over_seeds(numbers, log=column in GEOMETRIC, bounds=columns.bounds(metric))
+    return found
+
+
+def to_text(cell: Any) -> str:
+    """A cell as people read it: estimates with their intervals, numbers to three digits, – for none."""
+    if isinstance(cell, float):
+        return "–" if np.isnan(cell) else f"{cell:.3g}"
+    return str(cell)
+
+
+def to_number(cell: Any) -> Any:
+    """The one number of a cell that a column is sorted by."""
+    if isinstance(cell, Ratio):
+        cell = cell.estimate
+    return cell.mean if isinstance(cell, Estimate) else cell
+
+
+def to_markdown(table: pd.DataFrame) -> str:
+    """The table as people read it, every cell in one line and letter by letter."""
+    shown = table.map(lambda cell: markdown(to_text(cell))).rename(columns=markdown)
+    return shown.to_markdown(index=False, disable_numparse=True)
+
+
+def to_numbers(table: pd.DataFrame) -> pd.DataFrame:
+    """The table as programs read it: mean, low, high and n of each estimate, and a ratio's bound, in own columns."""
+    estimated = [name for name in table if isinstance(table[name].iloc[0], Estimate | Ratio)]
+    plain = table.drop(columns=estimated)
+    for column in estimated:
+        cells = table[column].tolist()
+        estimates = [cell.estimate if isinstance(cell, Ratio) else cell for cell in cells]
+        for part in ("mean", "low", "high", "n"):
+            plain[f"{column} {part}"] = [getattr(estimate, part) for estimate in estimates]
+        if any(isinstance(cell, Ratio) for cell in cells):
+            plain[f"{column} bound"] = [cell.bound for cell in cells]
+    return plain
+
+
+# What LaTeX reads as a command, and letters of our tables that its usual fonts lack.
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    **{sign: "\\" + sign for sign in "&%$#_{}"},
+    "–": "--",
+    "−": "$-$",
+    "π": r"$\pi$",
+    "θ": r"$\theta$",
+    "χ": r"$\chi$",
+    "²": r"$^2$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "₀": r"$_0$",
+    "₁": r"$_1$",
+}
+
+
+def latex_escape(text: str) -> str:
+    """``text`` in one line, as LaTeX prints it letter by letter."""
+    return "".join(_LATEX.get(letter, letter) for letter in visible(text))
+
+
+def to_latex(table: pd.DataFrame, caption: str = "") -> str:
+    """The table with the rules of booktabs (``\\usepackage{booktabs}``): text left, numbers and estimates right."""
+    text = table.map(to_text).map(latex_escape)
+    numeric = [not isinstance(table[name].iloc[0], str) if len(table) else False for name in table]
+    rows = [" & ".join(row) + r" \\" for row in text.to_numpy().tolist()]
+    header = " & ".join(latex_escape(str(name)) for name in table) + r" \\"
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        *([rf"\caption{{{latex_escape(caption)}}}"] if caption else []),
+        rf"\begin{{tabular}}{{{''.join('r' if each else 'l' for each in numeric)}}}",
+        r"\toprule",
+        header,
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"

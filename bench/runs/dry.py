@@ -1,0 +1,81 @@
+"""What ``steadymoe run --dry`` says: which runs a command makes, and how long that takes by what is recorded."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from steadymoe.bench.config.compose import Run
+from steadymoe.bench.config.identity import flatten
+from steadymoe.bench.runs import execute, provenance, record
+from steadymoe.bench.training import cold_start
+
+# What the time of a step hangs on. Of algorithms, whose losses cost little beside a forward, only how they sample.
+_COSTS = ["model", "task", "rollout", "savings", "probe", "evaluation", "routing", "engine", "correction"]
+_COSTS += ["updates_per_rollout", "device", "precision", "experts", "threads", "measure", "microbatch"]
+
+
+def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]:
+    """How many runs there are of each status, what is done about them, and the minutes that the steps take.
+
+    ``skipped`` is the number of runs that ``--retry-failed`` leaves out; ``processes`` how many runs are made at once,
+    None for a cluster. Nothing on disk is touched.
+    """
+    statuses = {each.folder: record.status(each.folder) for each in runs}
+    counts = Counter("waiting" if status == "missing" else status for status in statuses.values())
+    does = {"waiting": "", "failed": " (made again)", "damaged": " (made again, what is there is kept)"}
+    does |= {"interrupted": " (go on)", "running": " (left to the process that is at them)"}
+    does |= dict.fromkeys(record.ENDED, " (left as they are)")
+    said = [f"{counts[status]} {status}{does[status]}" for status in sorted(counts)]
+    answer = [f"{len(runs) + skipped} runs: " + ", ".join([*said, *([f"{skipped} skipped"] if skipped else [])])]
+    to_make = [each for each in runs if statuses[each.folder] not in (*record.ENDED, "running")]
+    return answer + ([_minutes(to_make, processes)] if to_make else [])
+
+
+def _minutes(runs: Sequence[Run], processes: int | None) -> str:
+    """The time of all steps that are left, where every run has an ended one like it; otherwise that it is unknown."""
+    paces = _paces(Path(runs[0].config["results_dir"]))
+    seconds, unknown, known = 0.0, 0, 0
+    for each in runs:
+        like = paces.get(_cost(each.config), [])
+        done = (record.known(each.folder).get("progress") or {}).get("step", 0)
+        is_going_on = record.status(each.folder) == "interrupted"
+        steps = each.config["steps"] - (done if is_going_on else 0)
+        unknown += not like
+        known = max(known, len(like))
+        seconds += steps * sum(like) / len(like) if like else 0.0
+    if unknown:
+        return f"minutes: unknown; of {unknown} of {len(runs)} runs none with such settings has ended on this machine"
+    at_once = min(len(runs), processes or 1)
+    how = f"{at_once} at once" if processes is not None else "one after another"
+    return (
+        f"minutes: about {seconds / at_once / 60:.1f}, {how}, at the pace of ended runs with such settings"
+        f"{_cold_starts(runs)}"
+    )
+
+
+def _cold_starts(runs: Sequence[Run]) -> str:
+    """How many supervised trainings come before the steps, and are not part of their pace."""
+    configs = [each.config for each in runs if execute.makes_cold_start(each.config)]
+    files = {Path(each["results_dir"]) / "cold_starts" / f"{cold_start.fingerprint(each)}.json" for each in configs}
+    absent = sum(not file.exists() for file in files)
+    return f"; cold starts come on top, {absent} of them" if absent else ""
+
+
+def _paces(results: Path) -> dict[str, list[float]]:
+    """Seconds per step of the runs that ended on a processor like this one, by what a step costs."""
+    found: dict[str, list[float]] = {}
+    for path in (results / "runs").glob("**/run.json"):
+        facts = record.known(path.parent)
+        pace = (facts.get("progress") or {}).get("seconds_per_step")
+        is_ours = facts.get("status") in record.ENDED and facts["machine"]["cpu"] == provenance.processor()
+        if is_ours and isinstance(pace, float):
+            found.setdefault(_cost(facts["config"]), []).append(pace)
+    return found
+
+
+def _cost(config: Mapping[str, Any]) -> str:
+    """The numbers of a config that the time of a step hangs on."""
+    sampling = config["algorithm"].get("sampling")
+    numbers = flatten({"sampling": sampling} | {key: config.get(key) for key in _COSTS})
+    return repr(sorted((key, str(value)) for key, value in numbers.items() if value is not None))

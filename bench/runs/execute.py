@@ -1,0 +1,200 @@
+"""One run from its config to its folder: cold start, steps, checkpoints, and how it ended."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from filelock import Timeout
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.runs import loggers, provenance, record, sweep_plan
+from steadymoe.bench.runs.record import Record
+from steadymoe.bench.statistics.collapse import Rule, detect
+from steadymoe.bench.support import blame, external
+from steadymoe.bench.support.revision import revision
+from steadymoe.bench.support.seeding import derive
+from steadymoe.bench.training import checkpoint, cold_start, samples
+from steadymoe.bench.training.trainer import Trainer
+from steadymoe.models import build, pretrained
+
+
+def launch(words: list[str]) -> None:
+    """Hand the words of a command line to Hydra, which calls ``_job`` once for each point.
+
+    Raises joblib's TerminatedWorkerError if a worker was killed, and one of ``sweep.lost()`` if a cluster's was.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra would print what goes wrong and exit
+    sweep_plan.begin()
+    sys.argv = ["steadymoe run", *words]
+    hydra.main(config_path=str(compose.CONF.resolve()), config_name="config", version_base="1.3")(_job)()
+
+
+def _job(_: DictConfig) -> str:
+    sweep_plan.stop_with_launcher()
+    os.chdir(HydraConfig.get().runtime.cwd)  # a Ray cluster's workers begin elsewhere, and results_dir may be relative
+    external.activate(compose.CONF)
+    overrides = HydraConfig.get().overrides
+    words = [word for word in overrides.hydra if not word.startswith("hydra.mode=")] + list(overrides.task)
+    return execute(compose.run(words))
+
+
+def refuse_other_config(run: compose.Run) -> None:
+    """Raise ConfigError if the run's folder holds results of another config."""
+    before = record.known(run.folder)
+    if before and before["config_hash"] != run.config_hash:
+        raise ConfigError(
+            f"{run.folder} holds a run of another config, {record.status(run.folder)} "
+            f"({identity.difference(before['config'], run.config)}); "
+            "choose another experiment_name, or remove that folder"
+        )
+
+
+def execute(run: compose.Run) -> str:
+    """Bring a run to its end, from where it was left, and return its status.
+
+    A run that has ended is left alone, and so is one that another process is at (``running``). Whatever
+    goes wrong inside is written to ``run.json`` as ``failed`` and does not stop the runs beside it.
+    """
+    refuse_other_config(run)
+    status = record.status(run.folder)
+    if status in record.ENDED or (run.config["retry"] == "failed" and status != "failed"):
+        return status
+    try:
+        with Record(run.folder, _facts(run)) as folder:
+            # Again, now that nobody else can change it: another process may have ended it meanwhile.
+            refuse_other_config(run)
+            if (why := record.damage(run.folder)) is not None:
+                folder.put_aside(why)
+            before = record.read_run(run.folder)
+            if before is not None and before["status"] in record.ENDED:
+                return before["status"]
+            try:
+                _train(run, folder)
+            except Exception as error:
+                try:
+                    folder.update(status="failed", error=blame.failure(error))
+                except OSError:  # a full disk, say: what is on it stays, and says that the run is not at its end
+                    print(f"steadymoe: {run.folder}: {blame.failure(error)}", file=sys.stderr)
+                    return "failed"
+            except BaseException:
+                folder.update(status="interrupted")
+                raise
+            return folder.run["status"]
+    except Timeout:
+        return "running"
+
+
+def _train(run: compose.Run, folder: Record) -> None:
+    config = run.config
+    torch.set_num_threads(config["threads"])
+    resume_from = checkpoint.step_of(folder.checkpoint) if _same_ground(folder) else None
+    if resume_from is not None and not folder.holds(resume_from):
+        folder.run["restarted"], resume_from = "rows of steps before its checkpoint are lost", None
+    folder.begin(resume_from)
+    samples.keep_until(folder.folder, resume_from)
+
+    task = instantiate(config["task"])
+    if "path" in config["model"]:
+        task.tokenizer = pretrained.load_tokenizer(config["model"]["path"])
+        model = pretrained.load(config["model"]["path"], config["device"], config["experts"])
+        made = {"checkpoint": config["model"]["path"]}
+    else:
+        seed = derive(config["seed"], "model")
+        model = build.build(config["model"]["config"], task.tokenizer, seed, config["device"], config["experts"])
+        made = cold_start.load_or_make(
+            model,
+            task,
+            config,
+            Path(config["results_dir"]) / "cold_starts",
+            on_check=lambda *check: folder.update(progress=dict(zip(cold_start.CHECK, check, strict=True))),
+        )
+    trainer = Trainer(model, task, config)
+    savings = {"share_prompts": trainer.learner.forwards.unshared or True}
+    folder.update(cold_start=folder.run["cold_start"] | made, savings=savings, **build.size(model))
+
+    if resume_from is None:
+        folder.append({"evaluations": trainer.evaluate(0)})
+    else:
+        checkpoint.load(folder.checkpoint, trainer.learner, trainer.sampler)
+    diverged, first = None, (resume_from or 0) + 1
+    rewards = record.read_table(folder.folder, "steps")["reward"].dropna().tolist()
+    begun = time.monotonic()
+    with loggers.sending(config, folder.folder, resumed=resume_from is not None) as send:
+        for step in range(first, config["steps"] + 1):
+            result = trainer.step(step)
+            samples.append(folder.folder, list(result.said))
+            folder.append(result.rows)
+            send(result.rows)
+            row = result.rows["steps"][0]
+            rewards += [row["reward"]] if "reward" in row else []
+            shown = {name: row.get(name) for name in ("reward", "eval_accuracy", "expert_change_rate")}
+            shown["best_reward"] = max(rewards, default=None)
+            shown["seconds_per_step"] = (time.monotonic() - begun) / (step - first + 1)
+            folder.update(progress={"step": step, "steps": config["steps"]} | shown)
+            if result.diverged_at_update is not None:
+                diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}
+                break
+            if step % config["checkpoint_every"] == 0 and step < config["steps"]:
+                checkpoint.save(folder.checkpoint, trainer.learner, trainer.sampler, step)
+
+    steps = record.read_table(folder.folder, "steps")
+    collapse = detect(steps, Rule(**config["collapse"]), config["updates_per_rollout"])
+    if diverged is None and collapse is not None:
+        diverged = {"reason": collapse.reason, "step": collapse.step, "update": None}
+    folder.end(
+        "finished" if diverged is None else "diverged",
+        diverged=diverged,
+        tokens=int(steps["tokens_sampled"].sum()),
+    )
+
+
+def _same_ground(folder: Record) -> bool:
+    """Whether a checkpoint in the folder is known to be made with these library versions and this code.
+
+    If not, the run starts anew, and ``run.json`` says so under ``restarted``.
+    """
+    before = record.read_run(folder.folder)
+    same = before is not None and provenance.difference(before) == provenance.Difference(None, None, None)
+    if folder.checkpoint.exists() and not same:
+        folder.run["restarted"] = "the library versions or the code have changed since its checkpoint"
+    return same
+
+
+def _facts(run: compose.Run) -> dict[str, Any]:
+    """What ``run.json`` says of a run before it starts."""
+    config = run.config
+    return {
+        "status": "running",
+        "experiment": config["experiment_name"],
+        **{group: run.choices[group] for group in ("algorithm", "correction", "routing", "engine", "model", "task")},
+        "axes": run.axes,
+        "axes_name": identity.axes_name(run.axes),
+        "seed": config["seed"],
+        "config_hash": run.config_hash,
+        "config_hash_without_seed": identity.config_hash(config | {"seed": None}),
+        "algorithm_code": provenance.code_hash(config),
+        "training_version": provenance.TRAINING_VERSION,
+        "command": run.command,
+        # Of a given cold start or checkpoint, its path is added later; it is none of the cached ones.
+        "cold_start": {"fingerprint": cold_start.fingerprint(config)} if makes_cold_start(config) else {},
+        "versions": provenance.versions(config),
+        "revision": revision(),
+        "machine": provenance.machine(config),
+        "config": config,
+        "diverged": None,
+        "error": None,
+    }
+
+
+def makes_cold_start(config: Mapping[str, Any]) -> bool:
+    """Whether a run of this config begins with a supervised training, unless it is cached."""
+    return config["cold_start"]["path"] is None and "path" not in config["model"]

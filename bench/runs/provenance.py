@@ -1,0 +1,171 @@
+"""What a run stands on: the code of its algorithm, the training code, the libraries, the machine.
+
+``python -m steadymoe.bench.runs.provenance > tests/recorded/training_code.json`` records what TRAINING_VERSION stands
+for.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steadymoe.bench.config.identity import flatten
+from steadymoe.bench.support import source
+from steadymoe.models import megablocks
+
+# Raise it by hand when numbers change that training records of a config and seed: runs of before are then "made by
+# other training code", and are not mixed with new ones. tests/runs/test_provenance.py notices when that may have happened.
+TRAINING_VERSION = 1
+
+# What any loss goes through, whatever its own file imports.
+_EVERY_LOSS = [f"steadymoe.algorithms.{name}" for name in ("batch", "loss", "objective", "ops")]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """In what a recorded run stands on other ground than the same run would today; None in what is the same."""
+
+    code: str | None
+    """What other code made it: "other code of its algorithm", "other training code (version 1; now 2)"."""
+    unknown: str | None
+    """Why its code cannot be compared."""
+    libraries: str | None
+    """What of the environment it was made with that is not here: "torch 2.11.0"."""
+
+    @property
+    def said(self) -> str | None:
+        """Why the run is stale, in words; None if it is not known to be."""
+        words = [
+            f"made by {self.code}" if self.code else None,
+            f"made with {self.libraries}" if self.libraries else None,
+        ]
+        return ", ".join(word for word in words if word) or None
+
+
+def difference(facts: Mapping[str, Any]) -> Difference:
+    """How today's ground differs from that of a run with these ``facts``, the contents of its ``run.json``.
+
+    What the facts name is looked up and read, and never imported.
+    """
+    config, recorded = facts["config"], facts["algorithm_code"]
+    training = facts.get("training_version", 1)
+    code = unknown = None
+    if not isinstance(recorded, str) or not recorded.startswith("ast1:"):
+        unknown = "recorded before code was compared by what it does" if recorded else "its code was not found"
+    elif (now := code_hash(config)) is None:
+        unknown = "its code is not at hand; STEADYMOE_PATH says where your own is"
+    elif now != recorded:
+        code = "other code of its algorithm" if not _outside(config) else "other code of its algorithm, task or engine"
+    if unknown is None and training != TRAINING_VERSION:
+        code = f"other training code (version {training}; now {TRAINING_VERSION})"
+    then = facts["versions"]
+    other = [f"{name} {then.get(name)}" for name, number in versions(config).items() if then.get(name) != number]
+    return Difference(code, unknown, ", ".join(other) or None)
+
+
+def code_hash(config: Mapping[str, Any]) -> str | None:
+    """Of what a user may change without a commit: loss, advantage, correction, and a task or engine of the user's own.
+
+    The classes' files and the local modules that they import, by their syntax trees (``source.digest``). What they
+    import from installed packages does not count. None where a class's file is not here or cannot be read.
+    """
+    try:
+        targets = [_module(target) for target in _targets(_losses(config))]
+        found = source.reachable([*targets, *_outside(config)], _counts)
+        return None if found is None else source.digest([*found.values(), *_files(_EVERY_LOSS)])
+    except (ValueError, OSError):
+        return None
+
+
+def training_code() -> dict[str, Any]:
+    """TRAINING_VERSION, and a hash of every module whose change can change what training records, by its file."""
+    roots = [
+        "training.trainer",
+        "training.cold_start",
+        *(f"tasks.{path.stem}" for path in (source.SUITE / "bench/tasks").glob("[a-z]*.py")),
+    ]
+    found = source.reachable(
+        [*(f"steadymoe.bench.{name}" for name in roots), "steadymoe.models.pretrained"],
+        lambda module, file: source.is_of_suite(file, "bench", "models"),
+    )
+    files = sorted((found or {}).values())
+    return {
+        "version": TRAINING_VERSION,
+        "modules": {file.relative_to(source.SUITE).as_posix(): source.digest([file]) for file in files},
+    }
+
+
+def versions(config: Mapping[str, Any]) -> dict[str, str]:
+    """Of what a run of this config stands on; a checkpoint's life ends when one changes."""
+    packages = ["steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core"]
+    packages += ["triton", "megablocks"] if config.get("experts") == megablocks.NAME else []
+    return {"python": platform.python_version()} | {name: _version(name) for name in packages}
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    if Path("/proc/cpuinfo").exists():
+        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        if names:
+            return names[0].partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def machine(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The machine that a run of this config is made on."""
+    facts = {"system": platform.system(), "cpu": processor(), "cores": os.cpu_count(), "threads": config["threads"]}
+    if config["device"] == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a foreign run's back end
+        return "absent"
+
+
+def _losses(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {part: config.get(part) for part in ("algorithm", "advantage", "correction")}
+
+
+def _targets(config: Mapping[str, Any]) -> list[str]:
+    """The classes that a config names, once each."""
+    return sorted({str(value) for key, value in flatten(config).items() if key.endswith("_target_")})
+
+
+def _outside(config: Mapping[str, Any]) -> list[str]:
+    """The modules of task, engine and model that are neither the suite's nor an installed package's."""
+    others = {_module(target) for target in _targets(config)} - {_module(t) for t in _targets(_losses(config))}
+
+    def is_ours_or_installed(module: str) -> bool:
+        file = source.find(module)
+        return file is not None and (source.is_of_suite(file) or source.is_installed(file))
+
+    return [module for module in sorted(others) if not is_ours_or_installed(module)]
+
+
+def _module(target: str) -> str:
+    return target.rpartition(".")[0]
+
+
+def _counts(module: str, file: Path) -> bool:
+    """Whether code counts that a loss imports: the user's own, and the suite's algorithms, but not their list."""
+    if source.is_of_suite(file):
+        return source.is_of_suite(file, "algorithms") and module != "steadymoe.algorithms"
+    return not source.is_installed(file)
+
+
+def _files(modules: list[str]) -> list[Path]:
+    return [file for module in modules if (file := source.find(module)) is not None]
+
+
+if __name__ == "__main__":
+    print(json.dumps(training_code(), indent=2))

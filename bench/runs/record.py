@@ -1,0 +1,225 @@
+"""The folder of a run: ``run.json`` and four tables, written as the run goes and never overwritten silently.
+
+While a run goes on its rows are appended to ``<table>.jsonl``; when it ends they become
+``<table>.parquet``. Whatever kills it, the rows of finished steps are there.
+"""
+
+import json
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
+
+from steadymoe.bench.measurement.columns import TABLES
+from steadymoe.bench.runs.damage import Damaged, checksum, in_facts, in_tables, put_aside
+from steadymoe.bench.support import atomic_files
+
+# A run that has one of these has said all it will say.
+ENDED = ("finished", "diverged")
+
+# Asking for the status of a run takes its lock for a moment; who wants to keep it waits longer than that.
+_PROBE_SECONDS = 3
+
+Row = dict[str, Any]
+
+
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """``run.json`` of a run folder, None where there is none. Raises Damaged, a ValueError, if it is not of a run."""
+    path = folder / "run.json"
+    try:
+        facts = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if (why := in_facts(facts)) is not None:
+        raise Damaged(f"{path} is not of a run: {why}")
+    return facts
+
+
+def known(folder: Path) -> dict[str, Any]:
+    """The same, empty where there is none or none that can be read."""
+    try:
+        return read_run(folder) or {}
+    except Damaged:
+        return {}
+
+
+def damage(folder: Path) -> str | None:
+    """Why what is in the folder is no whole run, in one line; None if it is, or if there is none."""
+    try:
+        facts = read_run(folder)
+    except Damaged as error:
+        return str(error)
+    return in_tables(folder, facts) if facts is not None and facts["status"] in ENDED else None
+
+
+def status(folder: Path) -> str:
+    """``finished``, ``diverged``, ``failed``, ``running``, ``interrupted``, ``missing``, or ``damaged``.
+
+    Damaged is a ``run.json`` that is not of a run, and a run that has ended and whose tables are not whole.
+    """
+    try:
+        facts = read_run(folder)
+    except Damaged:
+        return "damaged"
+    if facts is None:
+        return "missing"
+    is_whole = facts["status"] not in ENDED or in_tables(folder, facts) is None
+    return as_told(folder, facts) if is_whole else "damaged"
+
+
+def as_told(folder: Path, facts: dict[str, Any]) -> str:
+    """The status of a run by its ``run.json`` alone, without a look at its tables."""
+    if facts["status"] == "running" and not _locked(folder):
+        return "interrupted"  # killed before it could say so
+    return facts["status"]
+
+
+def read_table(folder: Path, table: str) -> pd.DataFrame:
+    """One table of a run, finished or not, with the columns of ``columns.TABLES``; whole steps only.
+
+    Raises Damaged if the table of a run that has ended cannot be read.
+    """
+    path = folder / f"{table}.parquet"
+    if path.exists():
+        try:
+            return pq.read_table(path, schema=_schema(table)).to_pandas()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            said = " ".join(str(error).split())
+            raise Damaged(f"{path} cannot be read ({said}); remove {folder} to have that run made again") from error
+    rows = _read_rows(folder, table)
+    if table != "steps":
+        # "steps" is written last: what has no step there yet belongs to a step that did not finish.
+        steps = [row["step"] for row in _read_rows(folder, "steps")]
+        rows = [row for row in rows if row["step"] <= max(steps, default=0)]
+    return _to_arrow(rows, table).to_pandas()
+
+
+class Record:
+    """Writes the folder of one run. Use as a context: it holds the folder's lock while it is open."""
+
+    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
+        """``facts`` is what is known before the run: config, hash, command, versions, machine, …"""
+        self.folder = folder
+        self.run: dict[str, Any] = facts
+        self._lock = FileLock(folder / ".lock")
+        self._begun = datetime.now(UTC)
+        self._seconds_before = 0.0
+
+    def __enter__(self) -> "Record":
+        """Take the folder; raises filelock.Timeout if another process has it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire(timeout=_PROBE_SECONDS)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the run's checkpoint is, or would be."""
+        return self.folder / "checkpoint.safetensors"
+
+    def begin(self, resume_from: int | None) -> None:
+        """Mark the run as running; rows after step ``resume_from`` are dropped, all of them if None."""
+        before = read_run(self.folder)
+        if resume_from is None:
+            self.checkpoint.unlink(missing_ok=True)  # or a later resume would take it for this run's
+        for table in TABLES:
+            (self.folder / f"{table}.parquet").unlink(missing_ok=True)  # of an end that was not reached
+        if before is not None and resume_from is not None:
+            self._seconds_before = before["wall_seconds"]
+            self.run["started"] = before["started"]
+        for table in TABLES:
+            rows = [] if resume_from is None else _read_rows(self.folder, table)
+            kept = [row for row in rows if row["step"] <= (resume_from or 0)]
+            text = "".join(_line(row) for row in kept)
+            atomic_files.write(self.folder / f"{table}.jsonl", partial(Path.write_text, data=text))
+        self.run.setdefault("started", self._begun.isoformat(timespec="seconds"))
+        self.update(status="running")
+
+    def holds(self, step: int) -> bool:
+        """Whether the rows of all steps up to ``step`` can be read, so that the run can go on after it."""
+        wanted = set(range(1, step + 1))
+        try:
+            steps, updates = ({row["step"] for row in _read_rows(self.folder, name)} for name in ("steps", "updates"))
+            for table in TABLES:
+                _to_arrow(_read_rows(self.folder, table), table)
+        except (OSError, ValueError, TypeError, KeyError, pa.ArrowException):
+            return False
+        return wanted <= steps and wanted <= updates
+
+    def put_aside(self, why: str) -> Path:
+        """Move a damaged run out of the folder, so that this one can be made; say where it is, and ``why``."""
+        place = put_aside(self.folder, Path(self.run["config"]["results_dir"]))
+        self.run["restarted"] = f"what was here was damaged ({why}) and is kept in {place}"
+        return place
+
+    def append(self, rows: dict[str, list[Row]]) -> None:
+        """Add the rows of a finished step; ``steps`` goes last and seals the others."""
+        for table in sorted(rows, key="steps".__eq__):
+            unknown = {name for row in rows[table] for name in row} - TABLES[table].keys()
+            if unknown:
+                raise KeyError(f"columns that {table} does not have: {sorted(unknown)}")
+            with (self.folder / f"{table}.jsonl").open("a") as file:
+                file.write("".join(_line(row) for row in rows[table]))
+
+    def update(self, **facts: Any) -> None:
+        """Write ``run.json`` again with new facts."""
+        seconds = (datetime.now(UTC) - self._begun).total_seconds()
+        self.run |= facts | {"wall_seconds": round(self._seconds_before + seconds, 3)}
+        atomic_files.write_json(self.folder / "run.json", self.run)
+
+    def end(self, status: str, **facts: Any) -> None:
+        """Turn the rows into parquet, say how the run ended, and drop what only resuming needs."""
+        checksums = {}
+        for table in TABLES:
+            arrow, path = _to_arrow(_read_rows(self.folder, table), table), self.folder / f"{table}.parquet"
+            atomic_files.write(path, partial(pq.write_table, arrow))
+            checksums[table] = checksum(path)
+        self.run["tables"] = checksums
+        self.update(status=status, ended=datetime.now(UTC).isoformat(timespec="seconds"), **facts)
+        self.checkpoint.unlink(missing_ok=True)
+        for table in TABLES:
+            (self.folder / f"{table}.jsonl").unlink(missing_ok=True)
+
+
+def _locked(folder: Path) -> bool:
+    if not (folder / ".lock").exists():
+        return False  # or asking would make one
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError):  # the latter: a lock that is not ours to take, so the run's own word counts
+        return True
+    lock.release()
+    return False
+
+
+def _line(row: Row) -> str:
+    # json keeps every bit of a float, and nan and inf by Python's own names for them.
+    return json.dumps(row) + "\n"
+
+
+def _read_rows(folder: Path, table: str) -> list[Row]:
+    path = folder / f"{table}.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()  # torn by a kill
+    return [json.loads(line) for line in lines]
+
+
+def _schema(table: str) -> pa.Schema:
+    return pa.schema([(name, kind) for name, (kind, _) in TABLES[table].items()])
+
+
+def _to_arrow(rows: list[Row], table: str) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=_schema(table))

@@ -1,0 +1,72 @@
+"""Ended runs that their command would make otherwise today: refused, or set aside and made anew."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.runs import provenance, record
+
+
+def refuse_other_code(runs: Sequence[compose.Run]) -> None:
+    """Raise ConfigError if one of ``runs`` has ended and was made by other code; library versions are not looked at."""
+    found = {run.folder: found.code for run in runs if (found := _difference(run)) is not None and found.code}
+    if found:
+        (first, code), others = next(iter(found.items())), len(found) - 1
+        beside = f", and so were {others} more of these {len(runs)} runs" if others else ""
+        raise ConfigError(
+            f"{first} was made by {code}{beside}; add --redo to make anew what is stale (what is there is kept in "
+            f"{_aside(runs[0])}), or choose another experiment_name"
+        )
+
+
+def set_aside(runs: Sequence[compose.Run]) -> list[str]:
+    """Move away what is stale of ``runs``, so that it is made anew; returns a line for each.
+
+    Stale is what ``steadymoe status`` calls so: an ended run of other code, other training code or other library
+    versions. Its folder goes to ``results/replaced/``, which nothing reads, under its own name and a number.
+    """
+    lines = []
+    for run in runs:
+        if (found := _difference(run)) is None or found.said is None:
+            continue
+        try:
+            with FileLock(run.folder / ".lock", timeout=0):
+                if _difference(run) == found:  # or another process has begun it anew
+                    lines.append(f"made anew: {run.folder}, {found.said}; the run that was there: {_move(run)}")
+        except Timeout:
+            continue
+    return lines or ["none of these runs is stale; nothing is made anew"]
+
+
+def left(runs: Sequence[compose.Run]) -> str | None:
+    """A line on the ended runs whose code cannot be compared, which are left as they are; None without any."""
+    unknown = [found.unknown for run in runs if (found := _difference(run)) is not None and found.unknown]
+    if not unknown:
+        return None
+    why = "; ".join(dict.fromkeys(unknown))
+    return f"{len(unknown)} of {len(runs)} runs with code that cannot be compared are left as they are ({why})"
+
+
+def _difference(run: compose.Run) -> provenance.Difference | None:
+    """For a run that has ended."""
+    facts = record.read_run(run.folder) if record.status(run.folder) in record.ENDED else None
+    return None if facts is None else provenance.difference(facts)
+
+
+def _results(run: compose.Run) -> Path:
+    return Path(run.config["results_dir"]).absolute()
+
+
+def _aside(run: compose.Run) -> Path:
+    return _results(run) / "replaced"
+
+
+def _move(run: compose.Run) -> Path:
+    place, number = _aside(run) / run.folder.relative_to(_results(run) / "runs"), 1
+    place.mkdir(parents=True, exist_ok=True)
+    while (place / str(number)).exists():
+        number += 1
+    return run.folder.rename(place / str(number))

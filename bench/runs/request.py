@@ -1,0 +1,177 @@
+"""What ``steadymoe run`` does with its words: flags, refusals before anything is touched, the launch, the outcome."""
+
+import shlex
+import signal
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+from rich.console import Console
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.compose import ConfigError, Run
+from steadymoe.bench.runs import dry, execute, outcome, progress, record, redo, sweep_plan
+from steadymoe.bench.support.text import visible
+
+# How often a sweep goes on by itself after one of its workers was killed.
+_RELAUNCHES = 3
+
+
+def answer(words: list[str]) -> int:
+    """Make the runs that ``words`` ask for; the exit code: 0, 1 if one failed, 2 for what cannot be met, 130."""
+    console = Console(markup=False, highlight=False)  # what is shown comes from data
+    try:
+        flags = _flags(words)
+        if "--help" in flags.prints:
+            execute.launch(flags.prints)
+            return 0
+        runs = compose.plan(flags.overrides, flags.multirun)
+        if flags.prints:
+            _refuse_swept_print(flags)
+            execute.launch([*flags.prints, *flags.overrides])
+            return 0
+        sweep_plan.refuse_absent_cluster(flags.overrides)
+        for each in runs:
+            execute.refuse_other_config(each)
+        if not flags.redo:
+            redo.refuse_other_code(runs)
+        asked, overrides = len(runs), flags.overrides
+        if flags.only_failed:
+            runs, overrides = _failed(runs), [*overrides, "retry=failed"]
+        if flags.dry:
+            at_once = compose.at_once(flags.overrides, flags.multirun)
+            for line in dry.lines(runs, asked - len(runs), at_once):
+                _say(console, line)
+            return 0
+        _make_folder(Path(runs[0].config["results_dir"]))
+        sweep_plan.remember(runs)
+        for line in redo.set_aside(runs) if flags.redo else ():
+            _say(console, line)
+    except (ConfigError, ValueError, OSError) as error:
+        print(f"steadymoe: {visible(error)}", file=sys.stderr)
+        return 2
+    if len(runs) < asked:
+        _say(console, f"{asked - len(runs)} of {asked} runs have not failed and are left for a run of all")
+    before = {each.folder: record.status(each.folder) for each in runs}
+    waiting = [each for each in runs if before[each.folder] not in record.ENDED]
+    if len(waiting) < len(runs):
+        _say(console, f"{len(runs) - len(waiting)} of {len(runs)} runs have ended before and are left as they are")
+        if (unknown := redo.left(runs)) is not None:
+            _say(console, unknown)
+    for each in waiting:
+        if before[each.folder] == "damaged":
+            _say(console, f"damaged, made again: {each.folder} ({record.damage(each.folder)})")
+    lost = False
+    if waiting:
+        code = _launch(runs, ["-m", *overrides] if flags.multirun else overrides, console)
+        if code == 130:
+            return code
+        lost = code != 0
+    return 1 if _outcome(runs, console) or lost else 0
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(visible(text), soft_wrap=True)
+
+
+def _launch(runs: Sequence[Run], words: list[str], console: Console) -> int:
+    """Make the runs while their progress is shown: 0, 1 where a launcher has lost a job, 130 if interrupted."""
+    # A batch system's way to end a job is treated as Ctrl-C: the workers are stopped too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with progress.watch(runs, console):
+            for left in range(_RELAUNCHES, -1, -1):
+                try:
+                    execute.launch(words)
+                    break
+                except TerminatedWorkerError:  # the others are ended with it, and go on from their checkpoints
+                    further = "the sweep goes on" if left else "once too often; the same command goes on"
+                    print(f"steadymoe: a worker was killed (out of memory?); {further}", file=sys.stderr)
+    except sweep_plan.lost() as error:
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        print(f"steadymoe: the launcher has lost a job; the others may go on. {visible(why)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("steadymoe: interrupted; the same command goes on from the last checkpoints", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _outcome(runs: Sequence[Run], console: Console) -> bool:
+    """Say how the runs ended, and what comes next; whether any has failed."""
+    statuses = {each.folder: record.status(each.folder) for each in runs}
+    counts = Counter(statuses.values())
+    _say(console, ", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
+    for line in outcome.lines(runs):
+        _say(console, line)
+    failed = [each for each in runs if statuses[each.folder] not in (*record.ENDED, "running")]
+    for each in failed:
+        last = str(record.known(each.folder).get("error") or "").strip().splitlines()[-1:]
+        print(f"steadymoe: {statuses[each.folder]}: {visible(' '.join(last))}", file=sys.stderr)
+        print(f"  again: {visible(each.command)}", file=sys.stderr)
+    results, experiment = runs[0].config["results_dir"], runs[0].config["experiment_name"]
+    where = "" if results == "results" else f" --results {shlex.quote(results)}"
+    _say(console, f"next: steadymoe report --experiment {experiment}{where}")
+    return bool(failed)
+
+
+def _failed(runs: Sequence[Run]) -> list[Run]:
+    """The runs that ``--retry-failed`` looks at: those that failed, beside those that have ended."""
+    statuses = [record.status(each.folder) for each in runs]
+    if "failed" not in statuses:
+        raise ConfigError(f"--retry-failed: of {len(runs)} runs none has failed; without it the others are run")
+    return [each for each, status in zip(runs, statuses, strict=True) if status in (*record.ENDED, "failed")]
+
+
+def _make_folder(results: Path) -> None:
+
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"results_dir={results} cannot be written: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Flags:
+    """The words of ``steadymoe run``, sorted."""
+
+    multirun: bool
+    only_failed: bool
+    redo: bool
+    dry: bool
+    prints: list[str]
+    """Flags that only print, as Hydra takes them."""
+    overrides: list[str]
+
+
+def _flags(words: list[str]) -> _Flags:
+
+    given, prints, overrides = set(), [], []
+    rest = iter(words)
+    for word in rest:
+        if word in ("-m", "--multirun", "--retry-failed", "--redo", "--dry"):
+            given.add("-m" if word == "--multirun" else word)
+        elif word in ("-h", "--help"):
+            prints = ["--help"]
+        elif word in ("--cfg", "--info"):
+            prints += [word, next(rest, "job" if word == "--cfg" else "all")]
+        elif word.startswith("-"):
+            raise ConfigError(
+                f"{word} is no flag of steadymoe run; "
+                "it takes -m, --dry, --retry-failed, --redo, --cfg job, --info all, --help, key=value"
+            )
+        else:
+            overrides.append(word)
+    if {"--retry-failed", "--redo"} <= given:
+        raise ConfigError("--redo is for runs that have ended, --retry-failed for others; use one of them")
+    return _Flags("-m" in given, "--retry-failed" in given, "--redo" in given, "--dry" in given, prints, overrides)
+
+
+def _refuse_swept_print(flags: _Flags) -> None:
+
+    swept = compose.swept(flags.overrides)
+    if swept:
+        raise ConfigError(f"{flags.prints[0]} prints one config: give one value in {', '.join(swept)}")

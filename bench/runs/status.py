@@ -1,0 +1,65 @@
+"""What lies on disk: how many runs of each experiment ended, and the commands of those that did not."""
+
+from collections import Counter
+from pathlib import Path
+
+from steadymoe.bench.runs import provenance, record, sweep_plan
+from steadymoe.bench.support.text import visible
+
+# What there is left to do about a run, and how each is announced.
+_TO_DO = ("failed", "interrupted", "missing", "damaged")
+
+
+def of_experiment(folder: Path) -> dict[Path, str]:
+    """The status of every run below an experiment's folder, those that are planned and not there included."""
+    found = {path.parent for path in folder.glob("**/run.json")}
+    asked_for = {folder / name for name in sweep_plan.planned(folder)}
+    return {run: record.status(run) for run in sorted(found | asked_for)}
+
+
+def lines(results: Path) -> list[str]:
+    """The answer of ``steadymoe status``, line by line; what is recorded is shown with ``visible``.
+
+    What the runs name is read at most, never imported.
+    """
+    folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir())
+    by_experiment = {folder: statuses for folder in folders if (statuses := of_experiment(folder))}
+    answer = []
+    for folder in folders:
+        plan, why = sweep_plan.read_plan(folder)
+        if why is not None:
+            what = "a run of this experiment writes it anew, and runs that never began are not known"
+            answer.append(f"{visible(folder.name)}: plan.json cannot be read ({visible(why)}); {what}")
+        if folder in by_experiment:
+            answer += _of_runs(folder, by_experiment[folder], plan)
+    return answer or [
+        f"no runs below {visible(results / 'runs')}; start some with: steadymoe run experiment=quickstart"
+    ]
+
+
+def _of_runs(folder: Path, statuses: dict[Path, str], plan: dict[str, str]) -> list[str]:
+    """What is said of one experiment."""
+    ended = [run for run, status in statuses.items() if status in record.ENDED]
+    now = {run: provenance.difference(record.read_run(run) or {}) for run in ended}
+    stale = {run: found.said for run, found in now.items() if found.said is not None}
+    unknown = Counter(found.unknown for run, found in now.items() if found.unknown and run not in stale)
+    counts = Counter(statuses.values())
+    said = [f"{counts[name]} {name}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
+    answer = [f"{visible(folder.name)}: " + ", ".join(said)]
+    for run, status in statuses.items():
+        where, facts = visible(run.relative_to(folder.parent)), record.known(run)
+        command = facts.get("command") or plan.get(str(run.relative_to(folder)))
+        if status in _TO_DO:
+            why = f" ({visible(record.damage(run))})" if status == "damaged" else ""
+            answer.append(f"  {status}: {where}{why}")
+            if status == "failed":
+                answer += [f"    {visible(line)}" for line in str(facts.get("error") or "").strip().splitlines()[-1:]]
+            if command is not None:
+                answer.append(f"    again: {visible(command)}")
+            else:
+                answer.append(f"    no command is known that makes it; it can be removed: {visible(run)}")
+        elif run in stale:
+            answer.append(f"  stale: {where} ({visible(stale[run])})")
+            answer.append(f"    again: {visible(command)} --redo")
+    answer += [f"  {unknown[why]} ended with code that cannot be compared: {visible(why)}" for why in unknown]
+    return answer

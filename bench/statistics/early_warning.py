@@ -1,0 +1,128 @@
+"""Early warning: whether, and how many steps before a collapse, a metric crosses a threshold.
+
+``steps`` is ``collect.steps``: arm, seed, step, metric, value. ``runs`` has a row per run: arm, seed, and
+``collapsed``, the step of its collapse or nan. One number per run; runs of several arms on one seed share a cold start
+and depend on each other, so that every interval is that of seeds, each with all of its runs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from steadymoe.bench.statistics.comparisons import clustered_superiority
+from steadymoe.bench.statistics.estimates import POSITIVE, Estimate, clustered_share, over_seeds
+
+# Metrics whose fall is the warning; of the others it is the rise.
+FALLING = (
+    "reward",
+    "eval_accuracy",
+    "entropy",
+    "ess",
+    "rollout_ess",
+    "rollout_probability_correlation",
+    "router_confidence",
+    "router_margin",
+    "router_shift_mean",
+    "router_shift_min",
+    "router_shift_p10",
+    "rollout_router_shift_mean",
+    "rollout_router_shift_min",
+    "rollout_router_shift_p10",
+    "load_entropy",
+)
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What one threshold on one metric is worth."""
+
+    threshold: float
+    """On the metric's own scale; beyond it (above, or below a falling metric) is a warning."""
+    false_alarms: Estimate
+    """Share of the stable runs that cross it; n of them."""
+    caught: Estimate
+    """Share of the collapsing runs that cross it early enough; n of them."""
+    lead: Estimate
+    """Steps from the first crossing to the collapse: of each seed the mean over its caught runs, mean over n seeds."""
+
+
+def extremes(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int = 1) -> pd.DataFrame:
+    """Of every run the most alarming value of a metric while a warning is still one: arm, seed, collapsed, extreme.
+
+    A run that collapses at step c is looked at up to step c − ``least_lead``; −∞ if that is before its first
+    value. A stable run is looked at up to the last step at which any collapsing run is, and to its end if none
+    collapses: it has at least as many steps to cross as those, which makes false alarms likelier, not rarer.
+    Falling metrics (``FALLING``) have their sign turned, so that higher is always worse.
+    """
+    early = _while_early(steps, runs, metric, least_lead)
+    worst = early.groupby(["arm", "seed"])["alarm"].max().rename("extreme").reset_index()
+    joined = runs[["arm", "seed", "collapsed"]].merge(worst, how="left", on=["arm", "seed"])
+    measured = steps.loc[steps["metric"] == metric, ["arm", "seed"]].drop_duplicates()
+    joined = joined.merge(measured, on=["arm", "seed"])  # a run without the metric says nothing of it
+    return joined.assign(extreme=joined["extreme"].fillna(-np.inf))
+
+
+def roc(extremes: pd.DataFrame) -> pd.DataFrame:
+    """At every threshold, from the strictest: threshold, false_alarms, caught: shares of runs whose extreme is above.
+
+    The threshold is on the scale of ``extremes``. The first row is (0, 0) and the last (1, 1).
+    """
+    stable = extremes.loc[extremes["collapsed"].isna(), "extreme"].to_numpy(float)
+    falling = extremes.loc[extremes["collapsed"].notna(), "extreme"].to_numpy(float)
+    if not len(stable) or not len(falling):
+        return pd.DataFrame(columns=["threshold", "false_alarms", "caught"])
+    levels = np.unique(np.concatenate([stable, falling]))[::-1]
+    rows = [(level, (stable > level).mean(), (falling > level).mean()) for level in levels]
+    return pd.DataFrame([*rows, (-np.inf, 1.0, 1.0)], columns=["threshold", "false_alarms", "caught"])
+
+
+def auc(extremes: pd.DataFrame, level: float = 0.95) -> Estimate:
+    """Area under ``roc``: the probability that a collapsing run looks worse beforehand than a stable one ever does.
+
+    Interval: that of ``comparisons.clustered_superiority`` with seeds as clusters; n is the number of seeds.
+    """
+    gone = extremes["collapsed"].notna().to_numpy()
+    values, seeds = extremes["extreme"].to_numpy(float), extremes["seed"].to_numpy()
+    return clustered_superiority(values[gone], seeds[gone], values[~gone], seeds[~gone], level)
+
+
+def alarm(
+    steps: pd.DataFrame, runs: pd.DataFrame, metric: str, false_alarm_rate: float = 0.1, least_lead: int = 1
+) -> Alarm | None:
+    """The lowest threshold that at most ``false_alarm_rate`` of the stable runs cross, and what it catches how early.
+
+    None without stable or without collapsing runs. The threshold is chosen on the very runs it is judged on,
+    so the rate of false alarms on new ones is higher: with n stable runs by up to 1/(n + 1).
+    """
+    worst = extremes(steps, runs, metric, least_lead)
+    gone = worst["collapsed"].notna()
+    if gone.all() or not gone.any():
+        return None
+    stable = np.sort(worst.loc[~gone, "extreme"].to_numpy(float))
+    allowed = int(np.floor(false_alarm_rate * len(stable) + 1e-9))  # 0.29 of 100 is 29
+    threshold = stable[len(stable) - 1 - allowed] if allowed < len(stable) else -np.inf
+    early = _while_early(steps, runs[runs["collapsed"].notna()], metric, least_lead)
+    first = early[early["alarm"] > threshold].groupby(["arm", "seed"])[["step", "collapsed"]].min()
+    return Alarm(
+        threshold=float(-threshold if metric in FALLING else threshold),
+        false_alarms=_share(worst[~gone], threshold),
+        caught=_share(worst[gone], threshold),
+        lead=over_seeds((first["collapsed"] - first["step"]).groupby("seed").mean().tolist(), bounds=POSITIVE),
+    )
+
+
+def _share(runs: pd.DataFrame, threshold: float) -> Estimate:
+    """Of runs with their ``extreme``, the share beyond a threshold, by seed."""
+    beyond = (runs["extreme"] > threshold).groupby(runs["seed"]).agg(["sum", "count"])
+    return clustered_share(beyond["sum"].tolist(), beyond["count"].tolist())
+
+
+def _while_early(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int) -> pd.DataFrame:
+    """The metric, higher for worse (``alarm``), of every run up to the last step at which it would be a warning."""
+    until = runs["collapsed"] - least_lead
+    horizon = until.max() if until.notna().any() else np.inf
+    chosen = steps.loc[steps["metric"] == metric, ["arm", "seed", "step", "value"]].dropna(subset="value")
+    chosen = chosen.merge(runs[["arm", "seed", "collapsed"]].assign(until=until.fillna(horizon)), on=["arm", "seed"])
+    chosen = chosen[chosen["step"] <= chosen["until"]]
+    return chosen.assign(alarm=-chosen["value"] if metric in FALLING else chosen["value"])

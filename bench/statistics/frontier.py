@@ -1,0 +1,111 @@
+"""The stability frontier: over two axes of a sweep, how far runs stay stable, and one number for it.
+
+``runs`` has a row per run: seed, the two axes' columns, both above 0, and ``stable``, true if it did not collapse.
+The second axis is the one that is pushed: on learning rate × updates per rollout, the highest number of updates that
+each learning rate bears.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
+
+from steadymoe.bench.statistics.estimates import (
+    LEAST_FOR_BOOTSTRAP,
+    LEAST_FOR_INTERVAL,
+    Estimate,
+    bootstrap_interval,
+    share,
+)
+
+# The share of seeds that must be stable.
+STABLE = 0.5
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Where at least half of the seeds stay stable."""
+
+    shares: pd.DataFrame
+    """A row per point of the grid: x, y, stable (``Estimate`` of the share of seeds), n."""
+    line: pd.DataFrame
+    """A row per x: x, y, the frontier. At the grid's lowest y nothing is stable; at its highest it may lie beyond."""
+    area: Estimate
+    """Share of the grid, both axes logarithmic, below the line; n is the number of seeds."""
+
+
+def frontier(runs: pd.DataFrame, x: str, y: str, level: float = 0.95, resamples: int = 2000) -> Frontier:
+    """The frontier of one algorithm over columns ``x`` and ``y`` of its runs. Ours; there is no paper.
+
+    Going up in y from the lowest, the line is where the share of stable seeds first falls below one half, found
+    between two points of the grid by a straight line over log y: stability that returns further up does not
+    count. Where the lowest y is not stable it is that y, and where all are it is the highest.
+
+    The area is the integral of (log y − log y_min)/(log y_max − log y_min) over log x, divided by its range: 0 where
+    nothing is stable, 1 where everything is. Interval over seeds, each with all its points of the grid: BCa
+    bootstrap from ten seeds, below that t with the jackknife's variance (Efron 1982, chapter 3), none below three.
+
+    Raises ValueError for a grid of fewer than two y, for axes that are not above 0, and for points without runs.
+    """
+    if (runs[[x, y]] <= 0).any(axis=None) or runs[y].nunique() < 2:
+        raise ValueError(f"{x} and {y} need values above 0, and {y} at least two of them")
+    cells = runs.assign(stable=runs["stable"].astype(float)).pivot_table("stable", "seed", [x, y], sort=True)
+    xs, ys = np.sort(runs[x].unique()).astype(float), np.sort(runs[y].unique()).astype(float)
+    missing = [(a, b) for a in xs for b in ys if (a, b) not in cells.columns]
+    if missing:
+        raise ValueError(f"no run at {x}={missing[0][0]:g}, {y}={missing[0][1]:g}, and the grid must be full")
+    stable_SXY = cells.to_numpy().reshape(-1, len(xs), len(ys))
+    rows = [
+        {"x": xs[i], "y": ys[j], "stable": share(float(np.nansum(column)), int((~np.isnan(column)).sum()), level)}
+        for i in range(len(xs))
+        for j in range(len(ys))
+        for column in [stable_SXY[:, i, j]]
+    ]
+    shares = pd.DataFrame(rows)
+    shares["n"] = [estimate.n for estimate in shares["stable"]]
+    line = pd.DataFrame({"x": xs, "y": np.exp(_line(np.nanmean(stable_SXY, axis=0), np.log(ys)))})
+    return Frontier(shares, line, _area(stable_SXY, np.log(xs), np.log(ys), level, resamples))
+
+
+def _line(share_XY: np.ndarray, log_ys: np.ndarray) -> np.ndarray:
+    """log y of the frontier at every x."""
+    found = np.full(share_XY.shape[:-1], log_ys[-1])
+    for j in range(len(log_ys) - 1, 0, -1):  # downwards, so that the lowest crossing is the one that stays
+        before, after = share_XY[..., j - 1], share_XY[..., j]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            between = log_ys[j - 1] + (log_ys[j] - log_ys[j - 1]) * (before - STABLE) / (before - after)
+        found = np.where((before >= STABLE) & (after < STABLE), between, found)
+    return np.where(share_XY[..., 0] < STABLE, log_ys[0], found)
+
+
+def _below(share_XY: np.ndarray, log_xs: np.ndarray, log_ys: np.ndarray) -> np.ndarray:
+    """The share of the grid below the frontier."""
+    height = (_line(share_XY, log_ys) - log_ys[0]) / (log_ys[-1] - log_ys[0])
+    if len(log_xs) == 1:
+        return height[..., 0]
+    return np.trapezoid(height, log_xs, axis=-1) / (log_xs[-1] - log_xs[0])
+
+
+def _area(stable_SXY: np.ndarray, log_xs: np.ndarray, log_ys: np.ndarray, level: float, resamples: int) -> Estimate:
+    n = len(stable_SXY)
+    everywhere = np.nanmean(stable_SXY, axis=0)
+
+    def of_seeds(seeds: np.ndarray, axis: int = -1) -> np.ndarray:
+        """The area with seeds (…, S) drawn again; a point of the grid whose seeds were not drawn keeps its share."""
+        chosen = stable_SXY[np.moveaxis(np.atleast_1d(seeds).astype(int), axis, 0)]
+        count = (~np.isnan(chosen)).sum(axis=0)
+        drawn = np.where(count > 0, np.nansum(chosen, axis=0) / np.maximum(count, 1), everywhere)
+        return _below(drawn, log_xs, log_ys)
+
+    area = float(_below(everywhere, log_xs, log_ys))
+    left_out = np.array([of_seeds(np.delete(np.arange(n), seed)) for seed in range(n)]) if n > 1 else np.zeros(1)
+    if n < LEAST_FOR_INTERVAL:
+        return Estimate(area, np.nan, np.nan, n)
+    if np.ptp(left_out) == 0:  # all seeds alike
+        return Estimate(area, area, area, n)
+    if n >= LEAST_FOR_BOOTSTRAP:
+        return Estimate(area, *bootstrap_interval(np.arange(n), of_seeds, level, resamples), n)
+    error = np.sqrt((n - 1) / n * np.square(left_out - left_out.mean()).sum())
+    half = float(student.ppf((1 + level) / 2, n - 1) * error)
+    return Estimate(area, max(area - half, 0.0), min(area + half, 1.0), n)

@@ -1,0 +1,130 @@
+"""Python source, read and never executed: where a module's file lies, what it imports, and a hash of what it does."""
+
+import ast
+import functools
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from pathlib import Path
+
+from steadymoe.bench.support import external
+
+SUITE = Path(__file__).parents[2]
+_PACKAGES = ("algorithms", "bench", "models")
+_INSTALLED = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+
+
+def find(module: str) -> Path | None:
+    """The file of a module where Python and then STEADYMOE_PATH look, or where it was imported from; None without one.
+
+    Nothing is imported. A package that only a hook of its installer finds, and that is not imported, is not found.
+    """
+    *packages, last = module.split(".")
+    if not all(part.isidentifier() for part in (*packages, last)):
+        return None
+    places = [*(Path(entry or ".").absolute() for entry in sys.path), *external.folders()]
+    if packages[:1] == ["steadymoe"]:
+        packages, places = packages[1:], [SUITE]
+    for part in packages:
+        inside = [place / part for place in places]
+        regular = [folder for folder in inside if (folder / "__init__.py").is_file()]
+        places = regular[:1] or [folder for folder in inside if folder.is_dir()]
+    files = (file for place in places for file in (place / last / "__init__.py", place / f"{last}.py"))
+    imported = Path(getattr(sys.modules.get(module), "__file__", None) or "")
+    return next((file for file in (*files, imported) if file.suffix == ".py" and file.is_file()), None)
+
+
+def is_of_suite(file: Path, *packages: str) -> bool:
+    """Whether a file is one of the suite's, of these of its packages if any are named."""
+    return any(file.is_relative_to(SUITE / package) for package in packages or _PACKAGES)
+
+
+def is_installed(file: Path) -> bool:
+    """Whether a file is Python's own or of an installed package: the versions of libraries stand for what it does."""
+    return any(file.is_relative_to(place) for place in _INSTALLED) or bool(
+        {"site-packages", "dist-packages"} & set(file.parts)
+    )
+
+
+def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> dict[str, Path] | None:
+    """``modules`` and what they import, and so on, as far as ``follow(module, file)`` says; None if one is not here.
+
+    Imports are read wherever they stand in a file; ``importlib.import_module`` is not seen. Raises ValueError for a
+    file that is not valid Python here.
+    """
+    found: dict[str, Path] = {}
+    waiting = list(modules)
+    for module in waiting:
+        file = find(module)
+        if file is None:
+            return None
+        found[module] = file
+    while waiting:
+        module = waiting.pop()
+        for name in _imports(_tree(found[module]), module, found[module].name == "__init__.py"):
+            if name not in found and (file := find(name)) is not None and follow(name, file):
+                found[name] = file
+                waiting.append(name)
+    return found
+
+
+def digest(files: Iterable[Path]) -> str:
+    """A hash of the syntax trees of ``files``, wherever they lie: ``ast1:`` and 16 hex digits.
+
+    Comments, docstrings, blank lines and the way a line is broken change nothing, and neither does the version of
+    Python (as far as it reads the file at all). A new name does. Raises ValueError for a file that is not valid
+    Python here, and OSError for one that cannot be read.
+    """
+    each = sorted(hashlib.sha256(_canonical(_tree(file)).encode()).hexdigest() for file in set(files))
+    return "ast1:" + hashlib.sha256("".join(each).encode()).hexdigest()[:16]
+
+
+def _tree(file: Path) -> ast.Module:
+    try:
+        return _parsed(file.read_bytes())
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{file} is not valid Python {sys.version_info.major}.{sys.version_info.minor}") from error
+
+
+_parsed = functools.cache(ast.parse)
+
+
+def _canonical(node: object) -> str:
+    """A syntax tree as text, without what does nothing, and without the fields that a version of Python added empty."""
+    if isinstance(node, list):
+        return "[" + ",".join(_canonical(each) for each in node if not _does_nothing(each)) + "]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty text, and may split what others join
+        parts = [each.value if isinstance(each, ast.Constant) else each for each in node.values]
+        texts = [
+            "".join(map(str, run)) if is_text else _canonical(list(run))
+            for is_text, run in groupby((part for part in parts if part != ""), lambda part: isinstance(part, str))
+        ]
+        return f"JoinedStr({texts!r})"
+    fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, []) and name != "kind"]
+    if isinstance(node, ast.Constant) and node.value is None:
+        fields = [("value", None)]
+    return type(node).__name__ + "(" + ",".join(f"{name}={_canonical(value)}" for name, value in fields) + ")"
+
+
+def _does_nothing(node: object) -> bool:
+    """Whether a statement is a docstring, or other text that stands for itself, or ``pass``."""
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return is_text or isinstance(node, ast.Pass)
+
+
+def _imports(tree: ast.Module, module: str, is_package: bool) -> set[str]:
+    """Every module that a file may import by name: of ``from a import b`` both ``a`` and ``a.b``."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parents = module.split(".")
+            above = parents[: len(parents) - node.level + is_package] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return names | {".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 1)} - {""}

@@ -1,0 +1,198 @@
+"""Cold start: supervised training on noisy demonstrations, so that reinforcement has something to improve.
+
+A policy that has learnt the format, is right about half of the time, and has entropy to lose. It is made
+once for each model, task and seed, and shared by all algorithms: their comparison is paired.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_model, save_file, save_model
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from steadymoe.algorithms.ops import aggregate
+from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.seeding import numpy_generator, torch_generator
+from steadymoe.bench.tasks import Task
+from steadymoe.bench.training import checkpoint
+from steadymoe.bench.training.forward import Sequences, forward
+from steadymoe.bench.training.sampling import roll_out
+from steadymoe.models import build
+
+# Raised when the procedure below changes what it makes of the same config.
+_VERSION = 1
+
+
+# The time left is judged by the slope of the accuracy over the last half of the checks, so many at least.
+_CHECKS_OF_SLOPE = 5
+
+# What ``run.json`` calls the three numbers of a check: updates so far, accuracy, seconds left by ``updates_left``.
+CHECK = ("cold_start_update", "cold_start_accuracy", "cold_start_seconds_left")
+# Told of every check of the accuracy, with these three.
+OnCheck = Callable[[int, float, float], None]
+# Checks so far: (updates, accuracy).
+Checks = list[tuple[int, float]]
+
+
+class ColdStartError(Exception):
+    """The policy did not reach its accuracy band; the message says what to change."""
+
+
+def fingerprint(config: Mapping[str, Any]) -> str:
+    """The hash that names a cold start: of all that goes into it, the libraries' versions too."""
+    parts = {key: config[key] for key in ("model", "task", "cold_start", "seed", "device", "precision", "threads")}
+    if config["experts"] != build.EXPERTS[0]:  # a field added later, so that older cold starts keep their names
+        parts["experts"] = config["experts"]
+    parts |= {"procedure": _VERSION} | {name: version(name) for name in ("torch", "transformers")}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_or_make(
+    model: PreTrainedModel, task: Task, config: Mapping[str, Any], cache: Path, on_check: OnCheck = lambda *_: None
+) -> dict[str, Any]:
+    """Bring ``model`` to its cold start: from ``cold_start.path``, from ``cache``, or by training it now.
+
+    Returns what is known of it (accuracy, updates). Of two runs that want the same cold start at once,
+    one makes it and the other waits. One that was interrupted goes on after its last check, to the same bytes.
+    ``on_check`` is told of every check. Raises ColdStartError if training misses its band.
+    """
+    if config["cold_start"]["path"] is not None:
+        load_model(model, config["cold_start"]["path"], device=str(model.device))
+        return {"path": config["cold_start"]["path"]}
+    name = fingerprint(config)
+    weights, facts = cache / f"{name}.safetensors", cache / f"{name}.json"
+    partial = cache / f"{name}.partial.safetensors"
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / f".{name}.lock"):
+        if not facts.exists():
+            try:
+                made = train(model, task, config, on_check, partial)
+                atomic_files.write(weights, lambda temporary: save_model(model, str(temporary)))
+            except ColdStartError as error:  # the same config would fail alike: nobody else need try
+                made = {"error": str(error)}
+            atomic_files.write_json(facts, made)  # last: its presence says that the weights are whole
+        partial.unlink(missing_ok=True)
+        made = json.loads(facts.read_text())
+        if "error" in made:
+            raise ColdStartError(made["error"])
+        load_model(model, weights, device=str(model.device))
+        return made
+
+
+def train(
+    model: PreTrainedModel,
+    task: Task,
+    config: Mapping[str, Any],
+    on_check: OnCheck = lambda *_: None,
+    partial: Path | None = None,
+) -> dict[str, Any]:
+    """Supervised updates until the sampled accuracy on held-out prompts lies in the band; see ``conf/config.yaml``.
+
+    What is needed to go on is kept in ``partial`` after every check, and taken from there. Raises ColdStartError when
+    the accuracy jumps over the band or does not reach it in time.
+    """
+    numbers, seed, precision = config["cold_start"], config["seed"], config["precision"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=numbers["learning_rate"], weight_decay=0.0, fused=True)
+    low, high, most = numbers["accuracy_low"], numbers["accuracy_high"], numbers["max_updates"]
+    checks = [] if partial is None else _resume(partial, model, optimizer)
+    first, begun = checks[-1][0] if checks else 0, time.monotonic()
+    for update in range(first + 1, most + 1):
+        _update(model, optimizer, task, numpy_generator(seed, "cold_start", update), config)
+        if update % numbers["check_every"] == 0:
+            accuracy = _accuracy(model, task, numbers["check_prompts"], seed, update, precision)
+            checks.append((update, accuracy))
+            pace = (time.monotonic() - begun) / (update - first)
+            on_check(update, accuracy, pace * updates_left(checks, low, most))
+            if accuracy > high:
+                raise ColdStartError(
+                    f"the cold start jumped over its band: accuracy {accuracy:.2f} > {high} after {update} updates; "
+                    "raise cold_start.noise or lower cold_start.check_every"
+                )
+            if accuracy >= low:
+                return {"accuracy": accuracy, "updates": update}
+            if partial is not None:
+                _keep(partial, model, optimizer, checks)
+    accuracy = checks[-1][1] if checks else 0.0
+    raise ColdStartError(
+        f"the cold start reached accuracy {accuracy:.2f} of {low} in {most} updates; "
+        "lower cold_start.noise, or raise cold_start.max_updates or cold_start.learning_rate"
+    )
+
+
+def updates_left(checks: Sequence[tuple[int, float]], goal: float, most: int) -> float:
+    """Updates until the accuracy is ``goal`` if it goes on rising as over the last checks, and at most ``most`` in all.
+
+    ``checks``: updates and accuracy of each, at least one. The line is that of least squares through the last half of
+    them; where it does not rise, what is left until ``most``.
+    """
+    update, accuracy = checks[-1]
+    updates, accuracies = np.array(checks[-max(_CHECKS_OF_SLOPE, len(checks) // 2) :]).T
+    rising = np.polyfit(updates, accuracies, 1)[0] if len(updates) > 1 else 0.0
+    bound = float(most - update)
+    return min(bound, max(0.0, goal - accuracy) / float(rising)) if rising > 0 else bound
+
+
+def _update(
+    model: PreTrainedModel, optimizer: Optimizer, task: Task, generator: np.random.Generator, config: Mapping[str, Any]
+) -> None:
+    """One supervised update on a batch of prompts that ``generator`` draws."""
+    prompts = task.sample(config["cold_start"]["batch_size"], generator)
+    answers = task.demonstrations(prompts, config["cold_start"]["noise"], generator)
+    sequences = demonstrate(prompts, answers, task.tokenizer, model.device)
+    logprobs_BT = forward(model, sequences, config["precision"]).logprobs_BT
+    loss = -aggregate(logprobs_BT, sequences.response_mask_BT, "seq-mean-token-mean")
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _keep(partial: Path, model: PreTrainedModel, optimizer: Optimizer, checks: Checks) -> None:
+    """Write what an interrupted cold start goes on with. Randomness needs nothing: see ``seeding``."""
+    tensors, metadata = checkpoint.of_training(model, optimizer), {"checks": json.dumps(checks)}
+    atomic_files.write(partial, lambda temporary: save_file(tensors, temporary, metadata=metadata))
+
+
+def _resume(partial: Path, model: PreTrainedModel, optimizer: Optimizer) -> Checks:
+    """Restore what ``_keep`` wrote and return its checks; none where there is no such file, or a damaged one."""
+    if not partial.exists():
+        return []
+    try:
+        with safe_open(partial, framework="pt") as file:
+            checks = [(int(update), float(accuracy)) for update, accuracy in json.loads(file.metadata()["checks"])]
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, KeyError, TypeError, ValueError):
+        return []
+    checkpoint.restore_training(model, optimizer, tensors)
+    return checks
+
+
+def demonstrate(
+    prompts: Sequence[str], answers: Sequence[str], tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> Sequences:
+    """Prompts padded on the left, answers with their end token padded on the right."""
+    left = tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt")
+    ended = [answer + tokenizer.eos_token for answer in answers]
+    right = tokenizer(ended, padding=True, padding_side="right", return_tensors="pt")
+
+    def joined(key: str) -> Tensor:
+        return torch.cat([left[key], right[key]], dim=1).to(device)
+
+    return Sequences(joined("input_ids"), joined("attention_mask"), right["input_ids"].shape[1])
+
+
+def _accuracy(model: PreTrainedModel, task: Task, prompts: int, seed: int, update: int, precision: str) -> float:
+    held_out = task.sample(prompts, numpy_generator(seed, "cold_start_accuracy", update), held_out=True)
+    generator = torch_generator(seed, "cold_start_accuracy", update, model.device.type)
+    return roll_out(model, task, held_out, 1, generator, precision).scores_B.mean().item()

@@ -1,0 +1,207 @@
+"""The columns of one step: what a rollout shows, what every gradient update shows, and the rows of the tables.
+
+Shapes: B sequences of a rollout, M of them in one mini-batch, T response positions, F positions fed, L MoE layers, K
+experts a token, E experts, C counts of changed experts (0 to K).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steadymoe.algorithms import ops
+from steadymoe.bench.measurement import routing_drift, token_metrics
+from steadymoe.bench.training.forward import Forward
+from steadymoe.bench.training.old_policy import OldPolicy
+from steadymoe.bench.training.sampling import Rollout
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a rollout or one gradient update shows."""
+
+    overall: dict[str, Tensor]
+    """Scalars by column."""
+    layers: dict[str, Tensor]
+    """(L,) by column."""
+    histograms: dict[str, Tensor]
+    """Counts by column."""
+
+    def __or__(self, other: "Measured") -> "Measured":
+        """The columns of both."""
+        return Measured(self.overall | other.overall, self.layers | other.layers, self.histograms | other.histograms)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether loss and gradient norm of an update are finite; if not, the update was not applied."""
+        return bool(self.overall["loss"].isfinite() and self.overall["grad_norm"].isfinite())
+
+
+@torch.no_grad()
+def of_rollout(
+    rollout: Rollout,
+    old: OldPolicy,
+    recomputed: OldPolicy | None,
+    since_start: routing_drift.Change | None,
+    experts: int,
+) -> Measured:
+    """What a rollout shows before it is trained on: sampler against trainer, load, and drift since the cold start.
+
+    Sampler and trainer are compared where the trainer's own forward was ``recomputed``. ``experts`` is E, 0 for a
+    dense model.
+    """
+    mask_BT = rollout.sequences.response_mask_BT
+    overall: dict[str, Tensor] = {}
+    if recomputed is not None:
+        overall |= token_metrics.of_mismatch(rollout.logprobs_BT, recomputed.logprobs_BT, mask_BT)
+    if rollout.routes_LBFK is None:
+        return Measured(overall, {}, {})
+    load = routing_drift.load(rollout.routes_LBFK, mask_BT, experts)
+    overall |= {
+        "load_entropy": load.entropy_L.mean(),
+        "load_max_violation": load.max_violation_L.max(),
+        "dead_experts": load.dead_L.mean(),
+    }
+    layers = load.columns
+    if since_start is not None:
+        overall["expert_change_since_start"] = since_start.expert
+        layers["expert_change_since_start"] = since_start.expert_L
+    if recomputed is None:
+        return Measured(overall, layers, {})
+    assert rollout.router_logprobs_LBTE is not None  # beside routes
+    assert recomputed.routes_LBFK is not None
+    assert recomputed.router_logprobs_LBTE is not None
+    disagreement = routing_drift.change(rollout.routes_LBFK, recomputed.routes_LBFK, mask_BT)
+    logprobs = rollout.router_logprobs_LBTE, recomputed.router_logprobs_LBTE
+    top1_L = routing_drift.top1_change(rollout.routes_LBFK, recomputed.routes_LBFK, *logprobs, mask_BT)
+    shift = routing_drift.shift(*logprobs, rollout.routes_LBFK, mask_BT)
+    overall |= {
+        "rollout_expert_disagreement": disagreement.expert,
+        "rollout_set_disagreement": disagreement.set,
+        "rollout_any_layer_disagreement": disagreement.any_layer,
+        "rollout_top1_disagreement": top1_L.mean(),
+        **{f"rollout_{name}": value for name, value in shift.columns.items()},
+    }
+    layers |= {
+        "rollout_expert_disagreement": disagreement.expert_L,
+        "rollout_set_disagreement": disagreement.set_L,
+        "rollout_top1_disagreement": top1_L,
+        "rollout_router_kl": shift.kl_L,
+    }
+    return Measured(overall, layers, {"rollout_changed_slots_histogram": disagreement.slots_C})
+
+
+@torch.no_grad()
+def of_routing(old: OldPolicy, rows_M: Tensor, now: Forward, mask_MT: Tensor, experts: int, replayed: bool) -> Measured:
+    """How the routers' own choice moved from the old policy to one update's forward ``now`` of the rows ``rows_M``.
+
+    ``replayed`` says whether other experts ran than the routers chose.
+    """
+    assert old.routes_LBFK is not None  # of a model with routers
+    assert old.router_logprobs_LBTE is not None
+    assert now.routes_LBFK is not None
+    assert now.executed_LBFK is not None
+    old_LBFK, old_LBTE, now_LBTE = (
+        old.routes_LBFK[:, rows_M],
+        old.router_logprobs_LBTE[:, rows_M],
+        now.router_logprobs_LBTE,
+    )
+    moved = routing_drift.change(old_LBFK, now.routes_LBFK, mask_MT)
+    top1_L = routing_drift.top1_change(old_LBFK, now.routes_LBFK, old_LBTE, now_LBTE, mask_MT)
+    shift = routing_drift.shift(old_LBTE, now_LBTE, old_LBFK, mask_MT)
+    decision = routing_drift.decision(now_LBTE, now.routes_LBFK, mask_MT)
+    load = routing_drift.load(now.routes_LBFK, mask_MT, experts)
+    overall = {
+        "expert_change_rate": moved.expert,
+        "expert_set_change_rate": moved.set,
+        "token_any_layer_change_rate": moved.any_layer,
+        "top1_change_rate": top1_L.mean(),
+        **shift.columns,
+        "router_margin": decision.margin_L.mean(),
+        "router_confidence": decision.confidence_L.mean(),
+    }
+    if replayed:
+        replay = routing_drift.change(now.executed_LBFK, now.routes_LBFK, mask_MT)
+        overall |= {"replay_expert_disagreement": replay.expert, "replay_set_disagreement": replay.set}
+    layers = {
+        "expert_change_rate": moved.expert_L,
+        "expert_set_change_rate": moved.set_L,
+        "top1_change_rate": top1_L,
+        "router_kl": shift.kl_L,
+        "router_margin": decision.margin_L,
+        "router_confidence": decision.confidence_L,
+        **load.columns,
+    }
+    return Measured(overall, layers, {"changed_slots_histogram": moved.slots_C})
+
+
+class StepRows:
+    """The rows of one step, collected while it goes."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._of_step: Row = {"step": step}
+        self._updates: list[Row] = []
+        self._layers: list[Row] = []
+        self._evaluations: list[Row] = []
+        self._histograms: dict[str, list[Tensor]] = {}
+
+    @property
+    def updates(self) -> int:
+        """How many gradient updates have been added."""
+        return len(self._updates)
+
+    def add_rollout(self, rollout: Rollout, scores_PG: Tensor, tokens_sampled: int, shown: Measured) -> None:
+        """The groups that are trained on; the scores and the number of tokens of everything that was sampled."""
+        mask_BT = rollout.sequences.response_mask_BT
+        self._of_step |= token_metrics.of_rewards(scores_PG) | token_metrics.to_floats(shown.overall)
+        self._of_step |= {"response_length": mask_BT.sum().item() / len(mask_BT), "response_tokens": int(mask_BT.sum())}
+        self._of_step["tokens_sampled"] = tokens_sampled
+        self._add(0, shown)
+
+    def add_rewards(self, rewards_B: Tensor, rollout: Rollout, old: OldPolicy) -> None:
+        """What advantages were computed from, and the KL to the cold start where a KL term asks for it."""
+        self._of_step["shaped_reward"] = rewards_B.mean().item()
+        if old.reference_logprobs_BT is not None:
+            kl_BT = ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, "k3")
+            mask_BT = rollout.sequences.response_mask_BT
+            self._of_step["reference_kl"] = token_metrics.mean(kl_BT, mask_BT).double().item()
+
+    def add_update(self, learning_rate: float, measured: Measured) -> None:
+        """One gradient update."""
+        self._updates.append({"step": self.step, "update": self.updates + 1, "learning_rate": learning_rate})
+        self._updates[-1] |= token_metrics.to_floats(measured.overall)
+        self._add(self.updates, measured)
+
+    def add_evaluations(self, evaluations: list[Row]) -> None:
+        """The held-out prompts and their scores."""
+        self._evaluations = evaluations
+        if evaluations:
+            self._of_step["eval_accuracy"] = sum(each["score"] for each in evaluations) / len(evaluations)
+
+    def tables(self, seconds: dict[str, float], tokens_fed: int = 0) -> dict[str, list[Row]]:
+        """The rows of every table; ``seconds`` by stage, ``tokens_fed`` prompt and response tokens of the updates."""
+        row = self._of_step | token_metrics.of_step(self._updates)
+        row |= {name: torch.stack(counts).sum(0).tolist() for name, counts in self._histograms.items()}
+        row |= seconds
+        if "tokens_sampled" in row:
+            row["rollout_tokens_per_second"] = row["tokens_sampled"] / seconds["rollout_seconds"]
+            row["update_tokens_per_second"] = tokens_fed / seconds["update_seconds"]
+        return {
+            "steps": [row],
+            "updates": self._updates,
+            "layers": self._layers,
+            "evaluations": self._evaluations,
+        }
+
+    def _add(self, update: int, measured: Measured) -> None:
+        """The rows of the layers, and the histograms, which are summed over a step."""
+        columns = {name: values_L.tolist() for name, values_L in measured.layers.items()}
+        for layer in range(len(next(iter(columns.values()), []))):
+            keys = {"step": self.step, "update": update, "layer": layer}
+            self._layers.append(keys | {name: values[layer] for name, values in columns.items()})
+        for name, counts in measured.histograms.items():
+            self._histograms.setdefault(name, []).append(counts)

@@ -1,0 +1,161 @@
+"""The training forward: log-probabilities, entropy and routes of response tokens under a model's weights.
+
+Shapes: B sequences, S positions of prompt and response together (prompts padded on the left, responses on
+the right), T response positions, V vocabulary, L MoE layers, K experts a token, E experts, H hidden. Of a sequence the
+first S − 1 positions are fed, since the last token predicts nothing: F = S − 1. How they are fed is a ``layout``: P
+rows of X positions, of which Y are scored, M = P·Y.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steadymoe.bench.training.packing import Layout, separate
+from steadymoe.models.routing import NO_ROUTE, Routed, RouteRecorder, log_softmax
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Prompts with their responses, padded to one rectangle."""
+
+    tokens_BS: Tensor
+    mask_BS: Tensor
+    """1 on prompt and response tokens, 0 on padding on either side."""
+    response_width: int
+    """T: the last T of the S positions hold responses."""
+
+    @property
+    def response_mask_BT(self) -> Tensor:
+        """1 on response tokens, the end token included."""
+        return self.mask_BS[:, -self.response_width :]
+
+    @property
+    def route_mask_BF(self) -> Tensor:
+        """Where a route exists: tokens that another one follows. The last sampled token was never fed."""
+        return (self.mask_BS[:, :-1] & self.mask_BS[:, 1:]).bool()
+
+    def rows(self, index: Tensor) -> "Sequences":
+        """A part of the batch, with the same padding."""
+        return Sequences(self.tokens_BS[index], self.mask_BS[index], self.response_width)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What one training forward says of each response token, and of each position fed."""
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor
+    routes_LBFK: Tensor | None
+    """The routers' own choice, also where another was forced; ``NO_ROUTE`` where ``route_mask_BF`` is false; None
+    for a dense model."""
+    executed_LBFK: Tensor | None
+    """The experts that ran; ``routes_LBFK`` unless routes were forced."""
+    routed: tuple[tuple[Routed, Layout], ...] = ()
+    """What the routers did with what was fed, of each forward that this one is joined of; none for a dense model."""
+    top_logprobs_BTK: Tensor | None = None
+    """log-probabilities of the tokens that were asked for."""
+
+    @staticmethod
+    def join(parts: Sequence["Forward"]) -> "Forward":
+        """Forwards of rows of one rollout as one, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def below(name: str, dim: int = 0) -> Tensor | None:
+            values = [getattr(part, name) for part in parts]
+            return None if values[0] is None else torch.cat(values, dim)
+
+        return Forward(
+            torch.cat([part.logprobs_BT for part in parts]),
+            torch.cat([part.entropy_BT for part in parts]),
+            below("routes_LBFK", 1),
+            below("executed_LBFK", 1),
+            tuple(each for part in parts for each in part.routed),
+            below("top_logprobs_BTK"),
+        )
+
+    @property
+    def router_logits_LNE(self) -> list[Tensor]:
+        """Router logits of each layer over all B·F positions, with their gradient; empty for a dense model."""
+        spread = [[layout.spread(logits_NE) for logits_NE in routed.logits_LNE] for routed, layout in self.routed]
+        return [torch.cat(layer) for layer in zip(*spread, strict=True)]
+
+    @property
+    def router_logprobs_LBTE(self) -> Tensor:
+        """log of the routers' softmax over all experts at the response tokens, without gradient.
+
+        As in ``drift``, the route of a response token is that of the position before it.
+        """
+        return log_softmax(_of_responses([(routed.logits_LNE, layout) for routed, layout in self.routed]))
+
+    @property
+    def router_inputs_LBTH(self) -> Tensor:
+        """What the routers were given at the response tokens, likewise."""
+        return _of_responses([(routed.inputs_LNH, layout) for routed, layout in self.routed])
+
+
+def _of_responses(parts: Sequence[tuple[list[Tensor], Layout]]) -> Tensor:
+    """Of each layer what forwards one below the other said at the response tokens, without gradient."""
+    found = [torch.stack([layout.of_responses(each.detach()) for each in of_layers]) for of_layers, layout in parts]
+    return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+
+def forward(
+    model: PreTrainedModel,
+    sequences: Sequences,
+    precision: str,
+    top_tokens_BTK: Tensor | None = None,
+    entropy_gradient: bool = False,
+    forced_LBFK: Tensor | None = None,
+    heads_LHE: Sequence[Tensor] | None = None,
+    layout: Layout | None = None,
+    routes: bool = True,
+) -> Forward:
+    """Run the model over ``sequences``; gradients flow through ``logprobs_BT`` unless disabled outside.
+
+    They flow through ``entropy_BT`` too with ``entropy_gradient``, and never through ``top_logprobs_BTK``. With
+    ``forced_LBFK`` its experts run in place of the routers' own choice, but where it is ``NO_ROUTE``; with
+    ``heads_LHE`` those that PR² predicts. ``layout`` is how the sequences are fed, a row each unless given; of routes
+    that are forced on a shared prompt those of its first response count. Without ``routes`` none are recorded.
+    """
+    route_mask_BF = sequences.route_mask_BF
+    if layout is None:
+        layout = separate(sequences.tokens_BS, sequences.mask_BS, sequences.response_width)
+    with RouteRecorder(model, routes) as recorder, autocast(sequences.tokens_BS.device.type, precision):
+        recorder.force(None if forced_LBFK is None else layout.fold(forced_LBFK))
+        recorder.predict(heads_LHE, layout.fold_mask(route_mask_BF))
+        logits_PYV = model(
+            input_ids=layout.tokens_PX,
+            attention_mask=layout.mask,
+            position_ids=layout.positions_PX,
+            use_cache=False,
+            logits_to_keep=layout.scored,
+        ).logits
+        routed = recorder.take(layout.tokens_PX.numel())
+    all_logprobs_MV = logits_PYV.float().log_softmax(-1).flatten(0, 1)
+    targets_BT = sequences.tokens_BS[:, -sequences.response_width :]
+    logprobs_BT = all_logprobs_MV[layout.scored_BT, targets_BT]
+    with nullcontext() if entropy_gradient else torch.no_grad():
+        entropy_BT = -(all_logprobs_MV.exp() * all_logprobs_MV).sum(-1)[layout.scored_BT]
+    top_BTK = None
+    if top_tokens_BTK is not None:
+        top_BTK = all_logprobs_MV.detach()[layout.scored_BT[..., None], top_tokens_BTK]
+    if routed is None:
+        return Forward(logprobs_BT, entropy_BT, None, None, (), top_BTK)
+
+    def placed(indices_LNK: Tensor) -> Tensor:
+        routes_LBFK = layout.spread(indices_LNK, 1).view(len(indices_LNK), *route_mask_BF.shape, -1)
+        return routes_LBFK.masked_fill(~route_mask_BF[None, ..., None], NO_ROUTE)
+
+    live_LBFK = placed(routed.live_LNK)
+    executed_LBFK = live_LBFK if routed.executed_LNK is routed.live_LNK else placed(routed.executed_LNK)
+    return Forward(logprobs_BT, entropy_BT, live_LBFK, executed_LBFK, ((routed, layout),), top_BTK)
+
+
+def autocast(device: str, precision: str) -> AbstractContextManager[object]:
+    """bf16 arithmetic over fp32 weights for ``precision=bf16``; nothing for ``fp32``."""
+    return torch.autocast(device, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()

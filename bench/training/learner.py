@@ -1,0 +1,244 @@
+"""What learns: weights, optimizer and the loss's own state; the old policy and the gradient updates.
+
+Shapes: P prompts, G responses to each, B = P·G sequences of a rollout, M of them in one mini-batch, T response
+positions, F positions fed, L MoE layers, K experts a token, H hidden.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steadymoe.algorithms import Batch, LossOutput
+from steadymoe.algorithms.objective import from_config
+from steadymoe.bench.measurement import token_metrics
+from steadymoe.bench.training.columns_of_step import Measured, of_routing
+from steadymoe.bench.training.forward import Forward, Sequences
+from steadymoe.bench.training.microbatches import Forwards, MicroBatch
+from steadymoe.bench.training.old_policy import OldPolicy
+from steadymoe.bench.training.sampling import Rollout
+from steadymoe.models.predictor import RoutePredictor
+from steadymoe.models.routing import experts_of, load_balancing_loss, routers, z_loss
+
+
+class Learner:
+    """A model at its cold start and what trains it; ``config`` is a composed ``conf/config.yaml``."""
+
+    def __init__(self, model: PreTrainedModel, config: Mapping[str, Any]) -> None:
+        self.model, self.config = model, config
+        self._replay, self._measures = config["routing"]["replay"], config["measure"] == "all"
+        if config["routing"]["freeze"]:
+            for router in routers(model):
+                router.requires_grad_(False)
+        self.objective = from_config(config["algorithm"], config["correction"])
+        self.state: Mapping[str, Tensor] = {}
+        self.remember(self.objective.loss.initial_state())
+        numbers = config["optimizer"]
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=numbers["learning_rate"],
+            betas=(numbers["beta1"], numbers["beta2"]),
+            eps=numbers["epsilon"],
+            weight_decay=numbers["weight_decay"],
+            fused=True,
+        )
+        self.predictor: RoutePredictor | None = None
+        if self._replay == "pr2":
+            self.predictor = RoutePredictor(model)
+            rate = config["routing"]["predictor_learning_rate"]
+            self.optimizer.add_param_group(
+                {"params": list(self.predictor.parameters()), "lr": rate, "weight_decay": 0.0}
+            )
+        self.experts = next((experts_of(router) for router in routers(model)), 0)
+        self._reference = copy.deepcopy(model) if self.objective.kl.coefficient > 0 else None
+        self.forwards = Forwards(model, config, self.objective)
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's, of the model's weights."""
+        return self.optimizer.param_groups[0]["lr"]
+
+    def remember(self, state: Mapping[str, Tensor]) -> None:
+        """Keep what the loss wants back, on the model's device."""
+        self.state = {name: value.detach().to(self.model.device) for name, value in state.items()}
+
+    @torch.no_grad()
+    def old_policy(self, rollout: Rollout, minibatches: Sequence[list[MicroBatch]]) -> OldPolicy:
+        """π_old of the whole rollout, computed in the micro-batches that will be trained on.
+
+        The same split means the same arithmetic, so the ratio is exactly 1 before the first update. Under R3 the
+        sampler's experts run here as in the updates, under PR² the predicted experts.
+        """
+        forced_LBFK = rollout.routes_LBFK if self._replay == "r3" else None
+        heads_LHE = None if self.predictor is None else list(self.predictor.heads_LHE)
+        parts = [part for minibatch in minibatches for part in minibatch]
+        found = Forward.join([self.forwards(self.model, rollout, part, forced_LBFK, heads_LHE) for part in parts])
+        order_B = _in_order_of_the_rollout(parts)
+
+        def ordered(values: Tensor | None, dim: int = 0) -> Tensor | None:
+            return None if values is None else values.index_select(dim, order_B)
+
+        routed = found.routes_LBFK is not None
+        return OldPolicy(
+            logprobs_BT=found.logprobs_BT[order_B],
+            routes_LBFK=ordered(found.routes_LBFK, 1),
+            executed_LBFK=ordered(found.executed_LBFK, 1),
+            router_logprobs_LBTE=ordered(found.router_logprobs_LBTE, 1) if routed else None,
+            router_inputs_LBTH=ordered(found.router_inputs_LBTH, 1) if self.predictor else None,
+            top_logprobs_BTK=ordered(found.top_logprobs_BTK),
+            reference_logprobs_BT=self.reference_logprobs(rollout, minibatches),
+        )
+
+    @torch.no_grad()
+    def reference_logprobs(self, rollout: Rollout, minibatches: Sequence[list[MicroBatch]]) -> Tensor | None:
+        """Log-probabilities under the cold start, (B, T), in the rollout's order; None unless a KL term needs them."""
+        if self._reference is None:
+            return None
+        parts = [part for minibatch in minibatches for part in minibatch]
+        found = [self.forwards(self._reference, rollout, part).logprobs_BT for part in parts]
+        return torch.cat(found)[_in_order_of_the_rollout(parts)]
+
+    def update(
+        self,
+        rollout: Rollout,
+        old: OldPolicy,
+        advantages_BT: Tensor,
+        minibatch: Sequence[MicroBatch],
+        first: bool = False,
+    ) -> Measured:
+        """One gradient step on the micro-batches of a mini-batch; ``first`` for the first on its rollout.
+
+        The step is not taken, and the loss's state not renewed, when the loss or the gradient is not finite. PR²'s
+        predictors learn in the same step, but not in the first, when the routers are still the old ones.
+        """
+        rows_M = torch.cat([part.rows_M for part in minibatch])
+        mask_MT = rollout.sequences.response_mask_BT[rows_M]
+        responses_and_tokens = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
+        losses, batches, outputs, forwards, predictions = [], [], [], [], []
+        for part in minibatch:
+            now = self.forwards(self.model, rollout, part, self.replayed(rollout, old))
+            batch = self.batch(rollout, old, advantages_BT, part.rows_M, now, responses_and_tokens)
+            output = self.objective(batch)
+            loss = output.loss + self._router_losses(now, rollout.sequences.rows(part.rows_M))
+            if loss.requires_grad:  # a user's loss may have no gradient: the run says so at its end
+                loss.backward()
+            if self.predictor is not None and not first:
+                share = batch.mask_BT.sum() / responses_and_tokens[1]
+                predictions.append(self._learn_to_predict(share, old, part.rows_M, now, batch.mask_BT))
+            losses.append(loss.detach())
+            batches.append(batch)
+            outputs.append(output)
+            forwards.append(now)
+        loss = torch.stack(losses).sum()
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config["optimizer"]["max_grad_norm"])
+        if loss.isfinite() and grad_norm.isfinite() and all(each.isfinite() for each in predictions):
+            self.optimizer.step()
+            self.remember(outputs[-1].state)
+        self.optimizer.zero_grad()
+        columns = {"loss": loss, "grad_norm": grad_norm}
+        if predictions and self._measures:
+            assert old.routes_LBFK is not None  # of a model with routers
+            columns["route_prediction_kl"] = torch.stack(predictions).sum() / len(old.routes_LBFK)
+        return self._measured(columns, old, rows_M, Batch.join(batches), _join(outputs), Forward.join(forwards))
+
+    @torch.no_grad()
+    def _measured(
+        self,
+        columns: dict[str, Tensor],
+        old: OldPolicy,
+        rows_M: Tensor,
+        batch: Batch,
+        output: LossOutput,
+        now: Forward,
+    ) -> Measured:
+        """``columns`` and, unless ``measure=little``, ratios, clips and routing of one update."""
+        entropy = token_metrics.mean(batch.get("entropy_BT"), batch.mask_BT)
+        measured = Measured(columns | {"entropy": entropy}, {}, {})
+        if not self._measures:
+            return measured
+        overall, histograms = token_metrics.of_update(batch, output)
+        measured |= Measured(overall, {}, histograms)
+        if now.routes_LBFK is None:
+            return measured
+        return measured | of_routing(old, rows_M, now, batch.mask_BT, self.experts, self._replay != "none")
+
+    def _learn_to_predict(self, share: Tensor, old: OldPolicy, rows: Tensor, now: Forward, mask_BT: Tensor) -> Tensor:
+        """The backward of PR²'s heads on a ``share`` of the mini-batch's tokens; returns its part of the KL."""
+        assert self.predictor is not None
+        assert old.router_inputs_LBTH is not None  # kept for PR²
+        assert old.router_logprobs_LBTE is not None
+        inputs_LBTH, logprobs_LBTE = old.router_inputs_LBTH[:, rows], old.router_logprobs_LBTE[:, rows]
+        prediction = share * self.predictor(inputs_LBTH, logprobs_LBTE, now.router_logprobs_LBTE, mask_BT)
+        prediction.backward()
+        return prediction.detach()
+
+    def replayed(self, rollout: Rollout, old: OldPolicy) -> Tensor | None:
+        """The experts that run in the updates on a rollout, (L, B, F, K); None for the routers' own choice."""
+        return {"none": None, "r2": old.routes_LBFK, "r3": rollout.routes_LBFK, "pr2": old.executed_LBFK}[self._replay]
+
+    def batch(
+        self,
+        rollout: Rollout,
+        old: OldPolicy,
+        advantages_BT: Tensor,
+        rows: Tensor,
+        now: Forward,
+        responses_and_tokens: tuple[int, int],
+    ) -> Batch:
+        """What the loss is given of a micro-batch; the two counts are the whole mini-batch's."""
+
+        def of(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[rows]
+
+        log_ratio_LBTK = None
+        if self.objective.traits.routes and old.routes_LBFK is not None and old.router_logprobs_LBTE is not None:
+            chosen_LBTK = old.routes_LBFK[:, rows, -now.logprobs_BT.shape[1] :].long().clamp(min=0)
+            moved_LBTE = now.router_logprobs_LBTE - old.router_logprobs_LBTE[:, rows]
+            log_ratio_LBTK = moved_LBTE.gather(-1, chosen_LBTK)
+        return Batch(
+            logprobs_BT=now.logprobs_BT,
+            mask_BT=rollout.sequences.response_mask_BT[rows],
+            advantages_BT=advantages_BT[rows],
+            old_logprobs_BT=old.logprobs_BT[rows],
+            rollout_logprobs_BT=rollout.logprobs_BT[rows],
+            groups_B=rows // self.config["rollout"]["responses"],
+            reference_logprobs_BT=of(old.reference_logprobs_BT),
+            entropy_BT=now.entropy_BT,
+            router_log_ratio_LBTK=log_ratio_LBTK,
+            top_logprobs_BTK=now.top_logprobs_BTK,
+            old_top_logprobs_BTK=of(old.top_logprobs_BTK),
+            rollout_top_logprobs_BTK=of(rollout.top_logprobs_BTK),
+            responses=responses_and_tokens[0],
+            tokens=responses_and_tokens[1],
+            state=self.state,
+        )
+
+    def _router_losses(self, now: Forward, sequences: Sequences) -> Tensor | float:
+        """The routers' auxiliary losses with their coefficients; 0 without."""
+        numbers, loss = self.config["routing"], 0.0
+        if now.executed_LBFK is None:
+            return loss
+        mask_N = sequences.route_mask_BF.flatten()
+        if numbers["aux_loss"] > 0:
+            executed_LNK = now.executed_LBFK.flatten(1, 2)
+            loss = loss + numbers["aux_loss"] * load_balancing_loss(now.router_logits_LNE, executed_LNK, mask_N)
+        if numbers["z_loss"] > 0:
+            loss = loss + numbers["z_loss"] * z_loss(now.router_logits_LNE, mask_N)
+        return loss
+
+
+def _in_order_of_the_rollout(parts: Sequence[MicroBatch]) -> Tensor:
+    """Of each row of the rollout its place among the rows of ``parts``, (B,)."""
+    return torch.cat([part.rows_M for part in parts]).argsort()
+
+
+def _join(outputs: Sequence[LossOutput]) -> LossOutput:
+    """The outputs of micro-batches as one: losses are summed, tensors by token joined, scalars averaged."""
+    joined: dict[str, Tensor] = {}
+    for name, first in outputs[0].metrics.items():
+        values = [output.metrics[name].detach() for output in outputs]
+        joined[name] = torch.cat(values) if first.ndim else torch.stack(values).mean()
+    return LossOutput(torch.stack([output.loss.detach() for output in outputs]).sum(), joined)

@@ -1,0 +1,129 @@
+"""Mini-batches in the parts that memory allows, and the training forward of one part.
+
+Shapes: B sequences of a rollout, M of them in one micro-batch, T response positions, F positions fed, L MoE layers, K
+experts a token, H hidden, E experts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steadymoe.algorithms.objective import Objective
+from steadymoe.bench.measurement import token_metrics
+from steadymoe.bench.training import packing
+from steadymoe.bench.training.forward import Forward, Sequences, forward
+from steadymoe.bench.training.packing import Layout
+from steadymoe.bench.training.sampling import Rollout
+from steadymoe.models import build
+from steadymoe.models.routing import NO_ROUTE, routers
+
+# By how much log-probabilities may differ on average where they are computed in another order. A model that cannot
+# share prompts is off by about 1.
+_APART = {"fp32": 1e-4, "bf16": 5e-2}
+
+
+@dataclass(eq=False)
+class MicroBatch:
+    """Rows of a rollout, (M,), that go through one forward and one backward together."""
+
+    rows_M: Tensor
+    layout: Layout | None = None
+    """How they are fed. Their first forward makes it; the old policy and the update feed them alike."""
+
+
+class Forwards:
+    """How the rows of a rollout are fed to a model; ``config`` is a composed ``conf/config.yaml``."""
+
+    def __init__(self, model: PreTrainedModel, config: Mapping[str, Any], objective: Objective) -> None:
+        self.model, self.config, self.objective = model, config, objective
+        self._active = build.size(model)["active_parameters"]
+        self.unshared: str | None = "savings.share_prompts is off"
+        """Why prompts are not shared; None where they are."""
+        if config["savings"]["share_prompts"]:
+            self.unshared = self._router_loss_refusal() or packing.refusal(model.config)
+
+    @property
+    def records_routes(self) -> bool:
+        """Whether routes are needed: to be measured, replayed, or weighed by the loss."""
+        replays = self.config["routing"]["replay"] != "none"
+        router_losses = self._router_loss_refusal() is not None
+        return self.config["measure"] == "all" or replays or router_losses or self.objective.traits.routes
+
+    @torch.no_grad()
+    def check_sharing(self, sequences: Sequences) -> None:
+        """Compare log-probabilities with and without sharing, and share no prompts if they differ.
+
+        Each sequence stands twice behind its prompt: what reached over from one response to the other would show.
+        """
+        if self.unshared is not None:
+            return
+        rows = torch.arange(min(len(sequences.tokens_BS), 4), device=sequences.tokens_BS.device).repeat(2)
+        twice, precision = sequences.rows(rows), self.config["precision"]
+        fed = packing.shared(twice.tokens_BS, twice.mask_BS, twice.response_width, rows)
+        plain, shared = (forward(self.model, twice, precision, layout=each) for each in (None, fed))
+        apart = token_metrics.mean((plain.logprobs_BT - shared.logprobs_BT).abs(), twice.response_mask_BT)
+        if not apart <= _APART[precision]:
+            self.unshared = f"log-probabilities would differ by {float(apart):.2g} on average"
+
+    @torch.no_grad()
+    def check_routers(self, sequences: Sequences) -> None:
+        """Raise RuntimeError unless routers return the experts that they select, in that order.
+
+        What is recorded where nothing is forced is what they return, and under replay what they select.
+        """
+        if not self.records_routes or not routers(self.model):
+            return
+        first = torch.arange(min(len(sequences.tokens_BS), 4), device=sequences.tokens_BS.device)
+        few, precision = sequences.rows(first), self.config["precision"]
+        free = forward(self.model, few, precision).routes_LBFK
+        assert free is not None  # of a model with routers
+        none_forced = torch.full_like(free, NO_ROUTE)
+        selected = forward(self.model, few, precision, forced_LBFK=none_forced).routes_LBFK
+        assert selected is not None
+        if not torch.equal(free, selected):
+            raise RuntimeError("a router returns other experts than it selects, or in another order")
+
+    def split(self, rows_M: Tensor) -> list[MicroBatch]:
+        """The micro-batches that a mini-batch is computed in; one for a loss that needs the whole."""
+        size = self.config["microbatch"]
+        whole = size is None or self.objective.traits.whole_minibatch
+        return [MicroBatch(rows) for rows in ([rows_M] if whole else rows_M.split(size))]
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        rollout: Rollout,
+        part: MicroBatch,
+        forced_LBFK: Tensor | None = None,
+        heads_LHE: list[Tensor] | None = None,
+    ) -> Forward:
+        """The training forward of a micro-batch: with what the objective asks for, experts forced or predicted."""
+        rows = part.rows_M
+        top_BTK = None if rollout.top_tokens_BTK is None else rollout.top_tokens_BTK[rows]
+        entropy_gradient = torch.is_grad_enabled() and self.objective.entropy_bonus > 0
+        forced_LBFK = None if forced_LBFK is None else forced_LBFK[:, rows]
+        sequences, precision = rollout.sequences.rows(rows), self.config["precision"]
+        if part.layout is None:
+            part.layout = self.layout(sequences, rows // self.config["rollout"]["responses"])
+        routes = self.records_routes
+        return forward(
+            model, sequences, precision, top_BTK, entropy_gradient, forced_LBFK, heads_LHE, part.layout, routes
+        )
+
+    def layout(self, sequences: Sequences, groups_B: Tensor) -> Layout:
+        """How sequences are fed: with the prompt of a group computed once where that is right and cheaper."""
+        numbers = sequences.tokens_BS, sequences.mask_BS, sequences.response_width
+        if self.unshared is None:
+            extents = packing.extents(*numbers, groups_B, trim=True)
+            if packing.is_cheaper(self.model.config, self._active, *extents):
+                return packing.shared(*numbers, groups_B, trim=True)
+        return packing.separate(*numbers, trim=True)
+
+    def _router_loss_refusal(self) -> str | None:
+        """A prompt that is computed once would count once among the tokens that router losses average over."""
+        routing = self.config["routing"]
+        return "router losses" if routing["aux_loss"] > 0 or routing["z_loss"] > 0 else None

@@ -1,0 +1,101 @@
+"""A few sequences that are looked at again and again: how far routing moved, and what it does to the ratio.
+
+Shapes: B sequences, T response positions, F positions fed, N response tokens, L MoE layers, K experts a token.
+"""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steadymoe.bench.measurement import routing_drift
+from steadymoe.bench.training.forward import Forward, Sequences, forward
+from steadymoe.bench.training.sampling import check_routes
+from steadymoe.models.routing import NO_ROUTE, routers
+
+
+class Probe:
+    """Fixed sequences under a model that changes; measures nothing of a dense model."""
+
+    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str) -> None:
+        self._sequences, self._precision = sequences, precision
+        self._first = self._forward(model)
+
+    def since_start(self, model: PreTrainedModel) -> routing_drift.Change | None:
+        """Routing now against that at construction."""
+        now = self._forward(model)
+        if now is None or self._first is None:
+            return None
+        return routing_drift.change(_routes(self._first), _routes(now), self._sequences.response_mask_BT)
+
+    @torch.no_grad()
+    def _forward(self, model: PreTrainedModel, forced_LBFK: Tensor | None = None) -> Forward | None:
+        if not routers(model):
+            return None
+        found = forward(model, self._sequences, self._precision, forced_LBFK=forced_LBFK)
+        check_routes(found.routes_LBFK, self._sequences)
+        return found
+
+
+class UpdateProbe(Probe):
+    """Looks after every update: how far routing moved, and what routing does to the ratio since construction.
+
+    Every sequence stands twice in its forwards, the second time with its routes at construction forced upon it: one
+    forward of twice the rows costs less than two.
+    """
+
+    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str) -> None:
+        self._rows, device = len(sequences.tokens_BS), sequences.tokens_BS.device
+        super().__init__(model, sequences.rows(torch.arange(self._rows, device=device).repeat(2)), precision)
+        self._last = self._first
+
+    def after_update(self, model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Columns overall and by layer: routing now against the last call, and the ``attribution`` since construction.
+
+        Nothing of a dense model.
+        """
+        first, last, rows = self._first, self._last, self._rows
+        if first is None or last is None:
+            return {}, {}
+        forced_LBFK = _routes(first).clone()
+        forced_LBFK[:, :rows] = NO_ROUTE
+        now = self._forward(model, forced_LBFK)
+        assert now is not None  # a model has routers or not
+        self._last = now
+        mask_BT = self._sequences.response_mask_BT[:rows]
+        first_LBFK, last_LBFK, now_LBFK = (_routes(each)[:, :rows] for each in (first, last, now))
+        moved = routing_drift.change(last_LBFK, now_LBFK, mask_BT)
+        changed_N = routing_drift.any_layer(first_LBFK, now_LBFK, mask_BT)
+        ratio_BT = now.logprobs_BT - first.logprobs_BT
+        free_N, pinned_N = (half_BT[mask_BT.bool()] for half_BT in (ratio_BT[:rows], ratio_BT[rows:]))
+        overall = {"expert_change_per_update": moved.expert} | attribution(free_N, pinned_N, changed_N)
+        return overall, {"expert_change_per_update": moved.expert_L}
+
+
+def _routes(found: Forward) -> Tensor:
+    """Of a model with routers."""
+    assert found.routes_LBFK is not None
+    return found.routes_LBFK
+
+
+def attribution(free_N: Tensor, pinned_N: Tensor, changed_N: Tensor) -> dict[str, Tensor]:
+    """What routing contributes to the log-ratio of tokens since the old policy.
+
+    ``free_N`` are log-ratios with the router's own choice, ``pinned_N`` with the old routes forced, prompt
+    included; ``changed_N`` marks tokens whose route differs in any layer. ``routing_share`` is
+    1 − E[pinned²]/E[free²], negative where pinning makes it larger; absent where nothing moved. The second
+    moment of the difference and its covariance with the pinned part say how the share comes about:
+    E[free²] = E[pinned²] + 2 E[pinned·difference] + E[difference²].
+    """
+    difference_N = free_N - pinned_N
+    columns = {
+        "log_ratio_moment_free": free_N.square().mean(),
+        "log_ratio_moment_pinned": pinned_N.square().mean(),
+        "log_ratio_moment_routing": difference_N.square().mean(),
+        "log_ratio_covariance_routing": (pinned_N * difference_N).mean(),
+    }
+    if columns["log_ratio_moment_free"] > 0:
+        columns["routing_share"] = 1 - columns["log_ratio_moment_pinned"] / columns["log_ratio_moment_free"]
+    for name, chosen_N in (("changed", changed_N), ("unchanged", ~changed_N)):
+        if chosen_N.any():
+            columns[f"log_ratio_moment_{name}"] = free_N[chosen_N].square().mean()
+    return columns

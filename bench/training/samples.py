@@ -1,0 +1,89 @@
+"""A few prompts of every run with responses to them and their rewards: what numbers do not say of a policy.
+
+``samples.jsonl`` in the run's folder, a line a response, of the first, the middle and the last rollout. What is read
+back may be anybody's: it is bounded here again, and what is no sample is left out.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from steadymoe.bench.support import atomic_files
+from steadymoe.bench.tasks import Task
+from steadymoe.bench.training.sampling import Rollout
+
+# Of each rollout that is shown: prompts, responses to each, and characters of either.
+PROMPTS, RESPONSES, CHARACTERS = 4, 2, 200
+# More bytes than this are never read of one run; four of UTF-8 a character, and the keys.
+_MOST_BYTES = 3 * PROMPTS * RESPONSES * (2 * 4 * CHARACTERS + 200)
+
+Row = dict[str, Any]
+
+
+def is_shown(step: int, steps: int) -> bool:
+    """Whether the rollout of ``step`` is one of the three that are kept of a run of ``steps``."""
+    return step in (1, (steps + 1) // 2, steps)
+
+
+def take(made: Rollout, task: Task, step: int, responses: int) -> list[Row]:
+    """step, prompt, response, finished, reward of the first rows of a rollout with ``responses`` to each prompt."""
+    sequences, rows = made.sequences, []
+    width = sequences.tokens_BS.shape[1] - sequences.response_width
+    for index in range(len(sequences.tokens_BS)):
+        if index // responses >= PROMPTS or index % responses >= RESPONSES:
+            continue
+        tokens, real = sequences.tokens_BS[index], sequences.mask_BS[index].bool()
+        prompt, response = tokens[:width][real[:width]].tolist(), tokens[width:][real[width:]].tolist()
+        finished = response[-1] == task.tokenizer.eos_token_id
+        texts = (str(task.tokenizer.decode(part)) for part in (prompt, response[: len(response) - finished]))
+        said = dict(zip(("prompt", "response"), map(_bounded, texts), strict=True))
+        rows.append({"step": step} | said | {"finished": finished, "reward": made.scores_B[index].item()})
+    return rows
+
+
+def keep_until(folder: Path, step: int | None) -> None:
+    """Before a run goes on after ``step``: leave what later steps had said; all of it for None."""
+    kept = [] if step is None else [row for row in read(folder) if row["step"] <= step]
+    atomic_files.write(_path(folder), partial(Path.write_text, data="".join(map(_line, kept)), encoding="utf-8"))
+
+
+def append(folder: Path, rows: list[Row]) -> None:
+    """Add the samples of one step."""
+    with _path(folder).open("a", encoding="utf-8") as file:
+        file.write("".join(map(_line, rows)))
+
+
+def read(folder: Path) -> list[Row]:
+    """The samples of a run in their order; none of a run that was recorded before there were any."""
+    path = _path(folder)
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        text = file.read(_MOST_BYTES).decode("utf-8", errors="replace")
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:  # torn by a kill, or no sample
+            continue
+        if isinstance(row, Mapping) and all(isinstance(row.get(key), kind) for key, kind in _KINDS.items()):
+            texts = {key: _bounded(row[key]) for key in ("prompt", "response")}
+            rows.append({key: row[key] for key in _KINDS} | texts)
+    return rows
+
+
+_KINDS: dict[str, Any] = {"step": int, "prompt": str, "response": str, "finished": bool, "reward": int | float}
+
+
+def _path(folder: Path) -> Path:
+    return folder / "samples.jsonl"
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= CHARACTERS else text[: CHARACTERS - 1] + "…"

@@ -1,0 +1,208 @@
+"""Training, one step at a time: sample, reward, advantage, old policy, updates, measure, evaluate.
+
+Shapes: P prompts, G responses to each, B = P·G sequences of a rollout, M of them in one mini-batch, T response
+positions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steadymoe.algorithms import build, ops
+from steadymoe.bench.support.clock import Clock
+from steadymoe.bench.support.seeding import numpy_generator, torch_generator
+from steadymoe.bench.tasks import Task
+from steadymoe.bench.training import rewards, samples
+from steadymoe.bench.training.columns_of_step import Measured, Row, StepRows, of_rollout
+from steadymoe.bench.training.learner import Learner
+from steadymoe.bench.training.microbatches import MicroBatch
+from steadymoe.bench.training.old_policy import OldPolicy, as_sampled, check_sampler
+from steadymoe.bench.training.probes import Probe, UpdateProbe
+from steadymoe.bench.training.sampling import Rollout, join, roll_out
+from steadymoe.models.engine import Sampler
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step adds to each table, and where it met a number that is not finite.
+
+    ``diverged_at_update`` is None, or the update whose loss or gradient was not finite (it was measured,
+    not applied; or it left a policy that evaluation could not sample from), or 0 if the policy could not be
+    sampled from in the first place.
+    """
+
+    rows: dict[str, list[Row]]
+    diverged_at_update: int | None = None
+    said: tuple[Row, ...] = ()
+    """A few of the rollout's prompts and responses, of the steps that ``samples`` keeps."""
+
+
+class Trainer:
+    """A model at its cold start, and what trains it; ``config`` is a composed ``conf/config.yaml``."""
+
+    def __init__(self, model: PreTrainedModel, task: Task, config: Mapping[str, Any]) -> None:
+        self.model, self.task, self.config = model, task, config
+        self.learner = Learner(model, config)
+        self._measures = config["measure"] == "all"
+        self.sampler = Sampler(build(config["engine"]), model)
+        self.advantage = build(config["advantage"] or config["algorithm"]["advantage"])
+        self._held_out = task.sample(
+            config["evaluation"]["prompts"], numpy_generator(config["seed"], "evaluation"), held_out=True
+        )
+        fixed = self._rollout("probe", 0, config["probe"]["responses"], 1)
+        self._since_start = Probe(model, fixed.sequences, config["precision"])
+        self.learner.forwards.check_sharing(fixed.sequences)
+        self.learner.forwards.check_routers(fixed.sequences)
+
+    def step(self, step: int) -> StepResult:
+        """Sample one rollout with the current weights and train on it."""
+        clock, rows = Clock(self.model.device), StepRows(step)
+        try:
+            with clock("rollout_seconds"):
+                rollout, scores_PG, tokens_sampled = self.sample(step)
+        except FloatingPointError:
+            return StepResult({"steps": [{"step": step} | clock.seconds]}, diverged_at_update=0)
+
+        minibatches = self.minibatches(step)
+        with clock("old_policy_seconds"):
+            old, recomputed = self.old_policy(rollout, minibatches, step)
+        rewards_B = self.rewards(rollout, old)
+        advantages_BT = self.advantages(rewards_B, rollout.sequences.response_mask_BT)
+
+        with clock("probe_seconds"):
+            probe, shown = self.probe(step, rollout, old, recomputed)
+        rows.add_rollout(rollout, scores_PG, tokens_sampled, shown)
+        rows.add_rewards(rewards_B, rollout, old)
+
+        diverged_at_update = None
+        for update, minibatch in enumerate(minibatches, start=1):
+            with clock("update_seconds"):
+                measured = self.learner.update(rollout, old, advantages_BT, minibatch, first=update == 1)
+            if probe is not None:
+                with clock("probe_seconds"):
+                    measured |= Measured(*probe.after_update(self.model), {})
+            rows.add_update(self.learner.learning_rate, measured)
+            if not measured.is_finite:
+                diverged_at_update = update
+                break
+
+        if step % self.config["evaluation"]["every"] == 0 or step == self.config["steps"]:
+            try:
+                with clock("evaluation_seconds"):
+                    rows.add_evaluations(self.evaluate(step))
+            except FloatingPointError:
+                diverged_at_update = rows.updates
+        said: list[Row] = []
+        if samples.is_shown(step, self.config["steps"]):
+            said = samples.take(rollout, self.task, step, self.config["rollout"]["responses"])
+        tables = rows.tables(clock.seconds, int(rollout.sequences.mask_BS.sum()))
+        return StepResult(tables, diverged_at_update, tuple(said))
+
+    def evaluate(self, step: int) -> list[Row]:
+        """One sampled response to each held-out prompt: always the same prompts and the same draws.
+
+        Raises FloatingPointError if the policy's distribution is not finite.
+        """
+        generator = torch_generator(self.config["seed"], "evaluation", 0, self.model.device.type)
+        made = roll_out(self.model, self.task, self._held_out, 1, generator, self.config["precision"], routes=False)
+        scored = zip(self._held_out, made.scores_B.tolist(), strict=True)
+        return [{"step": step, "prompt": prompt, "score": score} for prompt, score in scored]
+
+    def _rollout(
+        self, stage: str, step: int, prompts: int, responses: int, sampler: PreTrainedModel | None = None
+    ) -> Rollout:
+        """Responses by ``sampler`` under the engine, or, for None, held-out ones by the trained model itself."""
+        seed = self.config["seed"]
+        texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), sampler is None)
+        generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
+        precision, top_k = self.config["precision"], self.learner.objective.traits.top_k
+        if sampler is None:
+            return roll_out(self.model, self.task, texts, responses, generator, precision)
+        temperature, routes = self.sampler.engine.temperature, self.learner.forwards.records_routes
+        return roll_out(sampler, self.task, texts, responses, generator, precision, top_k, temperature, routes)
+
+    def sample(self, step: int) -> tuple[Rollout, Tensor, int]:
+        """The groups to train on, and of all that was sampled for them the scores (prompts, responses) and tokens.
+
+        With ``algorithm.sampling.max_rollouts`` above 1 groups whose scores are all equal are dropped and
+        replaced from further rollouts, up to that many (dynamic sampling, DAPO, 2503.14476, eq. 11); if that is
+        not enough, groups without signal fill the places that are left.
+        """
+        prompts, responses = self.config["rollout"]["prompts"], self.config["rollout"]["responses"]
+        rounds = self.config["algorithm"]["sampling"]["max_rollouts"]
+        noise = torch_generator(self.config["seed"], "engine", step, self.model.device.type)
+        sampler = self.sampler.model(noise)
+        parts: list[Rollout] = []
+        while True:
+            stage = f"rollout_refill_{len(parts)}" if parts else "rollout"
+            parts.append(self._rollout(stage, step, prompts, responses, sampler))
+            scores_PG = torch.cat([part.scores_B for part in parts]).view(-1, responses)
+            signal_P = (scores_PG != scores_PG[:, :1]).any(-1)
+            if len(parts) == rounds or signal_P.sum() >= prompts:
+                break
+        tokens = sum(int(part.sequences.response_mask_BT.sum()) for part in parts)
+        if rounds == 1:
+            return parts[0], scores_PG, tokens
+        kept_P = (~signal_P).int().argsort(stable=True)[:prompts]  # those with signal first, in their order
+        rows_B = (kept_P[:, None] * responses + torch.arange(responses, device=kept_P.device)).flatten()
+        return join(parts).rows(rows_B), scores_PG, tokens
+
+    def minibatches(self, step: int) -> list[list[MicroBatch]]:
+        """The micro-batches of each mini-batch: whole groups, in a seeded order."""
+        prompts, responses = self.config["rollout"]["prompts"], self.config["rollout"]["responses"]
+        generator = torch_generator(self.config["seed"], "minibatches", step)
+        order_P = torch.randperm(prompts, generator=generator)
+        rows_PG = order_P[:, None] * responses + torch.arange(responses)
+        chunks = rows_PG.chunk(self.config["updates_per_rollout"])
+        return [self.learner.forwards.split(chunk.flatten().to(self.model.device)) for chunk in chunks]
+
+    def old_policy(
+        self, rollout: Rollout, minibatches: list[list[MicroBatch]], step: int
+    ) -> tuple[OldPolicy, OldPolicy | None]:
+        """The old policy to train against, and the trainer's own forward of it where it was computed."""
+        every = self.config["savings"]["sampler_as_old"]
+        if every is None:
+            old = self.learner.old_policy(rollout, minibatches)
+            return old, old
+        if step % every != 1 % every:
+            return as_sampled(rollout, self.learner.reference_logprobs(rollout, minibatches)), None
+        recomputed = self.learner.old_policy(rollout, minibatches)
+        check_sampler(rollout, recomputed)
+        return as_sampled(rollout, recomputed.reference_logprobs_BT), recomputed
+
+    def rewards(self, rollout: Rollout, old: OldPolicy) -> Tensor:
+        """The task's scores less punishments for length and, where the KL term is in the reward, the KL, (B,)."""
+        kl, taken_BT = self.learner.objective.kl, None
+        if kl.place == "reward" and old.reference_logprobs_BT is not None:
+            taken_BT = kl.coefficient * ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, kl.estimator)
+        overlong, mask_BT = self.config["algorithm"]["overlong"], rollout.sequences.response_mask_BT
+        return rewards.shaped(rollout.scores_B, mask_BT, self.task.max_new_tokens, overlong, taken_BT)
+
+    def advantages(self, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
+        """The advantage of every token, (B, T); 0 on padding."""
+        rewards_PG = rewards_B.view(-1, self.config["rollout"]["responses"])
+        return self.advantage(rewards_PG, mask_BT.sum(-1).view(rewards_PG.shape)).flatten()[:, None] * mask_BT
+
+    def probe(
+        self, step: int, rollout: Rollout, old: OldPolicy, recomputed: OldPolicy | None
+    ) -> tuple[UpdateProbe | None, Measured]:
+        """What looks after every update of this step, if anything does, and what the rollout shows before them."""
+        if not self._measures:
+            return None, Measured({}, {}, {})
+        every, since_start, probe = self.config["probe"]["every"], None, None
+        if step % every == 1 % every:
+            since_start = self._since_start.since_start(self.model)
+            watched = rollout.sequences.rows(self.sampled_rows(step))
+            probe = UpdateProbe(self.model, watched, self.config["precision"])
+        return probe, of_rollout(rollout, old, recomputed, since_start, self.learner.experts)
+
+    def sampled_rows(self, step: int) -> Tensor:
+        """The rows of the rollout whose routes are watched from update to update."""
+        rows = self.config["rollout"]["prompts"] * self.config["rollout"]["responses"]
+        count = min(rows, max(4, round(rows * self.config["probe"]["fraction"])))
+        order = torch.randperm(rows, generator=torch_generator(self.config["seed"], "probe_sample", step))
+        return order[:count].to(self.model.device)

@@ -1,0 +1,259 @@
+"""Losses, presets, advantages and corrections against what TRL and verl themselves compute, to rounding.
+
+``make oracles`` recorded their answers; neither is needed here. What each case sets in its peer stands in
+``tests/oracles/<peer>_surrogates.py``, and what we say to that in the tables below: a name of ours and what it
+takes to be equal. A preset takes nothing, or it would be no preset.
+
+Shapes: S batches, B responses, T response positions; groups of three responses.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from torch import Tensor
+
+from steadymoe.algorithms import Batch, build, load, names
+
+ROOT = Path(__file__).parents[2]
+FILES = {"trl": "trl-1.16", "verl": "verl-0.9"}
+GROUP = 3
+
+Ours = tuple[str, dict[str, Any]]
+Case = tuple[str, str]
+
+WIDTH = {"constant_length": 7}  # the padded width of the batches, verl's L unless told, and told to TRL
+DUAL = {"dual_clip": 3.0}  # off in the papers; always on in verl
+VERLS_DPPO = {"anchor": "old", "aggregation": "token-mean", "ratio_cap": 3.0}  # as dppo@verl-0.9
+
+LOSSES: dict[Case, Ours] = {
+    ("trl", "default"): ("grpo@trl-1.16", {}),
+    ("trl", "default_sequence"): ("gspo@trl-1.16", {}),
+    ("trl", "default_gmpo"): ("gmpo", {}),
+    ("trl", "default_corrected"): ("grpo@trl-1.16", {}),
+    ("trl", "grpo"): ("grpo", {}),
+    ("trl", "grpo_delta"): ("grpo", DUAL),
+    ("trl", "bnpo"): ("ppo_clip", {}),
+    ("trl", "dapo"): ("dapo", {}),
+    ("trl", "dr_grpo"): ("dr_grpo", WIDTH),
+    ("trl", "cispo"): ("cispo@trl-1.16", {}),
+    ("trl", "sapo"): ("sapo", {}),
+    ("trl", "vespo"): ("vespo", {}),
+    ("trl", "gspo"): ("gspo", {}),
+    ("trl", "gspo_wide"): ("gspo", {"clip_low": 0.2, "clip_high": 0.2}),
+    ("trl", "luspo"): ("luspo", {}),
+    ("trl", "luspo_wide"): ("luspo", {"clip_low": 0.2, "clip_high": 0.2}),
+    # Without the sampler's log-probabilities TRL takes the old policy's.
+    ("trl", "opsm"): ("opsm", {"anchor": "old"}),
+    ("trl", "opsm_close"): ("opsm", {"anchor": "old", "max_divergence": 0.05}),
+    ("verl", "vanilla"): ("grpo@verl-0.9", {}),
+    ("verl", "vanilla_corrected"): ("grpo@verl-0.9", {}),
+    ("verl", "vanilla_by_response"): ("grpo", DUAL),
+    ("verl", "vanilla_token_sum"): ("grpo", {"aggregation": "seq-mean-token-sum", **DUAL}),
+    ("verl", "vanilla_constant"): ("dr_grpo", {**WIDTH, **DUAL}),
+    ("verl", "vanilla_dapo"): ("dapo", DUAL),
+    ("verl", "gspo"): ("gspo@verl-0.9", {}),
+    ("verl", "gspo_corrected"): ("gspo@verl-0.9", {}),
+    ("verl", "gspo_by_response"): ("gspo_token", {"clip_low": 0.2, "clip_high": 0.2}),
+    ("verl", "gspo_paper"): ("gspo", {}),
+    ("verl", "sapo"): ("sapo", {}),
+    ("verl", "cispo"): ("cispo@verl-0.9", {}),
+    ("verl", "cispo_readme"): ("cispo", {}),
+    ("verl", "geo_mean"): ("gmpo@verl-0.9", {}),
+    ("verl", "geo_mean_paper"): ("gmpo", {}),
+    ("verl", "dppo_tv"): ("dppo@verl-0.9", {}),
+    ("verl", "dppo_tv_corrected"): ("dppo@verl-0.9", {}),
+    ("verl", "dppo_kl"): ("dppo_kl", {"max_divergence": 0.2, **VERLS_DPPO}),
+    ("verl", "dppo_kl_close"): ("dppo_kl", VERLS_DPPO),
+    ("verl", "gpg"): ("reinforce", {"aggregation": "token-mean"}),
+}
+# The correction of the cases that have one, as conf/correction/<name>.yaml and what is changed in it.
+CORRECTED: dict[Case, Ours] = {
+    ("trl", "default_corrected"): ("mis_sequence", {"ratio_high": 3.0}),
+    ("verl", "vanilla_corrected"): ("tis", {}),
+    ("verl", "gspo_corrected"): ("tis", {}),
+    ("verl", "dppo_tv_corrected"): ("tis", {}),
+}
+# verl's DPPO is sg[M r] Â log π where ours is M r Â: another value with the same gradient. Its KL has 1e-8 added to
+# probabilities, which moves no token of these batches across the threshold.
+LOG_FORM = {("verl", case) for case in ("dppo_tv", "dppo_tv_corrected", "dppo_kl", "dppo_kl_close")}
+
+ROUNDING = 1e-11
+# verl adds 1e-8 to the lengths (at least 1) that these divide by.
+TOLERANCE = {
+    ("verl", case): 5e-8
+    for case in (
+        "vanilla_by_response",
+        "gspo_by_response",
+        "gspo_paper",
+        "sapo",
+        "geo_mean",
+        "geo_mean_paper",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+    )
+}
+
+# The paper's algorithm of the same name, which a peer's is not; how is in the first line of the preset.
+NOT_THE_PAPER: dict[Case, str] = {
+    ("trl", "default"): "grpo",
+    ("trl", "default_sequence"): "gspo",
+    ("trl", "cispo"): "cispo",
+    ("verl", "vanilla"): "grpo",
+    ("verl", "gspo"): "gspo",
+    ("verl", "cispo"): "cispo",
+    ("verl", "geo_mean"): "gmpo",
+    ("verl", "dppo_tv"): "dppo",
+}
+
+WEIGHTS: dict[Case, Ours] = {
+    ("trl", "default"): ("mis_sequence", {"ratio_high": 3.0}),
+    ("trl", "token_truncate"): ("tis", {"ratio_cap": 3.0}),
+    ("trl", "token_mask"): ("mis", {"ratio_high": 3.0}),
+    ("trl", "icepop"): ("icepop", {}),
+    ("trl", "sequence_truncate"): ("tis", {"unit": "product", "ratio_cap": 3.0}),
+    ("verl", "token"): ("tis", {}),
+    ("verl", "sequence"): ("tis", {"unit": "product"}),
+    ("verl", "icepop"): ("icepop", {}),
+    # verl's band, 0.9 to 1.5, is on μ/π_old, ours on π_old/μ.
+    ("verl", "geometric"): ("geo_rs", {"ratio_low": 1 / 1.5, "ratio_high": 1 / 0.9}),
+}
+
+# The advantage of an algorithm of ours, and what is changed in it.
+ADVANTAGES: dict[Case, Ours] = {
+    ("trl", "default"): ("grpo@trl-1.16", {}),
+    ("trl", "none"): ("dr_grpo", {}),
+    ("trl", "batch"): ("lite_ppo", {"epsilon": 1e-4}),
+    ("verl", "grpo"): ("grpo@verl-0.9", {}),
+    ("verl", "rloo"): ("rloo", {}),
+    ("verl", "reinforce_plus_plus"): ("reinforce_pp", {}),
+    ("verl", "reinforce_plus_plus_baseline"): ("reinforce_pp_baseline", {}),
+}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One peer's file."""
+
+    about: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def batches(self) -> Iterator[tuple[int, Batch, Tensor]]:
+        """The number of a batch, the batch, and its rewards by group."""
+        columns = {name.removeprefix("inputs/"): values for name, values in self.tensors.items() if "inputs/" in name}
+        for s in range(len(columns["mask"])):
+            row = {name: values[s] for name, values in columns.items()}
+            batch = Batch(
+                logprobs_BT=row["logprobs"].requires_grad_(),
+                old_logprobs_BT=row["old_logprobs"],
+                rollout_logprobs_BT=row["rollout_logprobs"],
+                mask_BT=row["mask"].long(),
+                advantages_BT=row["advantages"][:, None].expand(row["mask"].shape),
+            )
+            yield s, batch, row["rewards"].view(-1, GROUP)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Recorded]:
+    """What was recorded of each peer."""
+    read = {}
+    for peer, file in FILES.items():
+        with safe_open(ROOT / "tests" / "recorded" / "oracles" / f"{file}.safetensors", "pt") as held:
+            about = json.loads(held.metadata()["oracle"])
+            read[peer] = Recorded(about, {name: held.get_tensor(name) for name in held.keys()})  # noqa: SIM118
+    return read
+
+
+def ours(kind: str, chosen: Ours) -> Any:
+    """The ``loss`` or ``advantage`` of an algorithm, or a ``correction``, with its shipped numbers and changes."""
+    name, changes = chosen
+    if kind == "loss":
+        return load(name, **changes)
+    file = ROOT / "conf" / ("correction" if kind == "correction" else "algorithm") / f"{name}.yaml"
+    config = yaml.safe_load(file.read_text())
+    return build((config if kind == "correction" else config["advantage"]) | changes)
+
+
+def run(case: Case, chosen: Ours, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Our loss, under the correction of the case, and its gradient."""
+    if case in CORRECTED:
+        batch = replace(batch, weights_BT=ours("correction", CORRECTED[case]).weights(batch))
+    output = ours("loss", chosen)(batch)
+    return output.loss.detach(), torch.autograd.grad(output.loss, batch.logprobs_BT)[0]
+
+
+def test_every_case_and_every_preset_of_these_peers_is_compared(recorded: dict[str, Recorded]) -> None:
+    kinds = {"loss": LOSSES, "gradient": LOSSES, "weights": WEIGHTS, "advantages": ADVANTAGES}
+    for peer, held in recorded.items():
+        assert held.about["peer"] == peer
+        assert f"{peer}-{held.about['versions'][peer]}".startswith(f"{FILES[peer]}.")
+        listed = {f"{kind}/{case}" for kind, table in kinds.items() for of, case in table if of == peer}
+        assert set(held.about["cases"]) == listed
+    presets = {name for name in names(presets=True) if name.endswith(tuple(f"@{file}" for file in FILES.values()))}
+    assert presets == {name for name, changes in LOSSES.values() if "@" in name}
+    assert not any(changes for name, changes in LOSSES.values() if "@" in name)
+
+
+def test_the_batches_reach_every_side_of_a_clip_with_both_signs(recorded: dict[str, Recorded]) -> None:
+    reached = set()
+    for held in recorded.values():
+        for _, batch, _ in held.batches():
+            ratio_BT = (batch.logprobs_BT - batch.get("old_logprobs_BT")).exp()
+            place_BT = torch.bucketize(ratio_BT, torch.tensor([0.05, 0.8, 1.2, 3.0, 20.0], dtype=torch.float64))
+            for place, advantage, mask in zip(
+                place_BT.flatten().tolist(),
+                batch.advantages_BT.flatten().tolist(),
+                batch.mask_BT.flatten().tolist(),
+                strict=True,
+            ):
+                reached |= {(place, advantage > 0)} if mask else set()
+    assert reached == {(place, sign) for place in range(6) for sign in (False, True)}
+
+
+@pytest.mark.parametrize("case", LOSSES, ids="-".join)
+def test_loss_and_gradient_are_the_peers(case: Case, recorded: dict[str, Recorded]) -> None:
+    peer, name = case
+    near, answers = TOLERANCE.get(case, ROUNDING), recorded[peer].tensors
+    for s, batch, _ in recorded[peer].batches():
+        loss, gradient_BT = run(case, LOSSES[case], batch)
+        torch.testing.assert_close(gradient_BT, answers[f"gradient/{name}"][s], rtol=near, atol=1e-12)
+        if case in LOG_FORM:
+            loss = (gradient_BT * batch.logprobs_BT).sum().detach()
+        # Terms of about 1 and of both signs may cancel in it.
+        torch.testing.assert_close(loss, answers[f"loss/{name}"][s], rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("case", NOT_THE_PAPER, ids="-".join)
+def test_a_peers_default_is_not_the_papers_algorithm(case: Case, recorded: dict[str, Recorded]) -> None:
+    peer, name = case
+    apart = []
+    for s, batch, _ in recorded[peer].batches():
+        _, gradient_BT = run(case, (NOT_THE_PAPER[case], {}), batch)
+        theirs_BT = recorded[peer].tensors[f"gradient/{name}"][s]
+        apart.append((gradient_BT - theirs_BT).norm() / theirs_BT.norm())
+    assert max(apart) > 0.1
+
+
+@pytest.mark.parametrize("case", WEIGHTS, ids="-".join)
+def test_a_corrections_weights_are_the_peers(case: Case, recorded: dict[str, Recorded]) -> None:
+    peer, name = case
+    for s, batch, _ in recorded[peer].batches():
+        weights_BT = ours("correction", WEIGHTS[case]).weights(batch) * batch.mask_BT
+        torch.testing.assert_close(weights_BT, recorded[peer].tensors[f"weights/{name}"][s], rtol=ROUNDING, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ADVANTAGES, ids="-".join)
+def test_advantages_are_the_peers(case: Case, recorded: dict[str, Recorded]) -> None:
+    peer, name = case
+    for s, batch, rewards_PG in recorded[peer].batches():
+        lengths_PG = batch.mask_BT.sum(-1).view(-1, GROUP)
+        advantages_BT = ours("advantage", ADVANTAGES[case])(rewards_PG, lengths_PG).view(-1, 1) * batch.mask_BT
+        theirs_BT = recorded[peer].tensors[f"advantages/{name}"][s]
+        near = TOLERANCE.get(case, ROUNDING)
+        torch.testing.assert_close(advantages_BT, theirs_BT, rtol=near, atol=near)

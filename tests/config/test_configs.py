@@ -1,0 +1,115 @@
+"""Every shipped config composes and runs; what Hydra builds is what Python builds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from steadymoe import algorithms
+from steadymoe.bench.config import compose
+from steadymoe.bench.runs import execute, record
+
+SHORT = [
+    "rollout.prompts=8",
+    "rollout.responses=3",  # the fewest that every advantage takes
+    "steps=2",
+    "evaluation.every=1",
+    "evaluation.prompts=4",
+    "probe.responses=2",
+    "cold_start.accuracy_low=0",
+    "cold_start.accuracy_high=1",
+    "cold_start.check_every=1",
+    "cold_start.check_prompts=4",
+    "cold_start.batch_size=4",
+]
+
+
+# ... and of experiments with a mini-batch or updates of their own, which SHORT's prompts and steps would contradict.
+SHORT_EXPERIMENT = ["updates_per_rollout=2", "rollout.minibatch_prompts=null", "total_updates=null", "seed=0"]
+
+
+def group(name: str) -> list[str]:
+    return sorted(path.stem for path in (compose.CONF / name).glob("*.yaml"))
+
+
+def with_needed(name: str) -> list[str]:
+    """An algorithm, and what a preset is only true with."""
+    config = yaml.safe_load((compose.CONF / "algorithm" / f"{name}.yaml").read_text())
+    needed = [f"{key}={config[key]}" for key in ("correction", "updates_per_rollout") if key in config]
+    return [f"algorithm={name}", *needed]
+
+
+def models() -> list[Any]:
+    """Every model that needs no checkpoint; most wait for `make check`, since test_families trains them too."""
+    quick = ("micro", "tiny", "deep", "dense_tiny", "mixtral_micro", "deepseek_v3_micro", "gpt_oss_micro")
+    return [
+        pytest.param([f"model={name}"], marks=[] if name in quick else pytest.mark.check)
+        for name in group("model")
+        if name != "pretrained"
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([*with_needed(name), "model=micro"] for name in group("algorithm")),
+        *([f"correction={name}", "model=micro"] for name in group("correction")),
+        *([f"routing={name}", "model=micro"] for name in group("routing")),
+        *([f"engine={name}", "model=micro"] for name in group("engine")),
+        *models(),
+        *([f"task={name}", "model=micro"] for name in group("task")),
+        ["task=sort", "task.min_length=150", "task.max_length=200", "model=micro"],
+        *([f"experiment={name}", *SHORT_EXPERIMENT] for name in group("experiment")),
+    ],
+    ids=" ".join,
+)
+def test_every_shipped_config_runs_two_steps(words: list[str], tmp_path: Path) -> None:
+    if "task=reasoning_gym" in words:
+        pytest.importorskip("reasoning_gym")
+    runs = compose.plan([*words, *SHORT, f"results_dir={tmp_path}"])
+    assert execute.execute(runs[0]) == "finished"
+    assert len(record.read_table(runs[0].folder, "steps")) == 2
+
+
+def test_a_dense_model_has_no_routing_columns_and_all_others(tmp_path: Path) -> None:
+    (made,) = compose.plan(["model=dense_tiny", *SHORT, f"results_dir={tmp_path}"])
+    execute.execute(made)
+    updates = record.read_table(made.folder, "updates")
+    empty = {name for name in updates if updates[name].isna().all()}
+    routing = {
+        name
+        for name in updates
+        if name.startswith(("expert_", "router_", "log_ratio_", "routing_", "replay_", "route_"))
+    }
+    routing |= {"token_any_layer_change_rate", "top1_change_rate"}
+    assert empty == routing | {"correction_weight", "correction_rejected", "loss_number"}
+    assert record.read_table(made.folder, "layers").empty
+
+
+@pytest.mark.parametrize("name", algorithms.names(presets=True))
+def test_loading_through_hydra_is_loading_through_python(name: str) -> None:
+    (made,) = compose.plan(with_needed(name))
+    assert algorithms.build(made.config["algorithm"]["loss"]) == algorithms.load(name)
+
+
+def test_a_number_overridden_on_the_command_line_is_one_overridden_in_python() -> None:
+    (made,) = compose.plan(["algorithm=gspo", "algorithm.loss.clip_low=1e-2"])
+    assert algorithms.build(made.config["algorithm"]["loss"]) == algorithms.load("gspo", clip_low=1e-2)
+
+
+def test_every_number_in_the_configs_says_where_it_comes_from_or_what_it_is() -> None:
+    for path in (compose.CONF / "algorithm").glob("*.yaml"):
+        for line in path.read_text().splitlines():
+            if ": " in line and not line.strip().startswith("#") and "_target_" not in line:
+                assert "#" in line, f"{path.name}: {line}"
+
+
+def test_experiments_say_their_command_and_number_of_runs() -> None:
+    for name in group("experiment"):
+        text = (compose.CONF / "experiment" / f"{name}.yaml").read_text()
+        runs = len(compose.plan([f"experiment={name}"]))
+        assert f"steadymoe run experiment={name}" in text
+        assert f"{runs} runs" in text
+        shared = {"study_wide": "study_bands", "study_narrow": "study_bands"}  # two arms of one table
+        assert yaml.safe_load(text)["experiment_name"] == shared.get(name, name)

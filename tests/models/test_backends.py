@@ -1,0 +1,168 @@
+"""How experts are computed: back ends agree, one is chosen by name; what cannot be had is refused before training."""
+
+import importlib.util
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from test_cli import steadymoe
+from test_execute import planned
+from test_models import make, shipped
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.runs import execute
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training import cold_start
+from steadymoe.models import build, megablocks, pretrained
+
+FAMILIES = ["micro", "mixtral_micro", "deepseek_v3_micro", "gpt_oss_micro"]
+TOKENS_BS = torch.randint(2, 12, (4, 8), generator=torch.Generator().manual_seed(0))
+
+
+def forward_and_gradients(model: PreTrainedModel, experts: str) -> dict[str, Tensor]:
+    """Logits, and the gradient of every weight for a sum of log-probabilities, by name."""
+    model.set_experts_implementation(experts)
+    model.zero_grad()
+    logits_BSV = model(TOKENS_BS).logits
+    logits_BSV.log_softmax(-1)[:, :-1].gather(-1, TOKENS_BS[:, 1:, None]).sum().backward()
+    found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return {"logits": logits_BSV.detach(), **found}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_eager_and_grouped_mm_agree_in_forward_and_all_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    grouped_mm = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS, "grouped_mm", lambda *args: calls.append(1) or grouped_mm(*args))
+    model = make(shipped(name))
+    eager = forward_and_gradients(model, "eager")
+    assert calls == []
+    grouped = forward_and_gradients(model, "grouped_mm")
+    assert calls
+    assert {key for key in eager if ".experts." in key}
+    for key in eager:
+        assert (grouped[key] - eager[key]).norm() <= 1e-5 * eager[key].norm(), key
+    assert eager.keys() == grouped.keys()
+
+
+def test_under_bf16_eager_experts_compute_in_it_and_grouped_mm_in_fp32() -> None:
+    model = make(shipped("micro"))
+    experts = model.model.layers[0].mlp.experts
+    draw = torch.Generator().manual_seed(0)
+    given = torch.randn(9, 64, generator=draw), torch.arange(18).view(9, 2) % 8, torch.rand(9, 2, generator=draw)
+
+    def moved(name: str) -> float:
+        model.set_experts_implementation(name)
+        with torch.no_grad():
+            exact = experts(*given)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return ((experts(*given) - exact).norm() / exact.norm()).item()
+
+    assert moved("grouped_mm") == 0
+    assert 1e-3 < moved("eager") < 2e-2
+
+
+def test_the_usual_back_end_is_the_yamls_and_the_other_names_are_accepted() -> None:
+    usual = yaml.safe_load((compose.CONF / "config.yaml").read_text())["experts"]
+    for function in (build.build, pretrained.load):
+        assert inspect.signature(function).parameters["experts"].default == usual
+    assert identity.NEUTRAL["experts"] == usual
+    assert compose.plan(["experts=eager"])[0].axes == {"experts": "eager"}
+
+
+def test_the_back_end_that_is_asked_for_computes_the_experts_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel, task: Chain
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(cold_start, "load_or_make", lambda *_, **__: {})
+    monkeypatch.setattr(
+        execute, "Trainer", lambda model, *_: made.append(model.config._experts_implementation) or 1 / 0
+    )
+    model.save_pretrained(tmp_path / "checkpoint")
+    task.tokenizer.save_pretrained(tmp_path / "checkpoint")
+    given = [word for word in planned(tmp_path).command.split()[2:] if not word.startswith("model")]
+    checkpoint = ["model=pretrained", f"model.path={tmp_path / 'checkpoint'}"]
+    for words in (["experts=eager"], ["experts=grouped_mm"]):
+        assert execute.execute(planned(tmp_path, *words)) == "failed"
+        assert execute.execute(compose.plan([*given, *checkpoint, *words])[0]) == "failed"
+    assert made == ["eager", "eager", "grouped_mm", "grouped_mm"]
+
+
+def test_a_back_end_is_part_of_the_hash_and_of_the_cold_start_and_the_usual_one_changes_neither(tmp_path: Path) -> None:
+    usual, eager = planned(tmp_path), planned(tmp_path, "experts=eager")
+    before = {key: value for key, value in usual.config.items() if key != "experts"}
+    assert usual.config_hash == identity.config_hash(before)
+    assert eager.config_hash != usual.config_hash
+    assert eager.folder != usual.folder
+    assert cold_start.fingerprint(eager.config) != cold_start.fingerprint(usual.config)
+
+
+@pytest.mark.parametrize(
+    ("words", "installed", "answer"),
+    [
+        (["experts=fast"], True, "experts must be one of grouped_mm, eager, megablocks; got 'fast'"),
+        (["experts=eager", "model=dense_micro"], True, "this model is dense: experts=eager would have no effect"),
+        (["experts=megablocks", "model=dense_micro"], True, "this model is dense: experts=megablocks would"),
+        (
+            ["experts=eager", "model=deepseek_v3_micro", "model.config.first_k_dense_replace=4"],
+            True,
+            "this model is dense",
+        ),
+        (["experts=megablocks"], True, "set TRITON_INTERPRET=1 in the environment"),
+        (["experts=megablocks"], False, "not installed (no triton, stk, megablocks); `make megablocks` adds it"),
+    ],
+)
+def test_a_back_end_that_cannot_be_had_is_refused_before_training(
+    words: list[str],
+    installed: bool,
+    answer: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
+    find_spec = importlib.util.find_spec
+    theirs = ("triton", "stk", "megablocks")
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *args: (object() if installed else None) if name in theirs else find_spec(name, *args),
+    )
+    assert steadymoe(monkeypatch, "run", *words) == 2
+    said = capsys.readouterr()
+    assert answer in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_megablocks_that_cannot_be_imported_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ImportError("undefined symbol:\n cub")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: object())
+    monkeypatch.setattr(megablocks, "_ops", broken)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ConfigError, match=r"cannot be imported \(undefined symbol: cub\)"):
+        compose.plan(["experts=megablocks"])
+
+
+def test_what_is_supplied_in_place_of_the_compiled_part_counts_and_sorts() -> None:
+    keys = torch.tensor([2, 0, 2, 3, 0], dtype=torch.int32)
+    ordered, order, sums = torch.empty_like(keys), torch.empty_like(keys), torch.empty(1, 5, dtype=torch.int32)
+    megablocks._Supplied.sort(keys, 2, ordered, order)
+    assert (ordered.tolist(), order.tolist()) == ([0, 0, 2, 2, 3], [1, 4, 0, 2, 3])
+    counts = megablocks._Supplied.histogram(ordered, 5)
+    megablocks._Supplied.inclusive_cumsum(counts[None], 1, sums)
+    assert counts.tolist() == [2, 0, 2, 1, 0]
+    assert sums.tolist() == [[2, 2, 4, 5, 5]]
+    assert (counts.dtype, sums.dtype) == (torch.int32, torch.int32)

@@ -1,0 +1,440 @@
+"""Families of models: what is shipped is what is documented, chooses and weighs its experts by its family's formula,
+samples what it trains, learns, and is itself again when saved and loaded; a family outside the contract is refused.
+
+Shapes: B sequences, N tokens of a forward, K experts a token, E experts, F positions fed, L MoE layers.
+"""
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from safetensors.torch import load_model, save_model
+from test_execute import planned
+from test_models import BUILT, count, make, shipped
+from torch import Tensor, nn
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.support.seeding import numpy_generator, torch_generator
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training import checkpoint
+from steadymoe.bench.training.forward import Forward, forward
+from steadymoe.bench.training.sampling import roll_out
+from steadymoe.bench.training.trainer import Trainer
+from steadymoe.models import build, contract
+from steadymoe.models.predictor import RoutePredictor
+from steadymoe.models.routing import NO_ROUTE, Routed, RouteRecorder, routers
+
+DOCUMENTED = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in (Path(__file__).parents[2] / "docs" / "models.md").read_text().splitlines()
+    if re.match(r"\| `\w+` \| `\w+Config`", line)
+]
+TOKENS_BS = torch.tensor([[2, 3, 4, 5, 6], [7, 8, 9, 10, 11]])
+
+
+def softmax(logits_E: Tensor, chosen_K: Tensor) -> Tensor:
+    return logits_E.softmax(-1)[chosen_K]
+
+
+def softmax_renormalised(logits_E: Tensor, chosen_K: Tensor) -> Tensor:
+    return softmax(logits_E, chosen_K) / softmax(logits_E, chosen_K).sum()
+
+
+def softmax_of_the_chosen(logits_E: Tensor, chosen_K: Tensor) -> Tensor:
+    return logits_E[chosen_K].softmax(-1)
+
+
+def sigmoid(scale: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda logits_E, chosen_K: scale * logits_E[chosen_K].sigmoid() / logits_E[chosen_K].sigmoid().sum()
+
+
+# Model → its gate weights, and its groups of experts with how many of them may be chosen from.
+FORMULAS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int, int]] = {
+    "micro": (softmax_renormalised, 1, 1),
+    "qwen2_moe_micro": (softmax, 1, 1),
+    "olmoe_micro": (softmax, 1, 1),
+    "mixtral_micro": (softmax_renormalised, 1, 1),
+    "deepseek_v3_micro": (sigmoid(2.5), 4, 2),
+    "gpt_oss_micro": (softmax_of_the_chosen, 1, 1),
+    "granitemoe_micro": (softmax_of_the_chosen, 1, 1),
+    "glm4_moe_micro": (sigmoid(1.0), 1, 1),
+    "qwen3_next_micro": (softmax_renormalised, 1, 1),
+}
+# All at micro; what is larger takes longer and shows little more.
+ALL = [
+    pytest.param(name, marks=[] if "micro" in name else pytest.mark.check)
+    for name in BUILT
+    if not name.startswith("dense")
+]
+
+
+# --- what is documented ------------------------------------------------------------------------------
+
+
+def active(model: PreTrainedModel) -> int:
+    """How many weights one token uses, routers included."""
+    if not routers(model):
+        return count(model)
+    shares = model.config.num_experts_per_tok, experts(model)
+    return count(model) - count(model, ".experts.") * (shares[1] - shares[0]) // shares[1]
+
+
+def experts(model: PreTrainedModel) -> int:
+    return int(routers(model)[0].get_parameter("weight").shape[0])
+
+
+def of_routing(model: PreTrainedModel) -> int:
+    """The weights that exist for routing alone: routers, and the gate of a shared expert."""
+    gates = count(model, "shared_expert_gate")
+    return gates + sum(weight.numel() for router in routers(model) for weight in router.parameters())
+
+
+def test_every_shipped_model_is_documented_once() -> None:
+    assert sorted(row[0].strip("`") for row in DOCUMENTED) == BUILT
+
+
+@pytest.mark.parametrize("row", DOCUMENTED, ids=lambda row: row[0].strip("`"))
+def test_a_shipped_model_is_what_is_documented(row: list[str]) -> None:
+    name, cls, layers, shape, parameters, used, _ = row
+    model = make(shipped(name.strip("`")))
+    assert type(model.config).__name__ == cls.strip("`")
+    assert [count(model), active(model)] == [int(number.replace(",", "")) for number in (parameters, used)]
+    moe = len(routers(model))
+    assert layers == (f"{model.config.num_hidden_layers}, {moe} MoE" if moe else f"{model.config.num_hidden_layers}")
+    assert shape == (f"{model.config.num_experts_per_tok} of {experts(model)}" if moe else "")
+
+
+TWINS = {
+    "micro": ("dense_micro", {}),
+    "tiny": ("dense_tiny", {}),
+    "deep": ("dense_deep", {}),
+    "olmoe_micro": ("dense_olmoe_micro", {}),
+    "olmoe_tiny": ("dense_olmoe_tiny", {}),
+    "olmoe_deep": ("dense_olmoe_deep", {}),
+    "deepseek_v3_micro": ("deepseek_v3_micro", {"first_k_dense_replace": 4}),
+    "deepseek_v3_tiny": ("dense_deepseek_v3_tiny", {}),
+    "deepseek_v3_deep": ("dense_deepseek_v3_deep", {}),
+    "mixtral_micro": ("dense_mixtral_micro", {}),
+    "qwen2_moe_micro": ("dense_qwen2_moe_micro", {}),
+    "granitemoe_micro": ("dense_granitemoe_micro", {}),
+    "glm4_moe_micro": ("glm4_moe_micro", {"first_k_dense_replace": 4}),
+    "qwen3_next_micro": ("qwen3_next_micro", {"mlp_only_layers": [0, 1, 2, 3]}),
+}
+
+
+def test_every_dense_model_is_the_twin_of_one() -> None:
+    assert {name for name in BUILT if name.startswith("dense")} <= {twin for twin, _ in TWINS.values()}
+    assert {name for name in BUILT if not name.startswith("dense")} - set(TWINS) == {"gpt_oss_micro"}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_dense_twin_has_the_weights_that_one_token_uses_but_for_those_of_routing(name: str) -> None:
+    twin, overrides = TWINS[name]
+    build.check(shipped(twin) | overrides)
+    moe, dense = make(shipped(name)), make(shipped(twin) | overrides)
+    assert routers(dense) == []
+    assert count(moe, "_attn") == count(dense, "_attn")
+    assert active(moe) - of_routing(moe) == count(dense)
+
+
+# --- routers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_routers_choose_and_weigh_by_the_formula_of_their_family(name: str) -> None:
+    formula, groups, chosen_groups = FORMULAS[name]
+    model = make(shipped(name))
+    calls: list[tuple[Tensor, Tensor, Tensor]] = []
+    for router in routers(model):
+        if "e_score_correction_bias" in dict(router.named_buffers()):
+            nn.init.normal_(router.get_buffer("e_score_correction_bias"), generator=torch.Generator().manual_seed(0))
+        router.register_forward_hook(lambda router, args, output: calls.append((router, *output)))
+    with RouteRecorder(model) as recorder, torch.no_grad():
+        model(TOKENS_BS)
+        routed = recorder.take(10)
+    assert routed is not None
+    assert len(calls) == recorder.layers == contract.moe_layers(model.config)
+    for (router, logits_NE, weights_NK, indices_NK), recorded_NE, recorded_NK in zip(
+        calls, routed.logits_LNE, routed.live_LNK, strict=True
+    ):
+        assert torch.equal(recorded_NE, logits_NE)
+        assert torch.equal(recorded_NK, indices_NK.to(torch.int16))
+        for logits_E, weights_K, indices_K in zip(logits_NE.double(), weights_NK.double(), indices_NK, strict=True):
+            assert_close(weights_K, formula(logits_E, indices_K), rtol=1e-5, atol=1e-6)
+            scores_E = dict(router.named_buffers()).get("e_score_correction_bias", 0) + (
+                logits_E.sigmoid() if formula.__name__ == "<lambda>" else logits_E
+            )
+            members = scores_E.view(groups, -1)
+            best_groups = sorted(range(groups), key=lambda g, m=members: -m[g].topk(min(2, m.shape[1])).values.sum())
+            allowed = [e for e in range(len(scores_E)) if e // members.shape[1] in best_groups[:chosen_groups]]
+            best = sorted(allowed, key=lambda e, s=scores_E: -s[e])[: len(indices_K)]
+            assert sorted(indices_K.tolist()) == sorted(best)
+
+
+# --- a small run -------------------------------------------------------------------------------------
+
+
+def small(tmp_path: Path, name: str, *words: str) -> Trainer:
+    """A trainer of a few short rollouts at random weights."""
+    sizes = [f"model.config.{key}={shipped(name)[key]}" for key in ("hidden_size", "num_hidden_layers")]
+    config = planned(tmp_path, f"model={name}", *sizes, *words).config
+    task = instantiate(config["task"])
+    return Trainer(build.build(config["model"]["config"], task.tokenizer, 0, "cpu"), task, config)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_family_is_sampled_from_as_it_is_trained(name: str, task: Chain) -> None:
+    model = build.build(shipped(name), task.tokenizer, 0, "cpu")
+    prompts = task.sample(4, numpy_generator(0, "test"))
+    made = roll_out(model, task, prompts, 3, torch_generator(0, "test"))
+    with torch.no_grad():
+        now = forward(model, made.sequences, "fp32")
+    mask_BT = made.sequences.response_mask_BT
+    # Linear attention computes a sequence at once and token by token in different orders.
+    assert_close(now.logprobs_BT * mask_BT, made.logprobs_BT, atol=3e-4 if "next" in name else 2e-5, rtol=0)
+    assert made.routes_LBFK is not None
+    assert now.routes_LBFK is not None
+    assert (now.routes_LBFK != made.routes_LBFK).float().mean() < 0.01
+    assert len({tuple(route) for route in made.routes_LBFK.flatten(0, 2).tolist()}) > 3
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_replayed_routes_of_a_family_are_the_experts_that_run(name: str, task: Chain) -> None:
+    model = build.build(shipped(name), task.tokenizer, 0, "cpu")
+    made = roll_out(model, task, task.sample(4, numpy_generator(0, "test")), 3, torch_generator(0, "test"))
+
+    def replayed(forced_LBFK: Tensor | None) -> tuple[Forward, dict[str, Tensor]]:
+        model.zero_grad()
+        now = forward(model, made.sequences, "fp32", forced_LBFK=forced_LBFK)
+        now.logprobs_BT.sum().backward()
+        return now, {key: weight.grad.clone() for key, weight in model.named_parameters() if weight.grad is not None}
+
+    free, gradients = replayed(None)
+    assert free.routes_LBFK is not None
+    same, same_gradients = replayed(free.routes_LBFK)
+    assert torch.equal(same.logprobs_BT, free.logprobs_BT)
+    assert_close(same_gradients, gradients, atol=0, rtol=0)
+    placed_LBFK = free.routes_LBFK != NO_ROUTE
+    others_LBFK = torch.where(placed_LBFK, (free.routes_LBFK + 1) % experts(model), NO_ROUTE)
+    other, other_gradients = replayed(others_LBFK)
+    assert other.executed_LBFK is not None
+    assert other.routes_LBFK is not None
+    assert torch.equal(other.executed_LBFK, others_LBFK.to(torch.int16))
+    assert torch.equal(other.routes_LBFK[0], free.routes_LBFK[0]), "the first router's own choice stays on record"
+    assert not torch.equal(other.logprobs_BT, free.logprobs_BT)
+    for key, weight in routers(model)[0].named_parameters():
+        name_of = next(each for each, parameter in model.named_parameters() if parameter is weight)
+        assert other_gradients[name_of].abs().sum() > 0, key
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_routers_of_a_family_choose_by_logits_that_are_moved(name: str) -> None:
+    """What router noise and predicted routes rest on: no head is the identity, a head that shouts is heard."""
+    model = make(shipped(name))
+    predictor = RoutePredictor(model)
+
+    def routed(heads_LHE: list[Tensor] | None) -> tuple[Tensor, Routed]:
+        with RouteRecorder(model) as recorder, torch.no_grad():
+            recorder.predict(heads_LHE)
+            logits = model(TOKENS_BS, use_cache=False).logits
+            found = recorder.take(10)
+        assert found is not None
+        return logits, found
+
+    free_logits, free = routed(None)
+    same_logits, same = routed(list(predictor.heads_LHE))
+    assert torch.equal(same_logits, free_logits)
+    assert torch.equal(same.executed_LNK, free.executed_LNK)
+    assert torch.equal(same.live_LNK, free.live_LNK), "what the router selects is what it returns"
+    # Heads that turn every router around: the experts are those of the opposite logits.
+    heads_LHE = [-2 * router.get_parameter("weight").T.detach() for router in routers(model)]
+    _, turned = routed(heads_LHE)
+    assert torch.equal(turned.live_LNK[0], free.live_LNK[0]), "the first router's own choice stays on record"
+    biased = any("bias" in key for router in routers(model) for key, _ in router.named_parameters())
+    grouped = getattr(model.config, "n_group", None) or 1  # of which some groups of experts are left out beforehand
+    if not biased and grouped == 1:
+        lowest_NK = turned.logits_LNE[0].topk(turned.live_LNK.shape[-1], largest=False).indices
+        assert torch.equal(turned.executed_LNK[0].sort(-1).values, lowest_NK.sort(-1).values.to(torch.int16))
+    assert not torch.equal(turned.executed_LNK, turned.live_LNK)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_family_takes_a_step_and_is_itself_again_when_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    made = small(tmp_path, name, "algorithm.entropy_bonus=1")  # random responses are all worth nothing
+    before = copy.deepcopy(made.model.state_dict())
+    result = made.step(1)
+    assert result.diverged_at_update is None
+    after = made.model.state_dict()
+    weights = dict(made.model.named_parameters(remove_duplicate=False))
+    moved = {key for key in after if not torch.equal(after[key], before[key])}
+    still = {key for key in set(after) - moved if key in weights and weights[key].dim() > 1}
+    assert still == set(), "weights that no gradient reaches"
+    assert all(key in weights for key in moved), "a buffer was trained"
+
+    save_model(made.model, str(tmp_path / "model.safetensors"))
+    checkpoint.save(tmp_path / "checkpoint.safetensors", made.learner, made.sampler, 1)
+    for load in (
+        lambda into: load_model(into.model, tmp_path / "model.safetensors"),
+        lambda into: checkpoint.load(tmp_path / "checkpoint.safetensors", into.learner, into.sampler),
+    ):
+        other = small(tmp_path, name, "seed=1")
+        load(other)
+        assert_close(other.model.state_dict(), after, atol=0, rtol=0)
+        with torch.no_grad():
+            assert torch.equal(other.model(TOKENS_BS % 8).logits, made.model(TOKENS_BS % 8).logits)
+
+
+# --- overrides ---------------------------------------------------------------------------------------
+
+
+def overridden(*words: str) -> dict[str, Any]:
+    return compose.plan(list(words))[0].config["model"]["config"]
+
+
+def test_experts_top_k_depth_and_shared_experts_are_overrides() -> None:
+    model = make(
+        overridden(
+            "model=deepseek_v3_micro",
+            "model.config.n_routed_experts=12",
+            "model.config.num_experts_per_tok=3",
+            "model.config.num_hidden_layers=6",
+            "model.config.n_shared_experts=0",
+        )
+    )
+    assert (len(routers(model)), experts(model), model.config.num_experts_per_tok) == (5, 12, 3)
+    assert count(model, "shared") == 0
+    assert (
+        count(make(overridden("model=qwen2_moe_micro", "model.config.shared_expert_intermediate_size=0")), "d_expert.")
+        == 0
+    )
+
+
+@pytest.mark.parametrize("name", ["mixtral_micro", "deepseek_v3_micro"])
+def test_the_arithmetic_of_routers_is_an_override_whatever_the_precision(name: str) -> None:
+    def logits(dtype: str | None, precision: str) -> Tensor:
+        """Of the first router; of a copy, since a reference policy is one."""
+        words = [] if dtype is None else [f"+model.config.router_dtype={dtype}"]
+        model = copy.deepcopy(make(overridden(f"model={name}", *words)))
+        seen: list[tuple[Tensor, Tensor]] = []
+        for router in routers(model):
+            nn.init.ones_(router.get_parameter("weight")[0])  # of the copy: what it says must change with it
+            router.register_forward_hook(lambda router, args, output: seen.append((args[0], output[0])))
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            model(TOKENS_BS)
+        hidden, said_NE = seen[0]
+        assert_close(said_NE[:, 0].float(), hidden.flatten(0, -2).float().sum(-1), atol=0.2, rtol=0.02)
+        return said_NE
+
+    assert logits(None, "fp32").dtype == logits("float32", "bf16").dtype == torch.float32
+    assert logits(None, "bf16").dtype == logits("bfloat16", "fp32").dtype == torch.bfloat16
+    assert torch.equal(logits("float32", "fp32"), logits(None, "fp32"))
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (
+            ["model=mixtral_micro", "+model.config.router_dtype=fp8"],
+            "router_dtype must be float32 or bfloat16; got 'fp8'",
+        ),
+        (
+            ["model=dense_micro", "+model.config.router_dtype=float32"],
+            "router_dtype is of routers, and this model is dense",
+        ),
+        (["model=deepseek_v3_micro", "model.config.n_group=3"], "DeepseekV3Config cannot be built from .*n_group=3"),
+        (
+            ["model=deepseek_v3_micro", "model.config.n_shared_experts=-1"],
+            "n_shared_experts must be at least 0; got -1",
+        ),
+        (["model=gpt_oss_micro", "model.config.num_experts_per_tok=9"], "num_experts_per_tok is 9 of 8"),
+        (
+            ["model=mixtral_micro", "model.config._target_=transformers.PhimoeConfig"],
+            "PhimoeTopKRouter chooses by 0 calls",
+        ),
+    ],
+)
+def test_a_wrong_number_of_a_family_is_answered_in_one_line(words: list[str], answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer) as refusal:
+        compose.plan(words)
+    assert "\n" not in str(refusal.value)
+
+
+# --- the contract ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        (
+            {"_target_": "transformers.PhimoeConfig"},
+            "PhimoeTopKRouter chooses by 0 calls of torch.topk over all experts",
+        ),
+        ({"_target_": "transformers.Llama4TextConfig"}, "its base model declares no class of routers"),
+        ({"_target_": "transformers.JetMoeConfig"}, "it has 2 classes of routers"),
+        ({"_target_": "transformers.AfmoeConfig"}, "AfmoeTokenChoiceRouter has no weight with a row for each expert"),
+        ({"_target_": "transformers.ZayaConfig"}, "ZayaRouter returns 4 values, not its logits"),
+        ({"_target_": "transformers.LongcatFlashConfig"}, "its experts are not run through transformers' registry"),
+    ],
+    ids=lambda case: case["_target_"].removeprefix("transformers.") if isinstance(case, dict) else "",
+)
+def test_a_family_outside_the_contract_is_refused_with_the_reason(numbers: dict[str, Any], reason: str) -> None:
+    with pytest.raises(contract.OutsideContractError, match=reason) as refusal:
+        build.check(numbers)
+    assert numbers["_target_"].removeprefix("transformers.") in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("output", "selections", "reason"),
+    [
+        ((5, 2, 2), [(3, 5)], None),
+        ((5, 2, 2), [(3, 2, 2), (3, 2), (3, 5)], None),
+        ((5, 2, 2), [], "0 calls"),
+        ((5, 2, 2), [(3, 5), (3, 5)], "2 calls"),
+        ((5, 2, 2), [(3, 4)], "0 calls"),
+        ((2, 5, 2), [(3, 2)], "then the gate weights, then"),
+    ],
+)
+def test_one_call_of_a_router_is_judged(
+    output: tuple[int, ...], selections: list[tuple[int, ...]], reason: str | None
+) -> None:
+    logits_NE, weights_NK, indices_NK = (torch.zeros(3, width) for width in output)
+    shapes = [torch.Size(shape) for shape in selections]
+
+    def said(*returned: Tensor, weights: int = 5) -> str | None:
+        return contract._why_not(nn.Linear(7, weights), returned, shapes)
+
+    whole = said(logits_NE, weights_NK, indices_NK.long())
+    assert whole is None if reason is None else reason in (whole or "")
+    assert "then the experts' indices" in (said(logits_NE, weights_NK, weights_NK) or "")
+    assert "returns 2 values" in (said(logits_NE, weights_NK) or "")
+    if reason is None:
+        assert "no weight with a row" in (said(logits_NE, weights_NK, indices_NK.long(), weights=4) or "")
+
+
+def test_dense_models_keep_the_contract_and_a_model_is_left_as_it_was() -> None:
+    model = make(shipped("mixtral_micro"))
+    before = model.config.to_dict()
+    assert contract.moe_layers(model.config) == 4
+    assert model.config.to_dict() == before
+    assert model.config._experts_implementation == "grouped_mm"
+    assert contract.moe_layers(make(shipped("dense_tiny")).config) == 0
+    assert (
+        contract.moe_layers(
+            make({"_target_": "transformers.GPT2Config", "n_layer": 1, "n_head": 2, "n_embd": 8}).config
+        )
+        == 0
+    )
+
+
+def test_attention_is_eager_where_a_family_has_no_other() -> None:
+    found = {name: make(shipped(name)).config._attn_implementation for name in ("gpt_oss_micro", "mixtral_micro")}
+    assert found == {"gpt_oss_micro": "eager", "mixtral_micro": "sdpa"}

@@ -1,0 +1,245 @@
+"""Models are built from checked numbers, and what their routers choose is recorded as it happened.
+
+Shapes: L MoE layers, N tokens of a forward, K experts a token, E experts, H hidden width.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from conftest import MICRO
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.models import build
+from steadymoe.models.routing import NO_ROUTE, RouteRecorder, load_balancing_loss, routers
+
+CONF = Path(__file__).parents[2] / "conf"
+TOKENS_BS = torch.tensor([[2, 3, 4, 5, 6], [7, 8, 9, 10, 11]])
+
+
+def shipped(name: str) -> dict[str, Any]:
+    return yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())["config"]
+
+
+def make(numbers: dict[str, Any], seed: int = 0) -> PreTrainedModel:
+    """A model with the tokenizer of the shipped task, whose vocabulary the documented sizes include."""
+    task = Chain(min_operands=3, max_operands=8, modulus=10, spare_tokens=2)
+    return build.build(numbers, task.tokenizer, seed, "cpu")
+
+
+def count(model: PreTrainedModel, part: str = "") -> int:
+    return sum(weight.numel() for name, weight in model.named_parameters() if part in name)
+
+
+# --- the check ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "answer"),
+    [
+        ({"num_expertz": 4}, r"num_expertz; did you mean num_experts"),
+        ({"zzzzzz": 4}, r"no field model\.config\.zzzzzz$"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5 of 4"),
+        ({"num_key_value_heads": 3}, r"num_key_value_heads \(3\) must divide num_attention_heads \(4\)"),
+        (
+            {"num_attention_heads": 5, "num_key_value_heads": 1},
+            r"num_attention_heads \(5\) must divide hidden_size",
+        ),
+        ({"_target_": "os.system"}, r"_target_ is 'os\.system'"),
+        ({"_target_": "transformers.Qwen3MoeModel"}, r"_target_ is 'transformers\.Qwen3MoeModel'"),
+        ({"_target_": "elsewhere.Qwen3MoeConfig"}, r"_target_ is 'elsewhere\.Qwen3MoeConfig'"),
+        ({"_target_": "transformers.T5Config"}, "no causal language model for T5Config"),
+        ({"vocab_size": 99}, "vocab_size is given by the task's tokenizer"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1; got 0"),
+        ({"num_experts": -2}, "num_experts must be at least 1; got -2"),
+        ({"num_hidden_layers": "a"}, "num_hidden_layers"),
+        ({"initializer_range": "a"}, "initializer_range"),
+        ({"norm_topk_prob": "a"}, "norm_topk_prob"),
+        ({"head_dim": 7}, "head_dim"),
+        ({"num_experts_per_tok": "a"}, "num_experts_per_tok"),
+        ({"num_attention_heads": "a"}, "num_attention_heads"),
+        ({"hidden_act": "a"}, "hidden_act"),
+        ({"head_dim": None}, "head_dim"),
+    ],
+)
+def test_a_wrong_number_is_refused_by_its_name(wrong: dict[str, Any], answer: str) -> None:
+    with pytest.raises(ValueError, match=answer) as refusal:
+        build.check(MICRO | wrong)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "changed"),
+    [
+        ("num_experts_per_tok", {}),
+        ("num_key_value_heads", {"num_attention_heads": 2}),
+        ("num_attention_heads", {"num_key_value_heads": 3}),
+    ],
+)
+def test_a_default_that_does_not_fit_is_refused(left_out: str, changed: dict[str, Any]) -> None:
+    numbers = MICRO | changed
+    del numbers[left_out]
+    with pytest.raises(ValueError, match=left_out):
+        build.check(numbers)
+
+
+def test_a_field_that_only_the_model_reads_is_accepted_and_takes_effect() -> None:
+    numbers = MICRO | {"head_dim": 24}
+    build.check(numbers)
+    assert make(numbers).model.layers[0].self_attn.q_proj.out_features == 4 * 24
+
+
+BUILT = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "pretrained")
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_shipped_model_passes_the_check(name: str) -> None:
+    build.check(shipped(name))
+
+
+# --- what is built -----------------------------------------------------------------------------------
+
+
+def test_equal_seeds_give_equal_weights_whatever_was_drawn_before() -> None:
+    first = make(MICRO, seed=1).state_dict()
+    torch.rand(7)
+    assert_close(make(MICRO, seed=1).state_dict(), first, atol=0, rtol=0)
+    assert not torch.equal(make(MICRO, seed=2).state_dict()["lm_head.weight"], first["lm_head.weight"])
+
+
+def test_building_leaves_the_global_generator_as_it_was() -> None:
+    before = torch.get_rng_state()
+    make(MICRO)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("name", "millions"), [("micro", 0.45), ("tiny", 1.3), ("deep", 2.5)])
+def test_a_shipped_model_has_its_documented_size(name: str, millions: float) -> None:
+    assert count(make(shipped(name))) == pytest.approx(millions * 1e6, rel=0.02)
+
+
+def test_the_dense_twin_has_the_weights_that_one_token_uses_in_tiny_but_for_the_router() -> None:
+    moe, dense = make(shipped("tiny")), make(shipped("dense_tiny"))
+    assert routers(dense) == []
+    assert count(moe, "self_attn") == count(dense, "self_attn")
+    idle = count(moe, "experts") * (1 - moe.config.num_experts_per_tok / moe.config.num_experts)
+    assert count(moe) - idle - count(moe, "mlp.gate.") == count(dense)
+
+
+def test_experts_run_through_grouped_mm() -> None:
+    config = make(MICRO).config
+    assert (config._experts_implementation, config._attn_implementation) == ("grouped_mm", "sdpa")
+
+
+def test_vocabulary_and_special_tokens_are_the_tokenizers(task: Chain, model: PreTrainedModel) -> None:
+    assert model.get_input_embeddings().num_embeddings == len(task.tokenizer)
+    assert (model.config.pad_token_id, model.config.eos_token_id) == (0, 1)
+
+
+# --- recorded routes ---------------------------------------------------------------------------------
+
+
+def test_recorded_routes_are_the_top_k_of_router_logits_made_by_hand(model: PreTrainedModel) -> None:
+    hidden_LNH: list[Tensor] = []
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_pre_hook(lambda module, args: hidden_LNH.append(args[0].reshape(10, -1)))
+    with RouteRecorder(model) as recorder, torch.no_grad():
+        model(TOKENS_BS)
+        routed = recorder.take(10)
+    assert routed is not None
+    assert recorder.layers == len(hidden_LNH) == 3
+    for layer, hidden_NH, logits_NE, indices_NK in zip(
+        model.model.layers, hidden_LNH, routed.logits_LNE, routed.live_LNK, strict=True
+    ):
+        by_hand_NE = hidden_NH @ layer.mlp.gate.weight.T
+        assert_close(logits_NE, by_hand_NE)
+        best_NK = by_hand_NE.argsort(descending=True)[:, :2]
+        assert torch.equal(indices_NK.long().sort().values, best_NK.sort().values)
+    assert len({tuple(layer_NK.flatten().tolist()) for layer_NK in routed.live_LNK}) == 3, (
+        "layers choose alike: no test of order"
+    )
+
+
+def test_a_recorder_wants_exactly_one_forward_before_each_take(model: PreTrainedModel) -> None:
+    with RouteRecorder(model) as recorder, torch.no_grad():
+        with pytest.raises(RuntimeError, match="ran 0 times"):
+            recorder.take(10)
+        model(TOKENS_BS)
+        recorder.take(10)
+        with pytest.raises(RuntimeError, match="ran 0 times"):
+            recorder.take(10)
+        model(TOKENS_BS)
+        model(TOKENS_BS)
+        with pytest.raises(RuntimeError, match="ran 2 times"):
+            recorder.take(10)
+
+
+def test_a_recorder_counts_tokens(model: PreTrainedModel) -> None:
+    with RouteRecorder(model) as recorder, torch.no_grad():
+        model(TOKENS_BS)
+        with pytest.raises(RuntimeError, match="saw 10 tokens; the forward had 9"):
+            recorder.take(9)
+
+
+def test_a_recorder_leaves_no_hook_behind_even_after_an_error(model: PreTrainedModel) -> None:
+    hooked = []
+
+    def interrupted() -> None:
+        with RouteRecorder(model):
+            hooked.extend("forward" in router.__dict__ for router in routers(model))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert hooked == [True] * 3
+    assert not any("forward" in router.__dict__ for router in routers(model))
+
+
+def test_a_dense_model_has_no_routes() -> None:
+    dense = make(shipped("dense_tiny"))
+    with RouteRecorder(dense) as recorder, torch.no_grad():
+        dense(TOKENS_BS)
+        assert recorder.take(10) is None
+    assert recorder.layers == 0
+
+
+# --- load balancing ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding", [[], [0, 1, 2, 11]])
+def test_load_balancing_loss_is_that_of_transformers_whatever_stands_on_padding(padding: list[int]) -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits_LNE = [3 * torch.randn(12, 5, generator=draw, requires_grad=True) for _ in range(3)]
+    indices_LNK = torch.stack([logits_NE.topk(2).indices for logits_NE in logits_LNE]).to(torch.int16)
+    mask_N = torch.ones(12)
+    mask_N[padding] = 0
+    theirs = load_balancing_loss_func(tuple(logits_LNE), 5, 2, mask_N.view(2, 6) if padding else None)
+    indices_LNK[:, padding] = NO_ROUTE
+    ours = load_balancing_loss(logits_LNE, indices_LNK, mask_N)
+    assert_close(ours, theirs)
+    assert_close(torch.autograd.grad(ours, logits_LNE), torch.autograd.grad(theirs, logits_LNE))
+
+
+def test_load_balancing_loss_of_an_even_load_is_k_and_of_one_expert_set_is_e() -> None:
+    even_NK = torch.tensor([[0, 1], [2, 3], [1, 2], [3, 0]])
+    assert load_balancing_loss([torch.zeros(4, 4)], even_NK[None], torch.ones(4)).item() == pytest.approx(2)
+    sure_NE = torch.tensor([[50.0, 0.0, 0.0, 0.0]] * 4)
+    assert load_balancing_loss([sure_NE], torch.zeros(1, 4, 1), torch.ones(4)).item() == pytest.approx(4)
+
+
+def test_noise_in_forwards_is_refused_and_defaults_of_a_family_are_switched_off() -> None:
+    with pytest.raises(ValueError, match="attention_dropout would have no effect"):
+        build.check(MICRO | {"attention_dropout": 0.5})
+    with pytest.raises(ValueError, match=r"router_aux_loss_coef would have no effect here: routing\.aux_loss is"):
+        build.check(MICRO | {"router_aux_loss_coef": 0.5})
+    with pytest.raises(ValueError, match=r"\.dtype would have no effect here: weights are fp32"):
+        build.check(MICRO | {"dtype": "bfloat16"})
+    noisy = make({"_target_": "transformers.GPT2Config", "n_layer": 1, "n_head": 2, "n_embd": 8})  # dropout 0.1
+    tokens = torch.tensor([[2, 3, 4, 5]])
+    assert torch.equal(noisy(tokens).logits, noisy(tokens).logits)

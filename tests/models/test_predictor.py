@@ -1,0 +1,168 @@
+"""PR²: predicted routes by hand, the predictors' loss as a loop over scalars, and what they learn in a run.
+
+Shapes: L MoE layers, B sequences, T response positions, N tokens, K experts a token, E experts, H hidden.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from test_execute import assert_resumes
+from test_learner import trainer
+from test_routing import TOKENS_BS, K, L, N, own_routes
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.runs import record
+from steadymoe.models.predictor import RoutePredictor
+from steadymoe.models.routing import Routed, RouteRecorder, routers
+
+
+def routed(model: PreTrainedModel, heads_LHE: list[Tensor] | None) -> tuple[Tensor, Routed]:
+    with RouteRecorder(model) as recorder, torch.no_grad():
+        recorder.predict(heads_LHE)
+        logits_BSV = model(TOKENS_BS, use_cache=False).logits
+        found = recorder.take(N)
+    assert found is not None
+    return logits_BSV, found
+
+
+def random_heads(model: PreTrainedModel, size: float = 0.3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [size * torch.randn(head.shape, generator=generator) for head in RoutePredictor(model).heads_LHE]
+
+
+def test_predictors_that_are_zero_change_nothing_bitwise(model: PreTrainedModel) -> None:
+    logits, free = routed(model, None)
+    predicted_logits, found = routed(model, list(RoutePredictor(model).heads_LHE))
+    assert torch.equal(logits, predicted_logits)
+    assert torch.equal(found.executed_LNK, free.executed_LNK)
+
+
+def test_predicted_experts_are_those_of_the_moved_logits_and_gates_those_of_the_unmoved(model: PreTrainedModel) -> None:
+    heads_LHE = random_heads(model)
+    gates: list[Tensor] = []
+    handles = [r.register_forward_hook(lambda router, args, output: gates.append(output[1])) for r in routers(model)]
+    _, found = routed(model, heads_LHE)
+    for handle in handles:
+        handle.remove()
+    assert not torch.equal(found.executed_LNK, found.live_LNK)
+    layers = zip(routers(model), heads_LHE, gates, strict=True)
+    for layer, (router, head_HE, weights_NK) in enumerate(layers):
+        inputs_NH, logits_NE = found.inputs_LNH[layer], found.logits_LNE[layer]
+        assert_close(logits_NE, inputs_NH @ router.get_parameter("weight").T)
+        moved_NE = logits_NE + inputs_NH @ head_HE
+        assert torch.equal(found.executed_LNK[layer], moved_NE.topk(K).indices.to(torch.int16))
+        assert torch.equal(found.live_LNK[layer], logits_NE.topk(K).indices.to(torch.int16))
+        chosen_NK = logits_NE.softmax(-1).gather(-1, found.executed_LNK[layer].long())
+        assert_close(weights_NK, chosen_NK / chosen_NK.sum(-1, keepdim=True))
+
+
+def test_predictors_of_other_layers_are_refused(model: PreTrainedModel) -> None:
+    with RouteRecorder(model) as recorder, pytest.raises(ValueError, match="predictors of 2 layers for a model with 3"):
+        recorder.predict(random_heads(model)[:2])
+
+
+def test_the_loss_is_the_papers_and_its_gradient_reaches_the_heads_alone(model: PreTrainedModel) -> None:
+    predictor = RoutePredictor(model)
+    with torch.no_grad():
+        for head, values in zip(predictor.heads_LHE, random_heads(model), strict=True):
+            head.copy_(values)
+    generator = torch.Generator().manual_seed(1)
+    hidden, experts = predictor.heads_LHE[0].shape
+    inputs = torch.randn(L, 2, 3, hidden, generator=generator, requires_grad=True)
+    old = torch.randn(L, 2, 3, experts, generator=generator).log_softmax(-1)
+    now = torch.randn(L, 2, 3, experts, generator=generator).log_softmax(-1).requires_grad_()
+    mask_BT = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    total = 0.0
+    for layer in range(L):
+        tokens = []
+        for b, t in mask_BT.nonzero().tolist():
+            moved = [
+                float(old[layer, b, t, e]) + float((inputs[layer, b, t] @ predictor.heads_LHE[layer][:, e]).detach())
+                for e in range(experts)
+            ]
+            normaliser = math.log(sum(math.exp(each) for each in moved))
+            current = now[layer, b, t].tolist()
+            tokens.append(sum(math.exp(p) * (p - (m - normaliser)) for p, m in zip(current, moved, strict=True)))
+        total += sum(tokens) / len(tokens)
+    loss = predictor(inputs, old, now, mask_BT)
+    assert_close(loss.item(), total, atol=1e-4, rtol=1e-4)
+    loss.backward()
+    assert now.grad is None
+    assert all(head.grad is not None and head.grad.abs().max() > 0 for head in predictor.heads_LHE)
+
+
+def test_predictors_learn_where_a_router_went(model: PreTrainedModel) -> None:
+    """A router moved by a matrix is followed exactly: afterwards the prediction from the old one is its choice."""
+    _, old = routed(model, None)
+    with torch.no_grad():
+        (first, *_) = routers(model)
+        weight_EH = first.get_parameter("weight")
+        weight_EH += 0.3 * torch.randn(weight_EH.shape, generator=torch.Generator().manual_seed(0))
+    _, new = routed(model, None)
+    assert not torch.equal(old.live_LNK[0], new.live_LNK[0])
+    predictor = RoutePredictor(model)
+    optimizer = torch.optim.Adam(predictor.parameters(), lr=1e-2)
+    inputs, before, now = (torch.stack(values)[:, None] for values in (old.inputs_LNH, old.logits_LNE, new.logits_LNE))
+    mask_BT = torch.ones(1, N)
+    first_loss = predictor(inputs, before, now.log_softmax(-1), mask_BT)
+    for _ in range(600):
+        loss = predictor(inputs, before, now.log_softmax(-1), mask_BT)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.01 * first_loss
+    predicted_NE = old.logits_LNE[0] + old.inputs_LNH[0] @ predictor.heads_LHE[0]
+    assert torch.equal(predicted_NE.topk(K).indices.sort(-1).values.to(torch.int16), new.live_LNK[0].sort(-1).values)
+
+
+def test_in_a_run_predicted_experts_run_in_the_old_policy_and_in_every_update(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "routing=pr2", "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
+    assert made.learner.predictor is not None
+    heads = list(made.learner.predictor.heads_LHE)
+    for step in (1, 2):
+        rollout, _, _ = made.sample(step)
+        minibatches = made.minibatches(step)
+        old = made.learner.old_policy(rollout, minibatches)
+        assert old.executed_LBFK is not None
+        assert old.routes_LBFK is not None
+        assert torch.equal(old.executed_LBFK, old.routes_LBFK) == (step == 1), "at first the heads are zero"
+        assert made.learner.replayed(rollout, old) is old.executed_LBFK
+        advantages_BT = torch.randn(len(rollout.scores_B), 1, generator=torch.Generator().manual_seed(0))
+        advantages_BT = advantages_BT * rollout.sequences.response_mask_BT
+        before = [head.detach().clone() for head in heads]
+        for number, rows_M in enumerate(minibatches):
+            measured = made.learner.update(rollout, old, advantages_BT, rows_M, first=number == 0)
+            assert ("route_prediction_kl" in measured.overall) == (number > 0)
+            assert all(torch.equal(a, b) for a, b in zip(heads, before, strict=True)) == (number == 0)
+            if number == 0:
+                assert measured.overall["token_ratio_max"] == 1, "the old policy ran the same experts"
+            assert (measured.overall["replay_expert_disagreement"] > 0) == (number > 0 or step > 1)
+    assert len(own_routes(made.model)) == len(heads), "nothing of the predictors stays in the model"
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = assert_resumes(tmp_path, monkeypatch, 6, "routing=pr2")
+    updates = record.read_table(whole.folder, "updates")
+    assert (updates.loc[updates["update"] == 1, "route_prediction_kl"].isna()).all()
+    assert (updates.loc[updates["update"] > 1, "route_prediction_kl"] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["routing=r2", "routing.replay=pr2"], "choose another routing in its place"),
+        (["routing=pr2", "routing.replay=r2"], "choose another routing in its place"),
+        (["routing=pr2", "updates_per_rollout=1"], "learns from a rollout's second update on"),
+        (["routing=pr2", "routing.predictor_learning_rate=0"], "routing.predictor_learning_rate must be above 0"),
+        (["routing=pr2", "model=dense_tiny"], "no routers"),
+    ],
+)
+def test_what_pr2_cannot_be_is_refused(words: list[str], answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        compose.plan(words)

@@ -1,0 +1,207 @@
+"""A local checkpoint is the model: its weights, tokenizer, chat template and limits; what cannot be used is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MICRO
+from safetensors.torch import load_file, save_file
+from test_execute import SMALL
+from tokenizers.processors import TemplateProcessing
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.runs import execute, record
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.models import build, pretrained
+
+# "=3+4==" for a prompt "3+4=": in characters that the task's own tokenizer has.
+TEMPLATE = (
+    "{% for message in messages %}={{ message['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+)
+WORDS = [word for word in SMALL if not word.startswith("model")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, task: Chain, model: PreTrainedModel) -> Path:
+    """A checkpoint of a fresh small model with the tokenizer of the task."""
+    model.save_pretrained(tmp_path / "checkpoint")
+    task.tokenizer.save_pretrained(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def planned(folder: Path, *words: str) -> compose.Run:
+    given = ["model=pretrained", f"model.path={folder}", f"results_dir={folder.parent / 'results'}"]
+    return compose.plan([*WORDS, *given, *words])[0]
+
+
+def edit(file: Path, **values: Any) -> None:
+    """Change values of a JSON file; None takes one out."""
+    numbers = (json.loads(file.read_text()) if file.exists() else {}) | values
+    file.write_text(json.dumps({key: value for key, value in numbers.items() if value is not None}))
+
+
+def test_a_checkpoint_is_loaded_whole_and_as_models_are_built(folder: Path, model: PreTrainedModel) -> None:
+    loaded = pretrained.load(str(folder), "cpu")
+    assert_close(loaded.state_dict(), model.state_dict(), atol=0, rtol=0)
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
+    assert not any(module.training for module in loaded.modules())
+    assert (loaded.config._experts_implementation, loaded.config._attn_implementation) == ("grouped_mm", "sdpa")
+    assert pretrained.moe_layers(str(folder)) == 3
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE], ids=["no template", "chat template"])
+def test_a_checkpoint_is_trained_from_where_it_stands(
+    folder: Path, model: PreTrainedModel, template: str | None
+) -> None:
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    made = planned(folder, "steps=2", "algorithm.entropy_bonus=1")
+    assert execute.execute(made) == "finished"
+    facts = record.read_run(made.folder) or {}
+    assert facts["cold_start"] == {"checkpoint": str(folder)}
+    assert facts["parameters"] == model.num_parameters()
+    assert not (folder.parent / "results" / "cold_starts").exists()
+    assert len(record.read_table(made.folder, "steps")) == 2
+    assert set(record.read_table(made.folder, "layers")["layer"]) == {0, 1, 2}
+    prompts = record.read_table(made.folder, "evaluations")["prompt"]
+    assert all(prompt[0].isdigit() and prompt.count("=") == 1 for prompt in prompts), "what is recorded is the task's"
+
+
+def test_prompts_are_written_by_the_chat_template_and_padded_on_the_left(folder: Path, task: Chain) -> None:
+    plain = pretrained.load_tokenizer(str(folder))
+    assert plain(["1+2="])["input_ids"] == task.tokenizer(["1+2="])["input_ids"]
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    chat = pretrained.load_tokenizer(str(folder))
+    encoded = chat(["1+2=", "1+2*3="], padding=True, padding_side="left", return_tensors="pt")
+    texts = ["=1+2==", "=1+2*3=="]
+    assert encoded["input_ids"].tolist() == task.tokenizer(texts, padding=True)["input_ids"]
+    assert encoded["attention_mask"].tolist()[0] == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert chat.decode(encoded["input_ids"][1].tolist()) == texts[1]
+    assert (len(chat), chat.eos_token_id) == (len(task.tokenizer), task.tokenizer.eos_token_id)
+
+
+def test_what_a_template_writes_is_not_written_twice(folder: Path, task: Chain) -> None:
+    tokenizer = task.tokenizer.__class__(
+        tokenizer_object=task.tokenizer.backend_tokenizer.__class__.from_str(task.tokenizer.backend_tokenizer.to_str()),
+        eos_token="<eos>",
+        pad_token="<pad>",
+    )
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 1)])
+    tokenizer.save_pretrained(folder)
+    assert pretrained.load_tokenizer(str(folder))(["1+2="])["input_ids"][0][0] == 1
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    assert pretrained.load_tokenizer(str(folder))(["1+2="])["input_ids"] == task.tokenizer(["=1+2=="])["input_ids"]
+
+
+def test_padding_falls_back_to_the_end_token(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", pad_token=None)
+    tokenizer = pretrained.load_tokenizer(str(folder))
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 1
+
+
+def test_the_hash_is_of_a_checkpoints_content_not_of_its_place(folder: Path) -> None:
+    (folder / "folder.json").mkdir()  # no part of it
+    copied = folder.parent / "elsewhere"
+    shutil.copytree(folder, copied)
+    (copied / "README.md").write_text("a checkpoint")
+    assert planned(copied).config_hash == planned(folder).config_hash
+    for change in (
+        lambda: save_file(
+            load_file(copied / "model.safetensors") | {"more": torch.ones(1)}, copied / "model.safetensors"
+        ),
+        lambda: edit(copied / "config.json", num_experts_per_tok=1),
+        lambda: (copied / "chat_template.jinja").write_text(TEMPLATE),
+    ):
+        before = planned(copied).config_hash
+        change()
+        assert planned(copied).config_hash != before
+
+
+@pytest.mark.parametrize(
+    ("spoil", "answer"),
+    [
+        (lambda folder: shutil.rmtree(folder), "is no folder with a config.json"),
+        (lambda folder: (folder / "model.safetensors").rename(folder / "model.bin"), "has no model.safetensors"),
+        (
+            lambda folder: edit(folder / "model.safetensors.index.json", weight_map={"a": "model-1.safetensors"}),
+            "has no model-1.safetensors",
+        ),
+        (lambda folder: (folder / "config.json").write_text("{"), "the config in .* cannot be loaded"),
+        (
+            lambda folder: (folder / "model.safetensors").write_text("weights"),
+            "model.safetensors in .* is no safetensors",
+        ),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "is no index of weights"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "is no index of weights"),
+        (lambda folder: edit(folder / "model.safetensors.index.json", weight_map={"a": 3}), "has no 3"),
+        (
+            lambda folder: (folder / "generation_config.json").write_text("{"),
+            "generation_config.json in .* cannot be read",
+        ),
+        (lambda folder: edit(folder / "generation_config.json", max_new_tokens="abc"), "cannot be read"),
+        (
+            lambda folder: edit(folder / "config.json", model_type="mine", auto_map={"AutoConfig": "mine.Config"}),
+            "the config in .* cannot be loaded",
+        ),
+        (lambda folder: edit(folder / "config.json", model_type="t5"), "no causal language model for the T5Config"),
+        (lambda folder: edit(folder / "config.json", quantization_config={"quant_method": "fp8"}), "are quantised"),
+        (lambda folder: edit(folder / "config.json", model_type="phimoe"), "PhimoeTopKRouter chooses by 0 calls"),
+        (lambda folder: edit(folder / "config.json", num_experts_per_tok=9), r"model\.path: .* k not in range"),
+        (lambda folder: (folder / "tokenizer_config.json").unlink(), "has no tokenizer"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "the tokenizer in .* cannot be loaded"),
+        (lambda folder: edit(folder / "tokenizer_config.json", eos_token=None), "has no end token"),
+        (lambda folder: edit(folder / "config.json", vocab_size=9), "has 16 tokens, its model 9"),
+        (lambda folder: (folder / "chat_template.jinja").write_text("hello"), "cannot write the prompts of this task"),
+        (lambda folder: edit(folder / "config.json", max_position_embeddings=8), "need 11 positions; .* has 8"),
+        (lambda folder: edit(folder / "tokenizer_config.json", model_max_length=9), "need 11 positions; .* has 9"),
+        (lambda folder: edit(folder / "generation_config.json", max_length=10), "need 11 positions; .* has 10"),
+        (lambda folder: edit(folder / "generation_config.json", max_new_tokens=4), "is 5, .* allows responses of 4"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_used_is_refused_in_one_line(
+    folder: Path, spoil: Callable[[Path], None], answer: str
+) -> None:
+    spoil(folder)
+    with pytest.raises(ConfigError, match=answer) as refusal:
+        planned(folder)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["model.path=null"], "needs a checkpoint's folder"),
+        (["+model.config.num_experts_per_tok=1"], "has the config of its checkpoint"),
+        (["cold_start.path={folder}/model.safetensors"], "leave cold_start.path out"),
+    ],
+)
+def test_what_belongs_to_built_models_is_refused(folder: Path, words: list[str], answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        planned(folder, *(word.format(folder=folder) for word in words))
+
+
+def test_weights_that_are_missing_fail_the_run(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file({key: value for key, value in weights.items() if "1.mlp.gate" not in key}, folder / "model.safetensors")
+    with pytest.raises(
+        ValueError, match=r"has no weights for 1 parts of its model, model\.layers\.1\.mlp\.gate\.weight"
+    ):
+        pretrained.load(str(folder), "cpu")
+    assert execute.execute(planned(folder)) == "failed"
+
+
+def test_a_dense_checkpoint_is_trained_too_but_not_by_its_routers(tmp_path: Path, task: Chain) -> None:
+    dense = {key: MICRO[key] for key in MICRO if "expert" not in key and "topk" not in key and "moe" not in key}
+    dense |= {"_target_": "transformers.Qwen3Config", "head_dim": 8}
+    build.build(dense, task.tokenizer, 0).save_pretrained(tmp_path / "dense")
+    task.tokenizer.save_pretrained(tmp_path / "dense")
+    assert execute.execute(planned(tmp_path / "dense", "steps=1")) == "finished"
+    with pytest.raises(ConfigError, match="has no routers"):
+        planned(tmp_path / "dense", "routing=r2")

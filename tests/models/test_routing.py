@@ -1,0 +1,687 @@
+"""Routing replay against references made by hand, and the rollout engines.
+
+Shapes: L MoE layers, B sequences, S positions, N = B·S tokens, K experts a token, E experts.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MICRO
+from test_execute import assert_resumes, assert_same, planned
+from test_learner import trainer, updated
+from torch import Tensor, nn
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.measurement import routing_drift
+from steadymoe.bench.runs import execute, record
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training.forward import Sequences, forward
+from steadymoe.bench.training.microbatches import Forwards
+from steadymoe.bench.training.probes import UpdateProbe
+from steadymoe.bench.training.sampling import join
+from steadymoe.bench.training.trainer import Trainer
+from steadymoe.models import build, engine
+from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, Stale, Temperature
+from steadymoe.models.routing import NO_ROUTE, RouteRecorder, routers, z_loss
+
+TOKENS_BS = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]])
+N, L, K, E = 10, 3, 2, 4
+
+
+def logits_and_gradients(model: PreTrainedModel, forced_LNK: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+    """The model's logits on ``TOKENS_BS`` and the gradients of their mean square, with routes forced or not."""
+    model.zero_grad()
+    with RouteRecorder(model) as recorder:
+        recorder.force(forced_LNK)
+        logits_BSV = model(TOKENS_BS, use_cache=False).logits
+        recorder.take(N)
+        logits_BSV.square().mean().backward()
+    return logits_BSV.detach(), [w.grad.clone() if w.grad is not None else w * 0 for w in model.parameters()]
+
+
+def own_routes(model: PreTrainedModel) -> Tensor:
+    with RouteRecorder(model) as recorder, torch.no_grad():
+        model(TOKENS_BS, use_cache=False)
+        routed = recorder.take(N)
+    assert routed is not None
+    assert torch.equal(routed.live_LNK, routed.executed_LNK)
+    return routed.live_LNK
+
+
+def other_routes(seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(E, generator=generator)[:K] for _ in range(L * N)]).view(L, N, K)
+
+
+# --- replay ------------------------------------------------------------------------------------------
+
+
+def test_replaying_recorded_routes_at_unchanged_weights_is_the_identity_bitwise(model: PreTrainedModel) -> None:
+    free, free_gradients = logits_and_gradients(model)
+    replayed, gradients = logits_and_gradients(model, own_routes(model))
+    assert torch.equal(replayed, free)
+    assert all(torch.equal(one, other) for one, other in zip(gradients, free_gradients, strict=True))
+
+
+def test_forced_routes_equal_a_forward_in_which_the_top_k_is_replaced_by_hand(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced_LNK = other_routes()
+    assert not torch.equal(forced_LNK, own_routes(model).long())
+    found, gradients = logits_and_gradients(model, forced_LNK)
+    model.zero_grad()
+    for router, indices_NK in zip(routers(model), forced_LNK, strict=True):
+
+        def by_hand(hidden: Tensor, router: nn.Module = router, indices_NK: Tensor = indices_NK) -> Any:
+            logits_NE = hidden.reshape(-1, hidden.shape[-1]) @ router.get_parameter("weight").T
+            weights_NK = logits_NE.softmax(-1).gather(-1, indices_NK)
+            return logits_NE, weights_NK / weights_NK.sum(-1, keepdim=True), indices_NK
+
+        monkeypatch.setattr(router, "forward", by_hand, raising=False)
+    expected = model(TOKENS_BS, use_cache=False).logits
+    expected.square().mean().backward()
+    assert_close(found, expected.detach())
+    for one, weight in zip(gradients, model.parameters(), strict=True):
+        assert weight.grad is not None
+        assert_close(one, weight.grad)
+
+
+def test_a_replayed_expert_outside_the_live_top_k_has_its_gate_and_a_gradient_of_its_own(
+    model: PreTrainedModel,
+) -> None:
+    (router, *_) = routers(model)
+    gates: list[Tensor] = []
+    hidden: list[Tensor] = []
+    live_LNK = own_routes(model).long()
+    with RouteRecorder(model) as recorder:
+        live_NK = live_LNK[0]
+        absent_N = torch.stack([torch.tensor([e for e in range(E) if e not in row]) for row in live_NK.tolist()])[:, 0]
+        forced_LNK = live_LNK.clone()
+        forced_LNK[0, :, 1] = absent_N
+        recorder.force(forced_LNK)
+
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            gates.append(output[1].reshape(N, K))
+            hidden.append(args[0].reshape(N, -1))
+
+        router.register_forward_hook(keep)
+        model(TOKENS_BS, use_cache=False)
+        recorder.take(N)
+    probs_NE = (hidden[0] @ router.get_parameter("weight").T).softmax(-1)
+    chosen_NK = probs_NE.gather(-1, forced_LNK[0])
+    assert_close(gates[0], chosen_NK / chosen_NK.sum(-1, keepdim=True))
+    assert (gates[0][:, 1] > 0).all()
+    (gradient_EH,) = torch.autograd.grad(gates[0][0, 1], router.get_parameter("weight"))
+    assert gradient_EH[absent_N[0]].abs().max() > 0
+
+
+def test_the_routers_gradient_under_replay_is_that_of_finite_differences(task: Chain) -> None:
+    model = build.build(MICRO, task.tokenizer, seed=0, device="cpu")
+    model.set_experts_implementation("eager")
+    model = model.double()
+    forced_LNK = other_routes(1)
+    _, gradients = logits_and_gradients(model, forced_LNK)
+    names = [name for name, _ in model.named_parameters()]
+    weight = routers(model)[1].get_parameter("weight")
+    (index,) = [i for i, name in enumerate(names) if model.get_parameter(name) is weight]
+
+    def loss() -> float:
+        return logits_under(model, forced_LNK).square().mean().item()
+
+    for row, column in ((0, 0), (1, 7), (3, 20)):
+        step = 1e-2  # the router's softmax is in fp32 even here, so no smaller
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                weight[row, column] += sign * step
+            values.append(loss())
+            with torch.no_grad():
+                weight[row, column] -= sign * step
+        assert gradients[index][row, column].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=5e-3)
+
+
+@torch.no_grad()
+def logits_under(model: PreTrainedModel, forced_LNK: Tensor) -> Tensor:
+    with RouteRecorder(model) as recorder:
+        recorder.force(forced_LNK)
+        return model(TOKENS_BS, use_cache=False).logits
+
+
+def test_where_there_is_no_route_the_router_chooses_for_itself(model: PreTrainedModel) -> None:
+    forced_LNK = other_routes()
+    forced_LNK[:, ::2] = NO_ROUTE
+    with RouteRecorder(model) as recorder, torch.no_grad():
+        recorder.force(forced_LNK)
+        model(TOKENS_BS, use_cache=False)
+        routed = recorder.take(N)
+    assert routed is not None
+    assert torch.equal(routed.executed_LNK[:, 1::2].long(), forced_LNK[:, 1::2])
+    assert torch.equal(routed.executed_LNK[:, ::2], routed.live_LNK[:, ::2])
+    assert not torch.equal(routed.executed_LNK, routed.live_LNK)
+
+
+def test_gradient_checkpointing_runs_a_router_again_under_the_same_routes(model: PreTrainedModel) -> None:
+    forced_LNK = other_routes()
+    plain, gradients = logits_and_gradients(model, forced_LNK)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()  # transformers checkpoints in training mode alone
+    again, checkpointed = logits_and_gradients(model, forced_LNK)
+    assert torch.equal(again, plain)
+    assert all(torch.equal(one, other) for one, other in zip(checkpointed, gradients, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("routes_LNK", "answer"),
+    [
+        (torch.zeros(2, N, K, dtype=torch.long), "routes of 2 layers for a model with 3 MoE layers"),
+        (torch.full((L, N, K), 4), "a route names expert 4; the model has 4"),
+        (torch.zeros(L, N - 1, K, dtype=torch.long), "for a router that chose"),
+        (torch.zeros(L, N, K + 1, dtype=torch.long), "for a router that chose"),
+    ],
+)
+def test_routes_that_do_not_fit_are_refused(model: PreTrainedModel, routes_LNK: Tensor, answer: str) -> None:
+    with pytest.raises(ValueError, match=answer):
+        logits_under(model, routes_LNK)
+
+
+def test_a_router_that_selects_in_another_way_is_an_error(model: PreTrainedModel) -> None:
+    (router, *_) = routers(model)
+    plain = router.forward
+    router.forward = lambda hidden: (plain(hidden), plain(hidden))[0]  # type: ignore[method-assign]
+    with RouteRecorder(model) as recorder:
+        recorder.force(torch.full((L, N, K), NO_ROUTE))
+        with pytest.raises(RuntimeError, match="2 times in one call"):
+            model(TOKENS_BS, use_cache=False)
+
+
+def test_a_run_does_not_start_with_routers_that_return_another_order_than_they_select(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cls = type(routers(trainer(tmp_path).model)[0])
+    plain = cls.forward
+
+    def turned(self: Any, hidden: Tensor) -> Any:
+        logits, weights, indices = plain(self, hidden)
+        return logits, weights.flip(-1), indices.flip(-1)  # the same experts with the same weights
+
+    monkeypatch.setattr(cls, "forward", turned)
+    with pytest.raises(RuntimeError, match="in another order"):
+        trainer(tmp_path)
+    monkeypatch.setattr(cls, "forward", lambda self, hidden: (plain(self, hidden), plain(self, hidden))[0])
+    with pytest.raises(RuntimeError, match="2 times in one call"):
+        trainer(tmp_path)
+
+
+def test_the_z_loss_closed_form() -> None:
+    logits_LNE = [torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[2.0, 2.0], [9.0, 9.0]])]
+    log2 = torch.tensor(2.0).log()
+    found = z_loss(logits_LNE, torch.tensor([1, 0]))
+    assert_close(found, (log2**2 + (2 + log2) ** 2) / 2)
+
+
+# --- routing as an axis ------------------------------------------------------------------------------
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The forwards of updates, as they come."""
+    seen: list[Any] = []
+    plain = Forwards.__call__
+
+    def spy(self: Forwards, *arguments: Any) -> Any:
+        found = plain(self, *arguments)
+        if torch.is_grad_enabled():
+            seen.append((arguments[2], found))
+        return found
+
+    monkeypatch.setattr(Forwards, "__call__", spy)
+    return seen
+
+
+@pytest.mark.parametrize("routing", ["r2", "r3"])
+def test_replay_runs_the_recorded_experts_while_the_routers_own_choice_moves_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, routing: str
+) -> None:
+    made = trainer(tmp_path, f"routing={routing}", "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
+    seen = watched(monkeypatch)
+    rollout, _, _ = made.sample(1)
+    minibatches = made.minibatches(1)
+    old = made.learner.old_policy(rollout, minibatches)
+    advantages_BT = torch.randn(rollout.logprobs_BT.shape[0], 1, generator=torch.Generator().manual_seed(0))
+    advantages_BT = advantages_BT * rollout.sequences.response_mask_BT
+    measured = [made.learner.update(rollout, old, advantages_BT, parts) for parts in minibatches]
+    recorded = old.routes_LBFK if routing == "r2" else rollout.routes_LBFK
+    assert recorded is not None
+    for block, found in seen:
+        assert torch.equal(found.executed_LBFK, recorded[:, block.rows_M])
+    assert not torch.equal(seen[-1][1].routes_LBFK, seen[-1][1].executed_LBFK)
+    assert measured[0].overall["token_ratio_max"] == 1
+    assert measured[-1].overall["expert_change_rate"] > 0  # the live choice, or there would be no drift by construction
+
+
+def test_r3_runs_the_samplers_experts_in_the_old_policy_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["engine=router_noise", "engine.strength=2.0"]
+    for routing in ("off", "r3"):
+        made = trainer(tmp_path, f"routing={routing}", *words)
+        rollout, _, _ = made.sample(1)
+        minibatches = made.minibatches(1)
+        old = made.learner.old_policy(rollout, minibatches)
+        with torch.no_grad():
+            free = forward(made.model, rollout.sequences, "fp32")
+            pinned = forward(made.model, rollout.sequences, "fp32", forced_LBFK=rollout.routes_LBFK)
+        mask_BT = rollout.sequences.response_mask_BT.bool()
+        assert not torch.allclose(free.logprobs_BT[mask_BT], pinned.logprobs_BT[mask_BT], atol=1e-3)
+        expected = pinned if routing == "r3" else free
+        assert_close(old.logprobs_BT[mask_BT], expected.logprobs_BT[mask_BT], atol=1e-5, rtol=1e-5)
+
+
+def test_frozen_routers_stay_and_everything_else_learns(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "routing=freeze")
+    before = {name: weight.detach().clone() for name, weight in made.model.named_parameters()}
+    updated(made)
+    moved = {name for name, weight in made.model.named_parameters() if not torch.equal(weight, before[name])}
+    frozen = {name for name in before if name.endswith("gate.weight")}
+    assert frozen
+    assert moved == before.keys() - frozen
+
+
+@pytest.mark.parametrize("words", [["routing=r2"], ["routing=freeze"], ["routing.z_loss=0.1"], ["routing=r3"]])
+def test_a_routing_option_on_a_dense_model_is_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="has no routers"):
+        compose.plan(["model=dense_tiny", *words])
+
+
+# --- engines -----------------------------------------------------------------------------------------
+
+ENGINES = [
+    ("bf16", 1.0),
+    ("fp8", 1.0),
+    ("int8", 1.0),
+    ("router_noise", 0.5),
+    ("router_bf16", 1.0),
+    ("stale", 1.0),
+    ("temperature", 0.2),
+]
+
+
+def test_every_engine_of_the_configs_is_one_of_those_tested() -> None:
+    names = {path.stem for path in (compose.CONF / "engine").glob("*.yaml")}
+    assert names == {name for name, _ in ENGINES} | {"exact"}
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> compose.Run:
+    made = planned(tmp_path_factory.mktemp("exact"), "steps=3")
+    assert execute.execute(made) == "finished"
+    return made
+
+
+@pytest.mark.parametrize("name", [name for name, _ in ENGINES])
+def test_an_engine_of_strength_zero_is_exact_bitwise(exact: compose.Run, tmp_path: Path, name: str) -> None:
+    made = planned(tmp_path, f"engine={name}", "engine.strength=0", "steps=3")
+    assert execute.execute(made) == "finished"
+    assert_same(exact.folder, made.folder)
+
+
+@pytest.mark.parametrize(("name", "strength"), ENGINES)
+def test_an_engine_samples_differently_and_leaves_the_trainer_as_it_is(
+    tmp_path: Path, name: str, strength: float
+) -> None:
+    made = trainer(tmp_path, f"engine={name}")
+    assert made.sampler.engine.strength == strength
+    updated(made)  # so that old weights differ
+    made.sample(2)
+    updated(made)
+    before = {name: weight.detach().clone() for name, weight in made.model.named_parameters()}
+    rollout, _, _ = made.sample(3)
+    again, _, _ = trainer_again(made, 3)
+    mask_BT = rollout.sequences.response_mask_BT.bool()
+    old = made.learner.old_policy(rollout, made.minibatches(3))
+    gap_N = (rollout.logprobs_BT - old.logprobs_BT)[mask_BT].abs()
+    assert gap_N.max() > 1e-5
+    assert all(torch.equal(weight, before[name]) for name, weight in made.model.named_parameters())
+    assert torch.equal(again.logprobs_BT, rollout.logprobs_BT)  # its noise has a generator of its own
+
+
+def trainer_again(made: Trainer, step: int) -> Any:
+    """The same step sampled once more, with the same past."""
+    past = list(made.sampler._past)
+    if past:
+        past.pop()
+        made.sampler._past.clear()
+        made.sampler._past.extend(past)
+    if made.sampler.engine.delay:
+        made.sampler._past.appendleft({k: v.clone() for k, v in made.sampler._copy.named_parameters()})  # type: ignore[union-attr]
+    return made.sample(step)
+
+
+def test_rounding_is_linear_in_its_strength() -> None:
+    weight = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    for dtype in ("bf16", "fp8", "int8"):
+        whole = Rounding(dtype=dtype).round_weight("x", weight)
+        half = Rounding(dtype=dtype, strength=0.5).round_weight("x", weight)
+        assert not torch.equal(whole, weight)
+        assert_close(half, (weight + whole) / 2)
+
+
+def test_rounding_closed_forms() -> None:
+    row = torch.tensor([[127.0, 63.4, -1.6], [1.27, 0.634, 0.0]])
+    assert_close(engine._quantised(row, "int8", False), torch.tensor([[127.0, 63.0, -2.0], [1.27, 0.63, 0.0]]))
+    # One scale for all: the second row is below half a step but for its largest.
+    assert_close(engine._quantised(row, "int8", True), torch.tensor([[127.0, 63.0, -2.0], [1.0, 1.0, 0.0]]))
+    # e4m3 has three bits after the point: between 256 and 448 its steps are 32.
+    assert_close(engine._quantised(torch.tensor([[448.0, 300.0]]), "fp8", False), torch.tensor([[448.0, 288.0]]))
+    assert_close(engine._quantised(torch.tensor([1 + 2.0**-9]), "bf16", True), torch.tensor([1.0]))
+    assert (engine._quantised(torch.zeros(2, 3), "fp8", False) == 0).all()
+
+
+def test_fp8_spares_router_head_and_embedding_and_bf16_does_not(model: PreTrainedModel) -> None:
+    for dtype, spared in (("fp8", True), ("bf16", False)):
+        sampler = Sampler(Rounding(dtype=dtype), model)
+        copied = sampler.model(torch.Generator())
+        assert copied is not model
+        for name, weight in model.named_parameters():
+            same = torch.equal(copied.get_parameter(name), weight)
+            if weight.dim() < 2:
+                assert same, name
+            elif "embed_tokens" in name or "gate.weight" in name:
+                assert same == spared, name
+            else:
+                assert not same, name
+
+
+def test_router_noise_changes_the_routes_and_router_bf16_only_the_gate(model: PreTrainedModel) -> None:
+    free_LNK = own_routes(model)
+    noisy = Sampler(RouterNoise(strength=2.0), model).model(torch.Generator().manual_seed(0))
+    assert not torch.equal(own_routes(noisy), free_LNK)
+    assert torch.equal(own_routes(model), free_LNK)
+    rounded = Sampler(RouterBF16(), model).model(torch.Generator())
+    with RouteRecorder(rounded) as recorder, torch.no_grad():
+        rounded(TOKENS_BS, use_cache=False)
+        routed = recorder.take(N)
+    assert routed is not None
+    (logits_NE, *_) = routed.logits_LNE
+    assert torch.equal(logits_NE, logits_NE.to(torch.bfloat16).float())
+
+
+def test_stale_weights_are_those_of_so_many_steps_ago(model: PreTrainedModel) -> None:
+    sampler = Sampler(Stale(strength=2), model)
+    weight = next(model.parameters())
+    seen = []
+    for step in range(5):
+        with torch.no_grad():
+            weight.fill_(float(step))
+        seen.append(float(next(sampler.model(torch.Generator()).parameters()).detach().flatten()[0]))
+    assert seen == [0, 0, 0, 1, 2]
+
+
+def test_a_run_on_old_weights_that_was_stopped_goes_on_to_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["engine=stale", "engine.strength=2"]
+    whole = assert_resumes(tmp_path, monkeypatch, 6, *words)
+    steps = record.read_table(whole.folder, "steps")
+    assert (steps["rollout_kl_k3"].iloc[1:] > 1e-6).all()
+
+
+def test_a_temperature_is_in_the_samplers_log_probabilities(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "engine=temperature", "engine.strength=0.5")
+    rollout, _, _ = made.sample(1)
+    sequences = rollout.sequences
+    with torch.no_grad():
+        logits = made.model(
+            input_ids=sequences.tokens_BS[:, :-1],
+            attention_mask=sequences.mask_BS[:, :-1],
+            position_ids=(sequences.mask_BS[:, :-1].cumsum(-1) - 1).clamp(min=0),
+        ).logits[:, -sequences.response_width :]
+    hot = (logits / 1.5).log_softmax(-1).gather(-1, sequences.tokens_BS[:, -sequences.response_width :, None])[..., 0]
+    mask_BT = sequences.response_mask_BT.bool()
+    assert_close(rollout.logprobs_BT[mask_BT], hot[mask_BT], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["engine=bf16", "engine.strength=1.5"], "at most 1"),
+        (["engine=router_noise", "engine.strength=-1"], "at least 0"),
+        (["engine=stale", "engine.strength=1.5"], "whole number of steps"),
+        (["engine=exact", "engine.strength=1.0"], "has no strength"),
+        (["engine=fp8", "engine.dtype=fp4"], "bf16, fp8, int8"),
+        (["engine=fp8", "engine.scale=group"], "channel, tensor"),
+        (["engine=fp9"], "choose from bf16, exact"),
+        (["engine=int8", "engine.dtype=fp8"], "choose another engine in its place"),
+        (["routing=off", "routing.replay=r2"], "choose another routing in its place"),
+        (["engine=bf16", "engine.scale=tensor"], "bf16 has no scale to choose"),
+        (["engine=stale", "engine.strength=1e30"], "at most 1000"),
+        (["engine=temperature", "engine.strength=1e300"], "at most 99"),
+    ],
+)
+def test_a_dial_out_of_range_is_refused(words: list[str], answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        compose.plan(words)
+
+
+def test_evaluation_and_probes_are_the_trained_models_own(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "engine=router_noise", "engine.strength=5.0")
+    plain = trainer(tmp_path)
+    assert made.evaluate(1) == plain.evaluate(1)
+
+
+def test_temperature_and_noise_have_ranges() -> None:
+    assert Temperature(strength=0.5).temperature == 1.5
+    assert Stale(strength=3).delay == 3
+
+
+# --- sampler against trainer -------------------------------------------------------------------------
+
+
+def test_the_samplers_routers_are_recorded_where_they_led_to_a_token(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    rollout, _, _ = made.sample(1)
+    with torch.no_grad():
+        now = forward(made.model, rollout.sequences, "fp32")
+    assert rollout.router_logprobs_LBTE is not None
+    mask_BT = rollout.sequences.response_mask_BT.bool()
+    assert rollout.router_logprobs_LBTE.shape[:3] == (2, *mask_BT.shape)
+    assert_close(rollout.router_logprobs_LBTE[:, mask_BT], now.router_logprobs_LBTE[:, mask_BT], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "moves"), [("exact", False), ("router_noise", True), ("bf16", True)])
+def test_what_the_engines_routers_disagree_in_is_in_the_columns(tmp_path: Path, name: str, moves: bool) -> None:
+    planned_ = planned(tmp_path, f"engine={name}", "steps=2", "rollout.responses=64")
+    assert execute.execute(planned_) == "finished"
+    steps = record.read_table(planned_.folder, "steps")
+    layers = record.read_table(planned_.folder, "layers").query("update == 0")
+    assert (steps["rollout_router_kl"] > 1e-8).all() == moves
+    assert (steps["rollout_router_shift_mean"] < 1 - 1e-4).all() == moves
+    assert (steps["rollout_router_shift_min"] <= steps["rollout_router_shift_p10"]).all()
+    assert (steps["rollout_router_shift_p10"] <= steps["rollout_router_shift_mean"]).all()
+    for name_ in ("rollout_router_kl", "rollout_set_disagreement", "rollout_top1_disagreement"):
+        per_step = layers.groupby("step")[name_].mean()
+        assert_close(per_step.to_numpy(), steps[name_].to_numpy(), atol=1e-6, rtol=1e-5)
+    for row in steps.to_dict("records"):
+        slots = row["rollout_changed_slots_histogram"]
+        assert sum(slots) == 2 * row["response_tokens"]
+        assert_close(1 - slots[0] / sum(slots), row["rollout_set_disagreement"], atol=1e-6, rtol=1e-5)
+        assert_close(
+            sum(k * n for k, n in enumerate(slots)) / sum(slots) / K,
+            row["rollout_expert_disagreement"],
+            atol=1e-6,
+            rtol=1e-5,
+        )
+
+
+def strongest_by_gate(model: PreTrainedModel, sequences: Sequences) -> list[list[int]]:
+    """Layer by layer, the expert with the largest gate weight of every response token, as the routers return them."""
+    returned: list[tuple[Tensor, Tensor]] = []
+    hooks = [
+        router.register_forward_hook(lambda _, __, output: returned.append((output[1], output[2])))
+        for router in routers(model)
+    ]
+    with torch.no_grad():
+        forward(model, sequences, "fp32")
+    for hook in hooks:
+        hook.remove()
+    mask_BT = sequences.response_mask_BT
+    rows, width = mask_BT.shape
+    found = []
+    for weights_NK, indices_NK in returned:
+        weights, indices = (each.view(rows, -1, each.shape[-1]).tolist() for each in (weights_NK, indices_NK))
+        at = [(row, t - width) for row in range(rows) for t in range(width) if mask_BT[row, t]]
+        found.append([max(zip(weights[row][t], indices[row][t], strict=True))[1] for row, t in at])
+    return found
+
+
+def test_the_strongest_expert_is_the_one_with_the_largest_gate_where_a_router_returns_them_unsorted(
+    tmp_path: Path,
+) -> None:
+    """GLM-4-MoE with 4 of 8 experts: torch.topk(sorted=False) names first what is not the strongest."""
+    made = trainer(
+        tmp_path, "model=glm4_moe_micro", "model.config.num_experts_per_tok=4", "optimizer.learning_rate=3e-3"
+    )
+    sampled, _, _ = made.sample(1)
+    minibatches = made.minibatches(1)
+    rows_M = torch.cat([part.rows_M for part in minibatches[1]])
+    watched = sampled.sequences.rows(rows_M)
+    old = made.learner.old_policy(sampled, minibatches)
+    before = strongest_by_gate(made.model, watched)
+    advantages_BT = torch.ones_like(sampled.sequences.response_mask_BT).float()
+    made.learner.update(sampled, old, advantages_BT, minibatches[0])
+    after = strongest_by_gate(made.model, watched)
+    found = made.learner.update(sampled, old, advantages_BT, minibatches[1])
+    changed = [
+        sum(a != b for a, b in zip(*each, strict=True)) / len(each[0]) for each in zip(before, after, strict=True)
+    ]
+    assert 0 < sum(changed) < len(changed)
+    assert_close(found.layers["top1_change_rate"], torch.tensor(changed))
+    assert_close(found.overall["top1_change_rate"], torch.tensor(sum(changed) / len(changed)))
+    assert old.routes_LBFK is not None
+    first_LN = routing_drift.of_response_tokens(old.routes_LBFK[:, rows_M], watched.response_mask_BT)[..., 0]
+    assert first_LN.tolist() != before  # or this test would show nothing
+
+
+@pytest.mark.parametrize("family", ["micro", "gpt_oss_micro"])
+def test_where_a_router_returns_its_experts_sorted_the_first_is_the_strongest(tmp_path: Path, family: str) -> None:
+    made = trainer(tmp_path, f"model={family}", "model.config.num_experts_per_tok=3")
+    sampled, _, _ = made.sample(1)
+    routes_LBFK, logprobs_LBTE = sampled.routes_LBFK, sampled.router_logprobs_LBTE
+    assert routes_LBFK is not None
+    assert logprobs_LBTE is not None
+    first_LBFK = routes_LBFK[..., :1].expand_as(routes_LBFK)
+    mask_BT = sampled.sequences.response_mask_BT
+    assert routing_drift.top1_change(routes_LBFK, first_LBFK, logprobs_LBTE, logprobs_LBTE, mask_BT).sum() == 0
+
+
+# --- what the engines round, and what the probe pins to -----------------------------------------------
+
+
+def test_bf16_reaches_routers_and_linear_layers_and_every_activation_is_on_its_grid(model: PreTrainedModel) -> None:
+    copy = Sampler(Rounding(dtype="bf16"), model).model(torch.Generator())
+    seen: dict[str, Tensor] = {}
+    for name, module in copy.named_modules():
+        if isinstance(module, nn.Linear) or module in routers(copy):
+            # After the engine's own hook: what the module is really given.
+            module.register_forward_pre_hook(lambda module, args, name=name: seen.update({name: args[0]}))
+    for name, router in zip("abc", routers(copy), strict=True):
+        router.register_forward_hook(lambda module, args, output, name=name: seen.update({name: output[0]}))
+    with torch.no_grad():
+        copy(TOKENS_BS, use_cache=False)
+    assert len(seen) > 6
+    for name, values in seen.items():
+        assert torch.equal(values, values.bfloat16().float()), name
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "int8"])
+def test_fp8_and_int8_round_what_linear_layers_are_fed_and_spare_router_head_and_embedding(
+    model: PreTrainedModel, dtype: str
+) -> None:
+    copy = Sampler(Rounding(dtype=dtype), model).model(torch.Generator())
+    weights = dict(model.named_parameters())
+    for name, weight in copy.named_parameters():
+        spared = weight.dim() < 2 or any(part in name for part in ("gate.weight", "embed_tokens", "lm_head"))
+        assert torch.equal(weight, weights[name]) == spared, name
+    inputs: dict[str, Tensor] = {}
+    for name in ("model.layers.0.self_attn.q_proj", "lm_head", "model.layers.0.mlp.gate"):
+        copy.get_submodule(name).register_forward_pre_hook(lambda m, args, name=name: inputs.update({name: args[0]}))
+    with torch.no_grad():
+        copy(TOKENS_BS, use_cache=False)
+    levels = {name: values[0, 0].unique().numel() for name, values in inputs.items() if values.dim() == 3}
+    rounded = engine._quantised(inputs["model.layers.0.self_attn.q_proj"], dtype, False)
+    assert_close(inputs["model.layers.0.self_attn.q_proj"], rounded, atol=1e-6, rtol=1e-6)
+    assert not torch.allclose(inputs["lm_head"], engine._quantised(inputs["lm_head"], dtype, False), atol=1e-6)
+    assert levels["lm_head"] == 32
+
+
+def test_channels_are_outputs_in_experts_of_either_layout_and_biases_stay(task: Chain) -> None:
+    numbers = {"_target_": "transformers.GptOssConfig", "num_hidden_layers": 1, "hidden_size": 16, "head_dim": 8}
+    numbers |= {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24}
+    numbers |= {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.1}
+    model = build.build(numbers, task.tokenizer, 0, "cpu")
+    copy = Sampler(Rounding(dtype="int8"), model).model(torch.Generator())
+    (name,) = [name for name, _ in model.named_parameters() if name.endswith("gate_up_proj")]
+    trained, rounded = model.get_parameter(name), copy.get_parameter(name)
+    step_E1O = trained.abs().amax(-2, keepdim=True) / 127  # (E, inputs, outputs)
+    grid = rounded / step_E1O
+    assert_close(grid, grid.round(), atol=1e-3, rtol=0)
+    assert ((trained - rounded).abs() <= step_E1O / 2 + 1e-7).all()
+    assert torch.equal(copy.get_parameter(f"{name}_bias"), model.get_parameter(f"{name}_bias"))
+
+
+def test_the_probe_pins_to_the_routes_of_before_the_first_update(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
+    rollout, _, _ = made.sample(1)
+    watched_ = UpdateProbe(made.model, rollout.sequences, "fp32")
+    with torch.no_grad():
+        before = forward(made.model, rollout.sequences, "fp32")
+    minibatches = made.minibatches(1)
+    old = made.learner.old_policy(rollout, minibatches)
+    advantages_BT = torch.randn(len(rollout.scores_B), 1, generator=torch.Generator().manual_seed(0))
+    advantages_BT = advantages_BT * rollout.sequences.response_mask_BT
+    mask_BT = rollout.sequences.response_mask_BT.bool()
+    last = before
+    for rows_M in minibatches:
+        made.learner.update(rollout, old, advantages_BT, rows_M)
+        found = watched_.after_update(made.model)
+        assert found is not None
+        moved, columns = found
+        with torch.no_grad():
+            free = forward(made.model, rollout.sequences, "fp32")
+            pinned = forward(made.model, rollout.sequences, "fp32", forced_LBFK=before.routes_LBFK)
+        free_N, pinned_N = ((each.logprobs_BT - before.logprobs_BT)[mask_BT] for each in (free, pinned))
+        assert_close(columns["log_ratio_moment_free"], free_N.square().mean())
+        assert_close(columns["log_ratio_moment_pinned"], pinned_N.square().mean())
+        assert last.routes_LBFK is not None
+        assert free.routes_LBFK is not None
+        assert_close(moved.expert, routing_drift.change(last.routes_LBFK, free.routes_LBFK, mask_BT).expert)
+        last = free
+    assert columns["log_ratio_moment_free"] != columns["log_ratio_moment_pinned"]
+
+
+def test_the_router_kl_is_of_the_sampler_from_the_trainer(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "engine=router_noise", "engine.strength=2.0")
+    rollout, _, _ = made.sample(1)
+    old = made.learner.old_policy(rollout, made.minibatches(1))
+    since = made._cold_start.since_start(made.model)
+    columns, *_ = made._measure_rollout(rollout, old, since, old)
+    assert rollout.router_logprobs_LBTE is not None
+    assert old.router_logprobs_LBTE is not None
+    mask_BT = rollout.sequences.response_mask_BT.bool()
+    p, q = rollout.router_logprobs_LBTE[:, mask_BT], old.router_logprobs_LBTE[:, mask_BT]
+    one, other = (p.exp() * (p - q)).sum(-1).mean(), (q.exp() * (q - p)).sum(-1).mean()
+    assert_close(columns["rollout_router_kl"], one)
+    assert not torch.isclose(one, other, rtol=1e-2)
+
+
+def test_joined_rollouts_keep_the_routers_of_every_token(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    parts = [made._rollout(f"part {k}", 1, 1, 1, made.model) for k in range(24)]
+    assert len({part.sequences.response_width for part in parts}) > 1
+    whole = join(parts)
+    assert whole.router_logprobs_LBTE is not None
+    assert whole.router_logprobs_LBTE.shape[:3] == (2, *whole.sequences.response_mask_BT.shape)
+    kept = [part.router_logprobs_LBTE[:, part.sequences.response_mask_BT.bool()] for part in parts]  # type: ignore[index]
+    assert torch.equal(whole.router_logprobs_LBTE[:, whole.sequences.response_mask_BT.bool()], torch.cat(kept, 1))

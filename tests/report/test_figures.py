@@ -1,0 +1,544 @@
+"""Figures from long tables made by hand with known numbers: lines, labels and values, not only that a file appears."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_families import DOCUMENTED
+from test_models import make, shipped
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.measurement import columns
+from steadymoe.bench.measurement.token_metrics import HISTOGRAM_EDGES, VARIANCE_EDGES
+from steadymoe.bench.report import draw, figures, tables
+from steadymoe.bench.report.figures import FIGURES, curves, looks, points, routing, stability, style
+from steadymoe.bench.statistics import estimates
+from steadymoe.models import build
+
+USUAL = {
+    "algorithm": "grpo",
+    "routing": "off",
+    "correction": "none",
+    "engine": "exact",
+    "strength": 0.0,
+    "model": "micro",
+    "moe_layers": 4,
+    "experts": 8,
+    "updates_per_rollout": 8,
+    "prompts": 32,
+    "responses": 8,
+    "learning_rate": 4e-4,
+}
+
+
+def long_table(
+    values: dict[str, object], arms: list[dict[str, object]], seeds: int = 3, steps: int = 2
+) -> pd.DataFrame:
+    """Steps of each metric for each arm and seed; a value is a function of the arm and the seed, or of the step too."""
+    rows = []
+    for arm, seed, step in itertools.product(arms, range(seeds), range(1, steps + 1)):
+        keys = USUAL | arm | {"arm": " ".join(map(str, arm.values())), "seed": seed, "step": step}
+        rows += [keys | {"metric": name, "value": of(arm | {"step": step}, seed)} for name, of in values.items()]  # type: ignore[operator]
+    return pd.DataFrame(rows)
+
+
+def arms(**axes: list[object]) -> list[dict[str, object]]:
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def shown(figure: style.Sheet, panel: int) -> dict[str, list[float]]:
+    """What each line or row of marks of a panel shows, by its label."""
+    handles, labels = figure.axes[panel].get_legend_handles_labels()
+    lines = [handle.lines[0] if hasattr(handle, "lines") else handle for handle in handles]
+    return {label: np.asarray(line.get_ydata()).tolist() for line, label in zip(lines, labels, strict=True)}
+
+
+def said(figure: style.Sheet) -> str:
+    """The caption in one line."""
+    return " ".join(figure.texts[-1].get_text().split())
+
+
+# Of every figure: one line has a known value at the second step.
+def reward(arm: dict[str, float], seed: int) -> float:
+    return 0.5 + 0.1 * seed + 0.05 * (arm["step"] - 1)
+
+
+COMPARED = arms(algorithm=["grpo", "gspo"])
+
+
+def test_reward_is_drawn_over_what_was_spent() -> None:
+    values = {
+        "reward": reward,
+        "eval_accuracy": lambda arm, seed: 0.4 + 0.1 * seed,
+        "tokens_sampled": lambda arm, seed: 100.0 * (seed + 1),
+        "prompts_sampled": lambda arm, seed: 32.0,
+        "rollout_seconds": lambda arm, seed: 1.0,
+        "update_seconds": lambda arm, seed: 2.0,
+        "old_policy_seconds": lambda arm, seed: 0.5,
+    }
+    steps = long_table(values, COMPARED)
+    spent = {"tokens": [200, 400], "updates": [8, 16], "samples": [256, 512], "seconds": [3.5, 7]}
+    for unit, x in spent.items():
+        figure = curves.reward_compute(steps, unit)
+        line = next(each for each in figure.axes[0].lines if each.get_label() == "grpo")
+        np.testing.assert_allclose(line.get_xdata(), x)
+        np.testing.assert_allclose(line.get_ydata(), [0.6, 0.625])  # smoothed over the two steps
+        np.testing.assert_allclose(shown(figure, 1)["gspo"], [0.5, 0.5])
+        assert figure.axes[1].get_xlabel()
+    assert set(FIGURES) >= {f"fig01_{unit}" for unit in spent if unit != "tokens"}
+
+
+def test_a_seed_that_ended_early_counts_with_what_it_had_spent() -> None:
+    steps = long_table({"reward": reward, "tokens_sampled": lambda arm, seed: 100.0}, COMPARED)
+    steps = steps[~((steps["metric"] == "tokens_sampled") & (steps["seed"] == 0) & (steps["step"] == 2))]
+    np.testing.assert_allclose(curves.compute(steps, "tokens")["grpo"], [100, (100 + 200 + 200) / 3])
+
+
+def test_clip_bars_are_means_over_seeds_and_a_loss_without_a_clip_has_none() -> None:
+    steps = long_table(
+        {"clip_fraction": lambda arm, seed: 0.1 * (seed + 1) / (1 + (arm["algorithm"] == "gspo"))}, COMPARED
+    )
+    without = long_table({"reward": reward}, arms(algorithm=["reinforce"]))
+    figure = points.clip_fraction(pd.concat([steps, without]))
+    (axis,) = figure.axes
+    np.testing.assert_allclose([bar.get_height() for bar in axis.patches], [0.2, 0.1])
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["grpo", "gspo"]
+    assert len([y for line in axis.lines for y in line.get_ydata()]) == 6
+    assert "No clip: reinforce" in said(figure)
+
+
+def test_replay_compares_routing_alone() -> None:
+    values = {"reward": reward, "token_ratio_variance": lambda arm, seed: 10.0 ** -(seed + 2)}
+    figure = curves.replay(long_table(values, arms(algorithm=["grpo"], routing=["off", "r2", "r3"])))
+    assert list(shown(figure, 0)) == ["grpo off", "grpo r2", "grpo r3"]
+    np.testing.assert_allclose(shown(figure, 1)["grpo r2"], [1e-3, 1e-3])  # geometric
+    assert [axis.get_yscale() for axis in figure.axes] == ["linear", "log", "linear"]
+
+
+def stale(grow: bool) -> list[dict[str, object]]:
+    made = arms(algorithm=["grpo", "gspo", "vespo"], updates_per_rollout=[4, 8])
+    return [each | {"prompts": 4 * each["updates_per_rollout"] if grow else 32} for each in made]  # type: ignore[operator]
+
+
+def test_each_staleness_has_its_two_by_two_panels() -> None:
+    metrics = ("eval_accuracy", "rollout_kl_k3", "reward", "entropy")
+    values = {name: lambda arm, seed, at=at: at * arm["updates_per_rollout"] for at, name in enumerate(metrics, 1)}
+    figure = curves.staleness_panels(long_table(values, stale(grow=True), seeds=10))
+    assert len(figure.axes) == 8
+    for block, updates in enumerate((4, 8)):
+        for panel, metric in enumerate(metrics, 1):
+            line = shown(figure, 4 * block + panel - 1)["gspo"]
+            np.testing.assert_allclose(line, [panel * updates] * 2, err_msg=metric)
+    assert [axis.get_title(loc="left") for axis in figure.axes[::4]] == [f"N = {n} updates per rollout" for n in (4, 8)]
+
+
+@pytest.mark.parametrize("grow", [True, False])
+def test_a_panel_is_a_method_a_line_a_staleness_and_the_caption_says_the_design(grow: bool) -> None:
+    steps = long_table({"reward": lambda arm, seed: 0.1 * arm["updates_per_rollout"]}, stale(grow), seeds=10)
+    figure = curves.staleness_grid(steps)
+    assert [axis.get_title() for axis in figure.axes] == ["grpo", "gspo", "vespo"]
+    for axis in figure.axes:
+        for line, updates in zip(axis.lines, (4, 8), strict=True):
+            assert line.get_label() == f"N = {updates}"
+            np.testing.assert_allclose(line.get_xdata(), [updates, 2 * updates])
+            np.testing.assert_allclose(line.get_ydata(), [0.1 * updates] * 2)
+    design = "Mini-batch fixed at 4 prompts" if grow else "Rollout fixed at 32 prompts"
+    assert design in said(figure)
+    assert len({line.get_color() for line in figure.axes[0].lines}) == 2
+
+
+def test_the_design_is_not_guessed_where_neither_is_fixed() -> None:
+    steps = pd.DataFrame({"updates_per_rollout": [2, 4, 8], "prompts": [8, 16, 16]})
+    assert "Neither" in style.design(steps)
+    assert style.design(steps[:1]) == ""
+
+
+def test_survival_steps_down_and_its_table_stands_below() -> None:
+    rows = {"step": [0, 10, 50], "survival": [1.0, 0.6, 0.6], "low": [1.0, 0.3, 0.3], "high": [1.0, 0.8, 0.8], "n": 10}
+    found = pd.concat([pd.DataFrame(rows).assign(arm="grpo"), pd.DataFrame(rows).assign(arm="gspo", survival=1.0)])
+    table = pd.DataFrame({"arm": ["grpo", "gspo"], "n": 10, "collapsed": [4, 0], "step": [31.5, 50.0]})
+    figure = stability.survival(found, table, pd.DataFrame({"arm": ["grpo", "gspo"], "algorithm": ["grpo", "gspo"]}))
+    assert shown(figure, 0) == {"grpo": [1.0, 0.6, 0.6], "gspo": [1.0, 1.0, 1.0]}
+    assert figure.axes[0].lines[0].get_drawstyle() == "steps-post"
+    (drawn,) = figure.axes[1].tables
+    assert drawn[1, 3].get_text().get_text() == "31.5"
+    assert "n = 10" in said(figure)
+
+
+def test_mismatch_stands_below_reward() -> None:
+    values = {"reward": reward, "rollout_kl_k3": lambda arm, seed: 10.0 ** (seed - 4)}
+    figure = curves.mismatch(long_table(values, COMPARED))
+    np.testing.assert_allclose(shown(figure, 0)["grpo"], [0.6, 0.625])
+    np.testing.assert_allclose(shown(figure, 1)["grpo"], [1e-3, 1e-3])
+
+
+def test_distributions_are_shares_of_all_counts_and_know_their_bins() -> None:
+    rows = []
+    for model, seed in itertools.product(("micro", "dense_micro"), range(2)):
+        for metric, bins in (("token_ratio_histogram", 42), ("sequence_log_ratio_variance_histogram", 34)):
+            counts = np.zeros(bins, dtype=int)
+            counts[20], counts[21] = 1, 3 if model == "micro" else 1
+            keys = {"arm": model, "model": model, "algorithm": "grpo", "seed": seed, "metric": metric}
+            rows += [keys | {"bin": place, "count": count} for place, count in enumerate(counts)]
+    figure = routing.ratio_distributions(pd.DataFrame(rows))
+    for axis in figure.axes:
+        dense, moe = axis.patches
+        assert (dense.get_label(), moe.get_label()) == ("dense_micro", "micro")
+        np.testing.assert_allclose(moe.get_data().values[[20, 21]], [0.25, 0.75])
+        np.testing.assert_allclose(dense.get_data().values[[20, 21]], [0.5, 0.5])
+    edges = [axis.patches[0].get_data().edges for axis in figure.axes]
+    np.testing.assert_allclose(edges[0][1:-1], HISTOGRAM_EDGES)
+    np.testing.assert_allclose(10 ** edges[1][1:-1], VARIANCE_EDGES, rtol=1e-5)
+    assert "n = 2" in said(figure)
+
+
+def test_best_and_last_are_those_of_each_seed_and_the_widest_fall_is_on_top() -> None:
+    def falls(arm: dict[str, float], seed: int) -> float:
+        drop = 0.4 if arm["algorithm"] == "grpo" else 0.1
+        return 0.8 + 0.01 * seed - drop * (arm["step"] > 10)
+
+    figure = points.best_last(long_table({"reward": falls}, COMPARED, steps=20))
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["gspo", "grpo"]
+    numbers = figure.numbers.set_index(["series", "panel"])["mean"]
+    np.testing.assert_allclose(numbers[[("grpo", "best"), ("grpo", "last"), ("gspo", "last")]], [0.81, 0.41, 0.71])
+
+
+def test_drift_is_drawn_against_each_axis_that_varies_with_the_others_at_their_middle() -> None:
+    grid = arms(updates_per_rollout=[2, 4, 8], learning_rate=[1e-4, 2e-4, 4e-4], moe_layers=[2, 4, 8])
+    grid = [each | {"prompts": 4 * each["updates_per_rollout"]} for each in grid]  # type: ignore[operator]
+
+    def rate(arm: dict[str, float], seed: int) -> float:
+        return arm["updates_per_rollout"] * arm["learning_rate"] * arm["moe_layers"]
+
+    figure = routing.drift(long_table({"expert_change_rate": rate}, grid))
+    assert [axis.get_xlabel() for axis in figure.axes] == ["updates per rollout", "learning rate", "MoE layers"]
+    np.testing.assert_allclose(shown(figure, 0)["1e-4 learning rate"], [8e-4, 16e-4, 32e-4])  # at 4 layers
+    np.testing.assert_allclose(shown(figure, 1)["8 MoE layers"], [32e-4, 64e-4, 128e-4])  # at 4 updates
+    np.testing.assert_allclose(shown(figure, 2)["2 updates per rollout"], [8e-4, 16e-4, 32e-4])  # at 2e-4
+    assert "Mini-batch fixed at 4 prompts" in said(figure)
+    alone = long_table({"expert_change_rate": rate}, [each for each in grid if each["moe_layers"] == 4])
+    assert len(routing.drift(alone).axes) == 2
+
+
+def test_the_frontier_runs_along_the_top_of_what_is_stable() -> None:
+    rows = arms(arm=["grpo", "gspo"], x=[1e-4, 1e-3], y=[2, 4, 8])
+    grid = pd.DataFrame(rows).assign(stable=1.0, n=3)
+    grid.loc[(grid["arm"] == "grpo") & (grid["x"] == 1e-3) & (grid["y"] > 2), "stable"] = 0.0
+    line = pd.DataFrame({"arm": ["grpo", "grpo", "gspo", "gspo"], "x": [1e-4, 1e-3] * 2, "y": [8.0, 2.0, 8.0, 8.0]})
+    line.loc[1, "y"] = np.sqrt(8)  # half-way between two and four
+    steps = pd.DataFrame({"updates_per_rollout": [2, 4, 8], "prompts": [8, 16, 32]})
+    figure = stability.frontier(grid, line, steps)
+    grpo, gspo, _ = figure.axes
+    np.testing.assert_allclose(grpo.patches[0].get_data().values, [2.5, 0.5])
+    np.testing.assert_allclose(gspo.patches[0].get_data().values, [2.5, 2.5])
+    np.testing.assert_allclose(grpo.images[0].get_array(), [[1, 1], [1, 0], [1, 0]])
+    assert [tick.get_text() for tick in grpo.get_yticklabels()] == ["2", "4", "8"]
+    assert "Mini-batch fixed at 4 prompts" in said(figure)
+
+
+def test_early_warnings_are_ordered_by_their_area() -> None:
+    roc = pd.DataFrame({"metric": ["kl"] * 3 + ["entropy"] * 3, "false_alarms": [0, 0.5, 1] * 2})
+    roc["detected"] = [0, 1, 1, 0, 0.5, 1]
+    areas = [estimates.Estimate(0.75, 0.6, 0.9, 4), estimates.Estimate(0.5, np.nan, np.nan, 2)]
+    warnings = pd.DataFrame({"metric": ["kl", "entropy"], "area": areas, "stable": [9, 9], "collapsed": [4, 2]})
+    figure = stability.early_warning(roc, warnings)
+    assert shown(figure, 0) == {"kl 0.75 [0.60, 0.90]": [0, 1, 1], "entropy 0.50": [0, 0.5, 1]}
+    assert "n = 9 stable and 2 to 4 collapsed runs" in said(figure)
+
+
+DOSES = arms(algorithm=["grpo", "gspo"], routing=["off", "r3"], engine=["router_noise"], strength=[0.0, 0.5, 2.0])
+
+
+def test_dose_and_response_are_means_over_seeds_at_each_strength() -> None:
+    def final(arm: dict[str, float], seed: int) -> float:
+        return 0.8 - 0.1 * arm["strength"] + 0.01 * seed + 0.1 * (arm["routing"] == "r3")
+
+    values = {
+        "reward": final,
+        "rollout_kl_k3": lambda arm, seed: 10.0 ** (arm["strength"] + seed),
+        "token_ratio_variance": lambda arm, seed: 1e-3,
+    }
+    figure = points.dose_response(long_table(values, DOSES, seeds=10))
+    lines = shown(figure, 0)
+    assert list(lines) == ["grpo off", "grpo r3", "gspo off", "gspo r3"]
+    np.testing.assert_allclose(lines["grpo off"], [0.845, 0.795, 0.645])
+    np.testing.assert_allclose(lines["gspo r3"], [0.945, 0.895, 0.745])
+    np.testing.assert_allclose(shown(figure, 1)["grpo off"], [10.0**4.5, 10.0**5, 10.0**6.5])  # geometric
+    assert [axis.get_yscale() for axis in figure.axes] == ["linear", "log", "log"]
+    assert figure.axes[-1].get_xlabel() == "strength of router_noise"
+    handle = figure.axes[0].get_legend_handles_labels()[0][0]
+    (low, high), *_ = [segment[:, 1] for segment in handle.lines[2][0].get_segments()]
+    estimate = estimates.over_seeds([0.8 + 0.01 * seed for seed in range(10)], bounds=(0.0, 1.0))
+    np.testing.assert_allclose([low, high], [estimate.low, estimate.high])
+    assert "n = 10" in said(figure)
+
+
+def test_below_ten_seeds_every_dose_has_a_line_a_seed_and_differences_of_the_same_seed() -> None:
+    def final(arm: dict[str, float], seed: int) -> float:
+        return 0.5 + 0.1 * seed + 0.01 * (seed + 1) * (arm["algorithm"] == "gspo")
+
+    figure = points.dose_response(long_table({"reward": final}, DOSES, seeds=2))
+    handle = figure.axes[0].get_legend_handles_labels()[0][0]
+    assert not handle.has_yerr
+    numbers = figure.numbers.groupby(["panel", "series"])["mean"].first()
+    np.testing.assert_allclose(numbers["final reward", "gspo r3, seed 1"], 0.62)
+    np.testing.assert_allclose(numbers["Δ final reward", "gspo r3 − grpo off, seed 1"], 0.02)
+    np.testing.assert_allclose(numbers["Δ final reward", "gspo r3 − grpo off"], 0.015)
+    assert "interval" not in said(figure)
+
+
+@pytest.mark.parametrize("draw", [curves.overview, curves.mismatch, curves.replay, curves.reward_compute])
+def test_below_ten_seeds_curves_have_no_band_but_every_seed_and_its_difference_from_grpo(draw: Any) -> None:
+    def value(arm: dict[str, float], seed: int) -> float:
+        return 0.3 + 0.1 * seed + 0.02 * (seed + 1) * (arm["algorithm"] == "gspo")
+
+    metrics = ("reward", "eval_accuracy", "rollout_kl_k3", "token_ratio_variance", "tokens_sampled")
+    few = draw(long_table(dict.fromkeys(metrics, value), COMPARED))
+    assert all(not axis.collections for axis in few.axes)
+    label = few.axes[0].get_ylabel()
+    thin = [line for line in few.axes[0].lines if line.get_linewidth() < 1]
+    assert len(thin) == 6
+    np.testing.assert_allclose(thin[-1].get_ydata(), 0.56)
+    numbers = few.numbers.groupby(["panel", "series"])["mean"].first()
+    np.testing.assert_allclose(numbers[label, "gspo, seed 2"], 0.56)
+    np.testing.assert_allclose(numbers["Δ training reward", "gspo − grpo, seed 2"], 0.06)
+    np.testing.assert_allclose(numbers["Δ training reward", "gspo − grpo"], 0.04)
+    assert "thin lines: seeds; Δ: arm − grpo, of the same seed" in said(few)
+
+
+def test_from_ten_seeds_on_there_is_a_band_and_no_line_a_seed() -> None:
+    figure = curves.mismatch(long_table({"reward": reward, "rollout_kl_k3": reward}, COMPARED, seeds=10))
+    assert [len(axis.collections) for axis in figure.axes] == [len(axis.lines) for axis in figure.axes] == [2, 2]
+    assert "shaded: 95 % t interval" in said(figure)
+
+
+def test_below_ten_seeds_each_staleness_is_compared_with_the_least_at_equal_updates() -> None:
+    steps = long_table(
+        {"reward": lambda arm, seed: 0.01 * arm["updates_per_rollout"] * arm["step"] + 0.1 * (seed + 1)},
+        arms(algorithm=["grpo", "gspo"], updates_per_rollout=[2, 4]),
+        steps=8,
+    )
+    numbers = curves.staleness_grid(steps).numbers
+    numbers = numbers[numbers["series"] == "N = 4 − N = 2, seed 1"]
+    assert numbers["x"].tolist() == [4, 8, 12, 16] * 2  # where both have been
+
+
+def test_below_ten_seeds_best_and_last_are_joined_for_every_seed() -> None:
+    def falls(arm: dict[str, float], seed: int) -> float:
+        return 0.8 + 0.01 * seed - 0.1 * (seed + 1) * (arm["step"] > 10) * (1 + (arm["algorithm"] == "gspo"))
+
+    figure = points.best_last(long_table({"reward": falls}, COMPARED, steps=20))
+    thin = [line.get_xdata() for line in figure.axes[0].lines if line.get_linewidth() == 0.5]
+    np.testing.assert_allclose(thin[-1], [0.82, 0.22])  # gspo, widest of all, stands on top
+    numbers = figure.numbers.set_index(["panel", "series"])["mean"]
+    np.testing.assert_allclose(numbers["Δ last", "gspo − grpo"], -0.2)
+
+
+# Looks
+
+
+def test_every_shipped_algorithm_has_a_look_of_its_own_in_every_figure() -> None:
+    shipped_ones = {path.stem.partition("@")[0] for path in (compose.CONF / "algorithm").glob("*.yaml")}
+    assert shipped_ones == set(looks.ALGORITHMS), "a new algorithm goes to the end of looks.ALGORITHMS"
+    drawn = [looks.of_algorithm(name) for name in looks.ALGORITHMS]
+    assert len({(each.colour, each.dashes) for each in drawn}) == len(drawn)
+    values = {"reward": reward, "token_ratio_variance": reward, "rollout_kl_k3": reward}
+    for others in (["cispo", "gspo"], ["gspo", "reinforce", "vespo"]):
+        figure = curves.mismatch(long_table(values, arms(algorithm=others)))
+        line = next(each for each in figure.axes[0].lines if each.get_label() == "gspo")
+        assert (line.get_color(), line.get_linestyle()) == (looks.COLOURS[1], "--")
+
+
+def test_variants_keep_their_algorithms_colour_and_differ_in_line_style_and_mark() -> None:
+    arms_of = {"grpo": ["grpo", "grpo routing=r3"], "grpo@verl-0.9": ["grpo@verl-0.9"], "gspo": ["gspo routing=r3"]}
+    rows = [(arm, algorithm) for algorithm, named in (arms_of | {"mine": ["mine"]}).items() for arm in named]
+    table = pd.DataFrame(rows, columns=["arm", "algorithm"])
+    found = looks.of_lines(table)
+    grpo, r3, verl = (found[name] for name in ("grpo", "grpo routing=r3", "grpo@verl-0.9"))
+    assert grpo == looks.of_algorithm("grpo")
+    assert grpo.colour == r3.colour == verl.colour
+    assert len({(each.dashes, each.marker) for each in (grpo, r3, verl)}) == 3
+    assert (grpo.marked, r3.marked, verl.marked) == (False, True, True)
+    assert found["mine"] == looks.of_lines(table[-1:])["mine"], "by its name alone"
+    assert looks.reference(found) == "grpo"
+
+
+def test_papers_names_and_choices_that_are_off_are_the_plain_algorithm() -> None:
+    names = {"GRPO": "grpo", "GRPO unclipped": "grpo_unclipped", "minirl off": "minirl", "gspo none exact": "gspo"}
+    found = looks.of_lines(pd.DataFrame(names.items(), columns=["arm", "algorithm"]))
+    assert found == {name: looks.of_algorithm(algorithm) for name, algorithm in sorted(names.items())}
+
+
+def test_a_figure_that_cuts_says_so() -> None:
+    for low, high in ((0.0, 2.0), (0.5, 2.0), (0.0, 0.75)):
+        figure, (axis,) = style.panels(1, 1, 2.0)
+        axis.plot([0, 1], [0.25, 1.0])
+        axis.set_ylabel("reward")
+        axis.set_ylim(low, high)
+        text = said(style.finish(figure, None, "Of runs."))
+        assert ("reward below 0.5" in text) == (low > 0)
+        assert ("reward above 0.75" in text) == (high < 1)
+
+
+def test_ticks_are_of_one_notation_and_steps_are_whole() -> None:
+    assert style.numbers([4e-4, 1.6e-3]) == ["4e-4", "1.6e-3"]
+    assert style.numbers([0, 0.01, 10, -2.5]) == ["0", "0.01", "10", "−2.5"]
+    assert style.numbers([10.0**power for power in (-6, 0, 1)]) == ["1e-6", "1e0", "1e1"]
+    steps = long_table({"reward": reward, "rollout_kl_k3": lambda arm, seed: 10.0 ** -(seed + 1)}, COMPARED, steps=3)
+    figure = curves.mismatch(steps)
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        assert not any("$" in label.get_text() for label in [*axis.get_xticklabels(), *axis.get_yticklabels()])
+        assert all(tick == round(tick) for tick in axis.get_xticks())
+
+
+def test_legends_cover_no_data() -> None:
+    grid = arms(updates_per_rollout=[2, 4], learning_rate=[1e-4, 2e-4], moe_layers=[4])
+    figure = routing.drift(long_table({"expert_change_rate": lambda arm, seed: 0.1}, grid))
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        drawn = axis.get_legend()
+        assert drawn is not None
+        assert drawn.get_window_extent().y0 >= axis.get_window_extent().y1
+
+
+def test_attribution_is_drawn_against_depth_with_a_line_for_each_number_of_experts() -> None:
+    values = {
+        "log_ratio_moment_free": lambda arm, seed: 2.0,
+        "log_ratio_moment_pinned": lambda arm, seed: 2.0 - arm["moe_layers"] / 10 - arm["experts"] / 50,
+        "log_ratio_moment_changed": lambda arm, seed: 1e-2 * arm["moe_layers"],
+        "log_ratio_moment_unchanged": lambda arm, seed: 1e-4,
+    }
+    figure = routing.attribution(long_table(values, arms(moe_layers=[2, 12], experts=[8, 32])))
+    shared, ratio = shown(figure, 0), shown(figure, 1)
+    assert list(shared) == ["8 experts", "32 experts"]
+    np.testing.assert_allclose(shared["8 experts"], [0.18, 0.68])
+    np.testing.assert_allclose(shared["32 experts"], [0.42, 0.92])
+    np.testing.assert_allclose(ratio["8 experts"], [200, 1200])
+
+
+def test_steps_without_changed_tokens_have_no_ratio() -> None:
+    names = ("log_ratio_moment_free", "log_ratio_moment_pinned", "log_ratio_moment_changed")
+    values = {name: lambda arm, seed: 0.1 for name in names}
+    assert shown(routing.attribution(long_table(values, arms(moe_layers=[2, 4]))), 1) == {}
+
+
+# What is missing
+
+
+def test_a_figure_says_what_it_lacks() -> None:
+    steps = long_table({"reward": reward}, COMPARED)
+    found = {"steps": steps, "histograms": pd.DataFrame()}
+    assert FIGURES["fig14"].lacks(found) == "runs with 2 values of strength"
+    assert FIGURES["fig07"].lacks(found) == "runs that record rollout_kl_k3"
+    assert FIGURES["fig08"].lacks(found) == "the table histograms"
+    assert FIGURES["fig06"].lacks(found) == "the table survival_curves, collapse_steps"
+    assert FIGURES["fig01"].lacks(found) is None
+    many = long_table({"reward": reward}, arms(algorithm=[f"a{k}" for k in range(9)]))
+    assert "at most 8" in str(FIGURES["overview"].lacks({"steps": many}))
+
+
+def test_every_figure_of_the_paper_is_registered_with_an_experiment_and_a_caption() -> None:
+    assert [each.id for each in FIGURES.values() if not each.variant and each.id != "overview"] == [
+        f"fig{number:02d}" for number in range(1, 15)
+    ]
+    assert len({each.name for each in FIGURES.values()}) == len(FIGURES)
+    for each in FIGURES.values():
+        assert each.caption
+        assert (compose.CONF / "experiment" / f"{each.experiment}.yaml").exists()
+
+
+def test_an_unknown_figure_is_answered_with_near_ones() -> None:
+    with pytest.raises(draw.CannotDraw, match=r"did you mean .*clip_fraction"):
+        draw.find(["clip_fractoin"])
+    assert [each.id for each in draw.find(["fig05", "clip_fraction"])] == ["fig05", "fig02"]
+
+
+# Files
+
+
+@pytest.mark.parametrize("suffix", figures.FORMATS)
+def test_the_same_data_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
+    steps = long_table({"clip_fraction": lambda arm, seed: 0.1}, COMPARED)
+    files = [tmp_path / f"{name}.{suffix}" for name in "ab"]
+    for path in files:
+        figures.save(points.clip_fraction(steps), path, suffix)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert files[0].read_bytes()[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
+
+
+@pytest.mark.parametrize("scale", [{"value": "log"}, {"value": "symlog", "linthresh": 1e-3}])
+@pytest.mark.parametrize(("low", "high"), [(0.021, 0.034), (0.05, 0.5), (0.012, 0.9), (0.004, 2.0)])
+def test_a_logarithmic_axis_has_two_labels_whatever_it_spans(scale: dict[str, Any], low: float, high: float) -> None:
+    figure, (axis,) = style.panels(1, 1, 2.0)
+    axis.plot([0, 1], [low, high])
+    axis.set_yscale(**scale)
+    axis.set_ylim(low, high)
+    style.finish(figure, None, "")
+    figure.draw_without_rendering()
+    ticks = zip(axis.get_yticks(), axis.get_yticklabels(), strict=True)
+    assert len([at for at, label in ticks if low <= at <= high and label.get_text()]) >= 2
+
+
+def test_figures_fit_one_column_of_print() -> None:
+    figure = curves.mismatch(long_table({"reward": reward, "rollout_kl_k3": lambda arm, seed: 1e-3}, COMPARED))
+    assert figure.get_figwidth() == style.ONE_COLUMN
+    assert style.HOUSE["font.size"] >= 7
+
+
+def test_the_numbers_of_a_figure_are_those_it_draws(tmp_path: Path) -> None:
+    figure = points.clip_fraction(long_table({"clip_fraction": lambda arm, seed: 0.1 * (seed + 1)}, COMPARED))
+    files = draw.write(FIGURES["fig02"], figure, tmp_path, "small", ["svg"])
+    assert {path.suffix for path in files} == {".svg", ".csv", ".md", ".tex"}
+    written = pd.read_csv(tmp_path / "tables" / "small-fig02-clip_fraction.csv")
+    np.testing.assert_allclose(written["mean"], [bar.get_height() for bar in figure.axes[0].patches])
+    assert written["n"].tolist() == [3, 3]
+
+
+def test_the_edges_of_a_histogram_are_as_many_as_its_column_says() -> None:
+    said = str(columns.TABLES["steps"]["sequence_log_ratio_variance_histogram"][1])
+    assert f"{len(VARIANCE_EDGES) - 1} bins" in said
+
+
+# Tables
+
+
+def test_the_table_of_models_has_sizes_and_estimates() -> None:
+    compared = arms(model=["micro", "olmoe_micro", "dense_micro"])
+    steps = long_table(
+        {
+            "rollout_expert_disagreement": lambda arm, seed: 0.1 * (seed + (arm["model"] == "micro")),
+            "log_ratio_moment_free": lambda arm, seed: 4.0,
+            "log_ratio_moment_pinned": lambda arm, seed: 1.0 + seed,
+        },
+        compared,
+    )
+    # One step in which routing did it all outweighs one in which nothing moved.
+    steps.loc[(steps["metric"] == "log_ratio_moment_free") & (steps["step"] == 2), "value"] = 0.0
+    steps.loc[(steps["metric"] == "log_ratio_moment_pinned") & (steps["step"] == 2), "value"] = 0.0
+    runs = steps.drop_duplicates(["arm", "seed"]).assign(parameters=400, active_parameters=100, top_k=2)
+    runs.loc[runs["model"] == "dense_micro", "experts"] = 0
+    made = tables.models(steps, runs)
+    assert made["arm"].tolist() == ["micro", "olmoe_micro"]
+    assert made["experts"].tolist() == ["2 of 8", "2 of 8"]
+    assert made["active parameters"].tolist() == [100, 100]
+    np.testing.assert_allclose(made["sampler–trainer disagreement"].iloc[0].mean, 0.2)
+    share = made["share of routing"].iloc[0]
+    np.testing.assert_allclose([share.mean, share.n], [np.mean([0.75, 0.5, 0.25]), 3])
+    assert "0.2 [" in tables.to_markdown(made)
+    np.testing.assert_allclose(tables.to_numbers(made)["sampler–trainer disagreement mean"].iloc[1], 0.1)
+    assert tables.models(steps, runs[runs["model"] != "olmoe_micro"]).empty
+
+
+@pytest.mark.parametrize("row", DOCUMENTED, ids=lambda row: row[0].strip("`"))
+def test_the_size_of_a_model_is_what_is_documented(row: list[str]) -> None:
+    name, _, layers, shape, parameters, active, _ = row
+    size = build.size(make(shipped(name.strip("`"))))
+    assert [size["parameters"], size["active_parameters"]] == [
+        int(each.replace(",", "")) for each in (parameters, active)
+    ]
+    assert size["moe_layers"] == (int(layers.split(", ")[1].removesuffix(" MoE")) if "MoE" in layers else 0)
+    assert shape == (f"{size['top_k']} of {size['experts']}" if size["experts"] else "")

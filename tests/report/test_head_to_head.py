@@ -1,0 +1,150 @@
+"""Every arm against the best one, on curves whose answers are known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from steadymoe.bench.report import head_to_head, tables
+from steadymoe.bench.statistics.estimates import over_seeds
+from steadymoe.bench.statistics.survival import logrank
+
+SEEDS = range(4)
+
+
+def steps_of(arm: str, seed: int, reward: list[float], tokens: float, ended: int | None = None) -> pd.DataFrame:
+    """Rows of one run; after step ``ended`` it is lost, as ``collect.steps`` tells it."""
+    rows = []
+    for step, value in enumerate(reward, start=1):
+        lost = ended is not None and step > ended
+        metrics = {"reward": 0.0 if lost else value}
+        if not lost:
+            metrics |= {"prompts_sampled": 4.0, "tokens_sampled": tokens, "rollout_seconds": 1.0}
+            metrics |= {"old_policy_seconds": 0.5, "update_seconds": 0.5}
+        rows += [{"arm": arm, "seed": seed, "step": step, "metric": k, "value": v} for k, v in metrics.items()]
+    return pd.DataFrame(rows)
+
+
+def runs_of(*arms: str) -> pd.DataFrame:
+    shared = {"updates_per_rollout": 2, "responses": 8, "steps": 40, "judged_until": 40}
+    rows = [{"arm": arm, "seed": seed, "collapsed_step": np.nan} | shared for arm in arms for seed in SEEDS]
+    return pd.DataFrame(rows)
+
+
+def rising(steps: int, of: int = 40) -> list[float]:
+    """From 0 to 0.8 in as many steps, then level."""
+    return [0.8 * min(1.0, (step - 1) / (steps - 1)) for step in range(1, of + 1)]
+
+
+def evaluations(wins: dict[str, list[float]]) -> pd.DataFrame:
+    rows = [
+        {"arm": arm, "seed": seed, "prompt": str(index), "score": score}
+        for arm, scores in wins.items()
+        for seed in SEEDS
+        for index, score in enumerate(scores)
+    ]
+    return pd.DataFrame(rows, columns=["arm", "seed", "prompt", "score"])
+
+
+def compared(slow: list[float], ended: int | None = None) -> pd.Series:
+    parts = [steps_of("fast", seed, [value + 0.01 * seed for value in rising(11)], 10.0) for seed in SEEDS]
+    parts += [steps_of("slow", seed, [value + 0.01 * seed - 0.001 for value in slow], 20.0, ended) for seed in SEEDS]
+    answers = evaluations({"fast": [1, 1, 0, 1], "slow": [1, 0, 0, 0]})
+    made = head_to_head.table(pd.concat(parts), runs_of("fast", "slow"), answers)
+    assert made["arm"].tolist() == ["slow"]
+    assert made["against"].tolist() == ["fast"]
+    return made.iloc[0]
+
+
+def test_differences_wins_and_costs_are_those_of_the_curves() -> None:
+    row = compared(rising(21))
+    assert row["final reward, difference"].mean == pytest.approx(-0.001)
+    assert row["p (Holm)"] == 2 / 2**4
+    assert row["better"].mean == 0
+    assert row["held-out wins"].mean == -0.5
+    (updates,) = [cell for name, cell in row.items() if str(name).startswith("updates to ")]
+    (tokens,) = [cell for name, cell in row.items() if str(name).startswith("tokens to ")]
+    # Averaged over five steps both lag by two: about twice as long, and each step costs twice the tokens.
+    assert 1.6 < updates.estimate.mean < 2.0
+    assert tokens.estimate.mean == pytest.approx(2 * updates.estimate.mean)
+    assert updates.bound == ""
+    assert updates.estimate.n == len(SEEDS)
+
+
+def test_the_target_is_nine_tenths_of_the_gain() -> None:
+    row = compared(rising(21))
+    name = next(str(name) for name in row.index if str(name).startswith("updates to "))
+    first = np.mean([0.01 * seed - 0.0005 for seed in SEEDS])
+    assert float(name.split()[-1]) == pytest.approx(first + 0.9 * (0.815 - first), abs=1e-3)
+
+
+def test_an_arm_that_never_gets_there_has_a_bound() -> None:
+    row = compared([0.3] * 40)
+    (samples,) = [cell for name, cell in row.items() if str(name).startswith("samples to ")]
+    assert samples.bound == "at least"
+    assert str(samples).startswith("> ")
+    assert (
+        tables.to_numbers(pd.DataFrame([row]))[[f"{name} bound" for name in row.index if "samples" in name]].size == 1
+    )
+
+
+def test_a_lost_run_has_spent_what_it_had_when_it_ended() -> None:
+    level = compared([0.3] * 40, ended=10)
+    whole = compared([0.3] * 40)
+    (short,), (long,) = ([cell for name, cell in row.items() if str(name)[:6] == "update"] for row in (level, whole))
+    assert short.estimate.mean == pytest.approx(long.estimate.mean / 4)
+
+
+def test_collapses_are_compared_by_log_rank() -> None:
+    arms = {"fast": [np.nan] * 4, "slow": [5.0, 6.0, 8.0, np.nan], "calm": [np.nan] * 4}
+    runs = runs_of(*arms)
+    runs["collapsed_step"] = [step for steps in arms.values() for step in steps]
+    steps = pd.concat([steps_of(arm, seed, [0.5 + 0.1 * (arm == "fast")] * 40, 10.0) for arm in arms for seed in SEEDS])
+    made = head_to_head.table(steps, runs, evaluations({})).set_index("arm")["p of collapse (Holm)"]
+    p = logrank([40] * 4, [5.0, 6.0, 8.0, None], [40] * 4, [None] * 4)
+    # Two comparisons, fast and calm with slow: where nobody collapsed there is none.
+    assert made["slow"] == pytest.approx(2 * p)
+    assert 0 < p < 0.1
+    assert np.isnan(made["calm"])
+
+
+def test_where_the_best_arm_gains_nothing_there_is_no_cost_of_reward() -> None:
+    falling = [0.8 - 0.01 * step for step in range(40)]
+    parts = [
+        steps_of(arm, seed, [value - lower for value in falling], 10.0)
+        for arm, lower in (("a", 0.0), ("b", 0.1))
+        for seed in SEEDS
+    ]
+    made = head_to_head.table(pd.concat(parts), runs_of("a", "b"), evaluations({}))
+    assert not [name for name in made if " to " in str(name)]
+    assert made["final reward, difference"].iloc[0].mean == pytest.approx(-0.1)
+
+
+def test_arms_with_other_prompts_are_not_compared_on_them() -> None:
+    answers = evaluations({"fast": [1.0, 0.0], "slow": [1.0, 1.0]})
+    answers.loc[answers["arm"] == "slow", "prompt"] += "?"
+    parts = [steps_of(arm, seed, rising(11), 10.0) for arm in ("fast", "slow") for seed in SEEDS]
+    made = head_to_head.table(pd.concat(parts), runs_of("fast", "slow"), answers)
+    assert made["held-out wins"].iloc[0].n == 0
+    assert "–" in tables.to_markdown(made)
+
+
+def test_runs_that_could_not_even_be_sampled_have_spent_nothing() -> None:
+    parts = [steps_of("fast", seed, rising(11), 10.0) for seed in SEEDS]
+    parts += [steps_of("slow", seed, rising(21), 10.0, ended=0) for seed in SEEDS]
+    made = head_to_head.table(pd.concat(parts), runs_of("fast", "slow"), evaluations({}))
+    (updates,) = [cell for name, cell in made.iloc[0].items() if str(name).startswith("updates to ")]
+    assert updates.estimate.n == 0
+
+
+def test_one_arm_has_nobody_to_be_compared_with() -> None:
+    steps = pd.concat([steps_of("fast", seed, rising(11), 10.0) for seed in SEEDS])
+    assert head_to_head.table(steps, runs_of("fast"), evaluations({"fast": [1.0]})).empty
+
+
+def test_a_geometric_mean_is_the_mean_of_logarithms() -> None:
+    values = [0.5, 2.0, 8.0]
+    made, of_logs = over_seeds(values, log=True), over_seeds(np.log(values).tolist())
+    np.testing.assert_allclose(
+        [made.mean, made.low, made.high], np.exp([of_logs.mean, of_logs.low, of_logs.high]), rtol=1e-12
+    )
+    assert made.mean == pytest.approx(2)

@@ -1,0 +1,493 @@
+"""The report is made from recorded runs alone: ``tests/recorded`` holds nine small ones, really made."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from scipy import stats as scipy_stats
+
+from steadymoe.bench.config import identity
+from steadymoe.bench.report import archive, collect, draw, report_page, tables
+from steadymoe.bench.report.figures import FIGURES, SMOOTHED_OVER
+from steadymoe.bench.runs import record, status
+from steadymoe.bench.statistics import collapse, estimates
+from steadymoe.bench.support import external
+from steadymoe.bench.training import samples
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "results"
+
+
+@pytest.fixture(scope="module")
+def runs() -> pd.DataFrame:
+    found = collect.runs(RECORDED)
+    return collapse.judged(found, collect.steps(found))
+
+
+@pytest.fixture(scope="module")
+def steps(runs: pd.DataFrame) -> pd.DataFrame:
+    return collect.steps(runs)
+
+
+def test_the_long_table_holds_every_recorded_number_once(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
+    assert len(runs) == 9
+    assert set(steps["arm"]) == {"grpo", "gspo", "reinforce"}
+    keys = ["arm", "seed", "step", "metric"]
+    assert not steps.duplicated(keys).any()
+    for run in runs.to_dict("records"):
+        recorded = record.read_table(Path(run["folder"]), "steps").set_index("step")["reward"]
+        chosen = steps[(steps["arm"] == run["arm"]) & (steps["seed"] == run["seed"]) & (steps["metric"] == "reward")]
+        assert chosen.set_index("step")["value"].tolist() == recorded.tolist()
+    assert "clip_fraction" not in set(steps.loc[steps["arm"] == "reinforce", "metric"])
+
+
+def test_arms_are_named_by_what_differs() -> None:
+    frame = pd.DataFrame([["e", "grpo", "tiny", "chain", ""]] * 2, columns=collect.ARM_KEYS)
+    shared = {"cold_start.noise": 0.3}
+    frame["axes_values"] = [shared, shared | {"optimizer.learning_rate": 0.1, "routing": "r2"}]
+    frame["numbers"] = [{"optimizer.learning_rate": 0.3, "steps": 9}, {"optimizer.learning_rate": 0.1, "steps": 9}]
+    # The usual number is named beside another one; a choice that is off is not.
+    assert collect.name_arms(frame).tolist() == ["grpo learning_rate=0.3", "grpo learning_rate=0.1 routing=r2"]
+    frame["model"] = ["tiny", "deep"]
+    assert collect.name_arms(frame).tolist() == [
+        "grpo tiny learning_rate=0.3",
+        "grpo deep learning_rate=0.1 routing=r2",
+    ]
+
+
+def test_paths_and_hashes_are_short_in_the_names_of_arms() -> None:
+    one, other = "/data/" + "a" * 90 + "/0123456789abcdef.safetensors", "/data/b/fedcba9876543210.safetensors"
+    assert identity.short(one, [one, other]) == "01234567"
+    assert identity.short(one, [one, one.replace("89abcdef", "00000000")]) == "0123456789abcdef"  # eight would not do
+    assert identity.short("/a/x/start.safetensors", ["/a/y/start.safetensors"]) == "x/start"
+    assert identity.short("start.safetensors", []) == "start.safetensors"  # no path
+    assert identity.short(4e-4, [one]) == "0.0004"
+    frame = pd.DataFrame([["e", "grpo", "tiny", "chain", ""]] * 2, columns=collect.ARM_KEYS)
+    frame["axes_values"], frame["numbers"] = [{"cold_start.path": one}, {"cold_start.path": other}], [{}, {}]
+    assert collect.name_arms(frame).tolist() == ["grpo path=01234567", "grpo path=fedcba98"]
+
+
+def test_the_interval_is_students_and_covers_as_often_as_it_says() -> None:
+    values = [0.1, 0.5, 0.6, 0.9]
+    estimate = estimates.mean_over_seeds(values)
+    low, high = scipy_stats.t.interval(0.95, 3, np.mean(values), scipy_stats.sem(values))
+    np.testing.assert_allclose([estimate.mean, estimate.low, estimate.high], [np.mean(values), low, high])
+    generator = np.random.default_rng(0)
+    found = [estimates.mean_over_seeds(generator.normal(size=5).tolist()) for _ in range(2000)]
+    covered = np.mean([each.low <= 0 <= each.high for each in found])
+    assert abs(covered - 0.95) < 0.02
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_there_is_no_interval_below_three_seeds(n: int) -> None:
+    estimate = estimates.mean_over_seeds([0.5] * n)
+    assert np.isnan(estimate.low)
+    assert estimate.n == n
+    assert str(estimate) == ("0.5" if n else "–")
+
+
+def curve_table(values: dict[int, list[float]], metric: str = "reward") -> pd.DataFrame:
+    rows = [
+        {"arm": "a", "seed": seed, "step": step, "metric": metric, "value": value}
+        for seed, curve in values.items()
+        for step, value in enumerate(curve, start=1)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_curves_are_smoothed_within_seeds_and_averaged_over_them() -> None:
+    table = curve_table({0: [0.0, 1.0, 2.0], 1: [2.0, 3.0, 4.0], 2: [4.0, 5.0]})
+    plain = estimates.curves(table, "reward")
+    assert plain["mean"].tolist() == [2.0, 3.0, 3.0]
+    assert plain["n"].tolist() == [3, 3, 2]  # one seed ended early
+    assert plain["low"].isna().tolist() == [False, False, True]
+    smooth = estimates.curves(table, "reward", window=2)
+    assert smooth["mean"].tolist() == [2.0, 2.5, 2.5]
+    geometric = estimates.curves(curve_table({0: [1e-4], 1: [1e-2], 2: [1e-3]}), "reward", log=True)
+    np.testing.assert_allclose(geometric["mean"], 1e-3)
+    assert geometric["low"].item() > 0
+
+
+def test_one_number_of_a_curve() -> None:
+    curve = pd.Series([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5])
+    assert tables.one_number(curve, "last") == 0.5
+    assert tables.one_number(curve, "fall") == 0.5
+    assert tables.one_number(curve, "end") == 0.5
+    assert tables.one_number(curve, "median") == 0.5
+    np.testing.assert_allclose(tables.one_number(curve, "mean"), 7.5 / 11)
+
+
+def test_the_summary_has_the_numbers_of_the_runs(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
+    summary = tables.summary(steps, runs).set_index("arm")
+    assert summary["n"].tolist() == [3, 3, 3]
+    assert summary["collapsed (recorded)"].tolist() == [0, 0, 0]
+    assert summary["collapsed"].isna().all()  # 24 gradient updates are too few to say
+    judged = tables.summary(steps, collapse.judged(runs, steps, collapse.Rule(window_updates=4, patience_updates=6)))
+    assert judged["collapsed"].tolist() == judged["falling"].tolist() == [0, 0, 0]
+    finals = [
+        record.read_table(Path(folder), "steps")["reward"].tail(5).mean()
+        for folder in runs.loc[runs["arm"] == "gspo", "folder"]
+    ]
+    np.testing.assert_allclose(summary.loc["gspo", "final reward"].mean, np.mean(finals))
+    assert summary.loc["reinforce", "clip fraction"].n == 0
+    numbers = tables.to_numbers(summary.reset_index())
+    np.testing.assert_allclose(numbers.loc[1, "final reward mean"], np.mean(finals))
+
+
+DRAWN = ["overview", "fig01", "fig02", "fig09"]  # what runs of three algorithms have the data for
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, pd.DataFrame]:
+    return draw.data(archive.load(RECORDED, "small"))
+
+
+def test_recorded_runs_are_drawn_where_they_have_the_data(data: dict[str, pd.DataFrame]) -> None:
+    assert [name for name, each in FIGURES.items() if not each.variant and each.lacks(data) is None] == DRAWN
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_figure_of_recorded_runs_says_its_axes_and_its_caption(name: str, data: dict[str, pd.DataFrame]) -> None:
+    figure = FIGURES[name].figure(data)
+    assert "n = 3" in " ".join(figure.texts[-1].get_text().split())
+    for axis in figure.axes:
+        assert axis.get_ylabel() or name == "fig09"
+    assert not figure.numbers["mean"].isna().any()
+
+
+def test_the_overview_shows_the_curves_of_the_recorded_runs(data: dict[str, pd.DataFrame]) -> None:
+    figure = FIGURES["overview"].figure(data)
+    metrics = ("reward", "expert_change_rate", "token_ratio_variance")
+    for axis, metric in zip(figure.axes, metrics, strict=False):
+        log = metric == "token_ratio_variance"
+        assert (axis.get_yscale() == "log") == log
+        curves = estimates.curves(data["steps"], metric, SMOOTHED_OVER, log)
+        bold = [line for line in axis.lines if not str(line.get_label()).startswith("_")]
+        assert len(axis.lines) == len(bold) + 9  # three seeds of each
+        for line, arm in zip(bold, ("grpo", "gspo", "reinforce"), strict=True):
+            assert line.get_label() == arm
+            np.testing.assert_allclose(line.get_ydata(), curves.loc[curves["arm"] == arm, "mean"])
+        assert len({line.get_color() for line in bold}) == len({line.get_linestyle() for line in bold}) == 3
+
+
+def test_held_out_curves_start_at_the_cold_start(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
+    accuracy = steps[steps["metric"] == "eval_accuracy"]
+    assert (accuracy.groupby(["arm", "seed"])["step"].min() == 0).all()
+    first = runs.iloc[0]
+    evaluations = record.read_table(Path(first["folder"]), "evaluations")
+    ours = accuracy[(accuracy["arm"] == first["arm"]) & (accuracy["seed"] == first["seed"]) & (accuracy["step"] == 0)]
+    np.testing.assert_allclose(ours["value"], evaluations.loc[evaluations["step"] == 0, "score"].mean())
+    figure = FIGURES["fig01"].figure(draw.data(archive.load(RECORDED, "small"), ()))
+    held_out = figure.numbers[figure.numbers["panel"] == "held-out accuracy"]
+    assert (held_out.groupby("series")["x"].min() == 0).all()  # nothing is spent before the first step
+
+
+def test_histograms_are_sums_over_the_steps_of_a_run(runs: pd.DataFrame, data: dict[str, pd.DataFrame]) -> None:
+    counts = data["histograms"]
+    first = runs.iloc[0]
+    recorded = record.read_table(Path(first["folder"]), "steps")["token_ratio_histogram"]
+    ours = counts[(counts["arm"] == first["arm"]) & (counts["seed"] == first["seed"])]
+    chosen = ours[ours["metric"] == "token_ratio_histogram"].sort_values("bin")
+    assert chosen["count"].tolist() == np.sum(recorded.tolist(), axis=0).tolist()
+    assert chosen["updates_per_rollout"].unique().tolist() == [2]
+    assert chosen["prompts"].unique().tolist() == [4]
+
+
+def test_the_leaderboard_is_ranked_by_final_reward_and_takes_further_columns(
+    runs: pd.DataFrame, steps: pd.DataFrame
+) -> None:
+    more = pd.DataFrame({"frontier area": [0.1, 0.2, 0.3]}, index=["grpo", "gspo", "reinforce"])
+    board = tables.leaderboard(steps, runs, more)
+    assert board["rank"].tolist() == [1, 2, 3]
+    finals = [estimate.mean for estimate in board["final reward"]]
+    assert finals == sorted(finals, reverse=True)
+    begun = steps[(steps["metric"] == "reward") & (steps["step"] == 1)].groupby("arm")["value"].mean()
+    assert board["start"].map(tables.to_number).tolist() == pytest.approx(begun[board["arm"]].tolist())
+    assert board.set_index("arm")["frontier area"].to_dict() == more["frontier area"].to_dict()
+    assert board["collapsed (recorded)"].tolist() == [0, 0, 0]
+    assert board["collapsed"].isna().all()
+
+
+def test_latex_has_a_cell_for_each_column_and_nothing_unescaped() -> None:
+    table = pd.DataFrame(
+        {
+            "arm_a": ["50 % & more", r"a\b~c^d {e} $f# π²"],
+            "n": [1, 2],
+            "reward": [estimates.Estimate(0.5, 0.4, 0.6, 3)] * 2,
+        }
+    )
+    text = tables.to_latex(table, "of 100 %")
+    lines = text.splitlines()
+    begun = re.findall(r"\\begin\{(\w+)\}", text)
+    assert begun == list(reversed(re.findall(r"\\end\{(\w+)\}", text))) == ["table", "tabular"]
+    assert [line for line in lines if line.endswith("rule")] == [r"\toprule", r"\midrule", r"\bottomrule"]
+    rows = [line for line in lines if line.endswith(r"\\")]
+    assert len(rows) == 3
+    assert r"\begin{tabular}{lrr}" in lines
+    assert all(len(re.findall(r"(?<!\\)&", row)) == 2 for row in rows)
+    assert r"arm\_a" in rows[0]
+    assert rows[1].startswith(r"50 \% \& more & 1 & 0.5 [0.4, 0.6]")
+    assert r"a\textbackslash{}b\textasciitilde{}c\textasciicircum{}d \{e\} \$f\# $\pi$$^2$" in rows[2]
+    assert r"\caption{of 100 \%}" in lines
+
+
+class Page(HTMLParser):
+    """Collects what a page shows and what it would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.sources = "", []
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.sources += [value or "" for name, value in attributes if name in ("src", "href")]
+
+
+def test_the_report_is_made_from_what_is_recorded(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    made = report_page.make(tmp_path)
+    assert all(path.stat().st_size > 0 for path in made.files)
+    names = {path.name for path in made.files}
+    assert {"small-summary.md", "small-summary.csv", "small-runs.csv", "report.html"} <= names
+    stems = [draw.stem(FIGURES[name], "small") for name in DRAWN]
+    assert {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg", "pdf", "csv")} <= names
+    assert {"small-leaderboard.md", "small-leaderboard.tex", "small-leaderboard.csv", "small-summary.tex"} <= names
+    lacking = [each.id for each in FIGURES.values() if not each.variant and each.id not in DRAWN]
+    assert [line.split()[0] for line in made.missing] == lacking
+    assert "fig05 staleness_grid lacks ended runs of staleness: steadymoe run experiment=staleness" in made.missing
+    page = Page()
+    page.feed((tmp_path / "report.html").read_text())
+    assert page.sources
+    assert all(source.startswith("data:") for source in page.sources)  # self-contained
+    numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv")
+    assert f"{numbers.loc[0, 'final reward mean']:.3g}" in page.text
+    assert "steadymoe run algorithm=gspo" in page.text
+    first = {path.name: path.read_bytes() for path in made.files}
+    again = report_page.make(tmp_path)
+    assert {path.name: path.read_bytes() for path in again.files} == first
+
+
+def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    path = next((tmp_path / "runs").glob("**/run.json"))
+    path.write_text(re.sub(r'"command": "', r'"command": "<script>alert(1)</script>', path.read_text()))
+    report_page.make(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<script") == 1  # the page's own, which sorts
+    assert "&lt;script&gt;" in page
+
+
+def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    monkeypatch.setattr(report_page, "papers", lambda _: [])
+    recorded_before = report_page._samples(collect.runs(tmp_path))
+    assert recorded_before == {"samples": [], "left_out": 0}
+    folders = sorted(path.parent for path in (tmp_path / "runs").glob("**/run.json"))
+    row = {"step": 1, "prompt": "2+2=", "response": "<script>4</script>", "finished": True, "reward": 1.0}
+    for folder in folders:
+        lines = [row, row | {"response": "x" * 10_000}, {"step": 1}, row | {"reward": "none"}]
+        (folder / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines) + '{"torn')
+        assert len(samples.read(folder)) == 2
+    report_page.make(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<details>") == 9
+    assert "&lt;script&gt;4&lt;/script&gt;" in page
+    assert page.count("<script") == 1
+    assert "x" * (samples.CHARACTERS - 1) + "…" in page
+    assert "x" * samples.CHARACTERS not in page
+    monkeypatch.setattr(report_page, "_MOST_SAID", 1000)
+    found = report_page._samples(collect.runs(tmp_path))
+    assert [each["run"] for each in found["samples"]] == [
+        *(f"{arm} seed=0" for arm in ("grpo", "gspo", "reinforce")),
+        "grpo seed=1",
+    ]
+    assert found["left_out"] == 5
+
+
+def test_some_arms_alone_are_reported_by_name_or_by_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    monkeypatch.setattr(report_page, "papers", lambda _: [])
+    report_page.make(tmp_path, "small", ["svg"], ["gspo", "grpo"])
+    assert pd.read_csv(tmp_path / "tables" / "small-summary.csv")["arm"].tolist() == ["gspo", "grpo"]
+    page = Page()
+    page.feed((tmp_path / "report.html").read_text())
+    assert "Of gspo, grpo alone." in page.text
+    assert "reinforce" not in page.text.partition("Figures that lack runs")[0]
+    with pytest.raises(draw.CannotDraw, match="no arm 'sapo'; choose from grpo, gspo, reinforce"):
+        report_page.make(tmp_path, "small", ["svg"], ["gspo", "sapo"])
+    files = draw.make(FIGURES["fig02"], tmp_path, "small", ["svg"], ["gspo"])
+    assert [path.name for path in files if path.suffix == ".svg"] == ["small-fig02-clip_fraction.svg"]
+    assert pd.read_csv(next(path for path in files if path.suffix == ".csv"))["series"].tolist() == ["gspo"]
+
+
+CONTRIBUTING = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+
+
+def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (example,) = re.findall(r"```python\n(import pandas.*?)```", CONTRIBUTING, re.DOTALL)
+    text = "from beside import HOME\n" + example.replace('"quickstart"', "HOME")
+    (mine / "my_figures.py").write_text(text)
+    (mine / "beside.py").write_text('HOME = "small"\n')
+    monkeypatch.setenv(external.VARIABLE, str(mine))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (paper,) = draw.find(["response_lengths"])
+    drawn = draw.make(paper, tmp_path, None, ["svg"])
+    assert (tmp_path / "figures" / "small-lengths-response_lengths.svg") in drawn
+    numbers = pd.read_csv(tmp_path / "tables" / "small-lengths-response_lengths.csv")
+    assert numbers["series"].tolist() == ["grpo", "gspo", "reinforce"]
+    assert paper in report_page.papers("small")
+    listed = draw.listing(tmp_path).set_index("id")["data on disk"]
+    assert listed["lengths"] == "yes"
+    (mine / "my_figures.py").write_text(text.replace('Paper("lengths"', 'Paper("fig05"'))
+    draw.own.cache_clear()
+    with pytest.raises(draw.CannotDraw, match=r"my_figures.py: FIGURES must hold a Paper of an id and a name of its"):
+        draw.every()
+    (mine / "my_figures.py").write_text("1 / 0")
+    with pytest.raises(draw.CannotDraw, match=r"my_figures.py: ZeroDivisionError: division by zero"):
+        draw.every()
+    monkeypatch.delenv(external.VARIABLE)
+    assert draw.every() == FIGURES
+
+
+def test_runs_that_have_not_ended_are_listed_and_kept_out_of_the_numbers(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    path = next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json"))
+    path.write_text(path.read_text().replace('"status": "finished"', '"status": "failed"'))
+    report_page.make(tmp_path)
+    numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv").set_index("arm")
+    assert numbers["n"].to_dict() == {"grpo": 3, "gspo": 2, "reinforce": 3}
+    assert pd.isna(numbers.loc["gspo", "final reward low"])
+    assert "failed" in pd.read_csv(tmp_path / "tables" / "small-runs.csv")["status"].tolist()
+
+
+def edit(path: Path, **facts: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
+def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    for path in (tmp_path / "runs" / "small" / "gspo").glob("**/run.json"):
+        steps = pq.read_table(path.parent / "steps.parquet")
+        pq.write_table(steps.slice(0, 5), path.parent / "steps.parquet")
+        edit(path, status="diverged", diverged={"reason": "not finite", "step": 5, "update": 1})
+    runs = collect.runs(tmp_path)
+    steps = collect.steps(runs)
+    reward = steps[(steps["arm"] == "gspo") & (steps["metric"] == "reward")]
+    assert (reward[reward["step"] > 5]["value"] == 0).all()
+    assert (reward.groupby("seed")["step"].max() == 12).all()
+    summary = tables.summary(steps, collapse.judged(runs, steps)).set_index("arm")
+    assert summary.loc["gspo", ["collapsed", "collapsed (recorded)"]].tolist() == [3, 3]
+    assert summary.loc["gspo", "final reward"].mean == summary.loc["gspo", "final held-out accuracy"].mean == 0
+    assert summary.loc["gspo", "best minus final reward"].mean > 0.2
+
+
+def test_an_unreadable_run_stops_neither_the_report_nor_the_status(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json")).write_text("{")
+    report_page.make(tmp_path)
+    numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv").set_index("arm")
+    assert numbers["n"].to_dict() == {"grpo": 3, "gspo": 2, "reinforce": 3}
+    assert "1 damaged" in status.lines(tmp_path)[0]
+
+
+def test_runs_of_different_configs_or_versions_are_not_mixed_silently(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    report_page.make(tmp_path)
+    assert "These runs differ" not in (tmp_path / "report.html").read_text()
+    path = next((tmp_path / "runs").glob("**/run.json"))
+    path.write_text(re.sub(r'"torch": "[^"]*"', '"torch": "9.9"', path.read_text()))
+    report_page.make(tmp_path)
+    edit(
+        next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json")),
+        config_hash_without_seed="another",
+        algorithm_code="ast1:0",
+    )
+    path = next((tmp_path / "runs" / "small" / "grpo").glob("**/run.json"))
+    config = json.loads(path.read_text())["config"]
+    edit(path, config=config | {"precision": "bf16"}, algorithm_code="x")
+    made = report_page.make(tmp_path)
+    differ = "These runs differ in versions, settings besides the axes, config (gspo), algorithm code (grpo)"
+    assert differ in (tmp_path / "report.html").read_text()
+    assert differ in made.table
+
+
+def test_a_variance_is_averaged_on_a_logarithmic_scale() -> None:
+    estimate = estimates.mean_over_seeds([1e-4, 1e-2, 1e-3], log=True)
+    plain = estimates.mean_over_seeds(np.log([1e-4, 1e-2, 1e-3]).tolist())
+    np.testing.assert_allclose(
+        [estimate.mean, estimate.low, estimate.high], np.exp([plain.mean, plain.low, plain.high])
+    )
+    assert estimates.mean_over_seeds([0.0, 0.0, 0.0], log=True).mean == pytest.approx(estimates.LEAST_LOG)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_the_export_holds_every_number_of_steps_and_updates_once(
+    tmp_path: Path, runs: pd.DataFrame, suffix: str
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    path = report_page.export(tmp_path, None, suffix)
+    found = pd.read_parquet(path) if suffix == "parquet" else pd.read_csv(path)
+    assert list(found)[-4:] == ["step", "update", "metric", "value"]
+    assert not found.duplicated(["arm", "seed", "step", "update", "metric"]).any()
+    for run in runs.to_dict("records"):
+        ours = found[(found["arm"] == run["arm"]) & (found["seed"] == run["seed"])]
+        updates = record.read_table(Path(run["folder"]), "updates").set_index(["step", "update"])[
+            "token_ratio_variance"
+        ]
+        of_updates = ours[(ours["metric"] == "token_ratio_variance") & ours["update"].notna()]
+        np.testing.assert_allclose(of_updates.set_index(["step", "update"])["value"], updates, rtol=1e-12)
+        of_steps = ours[(ours["metric"] == "reward") & ours["update"].isna()]
+        recorded = record.read_table(Path(run["folder"]), "steps")["reward"]
+        np.testing.assert_allclose(of_steps["value"], recorded, rtol=1e-12)
+    with pytest.raises(report_page.NothingToReport):
+        report_page.export(tmp_path, "none", suffix)
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def opened(page: Path, profile: Path) -> tuple[str, list[str]]:
+    """What a real browser without a network makes of a page, and what it wrote to its console."""
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip(f"the report was not looked at: no browser found among {', '.join(BROWSERS)}")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    flags += ["--enable-logging=stderr", f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
+    done = subprocess.run([browser, *flags], capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.check
+def test_the_page_opens_in_a_browser_and_its_leaderboard_sorts(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    report_page.make(tmp_path)
+    page = tmp_path / "report.html"
+    shown, complaints = opened(page, tmp_path / "profile")
+    assert complaints == []
+    assert "steadymoe report" in shown
+    # The same page with clicks appended, and a script that must show up as an error: the console is really read.
+    clicked = tmp_path / "clicked.html"
+    by_arm = 'document.querySelectorAll("table.sortable th button")[1]'
+    clicked.write_text(page.read_text() + f"<script>{by_arm}.click(); {by_arm}.click(); nowhere();</script>")
+    shown, complaints = opened(clicked, tmp_path / "profile")
+    assert len(complaints) == 1
+    assert "nowhere is not defined" in complaints[0]
+    rows = re.findall(r"<td[^>]*>\d+</td><td[^>]*>(\w+)</td>", shown)[:3]
+    assert rows == ["reinforce", "gspo", "grpo"]  # descending at the second click
+    assert 'aria-sort="descending"' in shown

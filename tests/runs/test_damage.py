@@ -1,0 +1,265 @@
+"""What is broken on disk is named, left out of tables, and brought back by the command that ``status`` names."""
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from test_cli import RECORDED, steadymoe
+from test_execute import SMALL, assert_same, planned
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.report import collect, report_page
+from steadymoe.bench.runs import execute, record, status, sweep_plan
+from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.support import atomic_files
+from steadymoe.bench.training import checkpoint
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of one short run that was asked for as a user does."""
+    results = tmp_path_factory.mktemp("finished")
+    made = planned(results, "steps=2")
+    sweep_plan.remember([made])
+    assert execute.execute(made) == "finished"
+    return results
+
+
+def moved(finished: Path, to: Path) -> Path:
+    """A copy of these results whose commands name the copy; the run's folder."""
+    shutil.copytree(finished, to, dirs_exist_ok=True)
+    for path in (to / "runs").glob("**/*.json"):
+        path.write_text(path.read_text().replace(str(finished), str(to)))
+    (folder,) = (path.parent for path in to.glob("runs/**/run.json"))
+    return folder
+
+
+def edited(**changes: object) -> Callable[[Path], object]:
+    return lambda folder: atomic_files.write_json(
+        folder / "run.json", json.loads((folder / "run.json").read_text()) | changes
+    )
+
+
+def truncated(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-100])
+
+
+def flipped(folder: Path) -> None:
+    content = bytearray((folder / "updates.parquet").read_bytes())
+    content[len(content) // 2] ^= 255
+    (folder / "updates.parquet").write_bytes(content)
+
+
+def of_another_run(folder: Path) -> None:
+    shutil.copy(next(RECORDED.glob("**/steps.parquet")), folder / "steps.parquet")
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no steps": (lambda folder: (folder / "steps.parquet").unlink(), "there is no steps.parquet"),
+    "no layers": (lambda folder: (folder / "layers.parquet").unlink(), "there is no layers.parquet"),
+    "truncated": (truncated("steps.parquet"), "steps.parquet is not as the run has written it"),
+    "empty table": (lambda folder: (folder / "updates.parquet").write_text(""), "updates.parquet is not as the run"),
+    "one byte": (flipped, "updates.parquet is not as the run has written it"),
+    "another table": (of_another_run, "steps.parquet is not as the run has written it"),
+    "a folder": (lambda folder: [(folder / "run.json").unlink(), (folder / "run.json").mkdir()], "cannot be read"),
+    "empty": (lambda folder: (folder / "run.json").write_text(""), "run.json cannot be read"),
+    "garbage": (lambda folder: (folder / "run.json").write_bytes(b"\x93\xff\x00"), "run.json cannot be read"),
+    "nested": (lambda folder: (folder / "run.json").write_text("[" * 100_000), "run.json cannot be read"),
+    "{}": (lambda folder: (folder / "run.json").write_text("{}"), "it has no proper status"),
+    "[]": (lambda folder: (folder / "run.json").write_text("[]"), "it holds list in place of a run's facts"),
+    "null": (lambda folder: (folder / "run.json").write_text("null"), "it holds NoneType in place"),
+    "a status": (edited(status="happy"), "it has no proper status"),
+    "a type": (edited(config=[]), "it has no proper config"),
+    "an end": (edited(diverged={"step": "3"}), "it has no proper diverged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_run_is_named_left_out_and_its_command_stands_there(
+    damage: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = moved(finished, tmp_path)
+    inflict, why = DAMAGES[damage]
+    inflict(folder)
+    assert record.status(folder) == "damaged"
+    assert why in str(record.damage(folder))
+    told = status.lines(tmp_path)
+    assert told[0] == "default: 1 damaged"
+    assert why in told[1]
+    (made,) = compose.plan(shlex.split(told[2].partition("again: steadymoe run")[2]))
+    assert made.folder == folder
+    execute.refuse_other_config(made)  # as ``steadymoe run`` does before it trains
+    with pytest.raises(report_page.NothingToReport, match="left out, damaged"):
+        report_page.make(tmp_path)
+    assert collect.runs(tmp_path).empty
+
+
+@pytest.mark.parametrize("damage", ["no steps", "{}"])
+def test_the_command_that_status_names_brings_a_damaged_run_back(
+    damage: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = moved(finished, tmp_path)
+    DAMAGES[damage][0](folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != ".lock"}
+    words = shlex.split(status.lines(tmp_path)[2].partition("again: steadymoe ")[2])
+    assert steadymoe(monkeypatch, *words) == 0
+    said = capfd.readouterr().out
+    assert "damaged, made again" in said
+    assert "1 finished" in said
+    (original,) = (path.parent for path in finished.glob("runs/**/run.json"))
+    assert_same(original, folder)
+    (kept,) = (tmp_path / "damaged").glob("**/1")
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+    assert str(kept) in record.known(folder)["restarted"]
+    made = report_page.make(tmp_path, formats=["svg"])
+    assert made.left_out == []
+    assert made.table.count("| grpo") == 1
+
+
+def test_a_report_says_which_runs_it_leaves_out(tmp_path: Path) -> None:
+    """Of runs from before checksums were recorded: truncation, and steps that are lost, are seen all the same."""
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    lost, cut, short = ((tmp_path / "runs" / "small" / name) for name in ("gspo", "grpo", "reinforce"))
+    folders = [sorted(path.parent for path in each.glob("**/run.json"))[0] for each in (lost, cut, short)]
+    (folders[0] / "steps.parquet").unlink()
+    truncated("layers.parquet")(folders[1])
+    pd.read_parquet(folders[2] / "steps.parquet").head(7).to_parquet(folders[2] / "steps.parquet")
+    made = report_page.make(tmp_path, formats=["svg"])
+    numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv").set_index("arm")
+    assert numbers["n"].to_dict() == {"grpo": 2, "gspo": 2, "reinforce": 2}
+    said = "\n".join(made.left_out)
+    for folder, why in zip(folders, ("no steps.parquet", "layers.parquet is not", "has 7 of 12 steps"), strict=True):
+        assert any(str(folder) in line and why in line for line in made.left_out)
+        assert f"{folder.relative_to(tmp_path / 'runs')}" in "\n".join(status.lines(tmp_path))
+    assert said.count("steadymoe status") == 3
+    assert (tmp_path / "report.html").read_text().count("left out, damaged") == 3
+
+
+def test_of_a_run_that_nobody_knows_the_command_status_says_what_can_be_removed(finished: Path, tmp_path: Path) -> None:
+    folder = moved(finished, tmp_path)
+    (folder / "run.json").write_text("null")
+    (tmp_path / "runs" / "default" / "plan.json").unlink()
+    assert f"no command is known that makes it; it can be removed: {folder}" in status.lines(tmp_path)[2]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"a": 1}', "null"])
+def test_a_plan_that_cannot_be_read_is_told_and_written_anew(content: str, finished: Path, tmp_path: Path) -> None:
+    moved(finished, tmp_path)
+    plan = tmp_path / "runs" / "default" / "plan.json"
+    plan.write_text(content)
+    told = status.lines(tmp_path)
+    assert told[0].startswith("default: plan.json cannot be read")
+    assert told[1].startswith("default: 1 finished")
+    sweep_plan.remember([planned(tmp_path, "steps=2"), planned(tmp_path, "steps=2", "seed=1")])
+    assert len(sweep_plan.planned(plan.parent)) == 2
+    assert plan.with_name("plan.json.damaged").read_text() == content
+    assert status.lines(tmp_path)[0].startswith("default: 1 finished, 1 missing")
+
+
+def test_a_plan_names_no_folder_outside_its_experiment(finished: Path, tmp_path: Path) -> None:
+    moved(finished, tmp_path)
+    atomic_files.write_json(
+        tmp_path / "runs" / "default" / "plan.json", {"../../up": "a", "/etc": "b", "here/seed=3": "c"}
+    )
+    assert list(sweep_plan.planned(tmp_path / "runs" / "default")) == ["here/seed=3"]
+    assert "1 missing" in status.lines(tmp_path)[0]
+
+
+def interrupted(results: Path) -> compose.Run:
+    """A run that was stopped after its third step, with a checkpoint of the second."""
+    made, step = planned(results), execute.Trainer.step
+
+    def stopped(self: execute.Trainer, number: int) -> object:
+        if number == 4:
+            raise KeyboardInterrupt
+        return step(self, number)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(execute.Trainer, "step", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            execute.execute(made)
+    assert checkpoint.step_of(made.folder / "checkpoint.safetensors") == 2
+    return made
+
+
+def test_a_run_that_lost_rows_or_its_checkpoint_begins_anew(tmp_path: Path) -> None:
+    made = interrupted(tmp_path)
+    rows = {path: path.read_text() for path in made.folder.glob("*.jsonl")}
+    steps = made.folder / "steps.jsonl"
+    with record.Record(made.folder, execute._facts(made)) as folder:
+        assert folder.holds(2)
+        for path, content in rows.items():
+            path.write_text("{garbage}\n" + content)
+            assert not folder.holds(2), path.name
+            path.write_text(content)
+        steps.write_text(rows[steps].splitlines(keepends=True)[0])
+        assert not folder.holds(2)
+    assert execute.execute(made) == "finished"
+    assert record.known(made.folder)["restarted"] == "rows of steps before its checkpoint are lost"
+    assert record.read_table(made.folder, "steps")["step"].tolist() == list(range(1, 7))
+    (made.folder / "checkpoint.safetensors").write_bytes(b"no weights")
+    assert checkpoint.step_of(made.folder / "checkpoint.safetensors") is None
+
+
+def test_what_was_kept_and_is_broken_is_answered_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    report_page.keep(tmp_path, "small", tmp_path / "kept")
+    (tmp_path / "kept" / "data" / "small" / "steps.parquet").write_text("no table")
+    for verb in (["report"], ["figures", "fig02", "--experiment", "small"]):
+        assert steadymoe(monkeypatch, *verb, "--results", str(tmp_path / "kept")) == 2
+        said = capsys.readouterr().err
+        assert "steps.parquet cannot be read" in said
+        assert said.count("\n") == 1
+
+
+def test_a_table_of_an_old_run_that_cannot_be_read_is_answered_in_one_line(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    path = next(tmp_path.glob("**/steps.parquet"))
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + bytes(2000) + content[2004:])
+    with pytest.raises(Damaged, match="to have that run made again"):
+        report_page.make(tmp_path)
+
+
+def test_a_folder_that_is_not_ours_to_lock_is_told_as_its_run_says(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = moved(finished, tmp_path)
+    edited(status="running")(folder)
+    assert record.status(folder) == "interrupted"
+
+    def refuses(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(record.FileLock, "acquire", refuses)
+    assert record.status(folder) == "running"
+
+
+def test_a_run_file_that_may_not_be_read_is_damage(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, read = moved(finished, tmp_path), Path.read_text
+
+    def refuses(path: Path, *words: str) -> str:  # root may read anything
+        if path.name == "run.json":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path, *words)
+
+    monkeypatch.setattr(Path, "read_text", refuses)
+    assert "Permission denied" in str(record.damage(folder))
+    told = status.lines(tmp_path)
+    assert told[0] == "default: 1 damaged"
+    assert "again: steadymoe run" in told[2]
+
+
+def test_retry_failed_leaves_damaged_runs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = moved(finished, tmp_path)
+    (folder / "steps.parquet").unlink()
+    words = ["run", "--retry-failed", *SMALL, "steps=2", f"results_dir={tmp_path}"]
+    assert steadymoe(monkeypatch, *words) == 2

@@ -1,0 +1,523 @@
+"""Whole runs, small: they repeat to the bit, survive a kill, and are never overwritten silently."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hydra.utils import instantiate
+from pandas.testing import assert_frame_equal
+
+from steadymoe.algorithms import Batch, LossOutput
+from steadymoe.algorithms.objective import Objective
+from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.measurement.columns import TABLES
+from steadymoe.bench.runs import execute, record
+from steadymoe.bench.training import checkpoint, cold_start, samples
+from steadymoe.bench.training.trainer import Trainer
+from steadymoe.models import build
+
+# A run of two or three seconds: forty supervised updates teach the format, and every accuracy is in the band.
+SMALL = [
+    "model=micro",
+    "model.config.num_hidden_layers=2",
+    "model.config.hidden_size=32",
+    "task.min_operands=2",
+    "task.max_operands=3",
+    "task.modulus=3",
+    "rollout.prompts=4",
+    "rollout.responses=8",
+    "optimizer.learning_rate=1e-3",
+    "updates_per_rollout=2",
+    "steps=6",
+    "checkpoint_every=2",
+    "evaluation.every=2",
+    "evaluation.prompts=8",
+    "probe.responses=4",
+    "cold_start.accuracy_low=0",
+    "cold_start.accuracy_high=1",
+    "cold_start.check_every=40",
+    "cold_start.batch_size=32",
+    "cold_start.learning_rate=1e-2",
+    "cold_start.check_prompts=4",
+]
+
+# AdamW divides by the root of the second moment: where a gradient is rounding, rounding decides the sign of its step,
+# and processors round differently. With an epsilon far above that root a step is proportional to the gradient.
+PROPORTIONAL = ["optimizer.epsilon=1", "optimizer.learning_rate=0.1"]
+
+
+def planned(results: Path, *words: str) -> compose.Run:
+    return compose.plan([*SMALL, f"results_dir={results}", *words])[0]
+
+
+def tables(folder: Path) -> dict[str, pd.DataFrame]:
+    """All recorded rows without the timing columns, which alone may differ."""
+    frames = {name: record.read_table(folder, name) for name in TABLES}
+    return {
+        name: frame[[c for c in frame if not c.endswith(("_seconds", "_per_second"))]] for name, frame in frames.items()
+    }
+
+
+def assert_same(one: Path, other: Path) -> None:
+    assert (one / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
+    for name, frame in tables(one).items():
+        assert len(frame), name
+        assert_frame_equal(frame, tables(other)[name], check_exact=True)
+
+
+def assert_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, *words: str) -> compose.Run:
+    """A run that was stopped in its step ``stop_at`` records what an undisturbed one does, which is returned."""
+    whole, halted = planned(tmp_path / "whole", *words), planned(tmp_path / "halted", *words)
+    assert execute.execute(whole) == "finished"
+    step = Trainer.step
+
+    def stops(self: Trainer, number: int) -> Any:
+        if number == stop_at:
+            raise KeyboardInterrupt
+        return step(self, number)
+
+    monkeypatch.setattr(Trainer, "step", stops)
+    with pytest.raises(KeyboardInterrupt):
+        execute.execute(halted)
+    monkeypatch.setattr(Trainer, "step", step)
+    assert execute.execute(halted) == "finished"
+    assert_same(whole.folder, halted.folder)
+    return whole
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> compose.Run:
+    made = planned(tmp_path_factory.mktemp("finished"))
+    assert execute.execute(made) == "finished"
+    return made
+
+
+def test_a_run_records_every_table_and_every_column(finished: compose.Run) -> None:
+    facts = record.read_run(finished.folder)
+    assert facts is not None
+    assert facts["status"] == "finished"
+    assert facts["config"] == finished.config
+    assert facts["wall_seconds"] > 0
+    assert facts["tokens"] == record.read_table(finished.folder, "steps")["response_tokens"].sum()
+    frames = tables(finished.folder)
+    assert frames["steps"]["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert frames["updates"][["step", "update"]].to_numpy().tolist() == [[s, u] for s in range(1, 7) for u in (1, 2)]
+    assert len(frames["layers"]) == 6 * 3 * 2  # steps, the rollout and two updates, layers
+    assert frames["evaluations"].groupby("step").size().to_dict() == {0: 8, 2: 8, 4: 8, 6: 8}
+    for name in ("steps", "updates"):  # grpo on a MoE model, without a correction
+        empty = {column for column in frames[name] if frames[name][column].isna().all()}
+        absent = {"correction_weight", "correction_rejected", "loss_number", "route_prediction_kl"}
+        absent |= {"replay_expert_disagreement", "replay_set_disagreement"}  # nothing is replayed
+        assert empty == absent | ({"reference_kl"} if name == "steps" else set())
+
+
+def test_a_run_keeps_a_few_of_its_prompts_responses_and_rewards(finished: compose.Run) -> None:
+    rows = samples.read(finished.folder)
+    assert pd.Series([row["step"] for row in rows]).value_counts().to_dict() == {1: 8, 3: 8, 6: 8}
+    task = instantiate(finished.config["task"])
+    for row in rows:
+        assert task.score(row["prompt"], row["response"], row["finished"]) == row["reward"]
+    assert len({row["prompt"] for row in rows if row["step"] == 1}) == 4
+    assert (finished.folder / "samples.jsonl").stat().st_size < 20_000
+
+
+def test_columns_agree_with_each_other(finished: compose.Run) -> None:
+    frames = tables(finished.folder)
+    updates, layers, steps = frames["updates"], frames["layers"], frames["steps"]
+    over_layers = layers[layers["update"] > 0].groupby(["step", "update"])["expert_change_rate"].mean()
+    np.testing.assert_allclose(over_layers, updates["expert_change_rate"], atol=1e-6)
+    np.testing.assert_allclose(updates.groupby("step")["entropy"].mean(), steps["entropy"], atol=1e-12)
+    np.testing.assert_allclose(updates.groupby("step")["token_ratio_max"].max(), steps["token_ratio_max"])
+    assert steps["token_ratio_histogram"].map(sum).tolist() == steps["response_tokens"].tolist()
+    assert (updates["clip_fraction"] == updates["clip_fraction_low"] + updates["clip_fraction_high"]).all()
+
+
+def test_the_ratio_is_exactly_one_and_routing_has_not_moved_before_the_first_update(
+    finished: compose.Run,
+) -> None:
+    updates = record.read_table(finished.folder, "updates")
+    first = updates[updates["update"] == 1]
+    assert (first["token_ratio_mean"] == 1).all()
+    assert (first["token_ratio_max"] == 1).all()
+    assert (first["token_ratio_variance"] == 0).all()
+    assert (first["sequence_ratio_variance"] == 0).all()
+    assert (first["expert_change_rate"] == 0).all()
+    later = updates[updates["update"] == 2]
+    assert (later["token_ratio_variance"] > 0).all()
+
+
+def test_the_sampler_and_the_training_forward_agree_in_fp32(finished: compose.Run) -> None:
+    steps = record.read_table(finished.folder, "steps")
+    assert steps["rollout_logprob_gap_max"].max() < 5e-5
+    assert steps["rollout_kl_k3"].abs().max() < 1e-8
+    assert steps["rollout_expert_disagreement"].max() == 0
+
+
+def test_two_runs_of_one_config_are_bitwise_the_same_with_a_cached_and_a_fresh_cold_start(
+    finished: compose.Run, tmp_path: Path
+) -> None:
+    again = planned(tmp_path)
+    execute.execute(again)
+    assert_same(finished.folder, again.folder)
+    cached = planned(tmp_path, "experiment_name=cached")
+    execute.execute(cached)
+    assert_same(finished.folder, cached.folder)
+
+
+def test_another_seed_is_another_run(finished: compose.Run, tmp_path: Path) -> None:
+    other = planned(tmp_path, "seed=1")
+    execute.execute(other)
+    assert (tables(finished.folder)["updates"]["loss"] != tables(other.folder)["updates"]["loss"]).any()
+
+
+def test_a_run_killed_at_a_random_step_goes_on_to_the_same_numbers(finished: compose.Run, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "steadymoe.bench.cli", "run", *SMALL, f"results_dir={tmp_path}"]
+    child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    made = planned(tmp_path)
+    wanted = int(np.random.default_rng().integers(1, 6))
+    deadline = time.monotonic() + 60
+    while len(record.read_table(made.folder, "steps") if made.folder.exists() else []) < wanted:
+        assert child.poll() is None or wanted < 6, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    rows = record.read_table(made.folder, "steps")
+    assert len(rows) >= wanted
+    if record.status(made.folder) != "finished":
+        assert record.status(made.folder) == "interrupted"
+    assert execute.execute(made) == "finished"
+    assert_same(finished.folder, made.folder)
+    assert sorted(path.name for path in made.folder.iterdir() if not path.name.startswith(".")) == sorted(
+        ["run.json", "samples.jsonl", *(f"{name}.parquet" for name in TABLES)]
+    )
+
+
+def test_rows_past_the_checkpoint_and_torn_rows_are_dropped_on_resume(
+    finished: compose.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planned(tmp_path)
+    step = execute.Trainer.step
+
+    def killed(self: execute.Trainer, number: int) -> object:
+        if number == 6:
+            raise KeyboardInterrupt
+        return step(self, number)
+
+    monkeypatch.setattr(execute.Trainer, "step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        execute.execute(made)
+    assert record.status(made.folder) == "interrupted"
+    assert checkpoint.step_of(made.folder / "checkpoint.safetensors") == 4
+    assert len(record.read_table(made.folder, "steps")) == 5
+    with (made.folder / "updates.jsonl").open("a") as file:
+        file.write('{"step": 6, "update": 1, "lo')
+    monkeypatch.setattr(execute.Trainer, "step", step)
+    assert execute.execute(made) == "finished"
+    assert_same(finished.folder, made.folder)
+
+
+def test_a_checkpoint_of_other_library_versions_is_not_resumed(
+    finished: compose.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planned(tmp_path)
+    step = execute.Trainer.step
+    monkeypatch.setattr(execute.Trainer, "step", lambda self, n: step(self, n) if n < 4 else 1 / 0)
+    assert execute.execute(made) == "failed"
+    facts = json.loads((made.folder / "run.json").read_text())
+    assert "ZeroDivisionError" in facts["error"]
+    facts["versions"]["torch"] = "0.1"
+    (made.folder / "run.json").write_text(json.dumps(facts))
+    monkeypatch.setattr(execute.Trainer, "step", lambda self, n: step(self, n) if n < 2 else 1 / 0)
+    assert execute.execute(made) == "failed"  # before its first checkpoint: the old one must be gone by now
+    assert "restarted" in json.loads((made.folder / "run.json").read_text())
+    seen: list[int] = []
+    monkeypatch.setattr(execute.Trainer, "step", lambda self, n: seen.append(n) or step(self, n))
+    assert execute.execute(made) == "finished"
+    assert seen == [1, 2, 3, 4, 5, 6]
+    assert_same(finished.folder, made.folder)
+
+
+def test_a_finished_run_is_left_alone_and_another_config_is_refused(
+    finished: compose.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.folder.glob("*.*")}
+    monkeypatch.setattr(execute, "_train", lambda *_: pytest.fail("trained again"))
+    assert execute.execute(finished) == "finished"
+    results = Path(finished.config["results_dir"])
+    facts = json.loads((finished.folder / "run.json").read_text())
+    other = compose.Run(**(vars(finished) | {"config_hash": "0" * 16, "config": facts["config"] | {"steps": 7}}))
+    with pytest.raises(ConfigError, match="steps: 6 -> 7"):
+        execute.execute(other)
+    assert {path: path.stat().st_mtime_ns for path in finished.folder.glob("*.*")} == before
+    assert results in finished.folder.parents
+
+
+def test_a_run_that_another_process_ended_while_this_one_waited_for_it_is_left_alone(
+    finished: compose.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = iter(["running"])  # what was seen before the lock was taken
+    told = record.status
+    monkeypatch.setattr(record, "status", lambda folder: next(statuses, None) or told(folder))
+    monkeypatch.setattr(execute, "_train", lambda *_: pytest.fail("trained again"))
+    assert execute.execute(finished) == "finished"
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
+    made = planned(tmp_path)
+    with record.Record(made.folder, execute._facts(made)) as other:
+        other.update(status="running")
+        assert execute.execute(made) == "running"
+        assert record.status(made.folder) == "running"
+    assert record.status(made.folder) == "interrupted"
+
+
+def test_weights_that_the_last_update_ruined_are_noticed_by_the_last_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planned(tmp_path)
+    evaluate = execute.Trainer.evaluate
+
+    def ruined(self: execute.Trainer, step: int) -> object:
+        if step == 6:
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(float("inf"))
+        return evaluate(self, step)
+
+    monkeypatch.setattr(execute.Trainer, "evaluate", ruined)
+    assert execute.execute(made) == "diverged"
+    facts = record.read_run(made.folder)
+    assert facts is not None
+    assert facts["diverged"] == {"reason": "not finite", "step": 6, "update": 2}
+
+
+class Poisoned(Objective):
+    def __call__(self, batch: Batch) -> LossOutput:
+        return LossOutput(super().__call__(batch).loss * float("inf"))
+
+
+@pytest.mark.parametrize("where", ["loss", "sampling"])
+def test_a_number_that_is_not_finite_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    made = planned(tmp_path)
+    step = execute.Trainer.step
+
+    def poisoned(self: execute.Trainer, number: int) -> object:
+        if number == 3 and where == "sampling":
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(float("nan"))
+        if number == 3 and where == "loss":
+            objective = self.learner.objective
+            self.learner.objective = Poisoned(**vars(objective))
+        return step(self, number)
+
+    monkeypatch.setattr(execute.Trainer, "step", poisoned)
+    assert execute.execute(made) == "diverged"
+    facts = record.read_run(made.folder)
+    assert facts is not None
+    assert facts["diverged"] == {"reason": "not finite", "step": 3, "update": 1 if where == "loss" else 0}
+    assert len(record.read_table(made.folder, "steps")) == 3
+    assert execute.execute(made) == "diverged"  # as final as finished
+
+
+def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = planned(tmp_path, "collapse.window_updates=1", "collapse.patience_updates=2")
+    step = execute.Trainer.step
+
+    def losing(self: execute.Trainer, number: int) -> object:
+        result = step(self, number)
+        result.rows["steps"][0]["reward"] = 1.0 if number < 4 else 0.1
+        return result
+
+    monkeypatch.setattr(execute.Trainer, "step", losing)
+    assert execute.execute(made) == "diverged"
+    facts = record.read_run(made.folder)
+    assert facts is not None
+    assert facts["diverged"] == {"reason": "reward", "step": 5, "update": None}  # averages of two
+    assert len(record.read_table(made.folder, "steps")) == 6  # it goes on to its end
+
+
+def test_of_two_runs_that_want_one_cold_start_one_makes_it_and_the_other_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planned(tmp_path)
+    task = instantiate(made.config["task"])
+    trained: list[int] = []
+    train = cold_start.train
+
+    def slow(*arguments: object) -> dict[str, object]:
+        trained.append(1)
+        time.sleep(0.5)
+        return train(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cold_start, "train", slow)
+    models = [build.build(made.config["model"]["config"], task.tokenizer, 0, "cpu") for _ in range(2)]
+    threads = [
+        threading.Thread(target=cold_start.load_or_make, args=(model, task, made.config, tmp_path / "c"))
+        for model in models
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(trained) == 1
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_algorithms_share_a_cold_start_and_other_seeds_tasks_and_models_do_not(tmp_path: Path) -> None:
+    def fingerprint(*words: str) -> str:
+        return cold_start.fingerprint(planned(tmp_path, *words).config)
+
+    assert fingerprint("algorithm=gspo") == fingerprint("algorithm=grpo", "steps=9", "optimizer.learning_rate=1e-2")
+    others = [
+        "seed=1",
+        "task.modulus=5",
+        "model.config.num_experts=4",
+        "cold_start.noise=0.3",
+        "precision=bf16",
+    ]
+    assert len({fingerprint(), *(fingerprint(word) for word in others)}) == 1 + len(others)
+
+
+def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = planned(tmp_path)
+    execute.execute(first)
+    weights = next((tmp_path / "cold_starts").glob("*.safetensors"))
+    given = planned(tmp_path, f"cold_start.path={weights}")
+    assert execute.execute(given) == "finished"
+    assert_same(first.folder, given.folder)
+    assert (record.read_run(given.folder) or {})["cold_start"] == {"path": str(weights)}
+    assert (record.read_run(first.folder) or {})["cold_start"]["fingerprint"] == weights.stem
+    monkeypatch.chdir(tmp_path)
+    relative = planned(tmp_path, f"cold_start.path=cold_starts/{weights.name}")
+    assert (relative.folder, relative.axes, relative.config) == (given.folder, given.axes, given.config), "one arm"
+    assert compose.labels([given, first])[0] == f"grpo cold_start.path={weights.stem[:8]} seed=0"
+    before = planned(tmp_path / "old", f"cold_start.path={weights}", "steps=1")
+    as_given = before.axes | {"cold_start.path": f"cold_starts/{weights.name}"}
+    older = before.folder.parents[1] / identity.axes_name(as_given) / "seed=0"
+    older.mkdir(parents=True)
+    (older / "run.json").write_text("{}")  # from when the path was an axis as it was given
+    assert planned(tmp_path / "old", f"cold_start.path=cold_starts/{weights.name}", "steps=1").folder == older
+    missed = planned(tmp_path, "cold_start.accuracy_low=0.9", "cold_start.max_updates=40")
+    assert execute.execute(missed) == "failed"
+    facts = record.read_run(missed.folder)
+    assert facts is not None
+    assert "raise cold_start.max_updates" in facts["error"]
+    monkeypatch.setattr(cold_start, "train", lambda *_: pytest.fail("tried again"))
+    assert execute.execute(missed) == "failed"  # the same config would miss it again
+    assert "raise cold_start.max_updates" in json.loads((missed.folder / "run.json").read_text())["error"]
+
+
+def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    words = ["cold_start.check_every=4", "cold_start.accuracy_low=0.95", "cold_start.max_updates=16"]
+    config = planned(tmp_path, *words, "cold_start.batch_size=4").config
+    task = instantiate(config["task"])
+
+    def fresh() -> Any:
+        return build.build(config["model"]["config"], task.tokenizer, 0, "cpu")
+
+    def made_in(folder: Path, stop_at: int | None = None) -> tuple[Any, list[int]]:
+        model, seen = fresh(), []
+
+        def on_check(update: int, accuracy: float, left: float) -> None:
+            seen.append(update)
+            assert left <= 60
+            if update == stop_at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(cold_start.ColdStartError if stop_at is None else KeyboardInterrupt):
+            cold_start.train(model, task, config, on_check, folder)
+        return model, seen
+
+    whole, seen = made_in(tmp_path / "whole")
+    assert seen == [4, 8, 12, 16]
+    made_in(tmp_path / "halted", stop_at=12)  # killed after a check and before it was kept: that part is made again
+    halted, seen = made_in(tmp_path / "halted")
+    assert seen == [12, 16]
+    assert (tmp_path / "halted").read_bytes() == (tmp_path / "whole").read_bytes()
+    for one, other in zip(whole.parameters(), halted.parameters(), strict=True):
+        assert torch.equal(one, other)
+    (tmp_path / "halted").write_bytes(b"torn")
+    assert made_in(tmp_path / "halted")[1] == [4, 8, 12, 16], "a damaged one begins anew"
+
+
+def test_a_cold_start_that_was_killed_is_finished_by_the_same_command_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["steps=1", "cold_start.check_every=10", "cold_start.accuracy_low=0.7"]
+    whole, killed = planned(tmp_path / "whole", *words), planned(tmp_path / "killed", *words)
+    rising = "cold_start._accuracy = lambda *a: a[4] / 40"  # of the updates, so that the third check is in the band
+    kill = "cold_start._keep = lambda *a, keep=cold_start._keep: (keep(*a), os.kill(os.getpid(), 9))"
+    begin = "import os, sys; from steadymoe.bench import cold_start, compose, run"
+    code = f"{begin}; {rising}; {kill}; run.execute(compose.plan(sys.argv[1:])[0])"
+    words = [*SMALL, f"results_dir={tmp_path / 'killed'}", *words]
+    done = subprocess.run([sys.executable, "-c", code, *words], check=False)
+    cache, name = tmp_path / "killed" / "cold_starts", cold_start.fingerprint(killed.config)
+    assert done.returncode == -signal.SIGKILL
+    assert [path.name for path in cache.glob("*.safetensors")] == [f"{name}.partial.safetensors"]
+    assert record.status(killed.folder) == "interrupted"
+    monkeypatch.setattr(cold_start, "_accuracy", lambda *a: a[4] / 40)
+    assert execute.execute(whole) == execute.execute(killed) == "finished"
+    assert_same(whole.folder, killed.folder)
+    assert [path.name for path in cache.glob("*.safetensors")] == [f"{name}.safetensors"]
+    made = (tmp_path / "whole" / "cold_starts" / f"{name}.safetensors").read_bytes()
+    assert (cache / f"{name}.safetensors").read_bytes() == made
+
+
+def test_the_time_a_cold_start_needs_is_that_of_its_slope() -> None:
+    checks = [(25 * place, 0.1 + 0.02 * place) for place in range(1, 6)]
+    assert cold_start.updates_left(checks, goal=0.4, most=5000) == pytest.approx(250)  # 0.2 at 0.02 in 25 updates
+    assert cold_start.updates_left(checks, goal=0.4, most=200) == 75
+    assert cold_start.updates_left([(25, 0.3)], goal=0.4, most=100) == 75
+    assert cold_start.updates_left([(25, 0.3), (50, 0.2)], goal=0.4, most=100) == 50
+
+
+def test_a_zero_learning_rate_moves_nothing(tmp_path: Path) -> None:
+    frozen = planned(tmp_path, "optimizer.learning_rate=0")
+    execute.execute(frozen)
+    updates = record.read_table(frozen.folder, "updates")
+    assert (updates["token_ratio_variance"] == 0).all()
+    assert (updates["expert_change_per_update"].dropna() == 0).all()
+    assert updates["expert_change_per_update"].notna().any()
+    assert record.read_table(frozen.folder, "steps")["expert_change_since_start"].max() == 0
+
+
+def test_the_three_algorithms_coincide_at_one_update_a_rollout(tmp_path: Path) -> None:
+    curves = []
+    for name in ("reinforce", "grpo", "gspo"):
+        made = planned(tmp_path, f"algorithm={name}", "updates_per_rollout=1", *PROPORTIONAL)
+        execute.execute(made)
+        curves.append(record.read_table(made.folder, "updates")[["grad_norm", "entropy"]].to_numpy())
+    assert np.ptp(curves[0][:, 1]) > 1e-2  # the updates move the policy
+    np.testing.assert_allclose(curves[0], curves[1], atol=1e-4)
+    np.testing.assert_allclose(curves[0], curves[2], atol=1e-4)
+
+
+def test_the_router_auxiliary_loss_is_off_by_default_and_changes_the_run_when_on(
+    finished: compose.Run, tmp_path: Path
+) -> None:
+    balanced = planned(tmp_path, "routing.aux_loss=0.5")
+    execute.execute(balanced)
+    one, other = (tables(made.folder)["updates"]["loss"] for made in (finished, balanced))
+    # The loss of a policy gradient at ratio 1 is about 0; the balance loss is at least its coefficient × K = 1.
+    assert (other - one).iloc[0] > 0.9
+
+
+def test_bf16_forwards_differ_from_fp32_and_keep_fp32_weights(finished: compose.Run, tmp_path: Path) -> None:
+    rounded = planned(tmp_path, "precision=bf16")
+    assert execute.execute(rounded) == "finished"
+    gap = record.read_table(rounded.folder, "steps")["rollout_logprob_gap_max"].max()
+    assert gap < 0.5
+    assert not tables(rounded.folder)["updates"]["loss"].equals(tables(finished.folder)["updates"]["loss"])

@@ -1,0 +1,92 @@
+"""Every launcher makes the same numbers, and loses nothing with its workers: submitit's local executor, a local Ray.
+
+``make check-launchers`` installs both. A real Slurm is not tried here.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from test_execute import assert_same
+from test_sweeps import at_work, holds, launched, runs_of, wait_for
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.runs import record
+
+pytestmark = pytest.mark.launchers
+
+LAUNCHERS = {
+    "submitit_local": ["hydra/launcher=submitit_local"],
+    "ray": ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"],
+}
+
+
+@pytest.fixture(scope="module")
+def basic(tmp_path_factory: pytest.TempPathFactory) -> list[compose.Run]:
+    """The four runs by Hydra's basic launcher, one after the other."""
+    folder = tmp_path_factory.mktemp("basic")
+    launcher = launched(folder, "hydra/launcher=basic", "steps=30")
+    said, _ = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, said
+    return runs_of(folder, "steps=30")
+
+
+def assert_complete(runs: list[compose.Run], basic: list[compose.Run]) -> None:
+    for one, other in zip(runs, basic, strict=True):
+        assert record.status(one.folder) == "finished"
+        assert_same(one.folder, other.folder)
+
+
+@pytest.mark.parametrize("words", LAUNCHERS.values(), ids=LAUNCHERS)
+def test_the_numbers_are_those_of_the_basic_launcher(
+    words: list[str], tmp_path: Path, basic: list[compose.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    launcher = launched(Path("here"), *words, "steps=30")  # relative: workers have to find it
+    said, _ = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, said
+    assert "4 finished" in said
+    runs = runs_of(Path("here"), "steps=30")
+    assert_complete(runs, basic)
+    assert "hydra" not in (record.read_run(runs[0].folder) or {})["command"]
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def holder(each: compose.Run) -> int | None:
+    """The process that is at a run."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return next((pid for pid in pids if holds(pid, each.folder)), None)
+
+
+@pytest.mark.parametrize("words", LAUNCHERS.values(), ids=LAUNCHERS)
+def test_a_killed_worker_loses_nothing(words: list[str], tmp_path: Path, basic: list[compose.Run]) -> None:
+    runs = runs_of(tmp_path, "steps=30")
+    launcher = launched(tmp_path, *words, "steps=30")
+    wait_for(lambda: at_work(runs, 3), 120)
+    victim = at_work(runs)[0]
+    worker = holder(victim)
+    assert worker is not None
+    os.kill(worker, signal.SIGKILL)
+    said, _ = launcher.communicate(timeout=240)
+    if "ray" in words[0]:
+        assert launcher.returncode == 0, said  # Ray begins a lost task again by itself, submitit does not
+    else:
+        assert launcher.returncode == 1, said
+        assert "the launcher has lost a job" in said
+        assert "Traceback" not in said.partition("the launcher has lost")[0]
+        wait_for(lambda: not at_work(runs), 120)
+        again = launched(tmp_path, *words, "steps=30")
+        said, _ = again.communicate(timeout=240)
+        assert again.returncode == 0, said
+    assert_complete(runs, basic)
+
+
+def test_submitted_jobs_go_on_without_their_launcher(tmp_path: Path, basic: list[compose.Run]) -> None:
+    runs = runs_of(tmp_path, "steps=30")
+    launcher = launched(tmp_path, *LAUNCHERS["submitit_local"], "steps=30")
+    wait_for(lambda: at_work(runs, 1), 120)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(30) == 130
+    wait_for(lambda: all(record.status(each.folder) == "finished" for each in runs), 240)
+    assert_complete(runs, basic)

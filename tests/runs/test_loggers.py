@@ -1,0 +1,192 @@
+"""TensorBoard and W&B show what was recorded, once, and a run depends on neither."""
+
+import importlib.metadata
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_cli import steadymoe
+from test_execute import assert_same, planned
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.runs import execute, loggers, record
+from steadymoe.bench.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> compose.Run:
+    """The run without a logger."""
+    made = planned(tmp_path_factory.mktemp("plain"))
+    assert execute.execute(made) == "finished"
+    return made
+
+
+def interrupt(made: compose.Run, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run until step ``at`` is to begin, as Ctrl-C ends it."""
+    step = Trainer.step
+
+    def stops(self: Trainer, number: int) -> Any:
+        if number == at:
+            raise KeyboardInterrupt
+        return step(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", stops)
+        with pytest.raises(KeyboardInterrupt):
+            execute.execute(made)
+
+
+def shown(folder: Path) -> dict[str, dict[int, list[float]]]:
+    """Tag → step → every value that TensorBoard's files have for it."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    values: dict[str, dict[int, list[float]]] = {}
+    for tag in events.Tags()["scalars"]:
+        for event in events.Scalars(tag):
+            values.setdefault(tag, {}).setdefault(event.step, []).append(event.value)
+    return values
+
+
+def assert_shows_the_record(values: Mapping[str, Mapping[int, list[float]]], folder: Path) -> None:
+    """Each number that was recorded, once, as TensorBoard's and W&B's precision allows."""
+    for table in ("steps", "updates"):
+        frame = record.read_table(folder, table)
+        for name in frame.select_dtypes("number").columns.difference(["step", "update"]):
+            recorded = {index + 1: value for index, value in enumerate(frame[name]) if not math.isnan(value)}
+            sent = values.get(f"{table}/{name}", {})
+            assert {at: len(several) for at, several in sent.items()} == dict.fromkeys(recorded, 1), name
+            if name.endswith(("_seconds", "_per_second")):  # of a repeated step they differ, as nothing else does
+                continue
+            np.testing.assert_allclose([sent[at][0] for at in recorded], list(recorded.values()), rtol=1e-6)
+
+
+def test_no_logger_leaves_nothing(plain: compose.Run) -> None:
+    assert not [path for path in plain.folder.iterdir() if path.name in (*loggers.TOOLS, "logged.json")]
+
+
+def test_a_logger_changes_neither_hash_nor_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loggers, "version", lambda _: "1")
+    without, logged = planned(tmp_path), planned(tmp_path, "log=wandb")
+    assert (logged.config_hash, logged.folder) == (without.config_hash, without.folder)
+
+
+def test_tensorboard_shows_every_step_once_though_the_run_was_interrupted(
+    plain: compose.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    made = planned(tmp_path, "log=tensorboard", "checkpoint_every=4")
+    interrupt(made, 4, monkeypatch)  # before a checkpoint: the run begins anew, and so do its scalars
+    interrupt(made, 6, monkeypatch)  # from the checkpoint at 4: step 5 comes twice
+    assert set(shown(made.folder)["steps/reward"]) == {1, 2, 3, 4, 5}
+    assert execute.execute(made) == "finished"
+    assert_shows_the_record(shown(made.folder), made.folder)
+    assert_same(plain.folder, made.folder)
+
+
+def entries(data: bytes) -> Iterator[bytes]:
+    """The records of a .wandb file: LevelDB's log format after a header of seven bytes."""
+    block, at, parts = 32768, 7, b""
+    while at + 7 <= len(data):
+        if block - at % block < 7:  # too little is left of the block for another header
+            at += block - at % block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+def test_wandb_offline_holds_every_step_once(
+    plain: compose.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    made = planned(tmp_path, "log=wandb", "checkpoint_every=4")
+    interrupt(made, 6, monkeypatch)
+    assert execute.execute(made) == "finished"
+    assert_same(plain.folder, made.folder)
+    values: dict[str, dict[int, list[float]]] = {}
+    files = sorted(made.folder.glob("wandb/offline-run-*/*.wandb"))
+    assert len({path.name for path in files}) == 1  # both parts are one run
+    for path in files:
+        for data in entries(path.read_bytes()):
+            entry = Record()
+            entry.ParseFromString(data)
+            row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in entry.history.item}
+            for name, value in row.items():
+                if name.partition("/")[0] in ("steps", "updates"):
+                    values.setdefault(name, {}).setdefault(row[name.partition("/")[0] + "/at"], []).append(value)
+    assert_shows_the_record(values, made.folder)
+
+
+@pytest.mark.parametrize("tool", loggers.TOOLS)
+def test_a_missing_package_is_answered_with_how_to_install_it(
+    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loggers, "version", absent)
+    monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
+    assert steadymoe(monkeypatch, "run", f"log={tool}") == 2
+    assert capsys.readouterr().err == f"steadymoe: log={tool} needs its package: pip install 'steadymoe[{tool}]'\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_logger_is_answered_with_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert steadymoe(monkeypatch, "run", "log=mlflow") == 2
+    assert "log must be null, tensorboard or wandb; got 'mlflow'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fails", ["open", "write", "close"])
+def test_a_logger_that_fails_is_told_in_one_line_and_the_run_goes_on(
+    fails: str, plain: compose.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written: list[str] = []
+
+    def stumble(where: str) -> None:
+        written.append(where)
+        if where == fails:
+            raise RuntimeError("no\nnetwork")
+
+    def opened(_: Path) -> Any:
+        stumble("open")
+        return lambda *_: stumble("write"), lambda: stumble("close")
+
+    monkeypatch.setattr(loggers, "version", lambda _: "1")
+    monkeypatch.setattr(loggers, "_tensorboard", opened)
+    made = planned(tmp_path, "log=tensorboard")
+    assert execute.execute(made) == "finished"
+    assert_same(plain.folder, made.folder)
+    assert capsys.readouterr().err == f"steadymoe: {made.folder}: log=tensorboard has stopped: no network\n"
+    assert written.count("write") == {"open": 0, "write": 1, "close": 6 * (1 + 2)}[fails]
+
+
+def test_rows_are_sent_after_they_were_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loggers, "version", lambda _: "1")
+    made = planned(tmp_path, "log=tensorboard")
+    behind: list[int] = []
+
+    def opened(folder: Path) -> Any:
+        def write(table: str, _: dict[str, float], at: int) -> None:
+            behind.append(at - len(record.read_table(folder, table)))
+
+        return write, lambda: None
+
+    monkeypatch.setattr(loggers, "_tensorboard", opened)
+    assert execute.execute(made) == "finished"
+    assert len(behind) == 6 * (1 + 2)
+    assert max(behind) <= 0

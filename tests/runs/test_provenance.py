@@ -1,0 +1,279 @@
+"""What a run stands on: code is compared by what it does, read and never executed, and other code is never mixed."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli import steadymoe
+from test_execute import SMALL, planned
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.report import report_page
+from steadymoe.bench.report.figures import FIGURES
+from steadymoe.bench.runs import execute, provenance, record, redo, status
+from steadymoe.bench.support import atomic_files, external, source
+
+ROOT = Path(__file__).parents[2]
+OLD = Path(__file__).parents[1] / "recorded" / "results-2b45fe6" / "results" / "runs" / "old"
+TRAINING = Path(__file__).parents[1] / "recorded" / "training_code.json"
+TINY = [*(word for word in SMALL if not word.startswith("steps=")), "steps=1", "hydra/launcher=basic"]
+
+LOSS = '''"""A loss."""
+from dataclasses import dataclass
+from steadymoe.algorithms.grpo import GRPO
+import my_signs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(GRPO):
+    """Doc."""
+
+    def surrogate(self, batch):
+        return super().surrogate(batch)
+'''
+CONF = """loss:
+  _target_: my_losses.Mine
+  ratio: token
+  anchor: old
+  aggregation: seq-mean-token-mean
+  constant_length: null
+  clip_low: 0.2
+  clip_high: 0.2
+  dual_clip: null
+advantage:
+  _target_: steadymoe.algorithms.advantages.GroupMeanStd
+  epsilon: 1.0e-6
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of a user's own, named by STEADYMOE_PATH, with a loss and a module that it imports."""
+    folder = tmp_path / "mine"
+    (folder / "conf" / "algorithm").mkdir(parents=True)
+    (folder / "conf" / "algorithm" / "mine.yaml").write_text(CONF)
+    (folder / "my_losses.py").write_text(LOSS)
+    (folder / "my_signs.py").write_text("SIGN = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(external.VARIABLE, "mine")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for module in ("my_losses", "my_signs"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    return folder
+
+
+def config(algorithm: str) -> dict[str, Any]:
+    return compose.plan([*TINY, f"algorithm={algorithm}"])[0].config
+
+
+def recorded(made: compose.Run, **changes: Any) -> None:
+    """As if ``made`` had ended here today: the tables of an old run, with what identifies this one."""
+    shutil.copytree(next(OLD.glob("grpo/micro/chain/*8832d96b/seed=0")), made.folder)
+    facts = execute._facts(made) | {"status": "finished", "wall_seconds": 1.0} | changes
+    atomic_files.write_json(made.folder / "run.json", facts)
+
+
+def test_what_code_does_is_compared_and_not_how_it_is_told(tmp_path: Path) -> None:
+    def digest(text: str) -> str:
+        (tmp_path / "a.py").write_text(text)
+        return source.digest([tmp_path / "a.py"])
+
+    code = 'class A:\n    """Doc."""\n\n    x: int = 1\n    """Its x."""\n\n    def f(self, y): return -y * 2.0\n'
+    same = [
+        code.replace('"""Doc."""', '"""Another."""'),
+        code.replace('    """Doc."""\n', ""),
+        code.replace("-y * 2.0", "  (-y)*2.0  # a comment"),
+        code.replace("2.0", "(\n  2.0\n)"),
+        code.replace("2.0", "2."),
+    ]
+    other = [code.replace("-y", "+y"), code.replace("2.0", "2"), code.replace("x", "z"), code + "A.x = 2\n"]
+    assert {digest(each) for each in same} == {digest(code)}
+    assert len({digest(each) for each in [code, *other]}) == 1 + len(other)
+    assert digest("x = None") != digest("x = []") != digest("x: int")
+
+
+def test_the_hash_of_a_file_is_the_same_in_every_version_of_python(tmp_path: Path) -> None:
+    lines = (
+        "import a.b as c",
+        "@c.d",
+        "class A(B, k=1): y = f'{x!r:>{w}} and {z}' u'text' + 'more'",
+        "async def g(a, /, *b, c=None, **d) -> None: return [i async for i in a if i] + [*b, -1e-3, 1j, b'0', ...]",
+        "def h(x: int): yield lambda: {**x, 1: None}, x[1:, None]",
+    )
+    (tmp_path / "a.py").write_text("\n".join(lines))
+    assert source.digest([tmp_path / "a.py"]) == "ast1:d3f7af0a3be9c2ae"
+
+
+def test_a_loss_is_its_file_and_what_it_imports_and_nothing_else(mine: Path) -> None:
+    settings = config("mine")
+    before = provenance.code_hash(settings)
+    (mine / "unread.py").write_text("x = 1\n")
+    (mine / "my_signs.py").write_text("# a comment\nSIGN = 1\n")
+    assert provenance.code_hash(settings) == before
+    (mine / "my_signs.py").write_text("SIGN = -1\n")
+    assert provenance.code_hash(settings) not in (before, None)
+    (mine / "my_signs.py").write_text("SIGN = \n")
+    assert provenance.code_hash(settings) is None
+    (mine / "my_signs.py").unlink()
+    (mine / "my_signs").mkdir()
+    (mine / "my_signs" / "__init__.py").write_text("from .deeper import SIGN\n")
+    (mine / "my_signs" / "deeper.py").write_text("SIGN = 1\n")
+    in_a_package = provenance.code_hash(settings)
+    (mine / "my_signs" / "deeper.py").write_text("SIGN = -1\n")
+    assert provenance.code_hash(settings) not in (in_a_package, None)
+
+
+def test_a_shipped_loss_is_its_file_and_what_every_loss_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "digest", lambda files: ",".join(sorted({file.stem for file in files})))
+    assert provenance.code_hash(config("grpo")) == "advantages,batch,corrections,grpo,loss,objective,ops"
+    assert provenance.code_hash(config("rspo_gspo")) == "advantages,batch,corrections,gmpo,gspo,loss,objective,ops,rspo"
+
+
+def test_code_that_cannot_be_compared_is_unknown_and_never_stale(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (made,) = compose.plan([*TINY, "algorithm=mine"])
+    recorded(made)
+    facts = record.read_run(made.folder) or {}
+    same = provenance.Difference(None, None, None)
+    assert provenance.difference(facts) == same
+    assert redo.left([made]) is None
+    for hash_, why in ((facts["algorithm_code"][5:], "before code was compared"), (None, "was not found")):
+        assert why in (provenance.difference(facts | {"algorithm_code": hash_, "training_version": 7}).unknown or "")
+    monkeypatch.delenv(external.VARIABLE)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(mine)])
+    for module in ("my_losses", "my_signs"):
+        monkeypatch.delitem(sys.modules, module)
+    assert steadymoe(monkeypatch, "status") == 0
+    said = capsys.readouterr().out
+    assert said == (
+        "default: 1 finished\n  1 ended with code that cannot be compared: its code is not at hand; "
+        "STEADYMOE_PATH says where your own is\n"
+    )
+
+
+def test_an_edited_loss_is_refused_and_made_anew_when_asked_for(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", *TINY, "-m", "algorithm=grpo,mine"]
+    shipped, made = compose.plan([*TINY, "algorithm=grpo,mine"], multirun=True)
+    recorded(shipped)
+    recorded(made)
+    before = (shipped.folder / "run.json").read_bytes()
+    old = (made.folder / "steps.parquet").read_bytes()
+    (mine / "my_losses.py").write_text(LOSS.replace("super().surrogate(batch)", "super().surrogate(batch * 1)"))
+
+    assert steadymoe(monkeypatch, *words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == (
+        f"steadymoe: {made.folder} was made by other code of its algorithm; add --redo to make anew what is stale "
+        f"(what is there is kept in {Path('results').absolute()}/replaced), or choose another experiment_name\n"
+    )
+    assert (made.folder / "steps.parquet").read_bytes() == old
+    assert not Path("results/replaced").exists()
+    told = status.lines(Path("results"))
+    assert told[0] == "default: 2 finished, 1 stale"
+    assert "(made by other code of its algorithm)" in told[1]
+    assert told[2] == f"    again: {made.command} --redo"
+    assert made.command.startswith("STEADYMOE_PATH=mine steadymoe run ")
+
+    (mine / "my_losses.py").write_text(LOSS.replace("Doc.", "Another."))
+    redo.refuse_other_code([shipped, made])  # the same code, told otherwise
+    (mine / "my_losses.py").write_text(LOSS.replace("my_signs", "my_signs as signs"))
+    assert steadymoe(monkeypatch, *words, "--redo") == 0
+    aside = Path("results/replaced") / made.folder.relative_to(Path("results/runs").absolute()) / "1"
+    assert str(aside) in capsys.readouterr().out
+    assert (aside / "steps.parquet").read_bytes() == old
+    assert (shipped.folder / "run.json").read_bytes() == before
+    assert record.status(made.folder) == "finished"
+    assert provenance.difference(record.read_run(made.folder) or {}).said is None
+    assert len(record.read_table(made.folder, "steps")) == 1
+    assert redo.set_aside([shipped, made]) == ["none of these runs is stale; nothing is made anew"]
+    assert len(list(aside.parent.iterdir())) == 1
+
+
+def test_runs_of_other_training_code_are_refused_and_runs_with_other_libraries_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = planned(tmp_path)
+    words = ["run", *SMALL, f"results_dir={tmp_path}"]
+    recorded(made)
+    assert steadymoe(monkeypatch, *words) == 0
+    facts = record.read_run(made.folder) or {}
+    versions = facts["versions"] | {"torch": "1.0"}
+    atomic_files.write_json(made.folder / "run.json", facts | {"versions": versions})
+    assert steadymoe(monkeypatch, *words) == 0
+    assert status.lines(tmp_path)[1].endswith("(made with torch 1.0)")
+    atomic_files.write_json(made.folder / "run.json", facts)
+    monkeypatch.setattr(provenance, "TRAINING_VERSION", 2)
+    assert steadymoe(monkeypatch, *words) == 2
+    assert "was made by other training code (version 1; now 2); add --redo" in capsys.readouterr().err
+    assert "(made by other training code (version 1; now 2))" in status.lines(tmp_path)[1]
+    assert steadymoe(monkeypatch, *words, "--redo", "--retry-failed") == 2
+
+
+def test_a_run_goes_on_only_where_its_code_is_known_to_be_the_same(tmp_path: Path) -> None:
+    made = planned(tmp_path)
+    recorded(made)
+    (made.folder / "checkpoint.safetensors").touch()
+    facts = record.read_run(made.folder) or {}
+    assert execute._same_ground(record.Record(made.folder, execute._facts(made)))
+    for change in ({"algorithm_code": "ast1:0"}, {"algorithm_code": "0" * 16}, {"training_version": 0}):
+        atomic_files.write_json(made.folder / "run.json", facts | change)
+        folder = record.Record(made.folder, execute._facts(made))
+        assert not execute._same_ground(folder)
+        assert "changed since its checkpoint" in folder.run["restarted"]
+
+
+def test_no_verb_but_run_imports_what_a_results_folder_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in ("cwd", "pythonpath", "mine"):
+        (tmp_path / place).mkdir()
+        evil = f"from pathlib import Path\nPath({str(tmp_path / 'executed')!r}).touch()\nclass Loss: ...\n"
+        (tmp_path / place / f"evil_{place}.py").write_text(evil)
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "pythonpath"), *sys.path])
+    monkeypatch.setenv(external.VARIABLE, str(tmp_path / "mine"))
+    (facts,) = [json.loads(path.read_text()) for path in OLD.glob("grpo/micro/chain/*8832d96b/seed=0/run.json")]
+    targets = ["this.Zen", "evil_cwd.Loss", "evil_pythonpath.Loss", "evil_mine.Loss", "../evil.Loss", "..", ""]
+    for seed, target in enumerate(targets):
+        folder = Path("results/runs/study/grpo/micro/chain") / f"seed={seed}"
+        shutil.copytree(next(OLD.glob("grpo/micro/chain/*8832d96b/seed=0")), folder)
+        named = json.loads(
+            json.dumps(facts["config"]),
+            object_hook=lambda each, target=target: each | ({"_target_": target} if "_target_" in each else {}),
+        )
+        changes = {"config": named, "seed": seed, "experiment": "study", "algorithm_code": "ast1:0"}
+        atomic_files.write_json(folder / "run.json", facts | changes)
+    assert steadymoe(monkeypatch, "status") == 0
+    monkeypatch.setattr(report_page, "papers", lambda _: [FIGURES["overview"]])  # for time
+    for words in (
+        ["report", "--format", "svg"],
+        ["report", "--keep", "kept"],
+        ["report", "--export", "csv"],
+        ["figures", "--list"],
+        ["figures", "fig02", "--experiment", "study", "--format", "svg"],
+        ["claims", "--format", "svg"],
+    ):
+        steadymoe(monkeypatch, *words)
+    assert Path("kept/data/study").is_dir()
+    assert not (tmp_path / "executed").exists()
+    assert not [module for module in sys.modules if module == "this" or module.startswith("evil_")]
+    assert "Beautiful is better than ugly" not in capsys.readouterr().out
+
+
+def test_the_training_code_is_what_its_version_stands_for() -> None:
+    then, now = json.loads(TRAINING.read_text()), provenance.training_code()
+    changed = sorted({file for file, _ in then["modules"].items() ^ now["modules"].items()})
+    assert then == now, (
+        f"training code has changed: {', '.join(changed) or 'its version'}. If a run records the same numbers as "
+        "before (make one again and compare) record the code; if not, raise provenance.TRAINING_VERSION first: "
+        "python -m steadymoe.bench.runs.provenance > tests/recorded/training_code.json"
+    )
+    assert {"bench/training/trainer.py", "bench/tasks/sort.py", "models/engine.py"} <= now["modules"].keys()
+    assert "bench/cli.py" not in now["modules"]

@@ -1,0 +1,282 @@
+"""Sweeps that are killed, doubled, extended or run out of disk: nothing that finished is lost, and nothing is wrong."""
+
+import errno
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import MissingConfigException
+from omegaconf import OmegaConf
+from test_cli import steadymoe
+from test_execute import SMALL, assert_same, planned
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.runs import execute, record, status, sweep_plan
+from steadymoe.bench.support import atomic_files
+from steadymoe.bench.training import checkpoint
+from steadymoe.bench.training.trainer import Trainer
+
+WORDS = [*SMALL, "-m", "algorithm=grpo,gspo", "seed=0,1", "experiment_name=small"]
+
+
+def launched(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
+    """The sweep of ``WORDS`` by a launcher of its own."""
+    command = [sys.executable, "-m", "steadymoe.bench.cli", "run", *WORDS, f"results_dir={tmp_path}", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def runs_of(tmp_path: Path, *words: str) -> list[compose.Run]:
+    return compose.plan([word for word in WORDS if word != "-m"] + [f"results_dir={tmp_path}", *words], multirun=True)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 180) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, and that are still there."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # gone meanwhile
+        if int(after_name[1]) == pid and after_name[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def at_work(runs: list[compose.Run], steps: int = 1) -> list[compose.Run]:
+    """Those that have recorded some steps and have not ended."""
+    return [
+        each
+        for each in runs
+        if record.status(each.folder) == "running" and len(record.read_table(each.folder, "steps")) >= steps
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[compose.Run]:
+    """The same sweep, run by run in this process."""
+    runs = runs_of(tmp_path_factory.mktemp("undisturbed"), "steps=30")
+    assert [execute.execute(each) for each in runs] == ["finished"] * 4
+    return runs
+
+
+def assert_complete(runs: list[compose.Run], undisturbed: list[compose.Run]) -> None:
+    for one, other in zip(runs, undisturbed, strict=True):
+        assert record.status(one.folder) == "finished"
+        assert_same(one.folder, other.folder)
+
+
+def test_a_killed_launcher_takes_its_workers_along_and_the_same_command_goes_on(
+    tmp_path: Path, undisturbed: list[compose.Run]
+) -> None:
+    runs = runs_of(tmp_path, "steps=30")
+    launcher = launched(tmp_path, "steps=30", "hydra.launcher.n_jobs=2")
+    wait_for(lambda: at_work(runs, 3))
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    wait_for(lambda: all(record.status(each.folder) != "running" for each in runs), 60)
+    assert {record.status(each.folder) for each in runs} <= {"interrupted", "missing", "finished"}
+    (experiment,) = (tmp_path / "runs").iterdir()
+    told = "\n".join(status.lines(tmp_path))
+    assert set(status.of_experiment(experiment)) == {each.folder for each in runs}
+    for each in runs:
+        if record.status(each.folder) == "missing":
+            assert each.command in told
+    second = launched(tmp_path, "steps=30", "hydra.launcher.n_jobs=2")
+    said, _ = second.communicate(timeout=400)
+    assert second.returncode == 0, said
+    assert_complete(runs, undisturbed)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_after_a_killed_worker_the_sweep_goes_on_by_itself(tmp_path: Path, undisturbed: list[compose.Run]) -> None:
+    runs = runs_of(tmp_path, "steps=30")
+    launcher = launched(tmp_path, "steps=30", "hydra.launcher.n_jobs=2")
+    wait_for(lambda: at_work(runs, 3))
+    holders = [pid for pid in children(launcher.pid) if any(holds(pid, each.folder) for each in at_work(runs))]
+    os.kill(holders[0], signal.SIGKILL)
+    said, _ = launcher.communicate(timeout=400)
+    assert launcher.returncode == 0, said
+    assert "a worker was killed" in said
+    assert "the sweep goes on" in said
+    assert "4 finished" in said
+    assert_complete(runs, undisturbed)
+
+
+def holds(pid: int, folder: Path) -> bool:
+    """Whether a process has the lock of a run open."""
+    try:
+        return any(os.readlink(link) == str(folder / ".lock") for link in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def test_two_launchers_on_one_folder_share_the_work(tmp_path: Path, undisturbed: list[compose.Run]) -> None:
+    runs = runs_of(tmp_path, "steps=30")
+    launchers = [launched(tmp_path, "steps=30", "hydra/launcher=basic") for _ in range(2)]
+    said = [launcher.communicate(timeout=400)[0] for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [0, 0], said
+    # Whichever comes second to a run leaves it to the other: at the end no run is missing.
+    assert_complete(runs, undisturbed)
+
+
+def test_what_was_asked_for_and_never_began_is_missing_with_its_command(tmp_path: Path) -> None:
+    runs = runs_of(tmp_path)
+    sweep_plan.remember(runs)
+    execute.execute(runs[0])
+    told = status.lines(tmp_path)
+    assert told[0] == "small: 1 finished, 3 missing"
+    for each in runs[1:]:
+        assert f"    again: {each.command}" in told
+    # More seeds are added to the plan, and nothing is taken out of it.
+    sweep_plan.remember(runs_of(tmp_path, "seed=2"))
+    (experiment,) = (tmp_path / "runs").iterdir()
+    assert len(sweep_plan.planned(experiment)) == 6
+    for command in sweep_plan.planned(experiment).values():
+        (again,) = compose.plan(shlex.split(command)[2:])
+        assert again.command == command
+
+
+def test_more_seeds_and_algorithms_extend_a_sweep_and_touch_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def files(folder: Path) -> dict[str, tuple[bytes, int]]:
+        return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+    (first,) = runs_of(tmp_path, "seed=0", "algorithm=grpo")
+    execute.execute(first)
+    before = files(first.folder)
+    words = [*WORDS, f"results_dir={tmp_path}", "algorithm=grpo,reinforce", "hydra/launcher=basic"]
+    assert steadymoe(monkeypatch, "run", *words) == 0
+    said = capfd.readouterr().out
+    assert "1 of 4 runs have ended before and are left as they are" in said
+    assert "4 finished" in said
+    after = files(first.folder)
+    assert {name: value for name, value in after.items() if name != ".lock"} == {
+        name: value for name, value in before.items() if name != ".lock"
+    }
+
+
+def test_retry_failed_runs_those_that_failed_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = runs_of(tmp_path)
+    step, broken = Trainer.step, [True]
+
+    def stumbles(self: Trainer, number: int) -> Any:
+        if broken[0] and number == 3:
+            raise RuntimeError("out of luck")
+        return step(self, number)
+
+    monkeypatch.setattr(Trainer, "step", stumbles)
+    assert execute.execute(runs[1]) == "failed"
+    broken[0] = False
+    words = [*WORDS, f"results_dir={tmp_path}", "hydra/launcher=basic"]
+    assert steadymoe(monkeypatch, "run", "--retry-failed", *words) == 0
+    assert "3 of 4 runs have not failed" in capfd.readouterr().out
+    assert [record.status(each.folder) for each in runs] == ["missing", "finished", "missing", "missing"]
+    facts = record.read_run(runs[1].folder) or {}
+    assert "retry=" not in facts["command"]
+    assert steadymoe(monkeypatch, "run", *words) == 0
+    assert [record.status(each.folder) for each in runs] == ["finished"] * 4
+
+
+def test_a_job_works_where_its_launcher_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    went: list[Path] = []
+    monkeypatch.chdir(tmp_path)  # as a Ray cluster's worker may
+    (tmp_path / "mine").mkdir()
+    settings = {"runtime": {"cwd": str(tmp_path / "mine")}, "overrides": {"hydra": [], "task": []}}
+    monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create(settings))
+    monkeypatch.setattr(compose, "run", lambda _: None)
+    monkeypatch.setattr(execute, "execute", lambda _: went.append(Path.cwd()))
+    execute._job(OmegaConf.create())
+    assert went == [tmp_path / "mine"]
+
+
+def test_a_command_holds_nothing_of_how_its_sweep_was_launched(tmp_path: Path) -> None:
+    words = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"hydra.sweep.dir={tmp_path}/sweep", "seed=1"]
+    assert compose.plan(words)[0].command == "steadymoe run seed=1"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "extra"), [("submitit_local", "slurm"), ("submitit_slurm", "slurm"), ("ray", "ray")]
+)
+def test_a_launcher_whose_package_is_missing_is_answered_with_how_to_install_it(
+    launcher: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = MissingConfigException("", missing_cfg_file=f"hydra/launcher/{launcher}", options=["basic"])
+
+    def none(*_: object, **__: object) -> None:
+        raise missing
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hydra, "compose", none)
+    monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
+    assert steadymoe(monkeypatch, "run", "-m", f"hydra/launcher={launcher}", "seed=0,1") == 2
+    said = capsys.readouterr().err
+    assert said == f"steadymoe: hydra/launcher={launcher} needs its package: pip install 'steadymoe[{extra}]'\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slurm_without_slurm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(compose.ConfigError, match="there is no srun here"):
+        sweep_plan.refuse_absent_cluster(["hydra/launcher=submitit_slurm"])
+
+
+FULL, READ_ONLY = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EROFS, "Read-only file system")
+
+
+@pytest.mark.parametrize("error", [FULL, READ_ONLY], ids=["full disk", "read-only"])
+@pytest.mark.parametrize("where", ["rows", "run.json", "checkpoint", "tables", "everything"])
+def test_a_disk_that_takes_no_more_loses_no_finished_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, where: str
+) -> None:
+    """From the third step on nothing can be written, in one place or anywhere; later it can again."""
+    whole, made = planned(tmp_path / "whole"), planned(tmp_path / "made")
+    assert execute.execute(whole) == "finished"
+    writes, append, steps = atomic_files.write, record.Record.append, [0]
+
+    def refuses(path: Path, writer: Callable[[Path], object]) -> None:
+        kinds = {"run.json": "run.json", "checkpoint.safetensors": "checkpoint"}
+        kind = kinds.get(path.name, "tables" if path.suffix == ".parquet" else "rows")
+        if steps[0] >= 3 and where in (kind, "everything"):
+            raise error
+        writes(path, writer)
+
+    def counts(self: record.Record, rows: dict[str, list[record.Row]]) -> None:
+        steps[0] += "steps" in rows
+        if steps[0] >= 3 and where in ("rows", "everything"):
+            with (self.folder / "updates.jsonl").open("a") as file:
+                file.write('{"step": 3, "upd')  # torn
+            raise error
+        append(self, rows)
+
+    monkeypatch.setattr(atomic_files, "write", refuses)
+    monkeypatch.setattr(record.Record, "append", counts)
+    assert execute.execute(made) == "failed"
+    finished = 2 if where in ("rows", "everything") else record.read_table(made.folder, "steps")["step"].max()
+    rows = record.read_table(made.folder, "steps")
+    assert rows["step"].tolist() == list(range(1, finished + 1))
+    assert record.status(made.folder) in ("failed", "interrupted")
+    monkeypatch.setattr(atomic_files, "write", writes)
+    monkeypatch.setattr(record.Record, "append", append)
+    assert checkpoint.step_of(made.folder / "checkpoint.safetensors") is not None
+    assert execute.execute(made) == "finished"
+    assert_same(whole.folder, made.folder)
+    assert not list(made.folder.glob("*.tmp"))

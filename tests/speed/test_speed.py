@@ -1,0 +1,148 @@
+"""The benchmark times real steps, and its page is that of the recorded numbers."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from test_execute import SMALL
+
+from steadymoe.bench.speed import measure, run
+from steadymoe.bench.speed.arms import Ours, Plain
+from steadymoe.models import build
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "results" / "speed" / "speed.json"
+WORDS = [word for word in SMALL if not word.startswith(("steps", "evaluation", "cold_start"))]
+
+
+class Counting:
+    """Takes a known time, as far as the clock is patched."""
+
+    def __init__(self, clock: list[float], takes: float) -> None:
+        self.clock, self.takes, self.steps = clock, takes, 0
+
+    def step(self) -> dict[str, Any]:
+        self.steps += 1
+        self.clock[0] += self.takes
+        return {"number": self.steps}
+
+
+def test_arms_take_turns_and_the_first_block_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(measure, "seconds", lambda: clock[0])
+    fast, slow = Counting(clock, 1.0), Counting(clock, 2.5)
+    taken, said = measure.interleaved({"fast": fast, "slow": slow}, blocks=3)
+    assert taken == {"fast": [1.0] * 3, "slow": [2.5] * 3}
+    assert fast.steps == slow.steps == 4 * measure.BLOCK
+    assert [row["number"] for row in said["fast"]] == list(range(measure.BLOCK + 1, 4 * measure.BLOCK + 1))
+    assert measure.ratio(taken["fast"], taken["slow"]) == measure.Ratio(2.5, 2.5, 2.5)
+    assert measure.ratio([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]) == measure.Ratio(0.5, 0.25, 1.0)
+
+
+def test_all_groups_have_a_signal_or_about_half() -> None:
+    rows = [Ours([*WORDS, "rollout.prompts=32"], loud).step() for loud in (1.0, 0.5)]
+    assert rows[0]["reward"] == pytest.approx(0.5, abs=0.1)
+    assert rows[1]["reward"] == pytest.approx(0.25, abs=0.12)
+    assert rows[0]["groups_without_signal"] == 0
+    assert 0.2 < rows[1]["groups_without_signal"] < 0.8
+
+
+def test_stages_are_shares_and_arithmetic_counts_a_prompt_once() -> None:
+    ours = Ours(WORDS)
+    shares = measure.stages([ours.step()])
+    assert sum(shares.values()) == pytest.approx(1)
+    assert min(shares.values()) > 0
+    row = {"update_tokens_per_second": 100.0, "update_seconds": 4.0, "response_tokens": 144}
+    # 4 prompts × 8 responses: (400 − 144)/8 prompt tokens; of 144 response tokens the 32 last are fed to nothing.
+    active = build.size(ours.trainer.model)["active_parameters"]
+    assert ours.trainer.model.config.tie_word_embeddings
+    updates = ours.config["updates_per_rollout"]
+    assert updates > 1
+    # 6 for an update and 2 for the old policy, which the first of the updates shares.
+    assert measure.useful_flop(ours, row) == pytest.approx((8 - 2 / updates) * active * (32 + 112))
+
+
+def test_an_unknown_model_is_answered_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["--model", "nothing"])
+    assert "there is no model 'nothing'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what is committed about speed, and a measurement that gives other numbers."""
+    for name in ("docs/speed.md", "results/speed/speed.json", "results/speed/speed.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    numbers = json.loads(RECORDED.read_text())
+    numbers["models"]["micro"]["seconds"]["ours"] = 1234.5
+    monkeypatch.setattr(run, "everything", lambda models, blocks: numbers)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_measurement_leaves_what_is_committed_as_it_was(checkout: Path) -> None:
+    before = {path: path.read_bytes() for path in checkout.rglob("*") if path.is_file()}
+    run.main([])
+    made = {path for path in checkout.rglob("*") if path.is_file()} - before.keys()
+    assert {path.parent for path in made} == {checkout / run.MEASURED}
+    assert "1234.500" in (checkout / run.MEASURED / "speed.md").read_text()
+    assert {path: path.read_bytes() for path in before} == before
+    assert f"/{run.MEASURED}/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_a_measurement_is_recorded_when_asked_and_its_page_follows(checkout: Path) -> None:
+    run.main(["--record"])
+    tables = (checkout / run.RECORDED / "speed.md").read_text()
+    page = (checkout / run.PAGE).read_text()
+    assert "1234.500" in tables
+    assert tables in page
+    assert page.replace(tables, "") == (ROOT / run.PAGE).read_text().replace(
+        RECORDED.with_suffix(".md").read_text(), ""
+    )
+    assert (
+        json.loads((checkout / run.RECORDED / "speed.json").read_text())["models"]["micro"]["seconds"]["ours"] == 1234.5
+    )
+    assert not (checkout / run.MEASURED).exists()
+
+
+def test_nothing_is_measured_for_a_record_that_is_not_there(
+    checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "everything", lambda models, blocks: pytest.fail("measured"))
+    (checkout / run.PAGE).unlink()
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["--record"])
+    assert "no such pair below this folder" in capsys.readouterr().err
+
+
+def test_plain_transformers_learn_too() -> None:
+    arm = Plain(WORDS)
+    before = [weight.detach().clone() for weight in arm.model.parameters()]
+    arm.step()
+    assert any((weight != was).any() for weight, was in zip(arm.model.parameters(), before, strict=True))
+
+
+def test_a_process_of_its_own_says_what_it_took() -> None:
+    (alone,) = measure._processes(1, "ours", WORDS, 1)
+    assert alone["seconds"] > 0
+    assert 2**27 < alone["memory"] < 2**30  # a run of micro fits in 1 GiB
+    with pytest.raises(RuntimeError, match="failed"):
+        measure._processes(1, "ours", ["model=nothing"], 1)
+
+
+def test_the_page_and_its_figure_are_those_of_the_recorded_numbers() -> None:
+    numbers = json.loads(RECORDED.read_text())
+    page = (ROOT / "docs" / "speed.md").read_text()
+    assert run.markdown(numbers) in page
+    assert run.markdown(numbers) == RECORDED.with_suffix(".md").read_text()
+    figure = run.scaling_figure(pd.DataFrame(numbers["scaling"]))
+    assert len(figure.numbers) == sum(len(values) for values in measure.DIALS.values())
+    assert {axis.get_xlabel() for axis in figure.axes} == set(measure.DIALS)
+    assert all(axis.get_xscale() == axis.get_yscale() == "log" for axis in figure.axes)
+    for link in re.findall(r"\]\(([^)#:]+)\)", page):
+        assert (ROOT / "docs" / link).exists(), link

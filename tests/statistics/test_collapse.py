@@ -1,0 +1,229 @@
+"""The collapse detector on runs made by hand, and on runs that only learn."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.statistics import collapse
+from steadymoe.bench.statistics.collapse import Collapse, Rule
+
+RULE, UPDATES = Rule(), 16  # a window of 5 rollouts and a patience of 10
+STEPS = 40
+
+
+def run(**columns: object) -> pd.DataFrame:
+    """A run that stays at half its prompts, with the columns given instead."""
+    usual = {"reward": 0.5, "loss": 0.0, "entropy": 0.7, "grad_norm": 1.0}
+    return pd.DataFrame({"step": range(1, STEPS + 1)} | usual | columns)
+
+
+def then(first: float, later: float, at: int) -> list[float]:
+    """``first`` before step ``at`` and ``later`` from it on."""
+    return [first] * (at - 1) + [later] * (STEPS - at + 1)
+
+
+def test_a_run_that_learns_or_stays_is_none() -> None:
+    assert collapse.detect(run(), RULE, UPDATES) is None
+    learned = run(reward=np.linspace(0.5, 1.0, STEPS), entropy=np.geomspace(0.7, 1e-4, STEPS))
+    assert collapse.detect(learned, RULE, UPDATES) is None
+    assert collapse.detect(run()[:0], RULE, UPDATES) is None
+
+
+def test_a_fallen_reward_collapses_where_it_did_before_there_were_other_rules() -> None:
+    reward = then(0.8, 0.0, 11)
+    assert collapse.detect(run(reward=reward), RULE, UPDATES) == Collapse(13, "reward")
+    assert collapse.collapsed_at(reward, window=5, reward_fraction=0.5, patience=10, least_reward=0.1) == 13
+
+
+@pytest.mark.parametrize(
+    ("reward", "found"),
+    [
+        (then(0.5, 0.45, 5), Collapse(20, "entropy")),  # gone, and nothing gained
+        (then(0.5, 0.55, 5), None),  # gone, and reward above where it began
+        (then(0.96, 0.95, 5), None),  # solved from the start
+        (then(0.5, 0.45, 25), Collapse(25, "entropy")),  # lost only later
+        ([0.5, *([0.9] * 19), *([0.48] * 20)], Collapse(25, "entropy")),  # gained and lost: averages from 25 on
+    ],
+)
+def test_entropy_that_goes_is_a_collapse_only_where_reward_has_not_gained(
+    reward: list[float], found: Collapse | None
+) -> None:
+    assert collapse.detect(run(reward=reward, entropy=then(0.7, 0.03, 20)), RULE, UPDATES) == found
+    off = dataclasses.replace(RULE, entropy_fraction=0.0)
+    assert collapse.detect(run(reward=reward, entropy=then(0.7, 0.03, 20)), off, UPDATES) is None
+
+
+def test_entropy_must_stay_gone() -> None:
+    entropy = then(0.7, 0.03, 20)
+    entropy[20 + 8 :] = [0.7] * (STEPS - 28)  # nine steps
+    assert collapse.detect(run(reward=then(0.5, 0.4, 2), entropy=entropy), RULE, UPDATES) is None
+
+
+def test_a_gradient_norm_must_stay_above_its_usual_in_a_run_that_gains_nothing() -> None:
+    lost = then(0.5, 0.4, 2)
+    assert collapse.detect(run(reward=lost, grad_norm=then(1.0, 101.0, 25)), RULE, UPDATES) == Collapse(
+        25, "gradient norm"
+    )
+    # Right at the earliest step: the usual norm is that of what came before, not of the explosion itself.
+    assert collapse.detect(run(reward=lost, grad_norm=then(1.0, 101.0, 11)), RULE, UPDATES) == Collapse(
+        11, "gradient norm"
+    )
+    assert collapse.detect(run(reward=lost, grad_norm=then(1.0, 99.0, 25)), RULE, UPDATES) is None
+    assert collapse.detect(run(reward=then(0.5, 0.6, 2), grad_norm=then(1.0, 101.0, 25)), RULE, UPDATES) is None
+    spike = [1.0] * STEPS
+    spike[20] = 1e6
+    assert collapse.detect(run(reward=lost, grad_norm=spike), RULE, UPDATES) is None
+    assert (
+        collapse.detect(run(reward=lost, grad_norm=then(0.0, 1.0, 25)), RULE, UPDATES) is None
+    )  # no signal until then
+
+
+@pytest.mark.parametrize("column", collapse.FINITE)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_number_that_is_not_finite_is_a_collapse_at_its_step(column: str, value: float) -> None:
+    usual = run()[column].tolist()
+    broken = run(**{column: [*usual[:17], value, *usual[18:]]})
+    assert collapse.detect(broken, RULE, UPDATES) == Collapse(18, "not finite")
+
+
+def test_the_earliest_rule_is_the_one_that_is_named() -> None:
+    both = run(reward=then(0.8, 0.0, 11), entropy=then(0.7, 0.0, 20), loss=then(0.0, np.nan, 30))
+    assert collapse.detect(both, RULE, UPDATES) == Collapse(13, "reward")
+    # A reward too short below its height when the run breaks is not counted.
+    assert collapse.detect(run(reward=then(0.8, 0.0, 25), loss=then(0.0, np.nan, 30)), RULE, UPDATES) == Collapse(
+        30, "not finite"
+    )
+    assert collapse.detect(both.sample(frac=1, random_state=0), RULE, UPDATES) == Collapse(13, "reward")
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.1, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_the_noise_of_256_answers_is_no_collapse(seed: int, accuracy: float) -> None:
+    generator = np.random.default_rng(seed)
+    noise = generator.lognormal(0, 0.5, size=(2, STEPS))
+    still = run(reward=generator.binomial(256, accuracy, STEPS) / 256, entropy=0.7 * noise[0], grad_norm=noise[1])
+    assert collapse.detect(still, RULE, UPDATES) is None
+
+
+def test_the_rate_of_false_alarms_is_that_of_the_runs_given() -> None:
+    falling = run(reward=then(0.8, 0.0, 11))
+    found = collapse.false_alarm_rate([run(), falling, run(), run()], RULE, UPDATES)
+    assert (found.mean, found.n) == (0.25, 4)
+    assert found.low < 0.25 < found.high
+    assert collapse.false_alarm_rate([], RULE, UPDATES).n == 0
+
+
+@pytest.mark.parametrize(
+    "word", ["collapse.entropy_fraction=1.5", "collapse.solved_reward=-0.1", "collapse.grad_norm_factor=0.0"]
+)
+def test_thresholds_that_mean_nothing_are_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match=word.partition("=")[0]):
+        compose.plan([word])
+
+
+def test_the_rule_in_python_is_the_rule_of_the_config() -> None:
+    assert Rule(**yaml.safe_load((compose.CONF / "config.yaml").read_text())["collapse"]) == RULE
+    assert Rule.from_text(dataclasses.replace(RULE, least_reward=0.3).text()).least_reward == 0.3
+
+
+# --- counted in gradient updates ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("updates", "window", "patience"), [(16, 5, 10), (8, 10, 20), (3, 27, 54), (1, 80, 160), (64, 2, 3), (640, 2, 2)]
+)
+def test_window_and_patience_are_the_same_training_at_every_staleness(updates: int, window: int, patience: int) -> None:
+    assert (RULE.window(updates), RULE.patience(updates)) == (window, patience)
+
+
+@pytest.mark.parametrize("updates", [1, 4, 16, 64])
+def test_one_fall_in_640_updates_is_one_collapse_however_they_are_cut_into_rollouts(updates: int) -> None:
+    """An on-policy twin of 640 steps and a run of 10 long steps are judged after as much training."""
+    steps = 640 // updates
+    reward = np.where(np.arange(steps) < steps // 4, 0.8, 0.0)  # falls after 160 updates
+    table = pd.DataFrame({"step": range(1, steps + 1), "loss": 0.0, "entropy": 0.7, "grad_norm": 1.0, "reward": reward})
+    found = collapse.judge(table, RULE, updates)
+    assert found.collapse is not None
+    assert found.collapse.reason == "reward"
+    assert abs(found.collapse.step * updates - (160 + 40)) <= max(16, updates)  # where half of the window has fallen
+    assert abs(found.until * updates - 480) <= 2 * updates
+    short = collapse.judge(table.assign(reward=0.8 * (np.arange(steps) < 0.8 * steps)), RULE, updates)
+    assert short.collapse is None
+    assert short.falling_since is not None
+    assert short.falling_since > short.until
+
+
+def test_what_begins_too_late_is_falling_and_what_is_too_short_is_not_judged() -> None:
+    late = collapse.judge(run(reward=then(0.8, 0.0, 31)), RULE, UPDATES)
+    assert (late.collapse, late.until, late.falling_since) == (None, 31, 33)
+    seen = collapse.judge(run(reward=then(0.8, 0.0, 29)), RULE, UPDATES)
+    assert (seen.collapse, seen.falling_since) == (Collapse(31, "reward"), None)
+    late = collapse.judge(run(reward=then(0.5, 0.4, 2), entropy=then(0.7, 0.0, 36)), RULE, UPDATES)
+    assert late.falling_since == 36
+    assert collapse.judge(run(), RULE, UPDATES) == collapse.Judgement(None, 31, None)
+    assert collapse.judge(run()[:14], RULE, UPDATES).until == 5
+    assert collapse.judge(run()[:13], RULE, UPDATES).until == 0  # no average could stay low for long enough
+    assert collapse.judge(run(), RULE, updates_per_rollout=1).until == 0
+
+
+def test_recorded_runs_are_judged_by_todays_rule_beside_what_they_said() -> None:
+    """Tables of kept runs: no loss among their columns, and a status by a patience of ten rollouts."""
+    rewards = {0: then(0.8, 0.0, 11), 1: [0.8] * 40, 2: then(0.8, 0.0, 35), 3: [*([0.8] * 20), *([0.0] * 20)]}
+    steps = pd.DataFrame(
+        [
+            {"arm": "a", "seed": seed, "step": step, "metric": metric, "value": value}
+            for seed, curve in rewards.items()
+            for step, reward in enumerate(curve, 1)
+            for metric, value in (("reward", reward), ("entropy", 0.7), ("grad_norm", 1.0), ("clip_fraction", 0.1))
+        ]
+    )
+    runs = pd.DataFrame({"arm": "a", "seed": list(rewards), "updates_per_rollout": 16, "status": "finished"})
+    runs["diverged_reason"], runs["diverged_step"] = [None, None, None, "not finite"], [np.nan, np.nan, np.nan, 21.0]
+    found = collapse.judged(runs, steps)
+    assert found["collapsed_step"].tolist()[::3] == [13, 21]
+    assert found["collapsed_reason"].tolist() == ["reward", "", "", "not finite"]
+    assert found["judged_until"].tolist() == [31] * 4
+    assert found["falling_since"].tolist()[2] == 37
+    assert found[["status", "diverged_step"]].equals(runs[["status", "diverged_step"]])
+    pd.testing.assert_frame_equal(collapse.judged(found, steps), found)  # judged again, also of what was kept
+    strict = found.assign(collapse_rule=dataclasses.replace(RULE, patience_updates=48).text())
+    assert collapse.judged(strict, steps)["collapsed_step"].tolist()[2] == 37
+    assert collapse.judged(found, steps, Rule(patience_updates=48))["collapsed_step"].tolist()[2] == 37
+    assert collapse.judged(runs.assign(updates_per_rollout=1), steps)["judged_until"].tolist() == [0] * 4
+
+
+# --- hashes of older runs -----------------------------------------------------------------------------
+
+
+def test_the_thresholds_leave_the_hashes_of_older_runs_as_they_were() -> None:
+    (made,) = compose.plan(["model=micro"])
+    older = {"window": 5, "reward_fraction": 0.5, "patience": 10, "least_reward": 0.1}
+    assert identity.config_hash(made.config | {"collapse": older}) == made.config_hash
+    assert identity.settings_hash(made.config | {"collapse": older}, ()) == identity.settings_hash(made.config, ())
+    assert identity.difference(made.config | {"collapse": older}, made.config).count("collapse") == 5  # fields since
+    assert identity.config_hash(made.config | {"collapse": older | {"patience": 2}}) != made.config_hash
+    (other,) = compose.plan(["model=micro", "collapse.entropy_fraction=0.1"])
+    assert other.config_hash != made.config_hash
+    (other,) = compose.plan(["model=micro", "collapse.patience_updates=32"])
+    assert other.config_hash != made.config_hash
+
+
+def test_the_recorded_study_has_the_hashes_that_its_command_has_today() -> None:
+    kept = pd.read_parquet(Path(__file__).parents[2] / "results" / "reference" / "data" / "study" / "runs.parquet")
+    recorded = {(run.algorithm, run.seed): run.config_hash for run in kept.itertuples()}
+    words = ["experiment=study", "seed=0,9", "algorithm=grpo,vespo"]
+    for made in compose.plan(words, multirun=True):
+        assert recorded[made.choices["algorithm"], made.config["seed"]] == made.config_hash
+
+
+def test_a_field_that_is_gone_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"no 'collapse\.patience' .*collapse\.patience_updates"):
+        compose.plan(["model=micro", "collapse.patience=5"])

@@ -1,0 +1,145 @@
+"""What reward costs, and arms head to head, on runs whose answers are known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from steadymoe.bench.statistics import efficiency
+from steadymoe.bench.statistics.efficiency import Reached
+
+
+def test_costs_add_up_and_leave_measuring_out() -> None:
+    steps = pd.DataFrame(
+        {
+            "step": [2, 1, 3],
+            "prompts_sampled": [64, 32, 32],
+            "tokens_sampled": [1000, 500, 600],
+            "rollout_seconds": [1.0, 2.0, 3.0],
+            "old_policy_seconds": [0.5, 0.5, 0.5],
+            "update_seconds": [4.0, 5.0, 6.0],
+            "probe_seconds": 100.0,
+            "evaluation_seconds": 100.0,
+        }
+    )
+    found = efficiency.costs(steps, updates_per_rollout=4, responses=8)
+    assert tuple(found.columns) == efficiency.COSTS
+    assert found.to_numpy().tolist() == [
+        [1, 4, 256, 500, 7.5],
+        [2, 8, 768, 1500, 13.0],
+        [3, 12, 1024, 2100, 22.5],
+    ]
+
+
+def test_a_reward_is_reached_when_its_average_is() -> None:
+    reward, cost = pd.Series([0.0, 1.0, 0.0, 0.6, 0.6, 0.6]), pd.Series([10, 20, 30, 40, 50, 60])
+    assert efficiency.cost_to_reward(reward, cost, 0.5, window=1) == Reached(20, True)
+    assert efficiency.cost_to_reward(reward, cost, 0.5, window=2) == Reached(20, True)
+    assert efficiency.cost_to_reward(reward, cost, 0.55, window=2) == Reached(50, True)
+    assert efficiency.cost_to_reward(reward, cost, 0.7, window=2) == Reached(60, False)
+    assert efficiency.cost_to_reward(reward[:2], cost[:2], 0.5, window=5) == Reached(20, True)
+
+
+def reached(*costs: float) -> dict[int, Reached]:
+    """By seed; a negative cost is that of a run that never got there."""
+    return {seed: Reached(abs(cost), cost > 0) for seed, cost in enumerate(costs)}
+
+
+def test_a_ratio_is_geometric_and_turns_over_with_its_sides() -> None:
+    a, b = reached(20, 80, 40, 10), reached(10, 20, 20, 10)
+    found = efficiency.cost_ratio(a, b)
+    assert found.estimate.mean == pytest.approx((2 * 4 * 2 * 1) ** 0.25)
+    assert (found.bound, found.censored, found.neither, found.estimate.n) == ("", 0, 0, 4)
+    other = efficiency.cost_ratio(b, a).estimate
+    np.testing.assert_allclose([other.low, other.high], [1 / found.estimate.high, 1 / found.estimate.low])
+    assert efficiency.cost_ratio(a, a).estimate.mean == 1.0
+    assert efficiency.cost_ratio(a, {}).estimate.n == 0
+    assert np.isnan(efficiency.cost_ratio(reached(1, 2), reached(3, 4)).estimate.low)
+
+
+def test_what_was_not_reached_bounds_the_median_and_is_never_entered_as_exact() -> None:
+    b = reached(10, 20, 20, -100)
+    # Above 10, 2 and 2: the one in the middle is 2.
+    at_least = efficiency.cost_ratio(reached(-100, 40, 40, -100), b)
+    assert (at_least.bound, at_least.estimate.mean) == ("", 2)
+    assert (at_least.censored, at_least.neither, at_least.estimate.n) == (1, 1, 3)
+    at_least = efficiency.cost_ratio(reached(-100, -40, 40, -100), b)
+    assert str(at_least) == "> 2 (n = 3, 2 censored)"
+    at_most = efficiency.cost_ratio(b, reached(-100, -40, 40, -100))
+    assert (at_most.bound, at_most.estimate.mean) == ("at most", 0.5)
+    both = efficiency.cost_ratio(reached(-100, 40), reached(10, -20))
+    assert str(both) == "– (n = 2, 2 censored)"
+    assert efficiency.cost_ratio(reached(-100), reached(-10)).estimate.n == 0
+    # How long a run went on after it should have got there changes nothing that is shown.
+    for spent in (100, 1000):
+        found = efficiency.cost_ratio(reached(30, 40, -spent), reached(10, 10, 10))
+        assert (found.bound, found.estimate.mean) == ("", 4)
+
+
+@pytest.mark.parametrize("n", [6, 10, 15])
+def test_the_median_of_censored_ratios_covers_as_often_as_it_says(n: int) -> None:
+    """Log-normal ratios of median 1.5 whose dearer run is cut off in some seeds."""
+    generator, held, known = np.random.default_rng(n), [], 0
+    for _ in range(500):
+        a, b = 150 * generator.lognormal(0, 0.6, n), 100 * generator.lognormal(0, 0.3, n)
+        cut = np.minimum(a, b) + generator.exponential(200, n)  # the cheaper one always gets there
+        found = efficiency.cost_ratio(
+            *(
+                {seed: Reached(min(x, c), x <= c) for seed, (x, c) in enumerate(zip(arm, cut, strict=True))}
+                for arm in (a, b)
+            )
+        )
+        if found.censored:
+            held.append(found.estimate.low <= 1.5 <= found.estimate.high)
+            known += np.isfinite(found.estimate.high)
+    assert len(held) > 250
+    assert np.mean(held) > 0.94
+    assert known > 0.02 * len(held)
+
+
+def test_of_few_censored_seeds_there_is_no_interval_and_of_more_it_is_the_sign_tests() -> None:
+    ones = reached(*([1.0] * 9))
+    found = efficiency.cost_ratio(reached(2, 3, 4, 5, 6, 7, 8, 9, -9), ones)
+    assert (found.estimate.low, found.estimate.mean, found.estimate.high) == (3, 6, 9)
+    assert np.isnan(efficiency.cost_ratio(reached(2, 3, 4, 5, -9), ones).estimate.low)
+    open_ended = efficiency.cost_ratio(reached(2, 3, 4, 5, 6, 7, -9, -9, -9), ones)
+    assert (open_ended.estimate.mean, open_ended.estimate.high) == (6, np.inf)
+
+
+def test_the_ratios_interval_covers_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(0)
+    held = []
+    for _ in range(1000):
+        level = generator.lognormal(4, 1, 5)  # a seed that is hard is hard for both
+        a, b = 1.5 * level * generator.lognormal(0, 0.2, 5), level * generator.lognormal(0, 0.2, 5)
+        found = efficiency.cost_ratio(reached(*a), reached(*b)).estimate
+        held.append(found.low <= 1.5 <= found.high)
+    assert abs(np.mean(held) - 0.95) < 0.02
+
+
+def answers(*scores: list[float]) -> pd.DataFrame:
+    rows = [
+        {"seed": seed, "prompt": f"{seed}:{number}", "score": score}
+        for seed, each in enumerate(scores)
+        for number, score in enumerate(each)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_the_win_rate_is_that_of_the_same_prompts_averaged_over_seeds() -> None:
+    a = answers([1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0])
+    b = answers([1, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 1])
+    found = efficiency.win_rate(a, b)
+    assert found.mean == pytest.approx((0 + 0.5 - 0.25) / 3)
+    assert found.n == 3
+    other = efficiency.win_rate(b.sample(frac=1, random_state=0), a)
+    np.testing.assert_allclose([other.mean, other.low, other.high], [-found.mean, -found.high, -found.low])
+    assert efficiency.win_rate(a, a).mean == 0.0
+
+
+def test_a_prompt_twice_counts_once_and_other_prompts_are_refused() -> None:
+    a, b = answers([1, 0]), answers([0, 0])
+    twice = pd.concat([a, a[:1].assign(score=0.0)])  # 1 and 0: still better than 0
+    assert efficiency.win_rate(twice, b).mean == 0.5
+    with pytest.raises(ValueError, match="seed 0 differ"):
+        efficiency.win_rate(a[:1], b)
+    assert efficiency.win_rate(a.assign(seed=9), b).n == 0

@@ -1,0 +1,504 @@
+"""Estimates over seeds on numbers with known answers, and how often their intervals hold the truth."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from steadymoe.bench.measurement import columns
+from steadymoe.bench.report import tables
+from steadymoe.bench.statistics import comparisons, estimates
+
+NUMBERS = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=3, max_size=14)
+
+
+def coverage(found: list[estimates.Estimate], truth: float) -> float:
+    return float(np.mean([each.low <= truth <= each.high for each in found]))
+
+
+# --- one statistic over seeds ------------------------------------------------------------------------
+
+
+def test_the_interquartile_mean_leaves_a_quarter_out_at_either_end() -> None:
+    assert estimates.iqm([100.0, 1.0, 2.0, 3.0, -50.0]) == 2.0
+    assert estimates.iqm([0, 1, 2, 3, 4, 5, 6, 70]) == 3.5
+    assert estimates.iqm([1.0, 2.0, 6.0]) == 3.0  # a quarter of three is none
+
+
+def test_below_ten_seeds_a_mean_has_students_interval_and_no_statistic_has_one_below_three() -> None:
+    values = [0.1, 0.5, 0.6, 0.9]
+    found = estimates.over_seeds(values)
+    plain = estimates.mean_over_seeds(values)
+    np.testing.assert_allclose([found.mean, found.low, found.high], [plain.mean, plain.low, plain.high])
+    for n in (0, 1, 2):
+        assert np.isnan(estimates.over_seeds([0.5] * n, estimates.iqm).low)
+    assert np.isnan(estimates.over_seeds(values, np.median).low)  # nothing is trustworthy here
+    assert estimates.over_seeds([0.5] * 3, np.median) == estimates.Estimate(0.5, 0.5, 0.5, 3)
+
+
+def test_the_trimmed_mean_has_the_interval_of_scipys_trimmed_t_test() -> None:
+    values = np.random.default_rng(1).normal(size=9)
+    found = estimates.over_seeds(values.tolist(), estimates.iqm)
+    # scipy has Yuen's test of two samples; of a sample against its mirror image the error is √2 times ours, with
+    # twice the degrees of freedom, and the difference twice the trimmed mean.
+    test = scipy_stats.ttest_ind(values, -values, trim=0.25, equal_var=False)
+    error = 2 * found.mean / test.statistic / np.sqrt(2)
+    np.testing.assert_allclose(found.high - found.mean, scipy_stats.t(4).ppf(0.975) * error)
+
+
+def test_from_ten_seeds_the_interval_is_scipys_bca_bootstrap_a_little_wider() -> None:
+    values = np.random.default_rng(2).lognormal(size=12)
+    found = estimates.over_seeds(values.tolist(), resamples=999)
+    wider = 2 * scipy_stats.norm.cdf(np.sqrt(12 / 11) * scipy_stats.t(11).ppf(0.975)) - 1
+    expected = scipy_stats.bootstrap(
+        (np.sort(values),), np.mean, n_resamples=999, confidence_level=wider, rng=np.random.default_rng(0)
+    ).confidence_interval
+    assert (found.low, found.high) == (expected.low, expected.high)
+
+
+def test_where_bca_is_undefined_the_interval_is_still_one() -> None:
+    found = estimates.over_seeds([0.0] + [1.0] * 11, np.median, resamples=199)  # leaving one out never moves it
+    assert (found.low, found.high) == (1.0, 1.0)
+    found = estimates.over_seeds([0.0] * 4 + [1.0] * 8, estimates.iqm, resamples=199)
+    assert found.low <= found.mean <= found.high
+
+
+@given(NUMBERS, st.randoms(use_true_random=False), st.sampled_from([np.mean, estimates.iqm]))
+@settings(max_examples=40, deadline=None)
+def test_the_order_of_seeds_changes_nothing_and_an_interval_scales_with_its_numbers(
+    values: list[float], random: object, statistic: object
+) -> None:
+    first = estimates.over_seeds(values, statistic, resamples=199)  # type: ignore[arg-type]
+    shuffled = values.copy()
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert estimates.over_seeds(shuffled, statistic, resamples=199) == first  # type: ignore[arg-type]
+    assert first.low <= first.mean + 1e-9
+    assert first.mean <= first.high + 1e-9
+    # Twice is exact in binary; adding something would round, and BCa counts resamples that tie with the estimate.
+    twice = estimates.over_seeds([2 * value for value in values], statistic, resamples=199)  # type: ignore[arg-type]
+    np.testing.assert_allclose(
+        [twice.mean, twice.low, twice.high], [2 * x for x in (first.mean, first.low, first.high)], rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "statistic", "least"),
+    [
+        (3, estimates.iqm, 0.93),
+        (4, estimates.iqm, 0.93),
+        (5, estimates.iqm, 0.93),
+        (8, estimates.iqm, 0.93),
+        (5, np.mean, 0.93),
+    ],
+)
+def test_intervals_of_few_seeds_hold_the_truth_as_often_as_they_say(n: int, statistic: object, least: float) -> None:
+    generator = np.random.default_rng(n)
+    found = [
+        estimates.over_seeds(generator.normal(size=n).tolist(), statistic)  # type: ignore[arg-type]
+        for _ in range(2000)
+    ]
+    assert least < coverage(found, 0.0) < 0.99
+
+
+@pytest.mark.parametrize(("n", "statistic"), [(10, np.mean), (20, np.mean), (20, estimates.iqm)])
+def test_the_bootstrap_of_ten_seeds_and_more_covers_nearly_as_often_as_it_says(n: int, statistic: object) -> None:
+    generator = np.random.default_rng(n)
+    estimated = [
+        estimates.over_seeds(generator.normal(size=n).tolist(), statistic, resamples=499)  # type: ignore[arg-type]
+        for _ in range(600)
+    ]
+    assert 0.91 < coverage(estimated, 0.0) < 0.99
+
+
+# --- numbers that have ends --------------------------------------------------------------------------
+
+
+def test_an_interval_of_rewards_stays_in_0_and_1_and_is_that_of_the_delta_method_on_the_logit_scale() -> None:
+    values = [0.6, 0.9, 0.99]  # three seeds of a run that learns: Student's t gives 0.830 [0.319, 1.34]
+    found = estimates.over_seeds(values, bounds=(0.0, 1.0))
+    assert found.mean == np.mean(values)
+    assert 0 < found.low < found.mean < found.high < 1
+    error = np.std(values, ddof=1) / np.sqrt(3) / (found.mean * (1 - found.mean))
+    ends = scipy_stats.logistic.cdf(
+        scipy_stats.logistic.ppf(found.mean) + np.array([-1, 1]) * scipy_stats.t(2).ppf(0.975) * error
+    )
+    np.testing.assert_allclose([found.low, found.high], ends)
+    assert estimates.mean_over_seeds(values, bounds=(0.0, 1.0)) == pytest.approx(found)
+    mirrored = estimates.over_seeds([1 - value for value in values], bounds=(0.0, 1.0))
+    np.testing.assert_allclose([mirrored.low, mirrored.high], [1 - found.high, 1 - found.low])
+    assert estimates.over_seeds([0.5, 0.9, 1.0], bounds=(0.0, 1.0)).high < 1  # a seed at an end is a number like others
+
+
+def test_where_every_seed_is_at_an_end_there_is_no_interval() -> None:
+    for values in ([1.0] * 3, [0.0] * 5, [1.0, 1.0, 0.0], [0.0] * 9 + [1.0] * 3):
+        found = estimates.over_seeds(values, bounds=(0.0, 1.0))
+        assert np.isnan([found.low, found.high]).all()
+        assert found.mean == np.mean(values)
+        assert np.isnan(estimates.mean_over_seeds(values, bounds=(0.0, 1.0)).low)
+    assert estimates.over_seeds([0.5] * 3, bounds=(0.0, 1.0)).low == 0.5
+
+
+def test_numbers_beyond_their_ends_have_students_interval() -> None:
+    scores = [0.5, 1.5, 2.0]  # of a user's own task
+    assert estimates.over_seeds(scores, bounds=(0.0, 1.0)) == estimates.over_seeds(scores)
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=12), st.sampled_from([np.mean, estimates.iqm]))
+@settings(max_examples=60, deadline=None)
+def test_no_interval_leaves_its_range(values: list[float], statistic: object) -> None:
+    found = estimates.over_seeds(values, statistic, resamples=99, bounds=(0.0, 1.0))  # type: ignore[arg-type]
+    assert np.isnan(found.low) or 0 <= found.low <= found.high <= 1
+    differences = [2 * value - 1 for value in values]
+    found = estimates.over_seeds(differences, statistic, resamples=99, bounds=estimates.DIFFERENCE)  # type: ignore[arg-type]
+    assert np.isnan(found.low) or -1 <= found.low <= found.high <= 1
+
+
+def test_positive_numbers_have_positive_intervals() -> None:
+    found = estimates.over_seeds([1.0, 1.0, 6.0], bounds=estimates.POSITIVE)
+    assert 0 < found.low < found.mean < found.high
+    np.testing.assert_allclose(found.low * found.high, found.mean**2)
+
+
+@pytest.mark.parametrize("shape", [(8, 2), (2, 1), (19, 1), (1, 4)])
+@pytest.mark.parametrize("n", [3, 5, 9])
+def test_intervals_of_rewards_cover_nearer_to_what_they_say_than_students(n: int, shape: tuple[int, int]) -> None:
+    truth = shape[0] / sum(shape)
+    drawn_XN = np.random.default_rng(0).beta(*shape, (4000, n))
+    mean_X = drawn_XN.mean(axis=1)
+    half_X = scipy_stats.t(n - 1).ppf(0.975) * drawn_XN.std(axis=1, ddof=1) / np.sqrt(n)
+    ends_X2 = np.array([estimates.within(*pair, (0.0, 1.0)) for pair in zip(mean_X, half_X, strict=True)])
+    covered = ((ends_X2[:, 0] <= truth) & (truth <= ends_X2[:, 1])).mean()
+    students = (np.abs(mean_X - truth) <= half_X).mean()
+    assert 0.92 < covered < 0.97
+    assert abs(covered - 0.95) < abs(students - 0.95)
+
+
+def test_shares_are_declared_and_a_curves_band_stays_in_them() -> None:
+    known = {name for table in columns.TABLES.values() for name in table}
+    assert known >= columns.IN_UNIT
+    assert columns.bounds("reward") == columns.bounds("clip_fraction") == (0.0, 1.0)
+    assert columns.bounds("grad_norm") is columns.bounds("routing_share") is None
+    rows = [
+        {"arm": "a", "seed": seed, "step": step, "metric": "reward", "value": value}
+        for seed, curve in enumerate([[0.5, 1.0], [0.9, 1.0], [1.0, 1.0]])
+        for step, value in enumerate(curve, 1)
+    ]
+    found = estimates.curves(pd.DataFrame(rows), "reward")
+    assert found["high"].iloc[0] < 1
+    assert np.isnan(found["high"].iloc[1])
+
+
+def test_differences_of_few_seeds_stay_between_minus_one_and_one() -> None:
+    numbers = arms(low=[0.0, 0.3, 0.1], high=[1.0, 0.6, 0.95])
+    found = comparisons.ranking(numbers, bounds=(0.0, 1.0)).set_index("arm").loc["low", "difference"]
+    assert -1 < found.low < found.mean < 0
+    assert comparisons.paired_difference(by_seed(0.0, 0.3, 0.1), by_seed(1.0, 0.6, 0.95)).low < -1
+
+
+# --- several settings together -----------------------------------------------------------------------
+
+
+def test_over_one_setting_the_stratified_estimate_is_the_plain_one() -> None:
+    values = [0.1, 0.4, 0.5, 0.9]
+    assert estimates.over_settings({"chain": values}) == estimates.over_seeds(values, estimates.iqm)
+    assert np.isnan(estimates.over_settings({"chain": values, "sort": [0.1, 0.2]}).low)
+    assert estimates.over_settings({}).n == 0
+    high = {"chain": [0.7, 0.9, 1.0], "sort": [0.6, 1.0, 1.0]}
+    assert (
+        estimates.over_settings(high, np.mean).high > 1 > estimates.over_settings(high, np.mean, bounds=(0.0, 1.0)).high
+    )
+
+
+def test_the_stratified_bootstrap_has_the_variance_of_a_stratified_mean_and_covers() -> None:
+    generator = np.random.default_rng(0)
+    levels = np.array([0.0, 5.0, -3.0, 40.0, 7.0])  # between the settings: no part of the error
+    draws = [levels[:, None] + generator.normal(size=(5, 5)) for _ in range(400)]
+    estimates = [
+        estimates.over_settings({str(k): row.tolist() for k, row in enumerate(draw)}, np.mean, resamples=999)
+        for draw in draws
+    ]
+    assert 0.91 < coverage(estimates, float(levels.mean())) < 0.98
+    widths = [each.high - each.low for each in estimates]
+    np.testing.assert_allclose(np.mean(widths), 2 * scipy_stats.t(20).ppf(0.975) / np.sqrt(25), rtol=0.06)
+
+
+# --- shares ------------------------------------------------------------------------------------------
+
+
+def test_a_share_has_the_exact_interval() -> None:
+    found = estimates.share(3, 10)
+    expected = scipy_stats.binomtest(3, 10).proportion_ci(method="exact")
+    np.testing.assert_allclose([found.low, found.high], [expected.low, expected.high])
+    assert estimates.share(0, 10).low == 0.0
+    np.testing.assert_allclose(estimates.share(0, 10).high, 1 - 0.025 ** (1 / 10))
+    assert estimates.share(5, 5).high == 1.0
+    assert np.isnan(estimates.share(1, 2).low)
+    assert estimates.share(0, 0).n == 0
+
+
+@pytest.mark.parametrize("truth", [0.02, 0.3, 0.5])
+def test_a_shares_interval_never_covers_less_than_it_says(truth: float) -> None:
+    weights = scipy_stats.binom(12, truth).pmf(np.arange(13))  # exactly, over every outcome
+    held = [estimates.share(k, 12).low <= truth <= estimates.share(k, 12).high for k in range(13)]
+    assert weights[held].sum() >= 0.95
+
+
+# --- a curve's numbers -------------------------------------------------------------------------------
+
+
+def test_a_curve_has_a_best_and_an_area_and_no_number_that_is_not_known() -> None:
+    curve = pd.Series([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5])
+    assert tables.one_number(curve, "best") == 1.0
+    assert tables.one_number(curve, "best") - tables.one_number(curve, "last") == tables.one_number(curve, "fall")
+    assert tables.one_number(pd.Series(np.linspace(0, 1, 11)), "area") == pytest.approx(0.5)
+    np.testing.assert_allclose(tables.one_number(curve, "area"), (7.5 - 0.25) / 10)
+    assert tables.one_number(pd.Series([0.3]), "area") == 0.3
+    with pytest.raises(ValueError, match="choose from last, best"):
+        tables.one_number(curve, "finish")
+
+
+# --- arms against each other -------------------------------------------------------------------------
+
+
+def by_seed(*values: float, first: int = 0) -> pd.Series:
+    return pd.Series(values, index=range(first, first + len(values)))
+
+
+def test_a_difference_is_paired_by_seed() -> None:
+    a, b = by_seed(0.9, 0.5, 0.7, 0.2), by_seed(0.4, 0.6, 0.1, first=1)[::-1]
+    found = comparisons.paired_difference(a, b)
+    expected = estimates.mean_over_seeds([0.1, 0.1, 0.1])
+    assert found.n == 3
+    np.testing.assert_allclose(found.mean, expected.mean)
+    with pytest.raises(ValueError, match="twice"):
+        comparisons.paired_difference(pd.Series([1.0, 2.0], index=[0, 0]), b)
+
+
+def test_pairing_takes_the_seeds_own_level_out_of_the_interval() -> None:
+    generator = np.random.default_rng(0)
+    level = generator.normal(size=8) * 10
+    a, b = pd.Series(level + 1 + generator.normal(size=8) * 0.1), pd.Series(level)
+    found = comparisons.paired_difference(a, b)
+    assert 0.8 < found.low < found.high < 1.2
+
+
+def test_the_probability_of_improvement_counts_seeds_or_else_pairs() -> None:
+    paired = comparisons.probability_of_improvement(by_seed(1.0, 2.0, 3.0, 4.0), by_seed(0.0, 2.0, 5.0, 0.0))
+    assert (paired.mean, paired.n) == (2.5 / 4, 4)
+    a, b = by_seed(1.0, 3.0, 5.0), by_seed(2.0, 2.0, 3.0, 0.0, first=10)
+    unpaired = comparisons.probability_of_improvement(a, b)
+    pairs = scipy_stats.mannwhitneyu(a, b).statistic / 12
+    assert unpaired.mean == pytest.approx(pairs)
+    assert comparisons.probability_of_improvement(a, b[:0]).n == 0
+
+
+@given(
+    st.lists(st.integers(-3, 3), min_size=1, max_size=8),
+    st.lists(st.integers(-3, 3), min_size=1, max_size=8),
+)
+@settings(deadline=None)
+def test_superiority_of_either_side_adds_to_one(a: list[int], b: list[int]) -> None:
+    one, other = comparisons.superiority(np.array(a), np.array(b)), comparisons.superiority(np.array(b), np.array(a))
+    assert one.mean == pytest.approx(1 - other.mean)
+    if min(len(a), len(b)) >= 3:
+        assert 0 <= one.low <= one.mean <= one.high <= 1
+        np.testing.assert_allclose([one.low, one.high], [1 - other.high, 1 - other.low], atol=1e-9)
+        assert one.high > one.low  # also when one side always wins
+    else:
+        assert np.isnan(one.low)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("sizes", [(5, 5), (8, 20)])
+def test_superiority_covers_as_often_as_it_says(shift: float, sizes: tuple[int, int]) -> None:
+    generator = np.random.default_rng(0)
+    truth = float(scipy_stats.norm.cdf(shift / np.sqrt(2)))
+    estimates = [
+        comparisons.superiority(generator.normal(size=sizes[0]) + shift, generator.normal(size=sizes[1]))
+        for _ in range(1000)
+    ]
+    assert 0.92 < coverage(estimates, truth) <= 0.99
+
+
+def test_clustered_superiority_with_one_number_a_cluster_is_delongs_and_wider_where_seeds_move_together() -> None:
+    a, b = np.array([0.3, 0.9, 0.7, 0.8, 0.6]), np.array([0.5, 0.1, 0.4, 0.65])
+    found = comparisons.clustered_superiority(a, np.arange(5), b, np.arange(5, 9))
+    wins = (a[:, None] > b).astype(float)
+    delong = np.var(wins.mean(axis=1), ddof=1) / 5 + np.var(wins.mean(axis=0), ddof=1) / 4  # DeLong 1988
+    slope = found.mean * (1 - found.mean)
+    assert found.mean == comparisons.superiority(a, b).mean
+    middle = np.log(found.high / (1 - found.high)) - np.log(found.low / (1 - found.low))
+    # Each sample's n − 1 against Obuchowski's k/(k − 1): the same where every cluster is one number.
+    np.testing.assert_allclose(middle / 2 * slope, scipy_stats.t(8).ppf(0.975) * np.sqrt(delong))
+    twice = [np.repeat(each, 3) for each in (a, np.arange(5), b, np.arange(5, 9))]
+    np.testing.assert_allclose(comparisons.clustered_superiority(*twice).low, found.low)  # copies are no runs
+    assert comparisons.superiority(twice[0], twice[2]).low > comparisons.superiority(a, b).low
+    sure = comparisons.clustered_superiority(a + 1, np.arange(5), b, np.arange(5, 9))
+    assert 0 < sure.low < sure.mean == sure.high == 1
+
+
+def test_the_area_covers_where_runs_of_one_seed_move_together() -> None:
+    """Four arms on ten seeds; a seed's level is in all of its runs, and moves the metric in both kinds."""
+    generator, held, naive = np.random.default_rng(5), [], []
+    for _ in range(400):
+        seeds = np.tile(np.arange(10), 4)
+        gone = generator.random(40) < generator.random(10)[seeds]
+        values = generator.normal(size=10)[seeds] * 2 + generator.normal(size=40)
+        if not 0 < gone.sum() < 40:
+            continue
+        found = comparisons.clustered_superiority(values[gone], seeds[gone], values[~gone], seeds[~gone])
+        plain = comparisons.superiority(values[gone], values[~gone])
+        held.append(found.low <= 0.5 <= found.high)
+        naive.append(plain.low <= 0.5 <= plain.high)
+    assert np.mean(held) > 0.9
+    assert np.mean(held) > np.mean(naive) + 0.03
+
+
+def test_a_share_of_clusters_is_that_of_runs_where_these_are_alone_and_wider_where_they_agree() -> None:
+    apart = estimates.clustered_share([1, 0, 1, 0, 0, 0, 1, 0, 0, 0], [1] * 10)
+    assert apart.mean == estimates.share(3, 10).mean
+    assert apart.low <= estimates.share(3, 10).low
+    assert apart.high - apart.low < 1.15 * (estimates.share(3, 10).high - estimates.share(3, 10).low)
+    together = estimates.clustered_share([4, 0, 4, 0, 0, 0, 4, 0, 0, 0], [4] * 10)
+    np.testing.assert_allclose([together.mean, together.n], [0.3, 40])
+    assert together.high - together.low > 1.5 * (estimates.share(12, 40).high - estimates.share(12, 40).low)
+    none = estimates.clustered_share([0] * 5, [4] * 5)
+    assert (none.low, none.high) == (0.0, estimates.share(0, 5).high)
+    assert np.isnan(estimates.clustered_share([1, 0], [4, 4]).low)
+    assert estimates.clustered_share([], []).n == 0
+
+
+def test_a_ratio_of_means_is_finite_where_a_seed_has_none_and_says_how_many() -> None:
+    above, below = by_seed(0.2, 0.4, 0.3, 0.5), by_seed(0.01, 0.0, 0.02, 0.03)
+    found = comparisons.ratio_of_means(above, below)
+    assert found.zeros == 1
+    assert found.estimate.mean == pytest.approx(1.4 / 0.06)
+    assert 0 < found.estimate.low < found.estimate.mean < found.estimate.high < np.inf
+    turned = comparisons.ratio_of_means(below, above).estimate
+    np.testing.assert_allclose([turned.low, turned.high], [1 / found.estimate.high, 1 / found.estimate.low])
+    never = comparisons.ratio_of_means(above, by_seed(0.0, 0.0, 0.0, 0.0))
+    assert np.isnan(never.estimate.mean)
+    assert (never.zeros, never.estimate.n) == (4, 4)
+    assert np.isnan(comparisons.ratio_of_means(by_seed(0.0, 0.0, 0.0), above).estimate.low)
+    with pytest.raises(ValueError, match="at least 0"):
+        comparisons.ratio_of_means(above, -below)
+
+
+def test_a_ratio_of_means_covers_as_often_as_it_says() -> None:
+    generator, held = np.random.default_rng(6), []
+    for _ in range(400):
+        level = generator.gamma(4, 0.25, 8)  # a seed that clips much clips much for both
+        above, below = 0.3 * level * generator.gamma(9, 1 / 9, 8), 0.1 * level * generator.gamma(9, 1 / 9, 8)
+        found = comparisons.ratio_of_means(pd.Series(above), pd.Series(below)).estimate
+        held.append(found.low <= 3 <= found.high)
+    assert 0.92 < np.mean(held) < 0.98
+
+
+def test_holm_on_his_textbook_case() -> None:
+    np.testing.assert_allclose(comparisons.holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
+    np.testing.assert_allclose(comparisons.holm([0.01, np.nan, 0.9]), [0.02, np.nan, 0.9])
+    assert comparisons.holm([]).size == 0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
+def test_holm_lies_between_no_correction_and_bonferronis_and_keeps_the_order(p_values: list[float]) -> None:
+    corrected = comparisons.holm(p_values)
+    assert (corrected >= np.array(p_values) - 1e-12).all()
+    assert (corrected <= np.minimum(1, len(p_values) * np.array(p_values)) + 1e-12).all()
+    order = np.argsort(p_values, kind="stable")
+    assert (np.diff(corrected[order]) >= 0).all()
+
+
+# --- exact p-values and seeds for a power ---------------------------------------------------------------
+
+
+def test_the_sign_flip_p_is_scipys_exact_permutation_p() -> None:
+    generator = np.random.default_rng(0)
+    for n in range(2, 9):
+        differences = generator.normal(0.5, 1, n).tolist()
+        exact = scipy_stats.permutation_test(
+            (differences,), np.mean, permutation_type="samples", n_resamples=np.inf
+        ).pvalue
+        assert comparisons.sign_flip_p(differences) == pytest.approx(exact)
+    assert comparisons.sign_flip_p([0.1, 0.2, 0.3]) == 2 / 2**3
+    assert comparisons.sign_flip_p([-0.3, -0.1, -0.2]) == 2 / 2**3  # neither order nor side matters
+    assert comparisons.sign_flip_p([0.0] * 5) == 1.0
+    assert np.isnan(comparisons.sign_flip_p([]))
+
+
+def test_drawn_signs_are_near_all_signs_and_always_the_same() -> None:
+    differences = np.random.default_rng(1).normal(0.4, 1, 20)
+    more = [*differences.tolist(), 0.0]  # one too many to enumerate, and it changes no sum
+    exact, drawn = comparisons.sign_flip_p(differences.tolist()), comparisons.sign_flip_p(more)
+    assert abs(exact - drawn) < 4 * np.sqrt(exact * (1 - exact) / comparisons.SIGNS_DRAWN)
+    assert comparisons.sign_flip_p(more[::-1]) == drawn
+    assert comparisons.sign_flip_p([1.0] * 40) == 1 / (1 + comparisons.SIGNS_DRAWN)
+
+
+def test_the_sign_flip_p_holds_its_level_on_bimodal_differences() -> None:
+    generator = np.random.default_rng(2)
+    drawn = generator.choice([-0.5, 0.5], (400, 10)) + generator.normal(0, 0.05, (400, 10))
+    p = np.array([comparisons.sign_flip_p(row.tolist()) for row in drawn])
+    for level in (0.05, 0.2, 0.5):
+        assert (p <= level).mean() <= level + 3 * np.sqrt(level * (1 - level) / 400)
+    assert 0.4 < p.mean() < 0.6
+
+
+def test_seeds_for_a_power_are_those_that_find_the_effect_as_often() -> None:
+    generator = np.random.default_rng(3)
+    differences = generator.normal(size=12)
+    differences = (differences - differences.mean()) / differences.std(ddof=1)
+    # From the recorded study: deviations of 0.124 and 0.036, an effect of 0.05.
+    assert comparisons.seeds_needed((0.124 * differences).tolist(), 0.05) == 51
+    n = comparisons.seeds_needed((0.036 * differences).tolist(), -0.05)
+    assert n == 7
+    found = [
+        scipy_stats.ttest_1samp(generator.normal(0.05, 0.036, (4000, seeds)), 0.0, axis=1).pvalue < 0.05
+        for seeds in (n - 1, n)
+    ]
+    assert found[0].mean() < 0.8 < found[1].mean() + 0.02
+    assert comparisons.seeds_needed(differences.tolist(), 0.0) == comparisons.MOST_SEEDS
+    assert comparisons.seeds_needed([0.1, 0.1, 0.1], 0.05) == 3
+    with pytest.raises(ValueError, match="at least three"):
+        comparisons.seeds_needed([0.1, 0.2], 0.05)
+
+
+def arms(**values: list[float]) -> pd.DataFrame:
+    rows = [
+        {"arm": arm, "seed": seed, "value": value} for arm, each in values.items() for seed, value in enumerate(each)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_the_ranking_compares_with_the_best_and_corrects_for_all_pairs() -> None:
+    numbers = arms(low=[0.1, 0.2, 0.15, 0.1], high=[0.8, 0.9, 0.7, 0.85], middle=[0.75, 0.9, 0.72, 0.8])
+    found = comparisons.ranking(numbers).set_index("arm")
+    assert found.index.tolist() == ["high", "middle", "low"]
+    assert np.isnan(found.loc["high", "p"])
+    assert found.loc["low", "p"] == 2 / 2**4  # lower in all four seeds
+    assert found.loc["middle", "p"] == 8 / 2**4  # 0.05, 0, -0.02 and 0.05: the signs of 0 and 0.02 are free
+    assert found.loc["low", "p_corrected"] == pytest.approx(comparisons.holm([2 / 16, 8 / 16, 2 / 16])[0])
+    assert found.loc["low", "difference"].high < 0
+    named = comparisons.ranking(numbers, "middle").set_index("arm")
+    assert named.loc["low", "p_corrected"] == pytest.approx(2 * named.loc["low", "p"])
+    with pytest.raises(ValueError, match="choose from high"):
+        comparisons.ranking(numbers, "none")
+
+
+def test_among_equal_arms_the_ranking_rarely_finds_a_worse_one() -> None:
+    generator = np.random.default_rng(0)
+    found = 0
+    for _ in range(200):  # nine seeds: of fewer no p-value is low enough for six pairs
+        table = comparisons.ranking(arms(**{name: generator.normal(size=9).tolist() for name in "abcd"}))
+        found += bool((table["p_corrected"] < 0.05).any())
+    assert found / 200 < 0.08
+
+
+def test_without_shared_seeds_the_test_is_welchs_and_below_three_there_is_none() -> None:
+    a, b = by_seed(1.0, 2.0, 4.0), by_seed(2.0, 7.0, 9.0, 3.0, first=10)
+    assert comparisons.p_value(a, b) == pytest.approx(scipy_stats.ttest_ind(a, b, equal_var=False).pvalue)
+    assert np.isnan(comparisons.p_value(a[:2], b))
+    assert comparisons.p_value(a, a) == 1.0
+    assert comparisons.p_value(a, a + 1) == 0.25

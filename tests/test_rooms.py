@@ -1,0 +1,61 @@
+"""Imports between the folders of the suite go in one direction (docs/architecture.md)."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BENCH = ROOT / "bench"
+ORDER = (
+    ("support", "algorithms", "models", "statistics"),
+    ("tasks",),
+    ("measurement", "config"),
+    ("training",),
+    ("runs",),
+    ("report",),
+    ("claims", "speed"),
+    ("cli",),
+)
+LEFT_OF = {
+    room: {left for rooms in ORDER[:place] for left in rooms} for place, rooms in enumerate(ORDER) for room in rooms
+}
+
+
+def imported(path: Path) -> set[str]:
+    """The dotted names below ``steadymoe`` that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name for name in names if name.startswith("steadymoe.")}
+
+
+def room_of(name: str) -> str:
+    parts = name.split(".")[1:]
+    return parts[1] if parts[0] == "bench" and len(parts) > 1 else parts[0]
+
+
+@pytest.mark.parametrize("room", sorted(LEFT_OF))
+def test_a_folder_imports_only_what_stands_left_of_it(room: str) -> None:
+    place = ROOT / room if room in ("algorithms", "models") else BENCH / room
+    files = [BENCH / "cli.py"] if room == "cli" else sorted(place.rglob("*.py"))
+    assert files
+    wrong = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files
+        for name in imported(path)
+        if room_of(name) not in LEFT_OF[room] | {room}
+    }
+    assert not wrong
+
+
+def test_every_folder_has_a_place_in_the_order() -> None:
+    assert {path.parent.name for path in BENCH.glob("*/__init__.py")} == set(LEFT_OF) - {"algorithms", "models", "cli"}
+
+
+def test_training_takes_of_config_the_schema_alone() -> None:
+    names = {name for path in (BENCH / "training").glob("*.py") for name in imported(path)}
+    assert {name.split(".")[3] for name in names if name.startswith("steadymoe.bench.config.")} <= {"schema"}

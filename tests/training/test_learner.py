@@ -1,0 +1,454 @@
+"""Gradient updates in a run: micro-batches, the loss's memory, what losses ask for, shaped rewards, sampling."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from test_execute import PROPORTIONAL, assert_resumes, planned
+from test_sampling import sampled
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.runs import execute, record
+from steadymoe.bench.support.seeding import derive
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training import checkpoint, rewards
+from steadymoe.bench.training.forward import forward
+from steadymoe.bench.training.learner import Learner, Measured
+from steadymoe.bench.training.sampling import Rollout, join, roll_out
+from steadymoe.bench.training.trainer import Trainer
+from steadymoe.models import build
+
+
+def trainer(tmp_path: Path, *words: str) -> Trainer:
+    """A trainer of the small run at random weights."""
+    config = planned(tmp_path, *words).config
+    task = instantiate(config["task"])
+    model = build.build(config["model"]["config"], task.tokenizer, derive(config["seed"], "model"), "cpu")
+    return Trainer(model, task, config)
+
+
+def updated(made: Trainer, updates: int = 2) -> list[Measured]:
+    """Gradient updates on one rollout of two mini-batches, with advantages of both signs."""
+    sampled_, _, _ = made.sample(1)
+    minibatches = made.minibatches(1)
+    old = made.learner.old_policy(sampled_, minibatches)
+    signs_B1 = torch.tensor([1.0, -1.0]).repeat(len(sampled_.scores_B) // 2)[:, None]
+    advantages_BT = signs_B1 * sampled_.sequences.response_mask_BT
+    return [made.learner.update(sampled_, old, advantages_BT, rows_M) for rows_M in minibatches[:updates]]
+
+
+# --- micro-batches -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "dr_grpo", "cispo", "rspo", "trm"])
+def test_micro_batches_change_an_update_by_rounding_alone(tmp_path: Path, algorithm: str) -> None:
+    words = [f"algorithm={algorithm}", "algorithm.kl.coefficient=0.1", "algorithm.entropy_bonus=0.1", *PROPORTIONAL]
+    whole, split = trainer(tmp_path, *words), trainer(tmp_path, *words, "microbatch=3")
+    one, other = updated(whole), updated(split)
+    assert len(split.learner.forwards.parts(torch.arange(16))) == 6
+    for first, second in zip(one, other, strict=True):
+        assert first.overall.keys() == second.overall.keys()
+        for name in first.overall:
+            assert_close(first.overall[name], second.overall[name], atol=2e-5, rtol=2e-4, check_dtype=False)
+        for name in first.histograms:
+            assert first.histograms[name].sum() == second.histograms[name].sum()
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "dr_grpo", "cispo"])
+def test_micro_batches_leave_the_gradient_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    """What the optimizer is handed, with the plain one in place of AdamW, which hides the size of a gradient."""
+    gradients = []
+    for words in ([], ["microbatch=3"]):
+        made = trainer(tmp_path, f"algorithm={algorithm}", "optimizer.max_grad_norm=1e9", *words)
+        before = [weight.detach().clone() for weight in made.model.parameters()]
+        made.learner.optimizer = torch.optim.SGD(made.model.parameters(), lr=1.0)
+        updated(made, updates=1)
+        gradients.append([old - new.detach() for old, new in zip(before, made.model.parameters(), strict=True)])
+    for whole, split in zip(*gradients, strict=True):
+        assert whole.abs().max() > 0
+        assert_close(split, whole, atol=1e-5 * float(whole.abs().max()) + 1e-8, rtol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["m2po", "gepo", "r2vpo"])
+def test_a_loss_that_needs_the_whole_mini_batch_is_never_split(tmp_path: Path, algorithm: str) -> None:
+    whole = trainer(tmp_path, f"algorithm={algorithm}")
+    split = trainer(tmp_path, f"algorithm={algorithm}", "microbatch=1")
+    assert len(split.learner.forwards.parts(torch.arange(16))) == 1
+    updated(whole), updated(split)
+    for name, weight in whole.model.named_parameters():
+        assert torch.equal(weight, split.model.get_parameter(name))
+
+
+def test_the_ratio_is_exactly_one_before_the_first_update_in_micro_batches_too(tmp_path: Path) -> None:
+    (first, _) = updated(trainer(tmp_path, "microbatch=5"))
+    assert first.overall["token_ratio_max"] == 1
+    assert first.overall["token_ratio_variance"] == 0
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "all"])
+def test_an_impossible_micro_batch_is_refused(tmp_path: Path, size: object) -> None:
+    with pytest.raises(ConfigError, match="microbatch is a number of responses"):
+        planned(tmp_path, f"microbatch={size}")
+    with pytest.raises(ConfigError, match="look at a whole mini-batch"):
+        planned(tmp_path, "microbatch=4", "routing.aux_loss=0.1")
+
+
+# --- the loss's memory -------------------------------------------------------------------------------
+
+
+def test_r2vpos_multiplier_moves_is_recorded_and_survives_a_checkpoint(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "algorithm=r2vpo")
+    first, second = updated(made)
+    assert first.overall["loss_number"] == 1
+    # At the old policy the variance is 0: λ moves by η · (0 − δ).
+    assert second.overall["loss_number"].item() == pytest.approx(1 - 10 * 0.04)
+    checkpoint.save(tmp_path / "checkpoint.safetensors", made.learner, made.sampler, 1)
+    other = trainer(tmp_path, "algorithm=r2vpo")
+    checkpoint.load(tmp_path / "checkpoint.safetensors", other.learner, other.sampler)
+    assert torch.equal(other.learner.state["multiplier"], made.learner.state["multiplier"])
+    assert other.learner.state["multiplier"] != 1
+
+
+def test_a_run_with_memory_that_was_stopped_goes_on_to_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["algorithm=r2vpo", "algorithm.loss.multiplier_step=1.0"]
+    whole = assert_resumes(tmp_path, monkeypatch, 5, *words)
+    assert record.read_table(whole.folder, "updates")["loss_number"].nunique() == 12
+
+
+# --- what losses ask for -----------------------------------------------------------------------------
+
+
+def test_the_routers_log_ratio_is_zero_before_the_first_update_and_not_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(tmp_path, "algorithm=rspo")
+    seen: list[Tensor] = []
+    plain = Learner.batch
+
+    def spy(self: Learner, *arguments: Any) -> Any:
+        batch = plain(self, *arguments)
+        seen.append(batch.get("router_log_ratio_LBTK") * batch.mask_BT[None, ..., None])
+        return batch
+
+    monkeypatch.setattr(Learner, "batch", spy)
+    updated(made)
+    assert seen[0].shape[0] == 2  # layers
+    assert seen[0].shape[-1] == 2  # experts a token
+    assert (seen[0] == 0).all()
+    assert seen[1].abs().max() > 1e-4
+
+
+def test_router_log_probabilities_are_those_at_the_position_before_a_token(model: PreTrainedModel, task: Chain) -> None:
+    made = sampled(model, task)
+    with torch.no_grad():
+        now = forward(model, made.sequences, "fp32")
+    assert now.routes_LBFK is not None
+    found_LBTE = now.router_logprobs_LBTE
+    width = made.sequences.response_width
+    for layer, logits_NE in enumerate(now.router_logits_LNE):
+        logits_BFE = logits_NE.view(*now.routes_LBFK.shape[1:3], -1).log_softmax(-1)
+        for row, column in made.sequences.response_mask_BT.nonzero().tolist():
+            assert_close(found_LBTE[layer, row, column], logits_BFE[row, logits_BFE.shape[1] - width + column])
+
+
+def test_an_algorithm_that_weighs_by_routers_is_refused_on_a_dense_model() -> None:
+    with pytest.raises(ConfigError, match="the model is dense"):
+        compose.plan(["algorithm=rspo", "model=dense_tiny"])
+
+
+@pytest.mark.parametrize("top_k", [2, 40])
+def test_the_most_likely_tokens_and_the_sampled_one_are_recorded(
+    model: PreTrainedModel, task: Chain, top_k: int
+) -> None:
+    prompts = ["1+2+3=", "5*4-3="]
+    made = roll_out(model, task, prompts, 4, torch.Generator().manual_seed(0), top_k=top_k)
+    assert made.top_tokens_BTK is not None
+    assert made.top_logprobs_BTK is not None
+    plain = roll_out(model, task, prompts, 4, torch.Generator().manual_seed(0))
+    assert torch.equal(plain.sequences.tokens_BS, made.sequences.tokens_BS)
+    tokens_BT = made.sequences.tokens_BS[:, -made.sequences.response_width :]
+    with torch.no_grad():
+        again_BTK = forward(model, made.sequences, "fp32", made.top_tokens_BTK).top_logprobs_BTK
+    assert again_BTK is not None
+    for row, column in made.sequences.response_mask_BT.nonzero().tolist():
+        tokens, logprobs = made.top_tokens_BTK[row, column], made.top_logprobs_BTK[row, column]
+        assert len(tokens) == min(top_k, len(task.tokenizer)) + 1
+        assert (logprobs[:-1].diff() <= 0).all()
+        assert tokens[-1] == tokens_BT[row, column]
+        listed = tokens_BT[row, column] in tokens[:-1]
+        assert (logprobs[-1] == -torch.inf) == listed
+        assert logprobs.exp().sum() <= 1 + 1e-5
+        real = logprobs.isfinite()
+        assert_close(again_BTK[row, column][real], logprobs[real], atol=1e-4, rtol=0)
+        if top_k == 40:
+            assert logprobs.exp().sum() == pytest.approx(1, abs=1e-5)
+
+
+# --- rewards -----------------------------------------------------------------------------------------
+
+
+def test_overlong_punishment_rises_over_the_buffer() -> None:
+    lengths_B = torch.tensor([1, 8, 9, 10, 10])
+    taken = rewards.overlong(lengths_B, budget=10, penalty=2.0, buffer=0.2)
+    assert taken.tolist() == pytest.approx([0, 0, 1, 2, 2])
+
+
+def test_rewards_lose_what_is_overlong_and_the_kl_of_their_tokens() -> None:
+    scores_B, mask_BT = torch.tensor([1.0, 1.0]), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    kl_BT = torch.tensor([[0.1, 0.2, 9.0, 9.0], [0.0, 0.0, 0.0, 0.5]])
+    shaped = rewards.shaped(scores_B, mask_BT, 4, {"penalty": 1.0, "buffer": 0.5}, kl_BT)
+    assert shaped.tolist() == pytest.approx([0.7, 1 - 1 - 0.5])
+    assert rewards.shaped(scores_B, mask_BT, 4, {"penalty": 0.0, "buffer": 0.5}, None) is scores_B
+
+
+def test_a_kl_term_in_the_loss_holds_the_policy_at_its_cold_start(tmp_path: Path) -> None:
+    def moved(*words: str) -> float:
+        """Mean squared change of log-probabilities over eight updates."""
+        made = trainer(tmp_path, "optimizer.learning_rate=3e-3", *words)
+        probe, _, _ = made.sample(1)
+        before_BT = made.learner.old_policy(probe, made.minibatches(1)).logprobs_BT
+        for _ in range(4):
+            updated(made)
+        after_BT = made.learner.old_policy(probe, made.minibatches(1)).logprobs_BT
+        return float((after_BT - before_BT)[probe.sequences.response_mask_BT.bool()].square().mean())
+
+    assert moved("algorithm.kl.coefficient=3", "algorithm.kl.estimator=k2") < 0.5 * moved()
+
+
+def test_a_kl_term_in_the_reward_is_subtracted_before_advantages(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "algorithm.kl.coefficient=0.5", "algorithm.kl.place=reward", "algorithm.kl.estimator=k1")
+    updated(made)  # away from the cold start
+    sampled_, _, _ = made.sample(2)
+    old = made.learner.old_policy(sampled_, made.minibatches(2))
+    assert old.reference_logprobs_BT is not None
+    mask_BT = sampled_.sequences.response_mask_BT
+    kl_B = ((old.logprobs_BT - old.reference_logprobs_BT) * mask_BT).sum(-1)
+    assert kl_B.abs().min() > 0
+    assert_close(made._rewards(sampled_, old), sampled_.scores_B - 0.5 * kl_B)
+    assert made.step(3).rows["steps"][0]["reward"] * 32 % 1 == 0  # the scores as the task gives them, 0 or 1
+
+
+def test_an_entropy_bonus_raises_the_entropy(tmp_path: Path) -> None:
+    def entropy(*words: str) -> float:
+        made = trainer(tmp_path, "optimizer.learning_rate=3e-3", *words)
+        return float([updated(made)[-1] for _ in range(5)][-1].overall["entropy"])
+
+    assert entropy("algorithm.entropy_bonus=10") > entropy() + 0.01
+
+
+def test_the_trainer_takes_the_overlong_penalty_from_the_reward(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "algorithm=dapo")
+    sampled_, _, _ = made.sample(1)
+    lengths_B = sampled_.sequences.response_mask_BT.sum(-1)
+    assert made.task.max_new_tokens == 5
+    expected_B = sampled_.scores_B - 0.5 * (lengths_B - 4).clamp(0, 1)
+    assert (lengths_B == 5).any()
+    old = made.learner.old_policy(sampled_, made.minibatches(1))
+    assert_close(made._rewards(sampled_, old), expected_B)
+
+
+def test_rows_share_a_group_where_they_share_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(tmp_path, "algorithm=gepo")
+    plain, seen = Learner.batch, []
+
+    def spy(self: Learner, *arguments: Any) -> Any:
+        batch = plain(self, *arguments)
+        seen.append((arguments[3], batch.get("groups_B")))
+        return batch
+
+    monkeypatch.setattr(Learner, "batch", spy)
+    updated(made)
+    for rows_M, groups_M in seen:
+        assert torch.equal(groups_M[:, None] == groups_M, (rows_M // 8)[:, None] == rows_M // 8)
+        assert len(groups_M.unique()) == 2
+
+
+def test_the_reference_of_the_kl_stays_at_the_cold_start(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "algorithm.kl.coefficient=0.1")
+    sampled_, _, _ = made.sample(1)
+    minibatches = made.minibatches(1)
+    first = made.learner.old_policy(sampled_, minibatches)
+    assert torch.equal(first.logprobs_BT, first.reference_logprobs_BT)
+    updated(made)
+    second = made.learner.old_policy(sampled_, minibatches)
+    assert not torch.equal(second.logprobs_BT, first.logprobs_BT)
+    assert torch.equal(second.reference_logprobs_BT, first.reference_logprobs_BT)
+
+
+# --- dynamic sampling --------------------------------------------------------------------------------
+
+
+def scripted_scores(made: Trainer, rounds: list[list[list[float]]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the scores of successive rollouts of four groups, each group's eight from its short list."""
+    plain, left = made._rollout, iter(rounds)
+
+    def fake(*arguments: Any) -> Rollout:
+        rollout_ = plain(*arguments)
+        scores = torch.tensor([(group * 8)[:8] for group in next(left)])
+        return Rollout(**vars(rollout_) | {"scores_B": scores.flatten()})
+
+    monkeypatch.setattr(made, "_rollout", fake)
+
+
+SIGNAL, NONE = [0.0, 1.0], [1.0, 1.0]
+
+
+def test_groups_without_signal_are_dropped_and_refilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(tmp_path, "algorithm=dapo")
+    scripted_scores(made, [[NONE, SIGNAL, NONE, SIGNAL], [SIGNAL, NONE, SIGNAL, SIGNAL]], monkeypatch)
+    kept, scores_PG, _ = made.sample(1)
+    assert scores_PG.shape == (8, 8)
+    assert len(kept.scores_B) == 32
+    kept_PG = kept.scores_B.view(4, 8)
+    assert (kept_PG != kept_PG[:, :1]).any(-1).all()
+    # They come in the order in which they were sampled: prompts 1 and 3, then 4 and 6.
+    made = trainer(tmp_path, "algorithm=dapo")
+    parts = [made._rollout("rollout", 1, 4, 8, made.model), made._rollout("rollout_refill_1", 1, 4, 8, made.model)]
+    together = join(parts).sequences
+    rows = [row for prompt in (1, 3, 4, 6) for row in range(8 * prompt, 8 * prompt + 8)]
+    assert torch.equal(kept.sequences.tokens_BS, together.tokens_BS[rows])
+    assert torch.equal(kept.sequences.mask_BS, together.mask_BS[rows])
+
+
+def test_places_that_no_rollout_could_fill_go_to_groups_without_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(tmp_path, "algorithm=dapo", "algorithm.sampling.max_rollouts=2")
+    scripted_scores(made, [[NONE, NONE, SIGNAL, NONE], [NONE, SIGNAL, NONE, NONE]], monkeypatch)
+    kept, scores_PG, _ = made.sample(1)
+    kept_PG = kept.scores_B.view(4, 8)
+    assert (kept_PG != kept_PG[:, :1]).any(-1).tolist() == [True, True, False, False]
+    assert len(scores_PG) == 8
+
+
+def test_a_step_counts_all_that_was_sampled_and_trains_on_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(tmp_path, "algorithm=dapo")
+    scripted_scores(made, [[NONE, SIGNAL, NONE, SIGNAL], [SIGNAL, NONE, SIGNAL, SIGNAL]], monkeypatch)
+    (row,) = made.step(1).rows["steps"]
+    assert row["prompts_sampled"] == 8
+    assert row["groups_without_signal"] == 3 / 8
+    assert row["reward"] == pytest.approx((3 * 1 + 5 * 0.5) / 8)
+    assert row["response_tokens"] < row["tokens_sampled"] <= 8 * 8 * 5
+
+
+def test_rollouts_of_different_widths_are_joined_on_their_tokens(model: PreTrainedModel, task: Chain) -> None:
+    def said(prompt: str) -> Rollout:
+        return roll_out(model, task, [prompt], 4, torch.Generator().manual_seed(1), top_k=3)
+
+    parts = [said("1+2+3="), said("1+2+3*4-5=")]
+    together = join(parts)
+    first = 0
+    for part in parts:
+        rows = torch.arange(first, first + 4)
+        first += 4
+        ours = together.rows(rows)
+        assert torch.equal(
+            ours.sequences.tokens_BS[ours.sequences.mask_BS.bool()],
+            part.sequences.tokens_BS[part.sequences.mask_BS.bool()],
+        )
+        mask_BT, part_BT = ours.sequences.response_mask_BT.bool(), part.sequences.response_mask_BT.bool()
+        assert torch.equal(ours.logprobs_BT[mask_BT], part.logprobs_BT[part_BT])
+        assert torch.equal(ours.top_tokens_BTK[mask_BT], part.top_tokens_BTK[part_BT])  # type: ignore[index]
+        with torch.no_grad():
+            again = forward(model, ours.sequences, "fp32")
+        assert_close(again.logprobs_BT[mask_BT], part.logprobs_BT[part_BT], atol=1e-5, rtol=0)
+        assert ours.routes_LBFK is not None
+        assert part.routes_LBFK is not None
+        assert torch.equal(
+            ours.routes_LBFK[:, ours.sequences.route_mask_BF], part.routes_LBFK[:, part.sequences.route_mask_BF]
+        )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm=topr"],
+        ["algorithm=reinforce_pp"],
+        ["algorithm=r2vpo"],
+        ["algorithm=grpo", "advantage=batch_whitened"],
+        ["algorithm=grpo", "algorithm.entropy_bonus=0.1"],
+        ["algorithm=dapo", "algorithm.kl.coefficient=0.1"],
+    ],
+    ids=" ".join,
+)
+def test_dynamic_sampling_is_refused_where_it_would_drop_what_is_learned_from(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="max_rollouts above 1 drops groups"):
+        compose.plan([*words, "algorithm.sampling.max_rollouts=3"])
+    compose.plan([*words, "algorithm.sampling.max_rollouts=1"])
+
+
+# --- the advantage as a switch -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "reinforce_pp", "topr"])
+def test_any_algorithm_takes_any_advantage(algorithm: str) -> None:
+    for path in sorted((compose.CONF / "advantage").glob("*.yaml")):
+        (made,) = compose.plan([f"algorithm={algorithm}", f"advantage={path.stem}"])
+        assert made.axes == {"advantage": path.stem}
+        assert made.folder.parts[-2] == f"advantage={path.stem}"
+
+
+def test_the_named_advantage_is_the_one_that_is_used(tmp_path: Path) -> None:
+    named = trainer(tmp_path, "algorithm=dr_grpo", "advantage=leave_one_out")
+    assert type(named.advantage).__name__ == "LeaveOneOut"
+    assert type(trainer(tmp_path, "algorithm=dr_grpo").advantage).__name__ == "GroupMean"
+    with pytest.raises(ConfigError, match="at least 3 responses"):
+        compose.plan(["advantage=leave_one_out_std", "rollout.responses=2"])
+
+
+# --- corrections in a run ----------------------------------------------------------------------------
+
+
+def test_a_correction_is_an_axis_of_the_folder_and_is_recorded(tmp_path: Path) -> None:
+    made = planned(tmp_path, "correction=icepop", "steps=1")
+    assert compose.plan(["correction=icepop"])[0].folder.parts[-2:] == ("correction=icepop", "seed=0")
+    assert made.axes["correction"] == "icepop"
+    assert execute.execute(made) == "finished"
+    facts = record.read_run(made.folder)
+    assert facts is not None
+    assert facts["correction"] == "icepop"
+    steps = record.read_table(made.folder, "steps")
+    assert steps["correction_weight"].item() == pytest.approx(1, abs=1e-3)  # sampler and trainer agree
+    assert steps["correction_rejected"].item() == 0
+    plain = planned(tmp_path, "steps=1")
+    assert plain.config_hash != made.config_hash
+    assert identity.settings_hash(plain.config, made.axes) == identity.settings_hash(made.config, made.axes)
+
+
+def test_a_correction_of_a_loss_with_its_ratio_to_the_sampler_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    for words in (["algorithm=dppo"], ["algorithm=minirl"], ["algorithm.loss.anchor=rollout"]):
+        with pytest.raises(ConfigError, match="use correction=none"):
+            planned(tmp_path, "correction=tis", *words)
+    planned(tmp_path, "correction=tis", "algorithm=dppo", "algorithm.loss.anchor=old")
+
+
+@pytest.mark.parametrize(
+    ("name", "needed", "less"),
+    [
+        ("cispo@nemo-rl-0.7", ["correction=is"], [["correction=tis"], []]),
+        (
+            "reinforce_pp_baseline@nemo-rl-prorl-2.1",
+            ["correction=seq_mask_tis", "updates_per_rollout=1"],
+            [["correction=seq_mask_tis"], ["updates_per_rollout=1"], ["correction=is", "updates_per_rollout=1"]],
+        ),
+    ],
+)
+def test_a_preset_is_refused_without_all_that_its_recipe_is_only_true_with(
+    tmp_path: Path, name: str, needed: list[str], less: list[list[str]]
+) -> None:
+    for words in less:
+        with pytest.raises(ConfigError, match=f"{name} is what its name says only with {' '.join(needed)}"):
+            planned(tmp_path, f"algorithm={name}", *words)
+    planned(tmp_path, f"algorithm={name}", *needed)

@@ -1,0 +1,335 @@
+"""The sampler against transformers' own ``generate``, against the training forward, and against a script.
+
+Shapes: B sequences, T response positions, S positions in all, F = S − 1 positions fed, L MoE layers,
+K experts a token, V vocabulary.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import MICRO
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training.cold_start import demonstrate
+from steadymoe.bench.training.forward import Forward, Sequences, forward
+from steadymoe.bench.training.packing import positions
+from steadymoe.bench.training.sampling import Rollout, check_routes, roll_out
+from steadymoe.models import build
+from steadymoe.models.routing import NO_ROUTE
+
+Script = Callable[[Chain, list[str], list[str]], Rollout]
+PROMPTS = ["3+3+1+1*0=", "5*3-3-5=", "5+1-4*4=", "3-0-1=", "3-4*2=", "5*2*4*5-3="]
+
+
+@pytest.fixture(scope="module")
+def lively(task: Chain) -> PreTrainedModel:
+    """Random weights so large that log-probabilities and routes depend on every earlier token."""
+    numbers = MICRO | {"initializer_range": 0.3, "tie_word_embeddings": False}
+    return build.build(numbers, task.tokenizer, seed=0, device="cpu")
+
+
+@pytest.fixture
+def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "multinomial", lambda probs_BV, n, generator: probs_BV.argmax(-1, keepdim=True))
+
+
+def sampled(model: PreTrainedModel, task: Chain, seed: int = 0, responses: int = 4) -> Rollout:
+    return roll_out(model, task, PROMPTS, responses, torch.Generator().manual_seed(seed))
+
+
+def trained(model: PreTrainedModel, sequences: Sequences) -> Forward:
+    with torch.no_grad():
+        return forward(model, sequences, "fp32")
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel) -> Script:
+    """A rollout that samples given texts, one a row, and then a digit without end."""
+
+    def play(task: Chain, prompts: list[str], texts: list[str]) -> Rollout:
+        rows = [task.tokenizer(text)["input_ids"] + [4] * 20 for text in texts]
+        columns = iter(torch.tensor([row[:20] for row in rows]).T)
+        monkeypatch.setattr(torch, "multinomial", lambda probs_BV, n, generator: next(columns)[:, None])
+        return roll_out(lively, task, prompts, len(texts) // len(prompts), torch.Generator())
+
+    return play
+
+
+# --- against generate --------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("greedy")
+def test_greedy_tokens_and_log_probabilities_are_those_of_generate(lively: PreTrainedModel, task: Chain) -> None:
+    lively = copy.deepcopy(lively)
+    with torch.no_grad():
+        lively.get_output_embeddings().weight[1] *= 3  # a response ends at about every fourth token, at any weights
+    encoded = task.tokenizer(PROMPTS, padding=True, return_tensors="pt")
+    oracle = lively.generate(
+        input_ids=encoded["input_ids"],
+        attention_mask=encoded["attention_mask"],
+        do_sample=False,
+        max_new_tokens=task.max_new_tokens,
+        eos_token_id=1,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    ours = sampled(lively, task, responses=2)
+    assert torch.equal(ours.sequences.tokens_BS, oracle.sequences.repeat_interleave(2, 0))
+    mask_BT = ours.sequences.response_mask_BT[::2]
+    assert mask_BT.sum(-1).unique().numel() > 1, "no row ends early"
+    tokens_BT = oracle.sequences[:, -mask_BT.shape[1] :]
+    logprobs_BTV = torch.stack(oracle.logits, dim=1).log_softmax(-1)
+    expected_BT = logprobs_BTV.gather(-1, tokens_BT[..., None]).squeeze(-1) * mask_BT
+    assert_close(ours.logprobs_BT, expected_BT.repeat_interleave(2, 0), atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, [prompt for prompt in PROMPTS if len(prompt) == len(PROMPTS[0])]])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_mask_that_decoding_brings_is_the_models_own_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel, task: Chain, attention: str, prompts: list[str]
+) -> None:
+    seen: list[int] = []
+    hook = lively.register_forward_pre_hook(
+        lambda module, arguments, more: seen.append(more["attention_mask"].dim()), with_kwargs=True
+    )
+    before = lively.config._attn_implementation
+    lively.set_attn_implementation(attention)
+    ours = roll_out(lively, task, prompts, 4, torch.Generator().manual_seed(0))
+    assert 4 in seen  # where prompts are padded, or a response has ended
+    seen.clear()
+    monkeypatch.setattr("steadymoe.bench.training.sampling.refusal", lambda config: "a sliding window")
+    theirs = roll_out(lively, task, prompts, 4, torch.Generator().manual_seed(0))
+    assert set(seen) == {2}
+    lively.set_attn_implementation(before)
+    hook.remove()
+    assert torch.equal(ours.sequences.tokens_BS, theirs.sequences.tokens_BS)
+    assert torch.equal(ours.logprobs_BT, theirs.logprobs_BT)
+
+
+def test_first_tokens_are_drawn_with_the_models_own_probabilities(lively: PreTrainedModel, task: Chain) -> None:
+    made = roll_out(lively, task, ["3-4*2="], 4000, torch.Generator().manual_seed(0))
+    drawn_V = torch.bincount(made.sequences.tokens_BS[:, -made.sequences.response_width], minlength=16) / 4000
+    with torch.no_grad():
+        probs_V = lively(torch.tensor([task.tokenizer("3-4*2=")["input_ids"]])).logits[0, -1].softmax(-1)
+    assert ((drawn_V - probs_V).abs() <= 4 * (probs_V * (1 - probs_V) / 4000).sqrt() + 1e-3).all()
+
+
+# --- against the training forward --------------------------------------------------------------------
+
+
+def test_the_sampler_and_the_training_forward_agree_in_log_probabilities_and_routes(
+    lively: PreTrainedModel, task: Chain
+) -> None:
+    made = sampled(lively, task)
+    again = trained(lively, made.sequences)
+    mask_BT = made.sequences.response_mask_BT.bool()
+    assert mask_BT.sum(-1).unique().numel() > 1
+    assert_close(again.logprobs_BT[mask_BT], made.logprobs_BT[mask_BT], atol=5e-5, rtol=0)
+    assert torch.equal(again.routes_LBFK, made.routes_LBFK)
+
+
+def test_the_training_forward_is_one_plain_forward_of_each_sequence_alone(lively: PreTrainedModel, task: Chain) -> None:
+    sequences = sampled(lively, task, responses=1).sequences
+    batched = trained(lively, sequences)
+    for row, (tokens_S, mask_S) in enumerate(zip(sequences.tokens_BS, sequences.mask_BS.bool(), strict=True)):
+        length = int(sequences.response_mask_BT[row].sum())
+        with torch.no_grad():
+            logprobs_SV = lively(tokens_S[mask_S][None]).logits[0].log_softmax(-1)[-length - 1 : -1]
+        chosen_T = logprobs_SV.gather(-1, tokens_S[mask_S][-length:, None]).squeeze(-1)
+        entropy_T = torch.special.entr(logprobs_SV.exp()).sum(-1)
+        assert_close(batched.logprobs_BT[row, :length], chosen_T, atol=1e-5, rtol=0)
+        assert_close(batched.entropy_BT[row, :length], entropy_T, atol=1e-5, rtol=0)
+
+
+def test_a_model_without_a_preference_is_uniform(task: Chain, model: PreTrainedModel) -> None:
+    torch.nn.init.zeros_(model.lm_head.weight)
+    made = sampled(model, task)
+    expected_BT = made.sequences.response_mask_BT * -math.log(16)
+    assert_close(made.logprobs_BT, expected_BT)
+    assert_close(trained(model, made.sequences).entropy_BT, torch.full_like(expected_BT, math.log(16)))
+
+
+def padded_on_the_left(sequences: Sequences, by: int) -> Sequences:
+    garbage_BX = torch.full((len(sequences.tokens_BS), by), 9)
+    return replace(
+        sequences,
+        tokens_BS=torch.cat([garbage_BX, sequences.tokens_BS], 1),
+        mask_BS=torch.cat([torch.zeros_like(garbage_BX), sequences.mask_BS], 1),
+    )
+
+
+def test_prompt_padding_changes_neither_a_log_probability_nor_a_route(lively: PreTrainedModel, task: Chain) -> None:
+    sequences = sampled(lively, task).sequences
+    narrow, wide = trained(lively, sequences), trained(lively, padded_on_the_left(sequences, 5))
+    assert_close(wide.logprobs_BT, narrow.logprobs_BT, atol=1e-5, rtol=0)
+    assert_close(wide.entropy_BT, narrow.entropy_BT, atol=1e-5, rtol=0)
+    assert narrow.routes_LBFK is not None
+    assert wide.routes_LBFK is not None
+    assert torch.equal(wide.routes_LBFK[:, :, 5:], narrow.routes_LBFK)
+    assert (wide.routes_LBFK[:, :, :5] == NO_ROUTE).all()
+
+
+def test_positions_count_real_tokens_alone_as_a_model_with_learnt_positions_shows(task: Chain) -> None:
+    numbers = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32, "initializer_range": 0.3}
+    numbers |= {
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "_target_": "transformers.GPT2Config",
+    }
+    gpt2 = build.build(numbers, task.tokenizer, seed=0, device="cpu")
+    sequences = sampled(gpt2, task).sequences
+    narrow, wide = trained(gpt2, sequences), trained(gpt2, padded_on_the_left(sequences, 5))
+    assert_close(wide.logprobs_BT, narrow.logprobs_BT, atol=1e-5, rtol=0)
+    assert positions(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])).tolist() == [[0, 0, 0, 1], [0, 1, 2, 2]]
+
+
+@pytest.mark.usefixtures("greedy")
+def test_a_longer_prompt_beside_it_changes_no_log_probability_of_a_prompt(lively: PreTrainedModel, task: Chain) -> None:
+    alone = roll_out(lively, task, ["3-4*2="], 1, torch.Generator())
+    beside = roll_out(lively, task, ["3-4*2=", "5*2*4*5-3="], 1, torch.Generator())
+    width = alone.sequences.response_width
+    assert_close(beside.logprobs_BT[:1, :width], alone.logprobs_BT, atol=1e-5, rtol=0)
+
+
+def test_the_order_of_the_batch_changes_nothing(lively: PreTrainedModel, task: Chain) -> None:
+    sequences = sampled(lively, task).sequences
+    order_B = torch.randperm(len(sequences.tokens_BS), generator=torch.Generator().manual_seed(1))
+    straight, permuted = trained(lively, sequences), trained(lively, sequences.rows(order_B))
+    assert_close(permuted.logprobs_BT, straight.logprobs_BT[order_B], atol=1e-5, rtol=0)
+    assert straight.routes_LBFK is not None
+    assert torch.equal(permuted.routes_LBFK, straight.routes_LBFK[:, order_B])
+
+
+# --- routes ------------------------------------------------------------------------------------------
+
+
+def test_there_is_no_route_on_padding_and_for_the_last_sampled_token_alone(
+    lively: PreTrainedModel, task: Chain
+) -> None:
+    made = sampled(lively, task)
+    assert made.routes_LBFK is not None
+    width = made.sequences.tokens_BS.shape[1] - made.sequences.response_width
+    lengths = made.sequences.response_mask_BT.sum(-1).tolist()
+    for row, (prompt, length) in enumerate(zip(np.repeat(PROMPTS, 4), lengths, strict=True)):
+        for position in range(made.routes_LBFK.shape[2]):
+            fed = width - len(prompt) <= position < width + length - 1
+            route_LK: Tensor = made.routes_LBFK[:, row, position]
+            assert ((route_LK >= 0) & (route_LK < 4)).all() if fed else (route_LK == NO_ROUTE).all()
+
+
+def test_routes_that_do_not_fall_on_their_tokens_are_an_error(lively: PreTrainedModel, task: Chain) -> None:
+    made = sampled(lively, task)
+    routes_LBFK = made.routes_LBFK
+    assert routes_LBFK is not None
+    check_routes(routes_LBFK, made.sequences)
+    row, position = (int(found[0]) for found in made.sequences.route_mask_BF.nonzero(as_tuple=True))
+    missing_LBFK, extra_LBFK = routes_LBFK.clone(), routes_LBFK.clone()
+    missing_LBFK[1, row, position] = NO_ROUTE  # in one layer of three
+    extra_LBFK[1, (~made.sequences.route_mask_BF)] = 0
+    for wrong_LBFK in (
+        routes_LBFK.roll(1, 2),
+        routes_LBFK.roll(-1, 2),
+        routes_LBFK[:, :, 1:],
+        missing_LBFK,
+        extra_LBFK,
+    ):
+        with pytest.raises(RuntimeError, match="do not fall on the tokens"):
+            check_routes(wrong_LBFK, made.sequences)
+
+
+def test_a_dense_model_is_sampled_without_routes(task: Chain) -> None:
+    numbers = {key: value for key, value in MICRO.items() if not any(word in key for word in ("expert", "topk", "moe"))}
+    numbers |= {"_target_": "transformers.Qwen3Config", "intermediate_size": 16, "head_dim": 8}
+    dense = build.build(numbers, task.tokenizer, seed=0, device="cpu")
+    made = sampled(dense, task)
+    again = trained(dense, made.sequences)
+    assert made.routes_LBFK is again.routes_LBFK is None
+    assert again.router_logits_LNE == []
+    assert_close(again.logprobs_BT * made.sequences.response_mask_BT, made.logprobs_BT, atol=5e-5, rtol=0)
+
+
+# --- what is sampled ---------------------------------------------------------------------------------
+
+
+def test_a_generators_seed_decides_the_rollout(lively: PreTrainedModel, task: Chain) -> None:
+    one, same, other = (sampled(lively, task, seed) for seed in (1, 1, 2))
+    assert torch.equal(one.sequences.tokens_BS, same.sequences.tokens_BS)
+    assert torch.equal(one.logprobs_BT, same.logprobs_BT)
+    assert not torch.equal(one.logprobs_BT, other.logprobs_BT)
+    firsts_B = one.sequences.tokens_BS[:, -one.sequences.response_width]
+    assert len(set(firsts_B[:4].tolist())) > 1, "responses to one prompt are drawn apart"
+
+
+def test_weights_that_are_not_finite_are_an_error(task: Chain, model: PreTrainedModel) -> None:
+    with torch.no_grad():
+        model.model.norm.weight[0] = math.nan
+    with pytest.raises(FloatingPointError, match="not finite"):
+        sampled(model, task)
+
+
+def test_scores_are_of_the_text_and_of_its_end(monkeypatch: pytest.MonkeyPatch, scripted: Script, task: Chain) -> None:
+    script = {  # 3+1 = 4, 4*2 = 2 modulo 6
+        "42<eos>": 1.0,
+        "52<eos>": 1.0,  # right by luck
+        "41<eos>": 0.0,
+        "42": 0.0,  # goes on
+        "42<pad><eos>": 0.0,
+        "<eos>": 0.0,
+        "42<eos>3<eos>": 1.0,  # nothing counts after the end
+    }
+    heard, score = [], task.score
+    monkeypatch.setattr(task, "score", lambda *call: heard.append(call) or score(*call))
+    made = scripted(task, ["3+1*2="], list(script))
+    assert made.scores_B.tolist() == list(script.values())
+    texts = [
+        ("42", True),
+        ("52", True),
+        ("41", True),
+        ("4222222", False),
+        ("42<pad>", True),
+        ("", True),
+        ("42", True),
+    ]
+    assert heard == [("3+1*2=", *text) for text in texts]
+    assert made.sequences.response_mask_BT.sum(-1).tolist() == [3, 3, 3, task.max_new_tokens, 4, 1, 3]
+
+
+def test_scores_go_to_the_prompt_of_their_row(scripted: Script, task: Chain) -> None:
+    prompts, right = ["3+1*2=", "1+1+1="], ["42<eos>", "23<eos>"]
+    assert scripted(task, prompts, right * 2).scores_B.tolist() == [1, 0, 0, 1]
+
+
+def test_an_end_on_the_last_token_allowed_is_an_end(scripted: Script) -> None:
+    tight = Chain(min_operands=3, max_operands=5, modulus=6, spare_tokens=0)
+    made = scripted(tight, ["1+1+1+1+1="], ["2345<eos>", "23451<eos>"])
+    assert made.scores_B.tolist() == [1, 0]
+    assert made.sequences.response_width == tight.max_new_tokens == 5
+
+
+def test_after_its_end_a_row_is_padding_with_log_probability_zero(scripted: Script, task: Chain) -> None:
+    made = scripted(task, ["3+1*2="], ["4<eos>", "4235<eos>", "<eos>"])
+    assert made.sequences.response_mask_BT.tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]
+    ended_BT = made.sequences.response_mask_BT == 0
+    assert (made.sequences.tokens_BS[:, -5:][ended_BT] == 0).all()
+    assert (made.logprobs_BT[ended_BT] == 0).all()
+    assert (made.logprobs_BT[~ended_BT] < 0).all()
+
+
+def test_demonstrations_are_laid_out_as_a_rollout_that_sampled_them(scripted: Script, task: Chain) -> None:
+    answers = task.demonstrations(PROMPTS, 0.0, np.random.default_rng(0))
+    laid = demonstrate(PROMPTS, answers, task.tokenizer, torch.device("cpu"))
+    made = scripted(task, PROMPTS, [f"{answer}<eos>" for answer in answers])
+    assert made.scores_B.tolist() == [1.0] * len(PROMPTS)
+    assert torch.equal(laid.tokens_BS, made.sequences.tokens_BS)
+    assert torch.equal(laid.mask_BS, made.sequences.mask_BS)
+    assert laid.response_width == made.sequences.response_width

@@ -1,0 +1,304 @@
+"""Work that need not be done: with each saving and without it a step says the same, but for rounding."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pandas.testing import assert_frame_equal
+from test_execute import PROPORTIONAL, planned, tables
+from test_learner import trainer
+from torch.testing import assert_close
+
+from steadymoe.algorithms import names
+from steadymoe.bench.config import identity
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.runs import execute, record
+from steadymoe.bench.speed.measure import SAVINGS
+from steadymoe.bench.training import microbatches
+from steadymoe.bench.training.learner import Measured
+from steadymoe.bench.training.trainer import Trainer
+
+OFF = [f"savings.{name}=false" for name in SAVINGS]
+# Lengths that differ, so that there is padding, and responses that end before others.
+WORDS = ["task.max_operands=4", "task.spare_tokens=3", "optimizer.learning_rate=3e-3"]
+
+
+def weights(made: Trainer) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in made.model.parameters()])
+
+
+def updated(made: Trainer, order: Sequence[int] = (0, 1)) -> list[Measured]:
+    """Updates on two mini-batches of one rollout; half of the groups, and all of the second, have no advantage."""
+    rollout, _, _ = made.sample(1)
+    advantages_BT = torch.linspace(-1, 1.5, len(rollout.scores_B))[:, None] * rollout.sequences.response_mask_BT
+    plain = [torch.cat([part.rows_M for part in parts]) for parts in made.minibatches(1)]
+    advantages_BT[plain[0][:8]] = 0.0
+    advantages_BT[plain[1]] = 0.0
+    silent_B = (advantages_BT == 0).all(-1) if made.learner.forwards.skips_silent else None
+    minibatches = made.minibatches(1, silent_B)
+    old = made.learner.old_policy(rollout, minibatches)
+    return [
+        made.learner.update(rollout, old, advantages_BT, minibatches[which], first=update == 0)
+        for update, which in enumerate(order)
+    ]
+
+
+def gradients(made: Trainer) -> list[torch.Tensor]:
+    """What the optimizer is handed from now on, one flat tensor an update."""
+    seen: list[torch.Tensor] = []
+
+    def keep(*_: Any) -> None:
+        found = [weight.grad for weight in made.model.parameters() if weight.grad is not None]
+        seen.append(torch.cat([gradient.flatten() for gradient in found]))
+
+    made.learner.optimizer.register_step_pre_hook(keep)
+    return seen
+
+
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Apart by rounding: by a small share of the length, and not at all where there is nothing."""
+    assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+
+
+def assert_same(saved: Trainer, plain: Trainer) -> None:
+    """Three updates from the same weights: at ratio 1, without a signal, and at ratios that have moved."""
+    start = weights(plain)
+    assert torch.equal(weights(saved), start)
+    made, expected = gradients(saved), gradients(plain)
+    for ours, theirs in zip(updated(saved, (0, 1, 0)), updated(plain, (0, 1, 0)), strict=True):
+        assert ours.overall.keys() == theirs.overall.keys()
+        for name, value in theirs.overall.items():
+            assert_close(ours.overall[name], value, atol=5e-6, rtol=1e-5, check_dtype=False, msg=name)
+        for name, value in theirs.layers.items():
+            assert_close(ours.layers[name], value, atol=5e-6, rtol=1e-5, check_dtype=False, msg=name)
+    assert len(made) == len(expected) == 3
+    assert expected[0].any()
+    for one, other in zip(made, expected, strict=True):
+        assert_near(one, other)
+    moved = weights(plain) - start
+    assert moved.norm() > 1e-2
+    assert_near(weights(saved) - start, moved)
+
+
+@pytest.mark.parametrize("name", SAVINGS)
+@pytest.mark.parametrize("more", [["algorithm=gspo"], ["microbatch=5"], ["routing=r3"], ["model=dense_micro"]])
+def test_an_update_is_the_same_with_each_saving_alone(tmp_path: Path, name: str, more: list[str]) -> None:
+    words = [*WORDS, *PROPORTIONAL, *more]
+    alone = [word for word in OFF if name not in word]
+    assert_same(trainer(tmp_path, *words, *alone), trainer(tmp_path, *words, *OFF))
+
+
+@pytest.mark.parametrize("algorithm", names())
+def test_an_update_is_the_same_with_all_savings_whatever_the_loss(tmp_path: Path, algorithm: str) -> None:
+    words = [*WORDS, *PROPORTIONAL, f"algorithm={algorithm}"]
+    assert_same(trainer(tmp_path, *words), trainer(tmp_path, *words, *OFF))
+
+
+def test_silent_responses_have_no_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, bool]] = []
+    plain = microbatches.forward
+
+    def spy(model: Any, sequences: Any, *arguments: Any, **more: Any) -> Any:
+        seen.append((len(sequences.tokens_BS), torch.is_grad_enabled()))
+        return plain(model, sequences, *arguments, **more)
+
+    made = trainer(tmp_path, *WORDS)
+    monkeypatch.setattr(microbatches, "forward", spy)
+    updated(made)
+    # The old policy's in the very parts of the updates: one group of the first mini-batch is silent, all of the second.
+    # The first has its gradient already, and is the first update's.
+    assert seen == [(8, True), (8, False), (16, False), (8, False), (16, False)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm=gspo"],
+        ["algorithm=rspo_gspo"],
+        ["updates_per_rollout=1", "algorithm.entropy_bonus=0.01"],
+        ["algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward"],
+        ["routing=r3", "engine=fp8"],
+        ["savings.sampler_as_old=2"],
+        ["precision=bf16"],
+        ["model=gpt_oss_micro"],
+        ["model=qwen3_next_micro", "model.config.num_hidden_layers=4"],
+        ["model=dense_micro"],
+    ],
+    ids=" ".join,
+)
+def test_a_run_is_the_same_to_the_bit_where_the_first_forward_serves_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    plain, seen, made, counts = microbatches.forward, [], {}, {}
+
+    def spy(*arguments: Any, **more: Any) -> Any:
+        seen.append(1)
+        return plain(*arguments, **more)
+
+    monkeypatch.setattr(microbatches, "forward", spy)
+    for reused in ("true", "false"):
+        made[reused] = planned(tmp_path / reused, *WORDS, "steps=3", *words, f"savings.reuse_first={reused}")
+        seen.clear()
+        assert execute.execute(made[reused]) == "finished"
+        counts[reused] = len(seen)
+    assert counts["false"] - counts["true"] in (1, 2, 3)  # a step whose first mini-batch is silent has no gradient
+    found = {reused: tables(each.folder) for reused, each in made.items()}
+    assert found["true"]["updates"]["grad_norm"].gt(0).any()
+    for name, frame in found["false"].items():
+        assert_frame_equal(found["true"][name], frame, check_exact=True)
+
+
+@pytest.mark.parametrize("words", [["routing=r2"], ["routing=pr2"], ["microbatch=5"]])
+def test_the_first_forward_serves_once_where_the_update_has_another(tmp_path: Path, words: list[str]) -> None:
+    for more, reuses in (([], True), (words, False)):
+        made = trainer(tmp_path, *WORDS, *more)
+        assert made.learner.forwards.reuses_first(made.minibatches(1)[0]) == reuses
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm.kl.coefficient=0.1"],
+        ["algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward"],
+        ["algorithm.entropy_bonus=0.1"],
+        ["algorithm=gepo"],
+        ["routing.aux_loss=0.01"],
+        ["routing=pr2"],
+    ],
+)
+def test_nothing_is_skipped_where_more_than_the_advantage_gives_a_gradient(tmp_path: Path, words: list[str]) -> None:
+    assert trainer(tmp_path, *WORDS).learner.forwards.skips_silent
+    assert not trainer(tmp_path, *WORDS, *words).learner.forwards.skips_silent
+
+
+def test_what_is_drawn_stays_the_same_when_finished_responses_leave(tmp_path: Path) -> None:
+    many = [*WORDS, "task.spare_tokens=12", "rollout.responses=32"]
+    fed: list[int] = []
+    made = trainer(tmp_path, *many)
+    made.model.register_forward_pre_hook(
+        lambda module, arguments, more: fed.append(len(more["input_ids"])), with_kwargs=True
+    )
+    ours, _, _ = made.sample(1)
+    theirs, _, _ = trainer(tmp_path, *many, "savings.drop_finished=false").sample(1)
+    assert min(fed[1:]) < len(ours.scores_B)  # some have left
+    assert torch.equal(ours.sequences.tokens_BS, theirs.sequences.tokens_BS)
+    assert torch.equal(ours.scores_B, theirs.scores_B)
+    assert ours.routes_LBFK is not None
+    assert theirs.routes_LBFK is not None
+    assert torch.equal(ours.routes_LBFK, theirs.routes_LBFK)
+    assert_close(ours.logprobs_BT, theirs.logprobs_BT, atol=5e-6, rtol=0)
+    mask_BT = ours.sequences.response_mask_BT.bool()
+    assert ours.router_logprobs_LBTE is not None
+    assert theirs.router_logprobs_LBTE is not None
+    assert_close(ours.router_logprobs_LBTE[:, mask_BT], theirs.router_logprobs_LBTE[:, mask_BT], atol=5e-5, rtol=0)
+
+
+def test_a_model_that_would_answer_otherwise_shares_no_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(tmp_path, *WORDS)
+    assert made.learner.forwards.unshared is None
+    said = made._rollout("probe", 0, 4, 1)
+    plain = microbatches.forward
+
+    def leaky(model: Any, sequences: Any, precision: str, layout: Any = None, **more: Any) -> Any:
+        if layout is not None and layout.mask.ndim == 4:  # as a window would: the mask is not what was asked for
+            layout.mask.zero_()
+        return plain(model, sequences, precision, layout=layout, **more)
+
+    monkeypatch.setattr(microbatches, "forward", leaky)
+    made.learner.forwards.check_sharing(said.sequences)
+    assert "would differ by" in str(made.learner.forwards.unshared)
+
+
+def test_the_record_says_which_savings_were_made(tmp_path: Path) -> None:
+    for words, shared, skipped in (
+        ([], True, True),
+        (["savings.share_prompts=false"], "savings.share_prompts is off", True),
+        (["routing.aux_loss=0.01"], "router losses", False),
+        (["model=gpt_oss_micro"], "layers of sliding_attention", True),
+    ):
+        made = planned(tmp_path, "steps=1", *words)
+        execute.execute(made)
+        facts = record.read_run(made.folder)
+        assert facts is not None
+        assert facts["savings"] == {"share_prompts": shared, "skip_silent": skipped}
+
+
+def test_configs_from_before_the_savings_keep_their_hash(tmp_path: Path) -> None:
+    made = planned(tmp_path, *OFF)
+    before = {key: value for key, value in made.config.items() if key != "savings"}
+    assert identity.config_hash(before) == made.config_hash
+    assert planned(tmp_path).config_hash != made.config_hash
+
+
+def test_the_sampler_stands_in_for_the_old_policy_and_is_checked(tmp_path: Path) -> None:
+    made = planned(tmp_path, "savings.sampler_as_old=3", "steps=5", *PROPORTIONAL)
+    execute.execute(made)
+    steps = record.read_table(made.folder, "steps")
+    compared = steps["rollout_kl_k3"].notna()
+    assert compared.tolist() == [True, False, False, True, False]
+    assert (steps["rollout_expert_disagreement"].notna() == compared).all()
+    assert steps["expert_change_rate"].notna().all()
+    updates = record.read_table(made.folder, "updates")
+    first = updates[updates["update"] == 1]
+    assert (first["token_ratio_variance"] < 1e-8).all()
+    plain = planned(tmp_path, "steps=5", "experiment_name=plain", *PROPORTIONAL)
+    execute.execute(plain)
+    theirs = record.read_table(plain.folder, "steps")
+    assert_close(steps["reward"].iloc[0], theirs["reward"].iloc[0])
+    assert abs(steps["grad_norm"].iloc[0] - theirs["grad_norm"].iloc[0]) < 1e-3 * theirs["grad_norm"].iloc[0]
+
+
+def test_a_sampler_that_differs_is_no_stand_in(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "savings.sampler_as_old=1")
+    rollout, _, _ = made.sample(1)
+    with torch.no_grad():
+        for weight in made.model.parameters():
+            weight.mul_(1.1)
+    with pytest.raises(RuntimeError, match="set it to null"):
+        made._old_policy(rollout, made.minibatches(1), 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["savings.sampler_as_old=0"], "every how many steps"),
+        (["savings.sampler_as_old=true"], "every how many steps"),
+        (["savings.sampler_as_old=5", "engine=bf16"], "a sampler that is the trainer"),
+        (["savings.sampler_as_old=5", "precision=bf16"], "a sampler that is the trainer"),
+        (["savings.sampler_as_old=5", "routing=pr2"], "a sampler that is the trainer"),
+        (["savings.share_prompts=1"], "true or false"),
+    ],
+)
+def test_impossible_savings_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(tmp_path, *words)
+
+
+def test_measuring_little_trains_the_same(tmp_path: Path) -> None:
+    words = ["steps=3", "probe.every=2", "evaluation.every=3", *PROPORTIONAL]
+    every, little = planned(tmp_path, *words), planned(tmp_path, *words, "measure=little")
+    for made in (every, little):
+        execute.execute(made)
+    facts = record.read_run(little.folder)
+    assert facts is not None
+    assert facts["status"] == "finished"
+    ours, theirs = (record.read_table(made.folder, "steps") for made in (little, every))
+    assert ours["reward"].iloc[0] == theirs["reward"].iloc[0]
+    for name in ("loss", "grad_norm", "entropy"):
+        assert ours[name].iloc[0] == pytest.approx(theirs[name].iloc[0], abs=1e-4)
+    assert ours["eval_accuracy"].notna().tolist() == [False, False, True]
+    for name in ("expert_change_rate", "token_ratio_variance", "rollout_kl_k3", "load_entropy", "routing_share"):
+        assert ours[name].isna().all(), name
+    assert record.read_table(little.folder, "layers").empty
+    for name in ("expert_change_per_update", "expert_change_since_start", "log_ratio_moment_free"):
+        assert theirs[name].notna().tolist() == [True, False, True], name
+
+
+@pytest.mark.parametrize("words", [["routing=r2"], ["routing=r3"], ["algorithm=rspo"], ["routing.aux_loss=0.01"]])
+def test_routes_that_training_needs_are_recorded_however_little_is_measured(tmp_path: Path, words: list[str]) -> None:
+    assert not trainer(tmp_path, "measure=little").learner.forwards.records_routes
+    made = trainer(tmp_path, "measure=little", *words)
+    assert made.learner.forwards.records_routes
+    made.step(1)
