@@ -20,7 +20,8 @@ from steadymoe.bench.support import source
 from steadymoe.models import megablocks
 
 # Raise it by hand when numbers change that training records of a config and seed: runs of before are then "made by
-# other training code", and are not mixed with new ones. tests/runs/test_provenance.py notices when that may have happened.
+# other training code", and are not mixed with new ones. tests/runs/test_provenance.py notices when that may have
+# happened.
 TRAINING_VERSION = 1
 
 # What any loss goes through, whatever its own file imports.
