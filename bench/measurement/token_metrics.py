@@ -123,4 +123,6 @@ def mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 def to_floats(columns: dict[str, Tensor]) -> dict[str, float]:
     """Scalars of one device to Python numbers, in one transfer."""
+    if not columns:
+        return {}
     return dict(zip(columns, torch.stack([c.double() for c in columns.values()]).tolist(), strict=True))

@@ -17,6 +17,9 @@ from steadymoe.bench.training.forward import Sequences, autocast
 from steadymoe.bench.training.packing import additive, positions, refusal
 from steadymoe.models.routing import NO_ROUTE, RouteRecorder, log_softmax
 
+# Responses that have ended leave the batch once no larger share of it than this goes on.
+LEAST_ALIVE = 0.5
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -221,7 +224,7 @@ def sample(
             # Rows that have ended ride along on padding until they leave, or the last one ends.
             mask_BS = torch.cat([mask_BS, masks[-1]], dim=1)
             position_B1 = position_B1 + 1
-            if 2 * int(alive_B[fed_R].sum()) <= len(fed_R):
+            if int(alive_B[fed_R].sum()) <= LEAST_ALIVE * len(fed_R):
                 staying_R = alive_B[fed_R].nonzero().squeeze(-1)
                 cache.reorder_cache(staying_R)  # type: ignore[arg-type]
                 fed_R = fed_R[staying_R]

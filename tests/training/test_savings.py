@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pandas.testing import assert_frame_equal
-from test_execute import PROPORTIONAL, planned, tables
+from test_execute import PROPORTIONAL, planned
 from test_learner import trainer
 from torch.testing import assert_close
 
@@ -16,7 +15,7 @@ from steadymoe.bench.config import identity
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.speed.measure import SAVINGS
-from steadymoe.bench.training import microbatches
+from steadymoe.bench.training import microbatches, sampling
 from steadymoe.bench.training.learner import Measured
 from steadymoe.bench.training.trainer import Trainer
 
@@ -33,11 +32,10 @@ def updated(made: Trainer, order: Sequence[int] = (0, 1)) -> list[Measured]:
     """Updates on two mini-batches of one rollout; half of the groups, and all of the second, have no advantage."""
     rollout, _, _ = made.sample(1)
     advantages_BT = torch.linspace(-1, 1.5, len(rollout.scores_B))[:, None] * rollout.sequences.response_mask_BT
-    plain = [torch.cat([part.rows_M for part in parts]) for parts in made.minibatches(1)]
+    plain = [torch.cat([part.rows_M for part in minibatch]) for minibatch in made.minibatches(1)]
     advantages_BT[plain[0][:8]] = 0.0
     advantages_BT[plain[1]] = 0.0
-    silent_B = (advantages_BT == 0).all(-1) if made.learner.forwards.skips_silent else None
-    minibatches = made.minibatches(1, silent_B)
+    minibatches = made.minibatches(1)
     old = made.learner.old_policy(rollout, minibatches)
     return [
         made.learner.update(rollout, old, advantages_BT, minibatches[which], first=update == 0)
@@ -96,84 +94,9 @@ def test_an_update_is_the_same_with_all_savings_whatever_the_loss(tmp_path: Path
     assert_same(trainer(tmp_path, *words), trainer(tmp_path, *words, *OFF))
 
 
-def test_silent_responses_have_no_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, bool]] = []
-    plain = microbatches.forward
-
-    def spy(model: Any, sequences: Any, *arguments: Any, **more: Any) -> Any:
-        seen.append((len(sequences.tokens_BS), torch.is_grad_enabled()))
-        return plain(model, sequences, *arguments, **more)
-
-    made = trainer(tmp_path, *WORDS)
-    monkeypatch.setattr(microbatches, "forward", spy)
-    updated(made)
-    # The old policy's in the very parts of the updates: one group of the first mini-batch is silent, all of the second.
-    # The first has its gradient already, and is the first update's.
-    assert seen == [(8, True), (8, False), (16, False), (8, False), (16, False)]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["algorithm=gspo"],
-        ["algorithm=rspo_gspo"],
-        ["updates_per_rollout=1", "algorithm.entropy_bonus=0.01"],
-        ["algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward"],
-        ["routing=r3", "engine=fp8"],
-        ["savings.sampler_as_old=2"],
-        ["precision=bf16"],
-        ["model=gpt_oss_micro"],
-        ["model=qwen3_next_micro", "model.config.num_hidden_layers=4"],
-        ["model=dense_micro"],
-    ],
-    ids=" ".join,
-)
-def test_a_run_is_the_same_to_the_bit_where_the_first_forward_serves_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+def test_what_is_drawn_stays_the_same_when_finished_responses_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, seen, made, counts = microbatches.forward, [], {}, {}
-
-    def spy(*arguments: Any, **more: Any) -> Any:
-        seen.append(1)
-        return plain(*arguments, **more)
-
-    monkeypatch.setattr(microbatches, "forward", spy)
-    for reused in ("true", "false"):
-        made[reused] = planned(tmp_path / reused, *WORDS, "steps=3", *words, f"savings.reuse_first={reused}")
-        seen.clear()
-        assert execute.execute(made[reused]) == "finished"
-        counts[reused] = len(seen)
-    assert counts["false"] - counts["true"] in (1, 2, 3)  # a step whose first mini-batch is silent has no gradient
-    found = {reused: tables(each.folder) for reused, each in made.items()}
-    assert found["true"]["updates"]["grad_norm"].gt(0).any()
-    for name, frame in found["false"].items():
-        assert_frame_equal(found["true"][name], frame, check_exact=True)
-
-
-@pytest.mark.parametrize("words", [["routing=r2"], ["routing=pr2"], ["microbatch=5"]])
-def test_the_first_forward_serves_once_where_the_update_has_another(tmp_path: Path, words: list[str]) -> None:
-    for more, reuses in (([], True), (words, False)):
-        made = trainer(tmp_path, *WORDS, *more)
-        assert made.learner.forwards.reuses_first(made.minibatches(1)[0]) == reuses
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["algorithm.kl.coefficient=0.1"],
-        ["algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward"],
-        ["algorithm.entropy_bonus=0.1"],
-        ["algorithm=gepo"],
-        ["routing.aux_loss=0.01"],
-        ["routing=pr2"],
-    ],
-)
-def test_nothing_is_skipped_where_more_than_the_advantage_gives_a_gradient(tmp_path: Path, words: list[str]) -> None:
-    assert trainer(tmp_path, *WORDS).learner.forwards.skips_silent
-    assert not trainer(tmp_path, *WORDS, *words).learner.forwards.skips_silent
-
-
-def test_what_is_drawn_stays_the_same_when_finished_responses_leave(tmp_path: Path) -> None:
     many = [*WORDS, "task.spare_tokens=12", "rollout.responses=32"]
     fed: list[int] = []
     made = trainer(tmp_path, *many)
@@ -181,7 +104,8 @@ def test_what_is_drawn_stays_the_same_when_finished_responses_leave(tmp_path: Pa
         lambda module, arguments, more: fed.append(len(more["input_ids"])), with_kwargs=True
     )
     ours, _, _ = made.sample(1)
-    theirs, _, _ = trainer(tmp_path, *many, "savings.drop_finished=false").sample(1)
+    monkeypatch.setattr(sampling, "LEAST_ALIVE", 0.0)
+    theirs, _, _ = trainer(tmp_path, *many).sample(1)
     assert min(fed[1:]) < len(ours.scores_B)  # some have left
     assert torch.equal(ours.sequences.tokens_BS, theirs.sequences.tokens_BS)
     assert torch.equal(ours.scores_B, theirs.scores_B)
@@ -212,24 +136,27 @@ def test_a_model_that_would_answer_otherwise_shares_no_prompts(tmp_path: Path, m
 
 
 def test_the_record_says_which_savings_were_made(tmp_path: Path) -> None:
-    for words, shared, skipped in (
-        ([], True, True),
-        (["savings.share_prompts=false"], "savings.share_prompts is off", True),
-        (["routing.aux_loss=0.01"], "router losses", False),
-        (["model=gpt_oss_micro"], "layers of sliding_attention", True),
+    for words, shared in (
+        ([], True),
+        (["savings.share_prompts=false"], "savings.share_prompts is off"),
+        (["routing.aux_loss=0.01"], "router losses"),
+        (["model=gpt_oss_micro"], "layers of sliding_attention"),
     ):
         made = planned(tmp_path, "steps=1", *words)
         execute.execute(made)
         facts = record.read_run(made.folder)
         assert facts is not None
-        assert facts["savings"] == {"share_prompts": shared, "skip_silent": skipped}
+        assert facts["savings"] == {"share_prompts": shared}
 
 
-def test_configs_from_before_the_savings_keep_their_hash(tmp_path: Path) -> None:
-    made = planned(tmp_path, *OFF)
-    before = {key: value for key, value in made.config.items() if key != "savings"}
-    assert identity.config_hash(before) == made.config_hash
-    assert planned(tmp_path).config_hash != made.config_hash
+def test_savings_that_are_gone_keep_their_place_in_the_hash_of_recorded_runs(tmp_path: Path) -> None:
+    made = planned(tmp_path)
+    gone = {"trim_padding": True, "skip_silent": True, "drop_finished": True, "reuse_first": True}
+    recorded = made.config | {"savings": made.config["savings"] | gone}
+    assert identity.config_hash(recorded) == made.config_hash
+    other = made.config | {"savings": made.config["savings"] | gone | {"skip_silent": False}}
+    assert identity.config_hash(other) != made.config_hash
+    assert planned(tmp_path, *OFF).config_hash != made.config_hash
 
 
 def test_the_sampler_stands_in_for_the_old_policy_and_is_checked(tmp_path: Path) -> None:
@@ -257,7 +184,7 @@ def test_a_sampler_that_differs_is_no_stand_in(tmp_path: Path) -> None:
         for weight in made.model.parameters():
             weight.mul_(1.1)
     with pytest.raises(RuntimeError, match="set it to null"):
-        made._old_policy(rollout, made.minibatches(1), 1)
+        made.old_policy(rollout, made.minibatches(1), 1)
 
 
 @pytest.mark.parametrize(
