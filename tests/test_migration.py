@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ def test_an_old_run_that_ended_is_left_as_it_is_by_its_command(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = contents()
+    monkeypatch.delitem(sys.modules, "my_losses", raising=False)  # another test may have had one of that name
     assert again(monkeypatch, name) == 0
     said = capsys.readouterr().out
     assert "1 of 1 runs have ended before" in said

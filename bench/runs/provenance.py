@@ -22,7 +22,9 @@ from steadymoe.models import megablocks
 # Raise it by hand when numbers change that training records of a config and seed: runs of before are then "made by
 # other training code", and are not mixed with new ones. tests/runs/test_provenance.py notices when that may have
 # happened.
-TRAINING_VERSION = 1
+# 2: every response has its backward (savings.skip_silent is gone: other rounding), and the strongest expert is the one
+# with the largest gate weight, wherever a router names it.
+TRAINING_VERSION = 2
 
 # What any loss goes through, whatever its own file imports.
 _EVERY_LOSS = [f"steadymoe.algorithms.{name}" for name in ("batch", "loss", "objective", "ops")]

@@ -12,6 +12,7 @@ from test_cli import RECORDED, steadymoe
 from test_execute import SMALL, assert_same, planned
 
 from steadymoe.bench.config import compose
+from steadymoe.bench.measurement.columns import TABLES
 from steadymoe.bench.report import collect, report_page
 from steadymoe.bench.runs import execute, record, status, sweep_plan
 from steadymoe.bench.runs.damage import Damaged
@@ -188,7 +189,8 @@ def interrupted(results: Path) -> compose.Run:
 
 def test_a_run_that_lost_rows_or_its_checkpoint_begins_anew(tmp_path: Path) -> None:
     made = interrupted(tmp_path)
-    rows = {path: path.read_text() for path in made.folder.glob("*.jsonl")}
+    tables = [path for path in made.folder.glob("*.jsonl") if path.stem in TABLES]
+    rows = {path: path.read_text() for path in tables}
     steps = made.folder / "steps.jsonl"
     with record.Record(made.folder, execute._facts(made)) as folder:
         assert folder.holds(2)

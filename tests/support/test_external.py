@@ -56,13 +56,13 @@ def test_a_config_of_one_name_in_two_places_is_refused(
 
 
 def test_a_folder_that_is_not_there_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(external.VARIABLE, "mien")
     assert steadymoe(monkeypatch, "run") == 2
     said = capsys.readouterr().err
     assert said == f"steadymoe: STEADYMOE_PATH names {Path('mien').absolute()}, and there is no such folder\n"
-    assert steadymoe(monkeypatch, "status") == 0
+    assert steadymoe(monkeypatch, "status", "--results", str(tmp_path)) == 0
 
 
 def test_modules_are_found_after_those_of_python_and_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
