@@ -185,7 +185,7 @@ def test_figures_of_stability_are_drawn_from_these_tables(name: str) -> None:
     steps = steps_of(runs)
     cells, lines = collapse_tables.frontier_tables(collapse_tables.frontiers(runs, steps))
     if name == "fig06":  # no more arms than one panel takes
-        few = runs.sort_values("diverged_step")["arm"].unique()[:8]
+        few = runs.sort_values("collapsed_step")["arm"].unique()[:8]
         runs, steps = runs[runs["arm"].isin(few)], steps[steps["arm"].isin(few)]
     roc, warnings = collapse_tables.early_warnings(steps, runs)
     data = {
