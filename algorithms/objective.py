@@ -6,11 +6,9 @@ The KL term and the bonus are aggregated as the loss is, and not weighted by the
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from steadymoe.algorithms import build, ops
+from steadymoe.algorithms import ops
 from steadymoe.algorithms.batch import Batch, LossOutput
 from steadymoe.algorithms.corrections import Correction, Uncorrected
 from steadymoe.algorithms.loss import PolicyLoss, Traits, one_of
@@ -80,16 +78,3 @@ class Objective:
         if self.entropy_bonus > 0:
             loss = loss - self.entropy_bonus * self.loss.aggregate(batch.get("entropy_BT"), batch)
         return LossOutput(loss, metrics, output.state)
-
-
-def from_config(algorithm: Mapping[str, Any], correction: Mapping[str, Any]) -> Objective:
-    """The objective that the ``algorithm`` and ``correction`` parts of a config describe.
-
-    Raises TypeError for an unknown field and ValueError for an impossible number or combination.
-    """
-    return Objective(
-        loss=build(algorithm["loss"]),
-        correction=build(correction),
-        kl=build(algorithm["kl"] | {"_target_": f"{__name__}.KL"}),
-        entropy_bonus=algorithm["entropy_bonus"],
-    )

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe.algorithms import class_of, meant
 from steadymoe.bench.config.identity import NO_NUMBERS, OFF, axes_name, config_hash, flatten, implied, is_name, short
-from steadymoe.bench.config.validate import ConfigError, check
+from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.config.validate import ConfigError, check, read
 from steadymoe.bench.support import external
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -43,7 +44,9 @@ _EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 class Run:
     """One checked point of a sweep."""
 
-    config: dict[str, Any]
+    config: RunConfig
+    plain: dict[str, Any]
+    """The same config as plain values: what ``run.json`` keeps and hashes are made of."""
     choices: dict[str, str]
     """Config group → chosen name: ``algorithm``, ``model``, ``task``, …"""
     axes: dict[str, Any]
@@ -68,7 +71,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
             for key in differing
             if key in part
         )
-        + f" seed={run.config['seed']}"
+        + f" seed={run.config.seed}"
         for run, part in zip(runs, parts, strict=True)
     ]
 
@@ -96,20 +99,22 @@ def run(words: Sequence[str]) -> Run:
         for group, name in composed.hydra.runtime.choices.items()
         if not group.startswith("hydra/") and name is not None
     }
-    config = _plain(composed)
-    given = _place(config)
+    plain = _plain(composed)
+    given = _place(plain)
     named = [f"{group}={name}" for group, name in sorted(choices.items())]
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = _reference(tuple(named))
-    _derive(config, words)
-    _sections(config, choices["algorithm"])
-    _needed(config["algorithm"], choices, config["updates_per_rollout"])
-    check(config, reference)
-    config = _with_floats(config, reference)
+    plain = _with_floats(plain, reference)
+    _sections(plain, choices)
+    config = _derived(read(plain), words)
+    plain |= {"steps": config.steps, "rollout": plain["rollout"] | {"prompts": config.rollout.prompts}}
+    _needed(config, choices)
+    flat = flatten(plain)
+    check(config, flat, reference)
     axes = {
         key: value
-        for key, value in flatten(config).items()
-        if key not in ("seed", *NO_NUMBERS, *implied(config)) and (key not in reference or reference[key] != value)
+        for key, value in flat.items()
+        if key not in ("seed", *NO_NUMBERS, *implied(plain)) and (key not in reference or reference[key] != value)
     }
     axes |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
     parts = [choices["algorithm"], choices["model"], choices["task"]]
@@ -119,30 +124,34 @@ def run(words: Sequence[str]) -> Run:
         folder = before  # of a run from when a path was an axis as it was given
     return Run(
         config=config,
+        plain=plain,
         choices=choices,
         axes=axes,
         folder=folder,
-        config_hash=config_hash(config),
-        command=external.prefix(choices, _modules(config))
+        config_hash=config_hash(plain),
+        command=external.prefix(choices, _modules(plain))
         + shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
     )
 
 
-def _sections(config: Mapping[str, Any], name: str) -> None:
+def _sections(plain: Mapping[str, Any], choices: Mapping[str, str]) -> None:
     """Raise ConfigError where the YAML of an algorithm lacks a section that a run cannot do without."""
+    algorithm = plain.get("algorithm")
+    if "algorithm" not in choices or not isinstance(algorithm, Mapping):
+        return
     for part in ("loss", "advantage"):
-        if part not in config["algorithm"] and config.get(part) is None:
+        if part not in algorithm and plain.get(part) is None:
             instead = ", or choose one: advantage=group_mean_std" if part == "advantage" else ""
             raise ConfigError(
-                f"the YAML of algorithm {name} has no section {part}; give it one with a _target_, as "
-                f"conf/algorithm/grpo.yaml has{instead}"
+                f"the YAML of algorithm {choices['algorithm']} has no section {part}; give it one with a _target_, "
+                f"as conf/algorithm/grpo.yaml has{instead}"
             )
 
 
-def _needed(algorithm: Mapping[str, Any], choices: Mapping[str, str], updates: Any) -> None:
+def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
     """Raise ConfigError where a preset is run without what it is only true with."""
-    chosen = {"correction": choices.get("correction"), "updates_per_rollout": updates}
-    needed = {key: algorithm[key] for key in chosen if algorithm[key] is not None}
+    chosen = {"correction": choices.get("correction"), "updates_per_rollout": config.updates_per_rollout}
+    needed = {key: value for key in chosen if (value := getattr(config.algorithm, key)) is not None}
     if any(chosen[key] != value for key, value in needed.items()):
         words = " ".join(f"{key}={value}" for key, value in needed.items())
         raise ConfigError(f"{choices['algorithm']} is what its name says only with {words}")
@@ -164,10 +173,10 @@ def _refuse_paths(choices: Mapping[str, Any]) -> None:
         )
 
 
-def _folder(config: Mapping[str, Any], parts: Sequence[str]) -> Path:
+def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
     """Where a run is recorded: ``results_dir/runs/experiment/parts…/seed=…``. Raises ConfigError if it is elsewhere."""
-    experiment = Path(config["results_dir"]).absolute() / "runs" / config["experiment_name"]
-    folder = experiment.joinpath(*(part for part in parts if part), f"seed={config['seed']}")
+    experiment = Path(config.results_dir).absolute() / "runs" / config.experiment_name
+    folder = experiment.joinpath(*(part for part in parts if part), f"seed={config.seed}")
     if any(part in (".", "..") or "/" in part or "\0" in part for part in folder.parts[len(experiment.parts) - 2 :]):
         raise ConfigError(f"{folder} is not a folder below {experiment}")
     if len(os.fsencode(folder)) > _LONGEST_PATH:
@@ -175,44 +184,39 @@ def _folder(config: Mapping[str, Any], parts: Sequence[str]) -> Path:
     return folder
 
 
-def _place(config: dict[str, Any]) -> dict[str, str]:
+def _place(plain: Mapping[str, Any]) -> dict[str, str]:
     """Make the paths of checkpoints absolute, so that one file is one arm; return them by key as they were given."""
     given = {}
-    for section in ("cold_start", "model"):
-        path = config[section].get("path")
-        if isinstance(path, str):
-            given[f"{section}.path"] = path
-            config[section]["path"] = str(Path(path).expanduser().resolve())
+    for group in ("cold_start", "model"):
+        fields = plain.get(group)
+        path = fields.get("path") if isinstance(fields, dict) else None
+        if isinstance(fields, dict) and isinstance(path, str):
+            given[f"{group}.path"] = path
+            fields["path"] = str(Path(path).expanduser().resolve())
     return given
 
 
-def _derive(config: dict[str, Any], words: Sequence[str]) -> None:
-    """Fill in what is given by what it stays in proportion to: prompts by the mini-batch, steps by the updates."""
-    updates = config["updates_per_rollout"]
+def _derived(config: RunConfig, words: Sequence[str]) -> RunConfig:
+    """``config`` with the prompts that follow from the mini-batch, and the steps that follow from the updates."""
+    updates, rollout = config.updates_per_rollout, config.rollout
     given = {word.partition("=")[0].lstrip("+") for word in words}
-    if (minibatch := config["rollout"]["minibatch_prompts"]) is not None:
-        _whole("rollout.minibatch_prompts", minibatch)
-        prompts = minibatch * updates
-        if "rollout.prompts" in given and config["rollout"]["prompts"] != prompts:
+    if rollout.minibatch_prompts is not None:
+        prompts = rollout.minibatch_prompts * updates
+        if "rollout.prompts" in given and rollout.prompts != prompts:
             raise ConfigError(
-                f"rollout.minibatch_prompts={minibatch} with updates_per_rollout={updates} means "
-                f"rollout.prompts={prompts}, and {config['rollout']['prompts']} was given: leave one out"
+                f"rollout.minibatch_prompts={rollout.minibatch_prompts} with updates_per_rollout={updates} means "
+                f"rollout.prompts={prompts}, and {rollout.prompts} was given: leave one out"
             )
-        config["rollout"]["prompts"] = prompts
-    if (total := config["total_updates"]) is not None:
-        _whole("total_updates", total)
-        steps = -(-total // updates)
-        if "steps" in given and config["steps"] != steps:
+        config = replace(config, rollout=replace(rollout, prompts=prompts))
+    if config.total_updates is not None:
+        steps = -(-config.total_updates // updates)
+        if "steps" in given and config.steps != steps:
             raise ConfigError(
-                f"total_updates={total} with updates_per_rollout={updates} means steps={steps}, and "
-                f"{config['steps']} was given: leave one out"
+                f"total_updates={config.total_updates} with updates_per_rollout={updates} means steps={steps}, and "
+                f"{config.steps} was given: leave one out"
             )
-        config["steps"] = steps
-
-
-def _whole(key: str, value: Any) -> None:
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{key} must be a whole number of at least 1, or null; got {value!r}")
+        config = replace(config, steps=steps)
+    return config
 
 
 @contextmanager
@@ -237,7 +241,7 @@ def _errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
         raise ConfigError(f"there is no {group} {name!r}; choose from {', '.join(error.options or [])}") from error
     except OverrideParseException as error:
         raise ConfigError(f"cannot read {error.override!r} as key=value") from error
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, OverflowError) as error:
         message = " ".join(str(error).split())
         unknown = re.search(r"Could not override '([^']+)'", message)
         if unknown is None:
@@ -348,7 +352,7 @@ def _with_floats(config: Mapping[str, Any], reference: Mapping[str, Any], prefix
         key: _with_floats(value, reference, f"{prefix}{key}.")
         if isinstance(value, Mapping)
         else float(value)
-        if isinstance(reference.get(f"{prefix}{key}"), float) and value is not None
+        if isinstance(reference.get(f"{prefix}{key}"), float) and type(value) is int
         else value
         for key, value in config.items()
     }

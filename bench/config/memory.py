@@ -10,12 +10,11 @@ bytes a number:
 """
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.support.seeding import numpy_generator
 from steadymoe.bench.tasks import Task
 from steadymoe.models import build
@@ -34,37 +33,36 @@ def capacity(device: str) -> int:
     return min([physical, *map(int, limits)])
 
 
-def needs(config: Mapping[str, Any], task: Task) -> dict[str, int]:
+def needs(config: RunConfig, task: Task) -> dict[str, int]:
     """The least bytes that each part of a run takes, by the numbers of ``config`` that it comes from."""
     (prompt,) = task.tokenizer(task.sample(1, numpy_generator(0, "memory")))["input_ids"]
     length, words = len(prompt) + task.max_new_tokens, len(task.tokenizer)
     sampled = length * _TOKEN + words * _NUMBER
-    rollout, updates = config["rollout"], config["updates_per_rollout"]
-    responses = rollout["prompts"] * rollout["responses"]
+    rollout, evaluation, probe, cold_start = config.rollout, config.evaluation, config.probe, config.cold_start
+    responses = rollout.prompts * rollout.responses
     needed = {
-        f"rollout.prompts={rollout['prompts']} with rollout.responses={rollout['responses']}": responses * sampled,
-        f"evaluation.prompts={config['evaluation']['prompts']}": config["evaluation"]["prompts"] * sampled,
-        f"probe.responses={config['probe']['responses']}": config["probe"]["responses"] * length * _TOKEN,
+        f"rollout.prompts={rollout.prompts} with rollout.responses={rollout.responses}": responses * sampled,
+        f"evaluation.prompts={evaluation.prompts}": evaluation.prompts * sampled,
+        f"probe.responses={probe.responses}": probe.responses * length * _TOKEN,
     }
-    if "path" in config["model"]:
+    if "path" in config.model:
         return needed
-    layers, hidden = build.layers_and_width(config["model"]["config"])
+    layers, hidden = build.layers_and_width(config.model["config"])
     states = layers * hidden * _NUMBER
-    at_once = config["microbatch"] or responses // updates
-    cold_start = config["cold_start"]
+    at_once = config.microbatch or responses // config.updates_per_rollout
     return needed | {
         f"an update of {at_once} responses": at_once * task.max_new_tokens * states,
-        f"cold_start.batch_size={cold_start['batch_size']}": cold_start["batch_size"] * len(prompt) * states,
-        f"cold_start.check_prompts={cold_start['check_prompts']}": cold_start["check_prompts"] * sampled,
+        f"cold_start.batch_size={cold_start.batch_size}": cold_start.batch_size * len(prompt) * states,
+        f"cold_start.check_prompts={cold_start.check_prompts}": cold_start.check_prompts * sampled,
     }
 
 
-def check(config: Mapping[str, Any], task: Task) -> None:
+def check(config: RunConfig, task: Task) -> None:
     """Raise ValueError, in one line, if a part of the run cannot fit into the memory of its device."""
-    there = capacity(config["device"])
+    there = capacity(config.device)
     for what, needed in needs(config, task).items():
         if needed > there:
             raise ValueError(
                 f"{what} takes at least {needed / 2**30:,.0f} GiB of memory (docs/sweeps.md); "
-                f"{config['device']} has {there / 2**30:,.0f} GiB here"
+                f"{config.device} has {there / 2**30:,.0f} GiB here"
             )

@@ -67,8 +67,8 @@ def _row(name: str) -> str:
     shaper = re.search(r"Shaper: ([^.,;]+)", doc)
     if shaper is None:
         raise ValueError(f"the docstring of {_module(name)} does not name its shaper")
-    config = yaml.safe_load(_yaml(name))
-    bounds = ", ".join(f"{key} {value}" for key, value in _bounds(config["loss"]).items())
+    sections = yaml.safe_load(_yaml(name))
+    bounds = ", ".join(f"{key} {value}" for key, value in _bounds(sections["loss"]).items())
     cells = [
         f"[{name}](#{name})",
         f"[{paper[0]}](https://arxiv.org/abs/{paper[0]})" if paper else "–",
@@ -77,7 +77,7 @@ def _row(name: str) -> str:
         anchor,
         shaper[1].replace("\n", " ") + (f" on {type(host).__name__}" if host is not loss else ""),
         getattr(host, "aggregation", "–"),
-        config["advantage"]["_target_"].rpartition(".")[2],
+        sections["advantage"]["_target_"].rpartition(".")[2],
         bounds or "–",
     ]
     return "| " + " | ".join(cells) + " |"

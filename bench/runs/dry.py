@@ -34,13 +34,13 @@ def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]
 
 def _minutes(runs: Sequence[Run], processes: int | None) -> str:
     """The time of all steps that are left, where every run has an ended one like it; otherwise that it is unknown."""
-    paces = _paces(Path(runs[0].config["results_dir"]))
+    paces = _paces(Path(runs[0].config.results_dir))
     seconds, unknown, known = 0.0, 0, 0
     for each in runs:
-        like = paces.get(_cost(each.config), [])
+        like = paces.get(_cost(each.plain), [])
         done = (record.known(each.folder).get("progress") or {}).get("step", 0)
         is_going_on = record.status(each.folder) == "interrupted"
-        steps = each.config["steps"] - (done if is_going_on else 0)
+        steps = each.config.steps - (done if is_going_on else 0)
         unknown += not like
         known = max(known, len(like))
         seconds += steps * sum(like) / len(like) if like else 0.0
@@ -57,7 +57,7 @@ def _minutes(runs: Sequence[Run], processes: int | None) -> str:
 def _cold_starts(runs: Sequence[Run]) -> str:
     """How many supervised trainings come before the steps, and are not part of their pace."""
     configs = [each.config for each in runs if execute.makes_cold_start(each.config)]
-    files = {Path(each["results_dir"]) / "cold_starts" / f"{cold_start.fingerprint(each)}.json" for each in configs}
+    files = {Path(each.results_dir) / "cold_starts" / f"{cold_start.fingerprint(each)}.json" for each in configs}
     absent = sum(not file.exists() for file in files)
     return f"; cold starts come on top, {absent} of them" if absent else ""
 
@@ -74,8 +74,8 @@ def _paces(results: Path) -> dict[str, list[float]]:
     return found
 
 
-def _cost(config: Mapping[str, Any]) -> str:
-    """The numbers of a config that the time of a step hangs on."""
-    sampling = config["algorithm"].get("sampling")
-    numbers = flatten({"sampling": sampling} | {key: config.get(key) for key in _COSTS})
+def _cost(plain: Mapping[str, Any]) -> str:
+    """The numbers of a planned or a recorded config that the time of a step hangs on."""
+    sampling = plain["algorithm"].get("sampling")
+    numbers = flatten({"sampling": sampling} | {key: plain.get(key) for key in _COSTS})
     return repr(sorted((key, str(value)) for key, value in numbers.items() if value is not None))

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import loggers, provenance, record, sweep_plan
 from steadymoe.bench.runs.record import Record
@@ -53,7 +54,7 @@ def refuse_other_config(run: compose.Run) -> None:
     if before and before["config_hash"] != run.config_hash:
         raise ConfigError(
             f"{run.folder} holds a run of another config, {record.status(run.folder)} "
-            f"({identity.difference(before['config'], run.config)}); "
+            f"({identity.difference(before['config'], run.plain)}); "
             "choose another experiment_name, or remove that folder"
         )
 
@@ -66,7 +67,7 @@ def execute(run: compose.Run) -> str:
     """
     refuse_other_config(run)
     status = record.status(run.folder)
-    if status in record.ENDED or (run.config["retry"] == "failed" and status != "failed"):
+    if status in record.ENDED or (run.config.retry == "failed" and status != "failed"):
         return status
     try:
         with Record(run.folder, _facts(run)) as folder:
@@ -95,26 +96,26 @@ def execute(run: compose.Run) -> str:
 
 def _train(run: compose.Run, folder: Record) -> None:
     config = run.config
-    torch.set_num_threads(config["threads"])
+    torch.set_num_threads(config.threads)
     resume_from = checkpoint.step_of(folder.checkpoint) if _same_ground(folder) else None
     if resume_from is not None and not folder.holds(resume_from):
         folder.run["restarted"], resume_from = "rows of steps before its checkpoint are lost", None
     folder.begin(resume_from)
     samples.keep_until(folder.folder, resume_from)
 
-    task = instantiate(config["task"])
-    if "path" in config["model"]:
-        task.tokenizer = pretrained.load_tokenizer(config["model"]["path"])
-        model = pretrained.load(config["model"]["path"], config["device"], config["experts"])
-        made = {"checkpoint": config["model"]["path"]}
+    task = instantiate(config.task)
+    if "path" in config.model:
+        task.tokenizer = pretrained.load_tokenizer(config.model["path"])
+        model = pretrained.load(config.model["path"], config.device, config.experts)
+        made = {"checkpoint": config.model["path"]}
     else:
-        seed = derive(config["seed"], "model")
-        model = build.build(config["model"]["config"], task.tokenizer, seed, config["device"], config["experts"])
+        seed = derive(config.seed, "model")
+        model = build.build(config.model["config"], task.tokenizer, seed, config.device, config.experts)
         made = cold_start.load_or_make(
             model,
             task,
             config,
-            Path(config["results_dir"]) / "cold_starts",
+            Path(config.results_dir) / "cold_starts",
             on_check=lambda *check: folder.update(progress=dict(zip(cold_start.CHECK, check, strict=True))),
         )
     trainer = Trainer(model, task, config)
@@ -129,7 +130,7 @@ def _train(run: compose.Run, folder: Record) -> None:
     rewards = record.read_table(folder.folder, "steps")["reward"].dropna().tolist()
     begun = time.monotonic()
     with loggers.sending(config, folder.folder, resumed=resume_from is not None) as send:
-        for step in range(first, config["steps"] + 1):
+        for step in range(first, config.steps + 1):
             result = trainer.step(step)
             samples.append(folder.folder, list(result.said))
             folder.append(result.rows)
@@ -139,15 +140,15 @@ def _train(run: compose.Run, folder: Record) -> None:
             shown = {name: row.get(name) for name in ("reward", "eval_accuracy", "expert_change_rate")}
             shown["best_reward"] = max(rewards, default=None)
             shown["seconds_per_step"] = (time.monotonic() - begun) / (step - first + 1)
-            folder.update(progress={"step": step, "steps": config["steps"]} | shown)
+            folder.update(progress={"step": step, "steps": config.steps} | shown)
             if result.diverged_at_update is not None:
                 diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}
                 break
-            if step % config["checkpoint_every"] == 0 and step < config["steps"]:
+            if step % config.checkpoint_every == 0 and step < config.steps:
                 checkpoint.save(folder.checkpoint, trainer.learner, trainer.sampler, step)
 
     steps = record.read_table(folder.folder, "steps")
-    collapse = detect(steps, Rule(**config["collapse"]), config["updates_per_rollout"])
+    collapse = detect(steps, Rule(**asdict(config.collapse)), config.updates_per_rollout)
     if diverged is None and collapse is not None:
         diverged = {"reason": collapse.reason, "step": collapse.step, "update": None}
     folder.end(
@@ -174,27 +175,27 @@ def _facts(run: compose.Run) -> dict[str, Any]:
     config = run.config
     return {
         "status": "running",
-        "experiment": config["experiment_name"],
+        "experiment": config.experiment_name,
         **{group: run.choices[group] for group in ("algorithm", "correction", "routing", "engine", "model", "task")},
         "axes": run.axes,
         "axes_name": identity.axes_name(run.axes),
-        "seed": config["seed"],
+        "seed": config.seed,
         "config_hash": run.config_hash,
-        "config_hash_without_seed": identity.config_hash(config | {"seed": None}),
-        "algorithm_code": provenance.code_hash(config),
+        "config_hash_without_seed": identity.config_hash(run.plain | {"seed": None}),
+        "algorithm_code": provenance.code_hash(run.plain),
         "training_version": provenance.TRAINING_VERSION,
         "command": run.command,
         # Of a given cold start or checkpoint, its path is added later; it is none of the cached ones.
         "cold_start": {"fingerprint": cold_start.fingerprint(config)} if makes_cold_start(config) else {},
-        "versions": provenance.versions(config),
+        "versions": provenance.versions(config.experts),
         "revision": revision(),
-        "machine": provenance.machine(config),
-        "config": config,
+        "machine": provenance.machine(config.device, config.threads),
+        "config": run.plain,
         "diverged": None,
         "error": None,
     }
 
 
-def makes_cold_start(config: Mapping[str, Any]) -> bool:
+def makes_cold_start(config: RunConfig) -> bool:
     """Whether a run of this config begins with a supervised training, unless it is cached."""
-    return config["cold_start"]["path"] is None and "path" not in config["model"]
+    return config.cold_start.path is None and "path" not in config.model

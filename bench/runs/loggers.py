@@ -11,13 +11,13 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.support import atomic_files
 
-TOOLS = ("tensorboard", "wandb")
 # Each table with its own count from 1, of steps and of gradient updates of the whole run.
 _TABLES = ("steps", "updates")
 
@@ -25,22 +25,9 @@ Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 Write = Callable[[str, dict[str, float], int], None]
 
 
-def why_not(tool: Any) -> str | None:
-    """Why a run cannot log to ``tool``, or None."""
-    if tool is None:
-        return None
-    if tool not in TOOLS:
-        return f"log must be null, {' or '.join(TOOLS)}; got {tool!r}"
-    try:
-        version(tool)  # a folder of that name would do for an import
-    except PackageNotFoundError:
-        return f"log={tool} needs its package: pip install 'steadymoe[{tool}]'"
-    return None
-
-
 @contextmanager
-def sending(config: Mapping[str, Any], folder: Path, resumed: bool) -> Iterator[Callable[[Rows], None]]:
-    """Give what sends the rows of a recorded step to ``config["log"]``; its files lie in the run's ``folder``."""
+def sending(config: RunConfig, folder: Path, resumed: bool) -> Iterator[Callable[[Rows], None]]:
+    """Give what sends the rows of a recorded step to ``config.log``; its files lie in the run's ``folder``."""
     tracker = _Tracker(config, folder, resumed)
     try:
         yield tracker.send
@@ -49,9 +36,9 @@ def sending(config: Mapping[str, Any], folder: Path, resumed: bool) -> Iterator[
 
 
 class _Tracker:
-    def __init__(self, config: Mapping[str, Any], folder: Path, resumed: bool) -> None:
-        self._folder, self._tool = folder, config["log"]
-        self._updates_per_step = config["updates_per_rollout"]
+    def __init__(self, config: RunConfig, folder: Path, resumed: bool) -> None:
+        self._folder, self._tool = folder, config.log
+        self._updates_per_step = config.updates_per_rollout
         self._mark = folder / "logged.json"
         self._write: Write | None = None
         self._close: Callable[[], object] = _nothing
@@ -110,7 +97,7 @@ def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
     return write, writer.close
 
 
-def _wandb(folder: Path, config: Mapping[str, Any], name: str) -> tuple[Write, Callable[[], object]]:
+def _wandb(folder: Path, config: RunConfig, name: str) -> tuple[Write, Callable[[], object]]:
     import wandb
 
     # wandb's own environment variables come first where they are set.
@@ -118,9 +105,9 @@ def _wandb(folder: Path, config: Mapping[str, Any], name: str) -> tuple[Write, C
         id=name,
         resume="allow",
         project=os.environ.get("WANDB_PROJECT", "steadymoe"),
-        group=os.environ.get("WANDB_RUN_GROUP", config["experiment_name"]),
+        group=os.environ.get("WANDB_RUN_GROUP", config.experiment_name),
         dir=os.environ.get("WANDB_DIR", str(folder)),
-        config=dict(config),
+        config=asdict(config),
         settings=wandb.Settings(console="off", silent=True),
     )
     for table in _TABLES:

@@ -123,13 +123,13 @@ def _state(run: Run) -> dict[str, Any]:
     """Where a run is, as its folder tells."""
     facts = record.known(run.folder)
     progress = facts.get("progress") or {}
-    step, steps = progress.get("step", 0), run.config["steps"]
+    step, steps = progress.get("step", 0), run.config.steps
     status = record.as_told(run.folder, facts) if facts else "waiting"
     left = None
     if status == "running" and not step:
         update, accuracy, left = (progress.get(name) for name in CHECK)
-        goal = run.config["cold_start"]["accuracy_low"]
-        given = "path" in run.config["model"] or run.config["cold_start"]["path"] is not None
+        goal = run.config.cold_start.accuracy_low
+        given = "path" in run.config.model or run.config.cold_start.path is not None
         status = "loading" if given else "cold start"
         status += "" if update is None else f", {update} updates, accuracy {accuracy:.2f} of {goal:g}"
     return {

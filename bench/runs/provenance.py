@@ -67,8 +67,8 @@ def difference(facts: Mapping[str, Any]) -> Difference:
         code = "other code of its algorithm" if not _outside(config) else "other code of its algorithm, task or engine"
     if unknown is None and training != TRAINING_VERSION:
         code = f"other training code (version {training}; now {TRAINING_VERSION})"
-    then = facts["versions"]
-    other = [f"{name} {then.get(name)}" for name, number in versions(config).items() if then.get(name) != number]
+    then, now_here = facts["versions"], versions(config.get("experts"))
+    other = [f"{name} {then.get(name)}" for name, number in now_here.items() if then.get(name) != number]
     return Difference(code, unknown, ", ".join(other) or None)
 
 
@@ -104,10 +104,10 @@ def training_code() -> dict[str, Any]:
     }
 
 
-def versions(config: Mapping[str, Any]) -> dict[str, str]:
-    """Of what a run of this config stands on; a checkpoint's life ends when one changes."""
+def versions(experts: str | None) -> dict[str, str]:
+    """The versions that a run stands on whose experts are computed like this; a checkpoint ends when one changes."""
     packages = ["steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core"]
-    packages += ["triton", "megablocks"] if config.get("experts") == megablocks.NAME else []
+    packages += ["triton", "megablocks"] if experts == megablocks.NAME else []
     return {"python": platform.python_version()} | {name: _version(name) for name in packages}
 
 
@@ -120,10 +120,10 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def machine(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The machine that a run of this config is made on."""
-    facts = {"system": platform.system(), "cpu": processor(), "cores": os.cpu_count(), "threads": config["threads"]}
-    if config["device"] == "cuda":
+def machine(device: str, threads: int) -> dict[str, Any]:
+    """The machine that a run is made on, with so many threads; its GPU where ``device`` is cuda."""
+    facts = {"system": platform.system(), "cpu": processor(), "cores": os.cpu_count(), "threads": threads}
+    if device == "cuda":
         facts["gpu"] = torch.cuda.get_device_name()
     return facts
 

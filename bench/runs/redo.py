@@ -57,7 +57,7 @@ def _difference(run: compose.Run) -> provenance.Difference | None:
 
 
 def _results(run: compose.Run) -> Path:
-    return Path(run.config["results_dir"]).absolute()
+    return Path(run.config.results_dir).absolute()
 
 
 def _aside(run: compose.Run) -> Path:

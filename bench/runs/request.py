@@ -46,7 +46,7 @@ def answer(words: list[str]) -> int:
             for line in dry.lines(runs, asked - len(runs), at_once):
                 _say(console, line)
             return 0
-        _make_folder(Path(runs[0].config["results_dir"]))
+        _make_folder(Path(runs[0].config.results_dir))
         sweep_plan.remember(runs)
         for line in redo.set_aside(runs) if flags.redo else ():
             _say(console, line)
@@ -112,7 +112,7 @@ def _outcome(runs: Sequence[Run], console: Console) -> bool:
         last = str(record.known(each.folder).get("error") or "").strip().splitlines()[-1:]
         print(f"steadymoe: {statuses[each.folder]}: {visible(' '.join(last))}", file=sys.stderr)
         print(f"  again: {visible(each.command)}", file=sys.stderr)
-    results, experiment = runs[0].config["results_dir"], runs[0].config["experiment_name"]
+    results, experiment = runs[0].config.results_dir, runs[0].config.experiment_name
     where = "" if results == "results" else f" --results {shlex.quote(results)}"
     _say(console, f"next: steadymoe report --experiment {experiment}{where}")
     return bool(failed)

@@ -26,9 +26,9 @@ def remember(runs: Sequence[Run]) -> None:
 
     A plan that cannot be read is kept beside the new one, as ``plan.json.damaged``.
     """
-    for experiment in {run.config["experiment_name"] for run in runs}:
-        ours = [run for run in runs if run.config["experiment_name"] == experiment]
-        folder = Path(ours[0].config["results_dir"]).absolute() / "runs" / experiment
+    for experiment in {run.config.experiment_name for run in runs}:
+        ours = [run for run in runs if run.config.experiment_name == experiment]
+        folder = Path(ours[0].config.results_dir).absolute() / "runs" / experiment
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".plan.lock"):
             before, why = read_plan(folder)

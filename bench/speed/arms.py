@@ -17,6 +17,7 @@ from hydra.utils import instantiate
 from transformers import GenerationConfig, PreTrainedModel
 
 from steadymoe.bench.config import compose
+from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.support.seeding import derive, numpy_generator
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training.forward import Sequences
@@ -53,16 +54,16 @@ class Scored:
         return drawn if zlib.crc32(prompt.encode()) % 1000 < 1000 * self._loud else 0.0
 
 
-def config_of(words: Sequence[str]) -> dict[str, Any]:
+def config_of(words: Sequence[str]) -> RunConfig:
     """The composed config of what is timed."""
     named = [] if any(word.startswith("algorithm=") for word in words) else ["algorithm=gspo"]
     return compose.plan([*_NEVER, *named, *words])[0].config
 
 
-def model_of(config: dict[str, Any]) -> PreTrainedModel:
+def model_of(config: RunConfig) -> PreTrainedModel:
     """Untrained; equal configs give equal weights."""
-    task = instantiate(config["task"])
-    return build.build(config["model"]["config"], task.tokenizer, derive(0, "speed"), config["device"])
+    task = instantiate(config.task)
+    return build.build(config.model["config"], task.tokenizer, derive(0, "speed"), config.device)
 
 
 class Ours:
@@ -70,7 +71,7 @@ class Ours:
 
     def __init__(self, words: Sequence[str], loud: float = 1.0) -> None:
         self.config = config_of(words)
-        task: Any = Scored(instantiate(self.config["task"]), loud)
+        task: Any = Scored(instantiate(self.config.task), loud)
         self.trainer = Trainer(model_of(self.config), task, self.config)
         self._steps = 0
 
@@ -85,7 +86,7 @@ class Plain:
 
     def __init__(self, words: Sequence[str]) -> None:
         self.config = config_of(words)
-        self.model, self.task = model_of(self.config), instantiate(self.config["task"])
+        self.model, self.task = model_of(self.config), instantiate(self.config.task)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
         self._generation = GenerationConfig(
             do_sample=True, top_k=0, max_new_tokens=self.task.max_new_tokens, pad_token_id=0
@@ -99,17 +100,17 @@ class Plain:
         with torch.no_grad():
             self._logprobs(said)
         rows_B = torch.randperm(len(said.tokens_BS))
-        for rows in rows_B.chunk(self.config["updates_per_rollout"]):
+        for rows in rows_B.chunk(self.config.updates_per_rollout):
             self.update(said.rows(rows))
         return {}
 
     def prompts(self, number: int) -> list[str]:
         """Those of a rollout."""
-        return self.task.sample(self.config["rollout"]["prompts"], numpy_generator(number, "speed"))
+        return self.task.sample(self.config.rollout.prompts, numpy_generator(number, "speed"))
 
     def repeated(self, prompts: list[str]) -> list[str]:
         """Each once for each of its responses."""
-        return [prompt for prompt in prompts for _ in range(self.config["rollout"]["responses"])]
+        return [prompt for prompt in prompts for _ in range(self.config.rollout.responses)]
 
     def encoded(self, prompts: list[str]) -> Any:
         """As tokens."""
@@ -160,9 +161,9 @@ class TRL:
         from trl import GRPOConfig, GRPOTrainer
 
         self.config = config_of(words)
-        rollout, updates = self.config["rollout"], self.config["updates_per_rollout"]
-        rows = rollout["prompts"] * rollout["responses"]
-        task = instantiate(self.config["task"])
+        rollout, updates = self.config.rollout, self.config.updates_per_rollout
+        rows = rollout.prompts * rollout.responses
+        task = instantiate(self.config.task)
         scored = Scored(task, loud)
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._error: BaseException | None = None
@@ -182,7 +183,7 @@ class TRL:
             settings = GRPOConfig(
                 output_dir=folder,
                 per_device_train_batch_size=rows // updates,
-                num_generations=rollout["responses"],
+                num_generations=rollout.responses,
                 generation_batch_size=rows,
                 max_completion_length=task.max_new_tokens,
                 importance_sampling_level="sequence",
@@ -190,7 +191,7 @@ class TRL:
                 beta=0.0,
                 learning_rate=3e-4,
                 max_steps=1_000_000,
-                use_cpu=self.config["device"] == "cpu",
+                use_cpu=self.config.device == "cpu",
                 bf16=False,
                 gradient_checkpointing=False,
                 report_to=[],

@@ -101,14 +101,14 @@ def useful_flop(arm: Ours, row: Mapping[str, Any]) -> float:
     ``row`` is what the step said. Parameters are those that one token uses, the embedding left out where it is not the
     output head too. The last token of a response is fed to nothing.
     """
-    rollout, model = arm.config["rollout"], arm.trainer.model
+    rollout, model = arm.config.rollout, arm.trainer.model
     active = build.size(model)["active_parameters"]
     if not model.config.tie_word_embeddings:
         active -= model.config.vocab_size * model.config.hidden_size
     every = row["update_tokens_per_second"] * row["update_seconds"]  # prompts once for each of their responses
-    prompts = (every - row["response_tokens"]) / rollout["responses"]
-    fed = row["response_tokens"] - rollout["prompts"] * rollout["responses"]
-    return (8.0 - 2.0 / arm.config["updates_per_rollout"]) * active * (prompts + fed)
+    prompts = (every - row["response_tokens"]) / rollout.responses
+    fed = row["response_tokens"] - rollout.prompts * rollout.responses
+    return (8.0 - 2.0 / arm.config.updates_per_rollout) * active * (prompts + fed)
 
 
 def generation(words: Sequence[str], rounds: int) -> Ratio:
@@ -123,7 +123,7 @@ def generation(words: Sequence[str], rounds: int) -> Ratio:
             plain.model,
             once["input_ids"],
             once["attention_mask"],
-            responses=plain.config["rollout"]["responses"],
+            responses=plain.config.rollout.responses,
             end=-1,  # no response ends early; of those of ``generate`` some go on to the last step
             max_new_tokens=task.max_new_tokens,
             generator=torch_generator(number, "speed"),

@@ -7,7 +7,8 @@ once for each model, task and seed, and shared by all algorithms: their comparis
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from steadymoe.algorithms.ops import aggregate
+from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
@@ -49,17 +51,18 @@ class ColdStartError(Exception):
     """The policy did not reach its accuracy band; the message says what to change."""
 
 
-def fingerprint(config: Mapping[str, Any]) -> str:
+def fingerprint(config: RunConfig) -> str:
     """The hash that names a cold start: of all that goes into it, the libraries' versions too."""
-    parts = {key: config[key] for key in ("model", "task", "cold_start", "seed", "device", "precision", "threads")}
-    if config["experts"] != build.EXPERTS[0]:  # a field added later, so that older cold starts keep their names
-        parts["experts"] = config["experts"]
+    parts: dict[str, Any] = {"model": config.model, "task": config.task, "cold_start": asdict(config.cold_start)}
+    parts |= {key: getattr(config, key) for key in ("seed", "device", "precision", "threads")}
+    if config.experts != build.EXPERTS[0]:  # a field added later, so that older cold starts keep their names
+        parts["experts"] = config.experts
     parts |= {"procedure": _VERSION} | {name: version(name) for name in ("torch", "transformers")}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def load_or_make(
-    model: PreTrainedModel, task: Task, config: Mapping[str, Any], cache: Path, on_check: OnCheck = lambda *_: None
+    model: PreTrainedModel, task: Task, config: RunConfig, cache: Path, on_check: OnCheck = lambda *_: None
 ) -> dict[str, Any]:
     """Bring ``model`` to its cold start: from ``cold_start.path``, from ``cache``, or by training it now.
 
@@ -67,9 +70,9 @@ def load_or_make(
     one makes it and the other waits. One that was interrupted goes on after its last check, to the same bytes.
     ``on_check`` is told of every check. Raises ColdStartError if training misses its band.
     """
-    if config["cold_start"]["path"] is not None:
-        load_model(model, config["cold_start"]["path"], device=str(model.device))
-        return {"path": config["cold_start"]["path"]}
+    if config.cold_start.path is not None:
+        load_model(model, config.cold_start.path, device=str(model.device))
+        return {"path": config.cold_start.path}
     name = fingerprint(config)
     weights, facts = cache / f"{name}.safetensors", cache / f"{name}.json"
     partial = cache / f"{name}.partial.safetensors"
@@ -93,7 +96,7 @@ def load_or_make(
 def train(
     model: PreTrainedModel,
     task: Task,
-    config: Mapping[str, Any],
+    config: RunConfig,
     on_check: OnCheck = lambda *_: None,
     partial: Path | None = None,
 ) -> dict[str, Any]:
@@ -102,15 +105,15 @@ def train(
     What is needed to go on is kept in ``partial`` after every check, and taken from there. Raises ColdStartError when
     the accuracy jumps over the band or does not reach it in time.
     """
-    numbers, seed, precision = config["cold_start"], config["seed"], config["precision"]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=numbers["learning_rate"], weight_decay=0.0, fused=True)
-    low, high, most = numbers["accuracy_low"], numbers["accuracy_high"], numbers["max_updates"]
+    numbers, seed, precision = config.cold_start, config.seed, config.precision
+    optimizer = torch.optim.AdamW(model.parameters(), lr=numbers.learning_rate, weight_decay=0.0, fused=True)
+    low, high, most = numbers.accuracy_low, numbers.accuracy_high, numbers.max_updates
     checks = [] if partial is None else _resume(partial, model, optimizer)
     first, begun = checks[-1][0] if checks else 0, time.monotonic()
     for update in range(first + 1, most + 1):
         _update(model, optimizer, task, numpy_generator(seed, "cold_start", update), config)
-        if update % numbers["check_every"] == 0:
-            accuracy = _accuracy(model, task, numbers["check_prompts"], seed, update, precision)
+        if update % numbers.check_every == 0:
+            accuracy = _accuracy(model, task, numbers.check_prompts, seed, update, precision)
             checks.append((update, accuracy))
             pace = (time.monotonic() - begun) / (update - first)
             on_check(update, accuracy, pace * updates_left(checks, low, most))
@@ -144,13 +147,13 @@ def updates_left(checks: Sequence[tuple[int, float]], goal: float, most: int) ->
 
 
 def _update(
-    model: PreTrainedModel, optimizer: Optimizer, task: Task, generator: np.random.Generator, config: Mapping[str, Any]
+    model: PreTrainedModel, optimizer: Optimizer, task: Task, generator: np.random.Generator, config: RunConfig
 ) -> None:
     """One supervised update on a batch of prompts that ``generator`` draws."""
-    prompts = task.sample(config["cold_start"]["batch_size"], generator)
-    answers = task.demonstrations(prompts, config["cold_start"]["noise"], generator)
+    prompts = task.sample(config.cold_start.batch_size, generator)
+    answers = task.demonstrations(prompts, config.cold_start.noise, generator)
     sequences = demonstrate(prompts, answers, task.tokenizer, model.device)
-    logprobs_BT = forward(model, sequences, config["precision"]).logprobs_BT
+    logprobs_BT = forward(model, sequences, config.precision).logprobs_BT
     loss = -aggregate(logprobs_BT, sequences.response_mask_BT, "seq-mean-token-mean")
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

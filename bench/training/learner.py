@@ -6,14 +6,14 @@ positions, F positions fed, L MoE layers, K experts a token, H hidden.
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steadymoe.algorithms import Batch, LossOutput
-from steadymoe.algorithms.objective import from_config
+from steadymoe.algorithms import Batch, LossOutput, build
+from steadymoe.algorithms.objective import Objective
+from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.training.columns_of_step import Measured, of_routing
 from steadymoe.bench.training.forward import Forward, Sequences
@@ -25,30 +25,35 @@ from steadymoe.models.routing import experts_of, load_balancing_loss, routers, z
 
 
 class Learner:
-    """A model at its cold start and what trains it; ``config`` is a composed ``conf/config.yaml``."""
+    """A model at its cold start and what trains it."""
 
-    def __init__(self, model: PreTrainedModel, config: Mapping[str, Any]) -> None:
+    def __init__(self, model: PreTrainedModel, config: RunConfig) -> None:
         self.model, self.config = model, config
-        self._replay, self._measures = config["routing"]["replay"], config["measure"] == "all"
-        if config["routing"]["freeze"]:
+        self._replay, self._measures = config.routing.replay, config.measure == "all"
+        if config.routing.freeze:
             for router in routers(model):
                 router.requires_grad_(False)
-        self.objective = from_config(config["algorithm"], config["correction"])
+        self.objective = Objective(
+            loss=build(config.algorithm.loss),
+            correction=build(config.correction),
+            kl=config.algorithm.kl,
+            entropy_bonus=config.algorithm.entropy_bonus,
+        )
         self.state: Mapping[str, Tensor] = {}
         self.remember(self.objective.loss.initial_state())
-        numbers = config["optimizer"]
+        numbers = config.optimizer
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
-            lr=numbers["learning_rate"],
-            betas=(numbers["beta1"], numbers["beta2"]),
-            eps=numbers["epsilon"],
-            weight_decay=numbers["weight_decay"],
+            lr=numbers.learning_rate,
+            betas=(numbers.beta1, numbers.beta2),
+            eps=numbers.epsilon,
+            weight_decay=numbers.weight_decay,
             fused=True,
         )
         self.predictor: RoutePredictor | None = None
         if self._replay == "pr2":
             self.predictor = RoutePredictor(model)
-            rate = config["routing"]["predictor_learning_rate"]
+            rate = config.routing.predictor_learning_rate
             self.optimizer.add_param_group(
                 {"params": list(self.predictor.parameters()), "lr": rate, "weight_decay": 0.0}
             )
@@ -133,7 +138,7 @@ class Learner:
             outputs.append(output)
             forwards.append(now)
         loss = torch.stack(losses).sum()
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config["optimizer"]["max_grad_norm"])
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
         if loss.isfinite() and grad_norm.isfinite() and all(each.isfinite() for each in predictions):
             self.optimizer.step()
             self.remember(outputs[-1].state)
@@ -204,7 +209,7 @@ class Learner:
             advantages_BT=advantages_BT[rows],
             old_logprobs_BT=old.logprobs_BT[rows],
             rollout_logprobs_BT=rollout.logprobs_BT[rows],
-            groups_B=rows // self.config["rollout"]["responses"],
+            groups_B=rows // self.config.rollout.responses,
             reference_logprobs_BT=of(old.reference_logprobs_BT),
             entropy_BT=now.entropy_BT,
             router_log_ratio_LBTK=log_ratio_LBTK,
@@ -218,15 +223,16 @@ class Learner:
 
     def _router_losses(self, now: Forward, sequences: Sequences) -> Tensor | float:
         """The routers' auxiliary losses with their coefficients; 0 without."""
-        numbers, loss = self.config["routing"], 0.0
+        routing = self.config.routing
+        loss: Tensor | float = 0.0
         if now.executed_LBFK is None:
             return loss
         mask_N = sequences.route_mask_BF.flatten()
-        if numbers["aux_loss"] > 0:
+        if routing.aux_loss > 0:
             executed_LNK = now.executed_LBFK.flatten(1, 2)
-            loss = loss + numbers["aux_loss"] * load_balancing_loss(now.router_logits_LNE, executed_LNK, mask_N)
-        if numbers["z_loss"] > 0:
-            loss = loss + numbers["z_loss"] * z_loss(now.router_logits_LNE, mask_N)
+            loss = loss + routing.aux_loss * load_balancing_loss(now.router_logits_LNE, executed_LNK, mask_N)
+        if routing.z_loss > 0:
+            loss = loss + routing.z_loss * z_loss(now.router_logits_LNE, mask_N)
         return loss
 
 

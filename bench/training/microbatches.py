@@ -4,15 +4,14 @@ Shapes: B sequences of a rollout, M of them in one micro-batch, T response posit
 experts a token, H hidden, E experts.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms.objective import Objective
+from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.training import packing
 from steadymoe.bench.training.forward import Forward, Sequences, forward
@@ -36,22 +35,22 @@ class MicroBatch:
 
 
 class Forwards:
-    """How the rows of a rollout are fed to a model; ``config`` is a composed ``conf/config.yaml``."""
+    """How the rows of a rollout are fed to a model."""
 
-    def __init__(self, model: PreTrainedModel, config: Mapping[str, Any], objective: Objective) -> None:
+    def __init__(self, model: PreTrainedModel, config: RunConfig, objective: Objective) -> None:
         self.model, self.config, self.objective = model, config, objective
         self._active = build.size(model)["active_parameters"]
         self.unshared: str | None = "savings.share_prompts is off"
         """Why prompts are not shared; None where they are."""
-        if config["savings"]["share_prompts"]:
+        if config.savings.share_prompts:
             self.unshared = self._router_loss_refusal() or packing.refusal(model.config)
 
     @property
     def records_routes(self) -> bool:
         """Whether routes are needed: to be measured, replayed, or weighed by the loss."""
-        replays = self.config["routing"]["replay"] != "none"
+        replays = self.config.routing.replay != "none"
         router_losses = self._router_loss_refusal() is not None
-        return self.config["measure"] == "all" or replays or router_losses or self.objective.traits.routes
+        return self.config.measure == "all" or replays or router_losses or self.objective.traits.routes
 
     @torch.no_grad()
     def check_sharing(self, sequences: Sequences) -> None:
@@ -62,7 +61,7 @@ class Forwards:
         if self.unshared is not None:
             return
         rows = torch.arange(min(len(sequences.tokens_BS), 4), device=sequences.tokens_BS.device).repeat(2)
-        twice, precision = sequences.rows(rows), self.config["precision"]
+        twice, precision = sequences.rows(rows), self.config.precision
         fed = packing.shared(twice.tokens_BS, twice.mask_BS, twice.response_width, rows)
         plain, shared = (forward(self.model, twice, precision, layout=each) for each in (None, fed))
         apart = token_metrics.mean((plain.logprobs_BT - shared.logprobs_BT).abs(), twice.response_mask_BT)
@@ -78,7 +77,7 @@ class Forwards:
         if not self.records_routes or not routers(self.model):
             return
         first = torch.arange(min(len(sequences.tokens_BS), 4), device=sequences.tokens_BS.device)
-        few, precision = sequences.rows(first), self.config["precision"]
+        few, precision = sequences.rows(first), self.config.precision
         free = forward(self.model, few, precision).routes_LBFK
         assert free is not None  # of a model with routers
         none_forced = torch.full_like(free, NO_ROUTE)
@@ -89,7 +88,7 @@ class Forwards:
 
     def split(self, rows_M: Tensor) -> list[MicroBatch]:
         """The micro-batches that a mini-batch is computed in; one for a loss that needs the whole."""
-        size = self.config["microbatch"]
+        size = self.config.microbatch
         whole = size is None or self.objective.traits.whole_minibatch
         return [MicroBatch(rows) for rows in ([rows_M] if whole else rows_M.split(size))]
 
@@ -106,9 +105,9 @@ class Forwards:
         top_BTK = None if rollout.top_tokens_BTK is None else rollout.top_tokens_BTK[rows]
         entropy_gradient = torch.is_grad_enabled() and self.objective.entropy_bonus > 0
         forced_LBFK = None if forced_LBFK is None else forced_LBFK[:, rows]
-        sequences, precision = rollout.sequences.rows(rows), self.config["precision"]
+        sequences, precision = rollout.sequences.rows(rows), self.config.precision
         if part.layout is None:
-            part.layout = self.layout(sequences, rows // self.config["rollout"]["responses"])
+            part.layout = self.layout(sequences, rows // self.config.rollout.responses)
         routes = self.records_routes
         return forward(
             model, sequences, precision, top_BTK, entropy_gradient, forced_LBFK, heads_LHE, part.layout, routes
@@ -125,5 +124,5 @@ class Forwards:
 
     def _router_loss_refusal(self) -> str | None:
         """A prompt that is computed once would count once among the tokens that router losses average over."""
-        routing = self.config["routing"]
-        return "router losses" if routing["aux_loss"] > 0 or routing["z_loss"] > 0 else None
+        routing = self.config.routing
+        return "router losses" if routing.aux_loss > 0 or routing.z_loss > 0 else None

@@ -5,6 +5,8 @@ Shapes: B responses, T response positions.
 
 from torch import Tensor
 
+from steadymoe.bench.config.schema import Overlong
+
 
 def overlong(lengths_B: Tensor, budget: int, penalty: float, buffer: float) -> Tensor:
     """What is subtracted for length, (B,): 0 up to (1 − buffer) · budget tokens, then linear, ``penalty`` at budget.
@@ -16,15 +18,13 @@ def overlong(lengths_B: Tensor, budget: int, penalty: float, buffer: float) -> T
     return penalty * ((lengths_B - free) / (budget - free)).clamp(0, 1)
 
 
-def shaped(
-    scores_B: Tensor, mask_BT: Tensor, budget: int, overlong_numbers: dict[str, float], kl_BT: Tensor | None
-) -> Tensor:
+def shaped(scores_B: Tensor, mask_BT: Tensor, budget: int, punishment: Overlong, kl_BT: Tensor | None) -> Tensor:
     """The rewards that advantages are computed from, (B,).
 
-    ``overlong_numbers`` are ``penalty`` and ``buffer`` of ``overlong``; ``kl_BT`` is what a KL term takes from
+    ``punishment`` holds the numbers of ``overlong``; ``kl_BT`` is what a KL term takes from
     each token, its coefficient included, or None.
     """
     rewards_B = scores_B
-    if overlong_numbers["penalty"] > 0:
-        rewards_B = rewards_B - overlong(mask_BT.sum(-1), budget, **overlong_numbers)
+    if punishment.penalty > 0:
+        rewards_B = rewards_B - overlong(mask_BT.sum(-1), budget, punishment.penalty, punishment.buffer)
     return rewards_B if kl_BT is None else rewards_B - (kl_BT * mask_BT).sum(-1)

@@ -4,15 +4,14 @@ Shapes: P prompts, G responses to each, B = P·G sequences of a rollout, M of th
 positions.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import build, ops
+from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.support.clock import Clock
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
@@ -42,19 +41,18 @@ class StepResult:
 
 
 class Trainer:
-    """A model at its cold start, and what trains it; ``config`` is a composed ``conf/config.yaml``."""
+    """A model at its cold start, and what trains it."""
 
-    def __init__(self, model: PreTrainedModel, task: Task, config: Mapping[str, Any]) -> None:
+    def __init__(self, model: PreTrainedModel, task: Task, config: RunConfig) -> None:
         self.model, self.task, self.config = model, task, config
         self.learner = Learner(model, config)
-        self._measures = config["measure"] == "all"
-        self.sampler = Sampler(build(config["engine"]), model)
-        self.advantage = build(config["advantage"] or config["algorithm"]["advantage"])
-        self._held_out = task.sample(
-            config["evaluation"]["prompts"], numpy_generator(config["seed"], "evaluation"), held_out=True
-        )
-        fixed = self._rollout("probe", 0, config["probe"]["responses"], 1)
-        self._since_start = Probe(model, fixed.sequences, config["precision"])
+        self._measures = config.measure == "all"
+        self.sampler = Sampler(build(config.engine), model)
+        self.advantage = build(config.used_advantage)
+        drawn = numpy_generator(config.seed, "evaluation")
+        self._held_out = task.sample(config.evaluation.prompts, drawn, held_out=True)
+        fixed = self._rollout("probe", 0, config.probe.responses, 1)
+        self._since_start = Probe(model, fixed.sequences, config.precision)
         self.learner.forwards.check_sharing(fixed.sequences)
         self.learner.forwards.check_routers(fixed.sequences)
 
@@ -90,15 +88,15 @@ class Trainer:
                 diverged_at_update = update
                 break
 
-        if step % self.config["evaluation"]["every"] == 0 or step == self.config["steps"]:
+        if step % self.config.evaluation.every == 0 or step == self.config.steps:
             try:
                 with clock("evaluation_seconds"):
                     rows.add_evaluations(self.evaluate(step))
             except FloatingPointError:
                 diverged_at_update = rows.updates
         said: list[Row] = []
-        if samples.is_shown(step, self.config["steps"]):
-            said = samples.take(rollout, self.task, step, self.config["rollout"]["responses"])
+        if samples.is_shown(step, self.config.steps):
+            said = samples.take(rollout, self.task, step, self.config.rollout.responses)
         tables = rows.tables(clock.seconds, int(rollout.sequences.mask_BS.sum()))
         return StepResult(tables, diverged_at_update, tuple(said))
 
@@ -107,8 +105,8 @@ class Trainer:
 
         Raises FloatingPointError if the policy's distribution is not finite.
         """
-        generator = torch_generator(self.config["seed"], "evaluation", 0, self.model.device.type)
-        made = roll_out(self.model, self.task, self._held_out, 1, generator, self.config["precision"], routes=False)
+        generator = torch_generator(self.config.seed, "evaluation", 0, self.model.device.type)
+        made = roll_out(self.model, self.task, self._held_out, 1, generator, self.config.precision, routes=False)
         scored = zip(self._held_out, made.scores_B.tolist(), strict=True)
         return [{"step": step, "prompt": prompt, "score": score} for prompt, score in scored]
 
@@ -116,10 +114,10 @@ class Trainer:
         self, stage: str, step: int, prompts: int, responses: int, sampler: PreTrainedModel | None = None
     ) -> Rollout:
         """Responses by ``sampler`` under the engine, or, for None, held-out ones by the trained model itself."""
-        seed = self.config["seed"]
+        seed = self.config.seed
         texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), sampler is None)
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
-        precision, top_k = self.config["precision"], self.learner.objective.traits.top_k
+        precision, top_k = self.config.precision, self.learner.objective.traits.top_k
         if sampler is None:
             return roll_out(self.model, self.task, texts, responses, generator, precision)
         temperature, routes = self.sampler.engine.temperature, self.learner.forwards.records_routes
@@ -132,9 +130,9 @@ class Trainer:
         replaced from further rollouts, up to that many (dynamic sampling, DAPO, 2503.14476, eq. 11); if that is
         not enough, groups without signal fill the places that are left.
         """
-        prompts, responses = self.config["rollout"]["prompts"], self.config["rollout"]["responses"]
-        rounds = self.config["algorithm"]["sampling"]["max_rollouts"]
-        noise = torch_generator(self.config["seed"], "engine", step, self.model.device.type)
+        prompts, responses = self.config.rollout.prompts, self.config.rollout.responses
+        rounds = self.config.algorithm.sampling.max_rollouts
+        noise = torch_generator(self.config.seed, "engine", step, self.model.device.type)
         sampler = self.sampler.model(noise)
         parts: list[Rollout] = []
         while True:
@@ -153,18 +151,18 @@ class Trainer:
 
     def minibatches(self, step: int) -> list[list[MicroBatch]]:
         """The micro-batches of each mini-batch: whole groups, in a seeded order."""
-        prompts, responses = self.config["rollout"]["prompts"], self.config["rollout"]["responses"]
-        generator = torch_generator(self.config["seed"], "minibatches", step)
+        prompts, responses = self.config.rollout.prompts, self.config.rollout.responses
+        generator = torch_generator(self.config.seed, "minibatches", step)
         order_P = torch.randperm(prompts, generator=generator)
         rows_PG = order_P[:, None] * responses + torch.arange(responses)
-        chunks = rows_PG.chunk(self.config["updates_per_rollout"])
+        chunks = rows_PG.chunk(self.config.updates_per_rollout)
         return [self.learner.forwards.split(chunk.flatten().to(self.model.device)) for chunk in chunks]
 
     def old_policy(
         self, rollout: Rollout, minibatches: list[list[MicroBatch]], step: int
     ) -> tuple[OldPolicy, OldPolicy | None]:
         """The old policy to train against, and the trainer's own forward of it where it was computed."""
-        every = self.config["savings"]["sampler_as_old"]
+        every = self.config.savings.sampler_as_old
         if every is None:
             old = self.learner.old_policy(rollout, minibatches)
             return old, old
@@ -179,12 +177,12 @@ class Trainer:
         kl, taken_BT = self.learner.objective.kl, None
         if kl.place == "reward" and old.reference_logprobs_BT is not None:
             taken_BT = kl.coefficient * ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, kl.estimator)
-        overlong, mask_BT = self.config["algorithm"]["overlong"], rollout.sequences.response_mask_BT
+        overlong, mask_BT = self.config.algorithm.overlong, rollout.sequences.response_mask_BT
         return rewards.shaped(rollout.scores_B, mask_BT, self.task.max_new_tokens, overlong, taken_BT)
 
     def advantages(self, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
         """The advantage of every token, (B, T); 0 on padding."""
-        rewards_PG = rewards_B.view(-1, self.config["rollout"]["responses"])
+        rewards_PG = rewards_B.view(-1, self.config.rollout.responses)
         return self.advantage(rewards_PG, mask_BT.sum(-1).view(rewards_PG.shape)).flatten()[:, None] * mask_BT
 
     def probe(
@@ -193,16 +191,16 @@ class Trainer:
         """What looks after every update of this step, if anything does, and what the rollout shows before them."""
         if not self._measures:
             return None, Measured({}, {}, {})
-        every, since_start, probe = self.config["probe"]["every"], None, None
+        every, since_start, probe = self.config.probe.every, None, None
         if step % every == 1 % every:
             since_start = self._since_start.since_start(self.model)
             watched = rollout.sequences.rows(self.sampled_rows(step))
-            probe = UpdateProbe(self.model, watched, self.config["precision"])
+            probe = UpdateProbe(self.model, watched, self.config.precision)
         return probe, of_rollout(rollout, old, recomputed, since_start, self.learner.experts)
 
     def sampled_rows(self, step: int) -> Tensor:
         """The rows of the rollout whose routes are watched from update to update."""
-        rows = self.config["rollout"]["prompts"] * self.config["rollout"]["responses"]
-        count = min(rows, max(4, round(rows * self.config["probe"]["fraction"])))
-        order = torch.randperm(rows, generator=torch_generator(self.config["seed"], "probe_sample", step))
+        rows = self.config.rollout.prompts * self.config.rollout.responses
+        count = min(rows, max(4, round(rows * self.config.probe.fraction)))
+        order = torch.randperm(rows, generator=torch_generator(self.config.seed, "probe_sample", step))
         return order[:count].to(self.model.device)

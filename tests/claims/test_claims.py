@@ -215,7 +215,7 @@ def planned() -> set[tuple[str, str, str]]:
     commands = [f"experiment={words}".split() for words in shlex.split(listed)]
     assert len(commands) == 16
     return {
-        (run.choices["algorithm"], run.config["experiment_name"], axes_name(run.axes))
+        (run.choices["algorithm"], run.config.experiment_name, axes_name(run.axes))
         for command in commands
         for run in compose.plan([*command, "seed=0"])  # of the seeds one, for time
     }

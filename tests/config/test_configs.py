@@ -90,12 +90,12 @@ def test_a_dense_model_has_no_routing_columns_and_all_others(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", algorithms.names(presets=True))
 def test_loading_through_hydra_is_loading_through_python(name: str) -> None:
     (made,) = compose.plan(with_needed(name))
-    assert algorithms.build(made.config["algorithm"]["loss"]) == algorithms.load(name)
+    assert algorithms.build(made.config.algorithm.loss) == algorithms.load(name)
 
 
 def test_a_number_overridden_on_the_command_line_is_one_overridden_in_python() -> None:
     (made,) = compose.plan(["algorithm=gspo", "algorithm.loss.clip_low=1e-2"])
-    assert algorithms.build(made.config["algorithm"]["loss"]) == algorithms.load("gspo", clip_low=1e-2)
+    assert algorithms.build(made.config.algorithm.loss) == algorithms.load("gspo", clip_low=1e-2)
 
 
 def test_every_number_in_the_configs_says_where_it_comes_from_or_what_it_is() -> None:

@@ -16,8 +16,8 @@ def only(tmp_path: Path, *words: str) -> compose.Run:
 @pytest.mark.parametrize("updates", [1, 4, 16])
 def test_prompts_grow_with_the_updates_and_the_mini_batch_stays(updates: int, tmp_path: Path) -> None:
     made = only(tmp_path, f"updates_per_rollout={updates}", "rollout.minibatch_prompts=3", "total_updates=33")
-    assert made.config["rollout"]["prompts"] == 3 * updates
-    assert made.config["steps"] == {1: 33, 4: 9, 16: 3}[updates]  # rounded up
+    assert made.config.rollout.prompts == 3 * updates
+    assert made.config.steps == {1: 33, 4: 9, 16: 3}[updates]  # rounded up
     assert {"rollout.prompts", "steps"}.isdisjoint(made.axes)  # what they follow from names the run
     assert made.axes["rollout.minibatch_prompts"] == 3
 
@@ -25,10 +25,10 @@ def test_prompts_grow_with_the_updates_and_the_mini_batch_stays(updates: int, tm
 def test_points_of_a_sweep_share_their_settings_and_no_folder(tmp_path: Path) -> None:
     words = ["experiment=staleness", "algorithm=gspo", "seed=0", f"results_dir={tmp_path}"]
     runs = compose.plan(words, multirun=True)
-    assert [run.config["rollout"]["prompts"] for run in runs] == [16, 32, 64]
-    assert [run.config["steps"] for run in runs] == [40, 20, 10]
+    assert [run.config.rollout.prompts for run in runs] == [16, 32, 64]
+    assert [run.config.steps for run in runs] == [40, 20, 10]
     swept = {key for run in runs for key in run.axes}
-    assert len({identity.settings_hash(run.config, swept) for run in runs}) == 1
+    assert len({identity.settings_hash(run.plain, swept) for run in runs}) == 1
     assert len({run.folder for run in runs}) == len({run.config_hash for run in runs}) == 3
     other = compose.plan([*words, "rollout.minibatch_prompts=2"], multirun=True)
     assert {run.folder for run in runs}.isdisjoint(run.folder for run in other)
@@ -36,7 +36,7 @@ def test_points_of_a_sweep_share_their_settings_and_no_folder(tmp_path: Path) ->
 
 def test_at_null_every_hash_is_what_it_was_before_the_fields_existed(tmp_path: Path) -> None:
     made = only(tmp_path, "updates_per_rollout=4")
-    before: dict[str, Any] = {**made.config, "rollout": {"prompts": 32, "responses": 8}}
+    before: dict[str, Any] = {**made.plain, "rollout": {"prompts": 32, "responses": 8}}
     del before["total_updates"]
     assert identity.config_hash(before) == made.config_hash
 
@@ -46,7 +46,8 @@ def test_at_null_every_hash_is_what_it_was_before_the_fields_existed(tmp_path: P
     [
         (["rollout.minibatch_prompts=3", "rollout.prompts=32"], "means rollout.prompts=24"),
         (["total_updates=80", "steps=30"], "means steps=10"),
-        (["rollout.minibatch_prompts=0"], "whole number"),
+        (["rollout.minibatch_prompts=0"], "rollout.minibatch_prompts must be at least 1"),
+        (["rollout.minibatch_prompts=0.5"], "whole number, or null"),
         (["total_updates=1.5"], "whole number"),
     ],
 )
@@ -57,12 +58,12 @@ def test_two_answers_to_one_question_are_refused_in_one_line(words: list[str], s
 
 
 def test_the_same_number_twice_is_no_contradiction(tmp_path: Path) -> None:
-    assert only(tmp_path, "rollout.minibatch_prompts=4", "rollout.prompts=32").config["rollout"]["prompts"] == 32
+    assert only(tmp_path, "rollout.minibatch_prompts=4", "rollout.prompts=32").config.rollout.prompts == 32
 
 
 @pytest.mark.parametrize("name", ["staleness", "minirl"])
 def test_the_other_design_is_an_override(name: str, tmp_path: Path) -> None:
     words = [f"experiment={name}", "rollout.minibatch_prompts=null", "seed=0", f"results_dir={tmp_path}"]
     runs = compose.plan(words, multirun=True)
-    assert {run.config["rollout"]["prompts"] for run in runs} == {32}
-    assert {run.config["updates_per_rollout"] for run in runs} == {4, 8, 16}
+    assert {run.config.rollout.prompts for run in runs} == {32}
+    assert {run.config.updates_per_rollout for run in runs} == {4, 8, 16}

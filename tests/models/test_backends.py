@@ -97,7 +97,7 @@ def test_the_back_end_that_is_asked_for_computes_the_experts_of_a_run(
 
 def test_a_back_end_is_part_of_the_hash_and_of_the_cold_start_and_the_usual_one_changes_neither(tmp_path: Path) -> None:
     usual, eager = planned(tmp_path), planned(tmp_path, "experts=eager")
-    before = {key: value for key, value in usual.config.items() if key != "experts"}
+    before = {key: value for key, value in usual.plain.items() if key != "experts"}
     assert usual.config_hash == identity.config_hash(before)
     assert eager.config_hash != usual.config_hash
     assert eager.folder != usual.folder

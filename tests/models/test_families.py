@@ -186,8 +186,8 @@ def small(tmp_path: Path, name: str, *words: str) -> Trainer:
     """A trainer of a few short rollouts at random weights."""
     sizes = [f"model.config.{key}={shipped(name)[key]}" for key in ("hidden_size", "num_hidden_layers")]
     config = planned(tmp_path, f"model={name}", *sizes, *words).config
-    task = instantiate(config["task"])
-    return Trainer(build.build(config["model"]["config"], task.tokenizer, 0, "cpu"), task, config)
+    task = instantiate(config.task)
+    return Trainer(build.build(config.model["config"], task.tokenizer, 0, "cpu"), task, config)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -296,7 +296,7 @@ def test_a_family_takes_a_step_and_is_itself_again_when_saved_and_loaded(name: s
 
 
 def overridden(*words: str) -> dict[str, Any]:
-    return compose.plan(list(words))[0].config["model"]["config"]
+    return compose.plan(list(words))[0].config.model["config"]
 
 
 def test_experts_top_k_depth_and_shared_experts_are_overrides() -> None:

@@ -54,7 +54,7 @@ def outcome() -> Iterator[dict[tuple[str, str], dict[str, float]]]:
 def write(found: dict[tuple[str, str], dict[str, float]]) -> None:
     """Replace this device's section of the document."""
     supplied = isinstance(sys.modules["megablocks_ops"], megablocks._Supplied)
-    machine = provenance.machine({"threads": 1, "device": DEVICE})
+    machine = provenance.machine(DEVICE, threads=1)
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "triton", "megablocks"))
     lines = [
         HEADINGS[DEVICE],

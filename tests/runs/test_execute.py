@@ -106,7 +106,7 @@ def test_a_run_records_every_table_and_every_column(finished: compose.Run) -> No
     facts = record.read_run(finished.folder)
     assert facts is not None
     assert facts["status"] == "finished"
-    assert facts["config"] == finished.config
+    assert facts["config"] == finished.plain
     assert facts["wall_seconds"] > 0
     assert facts["tokens"] == record.read_table(finished.folder, "steps")["response_tokens"].sum()
     frames = tables(finished.folder)
@@ -124,7 +124,7 @@ def test_a_run_records_every_table_and_every_column(finished: compose.Run) -> No
 def test_a_run_keeps_a_few_of_its_prompts_responses_and_rewards(finished: compose.Run) -> None:
     rows = samples.read(finished.folder)
     assert pd.Series([row["step"] for row in rows]).value_counts().to_dict() == {1: 8, 3: 8, 6: 8}
-    task = instantiate(finished.config["task"])
+    task = instantiate(finished.config.task)
     for row in rows:
         assert task.score(row["prompt"], row["response"], row["finished"]) == row["reward"]
     assert len({row["prompt"] for row in rows if row["step"] == 1}) == 4
@@ -254,7 +254,7 @@ def test_a_finished_run_is_left_alone_and_another_config_is_refused(
     before = {path: path.stat().st_mtime_ns for path in finished.folder.glob("*.*")}
     monkeypatch.setattr(execute, "_train", lambda *_: pytest.fail("trained again"))
     assert execute.execute(finished) == "finished"
-    results = Path(finished.config["results_dir"])
+    results = Path(finished.config.results_dir)
     facts = json.loads((finished.folder / "run.json").read_text())
     other = compose.Run(**(vars(finished) | {"config_hash": "0" * 16, "config": facts["config"] | {"steps": 7}}))
     with pytest.raises(ConfigError, match="steps: 6 -> 7"):
@@ -350,7 +350,7 @@ def test_of_two_runs_that_want_one_cold_start_one_makes_it_and_the_other_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = planned(tmp_path)
-    task = instantiate(made.config["task"])
+    task = instantiate(made.config.task)
     trained: list[int] = []
     train = cold_start.train
 
@@ -360,7 +360,7 @@ def test_of_two_runs_that_want_one_cold_start_one_makes_it_and_the_other_waits(
         return train(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cold_start, "train", slow)
-    models = [build.build(made.config["model"]["config"], task.tokenizer, 0, "cpu") for _ in range(2)]
+    models = [build.build(made.config.model["config"], task.tokenizer, 0, "cpu") for _ in range(2)]
     threads = [
         threading.Thread(target=cold_start.load_or_make, args=(model, task, made.config, tmp_path / "c"))
         for model in models
@@ -423,10 +423,10 @@ def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_cha
 def test_an_interrupted_cold_start_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     words = ["cold_start.check_every=4", "cold_start.accuracy_low=0.95", "cold_start.max_updates=16"]
     config = planned(tmp_path, *words, "cold_start.batch_size=4").config
-    task = instantiate(config["task"])
+    task = instantiate(config.task)
 
     def fresh() -> Any:
-        return build.build(config["model"]["config"], task.tokenizer, 0, "cpu")
+        return build.build(config.model["config"], task.tokenizer, 0, "cpu")
 
     def made_in(folder: Path, stop_at: int | None = None) -> tuple[Any, list[int]]:
         model, seen = fresh(), []

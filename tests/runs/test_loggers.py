@@ -14,6 +14,7 @@ from test_cli import steadymoe
 from test_execute import assert_same, planned
 
 from steadymoe.bench.config import compose
+from steadymoe.bench.config import loggers as tools
 from steadymoe.bench.runs import execute, loggers, record
 from steadymoe.bench.training.trainer import Trainer
 
@@ -66,11 +67,11 @@ def assert_shows_the_record(values: Mapping[str, Mapping[int, list[float]]], fol
 
 
 def test_no_logger_leaves_nothing(plain: compose.Run) -> None:
-    assert not [path for path in plain.folder.iterdir() if path.name in (*loggers.TOOLS, "logged.json")]
+    assert not [path for path in plain.folder.iterdir() if path.name in (*tools.TOOLS, "logged.json")]
 
 
 def test_a_logger_changes_neither_hash_nor_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loggers, "version", lambda _: "1")
+    monkeypatch.setattr(tools, "version", lambda _: "1")
     without, logged = planned(tmp_path), planned(tmp_path, "log=wandb")
     assert (logged.config_hash, logged.folder) == (without.config_hash, without.folder)
 
@@ -129,7 +130,7 @@ def test_wandb_offline_holds_every_step_once(
     assert_shows_the_record(values, made.folder)
 
 
-@pytest.mark.parametrize("tool", loggers.TOOLS)
+@pytest.mark.parametrize("tool", tools.TOOLS)
 def test_a_missing_package_is_answered_with_how_to_install_it(
     tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +138,7 @@ def test_a_missing_package_is_answered_with_how_to_install_it(
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loggers, "version", absent)
+    monkeypatch.setattr(tools, "version", absent)
     monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
     assert steadymoe(monkeypatch, "run", f"log={tool}") == 2
     assert capsys.readouterr().err == f"steadymoe: log={tool} needs its package: pip install 'steadymoe[{tool}]'\n"
@@ -166,7 +167,7 @@ def test_a_logger_that_fails_is_told_in_one_line_and_the_run_goes_on(
         stumble("open")
         return lambda *_: stumble("write"), lambda: stumble("close")
 
-    monkeypatch.setattr(loggers, "version", lambda _: "1")
+    monkeypatch.setattr(tools, "version", lambda _: "1")
     monkeypatch.setattr(loggers, "_tensorboard", opened)
     made = planned(tmp_path, "log=tensorboard")
     assert execute.execute(made) == "finished"
@@ -176,7 +177,7 @@ def test_a_logger_that_fails_is_told_in_one_line_and_the_run_goes_on(
 
 
 def test_rows_are_sent_after_they_were_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loggers, "version", lambda _: "1")
+    monkeypatch.setattr(tools, "version", lambda _: "1")
     made = planned(tmp_path, "log=tensorboard")
     behind: list[int] = []
 

@@ -66,7 +66,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config(algorithm: str) -> dict[str, Any]:
-    return compose.plan([*TINY, f"algorithm={algorithm}"])[0].config
+    return compose.plan([*TINY, f"algorithm={algorithm}"])[0].plain
 
 
 def recorded(made: compose.Run, **changes: Any) -> None:

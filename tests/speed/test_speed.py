@@ -60,7 +60,7 @@ def test_stages_are_shares_and_arithmetic_counts_a_prompt_once() -> None:
     # 4 prompts × 8 responses: (400 − 144)/8 prompt tokens; of 144 response tokens the 32 last are fed to nothing.
     active = build.size(ours.trainer.model)["active_parameters"]
     assert ours.trainer.model.config.tie_word_embeddings
-    updates = ours.config["updates_per_rollout"]
+    updates = ours.config.updates_per_rollout
     assert updates > 1
     # 6 for an update and 2 for the old policy, which the first of the updates shares.
     assert measure.useful_flop(ours, row) == pytest.approx((8 - 2 / updates) * active * (32 + 112))

@@ -206,10 +206,10 @@ def test_recorded_runs_are_judged_by_todays_rule_beside_what_they_said() -> None
 def test_the_thresholds_leave_the_hashes_of_older_runs_as_they_were() -> None:
     (made,) = compose.plan(["model=micro"])
     older = {"window": 5, "reward_fraction": 0.5, "patience": 10, "least_reward": 0.1}
-    assert identity.config_hash(made.config | {"collapse": older}) == made.config_hash
-    assert identity.settings_hash(made.config | {"collapse": older}, ()) == identity.settings_hash(made.config, ())
-    assert identity.difference(made.config | {"collapse": older}, made.config).count("collapse") == 5  # fields since
-    assert identity.config_hash(made.config | {"collapse": older | {"patience": 2}}) != made.config_hash
+    assert identity.config_hash(made.plain | {"collapse": older}) == made.config_hash
+    assert identity.settings_hash(made.plain | {"collapse": older}, ()) == identity.settings_hash(made.plain, ())
+    assert identity.difference(made.plain | {"collapse": older}, made.plain).count("collapse") == 5  # fields since
+    assert identity.config_hash(made.plain | {"collapse": older | {"patience": 2}}) != made.config_hash
     (other,) = compose.plan(["model=micro", "collapse.entropy_fraction=0.1"])
     assert other.config_hash != made.config_hash
     (other,) = compose.plan(["model=micro", "collapse.patience_updates=32"])
@@ -221,7 +221,7 @@ def test_the_recorded_study_has_the_hashes_that_its_command_has_today() -> None:
     recorded = {(run.algorithm, run.seed): run.config_hash for run in kept.itertuples()}
     words = ["experiment=study", "seed=0,9", "algorithm=grpo,vespo"]
     for made in compose.plan(words, multirun=True):
-        assert recorded[made.choices["algorithm"], made.config["seed"]] == made.config_hash
+        assert recorded[made.choices["algorithm"], made.config.seed] == made.config_hash
 
 
 def test_a_field_that_is_gone_is_answered_with_those_that_there_are() -> None:

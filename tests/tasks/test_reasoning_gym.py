@@ -103,7 +103,7 @@ def test_options_are_the_datasets_own() -> None:
 def test_options_come_from_the_command_line_as_documented() -> None:
     words = ["task=reasoning_gym", "task.dataset=chain_sum", "+task.options.max_terms=3", "+task.options.max_digits=1"]
     (made,) = compose.plan(words)
-    assert made.config["task"]["options"] == {"max_terms": 3, "max_digits": 1}
+    assert made.config.task["options"] == {"max_terms": 3, "max_digits": 1}
 
 
 def test_partial_rewards_are_the_verifiers_own() -> None:

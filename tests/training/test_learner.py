@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config.schema import Overlong
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.support.seeding import derive
@@ -28,8 +29,8 @@ from steadymoe.models import build
 def trainer(tmp_path: Path, *words: str) -> Trainer:
     """A trainer of the small run at random weights."""
     config = planned(tmp_path, *words).config
-    task = instantiate(config["task"])
-    model = build.build(config["model"]["config"], task.tokenizer, derive(config["seed"], "model"), "cpu")
+    task = instantiate(config.task)
+    model = build.build(config.model["config"], task.tokenizer, derive(config.seed, "model"), "cpu")
     return Trainer(model, task, config)
 
 
@@ -95,7 +96,7 @@ def test_the_ratio_is_exactly_one_before_the_first_update_in_micro_batches_too(t
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, "all"])
 def test_an_impossible_micro_batch_is_refused(tmp_path: Path, size: object) -> None:
-    with pytest.raises(ConfigError, match="microbatch is a number of responses"):
+    with pytest.raises(ConfigError, match=r"microbatch must be .*\(number of responses"):
         planned(tmp_path, f"microbatch={size}")
     with pytest.raises(ConfigError, match="look at a whole mini-batch"):
         planned(tmp_path, "microbatch=4", "routing.aux_loss=0.1")
@@ -206,9 +207,9 @@ def test_overlong_punishment_rises_over_the_buffer() -> None:
 def test_rewards_lose_what_is_overlong_and_the_kl_of_their_tokens() -> None:
     scores_B, mask_BT = torch.tensor([1.0, 1.0]), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
     kl_BT = torch.tensor([[0.1, 0.2, 9.0, 9.0], [0.0, 0.0, 0.0, 0.5]])
-    shaped = rewards.shaped(scores_B, mask_BT, 4, {"penalty": 1.0, "buffer": 0.5}, kl_BT)
+    shaped = rewards.shaped(scores_B, mask_BT, 4, Overlong(penalty=1.0, buffer=0.5), kl_BT)
     assert shaped.tolist() == pytest.approx([0.7, 1 - 1 - 0.5])
-    assert rewards.shaped(scores_B, mask_BT, 4, {"penalty": 0.0, "buffer": 0.5}, None) is scores_B
+    assert rewards.shaped(scores_B, mask_BT, 4, Overlong(penalty=0.0, buffer=0.5), None) is scores_B
 
 
 def test_a_kl_term_in_the_loss_holds_the_policy_at_its_cold_start(tmp_path: Path) -> None:
@@ -424,7 +425,7 @@ def test_a_correction_is_an_axis_of_the_folder_and_is_recorded(tmp_path: Path) -
     assert steps["correction_rejected"].item() == 0
     plain = planned(tmp_path, "steps=1")
     assert plain.config_hash != made.config_hash
-    assert identity.settings_hash(plain.config, made.axes) == identity.settings_hash(made.config, made.axes)
+    assert identity.settings_hash(plain.plain, made.axes) == identity.settings_hash(made.plain, made.axes)
 
 
 def test_a_correction_of_a_loss_with_its_ratio_to_the_sampler_is_refused_before_anything_runs(tmp_path: Path) -> None:

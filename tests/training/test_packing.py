@@ -35,7 +35,7 @@ def sequences(response_width: int = 6) -> tuple[Sequences, torch.Tensor]:
 
 
 def made(name: str, task: Chain) -> PreTrainedModel:
-    return build.build(compose.plan([f"model={name}"])[0].config["model"]["config"], task.tokenizer, 0, "cpu")
+    return build.build(compose.plan([f"model={name}"])[0].config.model["config"], task.tokenizer, 0, "cpu")
 
 
 def passed(
