@@ -394,7 +394,8 @@ CLAIMS = (
         ),
     ),
 )
-# The experiments that hold only a part of what a claim compares.
+# Experiments whose arms stand beside the study's in the figures of ``steadymoe claims``: a report shows them in the
+# overview alone.
 COMPARED_ELSEWHERE = {name for claim in CLAIMS for name in claim.experiments}
 COMPARED_ELSEWHERE |= {arm.experiment for claim in CLAIMS for arm in claim.arms}
 COMPARED_ELSEWHERE -= {"study"}

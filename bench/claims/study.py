@@ -112,7 +112,7 @@ class Study:
         runs = runs.assign(collapsed=runs["collapsed_step"])
         return early_warning.auc(early_warning.extremes(found["steps"], runs, metric, least_lead))
 
-    def cost_factor(self, arm: Arm, over: Arm, unit: str) -> efficiency.Ratio | None:
+    def cost_factor(self, arm: Arm, over: Arm, unit: str) -> efficiency.CostRatio | None:
         """How many times as much of ``unit`` (``efficiency.COSTS``) as another arm one needs for the same reward.
 
         That of the head-to-head table: nine tenths of the way from the first step's to the better one's final reward.

@@ -8,7 +8,7 @@ import pandas as pd
 
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.statistics.comparisons import ranking
-from steadymoe.bench.statistics.efficiency import Ratio
+from steadymoe.bench.statistics.efficiency import CostRatio
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
 from steadymoe.bench.support.text import markdown, visible
 
@@ -209,7 +209,7 @@ def to_text(cell: Any) -> str:
 
 def to_number(cell: Any) -> Any:
     """The one number of a cell that a column is sorted by."""
-    if isinstance(cell, Ratio):
+    if isinstance(cell, CostRatio):
         cell = cell.estimate
     return cell.mean if isinstance(cell, Estimate) else cell
 
@@ -222,14 +222,14 @@ def to_markdown(table: pd.DataFrame) -> str:
 
 def to_numbers(table: pd.DataFrame) -> pd.DataFrame:
     """The table as programs read it: mean, low, high and n of each estimate, and a ratio's bound, in own columns."""
-    estimated = [name for name in table if isinstance(table[name].iloc[0], Estimate | Ratio)]
+    estimated = [name for name in table if isinstance(table[name].iloc[0], Estimate | CostRatio)]
     plain = table.drop(columns=estimated)
     for column in estimated:
         cells = table[column].tolist()
-        estimates = [cell.estimate if isinstance(cell, Ratio) else cell for cell in cells]
+        estimates = [cell.estimate if isinstance(cell, CostRatio) else cell for cell in cells]
         for part in ("mean", "low", "high", "n"):
             plain[f"{column} {part}"] = [getattr(estimate, part) for estimate in estimates]
-        if any(isinstance(cell, Ratio) for cell in cells):
+        if any(isinstance(cell, CostRatio) for cell in cells):
             plain[f"{column} bound"] = [cell.bound for cell in cells]
     return plain
 

@@ -45,7 +45,7 @@ def differences(
 
 def compared(steps: pd.DataFrame, lines: dict[str, Look]) -> str | None:
     """The arm that others are compared with, seed by seed; None where seeds are many or none is shared."""
-    if len(lines) < 2 or not style.few(steps):
+    if len(lines) < 2 or not style.few_seeds(steps):
         return None
     base = looks.reference(lines)
     seeds = steps.groupby("arm")["seed"].agg(set)
