@@ -12,7 +12,6 @@ from test_models import make, shipped
 
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.measurement.token_metrics import HISTOGRAM_EDGES, VARIANCE_EDGES
 from steadymoe.bench.report import draw, figures, tables
 from steadymoe.bench.report.figures import FIGURES, curves, looks, points, routing, stability, style
 from steadymoe.bench.statistics import estimates
@@ -182,8 +181,8 @@ def test_distributions_are_shares_of_all_counts_and_know_their_bins() -> None:
         np.testing.assert_allclose(moe.get_data().values[[20, 21]], [0.25, 0.75])
         np.testing.assert_allclose(dense.get_data().values[[20, 21]], [0.5, 0.5])
     edges = [axis.patches[0].get_data().edges for axis in figure.axes]
-    np.testing.assert_allclose(edges[0][1:-1], HISTOGRAM_EDGES)
-    np.testing.assert_allclose(10 ** edges[1][1:-1], VARIANCE_EDGES, rtol=1e-5)
+    np.testing.assert_allclose(edges[0][1:-1], columns.LOG_RATIO_EDGES)
+    np.testing.assert_allclose(10 ** edges[1][1:-1], columns.VARIANCE_EDGES, rtol=1e-5)
     assert "n = 2" in said(figure)
 
 
@@ -491,8 +490,8 @@ def test_the_numbers_of_a_figure_are_those_it_draws(tmp_path: Path) -> None:
 
 
 def test_the_edges_of_a_histogram_are_as_many_as_its_column_says() -> None:
-    said = str(columns.TABLES["steps"]["sequence_log_ratio_variance_histogram"][1])
-    assert f"{len(VARIANCE_EDGES) - 1} bins" in said
+    meaning = columns.TABLES["steps"]["sequence_log_ratio_variance_histogram"].meaning
+    assert f"{len(columns.VARIANCE_EDGES) - 1} bins" in meaning
 
 
 # Tables

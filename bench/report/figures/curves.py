@@ -24,14 +24,14 @@ def overview(steps: pd.DataFrame) -> DataFigure:
     against = seeds.compared(steps, lines)
     with style.figure_style():
         figure, axes = style.panels(2 if against is None else 3, 2, 4.2 if against is None else 6.2, style.TWO_COLUMNS)
-        curves(axes[0], steps, "reward", "training reward", lines=lines)
-        curves(axes[1], steps, "expert_change_rate", "expert-change rate", lines=lines)
-        curves(axes[2], steps, "token_ratio_variance", "variance of the token ratio", log=True, lines=lines)
-        curves(axes[3], steps, "clip_fraction", "clipped tokens (share)", lines=lines)
+        curves(axes[0], steps, "reward", lines=lines)
+        curves(axes[1], steps, "expert_change_rate", lines=lines)
+        curves(axes[2], steps, "token_ratio_variance", log=True, lines=lines)
+        curves(axes[3], steps, "clip_fraction", lines=lines)
         axes[3].set_yscale("symlog", linthresh=LEAST_CLIPPED)
         if against is not None:
-            seeds.differences(axes[4], steps, "reward", "Δ training reward", lines)
-            seeds.differences(axes[5], steps, "eval_accuracy", "Δ held-out accuracy", lines, window=1)
+            seeds.differences(axes[4], steps, "reward", lines)
+            seeds.differences(axes[5], steps, "eval_accuracy", lines, window=1)
         notes = " Clipped shares: the plain mean." + style.without_clip(steps)
         notes += style.below(steps, "token_ratio_variance", _NOTHING)
         return style.finish(figure, axes[0], style.curves_caption(steps, True, against) + notes)
@@ -43,8 +43,8 @@ def reward_compute(steps: pd.DataFrame) -> DataFigure:
     against = seeds.compared(steps, lines)
     with style.figure_style():
         figure, axes = _above(2, against)
-        curves(axes[0], steps, "reward", "training reward", x=spent, lines=lines)
-        curves(axes[1], steps, "eval_accuracy", "held-out accuracy", x=spent, window=1, lines=lines)
+        curves(axes[0], steps, "reward", x=spent, lines=lines)
+        curves(axes[1], steps, "eval_accuracy", x=spent, window=1, lines=lines)
         axes[1].set_xlabel("sampled tokens")
         _differences(axes, steps, against, lines)
         text = style.curves_caption(steps, against=against)
@@ -54,22 +54,22 @@ def reward_compute(steps: pd.DataFrame) -> DataFigure:
 def replay(steps: pd.DataFrame) -> DataFigure:
     """Reward and token-ratio variance with and without routing replay (GSPO, 2507.18071, figure 3)."""
     steps = steps.assign(arm=line_names(steps, ["algorithm", "routing"]))
-    return _reward_above(steps, "token_ratio_variance", "variance of the token ratio")
+    return _reward_above(steps, "token_ratio_variance")
 
 
 def mismatch(steps: pd.DataFrame) -> DataFigure:
     """Reward above the mismatch of sampler and trainer, whose growth goes before collapse (DPPO, sanity figure)."""
-    return _reward_above(steps, "rollout_kl_k3", "KL of sampler from trainer (k3)")
+    return _reward_above(steps, "rollout_kl_k3")
 
 
-def _reward_above(steps: pd.DataFrame, metric: str, label: str) -> DataFigure:
+def _reward_above(steps: pd.DataFrame, metric: str) -> DataFigure:
     """Reward, and below it what is to explain it, on a logarithmic axis."""
     lines = looks.of_lines(steps)
     against = seeds.compared(steps, lines)
     with style.figure_style():
         figure, axes = _above(2, against)
-        curves(axes[0], steps, "reward", "training reward", lines=lines)
-        curves(axes[1], steps, metric, label, log=True, lines=lines)
+        curves(axes[0], steps, "reward", lines=lines)
+        curves(axes[1], steps, metric, log=True, lines=lines)
         _differences(axes, steps, against, lines)
         return style.finish(figure, axes[0], style.curves_caption(steps, True, against))
 
@@ -88,7 +88,7 @@ def _differences(axes: list[Axes], steps: pd.DataFrame, against: str | None, lin
     for axis in axes[: -1 if against is None else -2]:
         axis.set_xlabel("")
     if against is not None:
-        seeds.differences(axes[-1], steps, "reward", "Δ training reward", lines)
+        seeds.differences(axes[-1], steps, "reward", lines)
 
 
 def staleness_panels(steps: pd.DataFrame) -> DataFigure:
@@ -97,9 +97,9 @@ def staleness_panels(steps: pd.DataFrame) -> DataFigure:
     lines = looks.of_lines(steps)
     shown = (
         ("eval_accuracy", "held-out score", False),
-        ("rollout_kl_k3", "KL(μ‖π_old)", True),
-        ("reward", "training reward", False),
-        ("entropy", "entropy (nats)", False),
+        ("rollout_kl_k3", columns.short("rollout_kl_k3"), True),
+        ("reward", columns.label("reward"), False),
+        ("entropy", columns.label("entropy"), False),
     )
     staleness, against = sorted(steps["updates_per_rollout"].unique()), seeds.compared(steps, lines)
     rows = 2 if against is None else 3
@@ -111,11 +111,11 @@ def staleness_panels(steps: pd.DataFrame) -> DataFigure:
             for axis, (metric, label, log) in zip(of_block, shown, strict=False):
                 panel = f"N = {updates:g}, {label}"
                 window = 1 if metric == "eval_accuracy" else style.SMOOTHED_OVER
-                curves(axis, ours, metric, label, log=log, lines=lines, panel=panel, window=window)
+                curves(axis, ours, metric, log, label=label, lines=lines, panel=panel, window=window)
             for axis, (metric, label, _) in zip(of_block[4:], shown[::2], strict=False):
                 window = 1 if metric == "eval_accuracy" else style.SMOOTHED_OVER
                 more: Any = {"window": window, "panel": f"N = {updates:g}, {label}"}
-                seeds.differences(axis, ours, metric, f"Δ {label}", lines, **more)
+                seeds.differences(axis, ours, metric, lines, label=label, **more)
             of_block[0].set_title(f"N = {updates:g} updates per rollout", loc="left", fontweight="bold")
             for axis in of_block[:-2]:
                 axis.set_xlabel("")
@@ -147,10 +147,10 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
                     continue
                 ours = steps[steps["method"] == methods[place]]
                 if kind == 0:
-                    curves(axis, ours, "reward", "training reward", lines=lines, panel=methods[place])
+                    curves(axis, ours, "reward", lines=lines, panel=methods[place])
                     axis.set_title(methods[place])
                 else:
-                    seeds.differences(axis, ours, "reward", "Δ training reward", lines, panel=methods[place])
+                    seeds.differences(axis, ours, "reward", lines, panel=methods[place])
                 axis.set_xlabel("gradient updates")
                 axis.tick_params(labelbottom=True)
                 axis.set_ylabel("" if place % 2 else axis.get_ylabel())
@@ -162,20 +162,21 @@ def curves(
     axis: Axes,
     steps: pd.DataFrame,
     metric: str,
-    label: str,
     log: bool = False,
     *,
     lines: dict[str, Look],
+    label: str | None = None,
     x: pd.Series | None = None,
     window: int = style.SMOOTHED_OVER,
     panel: str = "",
 ) -> None:
     """One line per arm of ``lines`` over steps or over ``x`` by arm and step; an arm without the metric has none.
 
-    With its interval from ten seeds on, with a thin line for every seed below.
+    With its interval from ten seeds on, with a thin line for every seed below. ``label`` stands in place of the
+    metric's own (``columns.label``).
     """
     axis.set_xlabel("step (rollout)")
-    axis.set_ylabel(label)
+    axis.set_ylabel(label or columns.label(metric))
     means = estimates.curves(steps, metric, window, log, columns.bounds(metric))
     few_seeds = style.few_seeds(steps)
     of_seeds = seeds.smoothed(steps, metric, window, log) if few_seeds else means.iloc[:0].assign(seed=0)

@@ -23,7 +23,7 @@ def clip_fraction(steps: pd.DataFrame) -> DataFigure:
     chosen = steps[steps["metric"] == "clip_fraction"]
     with style.figure_style():
         figure, (axis,) = style.panels(1, 1, 2.2)
-        axis.set_ylabel("clipped tokens (share)")
+        axis.set_ylabel(columns.label("clip_fraction"))
         for arm, look in looks.of_lines(steps).items():
             seeds = chosen[chosen["arm"] == arm].groupby("seed")["value"].mean()
             if seeds.empty:
@@ -64,7 +64,7 @@ def best_last(steps: pd.DataFrame) -> DataFigure:
             axes[0].plot([], [], mark, color="black", markerfacecolor=face, markersize=4.5, label=name)
         axes[0].set_yticks(range(len(arms)), arms)
         axes[0].set_ylim(-0.6, len(arms) - 0.4)
-        axes[0].set_xlabel("training reward")
+        axes[0].set_xlabel(columns.label("reward"))
         for axis in axes:
             axis.grid(visible=False, axis="y")
         if against is not None:
@@ -156,8 +156,8 @@ def dose_response(steps: pd.DataFrame) -> DataFigure:
         figure, axes = style.panels(3 + (base is not None), 1, 4.9 + 1.5 * (base is not None), sharex=True)
         against(axes[0], steps, "strength", "reward", "last", "final reward", lines=lines)
         more: dict[str, Any] = {"log": True, "lines": lines}
-        against(axes[1], steps, "strength", "rollout_kl_k3", "median", "KL sampler–trainer (k3)", **more)
-        against(axes[2], steps, "strength", "token_ratio_variance", "median", "var. of the token ratio", **more)
+        for axis, metric in zip(axes[1:], ("rollout_kl_k3", "token_ratio_variance"), strict=False):
+            against(axis, steps, "strength", metric, "median", columns.short(metric), **more)
         axes[1].set_ylim(bottom=_LEAST_KL)
         if base is not None:
             against(axes[3], steps, "strength", "reward", "last", "Δ final reward", lines=lines, base=base)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steadymoe.bench.measurement.token_metrics import HISTOGRAM_EDGES, VARIANCE_EDGES
+from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.curves import line_names
@@ -30,14 +30,14 @@ def ratio_distributions(histograms: pd.DataFrame) -> DataFigure:
     every = _ramp(models) if alone else looks.of_lines(named, "line")
     with style.figure_style():
         figure, axes = style.panels(2, 1, 3.8)
-        inner = HISTOGRAM_EDGES.numpy()
+        inner = np.array(columns.LOG_RATIO_EDGES, dtype=np.float32)
         token = np.concatenate([[inner[0] - 0.05], inner, [inner[-1] + 0.05]])
         _densities(axes[0], named, "token_ratio_histogram", token, every, "share of tokens")
         axes[0].set_xlabel("log π_θ/π_old of a token")
-        decades = VARIANCE_EDGES.log10().numpy()
+        decades = np.array(columns.LOG10_VARIANCE_EDGES, dtype=np.float32)
         sequence = np.concatenate([[decades[0] - 0.25], decades, [decades[-1] + 0.25]])
-        column = "sequence_log_ratio_variance_histogram"
-        _densities(axes[1], named, column, sequence, every, "share of responses", log=False)
+        of_responses = "sequence_log_ratio_variance_histogram"
+        _densities(axes[1], named, of_responses, sequence, every, "share of responses", log=False)
         axes[1].set_xlabel("log₁₀ of the variance of a response's token log-ratios")
         text = (
             f"Share of all updates and seeds, {style.seeds(histograms)}; no smoothing, no interval. Bins: 0.05 above, "
@@ -99,7 +99,7 @@ def drift(steps: pd.DataFrame) -> DataFigure:
             shown = shown.assign(line=names)
             ordered = by is not None and set(names) == set(of.values())
             every = _ramp(of.values()) if ordered else looks.of_lines(shown, "line")
-            label = "expert-change rate"
+            label = columns.label("expert_change_rate")
             logx = x != "moe_layers"
             against(panel, shown, x, "expert_change_rate", "median", label, logx=logx, lines=every)
             if logx:
