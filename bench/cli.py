@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench.claims.registry import COMPARED_ELSEWHERE
     from steadymoe.bench.report import draw, report_page
 
     results, experiment = arguments.results, arguments.experiment
@@ -113,7 +114,7 @@ def _report(arguments: argparse.Namespace) -> int:
         if arguments.export is not None or arguments.keep is not None:
             print("".join(f"{line}\n" for line in report_page.left_out(results, experiment)), end="")
             return 0
-        made = report_page.make(results, experiment, _formats(arguments), _arms(arguments))
+        made = report_page.make(results, experiment, _formats(arguments), _arms(arguments), COMPARED_ELSEWHERE)
     except (report_page.NothingToReport, draw.CannotDraw) as error:
         return _refuse(error)
     print(made.table)
@@ -132,10 +133,10 @@ def _figures(arguments: argparse.Namespace) -> int:
             print(draw.listing(arguments.results).to_markdown(index=False))
             return 0
         formats = _formats(arguments)
-        for paper in draw.find(arguments.figures):
-            for path in draw.make(paper, arguments.results, arguments.experiment, formats, _arms(arguments)):
+        for spec in draw.find(arguments.figures):
+            for path in draw.make(spec, arguments.results, arguments.experiment, formats, _arms(arguments)):
                 print(visible(f"wrote {path}"))
-            for line in report_page.left_out(arguments.results, arguments.experiment or paper.experiment):
+            for line in report_page.left_out(arguments.results, arguments.experiment or spec.experiment):
                 print(line)
     except draw.CannotDraw as error:
         return _refuse(error)

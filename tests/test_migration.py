@@ -49,7 +49,7 @@ def test_the_status_of_every_old_run_is_told(
 def test_old_runs_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents()
     # Every figure is drawn of runs that are older still by test_report.py; here one, for time.
-    monkeypatch.setattr(report_page, "papers", lambda _: [FIGURES["overview"]])
+    monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"]])
     assert steadymoe(monkeypatch, "report", "--experiment", "old", "--format", "svg") == 0
     said = capsys.readouterr().out
     for arm in ("grpo micro", "gspo micro", "gspo dense_micro", "half_clipped micro"):

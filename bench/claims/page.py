@@ -18,11 +18,11 @@ from steadymoe.bench.claims.study import Arm, NotRun, Study
 from steadymoe.bench.claims.verdict import Claim, Finding, Verdict, findings, learning
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import draw, tables
-from steadymoe.bench.report.figures import FIGURES, FORMATS, Paper, points
+from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec, points
 from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.bench.support import atomic_files, processes
 
-_HEADLINE = Paper("outcomes", "outcomes", points.outcomes, "study", takes=("outcomes",))
+_HEADLINE = FigureSpec("outcomes", "outcomes", points.outcomes, "study", takes=("outcomes",))
 _HEAD = """# What papers claim, and what the reference study can say
 
 Made by `make figures` from `results/reference/data`; a test makes it again and compares. Questions, outcomes and
@@ -177,8 +177,8 @@ class Verdicts:
         arms = self.arms(claim)
         if arms.empty:
             return []
-        paper = FIGURES[claim.figure] if claim.number in self.drawn else None
-        figure = [f"![{paper.caption}]({figures}/{draw.stem(paper, name(claim))}.png)", ""] if paper else []
+        spec = FIGURES[claim.figure] if claim.number in self.drawn else None
+        figure = [f"![{spec.caption}]({figures}/{draw.stem(spec, name(claim))}.png)", ""] if spec else []
         return [tables.to_markdown(arms), "", *figure]
 
     def arms(self, claim: Claim) -> pd.DataFrame:
@@ -220,7 +220,7 @@ class Verdicts:
                     found[claim.number] = data
         return found
 
-    def figures(self) -> list[tuple[Paper, str, dict[str, pd.DataFrame]]]:
+    def figures(self) -> list[tuple[FigureSpec, str, dict[str, pd.DataFrame]]]:
         """Every figure that can be drawn: the paper's, what it is named by, and the tables it is drawn from."""
         in_reward = [
             {"claim": number, "outcome": each.outcome.what, "side": each.outcome.side}
@@ -249,15 +249,15 @@ def make(results: Path, page: Path, formats: Sequence[str] = FORMATS) -> list[Pa
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_files.write(path, partial(Path.write_text, data=text))
     written = list(texts)
-    papers, *others = zip(*verdicts.figures(), strict=True)
+    specs, *others = zip(*verdicts.figures(), strict=True)
     drawn_as = tuple(dict.fromkeys((*formats, "png")))
-    drawn = processes.in_processes(partial(_draw, results, drawn_as), [paper.id for paper in papers], *others)
+    drawn = processes.in_processes(partial(_draw, results, drawn_as), [spec.id for spec in specs], *others)
     return written + [path for files in drawn for path in files]
 
 
 def _draw(results: Path, formats: Sequence[str], id: str, named: str, data: dict[str, pd.DataFrame]) -> list[Path]:
-    paper = _HEADLINE if id == _HEADLINE.id else FIGURES[id]
-    return draw.write(paper, paper.figure(data), results, named, formats)
+    spec = _HEADLINE if id == _HEADLINE.id else FIGURES[id]
+    return draw.write(spec, spec.figure(data), results, named, formats)
 
 
 def name(claim: Claim) -> str:

@@ -37,18 +37,19 @@ from steadymoe.bench.claims.effects import (
 from steadymoe.bench.claims.gates import MISMATCH, STRESS
 from steadymoe.bench.claims.study import Arm
 from steadymoe.bench.claims.verdict import Claim, Outcome
+from steadymoe.bench.measurement import columns
 
-_ANNOUNCING = {
-    "token_ratio_variance": "token-ratio variance",
-    "expert_change_rate": "expert change",
-    "sequence_ratio_variance": "sequence-ratio variance",
-}
+_ANNOUNCING = ("token_ratio_variance", "expert_change_rate", "sequence_ratio_variance")
 _NOISE = "one strength of router noise, at a third of the study's learning rate, without a control of its own"
 _AUTHORS = (
     "GSPO's authors ran GRPO with a band of 0.2/0.27 and with routing replay (2507.18071, section 5), here it has 0.2 "
     "and no replay"
 )
 _SMALL = "0.45 M parameters, responses of 4 to 10 tokens, 40 steps, one task"
+
+
+def _roc(metric: str, lead: str = "") -> str:
+    return f"area under the ROC curve, {lead}{columns.short(metric)}"
 
 
 def _disturbed(of: str, arm: Arm, over: Arm, threshold: float = 0.0) -> tuple[Outcome, Outcome]:
@@ -289,10 +290,7 @@ CLAIMS = (
         "Ratio variance and expert change announce a collapse.",
         "MiniRL (2512.01374), R3 (2510.11370), RSPO (2510.23027)",
         ("study", "study_bands"),
-        tuple(
-            Outcome(f"area under the ROC curve, {shown}", warning(metric), "above", 0.5, unit="area")
-            for metric, shown in _ANNOUNCING.items()
-        ),
+        tuple(Outcome(_roc(metric), warning(metric), "above", 0.5, unit="area") for metric in _ANNOUNCING),
         "fig13",
         (GRPO, GSPO, NARROW, WIDE),
         "Runs of two algorithms and two bands are pooled: what tells arms apart tells collapses apart too. A collapse "
@@ -301,8 +299,8 @@ CLAIMS = (
         "out.",
         STRESS,
         exploratory=tuple(
-            Outcome(f"area under the ROC curve, 5 steps ahead, {shown}", warning(metric, 5), "above", 0.5, unit="area")
-            for metric, shown in _ANNOUNCING.items()
+            Outcome(_roc(metric, "5 steps ahead, "), warning(metric, 5), "above", 0.5, unit="area")
+            for metric in _ANNOUNCING
         )
         + tuple(
             Outcome(
@@ -394,7 +392,8 @@ CLAIMS = (
         ),
     ),
 )
-# The experiments that hold only a part of what a claim compares.
+# Experiments whose arms stand beside the study's in the figures of ``steadymoe claims``: a report shows them in the
+# overview alone.
 COMPARED_ELSEWHERE = {name for claim in CLAIMS for name in claim.experiments}
 COMPARED_ELSEWHERE |= {arm.experiment for claim in CLAIMS for arm in claim.arms}
 COMPARED_ELSEWHERE -= {"study"}

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.config.identity import axes_name
+from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, head_to_head, tables
 from steadymoe.bench.statistics import early_warning, efficiency
 from steadymoe.bench.statistics.estimates import Estimate
@@ -110,9 +111,11 @@ class Study:
         runs = pd.concat([self.judged(arm).assign(arm=arm.label) for arm in arms])
         runs = runs[runs["collapsed_step"].notna() | runs["falling_since"].isna()]
         runs = runs.assign(collapsed=runs["collapsed_step"])
-        return early_warning.auc(early_warning.extremes(found["steps"], runs, metric, least_lead))
+        return early_warning.auc(
+            early_warning.extremes(found["steps"], runs, metric, least_lead, falls=columns.falls(metric))
+        )
 
-    def cost_factor(self, arm: Arm, over: Arm, unit: str) -> efficiency.Ratio | None:
+    def cost_factor(self, arm: Arm, over: Arm, unit: str) -> efficiency.CostRatio | None:
         """How many times as much of ``unit`` (``efficiency.COSTS``) as another arm one needs for the same reward.
 
         That of the head-to-head table: nine tenths of the way from the first step's to the better one's final reward.

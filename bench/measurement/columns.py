@@ -1,182 +1,331 @@
-"""The tables of a run: every column's type and meaning. Columns that a run does not have are null.
+"""The tables of a run: one object for each column. A column that a run does not have is null.
+
+A new column is a line here and the line that computes it. From the line here follow the type on disk (``record``), the
+page docs/columns.md, how a step reduces its updates (``token_metrics.of_step``), what archives keep (``archive``), the
+bounds of intervals, the direction that an early warning looks in, and the labels of figures and tables.
 
 Timing columns end in ``_seconds`` or ``_per_second``; they alone differ between two runs of one config.
+
+    python -m steadymoe.bench.measurement.columns > docs/columns.md
 """
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import pyarrow as pa
 
-_KEYS = {
-    "step": (pa.int64(), "rollout, from 1"),
-    "update": (pa.int64(), "gradient update within the step, from 1"),
-}
-_UPDATE = {
-    "loss": "the loss that was minimised (the negative objective, with the router's auxiliary loss if any)",
-    "grad_norm": "norm of the gradient before clipping",
-    "learning_rate": "of the optimizer",
-    "entropy": "mean entropy of the full next-token distribution over response tokens, in nats",
-    "token_ratio_mean": "mean of π_θ/π_old over response tokens",
-    "token_ratio_max": "largest π_θ/π_old",
-    "token_ratio_variance": "variance of π_θ/π_old over the response tokens of a mini-batch",
-    "sequence_ratio_variance": "variance of s_i, the geometric mean of a response's ratios, over responses",
-    "ess": "effective sample size per token of the ratio as a weight, (Σr)²/(NΣr²), 1 when all are equal",
-    "clip_fraction": "share of response tokens that lose their gradient or are capped; null without a clip",
-    "clip_fraction_low": "the part of clip_fraction below the band",
-    "clip_fraction_high": "the part of clip_fraction above the band",
-    "correction_weight": "mean weight that a correction gives a response token; null with correction=none",
-    "correction_rejected": "share of response tokens to which a correction gives weight 0",
-    "loss_number": "a number that the loss reports of itself: R²VPO's multiplier λ at the update; null for most",
-    "expert_change_rate": "1 − mean |S_old ∩ S_new|/K over layers and response tokens, against the old policy's routes",
-    "expert_set_change_rate": "share of (layer, response token) whose set of experts differs from the old policy's",
-    "token_any_layer_change_rate": "share of response tokens whose set differs in at least one layer",
-    "top1_change_rate": "share of (layer, response token) whose strongest expert differs from the old policy's",
-    "router_kl": "KL of a router's old from its new distribution over all experts, mean over layers and tokens",
-    "router_shift_mean": "RSPO's γ, e^−(mean |log p_new/p_old| over layers and old experts), mean over tokens",
-    "router_shift_min": "the least γ of a token",
-    "router_shift_p10": "the tenth percentile of γ over tokens",
-    "router_shift_floored": "share of tokens with γ below 0.8",
-    "replay_expert_disagreement": "1 − mean |S_executed ∩ S_live|/K: replayed experts that the router would not choose",
-    "replay_set_disagreement": "share of (layer, response token) whose replayed set is not the router's own choice",
-    "route_prediction_kl": "PR²: KL of the routers now from their prediction, mean over layers and response tokens",
-    "router_margin": "the last chosen logit minus the first that was not, mean over layers and tokens",
-    "router_confidence": "probability of the chosen experts together, mean over layers and tokens",
-    "log_ratio_moment_free": "mean (log π_θ/π_old)² of a sample's tokens after the update, routers free in both",
-    "log_ratio_moment_pinned": "the same with the routes of before the updates forced, prompt included",
-    "log_ratio_moment_routing": "mean square of the difference of the two log-ratios",
-    "log_ratio_covariance_routing": "mean product of that difference with the pinned log-ratio",
-    "routing_share": "1 − pinned/free: the share of the log-ratio's second moment that goes when routes are pinned",
-    "log_ratio_moment_changed": "the free one, of tokens whose route differs from the old one in any layer",
-    "log_ratio_moment_unchanged": "the free one, of the other tokens",
-    "expert_change_per_update": "expert-change rate from before to after one gradient update, on a fixed sample",
-}
-# How the updates of a step become its row, where that is not their mean.
-_OF_UPDATES = {"token_ratio_max": "largest", "router_shift_min": "least", "routing_share": "from the mean moments"}
-_STEP = {
-    "reward": "mean score of all sampled responses, before shaping and whether trained on or dropped",
-    "eval_accuracy": "mean score on the held-out prompts, one sampled response each, after the step",
-    "shaped_reward": "mean reward that advantages were computed from: after length penalty and KL, of kept groups",
-    "reference_kl": "k3 estimate of KL(π_old‖cold start) per response token; null without a KL term",
-    "groups_without_signal": "share of sampled prompts whose responses all have the same score",
-    "prompts_sampled": "prompts that were sampled to fill the step; more than rollout.prompts with dynamic sampling",
-    "response_length": "mean response tokens of the kept groups, the end token included",
-    "rollout_kl_k1": "k1 estimate of KL(μ‖π_old): sampling policy against training forward",
-    "rollout_kl_k3": "k3 estimate of the same",
-    "rollout_chi2_token": "χ² of ρ = π_old/μ over response tokens, mean ρ² − 1",
-    "rollout_chi2_sequence": "χ² of the product of ρ over a response",
-    "rollout_ess": "effective sample size per token of ρ as a weight, before any correction",
-    "rollout_extreme_share": "share of response tokens with ρ or 1/ρ above 2 (R3's F(2))",
-    "rollout_probability_correlation": "Pearson correlation of the tokens' probabilities under μ and π_old",
-    "rollout_logprob_gap_max": "largest |log μ − log π_old| of a response token",
-    "rollout_expert_disagreement": "expert-change rate between sampling and training forward, same weights",
-    "rollout_set_disagreement": "share of (layer, response token) whose set differs between sampling and training",
-    "rollout_any_layer_disagreement": "share of response tokens whose set differs in at least one layer",
-    "rollout_top1_disagreement": "share of (layer, response token) whose strongest expert differs",
-    "rollout_router_kl": "KL of a router's distribution in sampling from that in training, over layers and tokens",
-    "rollout_router_shift_mean": "RSPO's γ between sampling and training, over the sampler's experts; mean over tokens",
-    "rollout_router_shift_min": "the least of it",
-    "rollout_router_shift_p10": "its tenth percentile",
-    "rollout_router_shift_floored": "share of tokens with it below 0.8",
-    "expert_change_since_start": "expert-change rate against the cold start, on a fixed probe batch",
-    "load_entropy": "entropy of the experts' load over log E, mean over layers; 1 is even",
-    "load_max_violation": "largest load times E, minus 1, worst layer; 0 is even",
-    "dead_experts": "share of experts that no response token of the rollout chose, mean over layers",
-    "rollout_seconds": "sampling and scoring",
-    "old_policy_seconds": "the old policy's forward; with savings.reuse_first the first update's too",
-    "probe_seconds": "forwards for expert_change_per_update and expert_change_since_start",
-    "update_seconds": "forward, loss, backward, optimizer and metrics of all updates, but what old_policy_seconds has",
-    "evaluation_seconds": "held-out accuracy; null in steps without",
-    "rollout_tokens_per_second": "sampled response tokens per second of sampling, dropped groups included",
-    "update_tokens_per_second": "prompt and response tokens per second of update_seconds",
-}
-_LAYER = {
-    "expert_change_rate": "as in updates, of this layer",
-    "expert_set_change_rate": "as in updates, of this layer",
-    "top1_change_rate": "as in updates, of this layer",
-    "router_kl": "as in updates, of this layer",
-    "router_margin": "as in updates, of this layer",
-    "router_confidence": "as in updates, of this layer",
-    "expert_change_per_update": "as in updates, of this layer",
-    "load_entropy": "of the mini-batch's response tokens, or the rollout's for update 0",
-    "load_max_violation": "likewise",
-    "dead_experts": "likewise: share of experts that no token chose",
-    "rollout_expert_disagreement": "as in steps, of this layer; update 0 only",
-    "rollout_set_disagreement": "likewise",
-    "rollout_top1_disagreement": "likewise",
-    "rollout_router_kl": "likewise",
-    "expert_change_since_start": "as in steps, of this layer; update 0 only",
-}
+# A step of torch.linspace in fp32, from whose edges every recorded histogram was counted.
+_FP32_BIN = 0.05000000074505806
+# Edges of the histogram of log π_θ/π_old: 40 bins of 0.05, and one open bin on either side.
+LOG_RATIO_EDGES = tuple(-1 + _FP32_BIN * i if i < 20 else 1 - _FP32_BIN * (40 - i) for i in range(41))
+# Decimal logarithms of the edges of the histogram of a response's log-ratio variance: four bins a decade, and one open
+# bin on either side.
+LOG10_VARIANCE_EDGES = tuple(-8 + i / 4 for i in range(33))
+VARIANCE_EDGES = tuple(10.0**exponent for exponent in LOG10_VARIANCE_EDGES)
+_LOG_RATIO_BINS = f"below −1, {len(LOG_RATIO_EDGES) - 1} bins of 0.05, above 1"
+_VARIANCE_BINS = f"below 1e-8, {len(VARIANCE_EDGES) - 1} bins of a quarter of a decade, above 1"
+_COUNTS = pa.list_(pa.int64())
 
-# Columns in [0, 1]: shares, probabilities and means of scores (``tasks.Task.score``). Their intervals stay there too.
-IN_UNIT = frozenset(
-    {
-        *("reward", "eval_accuracy", "score", "groups_without_signal"),
-        *("ess", "rollout_ess", "clip_fraction", "clip_fraction_low", "clip_fraction_high", "correction_rejected"),
-        *("expert_change_rate", "expert_set_change_rate", "token_any_layer_change_rate", "top1_change_rate"),
-        *("expert_change_per_update", "expert_change_since_start"),
-        *("replay_expert_disagreement", "replay_set_disagreement"),
-        *("rollout_expert_disagreement", "rollout_set_disagreement"),
-        *("rollout_any_layer_disagreement", "rollout_top1_disagreement"),
-        *(f"{prefix}router_shift_{what}" for prefix in ("", "rollout_") for what in ("mean", "min", "p10", "floored")),
-        *("rollout_extreme_share", "router_confidence", "load_entropy", "dead_experts"),
-    }
+
+@dataclass(frozen=True)
+class Column:
+    """One column of one table."""
+
+    name: str
+    meaning: str
+    """A phrase that defines the column."""
+    label: str = ""
+    """What an axis calls it (``label``); its name where none is given."""
+    short: str = ""
+    """What the header of a table calls it (``short``); its label where none is given."""
+    unit: str = ""
+    """Of its numbers; none for shares, ratios, counts and scores."""
+    type: pa.DataType = field(default_factory=pa.float64)
+    """On disk."""
+    over_updates: Literal["mean", "largest", "least", "from the mean moments"] = "mean"
+    """How a step reduces the numbers of its updates; of columns of updates alone."""
+    worse: Literal["higher", "lower"] = "higher"
+    """In which direction an early warning looks."""
+    share: bool = False
+    """Whether it lies in [0, 1]: a share, a probability, or a mean of scores (``tasks.Task.score``)."""
+    kept: bool = False
+    """Whether archives keep it: tables and figures are made from it."""
+
+
+_STEP_KEY = Column("step", "rollout, from 1", type=pa.int64())
+# fmt: off
+UPDATE = (
+    Column("loss", "the loss that was minimised (the negative objective, with the router's auxiliary loss if any)"),
+    Column("grad_norm", "norm of the gradient before clipping", kept=True),
+    Column("learning_rate", "the optimizer's learning rate"),
+    Column("entropy", "mean entropy of the full next-token distribution over response tokens, in nats",
+           label="entropy (nats)", unit="nats", worse="lower", kept=True),
+    Column("token_ratio_mean", "mean of π_θ/π_old over response tokens"),
+    Column("token_ratio_max", "largest π_θ/π_old", over_updates="largest"),
+    Column("token_ratio_variance", "variance of π_θ/π_old over the response tokens of a mini-batch",
+           label="variance of the token ratio", short="token-ratio variance", kept=True),
+    Column("sequence_ratio_variance", "variance of s_i, the geometric mean of a response's ratios, over responses",
+           short="sequence-ratio variance", kept=True),
+    Column("ess", "effective sample size per token of the ratio as a weight, (Σr)²/(NΣr²), 1 when all are equal",
+           worse="lower", share=True),
+    Column("clip_fraction", "share of response tokens that lose their gradient or are capped; null without a clip",
+           label="clipped tokens (share)", short="clip fraction", share=True, kept=True),
+    Column("clip_fraction_low", "the part of clip_fraction below the band", share=True),
+    Column("clip_fraction_high", "the part of clip_fraction above the band", share=True),
+    Column("correction_weight", "mean weight that a correction gives a response token; null with correction=none"),
+    Column("correction_rejected", "share of response tokens to which a correction gives weight 0", share=True),
+    Column("loss_number",
+           "a number that the loss reports of itself: R²VPO's multiplier λ at the update; null for most"),
+    Column("expert_change_rate",
+           "1 − mean |S_old ∩ S_new|/K over layers and response tokens, against the old policy's routes",
+           label="expert-change rate", short="expert change", share=True, kept=True),
+    Column("expert_set_change_rate",
+           "share of (layer, response token) whose set of experts differs from the old policy's", share=True),
+    Column("token_any_layer_change_rate", "share of response tokens whose set differs in at least one layer",
+           share=True, kept=True),
+    Column("top1_change_rate", "share of (layer, response token) whose strongest expert differs from the old policy's",
+           share=True),
+    Column("router_kl", "KL of a router's old from its new distribution over all experts, mean over layers and tokens",
+           unit="nats"),
+    Column("router_shift_mean", "RSPO's γ, e^−(mean |log p_new/p_old| over layers and old experts), mean over tokens",
+           worse="lower", share=True),
+    Column("router_shift_min", "the least γ of a token", over_updates="least", worse="lower", share=True),
+    Column("router_shift_p10", "the tenth percentile of γ over tokens", worse="lower", share=True),
+    Column("router_shift_floored", "share of tokens with γ below 0.8", share=True),
+    Column("replay_expert_disagreement",
+           "1 − mean |S_executed ∩ S_live|/K: replayed experts that the router would not choose", share=True),
+    Column("replay_set_disagreement",
+           "share of (layer, response token) whose replayed set is not the router's own choice", share=True),
+    Column("route_prediction_kl",
+           "PR²: KL of the routers now from their prediction, mean over layers and response tokens", unit="nats"),
+    Column("router_margin", "the last chosen logit minus the first that was not, mean over layers and tokens",
+           worse="lower"),
+    Column("router_confidence", "probability of the chosen experts together, mean over layers and tokens",
+           worse="lower", share=True),
+    Column("log_ratio_moment_free",
+           "mean (log π_θ/π_old)² of a sample's tokens after the update, routers free in both", kept=True),
+    Column("log_ratio_moment_pinned",
+           "mean (log π_θ/π_old)² with the routes of before the updates forced, prompt included", kept=True),
+    Column("log_ratio_moment_routing", "mean square of the difference between the free and the pinned log-ratio"),
+    Column("log_ratio_covariance_routing", "mean product of that difference and the pinned log-ratio"),
+    Column("routing_share",
+           "1 − pinned/free: the share of the log-ratio's second moment that goes when routes are pinned",
+           over_updates="from the mean moments", kept=True),
+    Column("log_ratio_moment_changed",
+           "log_ratio_moment_free of the tokens whose route differs from the old one in any layer", kept=True),
+    Column("log_ratio_moment_unchanged", "log_ratio_moment_free of the other tokens", kept=True),
+    Column("expert_change_per_update",
+           "expert-change rate from before to after one gradient update, on a fixed sample",
+           short="expert change per update", share=True, kept=True),
 )
+STEP = (
+    Column("reward", "mean score of all sampled responses, before shaping and whether trained on or dropped",
+           label="training reward", short="reward", worse="lower", share=True, kept=True),
+    Column("eval_accuracy", "mean score on the held-out prompts, one sampled response each, after the step",
+           label="held-out accuracy", worse="lower", share=True, kept=True),
+    Column("shaped_reward",
+           "mean reward that advantages were computed from: after length penalty and KL, of kept groups",
+           worse="lower"),
+    Column("reference_kl", "k3 estimate of KL(π_old‖cold start) per response token; null without a KL term",
+           unit="nats"),
+    Column("groups_without_signal", "share of sampled prompts whose responses all have the same score", share=True),
+    Column("prompts_sampled",
+           "prompts that were sampled to fill the step; more than rollout.prompts with dynamic sampling", kept=True),
+    Column("response_length", "mean response tokens of the kept groups, the end token included", unit="tokens"),
+    Column("rollout_kl_k1", "k1 estimate of KL(μ‖π_old): sampling policy against training forward", unit="nats"),
+    Column("rollout_kl_k3", "k3 estimate of KL(μ‖π_old)",
+           label="KL of sampler from trainer (k3)", short="KL(μ‖π_old)", unit="nats", kept=True),
+    Column("rollout_chi2_token", "χ² of ρ = π_old/μ over response tokens, mean ρ² − 1"),
+    Column("rollout_chi2_sequence", "χ² of the product of ρ over a response"),
+    Column("rollout_ess", "effective sample size per token of ρ as a weight, before any correction",
+           worse="lower", share=True),
+    Column("rollout_extreme_share", "share of response tokens with ρ or 1/ρ above 2 (R3's F(2))", share=True),
+    Column("rollout_probability_correlation", "Pearson correlation of the tokens' probabilities under μ and π_old",
+           worse="lower"),
+    Column("rollout_logprob_gap_max", "largest |log μ − log π_old| of a response token", unit="nats"),
+    Column("rollout_expert_disagreement", "expert-change rate between sampling and training forward, same weights",
+           short="sampler–trainer disagreement", share=True, kept=True),
+    Column("rollout_set_disagreement",
+           "share of (layer, response token) whose set differs between sampling and training", share=True),
+    Column("rollout_any_layer_disagreement", "share of response tokens whose set differs in at least one layer",
+           share=True),
+    Column("rollout_top1_disagreement", "share of (layer, response token) whose strongest expert differs", share=True),
+    Column("rollout_router_kl",
+           "KL of a router's distribution in sampling from its distribution in training, over layers and tokens",
+           unit="nats"),
+    Column("rollout_router_shift_mean",
+           "RSPO's γ between sampling and training, over the sampler's experts; mean over tokens",
+           worse="lower", share=True),
+    Column("rollout_router_shift_min", "the least γ of a token between sampling and training",
+           worse="lower", share=True),
+    Column("rollout_router_shift_p10", "the tenth percentile of γ over tokens between sampling and training",
+           worse="lower", share=True),
+    Column("rollout_router_shift_floored", "share of tokens with γ below 0.8 between sampling and training",
+           share=True),
+    Column("expert_change_since_start", "expert-change rate against the cold start, on a fixed probe batch",
+           share=True),
+    Column("load_entropy", "entropy of the experts' load over log E, mean over layers; 1 is even",
+           worse="lower", share=True),
+    Column("load_max_violation", "largest load times E, minus 1, worst layer; 0 is even"),
+    Column("dead_experts", "share of experts that no response token of the rollout chose, mean over layers",
+           share=True),
+    Column("rollout_seconds", "sampling and scoring", unit="seconds", kept=True),
+    Column("old_policy_seconds", "the old policy's forward", unit="seconds", kept=True),
+    Column("probe_seconds", "forwards for expert_change_per_update and expert_change_since_start", unit="seconds"),
+    Column("update_seconds",
+           "forward, loss, backward, optimizer and metrics of all updates, without old_policy_seconds",
+           unit="seconds", kept=True),
+    Column("evaluation_seconds", "held-out accuracy; null in steps without an evaluation", unit="seconds"),
+    Column("rollout_tokens_per_second", "sampled response tokens per second of sampling, dropped groups included",
+           unit="tokens per second"),
+    Column("update_tokens_per_second", "prompt and response tokens per second of update_seconds",
+           unit="tokens per second"),
+)
+# Sums over a step.
+COUNTS = (
+    Column("response_tokens", "response tokens that were trained on", unit="tokens", type=pa.int64()),
+    Column("tokens_sampled", "response tokens that were sampled, those of dropped groups too",
+           unit="tokens", type=pa.int64(), kept=True),
+    Column("token_ratio_histogram",
+           "counts of log π_θ/π_old over the step's updates: " + _LOG_RATIO_BINS, type=_COUNTS),
+    Column("sequence_log_ratio_variance_histogram",
+           "counts of Var_i = (1/T) Σ_t (log r_t − log s_i)², one a response and update: " + _VARIANCE_BINS,
+           type=_COUNTS),
+    Column("changed_slots_histogram",
+           "counts of (layer, response token) over the step's updates by experts that differ from the old: 0 to K",
+           type=_COUNTS),
+    Column("rollout_changed_slots_histogram",
+           "counts of (layer, response token) by experts that differ between sampling and training: 0 to K",
+           type=_COUNTS),
+)
+# Each is otherwise as the column of that name above.
+LAYER = (
+    Column("expert_change_rate", "as in updates, of this layer"),
+    Column("expert_set_change_rate", "as in updates, of this layer"),
+    Column("top1_change_rate", "as in updates, of this layer"),
+    Column("router_kl", "as in updates, of this layer"),
+    Column("router_margin", "as in updates, of this layer"),
+    Column("router_confidence", "as in updates, of this layer"),
+    Column("expert_change_per_update", "as in updates, of this layer"),
+    Column("load_entropy",
+           "as in steps, of this layer: of the mini-batch's response tokens, or the rollout's for update 0"),
+    Column("load_max_violation", "largest load times E, minus 1, of this layer and of the tokens of load_entropy"),
+    Column("dead_experts", "share of experts that no token of load_entropy chose"),
+    Column("rollout_expert_disagreement", "as in steps, of this layer; update 0 only"),
+    Column("rollout_set_disagreement", "as in steps, of this layer; update 0 only"),
+    Column("rollout_top1_disagreement", "as in steps, of this layer; update 0 only"),
+    Column("rollout_router_kl", "as in steps, of this layer; update 0 only"),
+    Column("expert_change_since_start", "as in steps, of this layer; update 0 only"),
+)
+# fmt: on
+EVALUATION = (
+    Column("step", "after how many steps; 0 is the cold start", type=pa.int64()),
+    Column("prompt", "held-out prompt", type=pa.string()),
+    Column("score", "its reward", share=True),
+)
+
+
+def tables() -> dict[str, dict[str, Column]]:
+    """The columns of every table, by name, in their order on disk; the table of steps has the columns of UPDATE too."""
+    of_updates = [replace(each, meaning=f"{each.meaning}; {each.over_updates} of the updates") for each in UPDATE]
+    known = {each.name: each for each in (*UPDATE, *STEP)}
+    of_layers = [replace(known.get(each.name, each), meaning=each.meaning) for each in LAYER]
+    update = Column("update", "gradient update within the step, from 1", type=pa.int64())
+    layer_keys = (
+        replace(update, meaning="gradient update from 1; 0 is the rollout before the first"),
+        Column("layer", "MoE layer, from 0", type=pa.int64()),
+    )
+    rows = {
+        "steps": (_STEP_KEY, *STEP, *of_updates, *COUNTS),
+        "updates": (_STEP_KEY, update, *UPDATE),
+        "layers": (_STEP_KEY, *layer_keys, *of_layers),
+        "evaluations": EVALUATION,
+    }
+    return {table: {each.name: each for each in columns} for table, columns in rows.items()}
+
+
+TABLES = tables()
+
+
+def of_metric(metric: str) -> Column:
+    """The column of a metric: of the first table that has it. A plain column for a name that no table has."""
+    found = (columns[metric] for columns in TABLES.values() if metric in columns)
+    return next(found, Column(metric, ""))
 
 
 def bounds(metric: str) -> tuple[float, float] | None:
     """The ends of what a metric can be, where it has both; also of a run's last, best, median or mean value of it."""
-    return (0.0, 1.0) if metric in IN_UNIT else None
+    return (0.0, 1.0) if of_metric(metric).share else None
 
 
-def _numbers(meanings: dict[str, str]) -> dict[str, tuple[pa.DataType, str]]:
-    return {name: (pa.float64(), meaning) for name, meaning in meanings.items()}
+def label(metric: str) -> str:
+    """What an axis calls a metric."""
+    return of_metric(metric).label or metric
 
 
-TABLES: dict[str, dict[str, tuple[pa.DataType, str]]] = {
-    "steps": {"step": _KEYS["step"]}
-    | _numbers(_STEP)
-    | _numbers(
-        {name: f"{meaning}; {_OF_UPDATES.get(name, 'mean')} of the updates" for name, meaning in _UPDATE.items()}
-    )
-    | {
-        "response_tokens": (pa.int64(), "response tokens that were trained on"),
-        "tokens_sampled": (pa.int64(), "response tokens that were sampled, those of dropped groups too"),
-        "token_ratio_histogram": (
-            pa.list_(pa.int64()),
-            "counts of log π_θ/π_old over the step's updates: below −1, 40 bins of 0.05, above 1",
-        ),
-        "sequence_log_ratio_variance_histogram": (
-            pa.list_(pa.int64()),
-            "counts of Var_i = (1/T) Σ_t (log r_t − log s_i)², one a response and update: below 1e-8, "
-            "32 bins of a quarter of a decade, above 1",
-        ),
-        "changed_slots_histogram": (
-            pa.list_(pa.int64()),
-            "counts of (layer, response token) over the step's updates by experts that differ from the old: 0 to K",
-        ),
-        "rollout_changed_slots_histogram": (
-            pa.list_(pa.int64()),
-            "counts of (layer, response token) by experts that differ between sampling and training: 0 to K",
-        ),
-    },
-    "updates": _KEYS | _numbers(_UPDATE),
-    "layers": {
-        "step": _KEYS["step"],
-        "update": (pa.int64(), "gradient update from 1; 0 is the rollout before the first"),
-        "layer": (pa.int64(), "MoE layer, from 0"),
-    }
-    | _numbers(_LAYER),
-    "evaluations": {
-        "step": (pa.int64(), "after how many steps; 0 is the cold start"),
-        "prompt": (pa.string(), "held-out prompt"),
-        "score": (pa.float64(), "its reward"),
-    },
+def short(metric: str) -> str:
+    """What the header of a table calls a metric."""
+    return of_metric(metric).short or label(metric)
+
+
+def falls(metric: str) -> bool:
+    """Whether a metric warns of a collapse when it falls; the others do when they rise."""
+    return of_metric(metric).worse == "lower"
+
+
+def kept() -> frozenset[str]:
+    """The metrics of steps that archives keep."""
+    return frozenset(name for name, column in TABLES["steps"].items() if column.kept)
+
+
+_ABOUT = {
+    "steps": "One row a rollout. Beside these it has every column of `updates` but `update`, reduced as said there.",
+    "updates": "One row a gradient update. *In steps* says how a step reduces its updates.",
+    "layers": "One row for each MoE layer and gradient update, and for the rollout before the first update.",
+    "evaluations": "One row for each held-out prompt and evaluation.",
 }
 
 
 def to_markdown(table: str) -> str:
-    """The columns of one table and their meaning, as the README shows them; of steps, those it alone has."""
+    """The columns of one table as docs/columns.md shows them; of steps without the columns of updates."""
+    in_steps = table == "updates"
+    of_updates = {each.name for each in UPDATE} if table == "steps" else set()
+    shown = [each for name, each in TABLES[table].items() if name not in of_updates]
+    header = ["column", "meaning", "unit", "warns", *(["in steps"] if in_steps else [])]
     rows = [
-        f"| `{name}` | {meaning.replace('|', '&#124;')} |"
-        for name, (_, meaning) in TABLES[table].items()
-        if table != "steps" or name not in _UPDATE
+        [f"`{each.name}`", each.meaning, _unit(each), _warns(each)]
+        + ([each.over_updates if each in UPDATE else ""] if in_steps else [])
+        for each in shown
     ]
-    return "\n".join(["| column | meaning |", "|---|---|", *rows])
+    lines = [header, ["---"] * len(header), *([cell.replace("|", "&#124;") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _unit(column: Column) -> str:
+    return "0 to 1" if column.share else column.unit
+
+
+def _warns(column: Column) -> str:
+    """Nothing for keys, counts and timings."""
+    if column.type != pa.float64() or column.name.endswith(("_seconds", "_per_second")):
+        return ""
+    return "falls" if column.worse == "lower" else "rises"
+
+
+def page() -> str:
+    """docs/columns.md."""
+    head = """# Columns
+
+Made by `python -m steadymoe.bench.measurement.columns > docs/columns.md`, from the objects of
+`bench/measurement/columns.py`. What the quantities are and where they come from: [metrics.md](metrics.md). A column
+that a run does not have is null. *Warns* says what an early warning looks for. Columns that end in `_seconds` or
+`_per_second` differ between two runs of one config; no other column does. Archives (`results/*/data`) keep of the
+steps: KEPT.
+"""
+    kept_names = ", ".join(f"`{name}`" for name in TABLES["steps"] if name in kept())
+    parts = [f"## {table}\n\n{_ABOUT[table]}\n\n{to_markdown(table)}\n" for table in TABLES]
+    return "\n".join([head.replace("KEPT", kept_names), *parts])
+
+
+if __name__ == "__main__":
+    print(page(), end="")

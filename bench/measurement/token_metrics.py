@@ -4,20 +4,31 @@ Shapes: B responses, T response positions, N response tokens.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.ops import log_ratio, product_log_ratio, sequence_log_ratio
+from steadymoe.bench.measurement import columns
 
-# Edges of the histogram of log(π_θ/π_old): 40 bins of 0.05, and one open bin on either side.
-HISTOGRAM_EDGES = torch.linspace(-1.0, 1.0, 41)
-# Edges of the histogram of a response's log-ratio variance: four bins a decade, and one open bin on either side.
-VARIANCE_EDGES = torch.logspace(-8, 0, 33)
+# The edges of histograms in fp32, as values are.
+_LOG_RATIO_EDGES = torch.tensor(columns.LOG_RATIO_EDGES, dtype=torch.float32)
+_VARIANCE_EDGES = torch.tensor(columns.VARIANCE_EDGES, dtype=torch.float32)
 
-# Columns that a step takes as the largest or least of its updates; every other one is their mean.
-_EXTREME = {"token_ratio_max": max, "router_shift_min": min}
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+# How a step reduces the numbers of its updates, by ``Column.over_updates``; a share of moments: ``of_step``.
+_REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": _mean,
+    "largest": max,
+    "least": min,
+    "from the mean moments": _mean,
+}
 
 
 def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -38,7 +49,7 @@ def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], dict
         ratio_B = mean_B.exp()
         square_BT = torch.where(mask_BT, (log_ratio_BT - mean_B[:, None]).square(), 0.0)
         variance_B = square_BT.sum(-1) / mask_BT.sum(-1)
-        columns = {
+        numbers = {
             "token_ratio_mean": ratio_N.mean(),
             "token_ratio_max": ratio_N.max(),
             "token_ratio_variance": ratio_N.var(correction=0),
@@ -48,15 +59,15 @@ def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], dict
         if "clipped_low_BT" in output.metrics:
             low = output.metrics["clipped_low_BT"][mask_BT].float().mean()
             high = output.metrics["clipped_high_BT"][mask_BT].float().mean()
-            columns |= {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high}
+            numbers |= {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high}
         if "weights_BT" in output.metrics:
             weights_N = output.metrics["weights_BT"][mask_BT]
-            columns |= {"correction_weight": weights_N.mean(), "correction_rejected": (weights_N == 0).float().mean()}
+            numbers |= {"correction_weight": weights_N.mean(), "correction_rejected": (weights_N == 0).float().mean()}
         if "loss_number" in output.metrics:
-            columns["loss_number"] = output.metrics["loss_number"]
-        return columns, {
-            "token_ratio_histogram": _counts(log_ratio_N, HISTOGRAM_EDGES),
-            "sequence_log_ratio_variance_histogram": _counts(variance_B, VARIANCE_EDGES),
+            numbers["loss_number"] = output.metrics["loss_number"]
+        return numbers, {
+            "token_ratio_histogram": _counts(log_ratio_N, _LOG_RATIO_EDGES),
+            "sequence_log_ratio_variance_histogram": _counts(variance_B, _VARIANCE_EDGES),
         }
 
 
@@ -101,19 +112,19 @@ def of_rewards(scores_PG: Tensor) -> dict[str, float]:
 
 
 def of_step(updates: list[dict[str, float]]) -> dict[str, float]:
-    """The columns of a step from those of its updates that have them: their mean, but the largest of a maximum.
+    """The columns of a step from the columns of its updates that have them, reduced as ``Column.over_updates`` says.
 
-    ``routing_share`` is that of the mean moments: a mean of ratios would follow the updates that moved least.
+    ``routing_share`` is 1 − the mean pinned moment over the mean free moment: a mean of ratios would follow the updates
+    that moved least.
     """
-    columns = {}
-    for name in dict.fromkeys(name for row in updates for name in row):
-        if name in ("step", "update"):
-            continue
-        values = [row[name] for row in updates if name in row]
-        columns[name] = _EXTREME.get(name, lambda values: sum(values) / len(values))(values)
-    if columns.get("log_ratio_moment_free", 0) > 0:
-        columns["routing_share"] = 1 - columns["log_ratio_moment_pinned"] / columns["log_ratio_moment_free"]
-    return columns
+    row = {}
+    for name in dict.fromkeys(name for update in updates for name in update):
+        if name not in ("step", "update"):
+            values = [update[name] for update in updates if name in update]
+            row[name] = _REDUCTIONS[columns.of_metric(name).over_updates](values)
+    if row.get("log_ratio_moment_free", 0) > 0:
+        row["routing_share"] = 1 - row["log_ratio_moment_pinned"] / row["log_ratio_moment_free"]
+    return row
 
 
 def mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -121,8 +132,8 @@ def mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return values_BT[mask_BT.bool()].mean()
 
 
-def to_floats(columns: dict[str, Tensor]) -> dict[str, float]:
+def to_floats(scalars: dict[str, Tensor]) -> dict[str, float]:
     """Scalars of one device to Python numbers, in one transfer."""
-    if not columns:
+    if not scalars:
         return {}
-    return dict(zip(columns, torch.stack([c.double() for c in columns.values()]).tolist(), strict=True))
+    return dict(zip(scalars, torch.stack([each.double() for each in scalars.values()]).tolist(), strict=True))

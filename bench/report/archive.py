@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
+from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import collect
 from steadymoe.bench.runs import record
 from steadymoe.bench.runs.damage import Damaged
@@ -17,31 +18,6 @@ from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.text import all_visible
 
-# The metrics of the steps that tables and figures are made from.
-METRICS = (
-    "clip_fraction",
-    "entropy",
-    "eval_accuracy",
-    "expert_change_per_update",
-    "expert_change_rate",
-    "grad_norm",
-    "log_ratio_moment_changed",
-    "log_ratio_moment_free",
-    "log_ratio_moment_pinned",
-    "log_ratio_moment_unchanged",
-    "old_policy_seconds",
-    "prompts_sampled",
-    "reward",
-    "rollout_expert_disagreement",
-    "rollout_kl_k3",
-    "rollout_seconds",
-    "routing_share",
-    "sequence_ratio_variance",
-    "token_any_layer_change_rate",
-    "token_ratio_variance",
-    "tokens_sampled",
-    "update_seconds",
-)
 _TABLES = ("runs", "steps", "histograms", "evaluations")
 
 
@@ -84,11 +60,11 @@ def experiments(results: Path) -> list[str]:
 def keep(tables: dict[str, pd.DataFrame], experiment: str, to: Path) -> list[Path]:
     """Write what ``load`` found of an experiment to ``to/data/<experiment>/``, replacing earlier ones.
 
-    Of the steps only ``METRICS``. Returned: the files written.
+    Of the steps only the metrics that ``columns.kept`` names. Returned: the files written.
     """
     tables = dict(tables)
     tables["runs"] = tables["runs"].drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
-    tables["steps"] = tables["steps"][tables["steps"]["metric"].isin(METRICS)]
+    tables["steps"] = tables["steps"][tables["steps"]["metric"].isin(columns.kept())]
     folder = to / "data" / experiment
     folder.mkdir(parents=True, exist_ok=True)
     files = []

@@ -133,8 +133,8 @@ def early_warnings(steps: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFram
     curves: list[pd.DataFrame] = []
     rows: list[dict[str, Any]] = []
     for metric in WARNINGS:
-        extremes = early_warning.extremes(steps, runs, metric)
-        alarm = early_warning.alarm(steps, runs, metric, FALSE_ALARMS)
+        extremes = early_warning.extremes(steps, runs, metric, falls=columns.falls(metric))
+        alarm = early_warning.alarm(steps, runs, metric, FALSE_ALARMS, falls=columns.falls(metric))
         if alarm is None:
             continue
         curves.append(early_warning.roc(extremes).rename(columns={"caught": "detected"}).assign(metric=metric))

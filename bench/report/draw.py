@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from steadymoe.bench.report import archive, collapse_tables, tables
-from steadymoe.bench.report.figures import FIGURES, FORMATS, Paper, Sheet, save
+from steadymoe.bench.report.figures import FIGURES, FORMATS, DataFigure, FigureSpec, save
 from steadymoe.bench.support import atomic_files, external
 from steadymoe.bench.support.text import visible
 
@@ -61,29 +61,29 @@ def choose(recorded: dict[str, pd.DataFrame], arms: Sequence[str] | None) -> dic
     return {name: table[table["arm"].isin(kept)] for name, table in recorded.items()}
 
 
-def every() -> dict[str, Paper]:
+def every() -> dict[str, FigureSpec]:
     """The figures by id: the shipped ones, then a user's own.
 
-    A user's own stand in modules ``*figures.py`` of the folders that ``external.folders`` names, each a ``Paper`` of
-    the module's list ``FIGURES``. Raises CannotDraw where such a module cannot be used.
+    A user's own figures stand in modules ``*figures.py`` of the folders that ``external.folders`` names, each a
+    ``FigureSpec`` of the module's list ``FIGURES``. Raises CannotDraw where such a module cannot be used.
     """
     return FIGURES | own(tuple(external.folders()))
 
 
 @cache
-def own(folders: tuple[Path, ...]) -> dict[str, Paper]:
+def own(folders: tuple[Path, ...]) -> dict[str, FigureSpec]:
     """The figures that modules of ``folders`` define, by id."""
-    found: dict[str, Paper] = {}
+    found: dict[str, FigureSpec] = {}
     for path in (path for folder in folders for path in sorted(folder.glob("*figures.py"))):
-        for paper in _defined(path):
+        for spec in _defined(path):
             names = {name for each in (FIGURES | found).values() for name in (each.id, each.name)}
-            if not isinstance(paper, Paper) or {paper.id, paper.name} & names:
-                raise CannotDraw(f"{path}: FIGURES must hold a Paper of an id and a name of its own; got {paper!r}")
-            found[paper.id] = paper
+            if not isinstance(spec, FigureSpec) or {spec.id, spec.name} & names:
+                raise CannotDraw(f"{path}: FIGURES must hold a FigureSpec of an id and a name of its own; got {spec!r}")
+            found[spec.id] = spec
     return found
 
 
-def _defined(path: Path) -> list[Paper]:
+def _defined(path: Path) -> list[FigureSpec]:
     """The list ``FIGURES`` of a module, which may import what lies beside it."""
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
@@ -98,7 +98,7 @@ def _defined(path: Path) -> list[Paper]:
         raise CannotDraw(f"{path}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
-def find(words: Sequence[str]) -> list[Paper]:
+def find(words: Sequence[str]) -> list[FigureSpec]:
     """The figures of these ids or names."""
     known = every()
     names = {each.name: each for each in known.values()} | known
@@ -110,69 +110,71 @@ def find(words: Sequence[str]) -> list[Paper]:
     return [names[word] for word in words]
 
 
-def command(paper: Paper) -> str:
+def command(spec: FigureSpec) -> str:
     """What makes the data of a figure."""
-    return f"steadymoe run experiment={paper.experiment}"
+    return f"steadymoe run experiment={spec.experiment}"
 
 
 def listing(results: Path) -> pd.DataFrame:
     """Every figure: id, name, experiment, and whether its data are on disk or what they lack."""
     rows = []
     known: dict[str, dict[str, pd.DataFrame]] = {}
-    for paper in every().values():
-        if paper.experiment not in known:
-            known[paper.experiment] = data(archive.load(results, paper.experiment))
-        found = known[paper.experiment]
-        said = "no ended runs" if found["steps"].empty else paper.lacks(found)
-        rows.append((paper.id, paper.name, paper.experiment, "yes" if said is None else f"no: {said}"))
+    for spec in every().values():
+        if spec.experiment not in known:
+            known[spec.experiment] = data(archive.load(results, spec.experiment))
+        found = known[spec.experiment]
+        said = "no ended runs" if found["steps"].empty else spec.lacks(found)
+        rows.append((spec.id, spec.name, spec.experiment, "yes" if said is None else f"no: {said}"))
     return pd.DataFrame(rows, columns=["id", "name", "experiment", "data on disk"])
 
 
 def make(
-    paper: Paper,
+    spec: FigureSpec,
     results: Path,
     experiment: str | None,
     formats: Sequence[str] = FORMATS,
     arms: Sequence[str] | None = None,
 ) -> list[Path]:
     """Draw one figure of an experiment, its own unless one is named, of all arms or of some. Raises CannotDraw."""
-    name = experiment or paper.experiment
+    name = experiment or spec.experiment
     recorded = archive.load(results, name)
     if recorded["runs"].empty:
         raise CannotDraw(
-            f"{paper.id} lacks ended runs of {visible(name)} below {results / 'runs'}; start some: {command(paper)}"
+            f"{spec.id} lacks ended runs of {visible(name)} below {results / 'runs'}; start some: {command(spec)}"
         )
-    found = data(choose(recorded, arms), paper.takes)
-    if said := paper.lacks(found):
-        raise CannotDraw(f"{paper.id} lacks {said} in {name}; its own experiment is: {command(paper)}")
-    return write(paper, paper.figure(found), results, name, formats)
+    found = data(choose(recorded, arms), spec.takes)
+    if said := spec.lacks(found):
+        raise CannotDraw(f"{spec.id} lacks {said} in {name}; its own experiment is: {command(spec)}")
+    return write(spec, spec.figure(found), results, name, formats)
 
 
-def stem(paper: Paper, experiment: str) -> str:
+def stem(spec: FigureSpec, experiment: str) -> str:
     """The name of a figure's files."""
-    return "-".join(dict.fromkeys([experiment, paper.id, paper.name]))
+    return "-".join(dict.fromkeys([experiment, spec.id, spec.name]))
 
 
-def texts(paper: Paper, figure: Sheet, experiment: str) -> dict[str, str]:
+def texts(spec: FigureSpec, figure: DataFigure, experiment: str) -> dict[str, str]:
     """File name → text: every number of a figure, and for people too where these are few."""
-    name, numbers = stem(paper, experiment), figure.numbers
+    name, numbers = stem(spec, experiment), figure.numbers
     found = {f"{name}.csv": numbers.to_csv(index=False)}
     if len(numbers) <= _LONGEST_TABLE:
         rounded = numbers.map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
-        found[f"{name}.md"] = f"{tables.to_markdown(rounded)}\n\n{paper.caption}\n"
-        found[f"{name}.tex"] = tables.to_latex(numbers, paper.caption)
+        found[f"{name}.md"] = f"{tables.to_markdown(rounded)}\n\n{spec.caption}\n"
+        found[f"{name}.tex"] = tables.to_latex(numbers, spec.caption)
     return found
 
 
-def write(paper: Paper, figure: Sheet, results: Path, experiment: str, formats: Sequence[str] = FORMATS) -> list[Path]:
+def write(
+    spec: FigureSpec, figure: DataFigure, results: Path, experiment: str, formats: Sequence[str] = FORMATS
+) -> list[Path]:
     """The figure in every format below ``figures``, its numbers below ``tables``."""
     for folder in ("figures", "tables"):
         (results / folder).mkdir(parents=True, exist_ok=True)
     files = []
     for suffix in formats:
-        files.append(results / "figures" / f"{stem(paper, experiment)}.{suffix}")
+        files.append(results / "figures" / f"{stem(spec, experiment)}.{suffix}")
         atomic_files.write(files[-1], partial(save, figure, suffix=suffix))
-    for file, text in texts(paper, figure, experiment).items():
+    for file, text in texts(spec, figure, experiment).items():
         files.append(results / "tables" / file)
         atomic_files.write(files[-1], partial(Path.write_text, data=text))
     return files

@@ -1,7 +1,7 @@
 """Tables, figures and one self-contained page, from what runs recorded (``archive.load``)."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,9 +10,8 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from steadymoe.bench.claims.registry import COMPARED_ELSEWHERE
 from steadymoe.bench.report import archive, collapse_tables, collect, draw, head_to_head, tables
-from steadymoe.bench.report.figures import FIGURES, FORMATS, Paper
+from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, processes
@@ -42,11 +41,13 @@ def make(
     experiment: str | None = None,
     formats: Sequence[str] = FORMATS,
     arms: Sequence[str] | None = None,
+    overview_alone: Collection[str] = (),
 ) -> Report:
     """Write ``tables/``, ``figures/`` and ``report.html`` below ``results``, replacing earlier ones of these formats.
 
     Figures in ``formats``, and as svg, which the page shows; of all arms, or of some of one experiment. What is missing
-    is told of the figures of ``experiment`` alone where one is named.
+    is told of the figures of ``experiment`` alone where one is named. The experiments ``overview_alone`` have no other
+    shipped figure (``figures_of``).
 
     Raises draw.CannotDraw for an arm that is not there, NothingToReport if no run of the experiment has ended, and
     Damaged if what was kept of one cannot be read.
@@ -56,13 +57,14 @@ def make(
     for folder in ("tables", "figures"):
         (results / folder).mkdir(parents=True, exist_ok=True)
     files, markdown, sections = [], [], []
-    asked = [paper for paper in known.values() if experiment in (None, paper.experiment) and not paper.variant]
-    missing = {paper.id: _absent(paper) for paper in asked}
+    asked = [spec for spec in known.values() if experiment in (None, spec.experiment)]
+    missing = {spec.id: _absent(spec) for spec in asked}
     names = list(recorded)
     drawn_as = tuple(dict.fromkeys((*formats, "svg")))
-    made = processes.in_processes(partial(_section, results, drawn_as, arms), names, list(recorded.values()))
-    for name, (section, written, table, lacking) in zip(names, made, strict=True):
-        missing |= {id: _lacks(known[id], said) for id, said in lacking.items() if id in missing}
+    of_one = partial(_section, results, drawn_as, arms, overview_alone)
+    of_each = processes.in_processes(of_one, names, list(recorded.values()))
+    for name, (section, written, table, lacking) in zip(names, of_each, strict=True):
+        missing |= {id: _lacks(known[id], lack) for id, lack in lacking.items() if id in missing}
         for figure in section["figures"]:
             missing.pop(figure["id"], None)
         sections.append(section)
@@ -151,28 +153,27 @@ def _known(results: Path) -> str:
     )
 
 
-def _absent(paper: Paper) -> str:
-    return _lacks(paper, f"ended runs of {paper.experiment}")
+def _absent(spec: FigureSpec) -> str:
+    return _lacks(spec, f"ended runs of {spec.experiment}")
 
 
-def _lacks(paper: Paper, what: str) -> str:
+def _lacks(spec: FigureSpec, what: str) -> str:
     """One line on a figure that cannot be drawn."""
-    return f"{paper.id} {paper.name} lacks {what}: {draw.command(paper)}"
+    return f"{spec.id} {spec.name} lacks {what}: {draw.command(spec)}"
 
 
-def papers(experiment: str) -> list[Paper]:
-    """The figures that an experiment is asked for: those it is made for, or every one if it is made for none; and
-    a user's own that are made for it.
+def figures_of(experiment: str, overview_alone: Collection[str] = ()) -> list[FigureSpec]:
+    """The figures of an experiment: the overview, the figures that name the experiment, and a user's own that name it.
 
-    Of what only adds arms to the reference study the overview alone: with the arms that they are compared with these
-    stand in the figures of ``steadymoe claims``.
+    Where no shipped figure names the experiment, every shipped figure. An experiment of ``overview_alone`` has the
+    overview and a user's own figures: its arms stand beside the arms of another experiment in the figures of
+    ``steadymoe claims``.
     """
-    users = [paper for paper in draw.every().values() if paper.experiment == experiment and paper.id not in FIGURES]
-    if experiment in COMPARED_ELSEWHERE:
+    users = [spec for spec in draw.every().values() if spec.experiment == experiment and spec.id not in FIGURES]
+    if experiment in overview_alone:
         return [FIGURES["overview"], *users]
-    own = [paper for paper in FIGURES.values() if paper.experiment == experiment and not paper.variant]
-    every = [paper for paper in FIGURES.values() if not paper.variant]
-    return [FIGURES["overview"], *(paper for paper in own or every if paper.id != "overview"), *users]
+    own = [spec for spec in FIGURES.values() if spec.experiment == experiment]
+    return [FIGURES["overview"], *(spec for spec in own or FIGURES.values() if spec.id != "overview"), *users]
 
 
 def _protocol(runs: pd.DataFrame) -> dict[str, str]:
@@ -194,7 +195,12 @@ def _mixed(runs: pd.DataFrame) -> list[str]:
 
 
 def _section(
-    results: Path, formats: Sequence[str], arms: Sequence[str] | None, name: str, recorded: dict[str, pd.DataFrame]
+    results: Path,
+    formats: Sequence[str],
+    arms: Sequence[str] | None,
+    overview_alone: Collection[str],
+    name: str,
+    recorded: dict[str, pd.DataFrame],
 ) -> tuple[dict[str, Any], list[Path], str, dict[str, str]]:
     """One experiment: what the page shows of it, the files written, its table, and what its own figures lack by id."""
     data = draw.data(recorded)
@@ -210,17 +216,17 @@ def _section(
         atomic_files.write(files[-1], partial(Path.write_text, data=text))
     figures: list[dict[str, Any]] = []
     lacking: dict[str, str] = {}
-    for paper in papers(name):
-        if said := paper.lacks(data):
-            lacking |= {paper.id: said} if paper.experiment == name else {}
+    for spec in figures_of(name, overview_alone):
+        if lack := spec.lacks(data):
+            lacking |= {spec.id: lack} if spec.experiment == name else {}
             continue
-        figure = paper.figure(data)
-        written = draw.write(paper, figure, results, name, formats)
+        figure = spec.figure(data)
+        written = draw.write(spec, figure, results, name, formats)
         files += written
         width = f"{figure.get_figwidth() * 8:g}rem"
         (svg,) = [path for path in written if path.suffix == ".svg"]
         image = base64.b64encode(svg.read_bytes()).decode()
-        figures.append({"id": paper.id, "name": paper.name, "caption": paper.caption, "svg": image, "width": width})
+        figures.append({"id": spec.id, "name": spec.name, "caption": spec.caption, "svg": image, "width": width})
     section = {
         "name": visible(name),
         "arms": arms,

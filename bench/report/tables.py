@@ -8,7 +8,7 @@ import pandas as pd
 
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.statistics.comparisons import ranking
-from steadymoe.bench.statistics.efficiency import Ratio
+from steadymoe.bench.statistics.efficiency import CostRatio
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
 from steadymoe.bench.support.text import markdown, visible
 
@@ -20,16 +20,16 @@ SUMMARY = {
     "final reward": ("reward", "last"),
     "final held-out accuracy": ("eval_accuracy", "end"),
     "best minus final reward": ("reward", "fall"),
-    "expert change": ("expert_change_rate", "median"),
-    "expert change per update": ("expert_change_per_update", "mean"),
-    "token-ratio variance": ("token_ratio_variance", "median"),
-    "sequence-ratio variance": ("sequence_ratio_variance", "median"),
-    "clip fraction": ("clip_fraction", "mean"),
+    columns.short("expert_change_rate"): ("expert_change_rate", "median"),
+    columns.short("expert_change_per_update"): ("expert_change_per_update", "mean"),
+    columns.short("token_ratio_variance"): ("token_ratio_variance", "median"),
+    columns.short("sequence_ratio_variance"): ("sequence_ratio_variance", "median"),
+    columns.short("clip_fraction"): ("clip_fraction", "mean"),
 }
 # The same for the table of models.
 MODELS = {
-    "expert change per update": ("expert_change_per_update", "mean"),
-    "sampler–trainer disagreement": ("rollout_expert_disagreement", "mean"),
+    columns.short("expert_change_per_update"): ("expert_change_per_update", "mean"),
+    columns.short("rollout_expert_disagreement"): ("rollout_expert_disagreement", "mean"),
     "final reward": ("reward", "last"),
 }
 # What a caption says of the columns of collapses.
@@ -38,7 +38,7 @@ COLLAPSED = (
     "for it; recorded: as the runs themselves said when they ended, by the rule of that day."
 )
 # Averaged over seeds on a logarithmic scale.
-GEOMETRIC = ("token-ratio variance", "sequence-ratio variance")
+GEOMETRIC = ("token_ratio_variance", "sequence_ratio_variance")
 CAPTION = (
     f"Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of seeds. Of each run: "
     f"final reward is the mean of its last {LAST_STEPS} steps, final held-out accuracy its last evaluation, "
@@ -118,8 +118,8 @@ def _judged(runs: pd.DataFrame, column: str) -> pd.Series:
 LEADERBOARD = {
     "start": ("reward", "first"),
     "final reward": SUMMARY["final reward"],
-    "drift (expert change)": SUMMARY["expert change"],
-    "token-ratio variance": SUMMARY["token-ratio variance"],
+    f"drift ({columns.short('expert_change_rate')})": ("expert_change_rate", "median"),
+    columns.short("token_ratio_variance"): ("token_ratio_variance", "median"),
 }
 LEADERBOARD_CAPTION = (
     f"Ranked by final reward. Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of "
@@ -196,7 +196,7 @@ def _estimates(steps: pd.DataFrame, arm: str, wanted: dict[str, tuple[str, str]]
     for column, (metric, how) in wanted.items():
         curves = ours[ours["metric"] == metric].groupby("seed")["value"]
         numbers = [one_number(curve, how) for _, curve in curves]
-        found[column] = over_seeds(numbers, log=column in GEOMETRIC, bounds=columns.bounds(metric))
+        found[column] = over_seeds(numbers, log=metric in GEOMETRIC, bounds=columns.bounds(metric))
     return found
 
 
@@ -209,7 +209,7 @@ def to_text(cell: Any) -> str:
 
 def to_number(cell: Any) -> Any:
     """The one number of a cell that a column is sorted by."""
-    if isinstance(cell, Ratio):
+    if isinstance(cell, CostRatio):
         cell = cell.estimate
     return cell.mean if isinstance(cell, Estimate) else cell
 
@@ -222,14 +222,14 @@ def to_markdown(table: pd.DataFrame) -> str:
 
 def to_numbers(table: pd.DataFrame) -> pd.DataFrame:
     """The table as programs read it: mean, low, high and n of each estimate, and a ratio's bound, in own columns."""
-    estimated = [name for name in table if isinstance(table[name].iloc[0], Estimate | Ratio)]
+    estimated = [name for name in table if isinstance(table[name].iloc[0], Estimate | CostRatio)]
     plain = table.drop(columns=estimated)
     for column in estimated:
         cells = table[column].tolist()
-        estimates = [cell.estimate if isinstance(cell, Ratio) else cell for cell in cells]
+        estimates = [cell.estimate if isinstance(cell, CostRatio) else cell for cell in cells]
         for part in ("mean", "low", "high", "n"):
             plain[f"{column} {part}"] = [getattr(estimate, part) for estimate in estimates]
-        if any(isinstance(cell, Ratio) for cell in cells):
+        if any(isinstance(cell, CostRatio) for cell in cells):
             plain[f"{column} bound"] = [cell.bound for cell in cells]
     return plain
 

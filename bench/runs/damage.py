@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from steadymoe.bench.measurement.columns import TABLES
+from steadymoe.bench.measurement import columns
 
 STATUSES = ("running", "interrupted", "failed", "finished", "diverged")
 # What every run.json holds, by its place, and as what.
@@ -70,7 +70,7 @@ def in_tables(folder: Path, facts: Mapping[str, Any]) -> str | None:
     closely: each table begins and ends as such a file does, and ``steps`` has as many rows as the run had steps.
     """
     recorded = facts.get("tables")
-    for table in TABLES:
+    for table in columns.TABLES:
         path = folder / f"{table}.parquet"
         try:
             is_whole = checksum(path) == recorded.get(table) if isinstance(recorded, dict) else _is_closed(path)

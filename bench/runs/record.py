@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from steadymoe.bench.measurement.columns import TABLES
+from steadymoe.bench.measurement import columns
 from steadymoe.bench.runs.damage import Damaged, checksum, in_facts, in_tables, put_aside
 from steadymoe.bench.support import atomic_files
 
@@ -131,12 +131,12 @@ class Record:
         before = read_run(self.folder)
         if resume_from is None:
             self.checkpoint.unlink(missing_ok=True)  # or a later resume would take it for this run's
-        for table in TABLES:
+        for table in columns.TABLES:
             (self.folder / f"{table}.parquet").unlink(missing_ok=True)  # of an end that was not reached
         if before is not None and resume_from is not None:
             self._seconds_before = before["wall_seconds"]
             self.run["started"] = before["started"]
-        for table in TABLES:
+        for table in columns.TABLES:
             rows = [] if resume_from is None else _read_rows(self.folder, table)
             kept = [row for row in rows if row["step"] <= (resume_from or 0)]
             text = "".join(_line(row) for row in kept)
@@ -149,7 +149,7 @@ class Record:
         wanted = set(range(1, step + 1))
         try:
             steps, updates = ({row["step"] for row in _read_rows(self.folder, name)} for name in ("steps", "updates"))
-            for table in TABLES:
+            for table in columns.TABLES:
                 _to_arrow(_read_rows(self.folder, table), table)
         except (OSError, ValueError, TypeError, KeyError, pa.ArrowException):
             return False
@@ -164,7 +164,7 @@ class Record:
     def append(self, rows: dict[str, list[Row]]) -> None:
         """Add the rows of a finished step; ``steps`` goes last and seals the others."""
         for table in sorted(rows, key="steps".__eq__):
-            unknown = {name for row in rows[table] for name in row} - TABLES[table].keys()
+            unknown = {name for row in rows[table] for name in row} - columns.TABLES[table].keys()
             if unknown:
                 raise KeyError(f"columns that {table} does not have: {sorted(unknown)}")
             with (self.folder / f"{table}.jsonl").open("a") as file:
@@ -179,14 +179,14 @@ class Record:
     def end(self, status: str, **facts: Any) -> None:
         """Turn the rows into parquet, say how the run ended, and drop what only resuming needs."""
         checksums = {}
-        for table in TABLES:
+        for table in columns.TABLES:
             arrow, path = _to_arrow(_read_rows(self.folder, table), table), self.folder / f"{table}.parquet"
             atomic_files.write(path, partial(pq.write_table, arrow))
             checksums[table] = checksum(path)
         self.run["tables"] = checksums
         self.update(status=status, ended=datetime.now(UTC).isoformat(timespec="seconds"), **facts)
         self.checkpoint.unlink(missing_ok=True)
-        for table in TABLES:
+        for table in columns.TABLES:
             (self.folder / f"{table}.jsonl").unlink(missing_ok=True)
 
 
@@ -218,7 +218,7 @@ def _read_rows(folder: Path, table: str) -> list[Row]:
 
 
 def _schema(table: str) -> pa.Schema:
-    return pa.schema([(name, kind) for name, (kind, _) in TABLES[table].items()])
+    return pa.schema([(name, column.type) for name, column in columns.TABLES[table].items()])
 
 
 def _to_arrow(rows: list[Row], table: str) -> pa.Table:

@@ -34,7 +34,7 @@ DIALS: dict[str, dict[int, list[str]]] = {
 
 
 @dataclass(frozen=True)
-class Ratio:
+class TimeRatio:
     """Of what is compared, block by block."""
 
     median: float
@@ -69,10 +69,10 @@ def interleaved(arms: Mapping[str, Arm], blocks: int) -> tuple[dict[str, list[fl
     return taken, said
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> TimeRatio:
     """``theirs`` over ``ours``, of each block: how many times as fast ours is."""
     each = [other / one for one, other in zip(ours, theirs, strict=True)]
-    return Ratio(statistics.median(each), min(each), max(each))
+    return TimeRatio(statistics.median(each), min(each), max(each))
 
 
 def stages(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -111,7 +111,7 @@ def useful_flop(arm: Ours, row: Mapping[str, Any]) -> float:
     return (8.0 - 2.0 / arm.config.updates_per_rollout) * active * (prompts + fed)
 
 
-def generation(words: Sequence[str], rounds: int) -> Ratio:
+def generation(words: Sequence[str], rounds: int) -> TimeRatio:
     """How many times as fast as ``model.generate`` our sampling is, on the same prompts with as many decoding steps."""
     plain = Plain(words)
     task, ours, theirs = plain.task, [], []

@@ -21,7 +21,7 @@ from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.runs import provenance
 from steadymoe.bench.speed import measure
 from steadymoe.bench.speed.arms import TRL, Arm, Ours, Plain, config_of
-from steadymoe.bench.speed.measure import SAVINGS, Ratio, interleaved, ratio
+from steadymoe.bench.speed.measure import SAVINGS, TimeRatio, interleaved, ratio
 from steadymoe.bench.support import atomic_files
 
 # What a measurement writes to, which git ignores; what is committed, and its page.
@@ -178,7 +178,7 @@ def markdown(numbers: dict[str, Any]) -> str:
                 "with `measure=little`": lambda one: _times(one, "measure=little"),
                 "with `savings.sampler_as_old=10`": lambda one: _times(one, "sampler_as_old"),
                 "the dense twin takes": lambda one: _times(one, "dense twin"),
-                "sampling beside `generate`": lambda one: f"{Ratio(**one['times_generate'])} times as fast",
+                "sampling beside `generate`": lambda one: f"{TimeRatio(**one['times_generate'])} times as fast",
                 "rollout tokens/s": lambda one: f"{one['rollout_tokens_per_second']:,.0f}",
                 "training tokens/s": lambda one: f"{one['training_tokens_per_second']:,.0f}",
                 "useful arithmetic of training": lambda one: (
@@ -229,7 +229,7 @@ def _table(rows: dict[str, Any], models: dict[str, Any]) -> str:
 
 def _times(one: dict[str, Any], name: str) -> str:
     found = one["times_as_fast"].get(name)
-    return "–" if found is None else f"{Ratio(**found)} × the time"
+    return "–" if found is None else f"{TimeRatio(**found)} × the time"
 
 
 def _stage(stage: str, one: dict[str, Any]) -> str:
@@ -237,17 +237,17 @@ def _stage(stage: str, one: dict[str, Any]) -> str:
 
 
 def _without(name: str, one: dict[str, Any]) -> str:
-    return f"{Ratio(**one['savings'][name])} × the time"
+    return f"{TimeRatio(**one['savings'][name])} × the time"
 
 
 def _beside(case: str, one: dict[str, Any]) -> str:
-    return str(Ratio(**one["beside_trl"][case]))
+    return str(TimeRatio(**one["beside_trl"][case]))
 
 
-def scaling_figure(rows: pd.DataFrame) -> style.Sheet:
+def scaling_figure(rows: pd.DataFrame) -> style.DataFigure:
     """Seconds of a step over each dial, both logarithmic."""
     dials = list(dict.fromkeys(rows["dial"]))
-    with style.house():
+    with style.figure_style():
         figure, axes = style.panels(2, 3, 3.2, width=style.TWO_COLUMNS, sharey=True)
         for axis, dial in zip(axes, dials, strict=False):
             ours = rows[rows["dial"] == dial]

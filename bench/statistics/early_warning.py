@@ -13,25 +13,6 @@ import pandas as pd
 from steadymoe.bench.statistics.comparisons import clustered_superiority
 from steadymoe.bench.statistics.estimates import POSITIVE, Estimate, clustered_share, over_seeds
 
-# Metrics whose fall is the warning; of the others it is the rise.
-FALLING = (
-    "reward",
-    "eval_accuracy",
-    "entropy",
-    "ess",
-    "rollout_ess",
-    "rollout_probability_correlation",
-    "router_confidence",
-    "router_margin",
-    "router_shift_mean",
-    "router_shift_min",
-    "router_shift_p10",
-    "rollout_router_shift_mean",
-    "rollout_router_shift_min",
-    "rollout_router_shift_p10",
-    "load_entropy",
-)
-
 
 @dataclass(frozen=True)
 class Alarm:
@@ -47,15 +28,17 @@ class Alarm:
     """Steps from the first crossing to the collapse: of each seed the mean over its caught runs, mean over n seeds."""
 
 
-def extremes(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int = 1) -> pd.DataFrame:
+def extremes(
+    steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int = 1, *, falls: bool = False
+) -> pd.DataFrame:
     """Of every run the most alarming value of a metric while a warning is still one: arm, seed, collapsed, extreme.
 
     A run that collapses at step c is looked at up to step c − ``least_lead``; −∞ if that is before its first
     value. A stable run is looked at up to the last step at which any collapsing run is, and to its end if none
     collapses: it has at least as many steps to cross as those, which makes false alarms likelier, not rarer.
-    Falling metrics (``FALLING``) have their sign turned, so that higher is always worse.
+    A metric that ``falls`` before a collapse has its sign turned, so that higher is always worse.
     """
-    early = _while_early(steps, runs, metric, least_lead)
+    early = _while_early(steps, runs, metric, least_lead, falls)
     worst = early.groupby(["arm", "seed"])["alarm"].max().rename("extreme").reset_index()
     joined = runs[["arm", "seed", "collapsed"]].merge(worst, how="left", on=["arm", "seed"])
     measured = steps.loc[steps["metric"] == metric, ["arm", "seed"]].drop_duplicates()
@@ -88,24 +71,30 @@ def auc(extremes: pd.DataFrame, level: float = 0.95) -> Estimate:
 
 
 def alarm(
-    steps: pd.DataFrame, runs: pd.DataFrame, metric: str, false_alarm_rate: float = 0.1, least_lead: int = 1
+    steps: pd.DataFrame,
+    runs: pd.DataFrame,
+    metric: str,
+    false_alarm_rate: float = 0.1,
+    least_lead: int = 1,
+    *,
+    falls: bool = False,
 ) -> Alarm | None:
     """The lowest threshold that at most ``false_alarm_rate`` of the stable runs cross, and what it catches how early.
 
     None without stable or without collapsing runs. The threshold is chosen on the very runs it is judged on,
     so the rate of false alarms on new ones is higher: with n stable runs by up to 1/(n + 1).
     """
-    worst = extremes(steps, runs, metric, least_lead)
+    worst = extremes(steps, runs, metric, least_lead, falls=falls)
     gone = worst["collapsed"].notna()
     if gone.all() or not gone.any():
         return None
     stable = np.sort(worst.loc[~gone, "extreme"].to_numpy(float))
     allowed = int(np.floor(false_alarm_rate * len(stable) + 1e-9))  # 0.29 of 100 is 29
     threshold = stable[len(stable) - 1 - allowed] if allowed < len(stable) else -np.inf
-    early = _while_early(steps, runs[runs["collapsed"].notna()], metric, least_lead)
+    early = _while_early(steps, runs[runs["collapsed"].notna()], metric, least_lead, falls)
     first = early[early["alarm"] > threshold].groupby(["arm", "seed"])[["step", "collapsed"]].min()
     return Alarm(
-        threshold=float(-threshold if metric in FALLING else threshold),
+        threshold=float(-threshold if falls else threshold),
         false_alarms=_share(worst[~gone], threshold),
         caught=_share(worst[gone], threshold),
         lead=over_seeds((first["collapsed"] - first["step"]).groupby("seed").mean().tolist(), bounds=POSITIVE),
@@ -118,11 +107,11 @@ def _share(runs: pd.DataFrame, threshold: float) -> Estimate:
     return clustered_share(beyond["sum"].tolist(), beyond["count"].tolist())
 
 
-def _while_early(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int) -> pd.DataFrame:
+def _while_early(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int, falls: bool) -> pd.DataFrame:
     """The metric, higher for worse (``alarm``), of every run up to the last step at which it would be a warning."""
     until = runs["collapsed"] - least_lead
     horizon = until.max() if until.notna().any() else np.inf
     chosen = steps.loc[steps["metric"] == metric, ["arm", "seed", "step", "value"]].dropna(subset="value")
     chosen = chosen.merge(runs[["arm", "seed", "collapsed"]].assign(until=until.fillna(horizon)), on=["arm", "seed"])
     chosen = chosen[chosen["step"] <= chosen["until"]]
-    return chosen.assign(alarm=-chosen["value"] if metric in FALLING else chosen["value"])
+    return chosen.assign(alarm=-chosen["value"] if falls else chosen["value"])

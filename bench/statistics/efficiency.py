@@ -24,7 +24,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Ratio:
+class CostRatio:
     """How many times as much one arm needs as another; above 1 the other is the cheaper."""
 
     estimate: Estimate
@@ -73,7 +73,7 @@ def cost_to_reward(reward: pd.Series, cost: pd.Series, target: float, window: in
     return Reached(float(cost.iloc[there[0] if len(there) else -1]), bool(len(there)))
 
 
-def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached], level: float = 0.95) -> Ratio:
+def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached], level: float = 0.95) -> CostRatio:
     """Cost of a over cost of b, seed by seed: what one needs for each unit of the other.
 
     Seeds in which neither reached the reward are left out. Where both did in every other: the geometric mean with the
@@ -90,7 +90,7 @@ def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached], level: float = 0.95
     neither = len(shared) - len(told)
     ratios = np.array([a[seed].cost / b[seed].cost for seed in told])
     if not censored:
-        return Ratio(over_seeds(ratios.tolist(), level=level, log=True), "", 0, neither)
+        return CostRatio(over_seeds(ratios.tolist(), level=level, log=True), "", 0, neither)
     below = np.where([b[seed].reached for seed in told], ratios, 0.0)
     above = np.where([a[seed].reached for seed in told], ratios, np.inf)
     least, most = _median(below, level), _median(above, level)
@@ -100,7 +100,7 @@ def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached], level: float = 0.95
         bound, mean = "at most", most.mean
     if (bound == "at most" and least.mean > 0) or mean == 0:
         bound, mean = "", np.nan  # limits on both sides, or on none
-    return Ratio(Estimate(mean, least.low, most.high, len(told)), bound, censored, neither)
+    return CostRatio(Estimate(mean, least.low, most.high, len(told)), bound, censored, neither)
 
 
 def _median(numbers: np.ndarray, level: float) -> Estimate:

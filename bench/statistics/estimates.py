@@ -1,7 +1,7 @@
 """Seeds are the only replicates: estimates over seeds, their intervals, and n."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,8 +11,6 @@ from scipy import stats as scipy_stats
 from scipy.special import expit
 from scipy.stats import beta, norm  # type: ignore[attr-defined]  # made at run time
 from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
-
-from steadymoe.bench.measurement import columns
 
 # Fewer seeds than this get no interval.
 LEAST_FOR_INTERVAL = 3
@@ -187,41 +185,6 @@ def bootstrap_interval(
     return (low, high) if np.isfinite([low, high]).all() else interval("percentile")
 
 
-def over_settings(
-    settings: Mapping[str, Sequence[float]],
-    statistic: Callable[..., Any] = iqm,
-    level: float = 0.95,
-    resamples: int = RESAMPLES,
-    bounds: Bounds | None = None,
-) -> Estimate:
-    """A statistic of all seeds of several tasks or settings together, with a stratified bootstrap (2108.13264, 4.1).
-
-    Seeds are drawn again within each setting, one fewer than it has: that gives the mean of a setting its
-    unbiased variance, which drawing n gives only for many seeds (McCarthy and Snowden 1985). Percentile
-    interval, its ends moved away from the estimate by the ratio of t with Σ(n − 1) degrees of freedom to the normal
-    quantile, on the scale of ``within`` for ``bounds``; none if a setting has fewer than three seeds. ``n`` is the
-    number of seeds of the smallest one.
-    """
-    groups = [np.sort(np.asarray(settings[name], dtype=float)) for name in sorted(settings)]
-    n = min((len(group) for group in groups), default=0)
-    point = float(statistic(np.concatenate(groups))) if n else np.nan
-    if n < LEAST_FOR_INTERVAL:
-        return Estimate(point, np.nan, np.nan, n)
-    if len(groups) == 1:
-        return over_seeds(groups[0].tolist(), statistic, level, resamples, bounds=bounds)
-    every = np.concatenate(groups)
-    if _at_ends(every, bounds):
-        return Estimate(point, np.nan, np.nan, n)
-    generator = np.random.default_rng(0)
-    drawn = np.concatenate([generator.choice(group, (resamples, len(group) - 1)) for group in groups], axis=1)
-    low, high = np.quantile(statistic(drawn, axis=-1), [(1 - level) / 2, (1 + level) / 2])
-    freedom = sum(len(group) - 1 for group in groups)
-    wider = student.ppf((1 + level) / 2, freedom) / norm.ppf((1 + level) / 2)
-    below, above = (wider * float(end - point) for end in (low, high))
-    bounds = _holding(every, bounds)
-    return Estimate(point, within(point, -below, bounds)[0], within(point, above, bounds)[1], n)
-
-
 def share(successes: float, n: int, level: float = 0.95) -> Estimate:
     """A share of n runs with Clopper and Pearson's exact interval (1934); half a success for a tie is allowed."""
     if n == 0:
@@ -262,11 +225,14 @@ def clustered_share(hits: Sequence[float], sizes: Sequence[int], level: float = 
     return Estimate(found, *_clopper(found * alike, alike, level), n)
 
 
-def curves(steps: pd.DataFrame, metric: str, window: int = 1, log: bool = False) -> pd.DataFrame:
+def curves(
+    steps: pd.DataFrame, metric: str, window: int = 1, log: bool = False, bounds: Bounds | None = None
+) -> pd.DataFrame:
     """Mean over seeds of one metric at every step of every arm: arm, step, mean, low, high, n.
 
     ``steps`` is ``collect.steps`` with a column ``arm``. Each seed's curve is first averaged over the last
-    ``window`` steps. With ``log`` both averages are geometric. An arm's n falls where seeds ended early.
+    ``window`` steps. With ``log`` both averages are geometric. ``bounds`` are the ends
+    of what the metric can be, as in ``over_seeds``. An arm's n falls where seeds ended early.
     """
     chosen = steps.loc[steps["metric"] == metric, ["arm", "seed", "step", "value"]].sort_values("step")
     if log:
@@ -275,7 +241,7 @@ def curves(steps: pd.DataFrame, metric: str, window: int = 1, log: bool = False)
     smooth = smooth.reset_index(level=["arm", "seed"], drop=True)
     chosen = chosen.assign(value=np.exp(smooth) if log else smooth)
     rows = [
-        {"arm": arm, "step": step, **vars(mean_over_seeds(group["value"].tolist(), log, bounds=columns.bounds(metric)))}
+        {"arm": arm, "step": step, **vars(mean_over_seeds(group["value"].tolist(), log, bounds=bounds))}
         for (arm, step), group in chosen.groupby(["arm", "step"], sort=True)
     ]
     return pd.DataFrame(rows, columns=["arm", "step", "mean", "low", "high", "n"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from steadymoe.algorithms import Batch, LossOutput
-from steadymoe.bench.measurement import routing_drift, token_metrics
+from steadymoe.bench.measurement import columns, routing_drift, token_metrics
 from steadymoe.bench.statistics.collapse import collapsed_at
 from steadymoe.bench.support import seeding
 from steadymoe.bench.training.probes import attribution
@@ -106,8 +106,8 @@ def test_a_responses_log_ratio_variance_is_around_its_own_mean_and_counted_once(
     assert counts.sum() == 3
     assert [counts[0], counts[-1]] == [1, 1]
     (place,) = [place for place in range(1, 33) if counts[place]]
-    assert token_metrics.VARIANCE_EDGES[place - 1] <= 0.01001
-    assert token_metrics.VARIANCE_EDGES[place] >= 0.00999
+    assert columns.VARIANCE_EDGES[place - 1] <= 0.01001
+    assert columns.VARIANCE_EDGES[place] >= 0.00999
 
 
 def test_measuring_gives_no_gradient() -> None:

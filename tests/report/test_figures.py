@@ -12,7 +12,6 @@ from test_models import make, shipped
 
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.measurement.token_metrics import HISTOGRAM_EDGES, VARIANCE_EDGES
 from steadymoe.bench.report import draw, figures, tables
 from steadymoe.bench.report.figures import FIGURES, curves, looks, points, routing, stability, style
 from steadymoe.bench.statistics import estimates
@@ -49,14 +48,14 @@ def arms(**axes: list[object]) -> list[dict[str, object]]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def shown(figure: style.Sheet, panel: int) -> dict[str, list[float]]:
+def shown(figure: style.DataFigure, panel: int) -> dict[str, list[float]]:
     """What each line or row of marks of a panel shows, by its label."""
     handles, labels = figure.axes[panel].get_legend_handles_labels()
     lines = [handle.lines[0] if hasattr(handle, "lines") else handle for handle in handles]
     return {label: np.asarray(line.get_ydata()).tolist() for line, label in zip(lines, labels, strict=True)}
 
 
-def said(figure: style.Sheet) -> str:
+def said(figure: style.DataFigure) -> str:
     """The caption in one line."""
     return " ".join(figure.texts[-1].get_text().split())
 
@@ -69,32 +68,24 @@ def reward(arm: dict[str, float], seed: int) -> float:
 COMPARED = arms(algorithm=["grpo", "gspo"])
 
 
-def test_reward_is_drawn_over_what_was_spent() -> None:
+def test_reward_is_drawn_over_the_sampled_tokens() -> None:
     values = {
         "reward": reward,
         "eval_accuracy": lambda arm, seed: 0.4 + 0.1 * seed,
         "tokens_sampled": lambda arm, seed: 100.0 * (seed + 1),
-        "prompts_sampled": lambda arm, seed: 32.0,
-        "rollout_seconds": lambda arm, seed: 1.0,
-        "update_seconds": lambda arm, seed: 2.0,
-        "old_policy_seconds": lambda arm, seed: 0.5,
     }
-    steps = long_table(values, COMPARED)
-    spent = {"tokens": [200, 400], "updates": [8, 16], "samples": [256, 512], "seconds": [3.5, 7]}
-    for unit, x in spent.items():
-        figure = curves.reward_compute(steps, unit)
-        line = next(each for each in figure.axes[0].lines if each.get_label() == "grpo")
-        np.testing.assert_allclose(line.get_xdata(), x)
-        np.testing.assert_allclose(line.get_ydata(), [0.6, 0.625])  # smoothed over the two steps
-        np.testing.assert_allclose(shown(figure, 1)["gspo"], [0.5, 0.5])
-        assert figure.axes[1].get_xlabel()
-    assert set(FIGURES) >= {f"fig01_{unit}" for unit in spent if unit != "tokens"}
+    figure = curves.reward_compute(long_table(values, COMPARED))
+    line = next(each for each in figure.axes[0].lines if each.get_label() == "grpo")
+    np.testing.assert_allclose(line.get_xdata(), [200, 400])
+    np.testing.assert_allclose(line.get_ydata(), [0.6, 0.625])  # smoothed over the two steps
+    np.testing.assert_allclose(shown(figure, 1)["gspo"], [0.5, 0.5])
+    assert figure.axes[1].get_xlabel() == "sampled tokens"
 
 
 def test_a_seed_that_ended_early_counts_with_what_it_had_spent() -> None:
     steps = long_table({"reward": reward, "tokens_sampled": lambda arm, seed: 100.0}, COMPARED)
     steps = steps[~((steps["metric"] == "tokens_sampled") & (steps["seed"] == 0) & (steps["step"] == 2))]
-    np.testing.assert_allclose(curves.compute(steps, "tokens")["grpo"], [100, (100 + 200 + 200) / 3])
+    np.testing.assert_allclose(curves.sampled_tokens(steps)["grpo"], [100, (100 + 200 + 200) / 3])
 
 
 def test_clip_bars_are_means_over_seeds_and_a_loss_without_a_clip_has_none() -> None:
@@ -190,8 +181,8 @@ def test_distributions_are_shares_of_all_counts_and_know_their_bins() -> None:
         np.testing.assert_allclose(moe.get_data().values[[20, 21]], [0.25, 0.75])
         np.testing.assert_allclose(dense.get_data().values[[20, 21]], [0.5, 0.5])
     edges = [axis.patches[0].get_data().edges for axis in figure.axes]
-    np.testing.assert_allclose(edges[0][1:-1], HISTOGRAM_EDGES)
-    np.testing.assert_allclose(10 ** edges[1][1:-1], VARIANCE_EDGES, rtol=1e-5)
+    np.testing.assert_allclose(edges[0][1:-1], columns.LOG_RATIO_EDGES)
+    np.testing.assert_allclose(10 ** edges[1][1:-1], columns.VARIANCE_EDGES, rtol=1e-5)
     assert "n = 2" in said(figure)
 
 
@@ -442,7 +433,7 @@ def test_a_figure_says_what_it_lacks() -> None:
 
 
 def test_every_figure_of_the_paper_is_registered_with_an_experiment_and_a_caption() -> None:
-    assert [each.id for each in FIGURES.values() if not each.variant and each.id != "overview"] == [
+    assert [each.id for each in FIGURES.values() if each.id != "overview"] == [
         f"fig{number:02d}" for number in range(1, 15)
     ]
     assert len({each.name for each in FIGURES.values()}) == len(FIGURES)
@@ -486,7 +477,7 @@ def test_a_logarithmic_axis_has_two_labels_whatever_it_spans(scale: dict[str, An
 def test_figures_fit_one_column_of_print() -> None:
     figure = curves.mismatch(long_table({"reward": reward, "rollout_kl_k3": lambda arm, seed: 1e-3}, COMPARED))
     assert figure.get_figwidth() == style.ONE_COLUMN
-    assert style.HOUSE["font.size"] >= 7
+    assert style.FIGURE_STYLE["font.size"] >= 7
 
 
 def test_the_numbers_of_a_figure_are_those_it_draws(tmp_path: Path) -> None:
@@ -499,8 +490,8 @@ def test_the_numbers_of_a_figure_are_those_it_draws(tmp_path: Path) -> None:
 
 
 def test_the_edges_of_a_histogram_are_as_many_as_its_column_says() -> None:
-    said = str(columns.TABLES["steps"]["sequence_log_ratio_variance_histogram"][1])
-    assert f"{len(VARIANCE_EDGES) - 1} bins" in said
+    meaning = columns.TABLES["steps"]["sequence_log_ratio_variance_histogram"].meaning
+    assert f"{len(columns.VARIANCE_EDGES) - 1} bins" in meaning
 
 
 # Tables

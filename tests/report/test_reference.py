@@ -31,13 +31,13 @@ def test_every_table_has_its_data() -> None:
 def test_tables_and_figures_are_those_of_the_data(experiment: str) -> None:
     data = draw.data(archive.load(REFERENCE, experiment))
     texts = report_page.texts(experiment, report_page.shown_tables(data), data["runs"])
-    for paper in report_page.papers(experiment):
-        if (said := paper.lacks(data)) is None:
-            texts |= draw.texts(paper, paper.figure(data), experiment)
+    for spec in report_page.figures_of(experiment, registry.COMPARED_ELSEWHERE):
+        if (lack := spec.lacks(data)) is None:
+            texts |= draw.texts(spec, spec.figure(data), experiment)
             for suffix in ("png", "svg"):
-                assert (FIGURES / f"{draw.stem(paper, experiment)}.{suffix}").exists()
+                assert (FIGURES / f"{draw.stem(spec, experiment)}.{suffix}").exists()
         else:
-            assert paper.experiment != experiment, f"its own figure {paper.id} lacks {said}"
+            assert spec.experiment != experiment, f"its own figure {spec.id} lacks {lack}"
     committed = {path.name: path.read_text() for path in TABLES.glob(f"{experiment}-*")}
     assert committed.keys() == texts.keys()
     for name, text in texts.items():

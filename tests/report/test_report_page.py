@@ -150,7 +150,7 @@ def data() -> dict[str, pd.DataFrame]:
 
 
 def test_recorded_runs_are_drawn_where_they_have_the_data(data: dict[str, pd.DataFrame]) -> None:
-    assert [name for name, each in FIGURES.items() if not each.variant and each.lacks(data) is None] == DRAWN
+    assert [name for name, each in FIGURES.items() if each.lacks(data) is None] == DRAWN
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -261,7 +261,7 @@ def test_the_report_is_made_from_what_is_recorded(tmp_path: Path) -> None:
     stems = [draw.stem(FIGURES[name], "small") for name in DRAWN]
     assert {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg", "pdf", "csv")} <= names
     assert {"small-leaderboard.md", "small-leaderboard.tex", "small-leaderboard.csv", "small-summary.tex"} <= names
-    lacking = [each.id for each in FIGURES.values() if not each.variant and each.id not in DRAWN]
+    lacking = [each.id for each in FIGURES.values() if each.id not in DRAWN]
     assert [line.split()[0] for line in made.missing] == lacking
     assert "fig05 staleness_grid lacks ended runs of staleness: steadymoe run experiment=staleness" in made.missing
     page = Page()
@@ -290,7 +290,7 @@ def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    monkeypatch.setattr(report_page, "papers", lambda _: [])
+    monkeypatch.setattr(report_page, "figures_of", lambda *_: [])
     recorded_before = report_page._samples(collect.runs(tmp_path))
     assert recorded_before == {"samples": [], "left_out": 0}
     folders = sorted(path.parent for path in (tmp_path / "runs").glob("**/run.json"))
@@ -317,7 +317,7 @@ def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
 
 def test_some_arms_alone_are_reported_by_name_or_by_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    monkeypatch.setattr(report_page, "papers", lambda _: [])
+    monkeypatch.setattr(report_page, "figures_of", lambda *_: [])
     report_page.make(tmp_path, "small", ["svg"], ["gspo", "grpo"])
     assert pd.read_csv(tmp_path / "tables" / "small-summary.csv")["arm"].tolist() == ["gspo", "grpo"]
     page = Page()
@@ -346,17 +346,19 @@ def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
     (mine / "beside.py").write_text('HOME = "small"\n')
     monkeypatch.setenv(external.VARIABLE, str(mine))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (paper,) = draw.find(["response_lengths"])
-    drawn = draw.make(paper, tmp_path, None, ["svg"])
+    (spec,) = draw.find(["response_lengths"])
+    drawn = draw.make(spec, tmp_path, None, ["svg"])
     assert (tmp_path / "figures" / "small-lengths-response_lengths.svg") in drawn
     numbers = pd.read_csv(tmp_path / "tables" / "small-lengths-response_lengths.csv")
     assert numbers["series"].tolist() == ["grpo", "gspo", "reinforce"]
-    assert paper in report_page.papers("small")
+    assert spec in report_page.figures_of("small")
     listed = draw.listing(tmp_path).set_index("id")["data on disk"]
     assert listed["lengths"] == "yes"
-    (mine / "my_figures.py").write_text(text.replace('Paper("lengths"', 'Paper("fig05"'))
+    (mine / "my_figures.py").write_text(text.replace('FigureSpec("lengths"', 'FigureSpec("fig05"'))
     draw.own.cache_clear()
-    with pytest.raises(draw.CannotDraw, match=r"my_figures.py: FIGURES must hold a Paper of an id and a name of its"):
+    with pytest.raises(
+        draw.CannotDraw, match=r"my_figures.py: FIGURES must hold a FigureSpec of an id and a name of its"
+    ):
         draw.every()
     (mine / "my_figures.py").write_text("1 / 0")
     with pytest.raises(draw.CannotDraw, match=r"my_figures.py: ZeroDivisionError: division by zero"):

@@ -91,7 +91,7 @@ def test_the_end_of_a_run_says_what_was_silent_what_diverged_and_where_a_users_l
     assert steadymoe(monkeypatch, "status", "--results", "results") == 0
     assert place in capfd.readouterr().out
 
-    monkeypatch.setattr(report_page, "papers", lambda _: [])  # figures take their time
+    monkeypatch.setattr(report_page, "figures_of", lambda *_: [])  # figures take their time
     assert steadymoe(monkeypatch, "report", "--results", "results", "--format", "svg") == 0
     told = "Nothing to learn from: silent (seed 0): gradient norm 0 in every update."
     assert told in capfd.readouterr().out

@@ -252,7 +252,7 @@ def test_no_verb_but_run_imports_what_a_results_folder_names(
         changes = {"config": named, "seed": seed, "experiment": "study", "algorithm_code": "ast1:0"}
         atomic_files.write_json(folder / "run.json", facts | changes)
     assert steadymoe(monkeypatch, "status") == 0
-    monkeypatch.setattr(report_page, "papers", lambda _: [FIGURES["overview"]])  # for time
+    monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"]])  # for time
     for words in (
         ["report", "--format", "svg"],
         ["report", "--keep", "kept"],

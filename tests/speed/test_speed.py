@@ -39,8 +39,8 @@ def test_arms_take_turns_and_the_first_block_warms_up(monkeypatch: pytest.Monkey
     assert taken == {"fast": [1.0] * 3, "slow": [2.5] * 3}
     assert fast.steps == slow.steps == 4 * measure.BLOCK
     assert [row["number"] for row in said["fast"]] == list(range(measure.BLOCK + 1, 4 * measure.BLOCK + 1))
-    assert measure.ratio(taken["fast"], taken["slow"]) == measure.Ratio(2.5, 2.5, 2.5)
-    assert measure.ratio([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]) == measure.Ratio(0.5, 0.25, 1.0)
+    assert measure.ratio(taken["fast"], taken["slow"]) == measure.TimeRatio(2.5, 2.5, 2.5)
+    assert measure.ratio([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]) == measure.TimeRatio(0.5, 0.25, 1.0)
 
 
 def test_all_groups_have_a_signal_or_about_half() -> None:

@@ -69,7 +69,7 @@ def test_an_alarm_has_a_threshold_a_rate_and_a_lead() -> None:
 
 def test_a_falling_metric_warns_by_its_fall() -> None:
     turned = {seed: [-value for value in curve] for seed, curve in CURVES.items()}
-    falling = early_warning.alarm(*made(turned, {0: 5, 1: 5}, "entropy"), "entropy")
+    falling = early_warning.alarm(*made(turned, {0: 5, 1: 5}, "entropy"), "entropy", falls=True)
     assert falling is not None
     assert (falling.threshold, falling.caught.mean, falling.lead.mean) == (-3, 1.0, 2.0)
 

@@ -176,8 +176,6 @@ def test_intervals_of_rewards_cover_nearer_to_what_they_say_than_students(n: int
 
 
 def test_shares_are_declared_and_a_curves_band_stays_in_them() -> None:
-    known = {name for table in columns.TABLES.values() for name in table}
-    assert known >= columns.IN_UNIT
     assert columns.bounds("reward") == columns.bounds("clip_fraction") == (0.0, 1.0)
     assert columns.bounds("grad_norm") is columns.bounds("routing_share") is None
     rows = [
@@ -185,7 +183,7 @@ def test_shares_are_declared_and_a_curves_band_stays_in_them() -> None:
         for seed, curve in enumerate([[0.5, 1.0], [0.9, 1.0], [1.0, 1.0]])
         for step, value in enumerate(curve, 1)
     ]
-    found = estimates.curves(pd.DataFrame(rows), "reward")
+    found = estimates.curves(pd.DataFrame(rows), "reward", bounds=(0.0, 1.0))
     assert found["high"].iloc[0] < 1
     assert np.isnan(found["high"].iloc[1])
 
@@ -195,33 +193,6 @@ def test_differences_of_few_seeds_stay_between_minus_one_and_one() -> None:
     found = comparisons.ranking(numbers, bounds=(0.0, 1.0)).set_index("arm").loc["low", "difference"]
     assert -1 < found.low < found.mean < 0
     assert comparisons.paired_difference(by_seed(0.0, 0.3, 0.1), by_seed(1.0, 0.6, 0.95)).low < -1
-
-
-# --- several settings together -----------------------------------------------------------------------
-
-
-def test_over_one_setting_the_stratified_estimate_is_the_plain_one() -> None:
-    values = [0.1, 0.4, 0.5, 0.9]
-    assert estimates.over_settings({"chain": values}) == estimates.over_seeds(values, estimates.iqm)
-    assert np.isnan(estimates.over_settings({"chain": values, "sort": [0.1, 0.2]}).low)
-    assert estimates.over_settings({}).n == 0
-    high = {"chain": [0.7, 0.9, 1.0], "sort": [0.6, 1.0, 1.0]}
-    assert (
-        estimates.over_settings(high, np.mean).high > 1 > estimates.over_settings(high, np.mean, bounds=(0.0, 1.0)).high
-    )
-
-
-def test_the_stratified_bootstrap_has_the_variance_of_a_stratified_mean_and_covers() -> None:
-    generator = np.random.default_rng(0)
-    levels = np.array([0.0, 5.0, -3.0, 40.0, 7.0])  # between the settings: no part of the error
-    draws = [levels[:, None] + generator.normal(size=(5, 5)) for _ in range(400)]
-    estimates = [
-        estimates.over_settings({str(k): row.tolist() for k, row in enumerate(draw)}, np.mean, resamples=999)
-        for draw in draws
-    ]
-    assert 0.91 < coverage(estimates, float(levels.mean())) < 0.98
-    widths = [each.high - each.low for each in estimates]
-    np.testing.assert_allclose(np.mean(widths), 2 * scipy_stats.t(20).ppf(0.975) / np.sqrt(25), rtol=0.06)
 
 
 # --- shares ------------------------------------------------------------------------------------------

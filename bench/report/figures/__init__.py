@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import pandas as pd
 
 from steadymoe.bench.report.figures import curves, looks, points, routing, stability, style
-from steadymoe.bench.report.figures.style import FORMATS, SMOOTHED_OVER, Sheet, save
+from steadymoe.bench.report.figures.style import FORMATS, SMOOTHED_OVER, DataFigure, save
 from steadymoe.bench.support.text import without_mathematics
 
-__all__ = ["FIGURES", "FORMATS", "SMOOTHED_OVER", "Paper", "Sheet", "looks", "save", "style"]
+__all__ = ["FIGURES", "FORMATS", "SMOOTHED_OVER", "DataFigure", "FigureSpec", "looks", "save", "style"]
 
 Need = Callable[[pd.DataFrame], str | None]
 # More lines than this cannot be told apart.
@@ -32,7 +31,7 @@ def _records(*metrics: str) -> Need:
     return need
 
 
-def _few(steps: pd.DataFrame) -> str | None:
+def _few_arms(steps: pd.DataFrame) -> str | None:
     arms = steps["arm"].nunique()
     return (
         None
@@ -86,26 +85,23 @@ def _any_of_drift(steps: pd.DataFrame) -> str | None:
 
 
 @dataclass(frozen=True)
-class Paper:
+class FigureSpec:
     """One figure: how it is drawn, from which tables, and which experiment makes them."""
 
     id: str
     name: str
-    draw: Callable[..., Sheet]
+    draw: Callable[..., DataFigure]
     experiment: str
     """The file of ``conf/experiment`` that makes its data."""
     needs: tuple[Need, ...] = ()
     """What the table ``steps`` must hold; each says what is missing."""
     takes: tuple[str, ...] = ("steps",)
     """The tables that ``draw`` is called with."""
-    variant: bool = False
-    """Drawn when it is asked for, not by the report."""
 
     @property
     def caption(self) -> str:
         """The first paragraph of the docstring."""
-        doc = (self.draw.func if isinstance(self.draw, partial) else self.draw).__doc__ or ""
-        return " ".join(doc.partition("\n\n")[0].split())
+        return " ".join((self.draw.__doc__ or "").partition("\n\n")[0].split())
 
     def lacks(self, data: Mapping[str, pd.DataFrame]) -> str | None:
         """What is missing in ``data`` (tables by name) to draw it, None where nothing is."""
@@ -114,7 +110,7 @@ class Paper:
             return f"the table {', '.join(absent)}"
         return next((said for need in self.needs if (said := need(data["steps"]))), None)
 
-    def figure(self, data: Mapping[str, pd.DataFrame]) -> Sheet:
+    def figure(self, data: Mapping[str, pd.DataFrame]) -> DataFigure:
         """Drawn from ``data``, which lacks nothing. A ``$`` in a name is a ``$`` and no sign of mathematics."""
         tables = [data[name] for name in self.takes]
         if "runs" not in data or without_mathematics(data["runs"]) is not data["runs"]:  # few rows, and every name
@@ -122,45 +118,42 @@ class Paper:
         return self.draw(*tables)
 
 
-_COMPARED = (_varies("arm"), _records("reward"), _few)
+_COMPARED = (_varies("arm"), _records("reward"), _few_arms)
 _MISMATCH = _records("reward", "rollout_kl_k3")
-_SPENT = [
-    Paper(f"fig01_{unit}", f"reward_compute_{unit}", partial(curves.reward_compute, unit=unit), "quickstart", _COMPARED)
-    for unit in ("updates", "samples", "seconds")
-]
 _LIST = [
-    Paper("overview", "overview", curves.overview, "quickstart", (_records("reward"), _few)),
-    Paper("fig01", "reward_compute", curves.reward_compute, "quickstart", (*_COMPARED, _varies("algorithm"))),
-    *(Paper(**vars(each) | {"variant": True}) for each in _SPENT),
-    Paper("fig02", "clip_fraction", points.clip_fraction, "quickstart", (_records("clip_fraction"), _few)),
-    Paper("fig03", "replay", curves.replay, "replay", (_varies("routing"), _records("reward"), _few)),
-    Paper(
+    FigureSpec("overview", "overview", curves.overview, "quickstart", (_records("reward"), _few_arms)),
+    FigureSpec("fig01", "reward_compute", curves.reward_compute, "quickstart", (*_COMPARED, _varies("algorithm"))),
+    FigureSpec("fig02", "clip_fraction", points.clip_fraction, "quickstart", (_records("clip_fraction"), _few_arms)),
+    FigureSpec("fig03", "replay", curves.replay, "replay", (_varies("routing"), _records("reward"), _few_arms)),
+    FigureSpec(
         "fig04",
         "staleness_panels",
         curves.staleness_panels,
         "minirl",
         (_varies("updates_per_rollout"), _MISMATCH, _few_lines("algorithm", "routing", "correction")),
     ),
-    Paper(
+    FigureSpec(
         "fig05",
         "staleness_grid",
         curves.staleness_grid,
         "staleness",
         (_varies("updates_per_rollout"), _varies("algorithm")),
     ),
-    Paper(
+    FigureSpec(
         "fig06",
         "survival",
         stability.survival,
         "collapse",
-        needs=(_few,),
+        needs=(_few_arms,),
         takes=("survival_curves", "collapse_steps", "steps"),
     ),
-    Paper("fig07", "mismatch", curves.mismatch, "mismatch", (*_COMPARED, _varies("algorithm"), _MISMATCH, _mismatched)),
-    Paper("fig08", "ratio_distributions", routing.ratio_distributions, "twins", (_twins,), ("histograms",)),
-    Paper("fig09", "best_last", points.best_last, "best_last", (_varies("arm"), _records("reward"))),
-    Paper("fig10", "drift", routing.drift, "drift", (_any_of_drift, _records("expert_change_rate"))),
-    Paper(
+    FigureSpec(
+        "fig07", "mismatch", curves.mismatch, "mismatch", (*_COMPARED, _varies("algorithm"), _MISMATCH, _mismatched)
+    ),
+    FigureSpec("fig08", "ratio_distributions", routing.ratio_distributions, "twins", (_twins,), ("histograms",)),
+    FigureSpec("fig09", "best_last", points.best_last, "best_last", (_varies("arm"), _records("reward"))),
+    FigureSpec("fig10", "drift", routing.drift, "drift", (_any_of_drift, _records("expert_change_rate"))),
+    FigureSpec(
         "fig11",
         "attribution",
         routing.attribution,
@@ -172,9 +165,9 @@ _LIST = [
             _nothing_else("algorithm", "routing", "engine", "moe_layers", "experts"),
         ),
     ),
-    Paper("fig12", "frontier", stability.frontier, "frontier", takes=("frontier_grid", "frontier_line", "steps")),
-    Paper("fig13", "early_warning", stability.early_warning, "frontier", takes=("roc", "warnings")),
-    Paper(
+    FigureSpec("fig12", "frontier", stability.frontier, "frontier", takes=("frontier_grid", "frontier_line", "steps")),
+    FigureSpec("fig13", "early_warning", stability.early_warning, "frontier", takes=("roc", "warnings")),
+    FigureSpec(
         "fig14",
         "dose_response",
         points.dose_response,
@@ -189,4 +182,4 @@ _LIST = [
     ),
 ]
 # By id, in the order of the paper.
-FIGURES: dict[str, Paper] = {each.id: each for each in _LIST}
+FIGURES: dict[str, FigureSpec] = {each.id: each for each in _LIST}

@@ -6,83 +6,75 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from steadymoe.bench.measurement import columns
 from steadymoe.bench.report.figures import looks, seeds, style
 from steadymoe.bench.report.figures.looks import Look
-from steadymoe.bench.report.figures.style import Sheet
+from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
 
-# Shares and rewards: an interval is not drawn where the quantity cannot be.
-_SHARES = {"reward", "eval_accuracy", "expert_change_rate", "clip_fraction", "token_any_layer_change_rate"}
 # Shares of clipped tokens are drawn on a logarithmic scale that turns linear below this, so that 0 is shown.
 LEAST_CLIPPED = 1e-3
-_COMPUTE = {
-    "tokens": "sampled tokens",
-    "updates": "gradient updates",
-    "samples": "sampled responses",
-    "seconds": "seconds (sampling and training)",
-}
 # A variance below this is one of rounding.
 _NOTHING = 10 * estimates.LEAST_LOG
-_SECONDS = ["rollout_seconds", "old_policy_seconds", "update_seconds"]
 
 
-def overview(steps: pd.DataFrame) -> Sheet:
+def overview(steps: pd.DataFrame) -> DataFigure:
     """Reward, expert change, token-ratio variance and clip fraction side by side."""
     lines = looks.of_lines(steps)
     against = seeds.compared(steps, lines)
-    with style.house():
+    with style.figure_style():
         figure, axes = style.panels(2 if against is None else 3, 2, 4.2 if against is None else 6.2, style.TWO_COLUMNS)
-        curves(axes[0], steps, "reward", "training reward", lines=lines)
-        curves(axes[1], steps, "expert_change_rate", "expert-change rate", lines=lines)
-        curves(axes[2], steps, "token_ratio_variance", "variance of the token ratio", log=True, lines=lines)
-        curves(axes[3], steps, "clip_fraction", "clipped tokens (share)", lines=lines)
+        curves(axes[0], steps, "reward", lines=lines)
+        curves(axes[1], steps, "expert_change_rate", lines=lines)
+        curves(axes[2], steps, "token_ratio_variance", log=True, lines=lines)
+        curves(axes[3], steps, "clip_fraction", lines=lines)
         axes[3].set_yscale("symlog", linthresh=LEAST_CLIPPED)
         if against is not None:
-            seeds.differences(axes[4], steps, "reward", "Δ training reward", lines)
-            seeds.differences(axes[5], steps, "eval_accuracy", "Δ held-out accuracy", lines, window=1)
+            seeds.differences(axes[4], steps, "reward", lines)
+            seeds.differences(axes[5], steps, "eval_accuracy", lines, window=1)
         notes = " Clipped shares: the plain mean." + style.without_clip(steps)
         notes += style.below(steps, "token_ratio_variance", _NOTHING)
         return style.finish(figure, axes[0], style.curves_caption(steps, True, against) + notes)
 
 
-def reward_compute(steps: pd.DataFrame, unit: str = "tokens") -> Sheet:
+def reward_compute(steps: pd.DataFrame) -> DataFigure:
     """Training reward and held-out accuracy against compute, algorithms compared (GSPO, 2507.18071, figure 1)."""
-    spent, lines = compute(steps, unit), looks.of_lines(steps)
+    spent, lines = sampled_tokens(steps), looks.of_lines(steps)
     against = seeds.compared(steps, lines)
-    with style.house():
+    with style.figure_style():
         figure, axes = _above(2, against)
-        curves(axes[0], steps, "reward", "training reward", x=spent, lines=lines)
-        curves(axes[1], steps, "eval_accuracy", "held-out accuracy", x=spent, window=1, lines=lines)
-        axes[1].set_xlabel(_COMPUTE[unit])
+        curves(axes[0], steps, "reward", x=spent, lines=lines)
+        curves(axes[1], steps, "eval_accuracy", x=spent, window=1, lines=lines)
+        axes[1].set_xlabel("sampled tokens")
         _differences(axes, steps, against, lines)
         text = style.curves_caption(steps, against=against)
         return style.finish(figure, axes[0], text + " Held-out accuracy is not smoothed.")
 
 
-def replay(steps: pd.DataFrame) -> Sheet:
+def replay(steps: pd.DataFrame) -> DataFigure:
     """Reward and token-ratio variance with and without routing replay (GSPO, 2507.18071, figure 3)."""
     steps = steps.assign(arm=line_names(steps, ["algorithm", "routing"]))
-    return _reward_above(steps, "token_ratio_variance", "variance of the token ratio")
+    return _reward_above(steps, "token_ratio_variance")
 
 
-def mismatch(steps: pd.DataFrame) -> Sheet:
+def mismatch(steps: pd.DataFrame) -> DataFigure:
     """Reward above the mismatch of sampler and trainer, whose growth goes before collapse (DPPO, sanity figure)."""
-    return _reward_above(steps, "rollout_kl_k3", "KL of sampler from trainer (k3)")
+    return _reward_above(steps, "rollout_kl_k3")
 
 
-def _reward_above(steps: pd.DataFrame, metric: str, label: str) -> Sheet:
+def _reward_above(steps: pd.DataFrame, metric: str) -> DataFigure:
     """Reward, and below it what is to explain it, on a logarithmic axis."""
     lines = looks.of_lines(steps)
     against = seeds.compared(steps, lines)
-    with style.house():
+    with style.figure_style():
         figure, axes = _above(2, against)
-        curves(axes[0], steps, "reward", "training reward", lines=lines)
-        curves(axes[1], steps, metric, label, log=True, lines=lines)
+        curves(axes[0], steps, "reward", lines=lines)
+        curves(axes[1], steps, metric, log=True, lines=lines)
         _differences(axes, steps, against, lines)
         return style.finish(figure, axes[0], style.curves_caption(steps, True, against))
 
 
-def _above(rows: int, against: str | None) -> tuple[Sheet, list[Axes]]:
+def _above(rows: int, against: str | None) -> tuple[DataFigure, list[Axes]]:
     """``rows`` panels on one x axis and, where there is an arm to compare with, one more for the differences."""
     figure, axes = style.panels(rows + (against is not None), 1, 1.8 * (rows + (against is not None)))
     for axis in axes[: rows - 1]:
@@ -96,22 +88,22 @@ def _differences(axes: list[Axes], steps: pd.DataFrame, against: str | None, lin
     for axis in axes[: -1 if against is None else -2]:
         axis.set_xlabel("")
     if against is not None:
-        seeds.differences(axes[-1], steps, "reward", "Δ training reward", lines)
+        seeds.differences(axes[-1], steps, "reward", lines)
 
 
-def staleness_panels(steps: pd.DataFrame) -> Sheet:
+def staleness_panels(steps: pd.DataFrame) -> DataFigure:
     """Held-out score, sampler–trainer KL, reward and entropy, a block for each staleness (MiniRL, figures 2 to 4)."""
     steps = steps.assign(arm=line_names(steps, ["algorithm", "routing", "correction"]))
     lines = looks.of_lines(steps)
     shown = (
         ("eval_accuracy", "held-out score", False),
-        ("rollout_kl_k3", "KL(μ‖π_old)", True),
-        ("reward", "training reward", False),
-        ("entropy", "entropy (nats)", False),
+        ("rollout_kl_k3", columns.short("rollout_kl_k3"), True),
+        ("reward", columns.label("reward"), False),
+        ("entropy", columns.label("entropy"), False),
     )
     staleness, against = sorted(steps["updates_per_rollout"].unique()), seeds.compared(steps, lines)
     rows = 2 if against is None else 3
-    with style.house():
+    with style.figure_style():
         figure, axes = style.panels(rows * len(staleness), 2, (1.17 * rows * len(staleness)) + 0.3)
         for block, updates in enumerate(staleness):
             ours = steps[steps["updates_per_rollout"] == updates]
@@ -119,11 +111,11 @@ def staleness_panels(steps: pd.DataFrame) -> Sheet:
             for axis, (metric, label, log) in zip(of_block, shown, strict=False):
                 panel = f"N = {updates:g}, {label}"
                 window = 1 if metric == "eval_accuracy" else style.SMOOTHED_OVER
-                curves(axis, ours, metric, label, log=log, lines=lines, panel=panel, window=window)
+                curves(axis, ours, metric, log, label=label, lines=lines, panel=panel, window=window)
             for axis, (metric, label, _) in zip(of_block[4:], shown[::2], strict=False):
                 window = 1 if metric == "eval_accuracy" else style.SMOOTHED_OVER
                 more: Any = {"window": window, "panel": f"N = {updates:g}, {label}"}
-                seeds.differences(axis, ours, metric, f"Δ {label}", lines, **more)
+                seeds.differences(axis, ours, metric, lines, label=label, **more)
             of_block[0].set_title(f"N = {updates:g} updates per rollout", loc="left", fontweight="bold")
             for axis in of_block[:-2]:
                 axis.set_xlabel("")
@@ -131,7 +123,7 @@ def staleness_panels(steps: pd.DataFrame) -> Sheet:
         return style.finish(figure, axes[0], text)
 
 
-def staleness_grid(steps: pd.DataFrame) -> Sheet:
+def staleness_grid(steps: pd.DataFrame) -> DataFigure:
     """Reward over gradient updates, a panel for each method and a line for each staleness (VESPO, figure 3).
 
     Where seeds are few their differences from the least staleness stand below, at equal numbers of updates.
@@ -144,7 +136,7 @@ def staleness_grid(steps: pd.DataFrame) -> Sheet:
     steps = steps.assign(step=steps["step"] * steps["updates_per_rollout"])
     against = seeds.compared(steps, lines)
     rows, kinds = -(-len(methods) // 2), 1 if against is None else 2
-    with style.house():
+    with style.figure_style():
         figure, axes = style.panels(rows * kinds, 2, 1.55 * rows * kinds + 0.5, sharex=True)
         for kind in range(kinds):
             for place in range(2 * rows):
@@ -155,10 +147,10 @@ def staleness_grid(steps: pd.DataFrame) -> Sheet:
                     continue
                 ours = steps[steps["method"] == methods[place]]
                 if kind == 0:
-                    curves(axis, ours, "reward", "training reward", lines=lines, panel=methods[place])
+                    curves(axis, ours, "reward", lines=lines, panel=methods[place])
                     axis.set_title(methods[place])
                 else:
-                    seeds.differences(axis, ours, "reward", "Δ training reward", lines, panel=methods[place])
+                    seeds.differences(axis, ours, "reward", lines, panel=methods[place])
                 axis.set_xlabel("gradient updates")
                 axis.tick_params(labelbottom=True)
                 axis.set_ylabel("" if place % 2 else axis.get_ylabel())
@@ -170,27 +162,26 @@ def curves(
     axis: Axes,
     steps: pd.DataFrame,
     metric: str,
-    label: str,
     log: bool = False,
     *,
     lines: dict[str, Look],
+    label: str | None = None,
     x: pd.Series | None = None,
     window: int = style.SMOOTHED_OVER,
     panel: str = "",
 ) -> None:
     """One line per arm of ``lines`` over steps or over ``x`` by arm and step; an arm without the metric has none.
 
-    With its interval from ten seeds on, with a thin line for every seed below.
+    With its interval from ten seeds on, with a thin line for every seed below. ``label`` stands in place of the
+    metric's own (``columns.label``).
     """
     axis.set_xlabel("step (rollout)")
-    axis.set_ylabel(label)
-    made = estimates.curves(steps, metric, window, log)
-    if metric in _SHARES:
-        made[["low", "high"]] = made[["low", "high"]].clip(0, 1)
-    few = style.few(steps)
-    of_seeds = seeds.smoothed(steps, metric, window, log) if few else made.iloc[:0].assign(seed=0)
+    axis.set_ylabel(label or columns.label(metric))
+    means = estimates.curves(steps, metric, window, log, columns.bounds(metric))
+    few_seeds = style.few_seeds(steps)
+    of_seeds = seeds.smoothed(steps, metric, window, log) if few_seeds else means.iloc[:0].assign(seed=0)
     for arm, look in lines.items():
-        curve = made[made["arm"] == arm]
+        curve = means[means["arm"] == arm]
         if curve.empty:
             continue
 
@@ -199,27 +190,21 @@ def curves(
 
         for seed, rows in of_seeds[of_seeds["arm"] == arm].groupby("seed"):
             style.thin(axis, arm, seed, placed(rows)[["x", "mean"]], look, panel)
-        shown = ["x", "mean", "n"] if few else ["x", "mean", "low", "high", "n"]
+        shown = ["x", "mean", "n"] if few_seeds else ["x", "mean", "low", "high", "n"]
         style.line(axis, arm, placed(curve)[shown], look, panel)
     if log:
         axis.set_yscale("log")
-        some = made[made["mean"] > _NOTHING]
-        if len(some) < len(made) and len(some):  # what does not vary at all would leave no room for the rest
+        some = means[means["mean"] > _NOTHING]
+        if len(some) < len(means) and len(some):  # what does not vary at all would leave no room for the rest
             axis.set_ylim(bottom=0.5 * some["mean"].min())
 
 
-def compute(steps: pd.DataFrame, unit: str) -> pd.Series:
-    """What an arm has spent after each step, the mean over its seeds, by arm and step.
+def sampled_tokens(steps: pd.DataFrame) -> pd.Series:
+    """The tokens that an arm has sampled until each step, the mean over its seeds, by arm and step.
 
-    A seed that ended early counts with what it had spent.
+    A seed that ended early counts with the tokens that it had sampled.
     """
-    if unit == "updates":
-        last = steps.groupby(["arm", "step"])["updates_per_rollout"].first()
-        return last * last.index.get_level_values("step")
-    metrics = {"tokens": ["tokens_sampled"], "samples": ["prompts_sampled"], "seconds": _SECONDS}[unit]
-    chosen = steps[steps["metric"].isin(metrics)]
-    if unit == "samples":
-        chosen = chosen.assign(value=chosen["value"] * chosen["responses"])
+    chosen = steps[steps["metric"] == "tokens_sampled"]
     of_seed = chosen.groupby(["arm", "seed", "step"])["value"].sum()
     every = steps[["arm", "seed", "step"]].drop_duplicates().sort_values(["arm", "seed", "step"])
     of_seed = of_seed.reindex(pd.MultiIndex.from_frame(every), fill_value=0.0)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -12,19 +11,19 @@ from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.curves import LEAST_CLIPPED, line_names
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.seeds import compared
-from steadymoe.bench.report.figures.style import Sheet
+from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
 
 # Below this a divergence between sampler and trainer is rounding.
 _LEAST_KL = 1e-6
 
 
-def clip_fraction(steps: pd.DataFrame) -> Sheet:
+def clip_fraction(steps: pd.DataFrame) -> DataFigure:
     """Share of clipped tokens, one bar an algorithm (GSPO, 2507.18071, figure 2), logarithmic, a dot for each seed."""
     chosen = steps[steps["metric"] == "clip_fraction"]
-    with style.house():
+    with style.figure_style():
         figure, (axis,) = style.panels(1, 1, 2.2)
-        axis.set_ylabel("clipped tokens (share)")
+        axis.set_ylabel(columns.label("clip_fraction"))
         for arm, look in looks.of_lines(steps).items():
             seeds = chosen[chosen["arm"] == arm].groupby("seed")["value"].mean()
             if seeds.empty:
@@ -42,7 +41,7 @@ def clip_fraction(steps: pd.DataFrame) -> Sheet:
         return style.finish(figure, None, text)
 
 
-def best_last(steps: pd.DataFrame) -> Sheet:
+def best_last(steps: pd.DataFrame) -> DataFigure:
     """Best against last reward of each method, the widest fall on top (GEPO's columns Best and Last)."""
     chosen = steps[steps["metric"] == "reward"].sort_values("step")
     of_seeds = chosen.groupby(["arm", "seed"])["value"]
@@ -52,18 +51,20 @@ def best_last(steps: pd.DataFrame) -> Sheet:
     lines = looks.of_lines(steps)
     against = compared(steps, lines)
     size = 0.8 + 0.2 * len(arms)
-    with style.house():
+    with style.figure_style():
         width = style.ONE_COLUMN if against is None else style.TWO_COLUMNS
         figure, axes = style.panels(1, 1 if against is None else 2, size, width, sharey=True)
         for row, arm in enumerate(arms):
-            _dumbbell(axes[0], row, str(arm), {"best": best[arm], "last": last[arm]}, lines[arm], style.few(steps))
+            _dumbbell(
+                axes[0], row, str(arm), {"best": best[arm], "last": last[arm]}, lines[arm], style.few_seeds(steps)
+            )
             if against is not None:
                 _paired(axes[1], row, f"{arm} − {against}", (last[arm] - last[against]).dropna(), lines[arm])
         for face, mark, name in (("white", "o", "best"), ("black", "s", "last")):
             axes[0].plot([], [], mark, color="black", markerfacecolor=face, markersize=4.5, label=name)
         axes[0].set_yticks(range(len(arms)), arms)
         axes[0].set_ylim(-0.6, len(arms) - 0.4)
-        axes[0].set_xlabel("training reward")
+        axes[0].set_xlabel(columns.label("reward"))
         for axis in axes:
             axis.grid(visible=False, axis="y")
         if against is not None:
@@ -74,23 +75,23 @@ def best_last(steps: pd.DataFrame) -> Sheet:
         return style.finish(figure, axes[0], text)
 
 
-def _dumbbell(axis: Axes, row: int, arm: str, ends: dict[str, pd.Series], look: Look, few: bool) -> None:
+def _dumbbell(axis: Axes, row: int, arm: str, ends: dict[str, pd.Series], look: Look, few_seeds: bool) -> None:
     """Best and last reward of one arm, joined: with their intervals, or with a thin line for each of few seeds."""
     means = {
         name: estimates.over_seeds(values.tolist(), bounds=columns.bounds("reward")) for name, values in ends.items()
     }
     axis.plot([each.mean for each in means.values()], [row, row], color=look.colour, linewidth=1.5, zorder=1)
-    if few:
+    if few_seeds:
         for place, seed in enumerate(ends["best"].index):
             height = row + 0.6 * ((place + 1) / (len(ends["best"]) + 1) - 0.5)
             own = [float(values[seed]) for values in ends.values()]
             axis.plot(own, [height] * 2, ".-", color=look.colour, linewidth=0.5, markersize=1.5, alpha=0.7)
     for (name, each), up in zip(means.items(), (0.16, -0.16), strict=True):
-        if not few:
-            axis.plot(np.clip([each.low, each.high], 0, 1), [row + up] * 2, color=look.colour, linewidth=0.7)
+        if not few_seeds:
+            axis.plot([each.low, each.high], [row + up] * 2, color=look.colour, linewidth=0.7)
         face, mark = ("white", "o") if name == "best" else (look.colour, "s")
         axis.plot(each.mean, row, mark, color=look.colour, markerfacecolor=face, markersize=4.5)
-        shown = vars(each) if not few else {"mean": each.mean, "n": each.n}
+        shown = vars(each) if not few_seeds else {"mean": each.mean, "n": each.n}
         style.note(axis, arm, pd.DataFrame([shown]), name)
 
 
@@ -110,12 +111,12 @@ _VERDICTS = {
 }
 
 
-def outcomes(table: pd.DataFrame) -> Sheet:
+def outcomes(table: pd.DataFrame) -> DataFigure:
     """What papers claim of final rewards, and what was seen: effect, 95 % interval, threshold and verdict.
 
     ``table``: claim, outcome, effect, claimed side, threshold, verdict, a row each.
     """
-    with style.house():
+    with style.figure_style():
         figure, (axis,) = style.panels(1, 1, 0.9 + 0.19 * len(table), style.TWO_COLUMNS)
         rows: list[Any] = list(table.itertuples())
         named = [f"{row.claim}  {row.outcome.replace(' less ', ' − ')}" for row in rows]
@@ -145,18 +146,18 @@ def outcomes(table: pd.DataFrame) -> Sheet:
         return style.finish(figure, axis, text)
 
 
-def dose_response(steps: pd.DataFrame) -> Sheet:
+def dose_response(steps: pd.DataFrame) -> DataFigure:
     """Final reward, sampler–trainer divergence and token-ratio variance against the strength of the rollout engine."""
     steps = steps.assign(line=line_names(steps, ["algorithm", "routing", "correction", "model"]))
     lines = looks.of_lines(steps, "line")
     base = compared(steps.assign(arm=steps["line"]), lines)
     (dial,) = set(steps["engine"]) - {"exact"}
-    with style.house():
+    with style.figure_style():
         figure, axes = style.panels(3 + (base is not None), 1, 4.9 + 1.5 * (base is not None), sharex=True)
         against(axes[0], steps, "strength", "reward", "last", "final reward", lines=lines)
         more: dict[str, Any] = {"log": True, "lines": lines}
-        against(axes[1], steps, "strength", "rollout_kl_k3", "median", "KL sampler–trainer (k3)", **more)
-        against(axes[2], steps, "strength", "token_ratio_variance", "median", "var. of the token ratio", **more)
+        for axis, metric in zip(axes[1:], ("rollout_kl_k3", "token_ratio_variance"), strict=False):
+            against(axis, steps, "strength", metric, "median", columns.short(metric), **more)
         axes[1].set_ylim(bottom=_LEAST_KL)
         if base is not None:
             against(axes[3], steps, "strength", "reward", "last", "Δ final reward", lines=lines, base=base)
@@ -190,7 +191,7 @@ def against(
     chosen = steps[steps["metric"] == metric].sort_values("step")
     numbers = chosen.groupby(["line", x, "seed"])["value"].agg(lambda curve: tables.one_number(curve, how))
     span = steps[x].max() - steps[x].min()
-    few = numbers.groupby(level=["line", x]).size().min() < estimates.LEAST_FOR_BOOTSTRAP
+    few_seeds = numbers.groupby(level=["line", x]).size().min() < estimates.LEAST_FOR_BOOTSTRAP
     for index, (line, look) in enumerate(lines.items()):
         if line == base or line not in numbers.index.get_level_values("line"):
             continue
@@ -201,7 +202,7 @@ def against(
         name = line if base is None else f"{line} − {base}"
         apart = index - (len(lines) - 1) / 2
         shift, factor = (0.0, 1.02**apart) if logx else (0.008 * span * apart, 1.0)
-        if few:
+        if few_seeds:
             shift, factor = 0.0, 1.0
             for seed, values in ours.groupby(level="seed"):
                 own = pd.DataFrame({"x": values.index.get_level_values(x), "mean": values.to_numpy()})
@@ -211,9 +212,7 @@ def against(
             for at, own in ours.groupby(level=x)
         ]
         data = pd.DataFrame(rows, columns=["x", "mean", "low", "high", "n"])
-        if metric == "reward":
-            data[["low", "high"]] = data[["low", "high"]].clip(0, 1)
-        style.points(axis, name, data.drop(columns=["low", "high"]) if few else data, look, shift, factor)
+        style.points(axis, name, data.drop(columns=["low", "high"]) if few_seeds else data, look, shift, factor)
     if base is not None:
         axis.axhline(0, color=lines[base].colour, linestyle=lines[base].dashes, linewidth=0.8)
     if log:

@@ -6,19 +6,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steadymoe.bench.measurement.token_metrics import HISTOGRAM_EDGES, VARIANCE_EDGES
+from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.curves import line_names
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.points import against
-from steadymoe.bench.report.figures.style import Sheet
+from steadymoe.bench.report.figures.style import DataFigure
 
 # Axis of figure 10 → how it is read.
 _AXES = {"updates_per_rollout": "updates per rollout", "learning_rate": "learning rate", "moe_layers": "MoE layers"}
 
 
-def ratio_distributions(histograms: pd.DataFrame) -> Sheet:
+def ratio_distributions(histograms: pd.DataFrame) -> DataFigure:
     """Token log-ratios, and their variance within a response, MoE beside dense twin (SAPO, 2511.20347, figures 2, 3).
 
     ``histograms`` is ``collect.histograms``.
@@ -28,16 +28,16 @@ def ratio_distributions(histograms: pd.DataFrame) -> Sheet:
     named = histograms.assign(line=names)
     models = sorted(set(names))
     every = _ramp(models) if alone else looks.of_lines(named, "line")
-    with style.house():
+    with style.figure_style():
         figure, axes = style.panels(2, 1, 3.8)
-        inner = HISTOGRAM_EDGES.numpy()
+        inner = np.array(columns.LOG_RATIO_EDGES, dtype=np.float32)
         token = np.concatenate([[inner[0] - 0.05], inner, [inner[-1] + 0.05]])
         _densities(axes[0], named, "token_ratio_histogram", token, every, "share of tokens")
         axes[0].set_xlabel("log π_θ/π_old of a token")
-        decades = VARIANCE_EDGES.log10().numpy()
+        decades = np.array(columns.LOG10_VARIANCE_EDGES, dtype=np.float32)
         sequence = np.concatenate([[decades[0] - 0.25], decades, [decades[-1] + 0.25]])
-        column = "sequence_log_ratio_variance_histogram"
-        _densities(axes[1], named, column, sequence, every, "share of responses", log=False)
+        of_responses = "sequence_log_ratio_variance_histogram"
+        _densities(axes[1], named, of_responses, sequence, every, "share of responses", log=False)
         axes[1].set_xlabel("log₁₀ of the variance of a response's token log-ratios")
         text = (
             f"Share of all updates and seeds, {style.seeds(histograms)}; no smoothing, no interval. Bins: 0.05 above, "
@@ -75,7 +75,7 @@ def _densities(
         axis.set_yscale("log")
 
 
-def drift(steps: pd.DataFrame) -> Sheet:
+def drift(steps: pd.DataFrame) -> DataFigure:
     """Expert-change rate against staleness, learning rate and depth (GSPO, 2507.18071, section 5.3, asks for depth).
 
     Of the axes that vary, one panel each; the lines of a panel are the values of the next axis, and what is left is
@@ -83,7 +83,7 @@ def drift(steps: pd.DataFrame) -> Sheet:
     """
     steps = steps[steps["experts"] > 0]
     varying = [axis for axis in _AXES if steps[axis].nunique() > 1]
-    with style.house():
+    with style.figure_style():
         figure, axes = style.panels(len(varying), 1, 0.5 + 1.75 * len(varying))
         for place, (panel, x) in enumerate(zip(axes, varying, strict=True)):
             others = [axis for axis in [*varying[place + 1 :], *varying[:place]] if axis != x]
@@ -99,7 +99,7 @@ def drift(steps: pd.DataFrame) -> Sheet:
             shown = shown.assign(line=names)
             ordered = by is not None and set(names) == set(of.values())
             every = _ramp(of.values()) if ordered else looks.of_lines(shown, "line")
-            label = "expert-change rate"
+            label = columns.label("expert_change_rate")
             logx = x != "moe_layers"
             against(panel, shown, x, "expert_change_rate", "median", label, logx=logx, lines=every)
             if logx:
@@ -127,7 +127,7 @@ def _middle(values: pd.Series) -> float:
     return occurring[len(occurring) // 2]
 
 
-def attribution(steps: pd.DataFrame) -> Sheet:
+def attribution(steps: pd.DataFrame) -> DataFigure:
     """How much of the log-ratio routing causes, against depth and number of experts.
 
     Above: 1 − E[(log r pinned)²] / E[(log r free)²] over a run. Below: E[(log r)²] of tokens whose route
@@ -140,7 +140,7 @@ def attribution(steps: pd.DataFrame) -> Sheet:
     one = varied.nunique() == 1
     steps = steps.assign(line=named if one else varied + " " + named)
     every = _ramp(f"{count} experts" for count in sorted(set(experts))) if one else looks.of_lines(steps, "line")
-    with style.house():
+    with style.figure_style():
         figure, axes = style.panels(2, 1, 3.6, sharex=True)
         shares = tables.routing_share(steps, ["line", "moe_layers"]).rename("value").reset_index()
         shares = shares.assign(metric="share", step=1)

@@ -3,31 +3,33 @@
 import pandas as pd
 from matplotlib.axes import Axes
 
+from steadymoe.bench.measurement import columns
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.statistics import estimates
 
 
 def smoothed(steps: pd.DataFrame, metric: str, window: int, log: bool = False) -> pd.DataFrame:
-    """One metric of every seed by itself, smoothed as ``stats.curves`` does: arm, seed, step, mean."""
+    """One metric of every seed by itself, smoothed as ``estimates.curves`` does: arm, seed, step, mean."""
     chosen = steps[steps["metric"] == metric]
     parts = [estimates.curves(ours, metric, window, log).assign(seed=seed) for seed, ours in chosen.groupby("seed")]
-    columns = ["arm", "seed", "step", "mean"]
-    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+    names = ["arm", "seed", "step", "mean"]
+    return pd.concat(parts, ignore_index=True)[names] if parts else pd.DataFrame(columns=names)
 
 
 def differences(
     axis: Axes,
     steps: pd.DataFrame,
     metric: str,
-    label: str,
     lines: dict[str, Look],
     *,
+    label: str | None = None,
     window: int = style.SMOOTHED_OVER,
     panel: str = "",
 ) -> None:
     """Each arm less the reference arm at the same seed and step: a thin line a seed, and their mean."""
     base = looks.reference(lines)
+    label = f"Δ {label or columns.label(metric)}"
     wide = smoothed(steps, metric, window).pivot(index=["seed", "step"], columns="arm", values="mean")
     axis.axhline(0, color=lines[base].colour, linestyle=lines[base].dashes, linewidth=0.8)
     for arm, look in lines.items():
@@ -45,7 +47,7 @@ def differences(
 
 def compared(steps: pd.DataFrame, lines: dict[str, Look]) -> str | None:
     """The arm that others are compared with, seed by seed; None where seeds are many or none is shared."""
-    if len(lines) < 2 or not style.few(steps):
+    if len(lines) < 2 or not style.few_seeds(steps):
         return None
     base = looks.reference(lines)
     seeds = steps.groupby("arm")["seed"].agg(set)

@@ -6,18 +6,18 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.report.figures import looks, style
-from steadymoe.bench.report.figures.style import Sheet
+from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
 
 
-def survival(curves: pd.DataFrame, table: pd.DataFrame, steps: pd.DataFrame) -> Sheet:
+def survival(curves: pd.DataFrame, table: pd.DataFrame, steps: pd.DataFrame) -> DataFigure:
     """Share of runs that have not collapsed, over steps, and when they did (R3, 2510.11370, main table).
 
     ``curves`` has arm, step, survival, low, high, n, one row where the curve steps; ``table`` has arm, n, collapsed and
     step (the restricted mean, or median, with whatever text it is told by); ``steps`` tells the algorithm of each arm.
     """
-    few = curves["n"].max() < estimates.LEAST_FOR_BOOTSTRAP
-    with style.house():
+    few_seeds = curves["n"].max() < estimates.LEAST_FOR_BOOTSTRAP
+    with style.figure_style():
         figure, (axis, below) = style.panels(2, 1, 2.3 + 0.17 * len(table), height_ratios=[1, 0.08 * (len(table) + 1)])
         axis.set_ylabel("runs not collapsed (share)")
         for arm, look in looks.of_lines(steps).items():
@@ -25,10 +25,10 @@ def survival(curves: pd.DataFrame, table: pd.DataFrame, steps: pd.DataFrame) -> 
             drawn: Any = {"color": look.colour, "marker": look.marker if look.marked else None, "markersize": 2.6}
             axis.step(curve["step"], curve["survival"], look.dashes, where="post", linewidth=1.2, label=arm, **drawn)
             band = curve[["step", "low", "high"]].to_numpy().T
-            if not few:
+            if not few_seeds:
                 axis.fill_between(*band, step="post", color=look.colour, alpha=0.08, linewidth=0)
             shown = curve.rename(columns={"step": "x", "survival": "mean"})
-            style.note(axis, str(arm), shown[["x", "mean", *(() if few else ("low", "high")), "n"]])
+            style.note(axis, str(arm), shown[["x", "mean", *(() if few_seeds else ("low", "high")), "n"]])
         axis.set_ylim(0, 1.04)
         axis.set_xlabel("step (rollout)")
         below.axis("off")
@@ -43,7 +43,7 @@ def survival(curves: pd.DataFrame, table: pd.DataFrame, steps: pd.DataFrame) -> 
             cell.set_linewidth(0.4)
         counts = curves.groupby("arm")["n"].max()
         n = f"n = {counts.iloc[0]}" if counts.nunique() == 1 else f"n = {counts.min()} to {counts.max()}"
-        shaded = "every step down is a seed" if few else "shaded: its 95 % interval"
+        shaded = "every step down is a seed" if few_seeds else "shaded: its 95 % interval"
         text = f"Kaplan–Meier estimate over seeds, {n}; {shaded}; runs that ended stable are censored."
         return style.finish(figure, axis, text)
 
@@ -54,7 +54,7 @@ def frontier(
     steps: pd.DataFrame,
     x_label: str = "learning rate",
     y_label: str = "updates per rollout",
-) -> Sheet:
+) -> DataFigure:
     """Where training is stable: the share of stable runs over two dials, and the frontier.
 
     ``grid`` has arm, x, y, stable (share of seeds), n; ``line`` has arm, x, y: where, going up in y, the share falls
@@ -65,7 +65,7 @@ def frontier(
     columns = min(2, len(arms))
     rows = -(-len(arms) // columns)
     xs, ys = sorted(grid["x"].unique()), sorted(grid["y"].unique())
-    with style.house():
+    with style.figure_style():
         figure, axes = style.panels(rows, columns, 0.5 + 1.7 * rows, sharex=True, sharey=True)
         for axis, arm in zip(axes, arms, strict=False):
             axis.set_title(arm)
@@ -103,13 +103,13 @@ def frontier(
         return style.finish(figure, None, f"{text}falls below one half.{design}")
 
 
-def early_warning(roc: pd.DataFrame, warnings: pd.DataFrame) -> Sheet:
+def early_warning(roc: pd.DataFrame, warnings: pd.DataFrame) -> DataFigure:
     """How early a metric tells that a run will collapse: detected collapses against false alarms.
 
     ``roc`` has metric, false_alarms, detected; ``warnings`` metric, area (an ``Estimate``), and the number of
     stable and of collapsed runs, the largest area first.
     """
-    with style.house():
+    with style.figure_style():
         figure, (axis,) = style.panels(1, 1, 3.9)
         axis.set_ylabel("collapses detected (share)")
         axis.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=(0, (1, 2)))

@@ -1,6 +1,6 @@
 """The house style of every figure: one column of print, lines and marks as ``looks`` says, ticks of one notation.
 
-A helper that draws numbers also notes them in ``Sheet.numbers``, so that a figure's table is what it shows.
+A helper that draws numbers also notes them in ``DataFigure.numbers``, so that a figure's table is what it shows.
 """
 
 import textwrap
@@ -26,7 +26,7 @@ ONE_COLUMN, TWO_COLUMNS = 3.4, 6.8
 # Each seed's curve is averaged over this many steps before seeds are averaged.
 SMOOTHED_OVER = 5
 FORMATS = ("png", "svg", "pdf")
-HOUSE: Any = {
+FIGURE_STYLE: Any = {
     "font.size": 7,
     "axes.titlesize": 7,
     "axes.labelsize": 7,
@@ -48,7 +48,7 @@ HOUSE: Any = {
 }
 
 
-class Sheet(Figure):
+class DataFigure(Figure):
     """A figure that knows the numbers it shows: panel, series, x, mean and, where there are any, low, high, n."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -61,24 +61,26 @@ class Sheet(Figure):
         return as_recorded(pd.concat(self.noted, ignore_index=True)) if self.noted else pd.DataFrame()
 
 
-def house() -> Any:
+def figure_style() -> Any:
     """A context in which figures are made and saved."""
-    return mpl.rc_context(HOUSE)
+    return mpl.rc_context(FIGURE_STYLE)
 
 
-def panels(rows: int, columns: int, height: float, width: float = ONE_COLUMN, **settings: Any) -> tuple[Sheet, list]:
-    """A sheet and its axes, row by row."""
-    figure = Sheet(figsize=(width, height), layout="constrained")
+def panels(
+    rows: int, columns: int, height: float, width: float = ONE_COLUMN, **settings: Any
+) -> tuple[DataFigure, list]:
+    """A figure and its axes, row by row."""
+    figure = DataFigure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **settings).flat)
 
 
 def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
     """Keep ``data`` (x, mean, …) as numbers of the figure."""
-    sheet = axis.get_figure(root=True)
-    if isinstance(sheet, Sheet):
+    figure = axis.get_figure(root=True)
+    if isinstance(figure, DataFigure):
         named = {"panel": panel or axis.get_ylabel(), "series": series}
         columns = [*named, *(str(name) for name in data)]
-        sheet.noted.append(data.assign(**named)[columns])
+        figure.noted.append(data.assign(**named)[columns])
 
 
 def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
@@ -115,7 +117,7 @@ def points(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float =
     note(axis, name, data)
 
 
-def few(steps: pd.DataFrame) -> bool:
+def few_seeds(steps: pd.DataFrame) -> bool:
     """Whether an arm has fewer seeds than a band can be trusted with: then every seed is a line of its own."""
     return bool(steps.groupby("arm")["seed"].nunique().min() < estimates.LEAST_FOR_BOOTSTRAP)
 
@@ -155,7 +157,7 @@ def curves_caption(steps: pd.DataFrame, log: bool = False, against: str | None =
 
     ``against`` is the arm that the panels of differences compare with, if there are any.
     """
-    shown = _seeds_shown(against) if few(steps) else "; shaded: 95 % t interval"
+    shown = _seeds_shown(against) if few_seeds(steps) else "; shaded: 95 % t interval"
     geometric = " (on a logarithmic axis the geometric one)" if log else ""
     smoothed = f"of curves smoothed over {SMOOTHED_OVER} steps"
     return f"Mean over seeds{geometric}, {seeds(steps)}, {smoothed}{shown}.{design(steps)}"
@@ -163,7 +165,7 @@ def curves_caption(steps: pd.DataFrame, log: bool = False, against: str | None =
 
 def points_caption(steps: pd.DataFrame, of_each: str, log: bool = False, against: str | None = None) -> str:
     """The same for one number of each run, which ``of_each`` says."""
-    shown = _seeds_shown(against) if few(steps) else "; bars: 95 % BCa interval"
+    shown = _seeds_shown(against) if few_seeds(steps) else "; bars: 95 % BCa interval"
     mean = "Mean over seeds" + (" (on a logarithmic axis of values the geometric one)" if log else "")
     return f"{mean}, {seeds(steps)}{shown}. Of each run: {of_each}.{design(steps)}"
 
@@ -202,7 +204,7 @@ def below(steps: pd.DataFrame, metric: str, least: float) -> str:
     )
 
 
-def finish(figure: Sheet, legend_from: Axes | None, text: str, title: str | None = None) -> Sheet:
+def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str | None = None) -> DataFigure:
     """Add the legend above the panels and the caption below them."""
     for axis in figure.axes:
         _ticks(axis)
@@ -248,7 +250,7 @@ def _ticks(axis: Axes) -> None:
         each.set_minor_formatter(ticker.NullFormatter())
 
 
-def _cut(figure: Sheet) -> str:
+def _cut(figure: DataFigure) -> str:
     """Names the panels whose limits leave out a part of what is drawn, and on which side."""
     cut: dict[str, None] = {}
     for axis in figure.axes:
@@ -282,6 +284,6 @@ def legend(axis: Axes, title: str | None = None) -> Legend:
 
 def save(figure: Figure, path: Path, suffix: str) -> None:
     """Write a figure as ``png``, ``svg`` or ``pdf``; the same data give the same bytes."""
-    with house():
+    with figure_style():
         metadata: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
         figure.savefig(path, format=suffix, dpi=300, bbox_inches="tight", metadata=metadata)

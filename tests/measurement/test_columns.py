@@ -1,0 +1,66 @@
+"""One object for each column, and everything that follows from it."""
+
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+import torch
+
+from steadymoe.bench.measurement import columns, token_metrics
+from steadymoe.bench.runs import record
+
+NEW = columns.Column(
+    "spread",
+    "largest spread of a token",
+    label="spread of tokens",
+    short="spread",
+    type=pa.int64(),
+    over_updates="largest",
+    worse="lower",
+    share=True,
+    kept=True,
+)
+
+
+@pytest.fixture
+def with_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of the columns of updates with one line more."""
+    monkeypatch.setattr(columns, "UPDATE", (*columns.UPDATE, NEW))
+    monkeypatch.setattr(columns, "TABLES", columns.tables())
+
+
+@pytest.mark.usefixtures("with_new")
+def test_one_more_line_is_one_more_column_everywhere() -> None:
+    for table in ("updates", "steps"):
+        assert record._schema(table).field("spread").type == pa.int64()
+    assert token_metrics.of_step([{"spread": 1}, {"spread": 5}, {"spread": 3}]) == {"spread": 5}
+    assert "spread" in columns.kept()
+    assert columns.bounds("spread") == (0.0, 1.0)
+    assert columns.falls("spread")
+    assert (columns.label("spread"), columns.short("spread")) == ("spread of tokens", "spread")
+    assert "| `spread` | largest spread of a token | 0 to 1 |" in columns.page()
+    assert "largest of the updates" in columns.TABLES["steps"]["spread"].meaning
+
+
+def test_a_name_that_is_no_column_has_no_bounds_and_is_its_own_label() -> None:
+    assert columns.bounds("ratio") is None
+    assert columns.label("ratio") == columns.short("ratio") == "ratio"
+    assert not columns.falls("ratio")
+
+
+def test_no_table_has_two_columns_of_one_name() -> None:
+    for group in (columns.UPDATE, columns.STEP + columns.COUNTS, columns.LAYER, columns.EVALUATION):
+        assert len({each.name for each in group}) == len(group)
+    assert not {each.name for each in columns.UPDATE} & {each.name for each in columns.STEP + columns.COUNTS}
+    assert all(each.meaning for table in columns.TABLES.values() for each in table.values())
+
+
+def test_the_edges_of_histograms_are_to_the_bit_those_that_recorded_runs_were_counted_with() -> None:
+    assert torch.equal(token_metrics._LOG_RATIO_EDGES, torch.linspace(-1.0, 1.0, 41))
+    assert torch.equal(token_metrics._VARIANCE_EDGES, torch.logspace(-8, 0, 33))
+
+
+def test_figures_are_drawn_without_torch() -> None:
+    code = "import sys, steadymoe.bench.report.figures; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
