@@ -142,10 +142,19 @@ def make(
         raise CannotDraw(
             f"{paper.id} lacks ended runs of {visible(name)} below {results / 'runs'}; start some: {command(paper)}"
         )
+    return write(paper, sheet(paper, recorded, arms), results, name, formats)
+
+
+def sheet(paper: Paper, recorded: dict[str, pd.DataFrame], arms: Sequence[str] | None = None) -> Sheet:
+    """One figure from what ``archive.load`` found of an experiment, of all arms or of some; nothing is written.
+
+    Raises CannotDraw for an arm that is not there, and where the tables lack what the figure shows.
+    """
     found = data(choose(recorded, arms), paper.takes)
     if said := paper.lacks(found):
-        raise CannotDraw(f"{paper.id} lacks {said} in {name}; its own experiment is: {command(paper)}")
-    return write(paper, paper.figure(found), results, name, formats)
+        names = ", ".join(sorted(set(recorded["runs"]["experiment"])))
+        raise CannotDraw(f"{paper.id} lacks {said} in {names}; its own experiment is: {command(paper)}")
+    return paper.figure(found)
 
 
 def stem(paper: Paper, experiment: str) -> str:
