@@ -35,14 +35,16 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     return folder, names
 
 
-def test_the_script_of_the_page_trains_reads_and_draws(done: tuple[Path, dict]) -> None:
+def test_the_script_of_the_page_trains_reads_and_draws(
+    done: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, names = done
+    monkeypatch.chdir(folder)
     runs, steps = names["tables"]["runs"], names["tables"]["steps"]
     assert runs[["arm", "seed", "status"]].to_numpy().tolist() == [["grpo", 0, "finished"], ["gspo", 0, "finished"]]
     assert set(names["tables"]) == {"runs", "steps", "evaluations", "histograms"}
-    assert sorted(sweep_plan.planned(folder / "results" / "runs" / "first")) == sorted(
-        str(Path(each).relative_to(folder / "results" / "runs" / "first")) for each in runs["folder"]
-    )
+    asked = sweep_plan.planned(experiment := Path("results/runs/first"))
+    assert sorted(asked) == sorted(str(Path(each).relative_to(experiment)) for each in runs["folder"])
     for name in ("steps", "evaluations", "histograms"):
         assert {"arm", "seed"} <= set(names["tables"][name]), name
     for run in runs.to_dict("records"):  # the pandas of the page, by hand
