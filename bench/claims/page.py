@@ -48,7 +48,7 @@ over claims. "Seeds for 80 % power": how many would find the effect at 5 %, if i
 # What a table of outcomes leaves out where the claim gets no answer.
 _ANSWERS = ["verdict", "what would decide it"]
 # The arms that README's first screen shows.
-_FIRST = (FROZEN, GSPO, GRPO, UNCLIPPED)
+_FIRST = (FROZEN, GSPO, GRPO, *CONTROLS[:2])
 
 
 class Verdicts:
