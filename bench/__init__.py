@@ -1,1 +1,79 @@
-"""The pipeline from a config to a report, one verb per file."""
+"""The pipeline from the words of a config to a report; here, its way in from Python.
+
+``plan`` checks runs, ``run`` makes one, ``results`` reads what was recorded and ``figure`` draws it. The command line
+calls the same functions of the folders below. Importing this package is cheap: torch and the rest are imported when
+a function is called.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pandas as pd
+
+    from steadymoe.bench.config.compose import Run
+    from steadymoe.bench.report.figures import DataFigure
+
+__all__ = ["figure", "plan", "results", "run"]
+
+
+def plan(*overrides: str) -> "list[Run]":
+    """The runs that Hydra overrides ask for, each checked; nothing is written and nothing is trained.
+
+    A word with several values (``"seed=0,1"``) or an experiment (``"experiment=quickstart"``) gives several runs, as
+    ``steadymoe run -m`` does. A ``Run`` has its ``config``, its ``axes`` (what differs from the named configs), its
+    ``folder``, its ``config_hash``, and the ``command`` that makes it again.
+
+    Raises ConfigError, in one line, for a wrong word or a config that cannot work.
+    """
+    from steadymoe.bench.config import compose
+
+    return compose.plan(overrides, multirun=bool(compose.swept(overrides)))
+
+
+def run(planned: "Run") -> str:
+    """Make one run in this process, from where it was left, and return its status.
+
+    The status is ``finished``; ``diverged`` (it collapsed, or met a number that is not finite); ``failed`` (what went
+    wrong is ``error`` in the ``run.json`` of its folder); or ``running`` if another process is at it. A run that has
+    ended is left as it is. Sets the number of torch's threads to the config's ``threads``. A relative ``results_dir``
+    starts at the current folder, so do not change it between ``plan`` and ``run``.
+
+    Raises ConfigError where the run's folder holds a run of another config, or an ended run of other code.
+    """
+    from steadymoe.bench.runs import request
+
+    return request.make_one(planned)
+
+
+def results(experiment: str, folder: str | Path = "results") -> "dict[str, pd.DataFrame]":
+    """What the ended runs of an experiment recorded below ``folder``, as tidy tables.
+
+    ``runs``: a row for each run: arm, algorithm, model, task, seed, status, its numbers, and its ``folder`` with the
+    tables of every update and layer (a run that was kept without its folder has none).
+    ``steps``: a row for each run, step and metric, with the column ``value``; docs/columns.md defines the metrics.
+    ``evaluations``: a row for each run and held-out prompt of the last evaluation, with its ``score``.
+    ``histograms``: a row for each run, metric and bin, with its ``count``.
+    An arm is the runs that differ in their seed alone; every table has the columns ``arm`` and ``seed``.
+
+    Raises NothingToReport if no run of the experiment has ended, and Damaged where kept tables cannot be read.
+    """
+    from steadymoe.bench.report import report_page
+
+    return report_page.ended(Path(folder), experiment)[experiment]
+
+
+def figure(name: str, tables: "Mapping[str, pd.DataFrame]", arms: "Sequence[str] | None" = None) -> "DataFigure":
+    """One figure, by its id or name (``steadymoe figures --list``), from what ``results`` returned.
+
+    ``arms`` chooses some by name or by algorithm. The figure is matplotlib's (``.savefig("overview.png")``), and its
+    ``numbers`` are a table of every number that it shows.
+
+    Raises CannotDraw for an unknown name, and where the tables lack what the figure shows.
+    """
+    from steadymoe.bench.report import draw
+
+    (spec,) = draw.find([name])
+    return draw.figure_of(spec, dict(tables), arms)

@@ -1,76 +1,263 @@
-"""The README says what is there."""
+"""README, CONTRIBUTING and the pages of docs/ say what is there: links, commands, names and numbers."""
 
+import pkgutil
 import re
 import shlex
+import sys
+from collections import Counter
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from test_execute import SMALL
 
+from steadymoe import bench
+from steadymoe.algorithms import names, provenance
+from steadymoe.bench import cli
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.report import algorithm_page, archive, tables
+from steadymoe.bench.report import algorithm_page, archive, choices_page, tables
+from steadymoe.bench.support import external
 
 ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
 README = (ROOT / "README.md").read_text()
 REFERENCE = ROOT / "results" / "reference"
+# A user's own files, which pages show and the checkout does not have.
+USERS = {"conf/algorithm/half_clipped.yaml", "conf/algorithm/mine.yaml", "conf/task/reverse.yaml"}
+USERS |= {"conf/model/shallow.yaml", "conf/experiment/reversal.yaml", "conf/experiment/study_<name>.yaml"}
 
 
-def test_the_page_of_columns_is_fresh_and_explains_every_column() -> None:
-    page = (ROOT / "docs" / "columns.md").read_text()
-    assert page == columns.page()
-    assert {name for table in columns.TABLES.values() for name in table} <= set(
-        re.findall(r"^\| `(\w+)` \|", page, re.M)
-    )
+def words_of(page: str) -> str:
+    """The text of a page without its line breaks."""
+    return " ".join((ROOT / page).read_text().split())
 
 
-@pytest.mark.parametrize("group", ["algorithm", "advantage", "correction", "routing", "engine", "model", "task"])
-def test_the_readme_names_every_algorithm_model_and_task(group: str) -> None:
-    for path in (compose.CONF / group).glob("*.yaml"):
-        assert f"`{path.stem}`" in README
+def prose(path: Path) -> str:
+    """A page without its blocks of code, in which brackets are no links and # is no heading."""
+    return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", ["algorithms/grpo.py", "conf/algorithm/grpo.yaml"])
-def test_the_readme_shows_the_two_files_of_an_algorithm_whole(path: str) -> None:
-    assert (ROOT / path).read_text().rstrip() in README
+def anchors(path: Path) -> set[str]:
+    """What a link into a page can name: its headings, as GitHub makes anchors of them."""
+    headings = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain]
+    seen: Counter[str] = Counter()
+    found = set()
+    for slug in slugs:
+        found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+        seen[slug] += 1
+    return found
 
 
-def test_every_run_command_of_the_readme_composes() -> None:
-    commands = [line.partition("#")[0] for line in README.splitlines() if line.startswith("steadymoe run ")]
-    assert len(commands) >= 4
-    for command in commands:
-        words = shlex.split(command)[2:]
-        assert compose.plan([word for word in words if word != "-m"], multirun="-m" in words)
+def commands(page: str) -> list[list[str]]:
+    """The words of every command ``steadymoe …`` of a page that stands on a line of its own."""
+    lines = re.findall(r"^((?:STEADYMOE_PATH=\S+ )?steadymoe .*)$", (ROOT / page).read_text(), re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
 
 
-def test_every_link_and_make_target_of_the_readme_exists() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
-        assert (ROOT / target).exists(), target
-    makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(
-        r"make (quickstart|test|check|reference|figures|speed|oracles|(?:test-)?megablocks|check-launchers)(?![\w-])",
-        README,
-    ):
-        assert f"\n{target}:" in makefile
+def test_the_readme_is_a_screen_and_a_half() -> None:
+    assert README.count("\n") <= 130
 
 
-def test_the_readmes_table_is_that_of_the_recorded_runs() -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_and_module_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    files = set(re.findall(r"(?<![\w/.<])(?:bench|models|algorithms|tests|conf|losses)/[\w/@.<>-]+\.\w+", text)) - USERS
+    missing = {name for name in files if "<" not in name and not (ROOT / name).exists()}
+    for name in set(re.findall(r"\bsteadymoe(?:\.\w+)+", text)):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            missing.add(name)
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = page.read_text()
+    assert set(re.findall(r"`make ([\w-]+)", text)) | set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE)) <= targets
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
+def test_every_command_is_understood(page: str) -> None:
+    made = set(archive.experiments(REFERENCE))
+    for words in commands(page):
+        if words[0].startswith("STEADYMOE_PATH="):
+            continue  # test_the_readmes_own_loss_is_trained
+        if words[1] == "run":
+            runs = compose.plan([word for word in words[2:] if word != "-m"], multirun="-m" in words)
+            made |= {run.config["experiment_name"] for run in runs}
+        elif words[1] != "speed":
+            given = cli._parser().parse_args(words[1:])
+            assert getattr(given, "experiment", None) in {None, *made}, words
+    assert {words[1] for words in commands("README.md")} >= {"run", "report", "figures", "status", "claims"}
+
+
+def test_commands_within_a_sentence_are_understood() -> None:
+    found = {line for page in PAGES for line in re.findall(r"`steadymoe run ([^`]+=[^`]+)`", prose(page))}
+    asked = [line.split() for line in found if not set(line) & {"…", "<"} and "--" not in line]
+    assert len(asked) >= 2
+    with compose._hydra():
+        for words in asked:
+            plain = [word for word in words if not word.startswith("-")]
+            swept = compose.swept(plain)  # of a sweep its first point
+            assert compose.run([word.partition(",")[0] if word in swept else word for word in plain])
+
+
+def test_the_readmes_own_loss_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = re.findall(r"`~/mine/([\w/.]+)`:\n\n```\w+\n(.*?)```", README, re.DOTALL)
+    assert [name for name, _ in files] == ["my_losses.py", "conf/algorithm/half_clipped.yaml"]
+    assert files[0][1].count("\n") <= 18
+    for name, text in files:
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(text)
+    (command,) = [words for words in commands("README.md") if words[0].startswith(external.VARIABLE)]
+    assert command[:4] == [f"{external.VARIABLE}=~/mine", "steadymoe", "run", "-m"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(external.VARIABLE, str(tmp_path / "mine"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_losses", raising=False)
+    planned = bench.plan(*command[4:], *(word for word in SMALL if word != "model=micro"), "steps=1")
+    assert [(run.choices["algorithm"], run.config["seed"]) for run in planned] == [
+        (name, seed) for name in ("half_clipped", "grpo") for seed in range(3)
+    ]
+    assert bench.run(planned[0]) == "finished"
+    assert bench.results("mine")["runs"]["arm"].tolist() == ["half_clipped"]
+
+
+def test_the_quick_start_ends_as_the_readme_says() -> None:
+    (block,) = re.findall(r"At the end you see\n\n```\n(.*?)```", README, re.DOTALL)
+    first, *wrote = block.splitlines()
+    assert first == f"{len(compose.plan(['experiment=quickstart']))} finished"
+    assert wrote[-1] == "wrote results/report.html"
+    for line in wrote[:-1]:
+        assert (REFERENCE / line.removeprefix("wrote results/")).exists(), line
+    told = (ROOT / "conf" / "experiment" / "quickstart.yaml").read_text()
+    assert "9 runs, 2.5 minutes on two cores" in told
+    for page in ("README.md", "docs/quickstart.md"):
+        assert "about 2.5 minutes on two cores" in words_of(page)
+
+
+def test_what_the_quick_starts_page_says_is_in_its_data() -> None:
     kept = archive.load(REFERENCE, "quickstart")
-    rebuilt = tables.to_markdown(tables.summary(kept["steps"], kept["runs"]))
-    assert rebuilt in (REFERENCE / "tables" / "quickstart-summary.md").read_text()
-    assert rebuilt in README
-
-
-def test_the_catalogue_of_algorithms_is_fresh() -> None:
-    assert (ROOT / "docs" / "algorithms.md").read_text() == algorithm_page.markdown()
-
-
-def test_the_readmes_claims_are_those_of_the_recorded_runs() -> None:
-    steps = archive.load(REFERENCE, "quickstart")["steps"]
-    means = steps.groupby(["metric", "seed", "arm"])["value"].mean()
+    summary = tables.summary(kept["steps"], kept["runs"]).set_index("arm")
+    page = words_of("docs/quickstart.md")
+    assert "no run collapsed, and each arm ends higher than it started" in page
+    assert summary["collapsed"].sum() == 0
+    steps = kept["steps"]
+    rewards = steps[steps["metric"] == "reward"].sort_values("step").groupby("arm", observed=True)
+    starts = steps[(steps["metric"] == "reward") & (steps["step"] == 1)].groupby("arm", observed=True)["value"].mean()
+    ends = {arm: estimate.mean for arm, estimate in summary["final reward"].items()}
+    assert len(rewards) == 3
+    assert all(ends[arm] > start for arm, start in starts.items())
+    means = steps.groupby(["metric", "seed", "arm"], observed=True)["value"].mean()
     slower = means["reward"].unstack("arm")
     assert (slower["gspo"] < slower["grpo"]).all()
-    assert "lower mean reward than GRPO in each of the three seeds" in " ".join(README.split())
-    clipped = means["clip_fraction"].groupby("arm").mean()
+    assert "lower mean reward than GRPO in each of the three seeds" in page
+    clipped = means["clip_fraction"].groupby("arm", observed=True).mean()
     assert 30 < clipped["gspo"] / clipped["grpo"] < 300
-    assert "clips two orders of magnitude more" in " ".join(README.split())
-    assert tables.CAPTION in " ".join(README.split())
+    assert "clips two orders of magnitude more" in page
+    least = min(estimate.high - estimate.low for estimate in summary["final reward"])
+    assert least > max(ends.values()) - min(ends.values())
+    assert "is wider than the differences between arms" in page
+
+
+def test_the_readmes_scale_and_figure_are_those_of_the_study() -> None:
+    study, words = archive.load(REFERENCE, "study"), words_of("README.md")
+    runs = study["runs"]
+    (parameters,), (experts,) = runs["parameters"].unique(), runs["experts"].unique()
+    (updates,), (steps,) = runs["updates_per_rollout"].unique(), runs["steps"].unique()
+    assert runs["task"].nunique() == 1
+    tokens = study["steps"].query("metric == 'tokens_sampled'")["value"].mean() / updates
+    told = f"{parameters / 1e6:.2f} M parameters, {experts} experts, one task, {steps} steps of {updates} updates"
+    assert f"{told}, about {tokens:.0f} tokens in an update" in words
+    assert "GRPO, GSPO and thirty other losses" in words
+    assert len(names()) == 32
+    drawn = pd.read_csv(REFERENCE / "tables" / "claim01-overview.csv")
+    assert drawn["series"].nunique() == 7
+    assert f"of seven arms over {steps} steps, ten seeds each" in words
+    assert runs["seed"].nunique() == 10
+
+
+def test_the_readme_names_every_reconstruction() -> None:
+    (sentence,) = re.findall(r"The equations of (.*?) were not seen", words_of("README.md"))
+    assert re.findall(r"`(\w+)`", sentence) == [name for name in names() if provenance(name) == "reconstruction"]
+
+
+@pytest.mark.parametrize(
+    ("page", "made"), [("algorithms.md", algorithm_page.markdown), ("choices.md", choices_page.markdown)]
+)
+def test_a_generated_page_is_fresh(page: str, made) -> None:
+    assert (ROOT / "docs" / page).read_text() == made()
+
+
+@pytest.mark.parametrize("table", columns.TABLES)
+def test_every_column_is_explained(table: str) -> None:
+    text = (ROOT / "docs" / "columns.md").read_text()
+    assert text == columns.page()
+    assert not {name for name in columns.TABLES[table] if f"| `{name}` |" not in text}
+
+
+@pytest.mark.parametrize("group", choices_page._GROUPS)
+def test_every_choice_is_on_its_page(group: str) -> None:
+    text = (ROOT / "docs" / "choices.md").read_text()
+    for path in (compose.CONF / group).glob("*.yaml"):
+        assert f"| `{path.name.removesuffix('.yaml')}` | {choices_page.told(group, path.name[:-5])} |" in text
+    assert set(choices_page._GROUPS) == {path.name for path in compose.CONF.iterdir() if path.is_dir()}
+
+
+# What must stand in the first file that docs/architecture.md names as the answer to a question.
+ANSWERS = {
+    "the clip of GSPO?": "clip_low: 3",
+    "what all clipped losses share?": "class ClippedLoss",
+    "how rewards become advantages?": "class GroupMeanStd",
+    "the order of the stages of a step?": "def step(",
+    "the definition of expert change?": "def change(",
+    "a column's meaning or type?": "expert_change_rate",
+    "what is written after a step?": "class StepRows",
+    "the rule of collapse?": "class Rule",
+    "how a confidence interval is computed?": "bootstrap",
+    "the colour of GRPO?": "COLOURS",
+    "which figures there are, and what each needs?": "fig05",
+    "the text of an error about a config?": "ConfigError",
+    "what makes two runs the same run?": "def config_hash",
+    "what `steadymoe run` refuses before it starts?": "def _refuse_others",
+    "which gates a claim needs?": "STRESS",
+    "what the sampler does differently from the trainer?": "class RouterNoise",
+    "how routes are replayed?": "replay",
+    "the prompts and the score of a task?": "def score(",
+}
+
+
+def test_the_architecture_answers_where_to_change_what() -> None:
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Where do I change")[2]
+    rows = dict(re.findall(r"^\| (.*?\?) \| (.*) \|$", table, re.MULTILINE))
+    assert len(rows) >= 10
+    assert rows.keys() == ANSWERS.keys()
+    for question, answer in rows.items():
+        places = re.findall(r"`([\w/.]+)`", answer)
+        assert places
+        assert all((ROOT / place).exists() for place in places), question
+        assert ANSWERS[question] in (ROOT / places[0]).read_text(), question
+
+
+def test_the_architecture_names_every_folder() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for path in (ROOT / "bench").glob("*/__init__.py"):
+        assert f"| `bench/{path.parent.name}/` |" in text

@@ -56,6 +56,15 @@ def test_every_folder_has_a_place_in_the_order() -> None:
     assert {path.parent.name for path in BENCH.glob("*/__init__.py")} == set(LEFT_OF) - {"algorithms", "models", "cli"}
 
 
+def test_the_way_in_from_python_stands_on_top_and_imports_when_it_is_called() -> None:
+    assert {path.name for path in BENCH.glob("*.py")} == {"__init__.py", "cli.py"}
+    top = BENCH / "__init__.py"
+    assert {room_of(name) for name in imported(top)} <= set(LEFT_OF)
+    at_once = [node for node in ast.parse(top.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert {node.module for node in at_once if isinstance(node, ast.ImportFrom)} == {"pathlib", "typing"}
+    assert all(isinstance(node, ast.ImportFrom) for node in at_once)
+
+
 def test_training_takes_of_config_the_schema_alone() -> None:
     names = {name for path in (BENCH / "training").glob("*.py") for name in imported(path)}
     assert {name.split(".")[3] for name in names if name.startswith("steadymoe.bench.config.")} <= {"schema"}

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.algorithms import provenance
-from steadymoe.bench.claims.arms import CONTENDERS, CONTROLS, FROZEN, GRPO, GSPO, TUNED, UNCLIPPED
+from steadymoe.bench.claims.arms import CONTENDERS, CONTROLS, FROZEN, GRPO, GSPO, TUNED
 from steadymoe.bench.claims.effects import best
 from steadymoe.bench.claims.gates import blocking, gates, told
 from steadymoe.bench.claims.registry import CLAIMS
@@ -48,7 +48,7 @@ over claims. "Seeds for 80 % power": how many would find the effect at 5 %, if i
 # What a table of outcomes leaves out where the claim gets no answer.
 _ANSWERS = ["verdict", "what would decide it"]
 # The arms that README's first screen shows.
-_FIRST = (FROZEN, GSPO, GRPO, UNCLIPPED)
+_FIRST = (FROZEN, GSPO, GRPO, *CONTROLS[:2])
 
 
 class Verdicts:

@@ -142,10 +142,19 @@ def make(
         raise CannotDraw(
             f"{spec.id} lacks ended runs of {visible(name)} below {results / 'runs'}; start some: {command(spec)}"
         )
+    return write(spec, figure_of(spec, recorded, arms), results, name, formats)
+
+
+def figure_of(spec: FigureSpec, recorded: dict[str, pd.DataFrame], arms: Sequence[str] | None = None) -> DataFigure:
+    """One figure from the tables of ``archive.load`` of an experiment, of all arms or of some; nothing is written.
+
+    Raises CannotDraw for an arm that is not there, and where the tables lack what the figure shows.
+    """
     found = data(choose(recorded, arms), spec.takes)
-    if said := spec.lacks(found):
-        raise CannotDraw(f"{spec.id} lacks {said} in {name}; its own experiment is: {command(spec)}")
-    return write(spec, spec.figure(found), results, name, formats)
+    if missing := spec.lacks(found):
+        names = ", ".join(sorted(set(recorded["runs"]["experiment"])))
+        raise CannotDraw(f"{spec.id} lacks {missing} in {names}; its own experiment is: {command(spec)}")
+    return spec.figure(found)
 
 
 def stem(spec: FigureSpec, experiment: str) -> str:

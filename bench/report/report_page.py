@@ -52,7 +52,7 @@ def make(
     Raises draw.CannotDraw for an arm that is not there, NothingToReport if no run of the experiment has ended, and
     Damaged if what was kept of one cannot be read.
     """
-    recorded = {name: draw.choose(found, arms) for name, found in _recorded(results, experiment).items()}
+    recorded = {name: draw.choose(found, arms) for name, found in ended(results, experiment).items()}
     known = draw.every()
     for folder in ("tables", "figures"):
         (results / folder).mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
 
     Raises NothingToReport if no run of the experiment has ended.
     """
-    runs = [each["runs"] for each in _recorded(results, experiment).values() if "folder" in each["runs"]]
+    runs = [each["runs"] for each in ended(results, experiment).values() if "folder" in each["runs"]]
     if not runs:
         raise NothingToReport(f"what is in {results / 'data'} was kept without its runs, and cannot be exported")
     tidy = collect.tidy(pd.concat(runs))
@@ -104,7 +104,7 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
 
 def keep(results: Path, experiment: str | None, to: Path) -> list[Path]:
     """Keep what the report is made from in ``to/data``, without the runs. Raises NothingToReport as ``make`` does."""
-    return [path for name, found in _recorded(results, experiment).items() for path in archive.keep(found, name, to)]
+    return [path for name, found in ended(results, experiment).items() for path in archive.keep(found, name, to)]
 
 
 def shown_tables(data: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str]]:
@@ -131,8 +131,11 @@ def texts(experiment: str, shown: dict[str, tuple[pd.DataFrame, str]], runs: pd.
     return found
 
 
-def _recorded(results: Path, experiment: str | None) -> dict[str, dict[str, pd.DataFrame]]:
-    """What is recorded of each experiment of which any run has ended."""
+def ended(results: Path, experiment: str | None) -> dict[str, dict[str, pd.DataFrame]]:
+    """The tables of ``archive.load`` for one experiment, or for each that has an ended run.
+
+    Raises NothingToReport if no run has ended, and Damaged where kept tables cannot be read.
+    """
     names = archive.experiments(results) if experiment is None else [experiment]
     recorded = {name: archive.load(results, name) for name in names}
     recorded = {name: tables for name, tables in recorded.items() if not tables["runs"].empty}

@@ -34,10 +34,7 @@ def answer(words: list[str]) -> int:
             execute.launch([*flags.prints, *flags.overrides])
             return 0
         sweep_plan.refuse_absent_cluster(flags.overrides)
-        for each in runs:
-            execute.refuse_other_config(each)
-        if not flags.redo:
-            redo.refuse_other_code(runs)
+        _refuse_others(runs, may_redo=flags.redo)
         asked, overrides = len(runs), flags.overrides
         if flags.only_failed:
             runs, overrides = _failed(runs), [*overrides, "retry=failed"]
@@ -46,8 +43,7 @@ def answer(words: list[str]) -> int:
             for line in dry.lines(runs, asked - len(runs), at_once):
                 _say(console, line)
             return 0
-        _make_folder(Path(runs[0].config.results_dir))
-        sweep_plan.remember(runs)
+        _begin(runs)
         for line in redo.set_aside(runs) if flags.redo else ():
             _say(console, line)
     except (ConfigError, ValueError, OSError) as error:
@@ -126,12 +122,32 @@ def _failed(runs: Sequence[Run]) -> list[Run]:
     return [each for each, status in zip(runs, statuses, strict=True) if status in (*record.ENDED, "failed")]
 
 
-def _make_folder(results: Path) -> None:
+def make_one(run: Run) -> str:
+    """Make one run in this process and return its status, as ``execute.execute`` does; nothing is shown meanwhile.
 
+    Raises ConfigError where the run's folder holds a run of another config or an ended run of other code.
+    """
+    _refuse_others([run])
+    _begin([run])
+    return execute.execute(run)
+
+
+def _refuse_others(runs: Sequence[Run], may_redo: bool = False) -> None:
+    """Raise ConfigError where a run's folder holds a run of another config or, without ``may_redo``, of other code."""
+    for each in runs:
+        execute.refuse_other_config(each)
+    if not may_redo:
+        redo.refuse_other_code(runs)
+
+
+def _begin(runs: Sequence[Run]) -> None:
+    """Make the results folder, and add the runs to the plans of their experiments. Raises ConfigError, OSError."""
+    results = Path(runs[0].config.results_dir)
     try:
         results.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"results_dir={results} cannot be written: {error}") from error
+    sweep_plan.remember(runs)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,103 @@
+"""The way in from Python: what docs/python.md shows, and that the command line means the same."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from test_execute import SMALL
+
+from steadymoe import bench
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.report.draw import CannotDraw
+from steadymoe.bench.report.report_page import NothingToReport
+from steadymoe.bench.runs import record, sweep_plan
+
+ROOT = Path(__file__).parent.parent
+# What the page's run takes, in place of its own size.
+TINY = [*(word for word in SMALL if not word.startswith(("steps=", "model=micro"))), "model=micro", "steps=2", "seed=0"]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """What the script of docs/python.md leaves behind: its folder, and its names."""
+    script, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+    size = '"model=micro", "steps=30", "seed=0,1,2"'
+    assert script.count(size) == 1
+    folder, names = tmp_path_factory.mktemp("python"), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        exec(script.replace(size, ", ".join(map(repr, TINY))), names)  # our own page
+    return folder, names
+
+
+def test_the_script_of_the_page_trains_reads_and_draws(
+    done: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, names = done
+    monkeypatch.chdir(folder)
+    runs, steps = names["tables"]["runs"], names["tables"]["steps"]
+    assert runs[["arm", "seed", "status"]].to_numpy().tolist() == [["grpo", 0, "finished"], ["gspo", 0, "finished"]]
+    assert set(names["tables"]) == {"runs", "steps", "evaluations", "histograms"}
+    asked = sweep_plan.planned(experiment := Path("results/runs/first"))
+    assert sorted(asked) == sorted(str(Path(each).relative_to(experiment)) for each in runs["folder"])
+    for name in ("steps", "evaluations", "histograms"):
+        assert {"arm", "seed"} <= set(names["tables"][name]), name
+    for run in runs.to_dict("records"):  # the pandas of the page, by hand
+        recorded = record.read_table(Path(run["folder"]), "steps")
+        of_run = steps[(steps["arm"] == run["arm"]) & (steps["metric"] == "reward")]
+        assert of_run["value"].tolist() == recorded["reward"].tolist()
+        gained = recorded["reward"].iloc[-1] - recorded["reward"].iloc[0]
+        assert names["table"].loc[(run["arm"], 0), "gained reward"] == gained
+        assert len(pd.read_parquet(f"{run['folder']}/updates.parquet")) == 4
+    drawn = names["drawn"]
+    assert isinstance(drawn, Figure)
+    assert {"grpo", "gspo"} <= set(drawn.numbers["series"])
+    assert (folder / "first.png").stat().st_size > 10_000
+    assert len(pd.read_csv(folder / "first.csv")) == len(drawn.numbers)
+    assert set(bench.figure("overview", names["tables"], ["gspo"]).numbers["series"]) == {"gspo"}
+
+
+def test_a_run_that_has_ended_is_left_as_it_is(done: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(done[0])
+    planned = done[1]["planned"]
+    before = (planned.folder / "run.json").read_bytes()
+    assert bench.run(planned) == "finished"
+    assert (planned.folder / "run.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "words", [["algorithm=gspo", "seed=3"], ["algorithm=gspo,grpo", "seed=0,1"], ["experiment=quickstart", "steps=3"]]
+)
+def test_a_plan_is_what_the_command_line_plans(words: list[str]) -> None:
+    assert bench.plan(*words) == compose.plan(words, multirun=any("," in word for word in words))
+
+
+def test_what_cannot_be_done_is_told(done: tuple[Path, dict], tmp_path: Path) -> None:
+    tables = done[1]["tables"]
+    with pytest.raises(ConfigError, match="there is no algorithm 'gpso'"):
+        bench.plan("algorithm=gpso")
+    with pytest.raises(NothingToReport, match="no ended runs below"):
+        bench.results("nothing", tmp_path)
+    with pytest.raises(CannotDraw, match="there is no figure 'overveiw'; did you mean overview"):
+        bench.figure("overveiw", tables)
+    with pytest.raises(CannotDraw, match="there is no arm 'dapo'"):
+        bench.figure("overview", tables, ["dapo"])
+    with pytest.raises(CannotDraw, match="fig03 lacks runs with 2 values of routing in first"):
+        bench.figure("fig03", tables)
+
+
+def test_importing_the_package_and_the_command_line_is_cheap() -> None:
+    code = (
+        "import sys; from steadymoe.bench import figure, plan, results, run; print(*sys.modules); "
+        "import steadymoe.bench.cli; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    package, command_line = (set(line.split()) for line in done.splitlines())
+    heavy = {"torch", "transformers", "hydra", "matplotlib"}
+    assert not (heavy | {"pandas"}) & package
+    assert not heavy & command_line
