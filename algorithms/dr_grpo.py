@@ -9,11 +9,11 @@ Provenance: paper.
 
 from dataclasses import dataclass
 
-from steadymoe.algorithms.grpo import GRPO
+from steadymoe.algorithms.loss import ClippedLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrGRPO(GRPO):
+class DrGRPO(ClippedLoss):
     """Token-level clipped surrogate, summed over a response and divided by a constant length."""
 
     aggregation: str = "constant"

@@ -13,14 +13,9 @@ Provenance: paper.
 
 from dataclasses import dataclass
 
-from steadymoe.algorithms.batch import Batch, Surrogate
 from steadymoe.algorithms.loss import ClippedLoss
 
 
 @dataclass(frozen=True, kw_only=True)
 class GRPO(ClippedLoss):
     """Token-level clipped surrogate, averaged over each response and then over responses."""
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        """min(w A, clip(w) A)."""
-        return self.clipped(self.ratio_of(batch), batch.advantages_BT)

@@ -12,11 +12,11 @@ Provenance: paper.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from steadymoe.algorithms.grpo import GRPO
+from steadymoe.algorithms.loss import ClippedLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class GSPOToken(GRPO):
+class GSPOToken(ClippedLoss):
     """GRPO with the sequence ratio on every token, and the gradient of that token."""
 
     ratio: str = "sequence"

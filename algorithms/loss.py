@@ -161,8 +161,12 @@ class ClippedLoss(RatioLoss):
         if self.dual_clip is not None and not self.dual_clip > 1 + self.clip_high:
             raise ValueError(f"dual_clip is a ratio above the band, or null for none; got {self.dual_clip}")
 
+    def surrogate(self, batch: Batch) -> Surrogate:
+        """min(r A, clip(r) A) with this loss's ratio and band."""
+        return self.clipped(self.ratio_of(batch), batch.advantages_BT)
+
     def clipped(self, ratio_BT: Tensor, advantages_BT: Tensor) -> Surrogate:
-        """min(r A, clip(r) A) with this loss's band."""
+        """min(r A, clip(r) A) with this loss's band; both are (B, T), or the advantages (B, 1)."""
         return ops.clipped_surrogate(ratio_BT, advantages_BT, self.clip_low, self.clip_high, self.dual_clip)
 
 

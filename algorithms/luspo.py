@@ -12,11 +12,11 @@ Provenance: peer's code (TRL's).
 from dataclasses import dataclass
 from typing import ClassVar
 
-from steadymoe.algorithms.grpo import GRPO
+from steadymoe.algorithms.loss import ClippedLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class LUSPO(GRPO):
+class LUSPO(ClippedLoss):
     """Length-weighted, sequence-level clipped surrogate."""
 
     ratio: str = "sequence"

@@ -13,7 +13,6 @@ Provenance: paper.
 
 from dataclasses import dataclass
 
-from steadymoe.algorithms.batch import Batch, Surrogate
 from steadymoe.algorithms.loss import ClippedLoss
 
 
@@ -22,7 +21,3 @@ class PPOClip(ClippedLoss):
     """Token-level clipped surrogate, averaged over all tokens of the mini-batch."""
 
     aggregation: str = "token-mean"
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        """min(r A, clip(r) A)."""
-        return self.clipped(self.ratio_of(batch), batch.advantages_BT)

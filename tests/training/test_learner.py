@@ -51,7 +51,7 @@ def test_micro_batches_change_an_update_by_rounding_alone(tmp_path: Path, algori
     words = [f"algorithm={algorithm}", "algorithm.kl.coefficient=0.1", "algorithm.entropy_bonus=0.1", *PROPORTIONAL]
     whole, split = trainer(tmp_path, *words), trainer(tmp_path, *words, "microbatch=3")
     one, other = updated(whole), updated(split)
-    assert len(split.learner.forwards.parts(torch.arange(16))) == 6
+    assert len(split.learner.forwards.split(torch.arange(16))) == 6
     for first, second in zip(one, other, strict=True):
         assert first.overall.keys() == second.overall.keys()
         for name in first.overall:
@@ -81,7 +81,7 @@ def test_micro_batches_leave_the_gradient_as_it_is(
 def test_a_loss_that_needs_the_whole_mini_batch_is_never_split(tmp_path: Path, algorithm: str) -> None:
     whole = trainer(tmp_path, f"algorithm={algorithm}")
     split = trainer(tmp_path, f"algorithm={algorithm}", "microbatch=1")
-    assert len(split.learner.forwards.parts(torch.arange(16))) == 1
+    assert len(split.learner.forwards.split(torch.arange(16))) == 1
     updated(whole), updated(split)
     for name, weight in whole.model.named_parameters():
         assert torch.equal(weight, split.model.get_parameter(name))
