@@ -1,7 +1,7 @@
 """Policy-optimisation algorithms: tensors in, (loss, metrics) out.
 
-A loss is a frozen dataclass in a file of its own, a ``PolicyLoss`` called with a ``Batch``. Its numbers, each
-with its source, stand in ``conf/algorithm/<name>.yaml``; the dataclass repeats them as defaults.
+A loss is a frozen dataclass in a file of its own. It is a ``PolicyLoss`` and is called with a ``Batch``. Its numbers,
+each with its source, stand in ``conf/algorithm/<name>.yaml``; the dataclass repeats them as defaults.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ PROVENANCES = ("paper", "peer's code", "reconstruction")
 
 _CONF = Path(__file__).parent.parent / "conf" / "algorithm"
 
-# What other trainers call the same thing, in the order in which our names are tried.
+# A field's name in other trainers, and our names for it in the order in which they are tried.
 _ELSEWHERE = {
     **dict.fromkeys(("epsilon", "clip_ratio", "clip_ratio_low", "ratio_clip_min"), ("clip_low", "log_clip_low")),
     **dict.fromkeys(("epsilon_high", "clip_ratio_high", "ratio_clip_max"), ("clip_high", "log_clip_high", "ratio_cap")),
@@ -61,19 +61,19 @@ _ELSEWHERE = {
 
 
 def names(presets: bool = False) -> list[str]:
-    """The algorithms that ship with the suite, sorted; with ``presets`` also what trainers make of them.
+    """The names of the algorithms that ship with the suite, sorted; with ``presets`` also those of the presets.
 
-    A preset is called ``<algorithm>@<trainer>-<version>``.
+    A preset, ``<algorithm>@<trainer>-<version>``, is an algorithm with the numbers of one trainer.
     """
     found = sorted(path.name.removesuffix(".yaml") for path in _CONF.glob("*.yaml"))
     return [name for name in found if presets or "@" not in name]
 
 
 def provenance(name: str) -> str:
-    """Where the equation of an algorithm or preset that ships with the suite was read, one of ``PROVENANCES``.
+    """Where the equation of a shipped algorithm or preset was read: one of ``PROVENANCES``.
 
-    An algorithm's module says so in its docstring (``Provenance: paper.``); a preset is always a peer's code.
-    Raises ValueError for an unknown name, or where the docstring has no such line.
+    The docstring of an algorithm's module says it (``Provenance: paper.``); a preset is always a peer's code.
+    Raises ValueError for an unknown name and for a docstring without such a line.
     """
     numbers = _loss_of(name)
     if "@" in name:
@@ -86,10 +86,10 @@ def provenance(name: str) -> str:
 
 
 def load(name: str, **overrides: Any) -> PolicyLoss:
-    """The loss of one algorithm or preset by its name, with the numbers of its YAML and ``overrides`` over them.
+    """The loss of one algorithm or preset by its name, with the numbers of its YAML; ``overrides`` replace some.
 
-    A mapping overrides fields of a host: ``load("rspo", host={"log_clip_low": 0.2})``. Raises ValueError for an
-    unknown name, and what ``build`` raises for an unknown or impossible number.
+    A mapping replaces fields of a host: ``load("rspo", host={"log_clip_low": 0.2})``. Raises ValueError for an
+    unknown name, and the errors of ``build`` for an unknown or impossible number.
     """
     numbers = _loss_of(name)
     for key, value in overrides.items():
@@ -107,10 +107,10 @@ def _loss_of(name: str) -> dict[str, Any]:
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """The object that ``_target_`` names, a dataclass, from the other keys; mappings in it are built first.
+    """An object of the dataclass that ``_target_`` names; the other keys are its fields. Mappings are built first.
 
-    Raises TypeError for a key that is no field of the class, naming the field that was probably meant, or a value
-    of the wrong type, and ValueError for a class that cannot be found or a number that it refuses.
+    Raises TypeError for a key that is no field of the class, with the field that was probably meant, and for a value
+    of the wrong type. Raises ValueError for a class that cannot be found and for a number that the class refuses.
     """
     cls = class_of(config)
     kinds = typing.get_type_hints(cls)
@@ -126,7 +126,7 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def class_of(config: Mapping[str, Any]) -> Any:
-    """The dataclass that a config's ``_target_`` names. Raises ValueError where there is none."""
+    """The dataclass that a config's ``_target_`` names. Raises ValueError if there is none."""
     if not isinstance(config, Mapping) or "_target_" not in config:
         raise ValueError(f"a _target_ must name a class; got {config!r}")
     target = str(config["_target_"])
@@ -135,7 +135,7 @@ def class_of(config: Mapping[str, Any]) -> Any:
         cls: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"_target_ names no class: {target} ({error})") from error
-    except Exception as error:  # the module itself is wrong, and an error of its syntax says where
+    except Exception as error:  # the module itself is wrong; a SyntaxError already says in which line
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = "" if isinstance(error, SyntaxError) else f", {last.filename}, line {last.lineno}"
         raise ValueError(f"_target_ names no class: {target} ({type(error).__name__}: {error}{place})") from error
@@ -145,7 +145,7 @@ def class_of(config: Mapping[str, Any]) -> Any:
 
 
 def meant(key: str, known: list[str]) -> str:
-    """An answer to a field name that does not exist: the one most like it, or of the same meaning, and all others."""
+    """The answer to an unknown field name: the field that was probably meant, and all fields."""
     near = [name for name in _ELSEWHERE.get(key, ()) if name in known] or difflib.get_close_matches(key, known)
     choice = f"did you mean {near[0]}? " if near else ""
     inside = "" if near or "host" not in known else "the host's own are host.…; "
@@ -156,7 +156,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def _typed(cls: str, key: str, value: Any, annotation: Any) -> Any:
-    """``value`` if it is of the field's type, 1 as 1.0 for a float; raises TypeError otherwise."""
+    """``value`` if it is of the field's type, with 1 as 1.0 for a float. Raises TypeError otherwise."""
     allowed = typing.get_args(annotation) or (annotation,)
     if float in allowed and type(value) is int:
         return float(value)

@@ -1,6 +1,7 @@
-"""Advantages from the rewards of a rollout. Shapes: P prompts, G responses to each.
+"""Advantages from the rewards of a rollout. Shapes: P prompts, G responses to each prompt.
 
-Each is called with the rewards and the numbers of response tokens, both (P, G), and returns advantages (P, G).
+An advantage is a class. Its object is called with the rewards of the responses and with their lengths in tokens, both
+(P, G), and returns the advantages of the responses, (P, G).
 """
 
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ class LeaveOneOut:
 class GroupMeanStd:
     """Â_i = (r_i − mean_G) / (std_G + ε): GRPO (2402.03300, section 4.1.2), GSPO (2507.18071, eq. 6).
 
-    The standard deviation is the sample one (divisor G − 1), as TRL and verl compute it; neither paper
-    says which. A group whose rewards are all equal has advantage 0: it carries no signal.
+    The standard deviation is the sample one (divisor G − 1), as TRL and verl compute it; neither paper names a
+    divisor. A group whose rewards are all equal has advantage 0: it carries no signal.
     """
 
     epsilon: float = 1e-6
@@ -48,9 +49,10 @@ class GroupMeanStd:
 
 @dataclass(frozen=True)
 class LeaveOneOutStd:
-    """Â_i = (r_i − b_i) / (std_i + ε), mean b_i and deviation std_i of the other G − 1 rewards: NeMo-RL's default.
+    """Â_i = (r_i − b_i) / (std_i + ε): NeMo-RL's default.
 
-    Where the others' rewards are all equal the difference is not divided, as NeMo-RL does.
+    b_i and std_i are the mean and the standard deviation of the other G − 1 rewards. If these are all equal, the
+    difference is not divided, as in NeMo-RL.
     """
 
     epsilon: float = 1e-6
@@ -59,22 +61,22 @@ class LeaveOneOutStd:
         _check_epsilon(self.epsilon)
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
-        """Raises ValueError for fewer than 3 responses: one other has no deviation."""
+        """Raises ValueError for fewer than 3 responses: a single other reward has no standard deviation."""
         others = rewards_PG.shape[1] - 1
         if others < 2:
             raise ValueError("LeaveOneOutStd needs at least 3 responses to a prompt")
-        differences_PGG = rewards_PG[:, None, :] - rewards_PG[:, :, None]  # of every other from one's own
+        differences_PGG = rewards_PG[:, None, :] - rewards_PG[:, :, None]  # every other reward less one's own
         mean_PG = differences_PGG.sum(-1) / others
         own_GG = torch.eye(others + 1, dtype=torch.bool, device=rewards_PG.device)
         squares_PG = (differences_PGG - mean_PG[..., None]).square().masked_fill(own_GG, 0.0).sum(-1)
         std_PG = (squares_PG / (others - 1)).sqrt()
-        # Equal rewards may miss each other's mean by a rounding error.
+        # The mean of equal rewards can miss them by a rounding error, so the bound is not 0.
         return torch.where(std_PG > 1e-6, -mean_PG / (std_PG + self.epsilon), -mean_PG)
 
 
 @dataclass(frozen=True)
 class GroupMeanBatchStd:
-    """Â_i = (r_i − mean_G) / (std + ε), the deviation that of all rewards of the rollout: LitePPO (2508.08221)."""
+    """Â_i = (r_i − mean_G) / (std + ε), std over all rewards of the rollout: LitePPO (2508.08221)."""
 
     epsilon: float = 1e-6
 
@@ -90,9 +92,9 @@ class GroupMeanBatchStd:
 class BatchWhitened:
     """Â = (x − mean) / √(var + ε), over all response tokens of the rollout: REINFORCE++ (2501.03262).
 
-    x is the reward, or with ``subtract_group_mean`` the reward minus that of its group (REINFORCE++-baseline).
-    Mean and variance count a response once for each of its tokens, as verl and NeMo-RL do; the variance is the
-    sample one, as in verl. Equation not seen, verl's and NeMo-RL's code were.
+    x is the reward, or with ``subtract_group_mean`` the reward minus the mean of its group (REINFORCE++-baseline).
+    Mean and variance count a response once for each of its tokens, as in verl and NeMo-RL; the variance is the
+    sample one, as in verl. The equation was read in the code of verl and NeMo-RL, not in the paper.
     """
 
     subtract_group_mean: bool = False
@@ -109,7 +111,7 @@ class BatchWhitened:
         return centred_PG * self._square((centred_PG.square() * lengths_PG).sum(), tokens).rsqrt()
 
     def _square(self, squares: Tensor, tokens: Tensor) -> Tensor:
-        """What is divided by, squared, from the sum of squared deviations of all tokens."""
+        """The square of the divisor, from the sum of the squared deviations of all tokens."""
         return squares / (tokens - 1) + self.epsilon
 
 
@@ -126,7 +128,7 @@ class BatchWhitenedPopulation(BatchWhitened):
 
 @dataclass(frozen=True)
 class PlusMinus:
-    """Â = 2 r − 1: of a score of 0 or 1 the ±1 reward of TOPR (2503.14286), without a baseline."""
+    """Â = 2 r − 1, without a baseline: turns a score of 0 or 1 into the reward of ±1 of TOPR (2503.14286)."""
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
         """A group of equal rewards has an advantage here."""
@@ -134,7 +136,7 @@ class PlusMinus:
 
 
 def _centred(rewards_PG: Tensor) -> Tensor:
-    """r_i − mean_G, exactly 0 for equal rewards: their mean can miss them by a rounding error, which 1/ε blows up."""
+    """r_i − mean_G, and exactly 0 for equal rewards. (Their mean can miss them by a rounding error, times 1/ε.)"""
     equal_P1 = (rewards_PG == rewards_PG[:, :1]).all(-1, keepdim=True)
     return (rewards_PG - rewards_PG.mean(-1, keepdim=True)).masked_fill(equal_P1, 0.0)
 

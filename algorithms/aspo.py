@@ -1,15 +1,16 @@
-"""ASPO: the ratio of good tokens turned over, so that those that lag behind are pushed most.
+"""ASPO: the ratio of good tokens inverted, so that the good tokens with the smallest ratio are pushed most.
 
     J = Σ_i Σ_t ω_{i,t} Â / Σ_i T_i,   ω = 1/r where Â > 0,  r where Â < 0,  both at most c,
-    gradient sg[ω] Â ∇log π, and none where PPO's clip takes it              (2510.06062; equation not seen, code was)
+    gradient sg[ω] Â ∇log π, and none where PPO's clip removes it
+    (2510.06062; the equation was read in the authors' code, not in the paper)
 
-Shaper: flipped ratio with PPO's mask and a soft dual clip, which caps the weight and keeps the gradient. Differs
-from ``ppo_clip`` in the weight of tokens with Â > 0.
+Shaper: flipped ratio with PPO's mask and a soft dual clip, a cap on the weight that keeps the gradient. Differs from
+``ppo_clip`` in the weight of tokens with Â > 0.
 
 Left out: 1. the wider band for tokens of high entropy (0.4 in the authors' code); 2. the KL term on the others.
 
-Provenance: peer's code (the authors', wizard-III/Archer2.0 at b08d963, with one band for all tokens: the gradient is
-equal to rounding).
+Provenance: peer's code (the authors', wizard-III/Archer2.0 at b08d963; with one band for all tokens the gradient equals
+theirs to rounding).
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class ASPO(RatioLoss):
         check_cap(self.ratio_cap)
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """ω A; masked tokens keep their value at the edge and are marked as clipped."""
+        """ω A; masked tokens have the value at the edge and are marked as clipped."""
         ratio_BT, advantages_BT = self.ratio_of(batch), batch.advantages_BT
         low, high = 1 - self.clip_low, 1 + self.clip_high
         low_BT, high_BT = ops.beyond(ratio_BT, advantages_BT, low, high)

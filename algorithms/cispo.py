@@ -5,8 +5,8 @@
 The paper divides by Σ_i T_i over the responses to one prompt, and then averages over prompts. Here, as in the
 trainers (verl, TRL, NeMo-RL), both sums run over the whole mini-batch: a prompt with longer responses weighs more.
 
-Shaper: clipped weight. Differs from PPO's clip in what the edge does: it caps the weight of the gradient in place
-of removing it.
+Shaper: clipped weight. Differs from PPO's clip at the edge: it caps the weight of the gradient and does not remove the
+gradient.
 
 Left out: 1. dynamic sampling (``algorithm.sampling``); 2. the length penalty (``algorithm.overlong``); 3. the
 paper's unified form with a PPO mask (eqs. 6 and 7).
@@ -23,7 +23,7 @@ from steadymoe.algorithms.loss import RatioLoss
 
 @dataclass(frozen=True, kw_only=True)
 class CISPO(RatioLoss):
-    """Policy gradient weighted by the clipped importance ratio; ``clip_low`` from 1 on is no lower edge."""
+    """Policy gradient weighted by the clipped importance ratio; with ``clip_low`` of 1 or more without a lower edge."""
 
     aggregation: str = "token-mean"
     clip_low: float = 1.0
@@ -37,7 +37,7 @@ class CISPO(RatioLoss):
             raise ValueError(f"clip_high is an ε on the ratio, > 0: the cap is 1 + clip_high; got {self.clip_high}")
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """sg[clip(r)] A log π; capped tokens are those marked as clipped, whatever their advantage."""
+        """sg[clip(r)] A log π; tokens outside the band are marked as clipped, whatever their advantage."""
         low, high = max(1 - self.clip_low, 0.0), 1 + self.clip_high
         ratio_BT = self.ratio_of(batch)
         return ops.weighted_logprobs(

@@ -1,8 +1,8 @@
 """Corrections between the policy that sampled and the training forward at the same weights: ρ = π_old/μ.
 
-A correction is a weight on each token of the host's objective, without gradient, after its min or mask; 0
-rejects the token. On a sequence ratio it acts on the tokens' gradients one by one, as in GSPO-token. All are
-1 where the two policies agree. Denominators stay what they were: a rejected token still counts.
+A correction is a weight on each token of the loss's objective, without gradient, applied after its min or mask; the
+weight 0 rejects the token. With a sequence ratio it weighs the gradient of each token, as in GSPO-token. All weights
+are 1 where the two policies agree. The denominators do not change: a rejected token still counts.
 
 Shapes: B responses, T response positions.
 """
@@ -19,16 +19,19 @@ from steadymoe.algorithms.loss import check_cap, check_positive, one_of
 
 
 class Correction(ABC):
-    """What a correction is: a weight for every response token."""
+    """A weight for every response token."""
 
     @abstractmethod
     def weights(self, batch: Batch) -> Tensor | None:
-        """The weights, (B, T), without gradient; None for 1 everywhere."""
+        """The weights, (B, T), without gradient; None for 1 everywhere.
+
+        Raises ValueError if the batch does not hold π_old and μ.
+        """
 
 
 @dataclass(frozen=True)
 class Uncorrected(Correction):
-    """No correction: the sampler's own log-probabilities are not looked at."""
+    """No correction: the sampler's own log-probabilities are not read."""
 
     def weights(self, batch: Batch) -> Tensor | None:
         """None."""
@@ -39,9 +42,10 @@ class Uncorrected(Correction):
 class TruncatedIS(Correction):
     """TIS: min(ρ, C) (Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025).
 
-    ``unit`` is that of ρ: ``token``, ``product`` over the response (verl's sequence level) or ``sequence``,
-    its geometric mean (ms-swift's). ``ratio_cap`` is C; None for plain importance sampling, which truncates nothing
-    (but for log ρ at ±``ops.MAX_LOG_RATIO``).
+    Attributes:
+        unit: the unit of ρ: ``token``, ``product`` over the response (verl's sequence level) or ``sequence``, the
+            geometric mean over the response (ms-swift's sequence level).
+        ratio_cap: C; None for plain importance sampling (log ρ is still clamped to ±``ops.MAX_LOG_RATIO``).
     """
 
     unit: str = "token"
@@ -61,7 +65,7 @@ class TruncatedIS(Correction):
 class MaskedIS(Correction):
     """ρ where ρ_low ≤ ρ ≤ ρ_high, else 0: MIS (Liu & Li, 2025; no lower edge) and IcePop (Ring-1T, 2510.18855).
 
-    ``unit`` as in ``TruncatedIS``; with ``product`` a whole response is kept or rejected.
+    ``unit`` is as in ``TruncatedIS``; with ``product`` and ``sequence`` a whole response is kept or rejected.
     """
 
     unit: str = "token"
@@ -84,10 +88,10 @@ class MaskedIS(Correction):
 
 @dataclass(frozen=True, kw_only=True)
 class GeometricRejection(Correction):
-    """Keep a response where the geometric mean of its ρ lies in [ratio_low, ratio_high], else reject it whole.
+    """Keep a response if the geometric mean of its ρ lies in [ratio_low, ratio_high]; else reject the whole response.
 
-    The weight of what is kept is 1 (Geo-RS, as in verl and slime), or with ``weighted`` each token's own ρ,
-    not truncated (seq-mask-tis, NeMo-RL's ProRL v2.1 guide).
+    A kept token has the weight 1 (Geo-RS, as in verl and slime), or with ``weighted`` its own ρ, not truncated
+    (seq-mask-tis, in NeMo-RL's guide to ProRL v2.1).
     """
 
     ratio_low: float = 0.9999
@@ -110,10 +114,10 @@ class GeometricRejection(Correction):
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryKL(Correction):
-    """KPop: keep a token where the binary KL between π_old and μ is at most ``max_kl`` in both directions.
+    """KPop: keep a token if the binary KL between π_old and μ is at most ``max_kl`` (nats) in both directions.
 
-    Ant Group, 2026; equation not seen, descriptions of pull requests to prime-rl (3283) and AReaL (1405) were.
-    What is kept has weight 1, or with ``weighted`` its ρ, as AReaL has it.
+    Ant Group, 2026. The equation was read in the descriptions of pull requests to prime-rl (3283) and AReaL (1405),
+    not in the source. A kept token has the weight 1, or with ``weighted`` its ρ, as in AReaL.
     """
 
     max_kl: float = 0.1
@@ -123,7 +127,7 @@ class BinaryKL(Correction):
         check_positive(max_kl=self.max_kl)
 
     def weights(self, batch: Batch) -> Tensor:
-        """1 or ρ for a token that is kept, else 0."""
+        """1 or ρ for a kept token, else 0."""
         old_BT1, rollout_BT1 = batch.get("old_logprobs_BT")[..., None], batch.get("rollout_logprobs_BT")[..., None]
         both = [ops.divergence(*pair, "kl") for pair in ((old_BT1, rollout_BT1), (rollout_BT1, old_BT1))]
         kept_BT = torch.maximum(*both) <= self.max_kl
@@ -131,5 +135,6 @@ class BinaryKL(Correction):
 
 
 def _rho(batch: Batch, unit: str) -> Tensor:
+    """ρ of every token in a unit, (B, T), without gradient."""
     log_BT = ops.log_ratio(batch.get("old_logprobs_BT"), batch.get("rollout_logprobs_BT")).detach()
     return ops.ratio(log_BT, batch.mask_BT, unit)

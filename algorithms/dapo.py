@@ -1,14 +1,15 @@
-"""DAPO: clip-higher, every token alike, groups without signal replaced, overlong responses punished softly.
+"""DAPO: a higher upper edge, equal weight for every token, dynamic sampling, a soft penalty for overlong responses.
 
     J = Σ_i Σ_t min( r Â, clip(r, 1 − ε_low, 1 + ε_high) Â ) / Σ_i T_i,   ε_high > ε_low     (2503.14476, eq. 8)
     over groups with 0 < correct responses < G,
-    reward −= 0 up to L − buffer tokens, then rising linearly to 1 at L                     (2503.14476, eq. 13)
+    a penalty on the reward: 0 up to L − buffer tokens, then rising linearly to 1 at L       (2503.14476, eq. 13)
 
 The paper divides by Σ_i T_i over the responses to one prompt, and then averages over prompts. Here, as in the
 trainers (verl, TRL, NeMo-RL), both sums run over the whole mini-batch: a prompt with longer responses weighs more.
 
-Shaper: min-clip. Differs from ``ppo_clip`` in the higher upper edge and in what it is trained on: dynamic
-sampling and overlong shaping are ``algorithm.sampling`` and ``algorithm.overlong``, open to every algorithm.
+Shaper: min-clip. Differs from ``ppo_clip`` in the higher upper edge and in the responses on which it is trained.
+Dynamic sampling, which replaces groups without signal, and overlong shaping are ``algorithm.sampling`` and
+``algorithm.overlong``; every algorithm can use them.
 
 Provenance: paper.
 """

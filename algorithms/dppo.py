@@ -1,15 +1,15 @@
-"""DPPO: the clip of PPO with its band on a divergence of distributions and not on the ratio.
+"""DPPO: PPO's clip with a bound on a divergence of distributions in place of a band on the ratio.
 
     J = mean_i Σ_t M_{i,t} min(r, C) Â,   r = π_θ/μ,
     M = 0 where D > δ and the update would lead further out (Â > 0 and r > 1, or Â < 0 and r < 1), else 1
                                                                             (2602.04879; its equation numbers not seen)
 
-D is a divergence of μ and π_θ at the token: binary over {sampled token, rest}, |μ − π| (``tv``) or D(μ‖π) (``kl``);
-with ``top_k`` over the K tokens most likely under μ, the sampled one and the rest. Shaper: divergence mask. Differs
-from PPO's clip in what bounds it (a rare token may move far in ratio, a likely one may not in probability) and in
-the anchor μ, which the paper finds decisive.
+D is a divergence of μ and π_θ at the token: over two outcomes, the sampled token and the rest, |μ − π| (``tv``) or
+D(μ‖π) (``kl``); with ``top_k`` over the K tokens most likely under μ, the sampled token and the rest. Shaper:
+divergence mask. Differs from PPO's clip in two ways: 1. the probability is bounded, so a rare token may move far in
+ratio and a likely token may not; 2. the anchor is μ, and the paper finds this decisive.
 
-Left out: LoRA's own thresholds (δ = 0.15 for tv).
+Left out: the paper's separate thresholds for LoRA (δ = 0.15 for tv).
 
 Provenance: paper.
 """
@@ -48,11 +48,11 @@ class DPPO(RatioLoss):
 
     @property
     def traits(self) -> Traits:
-        """Top-K log-probabilities, if the divergence is over them."""
+        """The loss reads top-K log-probabilities if ``top_k`` is set."""
         return replace(super().traits, top_k=self.top_k or 0)
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """M min(r, C) A with gradient M min(r, C) A; masked tokens are those marked as clipped."""
+        """M min(r, C) A, with the same factor on the gradient of log π; masked tokens are marked as clipped."""
         log_ratio_BT, advantages_BT = self.log_ratio(batch), batch.advantages_BT
         outside_BT = self._divergence(batch) > self.max_divergence
         low_BT, high_BT = (beyond_BT & outside_BT for beyond_BT in ops.beyond(log_ratio_BT, advantages_BT, 0.0, 0.0))
@@ -62,6 +62,7 @@ class DPPO(RatioLoss):
         return Surrogate((ratio_BT * advantages_BT).masked_fill(low_BT | high_BT, 0.0), low_BT, high_BT)
 
     def _divergence(self, batch: Batch) -> Tensor:
+        """D of every token, (B, T)."""
         if self.top_k is None:
             return ops.divergence(self.anchor_logprobs(batch)[..., None], batch.logprobs_BT[..., None], self.divergence)
         duplicate_BTK = batch.get("rollout_top_logprobs_BTK") == -float("inf")

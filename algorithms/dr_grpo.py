@@ -1,4 +1,4 @@
-"""Dr. GRPO: GRPO without the two normalisations that bias it, by length and by standard deviation.
+"""Dr. GRPO: GRPO without two biases, the division by a response's length and by the group's standard deviation.
 
     J = (1/B) Σ_i (1/L) Σ_t min( r Â, clip(r, 1 − ε_low, 1 + ε_high) Â ),   Â_i = r_i − mean_G     (2503.20783)
 
@@ -9,11 +9,11 @@ Provenance: paper.
 
 from dataclasses import dataclass
 
-from steadymoe.algorithms.grpo import GRPO
+from steadymoe.algorithms.loss import ClippedLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrGRPO(GRPO):
+class DrGRPO(ClippedLoss):
     """Token-level clipped surrogate, summed over a response and divided by a constant length."""
 
     aggregation: str = "constant"

@@ -1,13 +1,13 @@
-"""FSPO: the true product ratio of a response, clipped to a band that grows with the root of its length.
+"""FSPO: the product ratio of a response, clipped to a band that grows with the root of the response's length.
 
     J = mean_i min( e^{S_i} Â_i, e^{clip(S_i, −c_low √T_i, c_high √T_i)} Â_i ),   S_i = Σ_t log r_{i,t}
-    (2509.09177; equation not seen, its abstracts and a re-implementation were)
+    (2509.09177; the equation was read in the paper's abstracts and in a re-implementation)
 
-Shaper: min-clip on log-ratios. Differs from GSPO in the sum in place of the mean, and in the band: if token
-log-ratios are about independent, responses of all lengths are clipped alike. The band is one on log r:
-``log_clip_low``, ``log_clip_high``, times √T.
+Shaper: min-clip on log-ratios. Differs from GSPO in the sum in place of the mean, and in the band. If token log-ratios
+are about independent, responses of all lengths are clipped equally often. The band is on log r: ``log_clip_low`` and
+``log_clip_high``, times √T.
 
-Left out: the first version's drift term, estimated from the KL (0 here, as in the re-implementation).
+Left out: the drift term of the paper's first version, estimated from the KL (0 here, as in the re-implementation).
 
 Provenance: reconstruction (from the abstracts and a re-implementation).
 """
@@ -22,7 +22,7 @@ from steadymoe.algorithms.loss import RatioLoss, check_positive
 
 @dataclass(frozen=True, kw_only=True)
 class FSPO(RatioLoss):
-    """Sequence-level clipped surrogate of the product ratio; one term a response."""
+    """Sequence-level clipped surrogate of the product ratio: one term for each response."""
 
     ratio: str = "product"
     aggregation: str = "seq-mean-token-sum"
@@ -36,7 +36,7 @@ class FSPO(RatioLoss):
         check_positive(log_clip_low=self.log_clip_low, log_clip_high=self.log_clip_high)
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """A response's term spread over its tokens; the tokens of a clipped response are all marked."""
+        """The term of a response, spread over its tokens; all tokens of a clipped response are marked."""
         root_B1 = batch.mask_BT.sum(-1, keepdim=True).to(batch.logprobs_BT.dtype).sqrt()
         low_B1, high_B1 = 1 - (-self.log_clip_low * root_B1).exp(), (self.log_clip_high * root_B1).exp() - 1
         advantages_B1 = ops.masked_mean_T(batch.advantages_BT, batch.mask_BT)[:, None]

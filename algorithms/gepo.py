@@ -1,12 +1,12 @@
 """GEPO: one denominator for a whole group, the expected likelihood of its responses.
 
     J = mean_i min( c_i Â_i, clip(c_i, 1 − ε_low, 1 + ε_high) Â_i ),   c_i = p_i / E,   E = Σ_j q_j² / Σ_j q_j,
-    p_i = exp( (1/T_i) Σ_t log π_θ ),  q_j likewise under μ, over the group             (2508.17850; authors' code read)
+    p_i = exp( (1/T_i) Σ_t log π_θ ),  q_j = exp( (1/T_j) Σ_t log μ ),  j over the group    (2508.17850, authors' code)
 
-Shaper: min-clip. Differs from GSPO in the denominator: c_i is not 1 at the old policy, but where a group's
-responses are equally likely. (Another paper's GEPO, 2607.16850, shapes advantages and is not this.)
+Shaper: min-clip. Differs from GSPO in the denominator: at the old policy c_i is not 1, unless the responses of the
+group are equally likely. (The GEPO of another paper, 2607.16850, shapes advantages and is another algorithm.)
 
-Left out: ``gepo+``, which keeps q_i for responses close to the sampler. The authors' ε is not in their recipes.
+Left out: ``gepo+``, a variant that keeps q_i for responses close to the sampler. The authors' recipes give no ε.
 
 Provenance: peer's code (the authors').
 """
@@ -24,7 +24,7 @@ from steadymoe.algorithms.loss import ClippedLoss, Traits
 
 @dataclass(frozen=True, kw_only=True)
 class GEPO(ClippedLoss):
-    """Group-normalised sequence likelihood, clipped; the responses of a group must be together."""
+    """Group-normalised sequence likelihood, clipped; all responses of a group must be in the mini-batch."""
 
     ratio: str = "sequence"
     anchor: str = "rollout"
@@ -34,11 +34,11 @@ class GEPO(ClippedLoss):
 
     @property
     def traits(self) -> Traits:
-        """Responses of a group meet in E, also those without an advantage."""
+        """E depends on all responses of a group, those with advantage 0 too."""
         return replace(super().traits, whole_minibatch=True, zero_advantage_is_free=False)
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """min(c A, clip(c) A); the tokens of a clipped response are all marked as clipped."""
+        """min(c A, clip(c) A); all tokens of a clipped response are marked as clipped."""
         expected_B1 = self._log_expected(batch)[:, None]
         log_ratio_BT = ops.log_ratio(batch.logprobs_BT, expected_B1) * batch.mask_BT
         advantages_B1 = ops.masked_mean_T(batch.advantages_BT, batch.mask_BT)[:, None]
@@ -47,8 +47,8 @@ class GEPO(ClippedLoss):
     def _log_expected(self, batch: Batch) -> Tensor:
         """log E of each response's group, (B,), at any likelihood.
 
-        q² underflows in fp32 below a mean log-probability of −44 a token, and the quotient is then 0/0. A group below
-        −20 is therefore shifted by its largest log q: E is that likelihood times the E of q divided by it.
+        q² underflows in fp32 below a mean log-probability of −44 a token, and the quotient is then 0/0. Therefore, in a
+        group below −20, every q is divided by the group's largest q, and log E is shifted back by its log.
         """
         mean_B = ops.masked_mean_T(self.anchor_logprobs(batch), batch.mask_BT)
         numbers, group_B = batch.get("groups_B").unique(return_inverse=True)

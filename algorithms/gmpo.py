@@ -2,12 +2,12 @@
 
     J = mean_i exp( (1/T_i) Σ_t c(log r_{i,t}) ) Â_i,
     c(x) = min(x, ε_high) where Â > 0,  max(x, −ε_low) where Â < 0
-    (2507.20673, eq. 4; the equation was not seen, verl's and TRL's code were)
+    (2507.20673, eq. 4; the equation was read in verl's and TRL's code, not in the paper)
 
-Shaper: min-clip on log-ratios. Differs from GSPO in the clip: tokens one by one, on log-ratios, and not the
-response as a whole. The band is one on log r: ``log_clip_low``, ``log_clip_high``.
+Shaper: min-clip on log-ratios. Differs from GSPO in the clip: it clips each token, on its log-ratio, and not the
+response as a whole. The band is on log r: ``log_clip_low``, ``log_clip_high``.
 
-Provenance: peer's code (verl's, TRL's and the authors', callsys/GMPO at 205b2bf: value and gradient are equal to
+Provenance: peer's code (verl's, TRL's and the authors', callsys/GMPO at 205b2bf; value and gradient equal theirs to
 rounding).
 """
 
@@ -39,7 +39,7 @@ class GMPO(RatioLoss):
 
     @property
     def unit(self) -> str:
-        """The geometric mean, of clipped tokens."""
+        """The geometric mean over a response, taken after the clip."""
         return "sequence"
 
     def surrogate(self, batch: Batch) -> Surrogate:

@@ -2,8 +2,8 @@
 
     J = mean_i (1/T_i) Σ_t w_{i,t} Â_{i,t},   w_{i,t} = π_θ(y_{i,t}) / π_old(y_{i,t})
 
-Shaper: none. Differs from GRPO in that nothing bounds the step, and from REINFORCE in that the ratio corrects
-for data that the policy has moved away from. Not a published algorithm.
+Shaper: none. Differs from GRPO: nothing bounds the step. Differs from REINFORCE: the ratio corrects for data from an
+older policy. This is not a published algorithm.
 
 Provenance: paper (GRPO's equation without its clip).
 """

@@ -1,7 +1,8 @@
-"""The seam: what every policy loss is, and what those with a ratio and with a clip share.
+"""The bases of all policy losses: any loss, a loss with an aggregation, with a ratio, with a clip, and a plug-in.
 
-A loss says what each token contributes (``surrogate``); weights, aggregation and sign are the same for all
-and stand here, once. A field that is silent elsewhere is a field here: ratio, anchor, aggregation, clip.
+A loss says what each token contributes (its ``surrogate``). Weights, aggregation and sign are the same for all losses
+and are applied here, once. Choices that other trainers fix in the code of a loss are fields here: the unit of the
+ratio, its anchor, the aggregation, the clip. Shapes: B responses, T response positions.
 """
 
 import math
@@ -18,18 +19,18 @@ from steadymoe.algorithms.batch import Batch, LossOutput, Surrogate
 
 @dataclass(frozen=True)
 class Traits:
-    """What a loss asks of its caller."""
+    """The requirements of a loss on its caller."""
 
     whole_minibatch: bool = False
-    """Tokens of different responses meet in it, beyond their mean: a mini-batch must not be split."""
+    """The term of a token depends on other responses too: a mini-batch must not be split into micro-batches."""
     zero_advantage_is_free: bool = True
-    """A response whose advantage is 0 has gradient 0 and changes no other's: it may be left out."""
+    """A response with advantage 0 has gradient 0 and changes no other gradient: it may be left out."""
     corrects_for_sampler: bool = False
-    """Its ratio is one to the sampling policy: a correction would count the discrepancy twice."""
+    """Its ratio already divides by the sampling policy: a correction would count the mismatch twice."""
     routes: bool = False
-    """Reads ``Batch.router_log_ratio_LBTK``."""
+    """It reads ``Batch.router_log_ratio_LBTK``."""
     top_k: int = 0
-    """Reads the ``top_logprobs_BTK`` fields of a batch, with this many most likely tokens."""
+    """It reads the three ``…top_logprobs_BTK`` fields of a batch, with this many most likely tokens; 0: it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,23 +39,23 @@ class PolicyLoss(ABC):
 
     @property
     def traits(self) -> Traits:
-        """What this loss asks of its caller."""
+        """The requirements of this loss on its caller."""
         return Traits()
 
     @abstractmethod
     def surrogate(self, batch: Batch) -> Surrogate:
-        """The objective of every token, before weights and aggregation."""
+        """The objective of every token, before weights and aggregation. Raises ValueError for a missing field."""
 
     @abstractmethod
     def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
-        """Per-token values as one scalar, by this loss's aggregation."""
+        """One scalar from a value for each token, (B, T), by this loss's aggregation."""
 
     def initial_state(self) -> dict[str, Tensor]:
-        """The ``Batch.state`` of the first update; empty for a loss without memory."""
+        """The ``Batch.state`` of the first update; empty for a loss that keeps no state."""
         return {}
 
     def __call__(self, batch: Batch) -> LossOutput:
-        """The loss on one mini-batch, or on a part that knows the whole's denominators."""
+        """The loss of one mini-batch, or of a part with ``Batch.responses`` and ``Batch.tokens`` of the whole."""
         made = self.surrogate(batch)
         values_BT, metrics = made.values_BT, {} if made.number is None else {"loss_number": made.number}
         if batch.weights_BT is not None:
@@ -68,15 +69,18 @@ class PolicyLoss(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLoss(PolicyLoss):
-    """A loss that says how its tokens add up.
+    """A loss with an aggregation of its tokens.
 
-    ``aggregation`` is one of ``ops.AGGREGATIONS``; ``constant_length`` is the L of ``constant``.
+    Attributes:
+        aggregation: one of ``ops.AGGREGATIONS``.
+        constant_length: the L of ``aggregation`` constant, in tokens; None for the other aggregations.
     """
 
     aggregation: str = "seq-mean-token-mean"
     constant_length: int | None = None
 
-    # Of losses with a sequence ratio: what to use for a sum over tokens, which would undo their 1/T_i.
+    # A sum over tokens would undo the factor 1/T_i of a sequence ratio. A loss with such a ratio refuses the sum and
+    # names here the algorithm that sums on purpose.
     TOKEN_SUM_IS: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
@@ -95,7 +99,7 @@ class TokenLoss(PolicyLoss):
             raise ValueError(f"constant_length is a number of tokens, >= 1; got {self.constant_length}")
 
     def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
-        """Per-token values as one scalar, by ``aggregation``."""
+        """One scalar from a value for each token, (B, T), by ``aggregation``."""
         return ops.aggregate(
             values_BT, batch.mask_BT, self.aggregation, self.constant_length, batch.responses, batch.tokens
         )
@@ -103,16 +107,18 @@ class TokenLoss(PolicyLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class RatioLoss(TokenLoss):
-    """A loss with an importance ratio: ``ratio`` is its unit, ``anchor`` the policy in its denominator.
+    """A loss with an importance ratio.
 
-    ``anchor`` is ``old`` (the trainer's forward at the weights that sampled) or ``rollout`` (the sampling
-    engine's own log-probabilities, which a batch must then hold).
+    Attributes:
+        ratio: the unit of the ratio, one of ``ops.RATIOS``.
+        anchor: the policy in the ratio's denominator: ``old`` (the trainer's forward at the weights that sampled) or
+            ``rollout`` (the sampling engine's own log-probabilities; the batch must then hold them).
     """
 
     ratio: str = "token"
     anchor: str = "old"
 
-    # The units that make sense for a loss.
+    # The units that a loss allows.
     UNITS: ClassVar[tuple[str, ...]] = ops.RATIOS
 
     def __post_init__(self) -> None:
@@ -122,33 +128,38 @@ class RatioLoss(TokenLoss):
 
     @property
     def traits(self) -> Traits:
-        """What this loss asks of its caller."""
+        """The ratio divides by the sampling policy if that is the anchor."""
         return Traits(corrects_for_sampler=self.anchor == "rollout")
 
     def anchor_logprobs(self, batch: Batch) -> Tensor:
-        """log-probabilities under the policy in the ratio's denominator, (B, T)."""
+        """Log-probabilities under the anchor, (B, T). Raises ValueError if the batch does not hold them."""
         return batch.get(f"{self.anchor}_logprobs_BT")
 
     def log_ratio(self, batch: Batch) -> Tensor:
-        """log of the token ratio, (B, T), whatever ``ratio`` says."""
+        """The log of the token ratio, (B, T), for every value of ``ratio``."""
         return ops.log_ratio(batch.logprobs_BT, self.anchor_logprobs(batch))
 
     @property
     def unit(self) -> str:
-        """The unit that the objective is formed in: that of the ratio, unless a loss averages after its clip."""
+        """The unit in which the objective is formed: ``ratio``, unless a loss averages after its clip."""
         return self.ratio
 
     def ratio_of(self, batch: Batch) -> Tensor:
-        """The ratio in this loss's unit on every token, (B, T)."""
+        """The ratio of every token in the unit ``ratio``, (B, T)."""
         return ops.ratio(self.log_ratio(batch), batch.mask_BT, self.ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedLoss(RatioLoss):
-    """A loss with a band [1 − clip_low, 1 + clip_high] on its ratio, and PPO's dual clip as an option.
+    """PPO's clipped surrogate: a band [1 − clip_low, 1 + clip_high] on the ratio, with an optional dual clip.
 
-    ``clip_low`` and ``clip_high`` are distances from 1 on the ratio; ``dual_clip`` is a ratio above the band
-    beyond which a token of negative advantage loses its gradient, or None.
+    Its subclasses differ in their defaults: the unit of the ratio, the aggregation and the band.
+
+    Attributes:
+        clip_low: the distance of the band's lower edge from a ratio of 1.
+        clip_high: the distance of its upper edge from a ratio of 1.
+        dual_clip: a ratio above the band, beyond which a token of negative advantage loses its gradient; None for no
+            such bound.
     """
 
     clip_low: float = 0.2
@@ -161,14 +172,18 @@ class ClippedLoss(RatioLoss):
         if self.dual_clip is not None and not self.dual_clip > 1 + self.clip_high:
             raise ValueError(f"dual_clip is a ratio above the band, or null for none; got {self.dual_clip}")
 
+    def surrogate(self, batch: Batch) -> Surrogate:
+        """min(r A, clip(r) A) with this loss's ratio and band."""
+        return self.clipped(self.ratio_of(batch), batch.advantages_BT)
+
     def clipped(self, ratio_BT: Tensor, advantages_BT: Tensor) -> Surrogate:
-        """min(r A, clip(r) A) with this loss's band."""
+        """min(r A, clip(r) A) with this loss's band; both are (B, T), or the advantages (B, 1)."""
         return ops.clipped_surrogate(ratio_BT, advantages_BT, self.clip_low, self.clip_high, self.dual_clip)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostedLoss(PolicyLoss):
-    """A plug-in: another loss, ``host``, whose batch or surrogate is changed on the way."""
+    """A plug-in: it changes the batch or the surrogate of another loss, its ``host``."""
 
     host: RatioLoss
 
@@ -178,11 +193,11 @@ class HostedLoss(PolicyLoss):
 
     @property
     def traits(self) -> Traits:
-        """Those of the host."""
+        """The host's."""
         return self.host.traits
 
     def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
-        """As the host does."""
+        """The host's aggregation."""
         return self.host.aggregate(values_BT, batch)
 
     def initial_state(self) -> dict[str, Tensor]:
@@ -191,7 +206,10 @@ class HostedLoss(PolicyLoss):
 
 
 def drop(made: Surrogate, dropped_BT: Tensor) -> Surrogate:
-    """A surrogate without some tokens: their objective is 0, and they count as clipped at the lower edge."""
+    """The surrogate ``made`` without the tokens ``dropped_BT`` (bool): their objective is 0.
+
+    They count as clipped at the lower edge.
+    """
     low_BT, high_BT = (
         torch.zeros_like(dropped_BT) if marks_BT is None else marks_BT
         for marks_BT in (made.clipped_low_BT, made.clipped_high_BT)
@@ -219,7 +237,7 @@ def check_band(clip_low: float, clip_high: float) -> None:
 
 
 def check_cap(ratio_cap: float | None) -> None:
-    """Raise ValueError for a cap on a ratio that is not above 1 (None: no cap)."""
+    """Raise ValueError for a cap on a ratio that is not above 1; None is no cap."""
     if ratio_cap is not None and not ratio_cap > 1:
         raise ValueError(f"ratio_cap bounds a ratio from above, > 1, or null for none; got {ratio_cap}")
 

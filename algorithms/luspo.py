@@ -1,10 +1,10 @@
 """LUSPO: GSPO with each response's term times its length.
 
     J = mean_i T_i min( s_i Â_i, clip(s_i, 1 − ε_low, 1 + ε_high) Â_i )
-    (2602.05261; equation not seen, TRL's code was)
+    (2602.05261; the equation was read in TRL's code, not in the paper)
 
-Shaper: min-clip. Differs from GSPO in the factor T_i, which removes the weight 1/T_i that GSPO's gradient gives a
-token: it is GSPO-token aggregated by a sum over tokens.
+Shaper: min-clip. Differs from GSPO in the factor T_i. It cancels the weight 1/T_i of a token in GSPO's gradient: LUSPO
+is GSPO-token with a sum over tokens.
 
 Provenance: peer's code (TRL's).
 """
@@ -12,11 +12,11 @@ Provenance: peer's code (TRL's).
 from dataclasses import dataclass
 from typing import ClassVar
 
-from steadymoe.algorithms.grpo import GRPO
+from steadymoe.algorithms.loss import ClippedLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class LUSPO(GRPO):
+class LUSPO(ClippedLoss):
     """Length-weighted, sequence-level clipped surrogate."""
 
     ratio: str = "sequence"

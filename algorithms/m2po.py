@@ -1,12 +1,13 @@
-"""M2PO: tokens are masked, the furthest first, until the second moment of the log-ratio is small.
+"""M2PO: tokens are masked, the largest log-ratios first, until the second moment of the log-ratio is small.
 
     J = Σ_i Σ_t M_{i,t} r Â / Σ_i T_i,
-    M = 0 for the tokens of largest (log r)² among those that lead further out (Â > 0 and r > 1, or Â < 0 and r < 1),
-    as many as it takes to bring the mean of (log r)² over the rest of these to τ; else 1   (2510.01161, algorithm 1)
+    candidates are the tokens that lead further out (Â > 0 and r > 1, or Â < 0 and r < 1); M = 0 for the candidates of
+    largest (log r)², so many that the mean of (log r)² over the other candidates is at most τ; else M = 1
+                                                                                            (2510.01161, algorithm 1)
 
-Shaper: second-moment mask. Differs from PPO's clip in that the band follows the batch: none while it is close, and
-what is masked is decided together. The authors' own code turns τ into one clip band for PPO's min; AReaL masks
-without looking at signs. Both differ from the paper, which is followed here.
+Shaper: second-moment mask. Differs from PPO's clip: the bound depends on the whole mini-batch, and nothing is masked
+while the policy is close to the old one. The authors' own code turns τ into one clip band for PPO's min; AReaL masks
+without regard to signs. Both differ from the paper; this is the paper's version.
 
 Provenance: paper.
 """
@@ -33,17 +34,17 @@ class M2PO(RatioLoss):
 
     @property
     def traits(self) -> Traits:
-        """The mask is one of the whole mini-batch; a token without advantage is never part of it."""
+        """The mask depends on the whole mini-batch; a token with advantage 0 is never a candidate."""
         return replace(super().traits, whole_minibatch=True)
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """M r A; masked tokens are those marked as clipped."""
+        """M r A; masked tokens are marked as clipped."""
         ratio_BT = self.ratio_of(batch)
         moment_BT = ratio_BT.detach().log().square()
         low_BT, high_BT = ops.beyond(ratio_BT, batch.advantages_BT * batch.mask_BT, 1.0, 1.0)
         candidates_N = moment_BT[low_BT | high_BT].sort().values
         mean_N = candidates_N.cumsum(0) / torch.arange(1, len(candidates_N) + 1, device=candidates_N.device)
-        kept = int((mean_N <= self.max_second_moment).sum())  # mean_N never falls, its terms being sorted
+        kept = int((mean_N <= self.max_second_moment).sum())  # the terms are sorted, so mean_N never falls
         limit = candidates_N[kept - 1] if kept else -1.0
         low_BT, high_BT = low_BT & (moment_BT > limit), high_BT & (moment_BT > limit)
         values_BT = (ratio_BT * batch.advantages_BT).masked_fill(low_BT | high_BT, 0.0)

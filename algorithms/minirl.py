@@ -1,11 +1,11 @@
-"""MiniRL: REINFORCE with a token weight to the sampler and PPO's mask, not normalised by length.
+"""MiniRL: REINFORCE with an importance weight to the sampler and PPO's mask, not normalised by length.
 
     J = mean_i Σ_t M_{i,t} sg[ π_θ/μ ] Â log π_θ(y_{i,t}),
     M = 0 where Â > 0 and r > 1 + ε_high, or Â < 0 and r < 1 − ε_low; else 1;  r = π_θ/π_old     (2512.01374, eq. 7)
 
 The weight is capped at ``ratio_cap`` (truncated importance sampling). Shaper: mask and capped weight. Differs from
-PPO's clip in the weight's anchor μ: with μ = π_old and no cap its gradient is that of PPO's clip with a sum over
-tokens. ``anchor`` is that of the mask.
+PPO's clip in the denominator μ of the weight: with μ = π_old and no cap the gradient equals the gradient of PPO's clip
+with a sum over tokens. ``anchor`` and ``ratio`` belong to the mask.
 
 Provenance: paper.
 """
@@ -33,11 +33,11 @@ class MiniRL(RatioLoss):
 
     @property
     def traits(self) -> Traits:
-        """The weight is one to the sampler, whatever the mask's anchor."""
+        """The weight divides by the sampling policy, whatever the anchor of the mask."""
         return Traits(corrects_for_sampler=True)
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """M sg[π_θ/μ] A log π; masked tokens are those marked as clipped."""
+        """M sg[π_θ/μ] A log π; masked tokens are marked as clipped."""
         low, high = 1 - self.clip_low, 1 + self.clip_high
         low_BT, high_BT = ops.beyond(self.ratio_of(batch), batch.advantages_BT, low, high)
         weight_BT = ops.log_ratio(batch.logprobs_BT, batch.get("rollout_logprobs_BT")).exp()

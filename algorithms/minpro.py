@@ -1,10 +1,10 @@
-"""MinPRO: CISPO's weight times the smallest ratio of the tokens before.
+"""MinPRO: CISPO's weight times the smallest ratio among the tokens before.
 
     J = Σ_i Σ_t sg[ clip(m_{i,t} r_{i,t}, 1 − ε_low, 1 + ε_high) ] Â log π_θ(y_{i,t}) / Σ_i T_i,
-    m_t = min over u < t of r_u,  m_1 = 1      (2601.22718; equation not seen, descriptions by two of its users were)
+    m_t = min over u < t of r_u,  m_1 = 1      (2601.22718; the equation was read in descriptions by two users)
 
 Shaper: clipped weight. Differs from CISPO in m_t, a bounded stand-in for the product of the prefix's ratios. The
-paper's ε is not known: CISPO's here.
+paper's ε is not known; CISPO's is used here.
 
 Provenance: reconstruction (from descriptions by two users).
 """
@@ -21,7 +21,7 @@ from steadymoe.algorithms.cispo import CISPO
 
 @dataclass(frozen=True, kw_only=True)
 class MinPRO(CISPO):
-    """Policy gradient weighted by the clipped product of the token's ratio and its prefix's smallest."""
+    """Policy gradient weighted by the clipped product of the token's ratio and the smallest ratio before it."""
 
     UNITS: ClassVar = ("token",)
 

@@ -1,8 +1,8 @@
-"""What is minimised: a loss, under a correction, with a KL term to the cold start and an entropy bonus.
+"""The objective that is minimised: a loss under a correction, a KL term to the cold start, an entropy bonus.
 
     −J + β · aggregate(KL_t) − η · aggregate(H_t),   J with the correction's weight on each token
 
-The KL term and the bonus are aggregated as the loss is, and not weighted by the correction (as TRL does).
+The KL term and the bonus have the aggregation of the loss. The correction does not weigh them (as in TRL).
 """
 
 import math
@@ -16,11 +16,16 @@ from steadymoe.algorithms.loss import PolicyLoss, Traits, one_of
 
 @dataclass(frozen=True, kw_only=True)
 class KL:
-    """The pull to the cold start: β, its estimator, and whether it is in the ``loss`` or in the ``reward``.
+    """The penalty on the distance to the cold start, π_ref.
 
-    ``k1``, ``k2`` and ``k3`` are those of ``ops.kl_estimate``. In the loss they are differentiated as they
-    stand: on policy the gradient of k2 is that of KL(π‖π_ref), that of k1 vanishes in the mean, and that of k3
-    is the gradient of KL(π_ref‖π). In the reward, β times the sum over a response is subtracted before advantages.
+    In the loss the estimate is differentiated. On policy the expected gradient of k1 is 0, the gradient of k2 is the
+    gradient of KL(π‖π_ref), and the gradient of k3 is the gradient of KL(π_ref‖π).
+
+    Attributes:
+        coefficient: β; 0 for no penalty.
+        estimator: ``k1``, ``k2`` or ``k3`` of ``ops.kl_estimate``.
+        place: ``loss``, or ``reward``: β times the sum of the estimates over a response is then subtracted from its
+            reward before advantages are formed.
     """
 
     coefficient: float = 0.0
@@ -36,7 +41,11 @@ class KL:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A loss and what can be added to any loss."""
+    """A loss, and the additions that fit every loss.
+
+    Raises ValueError for a loss that is no ``PolicyLoss``, a loss whose state follows a part of a mini-batch, an
+    impossible bonus, and a correction on a loss that already corrects for the sampler.
+    """
 
     loss: PolicyLoss
     correction: Correction
@@ -60,13 +69,13 @@ class Objective:
 
     @property
     def traits(self) -> Traits:
-        """Those of the loss, but that KL and entropy give a gradient where the advantage gives none."""
+        """The loss's; but with a KL term or a bonus a response with advantage 0 has a gradient too."""
         added = self.entropy_bonus > 0 or (self.kl.coefficient > 0 and self.kl.place == "loss")
         traits = self.loss.traits
         return replace(traits, zero_advantage_is_free=traits.zero_advantage_is_free and not added)
 
     def __call__(self, batch: Batch) -> LossOutput:
-        """The loss on one mini-batch or a part of one; ``metrics`` also has the correction's ``weights_BT``."""
+        """The loss of one mini-batch or of a part; ``metrics`` also holds the correction's ``weights_BT``."""
         weights_BT = self.correction.weights(batch)
         output = self.loss(batch if weights_BT is None else replace(batch, weights_BT=weights_BT))
         loss, metrics = output.loss, dict(output.metrics)

@@ -1,7 +1,7 @@
-"""The three small vocabularies that a loss is composed of: ratio, shaper, aggregation.
+"""The three parts of which a loss is composed: ratio, shaper, aggregation.
 
-Shapes: B responses, T response positions; ``mask_BT`` is 1 on response tokens. Everything stays on tokens
-until it is aggregated, sequence ratios too.
+Shapes: B responses, T response positions; ``mask_BT`` is 1 on response tokens. Every quantity, sequence ratios too, has
+a value for each token until it is aggregated.
 """
 
 import math
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from steadymoe.algorithms.batch import Surrogate
 
-# e^±20 is far outside any band and still finite when squared in fp32, so a ratio that ran away is
-# reported as a huge number (the column token_ratio_max) and not as inf - inf. A token whose own log-ratio is beyond
-# it has no gradient. A product or a prefix beyond it keeps the gradient of its tokens, each with the weight e^±20.
+# e^±20 is far outside any band and still finite when squared in fp32. So a ratio that ran away is reported as a huge
+# number (the column token_ratio_max) and not as inf - inf. A token whose own log-ratio is beyond the bound has no
+# gradient. A product or a prefix beyond the bound keeps the gradient of its tokens, each with the weight e^±20.
 MAX_LOG_RATIO = 20.0
 
 # --- ratio -------------------------------------------------------------------------------------------
@@ -22,7 +22,7 @@ RATIOS = ("token", "sequence", "product", "prefix")
 
 
 def log_ratio(logprobs_BT: Tensor, anchor_logprobs_BT: Tensor) -> Tensor:
-    """log of the per-token importance ratio, (B, T), clamped to ±``MAX_LOG_RATIO``; 0 on a batch's padding."""
+    """The log of each token's importance ratio, (B, T), clamped to ±``MAX_LOG_RATIO``; 0 on a batch's padding."""
     return (logprobs_BT - anchor_logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -30,8 +30,8 @@ def ratio(log_ratio_BT: Tensor, mask_BT: Tensor, unit: str) -> Tensor:
     """The importance ratio on every token, (B, T), with the gradient of that token's own log-probability.
 
     token: r_t. sequence: the geometric mean s of a response's ratios. product: Π_t r_t over the response.
-    prefix: Π_{u ≤ t} r_u. All but the first have the value of the whole and the gradient of one token,
-    sg[value] · r_t/sg[r_t], as in GSPO-token (2507.18071, eq. 14): averaged over a response, that is the
+    prefix: Π_{u ≤ t} r_u. In the last three units a token has the value of the whole and its own gradient,
+    sg[value] · r_t/sg[r_t], as in GSPO-token (2507.18071, eq. 14). The mean of these gradients over a response is the
     gradient of s itself.
     """
     if unit == "token":
@@ -42,7 +42,7 @@ def ratio(log_ratio_BT: Tensor, mask_BT: Tensor, unit: str) -> Tensor:
 
 
 def sequence_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """log s_i: the mean of the token log-ratios of each response, (B,) (GSPO, 2507.18071, eq. 7)."""
+    """log s_i, the mean of the token log-ratios of each response, (B,) (GSPO, 2507.18071, eq. 7)."""
     return masked_mean_T(log_ratio_BT, mask_BT)
 
 
@@ -75,9 +75,10 @@ def clipped_surrogate(
 ) -> Surrogate:
     """min(r A, clip(r, 1 − ε_low, 1 + ε_high) A), elementwise (PPO, 1707.06347, eq. 7).
 
-    With ``dual_clip`` = c, where A < 0: max(that, c A) (1912.09729, eq. 5). Marked as clipped are the tokens
-    whose gradient was cut: at the lower edge (A < 0 and r below the band), at the upper one (A > 0 and r
-    above it), and by the dual clip, which counts as the upper edge.
+    With ``dual_clip`` = c, where A < 0: the larger of this minimum and c A (1912.09729, eq. 5). The edges may be
+    tensors that broadcast to (B, T). The tokens that lose their gradient are marked as clipped: at the lower edge
+    (A < 0 and r below the band), at the upper edge (A > 0 and r above the band), and by the dual clip, which counts
+    as the upper edge.
     """
     low, high = (
         torch.as_tensor(edge, dtype=ratio_BT.dtype, device=ratio_BT.device) for edge in (1 - clip_low, 1 + clip_high)
@@ -94,53 +95,61 @@ def clipped_surrogate(
 def beyond(
     values_BT: Tensor, advantages_BT: Tensor, low: float | Tensor, high: float | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Where an update would lead further out of a band: below ``low`` with A < 0, above ``high`` with A > 0."""
+    """Where an update would lead further out of a band, (B, T) bool each: below it with A < 0, above it with A > 0."""
     return (values_BT < low) & (advantages_BT < 0), (values_BT > high) & (advantages_BT > 0)
 
 
 def with_token_gradient(values_BT: Tensor, log_ratio_BT: Tensor) -> Tensor:
-    """sg[values] · r_t/sg[r_t]: the values as they are, with ∂/∂log π_t equal to the value itself."""
+    """sg[values] · r_t/sg[r_t], (B, T): the same values, with a derivative in log π_t that equals the value."""
     return values_BT.detach() * (log_ratio_BT - log_ratio_BT.detach()).exp()
 
 
 def weighted_logprobs(
     weights_BT: Tensor, logprobs_BT: Tensor, advantages_BT: Tensor, low_BT: Tensor | None, high_BT: Tensor | None
 ) -> Surrogate:
-    """sg[weight] · A · log π, elementwise: a policy gradient whose weight has been clipped, capped or masked."""
+    """sg[weight] · A · log π, elementwise: a policy gradient with a clipped, capped or masked weight.
+
+    ``low_BT`` and ``high_BT`` mark the tokens that count as clipped; None for a loss without a clip.
+    """
     return Surrogate(weights_BT.detach() * advantages_BT * logprobs_BT, low_BT, high_BT)
 
 
 def spread(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """An objective of a response, repeated on its tokens, as terms that add up to it, each with its whole gradient."""
+    """Terms of a response's tokens, (B, T), whose sum is the response's objective.
+
+    ``values_BT`` repeats the objective on every token. A term keeps the whole gradient of its token.
+    """
     length_B1 = mask_BT.sum(-1, keepdim=True).clamp(min=1)
     return values_BT.detach() / length_B1 + (values_BT - values_BT.detach())
 
 
 def by_sign(advantages: Tensor, positive: float, negative: float) -> Tensor:
-    """A number for each advantage: ``positive`` where it is above 0, else ``negative``."""
+    """A number for each advantage: ``positive`` for an advantage above 0, else ``negative``."""
     return torch.full_like(advantages, negative).masked_fill(advantages > 0, positive)
 
 
 def divergence(logprobs_K: Tensor, other_logprobs_K: Tensor, kind: str) -> Tensor:
-    """Divergence of two distributions over the listed outcomes (last dimension) and everything else, summed over them.
+    """A divergence of two distributions over K listed outcomes (the last dimension) and the rest as one more outcome.
 
-    ``kind`` tv: ½ Σ|p − q|. kl: D(p‖q) = Σ p log p/q, with p = e^``logprobs`` and q = e^``other_logprobs``; an
+    ``kind`` tv: ½ Σ|p − q|. kl: D(p‖q) = Σ p log p/q, with p = e^``logprobs`` and q = e^``other_logprobs``. An
     outcome of log-probability −inf counts nothing. With one outcome, the sampled token, it is DPPO's binary
-    divergence, |p − q| or the binary KL. A lower bound of that over the whole vocabulary. Not differentiated.
+    divergence, |p − q| or the binary KL. It is a lower bound of the divergence over the whole vocabulary, in nats for
+    kl, and has no gradient.
     """
     p_K, q_K = (logprobs.detach().double().exp() for logprobs in (logprobs_K, other_logprobs_K))
     p_K, q_K = (torch.cat([each, 1 - each.sum(-1, keepdim=True)], -1).clamp(min=0) for each in (p_K, q_K))
     if kind == "tv":
         return (p_K - q_K).abs().sum(-1).to(logprobs_K.dtype) / 2
-    # A probability that rounds to 0 must not make a logarithm infinite.
+    # The logarithm of a probability that rounds to 0 must stay finite.
     kl_K = p_K * (p_K.clamp(min=1e-12).log() - q_K.clamp(min=1e-12).log())
     return kl_K.sum(-1).clamp(min=0).to(logprobs_K.dtype)
 
 
 def kl_estimate(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, estimator: str) -> Tensor:
-    """An estimate of KL(π‖π_ref) on each token drawn from π, (B, T) (Schulman, "Approximating KL divergence", 2020).
+    """An estimate of KL(π‖π_ref) on each token drawn from π, (B, T), in nats.
 
-    k1 = log π/π_ref; k2 = ½ (log π/π_ref)²; k3 = π_ref/π − 1 − log π_ref/π.
+    k1 = log π/π_ref; k2 = ½ (log π/π_ref)²; k3 = π_ref/π − 1 − log π_ref/π. Source: Schulman, "Approximating KL
+    divergence", 2020.
     """
     log_BT = log_ratio(logprobs_BT, reference_logprobs_BT)
     if estimator == "k1":
@@ -150,10 +159,10 @@ def kl_estimate(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, estimator: s
 
 # --- aggregation -------------------------------------------------------------------------------------
 
-# token-mean Σ_i Σ_t / Σ_i T_i over the mini-batch: every token weighs the same (DAPO and CISPO as trainers have them;
-# their papers divide by the tokens of one prompt's responses).
+# token-mean Σ_i Σ_t / Σ_i T_i over the mini-batch: every token weighs the same (DAPO and CISPO as trainers implement
+# them; their papers divide by the tokens of one prompt's responses).
 # seq-mean-token-mean mean_i (1/T_i) Σ_t: every response weighs the same (GRPO, GSPO).
-# seq-mean-token-sum mean_i Σ_t: a response weighs as much as it is long (MiniRL).
+# seq-mean-token-sum mean_i Σ_t: the weight of a response is its length (MiniRL).
 # constant mean_i Σ_t / L with a constant L (Dr. GRPO).
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant")
 
@@ -166,10 +175,10 @@ def aggregate(
     responses: int | None = None,
     tokens: int | None = None,
 ) -> Tensor:
-    """The values of all response tokens as one scalar, by a mode of ``AGGREGATIONS``.
+    """One scalar from the values of all response tokens, by a mode of ``AGGREGATIONS``.
 
-    ``responses`` and ``tokens`` are the denominators: those of the whole mini-batch where this is a part
-    of one, so that parts add up to the whole; None counts those of ``mask_BT``.
+    ``responses`` and ``tokens`` are the denominators. For a part of a mini-batch they are the counts of the whole
+    mini-batch, so that the parts add up to the whole; None counts responses and tokens in ``mask_BT``.
     """
     if mode == "token-mean":
         count = mask_BT.sum() if tokens is None else tokens
@@ -182,5 +191,5 @@ def aggregate(
 
 
 def masked_mean_T(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean over the response tokens of each row, (B,); 0 for a row without any."""
+    """The mean over the response tokens of each row, (B,); 0 for a row without response tokens."""
     return (values_BT * mask_BT).sum(-1) / mask_BT.sum(-1).clamp(min=1)

@@ -1,19 +1,17 @@
-"""PPO's clipped surrogate on tokens, as language-model trainers use it, with an optional dual clip.
+"""PPO's clipped surrogate on tokens, as trainers of language models use it, with an optional dual clip.
 
     J = Σ_i Σ_t ℓ_{i,t} / Σ_i T_i,   ℓ = min( r Â, clip(r, 1 − ε_low, 1 + ε_high) Â )     (1707.06347, eq. 7)
-    with dual clip, where Â < 0:  ℓ = max( that, c Â )                                     (1912.09729, eq. 5)
+    with dual clip, where Â < 0:  max( ℓ, c Â ) in the place of ℓ                          (1912.09729, eq. 5)
 
-Shaper: min-clip. Differs from GRPO in its aggregation: every token weighs the same, not every response.
+Shaper: min-clip. Differs from GRPO in its aggregation: every token has the same weight, not every response.
 
-Left out: 1. the value function and its loss; 2. the entropy bonus, which is a switch here
-(``algorithm.entropy_bonus``).
+Left out: 1. the value function and its loss; 2. the entropy bonus; it is a switch here (``algorithm.entropy_bonus``).
 
 Provenance: paper.
 """
 
 from dataclasses import dataclass
 
-from steadymoe.algorithms.batch import Batch, Surrogate
 from steadymoe.algorithms.loss import ClippedLoss
 
 
@@ -22,7 +20,3 @@ class PPOClip(ClippedLoss):
     """Token-level clipped surrogate, averaged over all tokens of the mini-batch."""
 
     aggregation: str = "token-mean"
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        """min(r A, clip(r) A)."""
-        return self.clipped(self.ratio_of(batch), batch.advantages_BT)

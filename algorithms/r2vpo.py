@@ -1,10 +1,11 @@
-"""R²VPO: no clip; the variance of the ratio is held below a bound by a Lagrange multiplier.
+"""R²VPO: no clip; a Lagrange multiplier holds the variance of the ratio below a bound.
 
     J = Σ_i Σ_t [ r Â − λ ((r − 1)² − δ) ] / Σ_i T_i,   λ ← max(0, λ + η (mean (r − 1)² − δ)) after each update
-    (2601.03320 and 2605.26784; equations not seen: their abstracts say ratio variance, primal-dual and no clipping)
+    (2601.03320 and 2605.26784; read in the abstracts, which say ratio variance, primal-dual and no clipping)
 
-Shaper: variance penalty. Differs from GRPO without a clip in the penalty, from PPO's KL penalty in its measure. The
-dual update is the plain one, and δ, η and the first λ are ours. λ is the loss's state.
+Shaper: variance penalty. Differs from GRPO without a clip in the penalty, and from PPO's KL penalty in the penalised
+quantity. The dual update is plain gradient ascent; δ, η and the first λ are chosen by this suite. λ is the loss's
+state.
 
 Provenance: reconstruction (from the abstracts).
 """
@@ -20,7 +21,7 @@ from steadymoe.algorithms.loss import RatioLoss, Traits, check_positive
 
 @dataclass(frozen=True, kw_only=True)
 class R2VPO(RatioLoss):
-    """Importance sampling with a penalty on (r − 1)² whose weight λ follows the mini-batch's mean."""
+    """Importance sampling with a penalty on (r − 1)²; the mean over a mini-batch changes its weight λ."""
 
     aggregation: str = "token-mean"
     max_variance: float = 0.04
@@ -35,11 +36,11 @@ class R2VPO(RatioLoss):
 
     @property
     def traits(self) -> Traits:
-        """λ follows the whole mini-batch, and the penalty has a gradient where the advantage is 0."""
+        """λ depends on the whole mini-batch, and the penalty has a gradient for responses with advantage 0."""
         return replace(super().traits, whole_minibatch=True, zero_advantage_is_free=False)
 
     def initial_state(self) -> dict[str, Tensor]:
-        """λ of the first update."""
+        """The λ of the first update."""
         return {"multiplier": torch.tensor(self.multiplier_start, dtype=torch.float64)}
 
     def surrogate(self, batch: Batch) -> Surrogate:

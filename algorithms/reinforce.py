@@ -2,10 +2,10 @@
 
     J = mean_i (1/T_i) Σ_t Â_i · log π_θ(y_{i,t})          (Williams 1992, eq. 6)
 
-Shaper: none. Differs from GRPO in that the old policy does not appear: nothing corrects for data that the
-policy has moved away from, and nothing bounds the step. The control that should break first.
+Shaper: none. Differs from GRPO: the old policy does not appear, so nothing corrects for data from an older policy, and
+nothing bounds the step. It is the control that should break first.
 
-Left out: the learned value baseline of actor-critic forms (the advantage is the group's).
+Left out: the learned value baseline of actor-critic forms (the baseline is the group's mean).
 
 Provenance: paper.
 """
@@ -18,7 +18,7 @@ from steadymoe.algorithms.loss import TokenLoss
 
 @dataclass(frozen=True, kw_only=True)
 class Reinforce(TokenLoss):
-    """Policy gradient of the log-likelihood, whatever policy sampled."""
+    """Policy gradient of the log-likelihood; the sampling policy does not appear."""
 
     def surrogate(self, batch: Batch) -> Surrogate:
         """Advantage times log-likelihood; there is no clip."""

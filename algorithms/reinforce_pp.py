@@ -1,7 +1,7 @@
 """REINFORCE++: PPO's clip with an advantage whitened over the whole batch; no group is needed.
 
     J = Σ_i Σ_t min( r Â, clip(r, 1 − ε_low, 1 + ε_high) Â ) / Σ_i T_i,   Â = (r_i − mean) / std over the batch
-    (2501.03262; equation not seen, verl's code was)
+    (2501.03262; the equation was read in verl's code, not in the paper)
 
 Shaper: min-clip. Differs from ``ppo_clip`` in the advantage alone (``BatchWhitened``). ``reinforce_pp_baseline``
 subtracts the group's mean first.

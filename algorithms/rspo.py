@@ -1,17 +1,18 @@
-"""RSPO: tokens whose routing moved count less; a plug-in on another loss.
+"""RSPO: a plug-in on another loss; tokens whose routing moved count less.
 
     γ_t = exp( −(1/L) Σ_l (1/K) Σ_{e ∈ old top-K} |log p_θ^l(e) − log p_old^l(e)| ),   γ̃ = sg[max(γ, γ_min)]
     before_clip: w̃_t = w_t γ̃_t goes through the host's clip and aggregation                  (2510.23027, v2 and ACL)
-    after_clip: the host's objective times γ̃^{sgn Â}, in its ratio's unit                      (2510.23027, v1)
+    after_clip: the host's objective times γ̃^{sgn Â}, in the unit of its ratio                 (2510.23027, v1)
 
-The paper's model is GMPO with it; ``host`` may be any loss with a ratio. p^l is the softmax of layer l's router.
-Shaper: router-shift weight. Equations not seen: v1 from a digest, v2 from its abstract, γ from an observer's code.
+p^l is the softmax of layer l's router. The paper puts the weight on GMPO; here ``host`` may be any loss with a ratio.
+Shaper: router-shift weight. The equations were not read in the paper: v1 is from a digest, v2 from the abstract, γ
+from an observer's code.
 
-Left out: nothing known; the paper's γ_min is not known either (reviewers asked for it). Re-implementations differ:
-one multiplies over layers (``layers``: product) and drops tokens below 0.7 (``drop_below``).
+Left out: nothing known. The paper's γ_min is not known (reviewers asked for it). Re-implementations differ: one
+multiplies over layers (``layers``: product) and drops tokens below 0.7 (``drop_below``).
 
-Provenance: reconstruction (from a digest, an abstract and an observer's code). The equations of v1, as a survey quotes
-them, are γ as it is here and ``after_clip`` on GMPO; those of v2, the default here, were not seen.
+Provenance: reconstruction (from a digest, an abstract and an observer's code). A survey quotes the equations of v1; they
+are this γ and ``after_clip`` on GMPO. The equations of v2, the default here, were not seen.
 """
 
 from dataclasses import dataclass, field, replace
@@ -45,11 +46,11 @@ class RSPO(HostedLoss):
 
     @property
     def traits(self) -> Traits:
-        """Those of the host, and the routers' log-ratios."""
+        """The host's; the loss also reads the routers' log-ratios."""
         return replace(self.host.traits, routes=True)
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """The host's, with γ̃ in its ratio or on its result; a dropped token has no gradient."""
+        """The host's, with γ̃ in its ratio or on its objective; a dropped token has no gradient."""
         gamma_BT = self.router_shift(batch)
         log_gamma_BT = gamma_BT.clamp(min=self.gamma_min).log() * batch.mask_BT
         if self.form == "before_clip":
@@ -66,6 +67,6 @@ class RSPO(HostedLoss):
         return drop(made, gamma_BT < self.drop_below)
 
     def router_shift(self, batch: Batch) -> Tensor:
-        """γ of each token before its floor, (B, T), without gradient; 1 where routing is unchanged."""
+        """γ of each token before the floor γ_min, (B, T), without gradient; 1 for unchanged routing."""
         shift_LBT = batch.get("router_log_ratio_LBTK").detach().abs().mean(-1)
         return (-(shift_LBT.mean(0) if self.layers == "mean" else shift_LBT.sum(0))).exp()

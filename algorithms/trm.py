@@ -1,12 +1,12 @@
-"""TRM: trust-region masking; importance sampling on the responses that stayed close, nothing of the others.
+"""TRM, trust-region masking: importance sampling on the responses that stayed close to the sampler, 0 on the others.
 
     J = mean_i M_i Â_i Σ_t E_{i,t},   E = π_θ/μ,
     M = 1 where max_t KL_t ≤ δ_max and (1/T_i) Σ_t KL_t ≤ δ_mean, else 0,   KL_t = KL(μ‖π_θ) at token t    (2512.23075)
 
-Shaper: sequence mask. Differs from DPPO in its unit, a whole response whatever its advantage, and from GRPO in that
-nothing is clipped. KL_t is over the K tokens most likely under μ, the sampled one and the rest, which is exact for
-a vocabulary no larger than K; with ``top_k`` null it is estimated from the sampled token as the paper does without
-logits, ½ (log E)² for the maximum and E − 1 − log E for the mean.
+Shaper: sequence mask. Differs from DPPO in its unit, a whole response whatever its advantage. Differs from GRPO:
+nothing is clipped. KL_t is over the K tokens most likely under μ, the sampled token and the rest; for a vocabulary of
+at most K tokens this is exact. With ``top_k`` null KL_t is estimated from the sampled token, as in the paper's form
+without logits: ½ (log E)² for the maximum and E − 1 − log E for the mean.
 
 Provenance: paper.
 """
@@ -24,7 +24,7 @@ from steadymoe.algorithms.loss import RatioLoss, Traits, check_positive
 
 @dataclass(frozen=True, kw_only=True)
 class TRM(RatioLoss):
-    """Token ratio to the sampler, summed over the tokens of the responses that are kept."""
+    """Token ratio to the sampler, summed over the tokens of the kept responses."""
 
     anchor: str = "rollout"
     aggregation: str = "seq-mean-token-sum"
@@ -44,11 +44,11 @@ class TRM(RatioLoss):
 
     @property
     def traits(self) -> Traits:
-        """Top-K log-probabilities, if the KL is over them."""
+        """The loss reads top-K log-probabilities if ``top_k`` is set."""
         return replace(super().traits, top_k=self.top_k or 0)
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """M E A; the tokens of a masked response are marked as clipped on the side they moved to."""
+        """M E A; a token of a masked response is marked as clipped at the edge to which its ratio moved."""
         log_ratio_BT = self.log_ratio(batch)
         largest_BT, average_BT = self._kl(batch, log_ratio_BT.detach())
         masked_B = torch.zeros(len(largest_BT), dtype=torch.bool, device=largest_BT.device)
@@ -61,7 +61,7 @@ class TRM(RatioLoss):
         return Surrogate(values_BT, below_BT & masked_B[:, None], ~below_BT & masked_B[:, None])
 
     def _kl(self, batch: Batch, log_ratio_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """KL_t for the maximum and for the mean, (B, T) each."""
+        """KL_t for the maximum and KL_t for the mean, (B, T) each, in nats."""
         if self.top_k is None:
             return log_ratio_BT.square() / 2, log_ratio_BT.expm1() - log_ratio_BT
         sampler_BTK, policy_BTK = batch.get("rollout_top_logprobs_BTK"), batch.get("top_logprobs_BTK")

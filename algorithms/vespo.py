@@ -1,10 +1,10 @@
-"""VESPO: the true product ratio of a response through a kernel that falls off on both sides.
+"""VESPO: the product ratio of a response, weighed by a kernel that falls off on both sides.
 
     J = Σ_i Σ_t sg[φ(W_i)] Â_i log π_θ(y_{i,t}) / Σ_i T_i,   W_i = Π_t r_{i,t},   φ(W) = W^{c1} e^{c2 (1 − W)}
                                                                                                    (2602.10693)
 
 (c1, c2) depends on the sign of the advantage; φ(1) = 1 and φ is largest at W = c1/c2. Shaper: gamma kernel.
-Differs from GSPO in the ratio, not normalised by length, and in that nothing is clipped. log W is clamped to ±20.
+Differs from GSPO in the ratio, which is not normalised by length. Nothing is clipped. log W is clamped to ±20.
 
 Provenance: paper.
 """

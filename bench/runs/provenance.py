@@ -27,7 +27,7 @@ from steadymoe.models import megablocks
 TRAINING_VERSION = 2
 
 # What any loss goes through, whatever its own file imports.
-_EVERY_LOSS = [f"steadymoe.algorithms.{name}" for name in ("batch", "loss", "objective", "ops")]
+_EVERY_LOSS = [f"steadymoe.algorithms.{name}" for name in ("batch", "loss", "objective", "ops", "parts")]
 
 
 @dataclass(frozen=True)

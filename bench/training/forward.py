@@ -6,14 +6,16 @@ first S − 1 positions are fed, since the last token predicts nothing: F = S �
 rows of X positions, of which Y are scored, M = P·Y.
 """
 
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from steadymoe.algorithms.parts import dimensions, joined_by
 from steadymoe.bench.training.packing import Layout, separate
 from steadymoe.models.routing import NO_ROUTE, Routed, RouteRecorder, log_softmax
 
@@ -22,10 +24,10 @@ from steadymoe.models.routing import NO_ROUTE, Routed, RouteRecorder, log_softma
 class Sequences:
     """Prompts with their responses, padded to one rectangle."""
 
-    tokens_BS: Tensor
-    mask_BS: Tensor
+    tokens_BS: Tensor = field(metadata=dimensions("BS"))
+    mask_BS: Tensor = field(metadata=dimensions("BS"))
     """1 on prompt and response tokens, 0 on padding on either side."""
-    response_width: int
+    response_width: int = field(metadata=joined_by(lambda widths: widths[0]))
     """T: the last T of the S positions hold responses."""
 
     @property
@@ -47,36 +49,19 @@ class Sequences:
 class Forward:
     """What one training forward says of each response token, and of each position fed."""
 
-    logprobs_BT: Tensor
-    entropy_BT: Tensor
-    routes_LBFK: Tensor | None
+    logprobs_BT: Tensor = field(metadata=dimensions("BT"))
+    entropy_BT: Tensor = field(metadata=dimensions("BT"))
+    routes_LBFK: Tensor | None = field(metadata=dimensions("LBFK"))
     """The routers' own choice, also where another was forced; ``NO_ROUTE`` where ``route_mask_BF`` is false; None
     for a dense model."""
-    executed_LBFK: Tensor | None
+    executed_LBFK: Tensor | None = field(metadata=dimensions("LBFK"))
     """The experts that ran; ``routes_LBFK`` unless routes were forced."""
-    routed: tuple[tuple[Routed, Layout], ...] = ()
+    routed: tuple[tuple[Routed, Layout], ...] = field(
+        default=(), metadata=joined_by(lambda parts: tuple(itertools.chain(*parts)))
+    )
     """What the routers did with what was fed, of each forward that this one is joined of; none for a dense model."""
-    top_logprobs_BTK: Tensor | None = None
+    top_logprobs_BTK: Tensor | None = field(default=None, metadata=dimensions("BTK"))
     """log-probabilities of the tokens that were asked for."""
-
-    @staticmethod
-    def join(parts: Sequence["Forward"]) -> "Forward":
-        """Forwards of rows of one rollout as one, in their order."""
-        if len(parts) == 1:
-            return parts[0]
-
-        def below(name: str, dim: int = 0) -> Tensor | None:
-            values = [getattr(part, name) for part in parts]
-            return None if values[0] is None else torch.cat(values, dim)
-
-        return Forward(
-            torch.cat([part.logprobs_BT for part in parts]),
-            torch.cat([part.entropy_BT for part in parts]),
-            below("routes_LBFK", 1),
-            below("executed_LBFK", 1),
-            tuple(each for part in parts for each in part.routed),
-            below("top_logprobs_BTK"),
-        )
 
     @property
     def router_logits_LNE(self) -> list[Tensor]:

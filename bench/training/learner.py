@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from steadymoe.algorithms import Batch, LossOutput, build
 from steadymoe.algorithms.objective import Objective
+from steadymoe.algorithms.parts import joined
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.training.columns_of_step import Measured, of_routing
@@ -80,7 +81,7 @@ class Learner:
         forced_LBFK = rollout.routes_LBFK if self._replay == "r3" else None
         heads_LHE = None if self.predictor is None else list(self.predictor.heads_LHE)
         parts = [part for minibatch in minibatches for part in minibatch]
-        found = Forward.join([self.forwards(self.model, rollout, part, forced_LBFK, heads_LHE) for part in parts])
+        found = joined([self.forwards(self.model, rollout, part, forced_LBFK, heads_LHE) for part in parts])
         order_B = _in_order_of_the_rollout(parts)
 
         def ordered(values: Tensor | None, dim: int = 0) -> Tensor | None:
@@ -147,7 +148,7 @@ class Learner:
         if predictions and self._measures:
             assert old.routes_LBFK is not None  # of a model with routers
             columns["route_prediction_kl"] = torch.stack(predictions).sum() / len(old.routes_LBFK)
-        return self._measured(columns, old, rows_M, Batch.join(batches), _join(outputs), Forward.join(forwards))
+        return self._measured(columns, old, rows_M, joined(batches), joined(outputs), joined(forwards))
 
     @torch.no_grad()
     def _measured(
@@ -239,12 +240,3 @@ class Learner:
 def _in_order_of_the_rollout(parts: Sequence[MicroBatch]) -> Tensor:
     """Of each row of the rollout its place among the rows of ``parts``, (B,)."""
     return torch.cat([part.rows_M for part in parts]).argsort()
-
-
-def _join(outputs: Sequence[LossOutput]) -> LossOutput:
-    """The outputs of micro-batches as one: losses are summed, tensors by token joined, scalars averaged."""
-    joined: dict[str, Tensor] = {}
-    for name, first in outputs[0].metrics.items():
-        values = [output.metrics[name].detach() for output in outputs]
-        joined[name] = torch.cat(values) if first.ndim else torch.stack(values).mean()
-    return LossOutput(torch.stack([output.loss.detach() for output in outputs]).sum(), joined)

@@ -5,13 +5,14 @@ F = S − 1 positions fed, V vocabulary, L MoE layers, E experts, K experts a to
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
+from steadymoe.algorithms.parts import dimensions, joined, joined_by
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training.forward import Sequences, autocast
 from steadymoe.bench.training.packing import additive, positions, refusal
@@ -25,18 +26,18 @@ LEAST_ALIVE = 0.5
 class Rollout:
     """Responses as the sampling policy made them. Rows of one prompt stand together."""
 
-    sequences: Sequences
-    logprobs_BT: Tensor
+    sequences: Sequences = field(metadata=joined_by(joined))
+    logprobs_BT: Tensor = field(metadata=dimensions("BT"))
     """log μ of each sampled token, 0 on padding."""
-    routes_LBFK: Tensor | None
+    routes_LBFK: Tensor | None = field(metadata=dimensions("LBFK"))
     """Experts chosen while sampling, ``NO_ROUTE`` on padding and for the last sampled token of a row."""
-    scores_B: Tensor
+    scores_B: Tensor = field(metadata=dimensions("B"))
     """The task's score of each response; 0 before scoring."""
-    top_tokens_BTK: Tensor | None = None
+    top_tokens_BTK: Tensor | None = field(default=None, metadata=dimensions("BTK"))
     """The most likely tokens at each position and, in the last place, the sampled one."""
-    top_logprobs_BTK: Tensor | None = None
+    top_logprobs_BTK: Tensor | None = field(default=None, metadata=dimensions("BTK"))
     """log μ of these tokens; −inf in the last place where the sampled one is among the others already."""
-    router_logprobs_LBTE: Tensor | None = None
+    router_logprobs_LBTE: Tensor | None = field(default=None, metadata=dimensions("LBTE"))
     """log of the sampler's routers' softmax over all experts, where they led to a sampled token."""
 
     def rows(self, index_B: Tensor) -> "Rollout":
@@ -75,27 +76,11 @@ def join(parts: Sequence[Rollout]) -> Rollout:
         return parts[0]
     prompts = [part.sequences.tokens_BS.shape[1] - part.sequences.response_width for part in parts]
     responses = [part.sequences.response_width for part in parts]
-    parts = [
-        part.padded(max(prompts) - prompt, max(responses) - response)
-        for part, prompt, response in zip(parts, prompts, responses, strict=True)
-    ]
-
-    def below(name: str, dim: int = 0) -> Tensor | None:
-        values = [getattr(part, name) for part in parts]
-        return None if values[0] is None else torch.cat(values, dim)
-
-    return Rollout(
-        Sequences(
-            torch.cat([part.sequences.tokens_BS for part in parts]),
-            torch.cat([part.sequences.mask_BS for part in parts]),
-            max(responses),
-        ),
-        torch.cat([part.logprobs_BT for part in parts]),
-        below("routes_LBFK", 1),
-        torch.cat([part.scores_B for part in parts]),
-        below("top_tokens_BTK"),
-        below("top_logprobs_BTK"),
-        below("router_logprobs_LBTE", 1),
+    return joined(
+        [
+            part.padded(max(prompts) - prompt, max(responses) - response)
+            for part, prompt, response in zip(parts, prompts, responses, strict=True)
+        ]
     )
 
 

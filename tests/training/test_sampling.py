@@ -7,7 +7,7 @@ K experts a token, V vocabulary.
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
+from steadymoe.algorithms.parts import dimensions_of, joined
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.cold_start import demonstrate
 from steadymoe.bench.training.forward import Forward, Sequences, forward
@@ -48,6 +49,29 @@ def sampled(model: PreTrainedModel, task: Chain, seed: int = 0, responses: int =
 def trained(model: PreTrainedModel, sequences: Sequences) -> Forward:
     with torch.no_grad():
         return forward(model, sequences, "fp32")
+
+
+@pytest.mark.parametrize("kind", [Sequences, Rollout, Forward])
+def test_every_tensor_of_a_rollout_and_of_a_forward_has_the_dimensions_of_its_name(kind: type) -> None:
+    for each in fields(kind):
+        letters = each.name.rpartition("_")[2]
+        assert dimensions_of(each) == (letters if letters.isupper() else None)
+
+
+def test_parts_joined_are_the_whole_rollout_and_the_whole_forward(lively: PreTrainedModel, task: Chain) -> None:
+    whole = roll_out(lively, task, PROMPTS, 2, torch.Generator().manual_seed(0), top_k=3)
+    parts = [whole.rows(rows_M) for rows_M in torch.arange(12).split(5)]
+    together = joined(parts)
+    for each in fields(Sequences):
+        assert_close(getattr(together.sequences, each.name), getattr(whole.sequences, each.name), rtol=0, atol=0)
+    for each in fields(Rollout)[1:]:
+        assert_close(getattr(together, each.name), getattr(whole, each.name), rtol=0, atol=0)
+    one_by_one = joined([trained(lively, part.sequences) for part in parts])
+    at_once = trained(lively, whole.sequences)
+    assert len(one_by_one.routed) == 3
+    for name in ("logprobs_BT", "entropy_BT", "routes_LBFK", "executed_LBFK", "router_logprobs_LBTE"):
+        assert_close(getattr(one_by_one, name), getattr(at_once, name))
+    assert one_by_one.top_logprobs_BTK is None
 
 
 @pytest.fixture
