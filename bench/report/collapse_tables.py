@@ -29,13 +29,14 @@ WARNINGS = (
 # The rate of false alarms that a threshold is set for.
 FALSE_ALARMS = 0.1
 WARNINGS_CAPTION = (
-    "How early a metric tells of a collapse. Area: under the ROC curve of the most alarming value that a run shows "
-    f"before its collapse, with a 95 % interval. Threshold: the lowest that at most {FALSE_ALARMS:.0%} of the stable "
-    "runs cross, chosen on these very runs; for a metric whose fall is the warning it is crossed downwards. Detected: "
-    "share of collapsing runs that cross it beforehand; steps ahead: from then to the collapse, mean over those. "
-    "Reward itself is the baseline: a metric that does no better tells nothing new. Runs that fall at their end, too "
-    "late to be judged, are left out. Runs of all arms are pooled, and intervals are those of seeds with all of their "
-    "runs; where arms differ in how often they collapse, a metric that tells arms apart has a large area too."
+    "How early a metric warns of a collapse. Area: the area under the ROC curve of the most alarming value of a run "
+    f"before its collapse, with a 95 % interval. Threshold: the lowest threshold that at most {FALSE_ALARMS:.0%} of "
+    "the stable runs cross, chosen on these very runs; a metric whose fall warns crosses it downwards. Detected: "
+    "the share of collapsing runs that cross the threshold before the collapse; steps ahead: the steps from the "
+    "crossing to the collapse, mean over the detected runs. Reward is the baseline: a metric with a smaller area tells "
+    "nothing new. Runs that fall too near their end to be judged are left out. Runs of all arms are pooled, and an "
+    "interval treats a seed with all its runs as one replicate. If some arms collapse more often than others, a metric "
+    "that merely tells arms apart has a large area too."
 )
 # A frontier's runs that are too short to be judged otherwise: a fifth of the usual window and patience.
 SHORT_RULE = Rule(window_updates=16, patience_updates=32)

@@ -17,17 +17,18 @@ from steadymoe.bench.statistics.survival import logrank, of_runs
 PART_OF_THE_GAIN = 0.9
 COMPARED = ("updates", "samples", "tokens", "seconds")
 CAPTION = (
-    f"Every arm against the one with the highest final reward, over the seeds that both have, with {INTERVAL}; where a "
-    "seed is shared the cold start is. p: exact sign-flip test of the paired differences, Holm-corrected for all pairs "
-    "of arms; p of collapse: log-rank test of the steps to a collapse by today's rule, as far as one can be seen, "
-    "corrected in the same way; it takes runs for independent. Better: P(arm > best) + P(equal)/2 over "
-    "seeds (Clopper and Pearson's interval). Held-out wins: share of held-out prompts that the arm "
-    "answers better less the share that the best arm does. The rest is training efficiency: how many times as many "
-    "updates, samples, tokens and seconds (of sampling, the old policy's forward and updates) as the best arm the arm "
-    f"needs until its reward, averaged over {tables.LAST_STEPS} steps, is {PART_OF_THE_GAIN:.0%} of the way from the "
-    "first step's to the best arm's final reward (left out where that is no gain), over the n seeds in which either "
-    "got there: geometric mean, or the median where in some seeds one of the two never got there (censored), with the "
-    "sign test's interval, none below six seeds. >: the median is more than this, < less; by how much is not known."
+    f"Every arm against the best arm (highest final reward) over their shared seeds, with {INTERVAL}; arms share the "
+    "cold start of a shared seed. p: exact sign-flip test of the paired differences, Holm-corrected for all pairs of "
+    "arms; p of collapse: log-rank test of the steps to a collapse by today's rule, corrected in the same way; it "
+    "treats runs as independent. Better: P(arm > best) + P(equal)/2 over seeds (Clopper and Pearson's interval). "
+    "Held-out wins: the share of held-out prompts that the arm answers better minus the share that the best arm "
+    "answers better. The "
+    "other columns are training efficiency: the cost of the arm divided by the cost of the best arm, in updates, "
+    "samples, tokens and seconds (sampling, the old policy's forward, updates), until the mean reward over "
+    f"{tables.LAST_STEPS} steps has made {PART_OF_THE_GAIN:.0%} of the way from the first step's reward to the best "
+    "arm's final reward (left out if the best arm gained nothing). n counts the seeds in which at least one of the two "
+    "arms reached that reward. Geometric mean, or, if one arm missed the reward in some seeds (censored), the median "
+    "with the sign test's interval (none below six seeds). >: the median is higher by an unknown amount, <: lower."
 )
 
 

@@ -32,27 +32,28 @@ MODELS = {
     "sampler–trainer disagreement": ("rollout_expert_disagreement", "mean"),
     "final reward": ("reward", "last"),
 }
-# What a caption says of the columns of collapses.
+# The words of a caption for the columns of collapses.
 COLLAPSED = (
-    "Collapsed: runs that collapsed or met a number that is not finite, by today's rule, – where runs are too short "
-    "for it; recorded: as the runs themselves said when they ended, by the rule of that day."
+    "Collapsed: runs that collapsed or met a number that is not finite, by today's rule (– if the runs are too short "
+    "for the rule); recorded: the verdict that the runs recorded when they ended, by the rule of that day."
 )
 # Averaged over seeds on a logarithmic scale.
 GEOMETRIC = ("token-ratio variance", "sequence-ratio variance")
 CAPTION = (
-    f"Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of seeds. Of each run: "
-    f"final reward is the mean of its last {LAST_STEPS} steps, final held-out accuracy its last evaluation, "
+    f"Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of seeds. Numbers of a run: "
+    f"final reward is the mean of the last {LAST_STEPS} steps, final held-out accuracy is the last evaluation, "
     f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
-    f"over steps, expert change per update and clip fraction means. {COLLAPSED} Falling: runs that have fallen at "
-    "their end, too late to be judged. All are part of every mean; of a run that met a number that is not finite "
-    "reward and accuracy are 0 once it ended."
+    "over steps, expert change per update and clip fraction are means over steps. "
+    f"{COLLAPSED} Falling: runs whose reward or entropy falls, or whose gradient norm explodes, too near the end to be "
+    "judged. All runs are part of every mean; after a number that is not finite a run counts with a reward and an "
+    "accuracy of 0."
 )
 MODELS_CAPTION = (
-    f"Mean over seeds with {INTERVAL}. Active parameters are those that one token uses. "
-    "Of each run: expert change per update is the mean over steps of the expert-change rate from before to after one "
-    "gradient update; sampler–trainer disagreement the mean over steps of the expert-change rate between the sampling "
-    "and the training forward at the same weights; share of routing 1 − E[(log r pinned)²] / E[(log r free)²], "
-    f"both over all of its updates; final reward the mean of the last {LAST_STEPS} steps."
+    f"Mean over seeds with {INTERVAL}. Active parameters: the parameters that one token uses. Numbers of a run: expert "
+    "change per update is the mean over steps of the expert-change rate from before to after one gradient update; "
+    "sampler–trainer disagreement is the mean over steps of the expert-change rate between the sampling forward and "
+    "the training forward at the same weights; share of routing is 1 − E[(log r pinned)²] / E[(log r free)²] over all "
+    f"updates; final reward is the mean of the last {LAST_STEPS} steps."
 )
 
 
@@ -122,14 +123,13 @@ LEADERBOARD = {
     "token-ratio variance": SUMMARY["token-ratio variance"],
 }
 LEADERBOARD_CAPTION = (
-    f"Ranked by final reward. Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of "
-    "seeds. p: of the same final reward as the best arm's, by the exact sign-flip test of the paired differences, "
-    "Holm-corrected for all pairs of arms. "
-    "Of each run: start is the reward of its first step, before any update, final reward the mean of its last "
-    f"{LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} Both as shares. Reward IQM: "
-    "interquartile mean of final rewards over seeds. Steps of H: restricted mean of the steps without a collapse out "
-    "of the first H, the last at which one could begin and still be seen in every run. Frontier area: stable share of "
-    "a grid of learning rates and updates per rollout."
+    f"Ranked by final reward. Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of "
+    "seeds. p: exact sign-flip test of the paired differences in final reward from the best arm, Holm-corrected for "
+    "all pairs of arms. Numbers of a run: start is the reward of the first step, before any update, final reward is "
+    f"the mean of the last {LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} Both columns are "
+    "shares of runs. Reward IQM: interquartile mean of final rewards over seeds. Steps of H: restricted mean of the "
+    "steps without a collapse among the first H; a collapse that begins at step H can still be seen in every run. "
+    "Frontier area: the stable share of a grid of learning rates and updates per rollout."
 )
 
 

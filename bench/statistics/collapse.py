@@ -76,7 +76,7 @@ class Judgement:
     until: int
     """The last step at which a collapse could begin and still be seen; 0 if the run is too short to be judged."""
     falling_since: int | None
-    """The step at which a fall began that lasts to the run's end but is too short to count; None without such a fall."""
+    """The first step of a fall that lasts to the run's end but is too short to count; None without such a fall."""
 
 
 def detect(steps: pd.DataFrame, rule: Rule, updates_per_rollout: int) -> Collapse | None:

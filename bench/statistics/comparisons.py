@@ -145,8 +145,8 @@ class MeanRatio(NamedTuple):
 def ratio_of_means(above: pd.Series, below: pd.Series, level: float = 0.95) -> MeanRatio:
     """Mean of ``above`` divided by mean of ``below``, over the shared seeds; numbers are at least 0.
 
-    A number of 0 (a clip that was never reached) would make the ratio of one seed 0 or infinite, and with it a geometric
-    mean of ratios; the ratio of means stays finite. Interval: ± t_{n−1} on the logarithm; its standard error is the
+    A number of 0 (a clip that was never reached) would make the ratio of one seed 0 or infinite, and a geometric mean
+    of ratios too; the ratio of means stays finite. Interval: ± t_{n−1} on the logarithm; its standard error is the
     standard error of the mean of a/ā − b/b̄ (the delta method, seeds paired). No interval below three seeds or if a
     mean is 0. Raises ValueError for numbers below 0.
     """
@@ -203,8 +203,8 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 def _power(n: int, deviation: float, effect: float, level: float = 0.05) -> float:
     """The probability that a two-sided paired t test of n seeds finds the mean difference ``effect`` (noncentral t).
 
-    ``deviation`` is the standard deviation of the differences, above 0. A finding with the wrong sign is left out: it is
-    rarer than 1e-4 if the power is a half or more.
+    ``deviation`` is the standard deviation of the differences, above 0. A finding with the wrong sign does not count:
+    it is rarer than 1e-4 if the power is a half or more.
     """
     bound = student.ppf(1 - level / 2, n - 1)
     away = abs(effect) / deviation * np.sqrt(n)

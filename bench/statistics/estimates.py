@@ -225,7 +225,7 @@ def over_settings(
 
 
 def share(successes: float, n: int, level: float = 0.95) -> Estimate:
-    """The share ``successes`` / n with Clopper and Pearson's exact interval (1934); a tie may count as half a success."""
+    """The share ``successes`` / n with Clopper and Pearson's exact interval (1934); a tie may be half a success."""
     if n == 0:
         return Estimate(np.nan, np.nan, np.nan, 0)
     low, high = _clopper(successes, n, level) if n >= LEAST_FOR_INTERVAL else (np.nan, np.nan)

@@ -1,8 +1,8 @@
 """Time to collapse. A run that did not collapse is right-censored at the last step at which it was judged.
 
 Every function takes two numbers of each run: the step up to which the run was judged, and the step of its collapse
-(None or nan without a collapse). A collapse counts only after the rule's patience, so a collapse that begins in the last
-steps of a run looks like a bad rollout. ``of_runs`` therefore censors every run at the last step at which a collapse
+(None or nan without a collapse). A collapse counts only after the rule's patience, so a collapse that begins near the
+end of a run looks like a bad rollout. ``of_runs`` therefore censors every run at the last step at which a collapse
 could still be seen, whatever happened later. (Censoring only the runs that fall at their end would be wrong: it would
 treat them as if they were as safe as the others.)
 """
@@ -74,10 +74,10 @@ def restricted_mean(
 ) -> Estimate:
     """Mean number of steps without a collapse among the first ``horizon``: the area under ``kaplan_meier``.
 
-    Interval: t with n − 1 degrees of freedom and the variance n/(n − 1) Σ_i (∫_{t_i}^horizon S)² d_i / (n_i (n_i − d_i))
-    over the collapses i (Klein and Moeschberger 2003, section 4.5). If no run is censored before the horizon, this is
-    Student's interval for the mean of min(t, horizon). No interval below three runs or without a collapse. Raises
-    ValueError if no run was seen up to the horizon.
+    Interval: t with n − 1 degrees of freedom and, over the collapses i, the variance
+    n/(n − 1) Σ_i (∫_{t_i}^horizon S)² d_i / (n_i (n_i − d_i)) (Klein and Moeschberger 2003, section 4.5). If no run is
+    censored before the horizon, this is Student's interval for the mean of min(t, horizon). No interval below three
+    runs or without a collapse. Raises ValueError if no run was seen up to the horizon.
     """
     time, ended = _times(steps, collapsed)
     n = len(time)

@@ -50,10 +50,11 @@ def is_installed(file: Path) -> bool:
 
 
 def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> dict[str, Path] | None:
-    """``modules``, their imports, the imports of these, and so on: names with files. None if one of ``modules`` has none.
+    """Module → file for ``modules``, their imports, the imports of these imports, and so on.
 
     An import is followed if ``follow(module, file)`` is true. Imports count wherever they stand in a file; a call of
-    ``importlib.import_module`` is not seen. Raises ValueError for a file that is not valid Python here.
+    ``importlib.import_module`` is not seen. Returns None if one of ``modules`` has no file. Raises ValueError for a
+    file that is not valid Python here.
     """
     found: dict[str, Path] = {}
     waiting = list(modules)
@@ -92,7 +93,7 @@ _parsed = functools.cache(ast.parse)
 
 
 def _canonical(node: object) -> str:
-    """A syntax tree as text, without statements that do nothing and without empty fields (versions of Python add some)."""
+    """A syntax tree as text, without statements that do nothing and without empty fields (some Pythons add some)."""
     if isinstance(node, list):
         return "[" + ",".join(_canonical(each) for each in node if not _does_nothing(each)) + "]"
     if not isinstance(node, ast.AST):

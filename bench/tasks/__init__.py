@@ -28,7 +28,7 @@ class Task(Protocol):
 
     @property
     def max_new_tokens(self) -> int:
-        """The longest response in tokens, end token included; a response of this length without an end is unfinished."""
+        """The longest response in tokens, end token included; a response of this length without its end is cut off."""
         ...
 
     def sample(self, count: int, generator: np.random.Generator, held_out: bool = False) -> list[str]:

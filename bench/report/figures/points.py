@@ -163,7 +163,7 @@ def dose_response(steps: pd.DataFrame) -> Sheet:
         axes[-1].set_xlabel(f"strength of {dial}")
         of_each = (
             f"its last {tables.LAST_STEPS} steps for the final reward, else the median over steps; a KL below "
-            f"{_LEAST_KL:g}, that of an exact engine's rounding, is below the panel"
+            f"{_LEAST_KL:g} is rounding, as with an exact engine, and lies below the panel"
         )
         return style.finish(figure, axes[0], style.points_caption(steps, of_each, True, base))
 

@@ -111,7 +111,7 @@ def drift(steps: pd.DataFrame) -> Sheet:
             panel.set_ylim(bottom=0)
             if names.nunique() > 1:
                 style.legend(panel, _AXES[by] if by is not None and ordered else None)
-        kept = "; what is on no axis of a panel is at its middle value" if len(varying) > 2 else ""
+        kept = "; a setting that no axis of a panel shows has its middle value" if len(varying) > 2 else ""
         return style.finish(figure, None, style.points_caption(steps, f"median over steps{kept}"))
 
 
