@@ -1,4 +1,4 @@
-"""Figures from recorded runs: which can be drawn, what the others lack, and the files of one."""
+"""Figures from recorded runs: the list of figures, the data that a figure lacks, and the files of a figure."""
 
 import difflib
 import importlib.util
@@ -14,18 +14,18 @@ from steadymoe.bench.report.figures import FIGURES, FORMATS, Paper, Sheet, save
 from steadymoe.bench.support import atomic_files, external
 from steadymoe.bench.support.text import visible
 
-# A figure's numbers are also written for people where they are as few as this.
+# The numbers of a figure are also written as Markdown and LaTeX if there are at most this many rows.
 _LONGEST_TABLE = 60
 
 
 class CannotDraw(Exception):
-    """A figure that does not exist or whose data do not; the message is one line that says what to do."""
+    """The figure or its data do not exist; the message is one line and says what to do."""
 
 
 def data(recorded: dict[str, pd.DataFrame], takes: Sequence[str] | None = None) -> dict[str, pd.DataFrame]:
-    """The tables that figures take: what ``archive.load`` found of an experiment, and what follows from that.
+    """The tables that figures take: the tables of ``archive.load`` for an experiment, and tables derived from them.
 
-    Of what follows, where ``takes`` names tables, those alone: intervals take a while.
+    With ``takes`` only the derived tables of these names are computed, because intervals take time.
     """
     runs, steps = recorded["runs"], recorded["steps"]
     if runs.empty:
@@ -46,7 +46,7 @@ def data(recorded: dict[str, pd.DataFrame], takes: Sequence[str] | None = None) 
 
 
 def choose(recorded: dict[str, pd.DataFrame], arms: Sequence[str] | None) -> dict[str, pd.DataFrame]:
-    """The tables of some arms alone: those of these names, or of these algorithms; all of them for None.
+    """The tables of the named arms alone; a name is an arm or an algorithm. None keeps all arms.
 
     Raises CannotDraw for a name that is neither.
     """
@@ -84,11 +84,11 @@ def own(folders: tuple[Path, ...]) -> dict[str, Paper]:
 
 
 def _defined(path: Path) -> list[Paper]:
-    """The list ``FIGURES`` of a module, which may import what lies beside it."""
+    """The list ``FIGURES`` of a module; the module may import the modules beside it."""
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(f"steadymoe_own_{path.stem}_{len(sys.modules)}", path)
-    assert spec is not None  # of a file that ends in .py
+    assert spec is not None  # the file ends in .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     try:
@@ -99,7 +99,7 @@ def _defined(path: Path) -> list[Paper]:
 
 
 def find(words: Sequence[str]) -> list[Paper]:
-    """The figures of these ids or names."""
+    """The figures with these ids or names. Raises CannotDraw for an unknown word."""
     known = every()
     names = {each.name: each for each in known.values()} | known
     for word in words:
@@ -111,12 +111,12 @@ def find(words: Sequence[str]) -> list[Paper]:
 
 
 def command(paper: Paper) -> str:
-    """What makes the data of a figure."""
+    """The command that makes the data of a figure."""
     return f"steadymoe run experiment={paper.experiment}"
 
 
 def listing(results: Path) -> pd.DataFrame:
-    """Every figure: id, name, experiment, and whether its data are on disk or what they lack."""
+    """Every figure: id, name, experiment, and whether its data are on disk or else what is missing."""
     rows = []
     known: dict[str, dict[str, pd.DataFrame]] = {}
     for paper in every().values():
@@ -135,7 +135,10 @@ def make(
     formats: Sequence[str] = FORMATS,
     arms: Sequence[str] | None = None,
 ) -> list[Path]:
-    """Draw one figure of an experiment, its own unless one is named, of all arms or of some. Raises CannotDraw."""
+    """Draw a figure from the runs of ``experiment`` (default: the figure's own) and ``arms``; return the files.
+
+    Raises CannotDraw if the data of the figure are missing.
+    """
     name = experiment or paper.experiment
     recorded = archive.load(results, name)
     if recorded["runs"].empty:
@@ -149,12 +152,12 @@ def make(
 
 
 def stem(paper: Paper, experiment: str) -> str:
-    """The name of a figure's files."""
+    """The name of a figure's files, without suffix."""
     return "-".join(dict.fromkeys([experiment, paper.id, paper.name]))
 
 
 def texts(paper: Paper, figure: Sheet, experiment: str) -> dict[str, str]:
-    """File name → text: every number of a figure, and for people too where these are few."""
+    """File name → text: every number of a figure as CSV, and also as Markdown and LaTeX if there are few."""
     name, numbers = stem(paper, experiment), figure.numbers
     found = {f"{name}.csv": numbers.to_csv(index=False)}
     if len(numbers) <= _LONGEST_TABLE:
@@ -165,7 +168,7 @@ def texts(paper: Paper, figure: Sheet, experiment: str) -> dict[str, str]:
 
 
 def write(paper: Paper, figure: Sheet, results: Path, experiment: str, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """The figure in every format below ``figures``, its numbers below ``tables``."""
+    """Write the figure in every format to ``figures/`` and its numbers to ``tables/``; return the files."""
     for folder in ("figures", "tables"):
         (results / folder).mkdir(parents=True, exist_ok=True)
     files = []

@@ -1,4 +1,4 @@
-"""Every arm of an experiment against its best one, seed by seed: reward, held-out prompts, and what reward costs."""
+"""Every arm of an experiment against the best arm, seed by seed: reward, held-out prompts, and the cost of reward."""
 
 from contextlib import suppress
 from itertools import combinations
@@ -13,7 +13,7 @@ from steadymoe.bench.statistics.efficiency import Reached, cost_ratio, cost_to_r
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate
 from steadymoe.bench.statistics.survival import logrank, of_runs
 
-# The reward whose cost is compared: this share of the way from the first step's to the best arm's final reward.
+# The cost of this reward is compared: this share of the way from the first step's to the best arm's final reward.
 PART_OF_THE_GAIN = 0.9
 COMPARED = ("updates", "samples", "tokens", "seconds")
 CAPTION = (
@@ -33,9 +33,9 @@ CAPTION = (
 
 
 def table(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
-    """One row per arm but the best, highest final reward first; empty where there is one arm.
+    """One row per arm except the best arm, the highest final reward first; empty for a single arm.
 
-    ``steps``, ``runs`` and ``evaluations`` are those of ``collect`` for the ended runs of one experiment.
+    ``steps``, ``runs`` and ``evaluations`` are the tables of ``archive.load`` for one experiment.
     """
     rewards = tables.final_rewards(steps)
     ranked = ranking(rewards, bounds=columns.bounds("reward"))
@@ -66,7 +66,7 @@ def table(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) ->
 
 
 def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
-    """``win_rate``, or none where an arm has no evaluation or another task, and so other prompts."""
+    """``win_rate``; n = 0 if an arm has no evaluation, or another task and therefore other prompts."""
     if ours is not None and best is not None:
         with suppress(ValueError):
             return win_rate(ours, best)
@@ -74,7 +74,7 @@ def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
 
 
 def _log_rank(runs: pd.DataFrame, best: str) -> dict[str, float]:
-    """By arm the p-value of a log-rank test that it collapses as the best one does, corrected for all pairs of arms."""
+    """Arm → p-value of the log-rank test that it collapses at the best arm's rate, corrected for all pairs of arms."""
     collapses = {str(arm): of_runs(ours) for arm, ours in runs.groupby("arm")}
     pairs = list(combinations(collapses, 2))
     corrected = holm([logrank(*collapses[one], *collapses[other]) for one, other in pairs])
@@ -83,23 +83,23 @@ def _log_rank(runs: pd.DataFrame, best: str) -> dict[str, float]:
 
 
 def target(steps: pd.DataFrame, best: float) -> float | None:
-    """The reward whose cost is compared, given the better arm's final one; None where that is no gain."""
+    """The reward whose cost is compared, from the best arm's final reward ``best``; None if that arm gained nothing."""
     rewards = steps[steps["metric"] == "reward"]
     first = rewards.loc[rewards["step"] == rewards["step"].min(), "value"].mean()
     return float(first + PART_OF_THE_GAIN * (best - first)) if best > first else None
 
 
 def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dict[int, Reached]]:
-    """What each seed of an arm spent until it reached the reward ``goal``: by unit of ``COMPARED``, by seed."""
-    found: dict[str, dict[int, Reached]] = {unit: {} for unit in COMPARED}
+    """Unit of ``COMPARED`` → seed → cost until the arm reached the reward ``goal``."""
+    by_unit: dict[str, dict[int, Reached]] = {unit: {} for unit in COMPARED}
     for run in runs.to_dict("records"):
         ours = steps[steps["seed"] == run["seed"]]
         wide = ours.pivot(index="step", columns="metric", values="value").sort_index().reset_index()
         wide = wide.reindex(columns=list({*wide.columns, "tokens_sampled"}))
-        wide = wide.dropna(subset="tokens_sampled")  # steps after a number that was not finite never took place
+        wide = wide.dropna(subset="tokens_sampled")  # no step took place after a number that was not finite
         if wide.empty:
             continue
         so_far = costs(wide, int(run["updates_per_rollout"]), int(run["responses"]))
         for unit in COMPARED:
-            found[unit][run["seed"]] = cost_to_reward(wide["reward"], so_far[unit], goal, tables.LAST_STEPS)
-    return found
+            by_unit[unit][run["seed"]] = cost_to_reward(wide["reward"], so_far[unit], goal, tables.LAST_STEPS)
+    return by_unit

@@ -1,4 +1,4 @@
-"""Figures of numbers that run over a training: one line for each thing compared. They take ``collect.steps``."""
+"""Figures of metrics over the steps of training, one line for each arm. They take the table ``collect.steps``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +11,9 @@ from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import Sheet
 from steadymoe.bench.statistics import estimates
 
-# Shares and rewards: an interval is not drawn where the quantity cannot be.
+# Metrics in [0, 1]: intervals are cut to this range.
 _SHARES = {"reward", "eval_accuracy", "expert_change_rate", "clip_fraction", "token_any_layer_change_rate"}
-# Shares of clipped tokens are drawn on a logarithmic scale that turns linear below this, so that 0 is shown.
+# The scale of clipped shares is logarithmic, and linear below this, so that it shows 0.
 LEAST_CLIPPED = 1e-3
 _COMPUTE = {
     "tokens": "sampled tokens",
@@ -21,7 +21,7 @@ _COMPUTE = {
     "samples": "sampled responses",
     "seconds": "seconds (sampling and training)",
 }
-# A variance below this is one of rounding.
+# A variance below this is rounding.
 _NOTHING = 10 * estimates.LEAST_LOG
 _SECONDS = ["rollout_seconds", "old_policy_seconds", "update_seconds"]
 
@@ -66,12 +66,12 @@ def replay(steps: pd.DataFrame) -> Sheet:
 
 
 def mismatch(steps: pd.DataFrame) -> Sheet:
-    """Reward above the mismatch of sampler and trainer, whose growth goes before collapse (DPPO, sanity figure)."""
+    """Reward above the mismatch of sampler and trainer; the mismatch grows before a collapse (DPPO, sanity figure)."""
     return _reward_above(steps, "rollout_kl_k3", "KL of sampler from trainer (k3)")
 
 
 def _reward_above(steps: pd.DataFrame, metric: str, label: str) -> Sheet:
-    """Reward, and below it what is to explain it, on a logarithmic axis."""
+    """Reward, and below it an explaining metric on a logarithmic axis."""
     lines = looks.of_lines(steps)
     against = seeds.compared(steps, lines)
     with style.house():
@@ -83,7 +83,7 @@ def _reward_above(steps: pd.DataFrame, metric: str, label: str) -> Sheet:
 
 
 def _above(rows: int, against: str | None) -> tuple[Sheet, list[Axes]]:
-    """``rows`` panels on one x axis and, where there is an arm to compare with, one more for the differences."""
+    """``rows`` panels on one x axis, and one more panel for differences if ``against`` names an arm."""
     figure, axes = style.panels(rows + (against is not None), 1, 1.8 * (rows + (against is not None)))
     for axis in axes[: rows - 1]:
         axis.sharex(axes[rows - 1])
@@ -92,7 +92,7 @@ def _above(rows: int, against: str | None) -> tuple[Sheet, list[Axes]]:
 
 
 def _differences(axes: list[Axes], steps: pd.DataFrame, against: str | None, lines: dict[str, Look]) -> None:
-    """Finish what ``_above`` made: no label on a shared x axis, and differences in reward in the last panel."""
+    """Finish the panels of ``_above``: no label on a shared x axis, differences in reward in the last panel."""
     for axis in axes[: -1 if against is None else -2]:
         axis.set_xlabel("")
     if against is not None:
@@ -134,12 +134,12 @@ def staleness_panels(steps: pd.DataFrame) -> Sheet:
 def staleness_grid(steps: pd.DataFrame) -> Sheet:
     """Reward over gradient updates, a panel for each method and a line for each staleness (VESPO, figure 3).
 
-    Where seeds are few their differences from the least staleness stand below, at equal numbers of updates.
+    With few seeds, panels below show each seed's difference from the least staleness at equal numbers of updates.
     """
     names = line_names(steps, ["algorithm", "routing", "correction"])
     methods, staleness = sorted(set(names)), sorted(steps["updates_per_rollout"].unique())
     lines = {f"N = {updates:g}": looks.ramp(place, len(staleness)) for place, updates in enumerate(staleness)}
-    # The step is counted in gradient updates, so that lines stand at equal training.
+    # Steps are counted in gradient updates, so that lines are compared after equal training.
     steps = steps.assign(method=names, arm="N = " + steps["updates_per_rollout"].map("{:g}".format))
     steps = steps.assign(step=steps["step"] * steps["updates_per_rollout"])
     against = seeds.compared(steps, lines)
@@ -150,7 +150,7 @@ def staleness_grid(steps: pd.DataFrame) -> Sheet:
             for place in range(2 * rows):
                 axis = axes[2 * (kinds * (place // 2) + kind) + place % 2]
                 axis.sharey(axes[2 * kind]) if axis is not axes[2 * kind] else None
-                if place >= len(methods):  # the place of a panel that is not there
+                if place >= len(methods):  # an empty place in the grid of panels
                     axis.remove()
                     continue
                 ours = steps[steps["method"] == methods[place]]
@@ -178,19 +178,19 @@ def curves(
     window: int = style.SMOOTHED_OVER,
     panel: str = "",
 ) -> None:
-    """One line per arm of ``lines`` over steps or over ``x`` by arm and step; an arm without the metric has none.
+    """One line per arm of ``lines`` over steps, or over ``x`` (indexed by arm and step); no line without the metric.
 
-    With its interval from ten seeds on, with a thin line for every seed below.
+    A line has an interval from ten seeds on; below ten seeds every seed has a thin line.
     """
     axis.set_xlabel("step (rollout)")
     axis.set_ylabel(label)
-    made = estimates.curves(steps, metric, window, log)
+    means = estimates.curves(steps, metric, window, log)
     if metric in _SHARES:
-        made[["low", "high"]] = made[["low", "high"]].clip(0, 1)
+        means[["low", "high"]] = means[["low", "high"]].clip(0, 1)
     few = style.few(steps)
-    of_seeds = seeds.smoothed(steps, metric, window, log) if few else made.iloc[:0].assign(seed=0)
+    of_seeds = seeds.smoothed(steps, metric, window, log) if few else means.iloc[:0].assign(seed=0)
     for arm, look in lines.items():
-        curve = made[made["arm"] == arm]
+        curve = means[means["arm"] == arm]
         if curve.empty:
             continue
 
@@ -203,15 +203,15 @@ def curves(
         style.line(axis, arm, placed(curve)[shown], look, panel)
     if log:
         axis.set_yscale("log")
-        some = made[made["mean"] > _NOTHING]
-        if len(some) < len(made) and len(some):  # what does not vary at all would leave no room for the rest
-            axis.set_ylim(bottom=0.5 * some["mean"].min())
+        visible = means[means["mean"] > _NOTHING]
+        if len(visible) < len(means) and len(visible):  # a variance of rounding would stretch the axis
+            axis.set_ylim(bottom=0.5 * visible["mean"].min())
 
 
 def compute(steps: pd.DataFrame, unit: str) -> pd.Series:
-    """What an arm has spent after each step, the mean over its seeds, by arm and step.
+    """The cumulative cost of an arm after each step in ``unit``, mean over seeds; indexed by arm and step.
 
-    A seed that ended early counts with what it had spent.
+    After its end a seed counts with its whole cost.
     """
     if unit == "updates":
         last = steps.groupby(["arm", "step"])["updates_per_rollout"].first()
@@ -227,7 +227,7 @@ def compute(steps: pd.DataFrame, unit: str) -> pd.Series:
 
 
 def line_names(steps: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """What the lines of a figure compare: the algorithm, and those of ``keys`` that differ."""
+    """The name of each row's line: the algorithm, and the ``keys`` that vary."""
     varying = [key for key in keys if key == "algorithm" or steps[key].nunique() > 1]
     names = {point: " ".join(point) for point in steps[varying].drop_duplicates().itertuples(index=False, name=None)}
     return pd.Series([names[point] for point in steps[varying].itertuples(index=False, name=None)], index=steps.index)

@@ -1,4 +1,4 @@
-"""What stands in place of a band below ten seeds: every seed's own curve, and its difference from another arm's."""
+"""Figures below ten seeds show no band: they show every seed's own curve, and its difference from another arm."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,7 +9,7 @@ from steadymoe.bench.statistics import estimates
 
 
 def smoothed(steps: pd.DataFrame, metric: str, window: int, log: bool = False) -> pd.DataFrame:
-    """One metric of every seed by itself, smoothed as ``stats.curves`` does: arm, seed, step, mean."""
+    """One metric of every seed by itself, smoothed as in ``estimates.curves``: arm, seed, step, mean."""
     chosen = steps[steps["metric"] == metric]
     parts = [estimates.curves(ours, metric, window, log).assign(seed=seed) for seed, ours in chosen.groupby("seed")]
     columns = ["arm", "seed", "step", "mean"]
@@ -26,7 +26,7 @@ def differences(
     window: int = style.SMOOTHED_OVER,
     panel: str = "",
 ) -> None:
-    """Each arm less the reference arm at the same seed and step: a thin line a seed, and their mean."""
+    """Each arm minus the reference arm at the same seed and step: one thin line per seed, and their mean."""
     base = looks.reference(lines)
     wide = smoothed(steps, metric, window).pivot(index=["seed", "step"], columns="arm", values="mean")
     axis.axhline(0, color=lines[base].colour, linestyle=lines[base].dashes, linewidth=0.8)
@@ -44,7 +44,7 @@ def differences(
 
 
 def compared(steps: pd.DataFrame, lines: dict[str, Look]) -> str | None:
-    """The arm that others are compared with, seed by seed; None where seeds are many or none is shared."""
+    """The reference arm for differences seed by seed; None from ten seeds on, or if no arm shares a seed with it."""
     if len(lines) < 2 or not style.few(steps):
         return None
     base = looks.reference(lines)
