@@ -1,1 +1,5 @@
-"""transformers' own Mixture-of-Experts models: built from a config, their routing observed."""
+"""Mixture-of-Experts models of transformers: built from a config or loaded, their routing recorded and replayed.
+
+Numbers of a config or a local checkpoint come in; models, recorded routes and rollout engines go out. This folder
+imports no other folder of the suite.
+"""

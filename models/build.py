@@ -1,7 +1,7 @@
 """A transformers causal language model from the numbers in ``conf/model/*.yaml``.
 
-No model code is written here: the YAML names a transformers config class (``_target_``) and its fields,
-and transformers builds the model that belongs to it.
+This module contains no model code: the YAML names a config class of transformers (``_target_``) and its fields, and
+transformers builds the model.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from steadymoe.models import contract, megablocks
 from steadymoe.models.routing import experts_of, routers
 
-# Given by the tokenizer, so that one model YAML serves every task.
+# The tokenizer gives these fields, so that one model YAML serves every task.
 _FROM_TOKENIZER = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
 _TOP_K = ("num_experts_per_tok", "moe_topk", "experts_per_token")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# A field of ours beside the family's own: the arithmetic of the routers, whatever that of the rest (``precision``).
+# The suite's own field beside the family's fields: the arithmetic of the routers; ``precision`` is for the rest.
 _ROUTER_DTYPE = "router_dtype"
 
-# Fields of transformers' configs that a run does not go by, and what it goes by.
+# Field of a transformers config without effect in a run → what has the effect instead.
 _WITHOUT_EFFECT = {
     "router_aux_loss_coef": "routing.aux_loss is the coefficient",
     "aux_loss_alpha": "routing.aux_loss is the coefficient",
@@ -43,12 +43,12 @@ _WITHOUT_EFFECT = {
     "use_cache": "sampling has a cache, training has none",
 }
 
-# How experts are computed: names of transformers' registry of experts implementations, the usual one first.
+# Implementations of experts, by their names in transformers' registry; the default first.
 EXPERTS = ("grouped_mm", "eager", megablocks.NAME)
 
 
 def config_class(target: str) -> type[PreTrainedConfig]:
-    """The transformers config class that ``_target_`` names; ValueError if it is not one."""
+    """The transformers config class that ``_target_`` names. Raises ValueError for any other class or name."""
     package, _, name = target.rpartition(".")
     cls = getattr(transformers, name, None) if package == "transformers" else None
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedConfig)):
@@ -60,9 +60,9 @@ def config_class(target: str) -> type[PreTrainedConfig]:
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Raise ValueError, in one line, for what transformers would accept in silence or break on later.
+    """Raise ValueError, in one line, for values that transformers would accept silently or fail on later.
 
-    A family outside the contract of routers and experts is refused here too; see ``models/contract.py``.
+    Also raises ``contract.OutsideContractError`` (a ValueError) for a family outside the contract (models/contract.py).
     """
     cls = config_class(str(config.get("_target_")))
     numbers = _numbers(config)
@@ -88,13 +88,13 @@ def check(config: Mapping[str, Any]) -> None:
     if config.get(_ROUTER_DTYPE) not in (None, *_ROUTED):
         raise ValueError(f"model.config.{_ROUTER_DTYPE} must be {' or '.join(_ROUTED)}; got {config[_ROUTER_DTYPE]!r}")
     try:
-        made = cls(**numbers)
+        built = cls(**numbers)
     except Exception as error:  # transformers validates types with exception classes of its own
         raise ValueError(f"{cls.__name__}: {' '.join(str(error).split())}") from error
 
     def first(names: tuple[str, ...]) -> int | None:
-        """A number by whichever name this family has for it, its default included."""
-        return next((value for name in names if isinstance(value := getattr(made, name, None), int)), None)
+        """The number under the first of ``names`` that this family has, or its default."""
+        return next((value for name in names if isinstance(value := getattr(built, name, None), int)), None)
 
     top_k, experts = first(_TOP_K), first(_EXPERTS)
     if top_k is not None and experts is not None and top_k > experts:
@@ -104,34 +104,34 @@ def check(config: Mapping[str, Any]) -> None:
     heads, key_value_heads = first(("num_attention_heads",)), first(("num_key_value_heads",))
     if heads and key_value_heads and heads % key_value_heads:
         raise ValueError(f"num_key_value_heads ({key_value_heads}) must divide num_attention_heads ({heads})")
-    if heads and not getattr(made, "head_dim", None) and made.hidden_size % heads:
-        raise ValueError(f"num_attention_heads ({heads}) must divide hidden_size ({made.hidden_size})")
+    if heads and not getattr(built, "head_dim", None) and built.hidden_size % heads:
+        raise ValueError(f"num_attention_heads ({heads}) must divide hidden_size ({built.hidden_size})")
     try:
         routed = has_experts(config)
     except contract.OutsideContractError:
         raise
     except Exception as error:
         given = ", ".join(f"{key}={value}" for key, value in numbers.items())
-        said = " ".join(str(error).split())
-        raise ValueError(f"{cls.__name__} cannot be built from {given}: {type(error).__name__} {said}") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{cls.__name__} cannot be built from {given}: {type(error).__name__} {reason}") from error
     if config.get(_ROUTER_DTYPE) is not None and not routed:
-        raise ValueError(f"model.config.{_ROUTER_DTYPE} is of routers, and this model is dense; leave it out")
+        raise ValueError(f"model.config.{_ROUTER_DTYPE} is for routers, and this model is dense; leave it out")
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:
-    """Whether the model of this config has a layer with a router; raises as ``contract.moe_layers``."""
+    """Whether the model of this config has a layer with a router. Raises the errors of ``contract.moe_layers``."""
     return _moe_layers(config["_target_"], json.dumps(_numbers(config), sort_keys=True)) > 0
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
-    """For how many tokens the model of this config is made, prompt and response together; None if it does not say."""
+    """The longest sequence of the model, in tokens of prompt and response together; None if the config has no limit."""
     return getattr(config_class(config["_target_"])(**_numbers(config)), "max_position_embeddings", None)
 
 
 def layers_and_width(config: Mapping[str, Any]) -> tuple[int, int]:
-    """How many layers the model of this config has, and how many numbers stand between two of them for a token."""
-    made = config_class(config["_target_"])(**_numbers(config))
-    return made.num_hidden_layers, made.hidden_size
+    """The number of layers of the model, and H, the width of the hidden state between two layers."""
+    built = config_class(config["_target_"])(**_numbers(config))
+    return built.num_hidden_layers, built.hidden_size
 
 
 @functools.cache
@@ -140,12 +140,12 @@ def _moe_layers(target: str, numbers: str) -> int:
 
 
 def _numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the family's own config class is given."""
+    """The fields for the family's own config class."""
     return {key: value for key, value in config.items() if key not in ("_target_", _ROUTER_DTYPE)}
 
 
 def _fields(cls: type[PreTrainedConfig]) -> set[str]:
-    """Names that the config declares, or that its model reads all the same (``head_dim`` of Qwen3-MoE, say)."""
+    """The fields that the config declares, and fields that only its model reads (like ``head_dim`` of Qwen3-MoE)."""
     if cls not in AutoModelForCausalLM._model_mapping:
         raise ValueError(f"transformers has no causal language model for {cls.__name__}")
     source = inspect.getsource(sys.modules[AutoModelForCausalLM._model_mapping[cls].__module__])
@@ -160,29 +160,29 @@ def build(
     device: str | None = None,
     experts: str = EXPERTS[0],
 ) -> PreTrainedModel:
-    """A freshly initialised fp32 model on ``device`` (None: torch's current one); equal seeds give equal weights.
+    """A freshly initialised fp32 model on ``device`` (None: torch's default device); equal seeds give equal weights.
 
-    ``experts`` is one of ``EXPERTS``; raises ImportError for ``megablocks`` where it is not installed.
+    ``experts`` is one of ``EXPERTS``. Raises ImportError for ``megablocks`` if it is not installed.
     """
     cls = config_class(config["_target_"])
     numbers = _numbers(config)
     numbers |= {"vocab_size": len(tokenizer)}
     numbers |= {f"{token}_token_id": getattr(tokenizer, f"{token}_token_id") for token in ("pad", "bos", "eos")}
-    # transformers initialises from torch's global generator: lent a seed for the duration, then given back.
+    # transformers initialises from torch's global generator: it has our seed inside the block, its old state after it.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(cls(**numbers), dtype=torch.float32, **implementations(cls, experts))
     if config.get(_ROUTER_DTYPE) is not None:
         for router in routers(model):
             router.__class__ = type(type(router).__name__, (_ROUTED[config[_ROUTER_DTYPE]], type(router)), {})
-    # In evaluation mode throughout, so that no dropout or router jitter sets sampler and trainer apart.
+    # The model stays in evaluation mode, so that no dropout or router jitter makes sampler and trainer differ.
     return model.eval().to(device) if device else model.eval()
 
 
 def size(model: PreTrainedModel) -> dict[str, int]:
-    """Counts of a model: all parameters, those that one token uses, MoE layers, experts of each, experts a token.
+    """Counts of a model: parameters, active_parameters (used by one token), moe_layers, experts (per layer), top_k.
 
-    Routers, shared experts and embeddings are used by every token. The last two are 0 for a dense model.
+    Every token uses routers, shared experts and embeddings. The last three counts are 0 for a dense model.
     """
     parameters, (router, *_) = model.num_parameters(), [*routers(model), None]
     if router is None:
@@ -202,7 +202,7 @@ def size(model: PreTrainedModel) -> dict[str, int]:
 
 
 def implementations(cls: type[PreTrainedConfig], experts: str) -> dict[str, str]:
-    """How a family's layers are computed: attention by ``sdpa`` where it has that; ``experts`` as in ``build``."""
+    """Arguments of transformers for a family's layers: attention by ``sdpa`` if it has ``sdpa``, and ``experts``."""
     if experts == megablocks.NAME:
         megablocks.register()
     family: Any = AutoModelForCausalLM._model_mapping[cls]
@@ -211,7 +211,7 @@ def implementations(cls: type[PreTrainedConfig], experts: str) -> dict[str, str]
 
 
 class _InFloat32(nn.Module):
-    """Mixed into the class of a router: its arithmetic is fp32 under any ``precision``."""
+    """A mix-in for the class of a router: the router computes in fp32 under any ``precision``."""
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(hidden.device.type, enabled=False):
@@ -219,7 +219,7 @@ class _InFloat32(nn.Module):
 
 
 class _InBfloat16(nn.Module):
-    """Mixed into the class of a router: its arithmetic is bf16 under any ``precision``."""
+    """A mix-in for the class of a router: the router computes in bf16 under any ``precision``."""
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(hidden.device.type, dtype=torch.bfloat16):

@@ -1,12 +1,15 @@
-"""What a Mixture-of-Experts family of transformers must keep to be recorded, replayed and trained like all others.
+"""The contract between the suite and a Mixture-of-Experts family of transformers.
+
+A family inside the contract can be recorded, replayed and trained:
 
 1. Its base model declares one class of routers, ``_can_record_outputs["router_logits"]``.
 2. A router has a ``weight`` of E rows and returns (logits, gate weights, indices): (N, E), (N, K) and (N, K).
-3. It chooses by exactly one ``torch.topk`` over the (N, E) scores of all experts, so that a choice can be forced, and
-   returns that choice in its order (``bench/training/microbatches.py`` compares them when a run starts).
-4. Its experts run through transformers' registry of experts implementations.
+3. A router chooses by exactly one ``torch.topk`` over the (N, E) scores of all experts, so that a choice can be forced.
+   It returns the choice in the order of ``torch.topk`` (``bench/training/microbatches.py`` checks the order when a run
+   starts).
+4. The experts run through transformers' registry of experts implementations.
 
-Shapes: N tokens of a forward, K experts a token, E experts.
+Shapes (docs/shapes.md): N tokens of a forward, K experts a token, E experts, H hidden.
 """
 
 import copy
@@ -23,7 +26,7 @@ ALL_EXPERTS_FUNCTIONS.register(_SHAPES_ONLY, lambda experts, hidden_NH, indices_
 
 
 class OutsideContractError(ValueError):
-    """A family that breaks the contract; the message is one line and names the reason."""
+    """A family breaks the contract; the message is one line and names the reason."""
 
     def __init__(self, config: type[PreTrainedConfig], reason: str) -> None:
         super().__init__(f"{config.__name__} is outside the contract of routers and experts (docs/models.md): {reason}")
@@ -32,13 +35,13 @@ class OutsideContractError(ValueError):
 def moe_layers(config: PreTrainedConfig) -> int:
     """The number of layers with a router; 0 for a dense model.
 
-    Raises OutsideContractError for a mixture of experts outside the contract, and whatever transformers raises
-    when no model can be made of the config. One forward on the meta device, shapes without numbers: 0.04 s for
-    4 layers, 0.6 s for DeepSeek-V3's 61.
+    Raises OutsideContractError for a mixture of experts outside the contract, and the error of transformers if it
+    cannot build a model from the config. The check is one forward on the meta device (shapes without numbers): 0.04 s
+    for 4 layers, 0.6 s for the 61 layers of DeepSeek-V3.
     """
     cls = type(config)
     with torch.device("meta"), torch.no_grad():
-        # Eager attention alone asks nothing of its inputs' values.
+        # Eager attention is the only one that never looks at the values of its inputs.
         model = AutoModelForCausalLM.from_config(
             copy.deepcopy(config), attn_implementation="eager", experts_implementation=_SHAPES_ONLY
         )
@@ -52,9 +55,9 @@ def moe_layers(config: PreTrainedConfig) -> int:
             for router in routers:
                 router.register_forward_pre_hook(lambda *_: selections.shapes.clear())
                 router.register_forward_hook(
-                    lambda router, args, output: reasons.append(_why_not(router, output, selections.shapes))
+                    lambda router, args, output: reasons.append(_reason_against(router, output, selections.shapes))
                 )
-            # With a cache packing is not looked for; and it is the cache that sampling uses.
+            # Sampling uses this cache, and with a cache transformers does not look for packed sequences.
             cache = DynamicCache(config=model.config)
             model(torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
     for reason in reasons:
@@ -76,8 +79,8 @@ def _routers(cls: type[PreTrainedConfig], model: PreTrainedModel) -> list[nn.Mod
     return routers
 
 
-def _why_not(router: nn.Module, output: Any, selections: list[torch.Size]) -> str | None:
-    """How one call of a router breaks the contract; None if it keeps it."""
+def _reason_against(router: nn.Module, output: Any, selections: list[torch.Size]) -> str | None:
+    """How one call of a router breaks the contract, or None."""
     name = type(router).__name__
     given = output if isinstance(output, tuple) else (output,)
     if [each.dim() if isinstance(each, Tensor) else None for each in given] != [2, 2, 2]:
@@ -95,7 +98,7 @@ def _why_not(router: nn.Module, output: Any, selections: list[torch.Size]) -> st
 
 
 class _Selections(TorchFunctionMode):
-    """Keeps the shapes over which ``torch.topk`` was called."""
+    """Records the shape of the input of every call of ``torch.topk``."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,11 +1,10 @@
-"""Rollout engines: how the policy that samples differs from the one that is trained, as dials.
+"""Rollout engines: each makes the sampling policy differ from the trained policy, by a chosen strength.
 
-In one process and fp32 the sampler and the training forward agree to rounding, so the mismatch that real
-systems have (other precision, noise in the router, old weights) is produced here, at a known strength. An
-engine never touches the trainer's weights: it samples with a copy of its own. At strength 0 there is no copy,
-and sampling is exact.
+In one process and fp32 the sampler and the training forward agree up to rounding. Real systems have a mismatch (other
+precision, noise in the router, old weights); an engine produces such a mismatch at a known strength. An engine never
+changes the trainer's weights: it samples with a copy. At strength 0 there is no copy, and sampling is exact.
 
-Shapes: E experts, N tokens, O output features, I input features.
+Shapes (docs/shapes.md): E experts, N tokens of a forward.
 """
 
 import copy
@@ -20,14 +19,14 @@ from transformers import PreTrainedModel
 
 from steadymoe.models.routing import routers, with_logits
 
-# What serving engines leave in the precision of training, by parts of its name.
+# Parts of the names of weights that serving engines leave in the precision of training.
 _SPARED = ("embed_tokens", "lm_head", ".gate.weight", ".router.weight", "shared_expert_gate")
 _FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What a sampler does differently; ``strength`` is how much, 0 for nothing."""
+    """A difference between sampler and trainer; ``strength`` (at least 0) is its size, and 0 is no difference."""
 
     strength: float = 1.0
 
@@ -37,26 +36,26 @@ class Engine:
 
     @property
     def temperature(self) -> float:
-        """The temperature that is sampled at; the training forward is always at 1."""
+        """The temperature of sampling; the training forward always has temperature 1."""
         return 1.0
 
     @property
     def delay(self) -> int:
-        """How many steps old the weights are that sample."""
+        """The age of the sampling weights, in steps."""
         return 0
 
     def round_weight(self, name: str, weight: Tensor) -> Tensor:
-        """The copy's value of a weight, given the trainer's."""
+        """The copy's value of a weight, from the trainer's value; same shape."""
         return weight
 
     def install(self, model: PreTrainedModel, generator: Callable[[], torch.Generator]) -> None:
-        """Change how the copy computes, once; ``generator`` gives the rollout's source of noise."""
+        """Change the computation of the copy, once and for good; ``generator()`` is the source of a rollout's noise."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exact(Engine):
-    """The trainer's own weights and arithmetic."""
+    """Sampling with the trainer's own weights and arithmetic."""
 
     strength: float = 0.0
 
@@ -67,13 +66,13 @@ class Exact(Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding(Engine):
-    """Weights and activations of linear layers and experts as w + α (q(w) − w), α the strength.
+    """Rounded weights and activations of linear layers and experts: w + α (q(w) − w), where α is the strength.
 
-    ``dtype`` is bf16, fp8 (e4m3) or int8 (symmetric); the last two scale by the largest absolute value, per
-    output ``channel`` or per ``tensor`` for weights, per token for activations. Routers, gates of shared experts,
-    output head and embedding are left as they are with fp8 and int8, as serving engines do, and are rounded with
-    bf16, routers with what they are given and their logits. Biases, norms and convolutions stay. Inside an expert
-    only its input and its weights are rounded: its own hidden activation is out of reach.
+    ``dtype`` is bf16, fp8 (e4m3) or int8 (symmetric). fp8 and int8 scale by the largest absolute value: weights per
+    output ``channel`` or per ``tensor``, activations per token. fp8 and int8 leave routers, gates of shared experts,
+    output head and embedding exact, as serving engines do. bf16 rounds these too, and the inputs and logits of routers.
+    Biases, norms and convolutions are never rounded. Inside an expert the input and the weights are rounded, but not
+    the hidden activation.
     """
 
     dtype: str = "bf16"
@@ -90,17 +89,17 @@ class Rounding(Engine):
             if value not in choices:
                 raise ValueError(f"engine.{name} must be one of {', '.join(choices)}; got {value!r}")
         if self.dtype == "bf16" and self.scale != "channel":
-            raise ValueError("engine.scale is of fp8 and int8: bf16 has no scale to choose")
+            raise ValueError("engine.scale is for fp8 and int8: bf16 has no scale to choose")
 
     def round_weight(self, name: str, weight: Tensor) -> Tensor:
-        """Matrices (…, outputs, inputs) are rounded, norms, biases and convolutions are not."""
+        """The rounded matrix, (…, outputs, inputs); norms, biases and convolutions are returned unchanged."""
         spared = any(part in name for part in _SPARED)
         if weight.dim() < 2 or name.endswith("bias") or "conv1d" in name or (spared and self.dtype != "bf16"):
             return weight
         return self._mixed(weight, self.scale == "tensor")
 
     def install(self, model: PreTrainedModel, generator: Callable[[], torch.Generator]) -> None:
-        """Round what linear layers and experts are fed, and with bf16 what routers are fed and say."""
+        """Round the inputs of linear layers and experts, and with bf16 the inputs and logits of routers."""
         spared = () if self.dtype == "bf16" else _SPARED
         experts = {id(module) for module in model.modules() if "Experts" in type(module).__name__}
         routed = set(routers(model))
@@ -116,7 +115,7 @@ class Rounding(Engine):
 
 
 def _quantised(values: Tensor, dtype: str, whole: bool) -> Tensor:
-    """``values`` as a grid of ``dtype`` holds them, scaled over all of them or over their last dimension."""
+    """``values`` rounded to the grid of ``dtype``; the scale is shared by all values or by the last dimension."""
     if dtype == "bf16":
         return values.to(torch.bfloat16).to(values.dtype)
     largest = values.abs().amax() if whole else values.abs().amax(-1, keepdim=True)
@@ -128,10 +127,10 @@ def _quantised(values: Tensor, dtype: str, whole: bool) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class RouterNoise(Engine):
-    """Gaussian noise on the routers' logits, ``strength`` its standard deviation."""
+    """Gaussian noise on the routers' logits; ``strength`` is its standard deviation."""
 
     def install(self, model: PreTrainedModel, generator: Callable[[], torch.Generator]) -> None:
-        """Add noise to what every router's matrix gives."""
+        """Add noise to the logits of every router."""
 
         def noisy(logits_NE: Tensor) -> Tensor:
             noise_NE = torch.randn(logits_NE.shape, generator=generator(), device=logits_NE.device)
@@ -142,7 +141,7 @@ class RouterNoise(Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class RouterBF16(Engine):
-    """Only the routers' logits are rounded to bf16, as x + α (bf16(x) − x)."""
+    """Rounding of the routers' logits alone: x + α (bf16(x) − x), where α is the strength."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,7 +149,7 @@ class RouterBF16(Engine):
             raise ValueError(f"engine.strength of a rounding engine is at most 1; got {self.strength}")
 
     def install(self, model: PreTrainedModel, generator: Callable[[], torch.Generator]) -> None:
-        """Round what every router's matrix gives."""
+        """Round the logits of every router."""
         _change_logits(
             model, lambda logits_NE: logits_NE + self.strength * (_quantised(logits_NE, "bf16", True) - logits_NE)
         )
@@ -158,9 +157,9 @@ class RouterBF16(Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class Stale(Engine):
-    """Weights as they were ``strength`` steps ago, a whole number: asynchronous training.
+    """Weights that are ``strength`` steps old (a whole number), as in asynchronous training.
 
-    The first steps sample with the oldest weights there are, those of the cold start.
+    The first steps sample with the weights of the cold start, the oldest weights.
     """
 
     def __post_init__(self) -> None:
@@ -170,13 +169,13 @@ class Stale(Engine):
 
     @property
     def delay(self) -> int:
-        """How many steps old the weights are that sample."""
+        """The age of the sampling weights, in steps."""
         return int(self.strength)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Temperature(Engine):
-    """Sampling at temperature 1 + ``strength``, scored by the trainer at 1; log μ is that of what was sampled."""
+    """Sampling at temperature 1 + ``strength``; log μ is taken at this temperature. The trainer scores at 1."""
 
     @property
     def temperature(self) -> float:
@@ -190,7 +189,7 @@ class Temperature(Engine):
 
 
 class Sampler:
-    """The model that samples under an engine, kept up with the trainer's."""
+    """The sampling model of an engine; it follows the trainer's weights."""
 
     def __init__(self, engine: Engine, model: PreTrainedModel) -> None:
         self.engine, self._trained = engine, model
@@ -211,7 +210,7 @@ class Sampler:
 
     @torch.no_grad()
     def model(self, generator: torch.Generator) -> PreTrainedModel:
-        """The model to sample one step's rollouts with; ``generator`` is its source of noise. Call it once a step."""
+        """The model that samples the rollout of one step. Call it once a step; ``generator`` is its source of noise."""
         self._generator = generator
         if self._copy is None:
             return self._trained
@@ -221,18 +220,18 @@ class Sampler:
             weights = self._past[0]
         for name, target in self._copy.named_parameters():
             weight = weights[name].detach()
-            if name in self._transposed:  # outputs last: turned round, so that a channel is an output's
+            if name in self._transposed:  # the outputs are the last dimension; a channel must be an output
                 target.copy_(self.engine.round_weight(name, weight.mT).mT)
             else:
                 target.copy_(self.engine.round_weight(name, weight))
         return self._copy
 
     def state(self) -> dict[str, Tensor]:
-        """The weights of past steps, as ``<age>/<name>``: what a checkpoint needs besides the trainer's."""
+        """The weights of past steps, as ``<age>/<name>``; a checkpoint saves them beside the trainer's weights."""
         return {f"{age}/{name}": weight for age, past in enumerate(self._past) for name, weight in past.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what ``state`` gave."""
+        """Restore the weights of past steps from ``state()``."""
         past: dict[int, dict[str, Tensor]] = {}
         for key, weight in state.items():
             age, _, name = key.partition("/")
@@ -242,6 +241,6 @@ class Sampler:
 
 
 def _change_logits(model: PreTrainedModel, change: Callable[[Tensor], Tensor]) -> None:
-    """Put ``change`` between every router's matrix and the rest of the router, for good."""
+    """Apply ``change`` to the logits (N, E) of every router, from now on."""
     for router in routers(model):
         router.forward = partial(with_logits, router, router.forward, change)

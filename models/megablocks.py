@@ -2,15 +2,15 @@
 
     sort by expert → gather → grouped product with gate_up → gate → grouped product with down → weighted scatter
 
-Sorting, counting, gathering and scattering, forward and backward, are MegaBlocks'; the grouped products are torch's
-``grouped_mm``. MegaBlocks is imported when first asked for. Its compiled part, ``megablocks_ops``, is supplied here
-where it was not built, and on the CPU, where its Triton kernels run in Triton's interpreter.
+MegaBlocks sorts, counts, gathers and scatters, forward and backward; torch's ``grouped_mm`` computes the grouped
+products. MegaBlocks is imported at its first use. This module replaces its compiled part, ``megablocks_ops``, if that
+was not built, and on the CPU; there the Triton kernels run in Triton's interpreter.
 
-Differs from how MegaBlocks comes: 1. a kernel's block size is fixed and not the fastest of five at that moment, so that
-a run repeats to the bit; 2. the grouped products need no ``grouped_gemm``, a package that cannot be installed without a
-GPU; 3. routers stay the family's own.
+Differs from plain MegaBlocks: 1. the block size of a kernel is fixed, and not the fastest of five at that moment, so
+that a run repeats to the bit; 2. the grouped products do without ``grouped_gemm``, because this package cannot be
+installed without a GPU; 3. the family's own routers are used.
 
-Shapes: N tokens, K experts a token, R = N·K rows sorted by expert, E experts, H hidden width.
+Shapes (docs/shapes.md): N tokens of a forward, K experts a token, R = N·K rows sorted by expert, E experts, H hidden.
 """
 
 import functools
@@ -30,8 +30,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 NAME = "megablocks"
 
 
-def why_unavailable(device: str) -> str | None:
-    """One line on why MegaBlocks cannot run on ``device`` (cpu or cuda) and what to do; None where it can."""
+def reason_against(device: str) -> str | None:
+    """Why MegaBlocks cannot run on ``device`` (cpu or cuda), and what to do, in one line; or None."""
     missing = [name for name in ("triton", "stk", "megablocks") if importlib.util.find_spec(name) is None]
     if missing:
         return f"it is not installed (no {', '.join(missing)}); `make megablocks` adds it to .venv"
@@ -45,21 +45,21 @@ def why_unavailable(device: str) -> str | None:
 
 
 def register() -> None:
-    """Make ``megablocks`` known to transformers' registry of experts implementations; ImportError if it is missing."""
+    """Add ``megablocks`` to transformers' registry of experts implementations. Raises ImportError if it is missing."""
     _ops()
     ALL_EXPERTS_FUNCTIONS.register(NAME, _forward)
 
 
 def _forward(experts: Any, hidden_NH: Tensor, indices_NK: Tensor, weights_NK: Tensor) -> Tensor:
-    """The experts' weighted sum for each token, (N, H); ``experts`` is a module of transformers."""
+    """The weighted sum of the experts' outputs for each token, (N, H); ``experts`` is a module of transformers."""
     ops, top_k = _ops(), indices_NK.shape[1]
-    bits = max((experts.num_experts - 1).bit_length(), 1)  # of an expert's number, all that a radix sort looks at
+    bits = max((experts.num_experts - 1).bit_length(), 1)  # a radix sort needs only the bits of an expert's number
     expert_R, source_R = ops.sort(indices_NK.flatten().int(), bits)
     counts_E = ops.histogram(expert_R, experts.num_experts)
     ends_E = ops.inclusive_cumsum(counts_E, 0).view(-1)  # MegaBlocks makes a scalar of it for a single expert
 
     def product(name: str, rows: Tensor) -> Tensor:
-        """Each row times its own expert's matrix."""
+        """Each of the R rows times the matrix of its own expert."""
         weight = getattr(experts, name).to(rows.dtype)
         out = grouped_mm(rows, weight if experts.is_transposed else weight.transpose(1, 2), offs=ends_E)
         return out + getattr(experts, f"{name}_bias").to(rows.dtype)[expert_R] if experts.has_bias else out
@@ -76,14 +76,14 @@ def _forward(experts: Any, hidden_NH: Tensor, indices_NK: Tensor, weights_NK: Te
 
 
 def _dtype(weight: Tensor) -> torch.dtype:
-    """What autocast makes of a product with ``weight``: ``grouped_mm`` is none that it casts for."""
+    """The dtype that autocast would choose for a product with ``weight``; autocast does not cast for ``grouped_mm``."""
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 @functools.cache
 def _ops() -> Any:
-    """``megablocks.ops``, with what it lacks; ImportError if it cannot be imported."""
+    """The module ``megablocks.ops``, with ``megablocks_ops`` supplied if needed. Raises ImportError without it."""
     if _interpreted() or importlib.util.find_spec("megablocks_ops") is None:
         sys.modules["megablocks_ops"] = _Supplied("megablocks_ops")
     with warnings.catch_warnings():
@@ -101,23 +101,23 @@ def _interpreted() -> bool:
 
 
 class _Supplied(ModuleType):
-    """What of the compiled ``megablocks_ops`` is used here, in torch; the signatures are those of its ``csrc``."""
+    """The used functions of the compiled ``megablocks_ops`` in torch, with the signatures of its ``csrc``."""
 
     @staticmethod
     def sort(keys: Tensor, bits: int, sorted_keys: Tensor, order: Tensor) -> None:
-        """Write ``keys``, stably sorted, and where each was."""
+        """Write the stably sorted ``keys``, (R,), and the old place of each, (R,)."""
         values, indices = keys.sort(stable=True)
         sorted_keys.copy_(values)
         order.copy_(indices)
 
     @staticmethod
     def histogram(keys: Tensor, bins: int) -> Tensor:
-        """How often each number below ``bins`` occurs."""
+        """The count of each number below ``bins`` in ``keys``: (bins,), int32."""
         return torch.zeros(bins, dtype=torch.int32, device=keys.device).index_add_(
             0, keys, torch.ones_like(keys, dtype=torch.int32)
         )
 
     @staticmethod
     def inclusive_cumsum(counts: Tensor, dim: int, sums: Tensor) -> None:
-        """Write the sums up to and including each of ``counts``."""
+        """Write the inclusive cumulative sums of ``counts`` to ``sums``."""
         sums.copy_(counts.cumsum(dim))

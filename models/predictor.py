@@ -1,6 +1,6 @@
-"""PR²'s evolution predictors: where a router's logits will have moved to by the time its tokens are trained on.
+"""PR²'s evolution predictors (2606.00395): they predict a router's logits at the time of training on its tokens.
 
-Shapes: L MoE layers, B sequences, T response positions, E experts, H hidden.
+Shapes (docs/shapes.md): L MoE layers, B sequences, T response positions, E experts, H hidden, N response tokens.
 """
 
 import torch
@@ -11,7 +11,7 @@ from steadymoe.models.routing import routers
 
 
 class RoutePredictor(nn.Module):
-    """One linear map for each router, from its input to a change of its logits; zero at first (2606.00395, eq. 4)."""
+    """One linear map for each router, from its input to a change of its logits, (H, E); initially 0 (eq. 4)."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -19,10 +19,11 @@ class RoutePredictor(nn.Module):
         self.heads_LHE = nn.ParameterList([torch.zeros_like(weight_EH.T.contiguous()) for weight_EH in weights])
 
     def forward(self, inputs_LBTH: Tensor, old_logprobs_LBTE: Tensor, logprobs_LBTE: Tensor, mask_BT: Tensor) -> Tensor:
-        """Σ_l E_t KL(current router ‖ prediction), a scalar whose gradient reaches the heads alone (eq. 7 and 8).
+        """Σ_l E_t KL(current router ‖ prediction), a scalar; its gradient reaches the heads alone (eq. 7 and 8).
 
-        The prediction is softmax(old logits + old input · head). Inputs and old log-probabilities are the old
-        policy's, ``logprobs_LBTE`` the current routers', all of them taken as given; E_t is over response tokens.
+        The prediction is softmax(old logits + old input · head). ``inputs_LBTH`` and ``old_logprobs_LBTE`` come from
+        the old policy, ``logprobs_LBTE`` from the current routers; all are constants. E_t averages over the response
+        tokens, ``mask_BT``.
         """
         keep_BT, losses = mask_BT.bool(), []
         layers = zip(self.heads_LHE, inputs_LBTH, old_logprobs_LBTE, logprobs_LBTE, strict=True)

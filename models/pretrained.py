@@ -1,7 +1,7 @@
 """A local checkpoint of transformers in place of a model built from numbers: weights, tokenizer, chat template, limits.
 
-Nothing is downloaded, and no code or pickle of a checkpoint is run: transformers' own classes and safetensors alone.
-What is wrong with a checkpoint is a ValueError of one line that begins with ``model.path``.
+Nothing is downloaded, and no code or pickle of a checkpoint is executed: only transformers' own classes and safetensors
+are used. Every function raises ValueError for a bad checkpoint, in one line that begins with ``model.path``.
 """
 
 import functools
@@ -26,22 +26,22 @@ from transformers.utils import logging
 
 from steadymoe.models import build, contract
 
-# What a checkpoint is made of; its read-me and its optimizer's state change nothing.
+# Files with these endings are the content of a checkpoint; its read-me and its optimizer's state change no number.
 _CONTENT = (".safetensors", ".json", ".jinja", ".model", ".txt")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a checkpoint can be asked to write, in tokens; None where it says nothing."""
+    """The longest texts of a checkpoint, in tokens; None means that the checkpoint names no limit."""
 
     length: int | None
-    """Of prompt and response together."""
+    """Prompt and response together."""
     new_tokens: int | None
-    """Of a response."""
+    """The response alone."""
 
 
 def moe_layers(path: str) -> int:
-    """The number of layers with a router, 0 for a dense model; raises ValueError for what cannot be loaded and run."""
+    """The number of layers with a router, 0 for a dense model. Raises ValueError if the model cannot run."""
     if not (Path(path) / "config.json").is_file():
         raise ValueError(f"model.path: {path} is no folder with a config.json")
     return _moe_layers(path, digest(path))
@@ -79,7 +79,7 @@ def _shards(folder: Path) -> set[str]:
 
 
 def load(path: str, device: str, experts: str = build.EXPERTS[0]) -> PreTrainedModel:
-    """The model in fp32 on ``device``, as ``build.build`` makes one; ValueError if the files lack a part of it."""
+    """The model in fp32 on ``device``, like a model of ``build.build``. Raises ValueError if weights are missing."""
     config = _config(path)
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -96,25 +96,25 @@ def load(path: str, device: str, experts: str = build.EXPERTS[0]) -> PreTrainedM
     finally:
         if shown:
             logging.enable_progress_bar()
-    model, found = loaded
-    wrong = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
+    model, report = loaded
+    wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if wrong:
         raise ValueError(f"model.path: {path} has no weights for {len(wrong)} parts of its model, {wrong[0]} the first")
     return model.eval().to(device)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The checkpoint's tokenizer; called with texts, it puts each into its chat template if it has one.
+    """The checkpoint's tokenizer. A call puts each text into the tokenizer's chat template, if it has one.
 
-    It pads with its end token if it has no padding token. Raises ValueError if it cannot be used.
+    A tokenizer without a padding token pads with its end token. Raises ValueError if the tokenizer cannot be used.
     """
-    if not (Path(path) / "tokenizer_config.json").is_file():  # transformers would make up an empty one
+    if not (Path(path) / "tokenizer_config.json").is_file():  # transformers would invent an empty tokenizer
         raise ValueError(f"model.path: {path} has no tokenizer (no tokenizer_config.json)")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False, padding_side="left"
         )
-    except Exception as error:  # whatever its files and the libraries that read them come up with
+    except Exception as error:  # the libraries that read its files raise errors of many kinds
         raise ValueError(f"model.path: the tokenizer in {path} cannot be loaded: {_line(error)}") from error
     if tokenizer.eos_token_id is None:
         raise ValueError(f"model.path: the tokenizer in {path} has no end token, so no response could end")
@@ -128,7 +128,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def limits(path: str) -> Limits:
-    """What its model, tokenizer and generation config allow, the smallest of each."""
+    """The smallest limits among the checkpoint's model, tokenizer and generation config."""
     declared = Path(path) / "generation_config.json"
     try:
         generation = GenerationConfig.from_pretrained(path, local_files_only=True) if declared.is_file() else None
@@ -148,7 +148,7 @@ def limits(path: str) -> Limits:
 
 
 def digest(path: str) -> str:
-    """A hash of the checkpoint's content, wherever it lies."""
+    """A SHA-256 of the checkpoint's content (64 hex digits); its place on disk does not matter."""
     files = sorted(file for file in Path(path).iterdir() if file.suffix in _CONTENT and file.is_file())
     parts = [f"{file.name} {_file_digest(file, file.stat().st_mtime_ns, file.stat().st_size)}" for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -156,7 +156,7 @@ def digest(path: str) -> str:
 
 @functools.cache
 def _file_digest(file: Path, changed: int, size: int) -> str:
-    """sha256 of a file, read once for each time that it was ``changed``: weights are gigabytes."""
+    """SHA-256 of a file. The cache reads a file again only if ``changed`` or ``size`` differ: weights are gigabytes."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -164,7 +164,7 @@ def _file_digest(file: Path, changed: int, size: int) -> str:
 def _config(path: str) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # an unknown family, code of its own, a config of no JSON
+    except Exception as error:  # an unknown family, code of the checkpoint's own, a config that is not JSON
         raise ValueError(f"model.path: the config in {path} cannot be loaded: {_line(error)}") from error
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ValueError(
@@ -178,10 +178,10 @@ def _line(error: Exception) -> str:
 
 
 class _Chat(PreTrainedTokenizerBase):
-    """Mixed into the class of a tokenizer with a chat template."""
+    """A mix-in for the class of a tokenizer with a chat template."""
 
     def __call__(self, text: list[str], **kwargs: Any) -> Any:
-        """Each text as what a user says, up to where the assistant's answer begins."""
+        """Encode each text as a user's message, up to the beginning of the assistant's answer."""
         chats = [[{"role": "user", "content": each}] for each in text]
         written = self.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
         return super().__call__(written, add_special_tokens=False, **kwargs)  # the template has written them

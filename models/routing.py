@@ -1,6 +1,7 @@
-"""Which experts a forward chose, recorded and replayed at the router modules of any transformers MoE model.
+"""Routes of a forward (the experts that routers chose), recorded and replayed at the routers of any MoE model.
 
-Shapes: L MoE layers, N tokens of a forward (batch × positions, flattened), K experts a token, E experts, H hidden.
+Shapes (docs/shapes.md): L MoE layers, N tokens of a forward (batch × positions, flattened), K experts a token,
+E experts, H hidden.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,14 +15,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-# In place of a route where a position was never fed to the model: padding, and what follows the end token.
+# The route of a position that was never fed to the model: padding, and positions after the end token.
 NO_ROUTE = -1
 
 
 def routers(model: PreTrainedModel) -> list[nn.Module]:
-    """The router modules in the order of their layers; empty for a dense model.
+    """The L router modules in the order of their layers; empty for a dense model.
 
-    transformers declares them itself, as the source of a model's ``router_logits`` output.
+    transformers itself declares the class of routers, as the source of a model's output ``router_logits``.
     """
     recorded = getattr(model.base_model, "_can_record_outputs", None) or {}
     recorder = recorded.get("router_logits")
@@ -33,26 +34,26 @@ def routers(model: PreTrainedModel) -> list[nn.Module]:
 
 @dataclass(frozen=True)
 class Routed:
-    """What the routers of one forward did."""
+    """The routes, logits and inputs of the routers in one forward."""
 
     executed_LNK: Tensor
-    """The experts that ran, int16: the router's own choice, or what was forced upon it."""
+    """The experts that ran, int16: the router's own choice, or the forced choice."""
     live_LNK: Tensor
-    """The router's own choice, forced or not, int16; the same tensor where nothing was forced."""
+    """The router's own choice, int16, also under force; the same tensor as ``executed_LNK`` without force."""
     logits_LNE: list[Tensor]
-    """The routers' logits of each layer, (N, E), with their gradient."""
+    """The logits of each layer's router, (N, E), with gradient."""
     inputs_LNH: list[Tensor]
-    """What the routers were given in each layer, (N, H), without gradient."""
+    """The input of each layer's router, (N, H), without gradient."""
 
 
 class RouteRecorder:
-    """Records what every router does while the ``with`` block is open, and forces its choice where asked to.
+    """Records the routers of a model while the ``with`` block is open, and forces their choice on request.
 
-    One model forward, then ``take()``: routers that ran not at all or twice are an error, not silence. Only
-    the selection is forced; every class computes its own gate weights from its live logits, so that a router
-    learns under replay as without. Routes are kept by layer, so a layer may run again after ``take()``
-    (gradient checkpointing, in the backward pass, with the block still open) and is forced alike. With ``watch``
-    false it does nothing, as for a dense model.
+    Call ``take()`` after each forward of the model; it raises an error if a router did not run exactly once. Only the
+    selection is forced: a router computes its gate weights from its live logits, so it learns under replay as without.
+    Forced routes are kept by layer, so a layer that runs again after ``take()`` is forced again (gradient checkpointing
+    runs it in the backward pass, with the block still open). With ``watch=False`` the recorder does nothing, as for a
+    dense model.
     """
 
     def __init__(self, model: PreTrainedModel, watch: bool = True) -> None:
@@ -69,9 +70,9 @@ class RouteRecorder:
         return len(self._routers)
 
     def force(self, routes_LNK: Tensor | None) -> None:
-        """What the routers choose from now on; their own choice where it is ``NO_ROUTE``, or everywhere for None.
+        """Force these routes from now on. ``NO_ROUTE`` leaves the choice to the router; None leaves every choice to it.
 
-        Raises ValueError for routes of another number of layers, or of experts that the model does not have.
+        Raises ValueError for another number of layers, or for an expert that the model does not have.
         """
         if routes_LNK is None:
             self._forced = None
@@ -84,11 +85,10 @@ class RouteRecorder:
         self._forced = list(routes_LNK.long())
 
     def predict(self, heads_LHE: Sequence[Tensor] | None, mask_N: Tensor | None = None) -> None:
-        """From now on the routers choose as if their logits were moved by input · head (PR², 2606.00395, eq. 4-6).
+        """From now on the routers choose by logits + input · head (PR², 2606.00395, eq. 4-6); None ends this.
 
-        Their choice alone: gate weights are those of the unmoved logits, and so is what is recorded as ``live``.
-        Where ``mask_N`` is false they choose for themselves. None for their own choice again. Raises ValueError for
-        heads of another number of layers.
+        Only the choice is predicted: gate weights and the recorded ``live`` choice come from the unchanged logits.
+        Tokens with a false ``mask_N`` keep the router's own choice. Raises ValueError for another number of layers.
         """
         if heads_LHE is not None and len(heads_LHE) != self.layers:
             raise ValueError(f"predictors of {len(heads_LHE)} layers for a model with {self.layers} MoE layers")
@@ -97,7 +97,7 @@ class RouteRecorder:
     def __enter__(self) -> "RouteRecorder":
         for layer, router in enumerate(self._routers):
             self._before.append(router.__dict__.get("forward"))
-            # In place of the method, and not a hook: the selection happens inside.
+            # This replaces the method; a hook cannot reach the selection inside it.
             router.forward = partial(self._run, layer, router.forward)
         return self
 
@@ -105,7 +105,7 @@ class RouteRecorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for router, before, calls in zip(self._routers, self._before, self._calls, strict=True):
-            del router.forward  # the class's own again, or what stood in its place before
+            del router.forward  # the method of the class is visible again; an earlier replacement is restored below
             if before is not None:
                 router.forward = before
             calls.clear()
@@ -139,10 +139,10 @@ class RouteRecorder:
         return output
 
     def take(self, tokens: int) -> Routed | None:
-        """What the routers did in the one forward since the last call; None for a dense model.
+        """The routes of the one forward since the last call; None for a dense model.
 
-        ``tokens`` is N, the number of positions that the forward was given. Raises RuntimeError if a router did
-        not run exactly once on exactly N tokens.
+        ``tokens`` is N, the number of positions fed to the forward. Raises RuntimeError if a router did not run exactly
+        once on exactly N tokens.
         """
         if not self._routers:
             return None
@@ -162,10 +162,10 @@ class RouteRecorder:
 
 
 class _Selection(TorchFunctionMode):
-    """Sees the one ``torch.topk`` over all experts inside a router, and puts another selection in its place.
+    """Records the one ``torch.topk`` over all experts inside a router, and replaces its selection by a forced one.
 
-    DeepSeek's routers also take a top-k over groups of experts; that over the experts is the two-dimensional
-    one whose last dimension is E.
+    DeepSeek's routers also take a top-k over groups of experts. The top-k over all experts has two-dimensional scores,
+    (N, E).
     """
 
     def __init__(self, experts: int, forced_NK: Tensor | None) -> None:
@@ -201,7 +201,7 @@ def with_logits(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Run a router's ``forward`` with ``change`` put between its matrix and the rest of it.
+    """Run a router's ``forward`` with ``change`` applied to its logits (N, E), before the rest of the router.
 
     Raises RuntimeError unless the router computed its logits by exactly one linear map to E features.
     """
@@ -239,10 +239,10 @@ def _stacked(indices: Iterable[Tensor]) -> Tensor:
 
 
 def log_softmax(logits_XE: Tensor) -> Tensor:
-    """log of the routers' softmax over all experts, the last dimension, in fp32.
+    """The log-softmax of the routers over all experts (the last dimension), in fp32; same shape.
 
-    Computed over the first: torch's kernel for a last dimension as short as this took 0.30 ms on one core where this
-    takes 0.06 (2560 × 8).
+    It is computed over the first dimension, because that is faster: torch's kernel for so short a last dimension takes
+    0.30 ms on one core, this way takes 0.06 ms (2560 × 8).
     """
     return logits_XE.float().movedim(-1, 0).contiguous().log_softmax(0).movedim(0, -1).contiguous()
 
@@ -256,10 +256,10 @@ def z_loss(logits_LNE: list[Tensor], mask_N: Tensor) -> Tensor:
 def load_balancing_loss(logits_LNE: list[Tensor], indices_LNK: Tensor, mask_N: Tensor) -> Tensor:
     """E · Σ_e f_e P_e over the tokens of all layers together, a scalar (Switch Transformer, 2101.03961, eq. 4).
 
-    f_e is the number of choices of expert e per token (they sum to K), P_e its mean router probability;
-    a perfectly even load gives K. The convention is that of transformers' ``load_balancing_loss_func``.
+    f_e is the number of choices of expert e per token (all f_e sum to K), P_e the mean router probability of expert e.
+    A perfectly even load gives K, as in transformers' ``load_balancing_loss_func``.
     """
-    # Only the tokens that count: what a router says of padding may be anything, its routes NO_ROUTE.
+    # Only counted tokens: the logits of padding may be anything, and its routes are NO_ROUTE.
     keep_N = mask_N.bool()
     probs_LNE = torch.stack([logits_NE[keep_N] for logits_NE in logits_LNE]).float().softmax(-1)
     experts = probs_LNE.shape[-1]

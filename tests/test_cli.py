@@ -174,8 +174,8 @@ def test_null_for_none_and_a_hosts_numbers_are_taken(words: list[str]) -> None:
         ),
         (["-m", "algorithm=grpo,gspo", "--info", "config"], "--info prints one config"),
         (["-m", "seed=0,1", "hydra.launcher.n_jobs=0"], "hydra.launcher.n_jobs must be a number of processes"),
-        (["--retry-failed", "-m", "seed=0,1"], "--retry-failed: of 2 runs none has failed"),
-        (["--retry-failed", "--dry"], "--retry-failed: of 1 runs none has failed"),
+        (["--retry-failed", "-m", "seed=0,1"], "--retry-failed: none of 2 runs has failed"),
+        (["--retry-failed", "--dry"], "--retry-failed: none of 1 runs has failed"),
     ],
     ids=" ".join,
 )
@@ -240,7 +240,7 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert steadymoe(monkeypatch, *words) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[0] == "4 runs: 4 waiting"
-    assert said[1] == "minutes: unknown; of 4 of 4 runs none with such settings has ended on this machine"
+    assert said[1] == "minutes: unknown; no run with the settings of 4 of 4 runs has ended on this machine"
     assert files() == {}
     monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
     ended, damaged = compose.plan([*SMALL, f"results_dir={tmp_path}/made", "seed=0,1"], multirun=True)
@@ -259,7 +259,7 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert said[1].startswith("minutes: about 15.0, 2 at once, at the pace of ended runs with such settings")
     assert said[1].endswith("cold starts come on top, 3 of them")
     assert steadymoe(monkeypatch, *words, "rollout.responses=16") == 0
-    assert "minutes: unknown; of 4 of 4" in capfd.readouterr().out
+    assert "minutes: unknown; no run with the settings of 4 of 4" in capfd.readouterr().out
     assert files() == before
 
 

@@ -1,4 +1,4 @@
-"""``docs/algorithms.md``: every algorithm and preset as its docstring and its config tell it.
+"""``docs/algorithms.md``: the docstring and the config of every algorithm and preset.
 
 ``python -m steadymoe.bench.report.algorithm_page > docs/algorithms.md``
 """
@@ -32,7 +32,7 @@ _BOUNDS = ("clip", "cap", "max_", "tau", "c1_", "c2_", "gamma", "floor")
 
 
 def markdown() -> str:
-    """The whole page."""
+    """The text of the page."""
     lines = [_HEAD]
     lines += [
         "| algorithm | paper | provenance | ratio | anchor | shaper | aggregation | advantage | bounds |",
@@ -45,21 +45,21 @@ def markdown() -> str:
     presets = [name for name in names(presets=True) if "@" in name]
     lines += [f"| `{name}` | {_yaml(name).splitlines()[0].removeprefix('# ')} |" for name in presets]
     lines += [""]
-    told: dict[str, str] = {}
+    first: dict[str, str] = {}
     for name in [*names(), *presets]:
         module = _module(name)
         lines += [f"## {name}", ""]
-        if module in told:
-            lines += [f"The equation of [{told[module]}](#{told[module]}) with other numbers.", ""]
+        if module in first:
+            lines += [f"The equation of [{first[module]}](#{first[module]}) with other numbers.", ""]
         else:
-            told[module] = name
+            first[module] = name
             lines += ["```", _doc(module), "```", ""]
         lines += ["```yaml", _yaml(name), "```", ""]
     return "\n".join(lines)
 
 
 def _row(name: str) -> str:
-    """One line of the table."""
+    """The row of an algorithm in the table. Raises ValueError if its docstring names no shaper."""
     loss, doc = load(name), _doc(_module(name))
     host = getattr(loss, "host", loss)
     ratio, anchor = (host.ratio, host.anchor) if isinstance(host, RatioLoss) else ("–", "–")
@@ -84,14 +84,14 @@ def _row(name: str) -> str:
 
 
 def _bounds(numbers: dict[str, Any]) -> dict[str, Any]:
-    """What clips, caps or masks, by the field's name, a host's included; what is off is left out."""
-    found: dict[str, Any] = {}
+    """Field → number of every clip, cap and mask, those of a host loss included; a bound that is off is left out."""
+    bounds: dict[str, Any] = {}
     for key, value in numbers.items():
         if isinstance(value, dict):
-            found |= _bounds(value)
+            bounds |= _bounds(value)
         elif any(part in key for part in _BOUNDS) and value is not None:
-            found[key] = value
-    return found
+            bounds[key] = value
+    return bounds
 
 
 def _yaml(name: str) -> str:

@@ -1,7 +1,7 @@
-"""What the runs of an experiment recorded, as a few tables: from its run folders, or kept without them.
+"""The records of an experiment as four tables, read from its run folders or from an archive of them.
 
-``results/runs/<experiment>/`` is what training wrote. ``results/data/<experiment>/`` is what ``keep`` made of it: small
-enough to be committed, and all that ``steadymoe report`` and ``steadymoe figures`` need.
+Training writes ``results/runs/<experiment>/``. ``keep`` archives it as ``results/data/<experiment>/``: small enough to
+be committed, and enough for ``steadymoe report`` and ``steadymoe figures``.
 """
 
 from functools import partial
@@ -22,11 +22,11 @@ _TABLES = ("runs", "steps", "histograms", "evaluations")
 
 
 def load(results: Path, experiment: str) -> dict[str, pd.DataFrame]:
-    """The tables ``runs``, ``steps``, ``histograms`` and ``evaluations`` of ``collect``, of the runs that ended.
+    """The tables ``runs``, ``steps``, ``histograms`` and ``evaluations`` of ``collect``, for the runs that ended.
 
-    The runs are judged by today's rule of a collapse (``collapse.judged``), beside the status that they recorded.
-    From ``runs/`` where any has ended there, otherwise as they were kept in ``data/``; empty where neither is, and
-    where ``experiment`` is none of ``experiments``. Raises Damaged where a table cannot be read.
+    ``runs`` has the recorded status and the verdict of today's rule of collapse (``collapse.judged``). The tables come
+    from ``runs/`` if a run has ended there, else from the archive in ``data/``; they are empty without either, and for
+    an unknown ``experiment``. Raises Damaged if a table cannot be read.
     """
     is_there = experiment in experiments(results)
     runs = collect.runs(results, experiment) if is_there else collect.none()
@@ -52,13 +52,13 @@ def _kept(path: Path) -> pd.DataFrame:
 
 
 def experiments(results: Path) -> list[str]:
-    """The names of those that are in ``runs/`` or in ``data/``."""
+    """The names of the experiments below ``runs/`` and ``data/``, sorted."""
     folders = [*(results / "runs").glob("*"), *(results / "data").glob("*")]
     return sorted({folder.name for folder in folders if folder.is_dir()})
 
 
 def keep(tables: dict[str, pd.DataFrame], experiment: str, to: Path) -> list[Path]:
-    """Write what ``load`` found of an experiment to ``to/data/<experiment>/``, replacing earlier ones.
+    """Write the tables of ``load`` to ``to/data/<experiment>/``, in place of older files; return the files.
 
     Of the steps only the metrics that ``columns.kept`` names. Returned: the files written.
     """

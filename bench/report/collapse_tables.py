@@ -1,6 +1,7 @@
-"""What collapses say of the arms of an experiment, as the tables that figures and the leaderboard take.
+"""Tables about the collapses in an experiment, for figures and the leaderboard.
 
-``runs`` is ``collect.runs`` of one experiment with what ``collapse.judged`` adds, ``steps`` its ``collect.steps``.
+``runs`` is ``collect.runs`` of one experiment with the columns of ``collapse.judged``; ``steps`` is its
+``collect.steps``.
 """
 
 from typing import Any
@@ -14,9 +15,9 @@ from steadymoe.bench.statistics.collapse import Rule, judged
 from steadymoe.bench.statistics.estimates import iqm, over_seeds
 from steadymoe.bench.statistics.frontier import Frontier, frontier
 
-# Metrics that are asked whether they tell of a collapse beforehand.
+# The metrics that may warn of a collapse.
 WARNINGS = (
-    "reward",  # the baseline: what everybody watches, and what a collapse is dated by
+    "reward",  # the baseline: everybody watches reward, and the rule dates a collapse by it
     "grad_norm",
     "entropy",
     "token_ratio_variance",
@@ -26,27 +27,28 @@ WARNINGS = (
     "rollout_kl_k3",
     "routing_share",
 )
-# The rate of false alarms that a threshold is set for.
+# The highest rate of false alarms of a threshold.
 FALSE_ALARMS = 0.1
 WARNINGS_CAPTION = (
-    "How early a metric tells of a collapse. Area: under the ROC curve of the most alarming value that a run shows "
-    f"before its collapse, with a 95 % interval. Threshold: the lowest that at most {FALSE_ALARMS:.0%} of the stable "
-    "runs cross, chosen on these very runs; for a metric whose fall is the warning it is crossed downwards. Detected: "
-    "share of collapsing runs that cross it beforehand; steps ahead: from then to the collapse, mean over those. "
-    "Reward itself is the baseline: a metric that does no better tells nothing new. Runs that fall at their end, too "
-    "late to be judged, are left out. Runs of all arms are pooled, and intervals are those of seeds with all of their "
-    "runs; where arms differ in how often they collapse, a metric that tells arms apart has a large area too."
+    "How early a metric warns of a collapse. Area: the area under the ROC curve of the most alarming value of a run "
+    f"before its collapse, with a 95 % interval. Threshold: the lowest threshold that at most {FALSE_ALARMS:.0%} of "
+    "the stable runs cross, chosen on these very runs; a metric whose fall warns crosses it downwards. Detected: "
+    "the share of collapsing runs that cross the threshold before the collapse; steps ahead: the steps from the "
+    "crossing to the collapse, mean over the detected runs. Reward is the baseline: a metric with a smaller area tells "
+    "nothing new. Runs that fall too near their end to be judged are left out. Runs of all arms are pooled, and an "
+    "interval treats a seed with all its runs as one replicate. If some arms collapse more often than others, a metric "
+    "that merely tells arms apart has a large area too."
 )
-# A frontier's runs that are too short to be judged otherwise: a fifth of the usual window and patience.
+# The rule for a frontier of short runs: a fifth of the usual window and patience.
 SHORT_RULE = Rule(window_updates=16, patience_updates=32)
-# The two dials of the frontier, as ``collect.runs`` calls them.
+# The two axes of the frontier: columns of ``collect.runs``.
 X, Y = "learning_rate", "updates_per_rollout"
 
 
 def survival_curves(runs: pd.DataFrame) -> pd.DataFrame:
-    """Kaplan–Meier curves: arm, step, survival, low, high, n; no rows where no run was seen to collapse.
+    """Kaplan–Meier curves: arm, step, survival, low, high, n; empty if no run was seen to collapse.
 
-    They end at the last step at which a collapse could be seen.
+    A curve ends at the last step at which a collapse could be seen.
     """
     runs = runs[runs["judged_until"] > 0]
     if all(step is None for step in survival.of_runs(runs)[1]):
@@ -54,17 +56,17 @@ def survival_curves(runs: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for arm, ours in runs.groupby("arm"):
         curve, last = survival.kaplan_meier(*survival.of_runs(ours)), ours["judged_until"].max()
-        if curve["step"].iloc[-1] < last:  # all have collapsed: to the end of what was meant to be seen
+        if curve["step"].iloc[-1] < last:  # all runs have collapsed: extend the curve to the last judged step
             curve = pd.concat([curve, curve.iloc[[-1]].assign(step=last)], ignore_index=True)
         parts.append(curve.assign(arm=arm, n=len(ours)))
     return pd.concat(parts, ignore_index=True)[["arm", "step", "survival", "low", "high", "n"]]
 
 
 def collapse_steps(runs: pd.DataFrame) -> pd.DataFrame:
-    """How often and when, of the runs that can be judged.
+    """Collapses of each arm, over the runs that can be judged.
 
-    Returned: arm, n, collapsed, falling (at their end, too late to be judged), and the restricted mean of steps without
-    a collapse as text.
+    Columns: arm, n, collapsed, falling (runs that fall too near their end to be judged), and the restricted mean of
+    steps without a collapse, as text.
     """
     runs = runs[runs["judged_until"] > 0]
     rows = [
@@ -81,10 +83,10 @@ def collapse_steps(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Frontier]:
-    """The frontier of each algorithm (with its routing and the like, where these differ) over a full grid of X and Y.
+    """The frontier of each algorithm over a full grid of X and Y; keys are the names of ``_names``.
 
-    A grid is made of many short runs: where some are too short for the rule of their config, all of them are judged by
-    ``SHORT_RULE``. Empty where the runs are no such grid, or too short for that too.
+    A grid often consists of many short runs. If a run is too short for the rule of its config, ``SHORT_RULE`` judges
+    all runs. Empty if the runs are no such grid, or if they are too short for ``SHORT_RULE``.
     """
     if runs[X].nunique() < 2 or runs[Y].nunique() < 2:
         return {}
@@ -92,44 +94,44 @@ def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Frontier]:
         runs = judged(runs, steps, SHORT_RULE)
     if (runs["judged_until"] == 0).any():
         return {}
-    found = {}
+    by_name = {}
     for name, ours in runs.groupby(_names(runs)):
         try:
-            found[str(name)] = frontier(ours.assign(stable=ours["collapsed_step"].isna()), X, Y)
+            by_name[str(name)] = frontier(ours.assign(stable=ours["collapsed_step"].isna()), X, Y)
         except ValueError:
-            continue  # a grid with holes: runs are still to come
-    return found
+            continue  # a grid with holes: some runs have not ended
+    return by_name
 
 
 def _names(runs: pd.DataFrame) -> pd.Series:
-    """What a frontier is of: the algorithm, and its routing and the like where these differ."""
+    """The name of each run's frontier: the algorithm, then routing, correction, engine and model if they vary."""
     keys = ("algorithm", "routing", "correction", "engine", "model")
     varying = [key for key in keys if key == "algorithm" or runs[key].nunique() > 1]
     return runs[varying].agg(" ".join, axis=1)
 
 
-def frontier_tables(found: dict[str, Frontier]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def frontier_tables(by_name: dict[str, Frontier]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The grid (arm, x, y, stable, n) and the line (arm, x, y) of every frontier."""
     grids = [
         each.shares.assign(arm=arm, stable=[share.mean for share in each.shares["stable"]])
-        for arm, each in found.items()
+        for arm, each in by_name.items()
     ]
-    lines = [each.line.assign(arm=arm) for arm, each in found.items()]
-    if not found:
+    lines = [each.line.assign(arm=arm) for arm, each in by_name.items()]
+    if not by_name:
         return pd.DataFrame(), pd.DataFrame()
     return pd.concat(grids, ignore_index=True), pd.concat(lines, ignore_index=True)
 
 
 def early_warnings(steps: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """ROC curves (metric, false_alarms, detected), and of each metric what it is worth, the largest area first.
+    """Two tables: the ROC curves of the metrics ``WARNINGS``, and one row per metric, the largest area first.
 
-    The second has metric, area (under the curve), the threshold that at most ``FALSE_ALARMS`` of the stable runs
-    cross, the share that does, the share of collapsing runs that do beforehand, how many steps, and n of either.
-    A run that was falling at its end, or is too short to be judged, is neither stable nor collapsed and is left out.
-    Both are empty unless some runs collapsed and others did not.
+    Curves: metric, false_alarms, detected. Rows: metric, area (under the curve), threshold (crossed by at most
+    ``FALSE_ALARMS`` of the stable runs), false alarms, detected (both shares of runs), steps ahead, and the numbers of
+    runs stable and collapsed. A run that falls too near its end to be judged, or is too short to be judged, is neither
+    stable nor collapsed and is left out. Both tables are empty unless some runs collapsed and some are stable.
     """
-    told = runs["collapsed_step"].notna() | ((runs["judged_until"] > 0) & runs["falling_since"].isna())
-    runs = runs[told].assign(collapsed=runs["collapsed_step"])
+    is_judged = runs["collapsed_step"].notna() | ((runs["judged_until"] > 0) & runs["falling_since"].isna())
+    runs = runs[is_judged].assign(collapsed=runs["collapsed_step"])
     curves: list[pd.DataFrame] = []
     rows: list[dict[str, Any]] = []
     for metric in WARNINGS:
@@ -145,10 +147,10 @@ def early_warnings(steps: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFram
     return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(), pd.DataFrame(rows)
 
 
-def by_arm(steps: pd.DataFrame, runs: pd.DataFrame, found: dict[str, Frontier]) -> pd.DataFrame:
+def by_arm(steps: pd.DataFrame, runs: pd.DataFrame, by_name: dict[str, Frontier]) -> pd.DataFrame:
     """Columns of the leaderboard by arm: reward IQM, restricted mean of steps without a collapse, frontier area.
 
-    The area is that of the frontier which the arm is a point of; n = 0 where it is of none.
+    An arm has the area of its algorithm's frontier; the area of an arm without a frontier has n = 0.
     """
     names, none = _names(runs), tables.Estimate(float("nan"), float("nan"), float("nan"), 0)
     horizon = _horizon(runs)
@@ -159,15 +161,15 @@ def by_arm(steps: pd.DataFrame, runs: pd.DataFrame, found: dict[str, Frontier]) 
             "reward IQM": over_seeds(finals[str(arm)], iqm, bounds=columns.bounds("reward")),
         }
         row |= {f"steps of {horizon}": _restricted_mean(ours, horizon)} if horizon else {}
-        of_arm = found.get(str(names[ours.index[0]]))
-        rows[str(arm)] = row | ({"frontier area": none if of_arm is None else of_arm.area} if found else {})
+        of_arm = by_name.get(str(names[ours.index[0]]))
+        rows[str(arm)] = row | ({"frontier area": none if of_arm is None else of_arm.area} if by_name else {})
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def _horizon(runs: pd.DataFrame) -> int:
-    """As far as a collapse could be seen in every run that can be judged; 0 where none can."""
-    told = runs.loc[runs["judged_until"] > 0, "judged_until"]
-    return int(told.min()) if len(told) else 0
+    """The last step at which a collapse could be seen in every run that can be judged; 0 if no run can be judged."""
+    last = runs.loc[runs["judged_until"] > 0, "judged_until"]
+    return int(last.min()) if len(last) else 0
 
 
 def _restricted_mean(runs: pd.DataFrame, horizon: int) -> tables.Estimate:

@@ -1,4 +1,4 @@
-"""From run folders to one tidy table: a row for each run, step and metric."""
+"""From run folders to one tidy table with one row for each run, step and metric."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ from steadymoe.bench.runs import record
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.support.text import visible
 
-# What tells one run from another, besides its seed.
+# The columns that tell one run from another, besides its seed.
 ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]
-# What a model is, from ``models.build.size``.
+# The sizes of a model, from ``models.build.size``.
 SIZES = ["parameters", "active_parameters", "moe_layers", "experts", "top_k"]
-# What the long table keeps of each run; ``arm`` is what ``name_arms`` calls it, ``strength`` the engine's.
+# The columns of a run in the long tables; ``arm`` is its name by ``name_arms``, ``strength`` the engine's strength.
 KEYS = ["arm", *ARM_KEYS, "routing", "correction", "engine", "strength", "moe_layers", "experts", "seed"]
-# ... and these numbers of its config.
+# Further columns: numbers of the run's config.
 NUMBERS = {
     "updates_per_rollout": "updates_per_rollout",
     "prompts": "rollout.prompts",
@@ -28,15 +28,15 @@ KEYS += NUMBERS
 
 
 def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
-    """One row per run folder that is not damaged: its keys, seed, status, and what ``run.json`` says of it.
+    """One row per undamaged run folder: keys, seed, status, and the facts of its ``run.json``.
 
-    Texts are made ``visible``, but for the paths in ``folder``.
+    All texts are made ``visible``, except the paths in ``folder``.
     """
     rows, folders = [], []
     for folder in _folders(results, experiment):
         status = record.status(folder)
         if status == "damaged":
-            continue  # ``damaged`` tells of it, and `steadymoe status`
+            continue  # the function ``damaged`` and `steadymoe status` report it
         facts = record.read_run(folder) or {}
         numbers = flatten(facts["config"])
         revision = facts["revision"] or {"commit": "", "changed": False}
@@ -81,14 +81,14 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
 
 
 def none() -> pd.DataFrame:
-    """What ``runs`` gives where there are none."""
+    """The empty table of ``runs``."""
     return pd.DataFrame(columns=[*KEYS, "status", "folder", "diverged_reason"])
 
 
 def damaged(results: Path, experiment: str | None = None) -> dict[Path, str]:
-    """The runs that no table or figure is made from because their folders are damaged, and why."""
-    found = {folder: record.damage(folder) for folder in _folders(results, experiment)}
-    return {folder: why for folder, why in found.items() if why is not None}
+    """Damaged run folder → reason. Tables and figures leave these runs out."""
+    reasons = {folder: record.damage(folder) for folder in _folders(results, experiment)}
+    return {folder: reason for folder, reason in reasons.items() if reason is not None}
 
 
 def _folders(results: Path, experiment: str | None) -> list[Path]:
@@ -98,21 +98,21 @@ def _folders(results: Path, experiment: str | None) -> list[Path]:
 def tidy(runs: pd.DataFrame) -> pd.DataFrame:
     """Every number of the steps and updates of ``runs``: ``KEYS``, step, update, metric, value.
 
-    ``update`` is missing for what is of a step. Rows of updates come after those of steps, run by run.
+    ``update`` is missing in a row of a step. The rows of steps come first, then the rows of updates, run by run.
     """
     updates = _read(runs, "updates").melt(id_vars=["run", "step", "update"], var_name="metric", value_name="value")
     parts = [steps(runs).assign(update=None), _with_keys(runs, updates.dropna(subset="value"))]
     ordered = [*KEYS, "step", "update", "metric", "value"]
-    found = pd.concat([part[ordered] for part in parts], ignore_index=True)
-    return found.astype({"update": "Int64"} | dict.fromkeys(("metric", "arm", *ARM_KEYS), "category"))
+    long = pd.concat([part[ordered] for part in parts], ignore_index=True)
+    return long.astype({"update": "Int64"} | dict.fromkeys(("metric", "arm", *ARM_KEYS), "category"))
 
 
 def steps(runs: pd.DataFrame) -> pd.DataFrame:
-    """The ``steps`` tables of ``runs`` in long form: the columns of ``runs`` in ``KEYS``, step, metric, value.
+    """The ``steps`` tables of ``runs`` in long form: the columns ``KEYS``, step, metric, value.
 
-    A metric that a run does not have (routing of a dense model, the clip of a loss without one) has no rows.
-    A run that met a number that is not finite ended there: to the end of its steps its reward and accuracy
-    are entered as 0, or averages over seeds would improve by leaving it out. Step 0 has the accuracy of the cold start.
+    A metric that a run does not have (routing of a dense model, clip fraction of a loss without a clip) has no rows.
+    A run ends at a number that is not finite; its reward and accuracy are 0 from there to its planned last step.
+    (Averages over seeds would rise if such a run were left out.) Step 0 has the held-out accuracy of the cold start.
     """
     table = pd.concat([_cold_start(runs), _read(runs, "steps")], ignore_index=True)
     table = table.drop(columns=[name for name in table if str(name).endswith("_histogram")])
@@ -120,7 +120,7 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     for place, run in enumerate(runs.to_dict("records")):
         if run["diverged_reason"] == "not finite":
             last = (table["run"] == place) & (table["step"] == run["diverged_step"])
-            table.loc[last, "reward"] = table.loc[last, "reward"].fillna(0.0)  # of a step that could not be sampled
+            table.loc[last, "reward"] = table.loc[last, "reward"].fillna(0.0)  # the step could not be sampled
             missing = range(int(run["diverged_step"]) + 1, int(run["steps"]) + 1)
             lost.append(pd.DataFrame({"run": place, "step": missing, "reward": 0.0, "eval_accuracy": 0.0}))
     table = pd.concat([table, *(each for each in lost if len(each))], ignore_index=True)
@@ -129,7 +129,7 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cold_start(runs: pd.DataFrame) -> pd.DataFrame:
-    """What is known of each of ``runs`` before its first step: run (its place), step (0), eval_accuracy."""
+    """The held-out accuracy of each of ``runs`` before its first step: run (its place), step (0), eval_accuracy."""
     table = _read(runs, "evaluations")
     first = table[table["step"] == 0].groupby(["run", "step"])["score"].mean()
     return first.rename("eval_accuracy").reset_index()
@@ -147,7 +147,7 @@ def histograms(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read(runs: pd.DataFrame, name: str) -> pd.DataFrame:
-    """One table of all ``runs`` below each other, with the place of its run in a column ``run``."""
+    """One table of all ``runs``, concatenated; the column ``run`` is the place of the run in ``runs``."""
     tables = [record.read_table(Path(folder), name) for folder in runs["folder"]]
     if not tables:
         return pd.DataFrame(columns=["run", *columns.TABLES[name]])
@@ -155,16 +155,16 @@ def _read(runs: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def _with_keys(runs: pd.DataFrame, long: pd.DataFrame) -> pd.DataFrame:
-    """``long`` run by run, with the ``KEYS`` of each row's run in place of its column ``run``."""
+    """``long`` sorted by run, with the columns ``KEYS`` of the run in place of the column ``run``."""
     long = long.sort_values("run", kind="stable", ignore_index=True)
     keys = runs[KEYS].iloc[long.pop("run").to_numpy(int)].reset_index(drop=True)
     return pd.concat([keys, long], axis=1)
 
 
 def evaluations(runs: pd.DataFrame) -> pd.DataFrame:
-    """The last held-out evaluation of each of ``runs``, a row a prompt: arm, seed, prompt, score.
+    """The last held-out evaluation of each of ``runs``, one row per prompt: arm, seed, prompt, score in [0, 1].
 
-    A run that met a number that is not finite answers nothing right, as in ``steps``.
+    As in ``steps``, the scores of a run that met a number that is not finite are 0.
     """
     table = _read(runs, "evaluations")
     table = table[table["step"] == table.groupby("run")["step"].transform("max")]
@@ -174,9 +174,10 @@ def evaluations(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def name_arms(frame: pd.DataFrame) -> pd.Series:
-    """A short name for what each row compares: its algorithm, and what else differs within ``frame``.
+    """A short name of each row's arm: its algorithm, and every key and axis that varies within ``frame``.
 
-    A number at its usual value is no axis of its run, and is named all the same where other runs have another.
+    A number at its usual value is no axis of its run. The name contains it nevertheless if other runs have another
+    value.
     """
     varying = [key for key in ARM_KEYS if key == "algorithm" or (key != "axes" and frame[key].nunique() > 1)]
     axes = frame["axes_values"].tolist()
@@ -184,11 +185,11 @@ def name_arms(frame: pd.DataFrame) -> pd.Series:
     usual = [{key: numbers[key] for key in keys if key in numbers} for numbers in frame["numbers"]]
     axes = [given | own for given, own in zip(usual, axes, strict=True)]
     differing = [key for key in keys if len({str(each.get(key)) for each in axes}) > 1]
-    told = {key: [each[key] for each in axes if key in each] for key in differing}
+    values = {key: [each[key] for each in axes if key in each] for key in differing}
     names = [
         visible(
             " ".join(
-                row + [f"{key.rpartition('.')[2]}={short(each[key], told[key])}" for key in differing if key in each]
+                row + [f"{key.rpartition('.')[2]}={short(each[key], values[key])}" for key in differing if key in each]
             )
         )
         for row, each in zip(frame[varying].to_numpy().tolist(), axes, strict=True)

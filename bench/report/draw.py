@@ -1,4 +1,4 @@
-"""Figures from recorded runs: which can be drawn, what the others lack, and the files of one."""
+"""Figures from recorded runs: the list of figures, the data that a figure lacks, and the files of a figure."""
 
 import difflib
 import importlib.util
@@ -14,18 +14,18 @@ from steadymoe.bench.report.figures import FIGURES, FORMATS, DataFigure, FigureS
 from steadymoe.bench.support import atomic_files, external
 from steadymoe.bench.support.text import visible
 
-# A figure's numbers are also written for people where they are as few as this.
+# The numbers of a figure are also written as Markdown and LaTeX if there are at most this many rows.
 _LONGEST_TABLE = 60
 
 
 class CannotDraw(Exception):
-    """A figure that does not exist or whose data do not; the message is one line that says what to do."""
+    """The figure or its data do not exist; the message is one line and says what to do."""
 
 
 def data(recorded: dict[str, pd.DataFrame], takes: Sequence[str] | None = None) -> dict[str, pd.DataFrame]:
-    """The tables that figures take: what ``archive.load`` found of an experiment, and what follows from that.
+    """The tables that figures take: the tables of ``archive.load`` for an experiment, and tables derived from them.
 
-    Of what follows, where ``takes`` names tables, those alone: intervals take a while.
+    With ``takes`` only the derived tables of these names are computed, because intervals take time.
     """
     runs, steps = recorded["runs"], recorded["steps"]
     if runs.empty:
@@ -46,7 +46,7 @@ def data(recorded: dict[str, pd.DataFrame], takes: Sequence[str] | None = None) 
 
 
 def choose(recorded: dict[str, pd.DataFrame], arms: Sequence[str] | None) -> dict[str, pd.DataFrame]:
-    """The tables of some arms alone: those of these names, or of these algorithms; all of them for None.
+    """The tables of the named arms alone; a name is an arm or an algorithm. None keeps all arms.
 
     Raises CannotDraw for a name that is neither.
     """
@@ -88,7 +88,7 @@ def _defined(path: Path) -> list[FigureSpec]:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(f"steadymoe_own_{path.stem}_{len(sys.modules)}", path)
-    assert spec is not None  # of a file that ends in .py
+    assert spec is not None  # the file ends in .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     try:
@@ -116,7 +116,7 @@ def command(spec: FigureSpec) -> str:
 
 
 def listing(results: Path) -> pd.DataFrame:
-    """Every figure: id, name, experiment, and whether its data are on disk or what they lack."""
+    """Every figure: id, name, experiment, and whether its data are on disk or else what is missing."""
     rows = []
     known: dict[str, dict[str, pd.DataFrame]] = {}
     for spec in every().values():

@@ -1,4 +1,4 @@
-"""Every arm of an experiment against its best one, seed by seed: reward, held-out prompts, and what reward costs."""
+"""Every arm of an experiment against the best arm, seed by seed: reward, held-out prompts, and the cost of reward."""
 
 from contextlib import suppress
 from itertools import combinations
@@ -13,28 +13,29 @@ from steadymoe.bench.statistics.efficiency import Reached, cost_ratio, cost_to_r
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate
 from steadymoe.bench.statistics.survival import logrank, of_runs
 
-# The reward whose cost is compared: this share of the way from the first step's to the best arm's final reward.
+# The cost of this reward is compared: this share of the way from the first step's to the best arm's final reward.
 PART_OF_THE_GAIN = 0.9
 COMPARED = ("updates", "samples", "tokens", "seconds")
 CAPTION = (
-    f"Every arm against the one with the highest final reward, over the seeds that both have, with {INTERVAL}; where a "
-    "seed is shared the cold start is. p: exact sign-flip test of the paired differences, Holm-corrected for all pairs "
-    "of arms; p of collapse: log-rank test of the steps to a collapse by today's rule, as far as one can be seen, "
-    "corrected in the same way; it takes runs for independent. Better: P(arm > best) + P(equal)/2 over "
-    "seeds (Clopper and Pearson's interval). Held-out wins: share of held-out prompts that the arm "
-    "answers better less the share that the best arm does. The rest is training efficiency: how many times as many "
-    "updates, samples, tokens and seconds (of sampling, the old policy's forward and updates) as the best arm the arm "
-    f"needs until its reward, averaged over {tables.LAST_STEPS} steps, is {PART_OF_THE_GAIN:.0%} of the way from the "
-    "first step's to the best arm's final reward (left out where that is no gain), over the n seeds in which either "
-    "got there: geometric mean, or the median where in some seeds one of the two never got there (censored), with the "
-    "sign test's interval, none below six seeds. >: the median is more than this, < less; by how much is not known."
+    f"Every arm against the best arm (highest final reward) over their shared seeds, with {INTERVAL}; arms share the "
+    "cold start of a shared seed. p: exact sign-flip test of the paired differences, Holm-corrected for all pairs of "
+    "arms; p of collapse: log-rank test of the steps to a collapse by today's rule, corrected in the same way; it "
+    "treats runs as independent. Better: P(arm > best) + P(equal)/2 over seeds (Clopper and Pearson's interval). "
+    "Held-out wins: the share of held-out prompts that the arm answers better minus the share that the best arm "
+    "answers better. The "
+    "other columns are training efficiency: the cost of the arm divided by the cost of the best arm, in updates, "
+    "samples, tokens and seconds (sampling, the old policy's forward, updates), until the mean reward over "
+    f"{tables.LAST_STEPS} steps has made {PART_OF_THE_GAIN:.0%} of the way from the first step's reward to the best "
+    "arm's final reward (left out if the best arm gained nothing). n counts the seeds in which at least one of the two "
+    "arms reached that reward. Geometric mean, or, if one arm missed the reward in some seeds (censored), the median "
+    "with the sign test's interval (none below six seeds). >: the median is higher by an unknown amount, <: lower."
 )
 
 
 def table(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
-    """One row per arm but the best, highest final reward first; empty where there is one arm.
+    """One row per arm except the best arm, the highest final reward first; empty for a single arm.
 
-    ``steps``, ``runs`` and ``evaluations`` are those of ``collect`` for the ended runs of one experiment.
+    ``steps``, ``runs`` and ``evaluations`` are the tables of ``archive.load`` for one experiment.
     """
     rewards = tables.final_rewards(steps)
     ranked = ranking(rewards, bounds=columns.bounds("reward"))
@@ -65,7 +66,7 @@ def table(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) ->
 
 
 def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
-    """``win_rate``, or none where an arm has no evaluation or another task, and so other prompts."""
+    """``win_rate``; n = 0 if an arm has no evaluation, or another task and therefore other prompts."""
     if ours is not None and best is not None:
         with suppress(ValueError):
             return win_rate(ours, best)
@@ -73,7 +74,7 @@ def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
 
 
 def _log_rank(runs: pd.DataFrame, best: str) -> dict[str, float]:
-    """By arm the p-value of a log-rank test that it collapses as the best one does, corrected for all pairs of arms."""
+    """Arm → p-value of the log-rank test that it collapses at the best arm's rate, corrected for all pairs of arms."""
     collapses = {str(arm): of_runs(ours) for arm, ours in runs.groupby("arm")}
     pairs = list(combinations(collapses, 2))
     corrected = holm([logrank(*collapses[one], *collapses[other]) for one, other in pairs])
@@ -82,23 +83,23 @@ def _log_rank(runs: pd.DataFrame, best: str) -> dict[str, float]:
 
 
 def target(steps: pd.DataFrame, best: float) -> float | None:
-    """The reward whose cost is compared, given the better arm's final one; None where that is no gain."""
+    """The reward whose cost is compared, from the best arm's final reward ``best``; None if that arm gained nothing."""
     rewards = steps[steps["metric"] == "reward"]
     first = rewards.loc[rewards["step"] == rewards["step"].min(), "value"].mean()
     return float(first + PART_OF_THE_GAIN * (best - first)) if best > first else None
 
 
 def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dict[int, Reached]]:
-    """What each seed of an arm spent until it reached the reward ``goal``: by unit of ``COMPARED``, by seed."""
-    found: dict[str, dict[int, Reached]] = {unit: {} for unit in COMPARED}
+    """Unit of ``COMPARED`` → seed → cost until the arm reached the reward ``goal``."""
+    by_unit: dict[str, dict[int, Reached]] = {unit: {} for unit in COMPARED}
     for run in runs.to_dict("records"):
         ours = steps[steps["seed"] == run["seed"]]
         wide = ours.pivot(index="step", columns="metric", values="value").sort_index().reset_index()
         wide = wide.reindex(columns=list({*wide.columns, "tokens_sampled"}))
-        wide = wide.dropna(subset="tokens_sampled")  # steps after a number that was not finite never took place
+        wide = wide.dropna(subset="tokens_sampled")  # no step took place after a number that was not finite
         if wide.empty:
             continue
         so_far = costs(wide, int(run["updates_per_rollout"]), int(run["responses"]))
         for unit in COMPARED:
-            found[unit][run["seed"]] = cost_to_reward(wide["reward"], so_far[unit], goal, tables.LAST_STEPS)
-    return found
+            by_unit[unit][run["seed"]] = cost_to_reward(wide["reward"], so_far[unit], goal, tables.LAST_STEPS)
+    return by_unit

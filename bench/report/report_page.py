@@ -1,4 +1,4 @@
-"""Tables, figures and one self-contained page, from what runs recorded (``archive.load``)."""
+"""Tables, figures and one self-contained page, made from recorded runs (``archive.load``)."""
 
 import base64
 from collections.abc import Collection, Sequence
@@ -18,22 +18,26 @@ from steadymoe.bench.support import atomic_files, processes
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.training import samples
 
-# Characters of samples on the page, of each experiment.
+# The most characters of samples on the page, for each experiment.
 _MOST_SAID = 100_000
 
 
 class NothingToReport(Exception):
-    """No run has ended; the message says how to start some."""
+    """No run has ended; the message is one line and says how to start a run."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was written, the summary tables as Markdown, what each figure that was not drawn lacks, and damaged runs."""
+    """The result of ``make``."""
 
     files: list[Path]
+    """The written files."""
     table: str
+    """The summary tables as Markdown."""
     missing: list[str]
+    """One line for each figure that was not drawn, with the data that it lacks."""
     left_out: list[str]
+    """One line for each damaged run."""
 
 
 def make(
@@ -43,14 +47,14 @@ def make(
     arms: Sequence[str] | None = None,
     overview_alone: Collection[str] = (),
 ) -> Report:
-    """Write ``tables/``, ``figures/`` and ``report.html`` below ``results``, replacing earlier ones of these formats.
+    """Write ``tables/``, ``figures/`` and ``report.html`` below ``results``, in place of older files of these formats.
 
     Figures in ``formats``, and as svg, which the page shows; of all arms, or of some of one experiment. What is missing
     is told of the figures of ``experiment`` alone where one is named. The experiments ``overview_alone`` have no other
     shipped figure (``figures_of``).
 
-    Raises draw.CannotDraw for an arm that is not there, NothingToReport if no run of the experiment has ended, and
-    Damaged if what was kept of one cannot be read.
+    Raises draw.CannotDraw for an unknown arm, NothingToReport if no run of the experiment has ended, and Damaged if an
+    archive cannot be read.
     """
     recorded = {name: draw.choose(found, arms) for name, found in ended(results, experiment).items()}
     known = draw.every()
@@ -80,7 +84,7 @@ def make(
 
 
 def left_out(results: Path, experiment: str | None = None) -> list[str]:
-    """A line on every damaged run: no table and no figure has it."""
+    """One line for each damaged run; tables and figures leave it out."""
     names = [name for name in archive.experiments(results) if experiment in (None, name)]
     found = [each for name in names for each in collect.damaged(results, name).items()]
     how = "`steadymoe status` names the command that makes it again"
@@ -88,13 +92,13 @@ def left_out(results: Path, experiment: str | None = None) -> list[str]:
 
 
 def export(results: Path, experiment: str | None, suffix: str) -> Path:
-    """Write every number of the runs that ended as one tidy table, ``parquet`` or ``csv``, and return its path.
+    """Write every number of the ended runs as one tidy table and return its path; ``suffix`` is parquet or csv.
 
-    Raises NothingToReport if no run of the experiment has ended.
+    Raises NothingToReport if no run of the experiment has ended, or if the archive alone is left of the runs.
     """
     runs = [each["runs"] for each in ended(results, experiment).values() if "folder" in each["runs"]]
     if not runs:
-        raise NothingToReport(f"what is in {results / 'data'} was kept without its runs, and cannot be exported")
+        raise NothingToReport(f"{results / 'data'} holds tables without their runs, and cannot be exported")
     tidy = collect.tidy(pd.concat(runs))
     path = results / "tables" / f"{experiment or 'all'}-tidy.{suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +112,7 @@ def keep(results: Path, experiment: str | None, to: Path) -> list[Path]:
 
 
 def shown_tables(data: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str]]:
-    """The tables of one experiment with their captions, from ``draw.data``; those alone that have any rows."""
+    """Kind → (table, caption) for one experiment, made from ``draw.data``; empty tables are left out."""
     runs, steps = data["runs"], data["steps"]
     every = {
         "leaderboard": (tables.leaderboard(steps, runs, data["by_arm"]), tables.LEADERBOARD_CAPTION),
@@ -121,7 +125,7 @@ def shown_tables(data: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame,
 
 
 def texts(experiment: str, shown: dict[str, tuple[pd.DataFrame, str]], runs: pd.DataFrame) -> dict[str, str]:
-    """File name → text, for the tables of ``shown_tables`` and for the list of runs."""
+    """File name → text: the tables of ``shown_tables`` as Markdown, CSV and LaTeX, and the list of runs as CSV."""
     runs = runs.drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
     found = {f"{experiment}-runs.csv": runs.to_csv(index=False)}
     for kind, (table, caption) in shown.items():
@@ -147,7 +151,7 @@ def ended(results: Path, experiment: str | None) -> dict[str, dict[str, pd.DataF
 
 
 def _known(results: Path) -> str:
-    """What there is to report instead."""
+    """A hint: the experiments that can be reported, or the command that starts one."""
     names = archive.experiments(results)
     return (
         f"experiments there: {', '.join(map(visible, names))}"
@@ -180,18 +184,18 @@ def figures_of(experiment: str, overview_alone: Collection[str] = ()) -> list[Fi
 
 
 def _protocol(runs: pd.DataFrame) -> dict[str, str]:
-    """What was run, as values that occur."""
+    """Setting → the values that occur in the runs."""
     keys = ["task", "model", "engine", "routing", "correction", "steps", *collect.NUMBERS, "seed"]
     values = {key.replace("_", " "): sorted(runs[key].dropna().unique().tolist()) for key in keys}
     return {key: ", ".join(map(str, found)) for key, found in values.items()}
 
 
 def _mixed(runs: pd.DataFrame) -> list[str]:
-    """In what runs differ that stand in one table as if they did not."""
+    """The facts (code, machine, config) in which runs of one table differ, although the table treats them as equal."""
     mixed = [key for key in ("versions", "revision", "machine") if runs[key].nunique() > 1]
     mixed += ["settings besides the axes"] if runs["settings"].nunique() > 1 else []
     for what in ("config_without_seed", "algorithm_code"):
-        kind = runs[what].astype(str).str.startswith("ast1:")  # older hashes of code tell nothing of newer ones
+        kind = runs[what].astype(str).str.startswith("ast1:")  # an older kind of hash cannot be compared with a newer
         counts = runs.groupby(["arm", kind])[what].nunique().groupby("arm").max()
         mixed += [f"{what.removesuffix('_without_seed').replace('_', ' ')} ({arm})" for arm in counts.index[counts > 1]]
     return mixed
@@ -205,11 +209,11 @@ def _section(
     name: str,
     recorded: dict[str, pd.DataFrame],
 ) -> tuple[dict[str, Any], list[Path], str, dict[str, str]]:
-    """One experiment: what the page shows of it, the files written, its table, and what its own figures lack by id."""
+    """The part of one experiment: its section of the page, its files, its summary, and figure id → missing data."""
     data = draw.data(recorded)
     runs = data["runs"]
     found = runs
-    if "folder" in runs:  # also those that have not ended
+    if "folder" in runs:  # the list of runs also has the runs that have not ended
         found = collect.runs(results, name).merge(runs[["folder", *collapse.JUDGED]], how="left", on="folder")
     found = found if arms is None else found[found["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(data)
@@ -248,9 +252,9 @@ def _section(
 
 
 def _samples(runs: pd.DataFrame) -> dict[str, Any]:
-    """What a few runs said, one seed of every arm first, as far as the page's share of it reaches; how many were left.
+    """Samples of a few runs, one seed of every arm first, up to ``_MOST_SAID`` characters; the number of runs left out.
 
-    Nothing of runs that were kept without their folders, or recorded before there were samples.
+    Archived runs have no samples.
     """
     if "folder" not in runs:
         return {"samples": [], "left_out": 0}
@@ -263,7 +267,7 @@ def _samples(runs: pd.DataFrame) -> dict[str, Any]:
 
 
 def _cells(table: pd.DataFrame) -> list[list[dict[str, Any]]]:
-    """What the page shows in each cell, and the number it is sorted by, if any."""
+    """For each cell its text, and the number by which the page sorts it, or ""."""
     shown = table.map(tables.to_text).to_numpy().tolist()
     numbers = table.map(tables.to_number).to_numpy().tolist()
     return [

@@ -1,4 +1,4 @@
-"""Tables over seeds, from the long form of ``collect.steps`` (with a column ``arm``)."""
+"""Tables over seeds, made from ``collect.steps`` (the long form, with a column ``arm``)."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -15,7 +15,7 @@ from steadymoe.bench.support.text import markdown, visible
 # Steps at the end of a run over which its final numbers are averaged.
 LAST_STEPS = 5
 
-# Column → (metric, how one seed's curve becomes one number).
+# Column → (metric, statistic of ``one_number``).
 SUMMARY = {
     "final reward": ("reward", "last"),
     "final held-out accuracy": ("eval_accuracy", "end"),
@@ -32,36 +32,37 @@ MODELS = {
     columns.short("rollout_expert_disagreement"): ("rollout_expert_disagreement", "mean"),
     "final reward": ("reward", "last"),
 }
-# What a caption says of the columns of collapses.
+# The words of a caption for the columns of collapses.
 COLLAPSED = (
-    "Collapsed: runs that collapsed or met a number that is not finite, by today's rule, – where runs are too short "
-    "for it; recorded: as the runs themselves said when they ended, by the rule of that day."
+    "Collapsed: runs that collapsed or met a number that is not finite, by today's rule (– if the runs are too short "
+    "for the rule); recorded: the verdict that the runs recorded when they ended, by the rule of that day."
 )
 # Averaged over seeds on a logarithmic scale.
 GEOMETRIC = ("token_ratio_variance", "sequence_ratio_variance")
 CAPTION = (
-    f"Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of seeds. Of each run: "
-    f"final reward is the mean of its last {LAST_STEPS} steps, final held-out accuracy its last evaluation, "
+    f"Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of seeds. Numbers of a run: "
+    f"final reward is the mean of the last {LAST_STEPS} steps, final held-out accuracy is the last evaluation, "
     f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
-    f"over steps, expert change per update and clip fraction means. {COLLAPSED} Falling: runs that have fallen at "
-    "their end, too late to be judged. All are part of every mean; of a run that met a number that is not finite "
-    "reward and accuracy are 0 once it ended."
+    "over steps, expert change per update and clip fraction are means over steps. "
+    f"{COLLAPSED} Falling: runs whose reward or entropy falls, or whose gradient norm explodes, too near the end to be "
+    "judged. All runs are part of every mean; after a number that is not finite a run counts with a reward and an "
+    "accuracy of 0."
 )
 MODELS_CAPTION = (
-    f"Mean over seeds with {INTERVAL}. Active parameters are those that one token uses. "
-    "Of each run: expert change per update is the mean over steps of the expert-change rate from before to after one "
-    "gradient update; sampler–trainer disagreement the mean over steps of the expert-change rate between the sampling "
-    "and the training forward at the same weights; share of routing 1 − E[(log r pinned)²] / E[(log r free)²], "
-    f"both over all of its updates; final reward the mean of the last {LAST_STEPS} steps."
+    f"Mean over seeds with {INTERVAL}. Active parameters: the parameters that one token uses. Numbers of a run: expert "
+    "change per update is the mean over steps of the expert-change rate from before to after one gradient update; "
+    "sampler–trainer disagreement is the mean over steps of the expert-change rate between the sampling forward and "
+    "the training forward at the same weights; share of routing is 1 − E[(log r pinned)²] / E[(log r free)²] over all "
+    f"updates; final reward is the mean of the last {LAST_STEPS} steps."
 )
 
 
 def one_number(curve: pd.Series, how: str) -> float:
-    """One seed's number from its curve over steps, in the order of the steps.
+    """One number of a run from its curve over steps (values in the order of the steps).
 
-    ``last`` and ``best``: the last and the highest mean over ``LAST_STEPS`` steps; ``fall``: best minus last; ``first``
-    and ``end``: the first and the last value; ``median`` and ``mean`` over steps; ``area``: under the curve, divided by
-    the steps it spans.
+    ``how`` is ``last`` or ``best`` (the last or the highest mean over ``LAST_STEPS`` steps), ``fall`` (best minus
+    last), ``first`` or ``end`` (the first or the last value), ``median`` or ``mean`` (over steps), or ``area`` (under
+    the curve, divided by the number of steps). Raises ValueError for any other word.
     """
     smooth = curve.rolling(min(LAST_STEPS, len(curve))).mean().dropna()
     numbers: dict[str, Callable[[], Any]] = {
@@ -89,7 +90,7 @@ def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:
 def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """One row per arm, the highest final reward first: n, collapses, an ``Estimate`` for each column of ``SUMMARY``.
 
-    ``runs`` are ``collapse.judged``.
+    ``runs`` has the columns of ``collapse.judged``.
     """
     rows = []
     for arm in sorted(runs["arm"].unique()):
@@ -107,12 +108,12 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _judged(runs: pd.DataFrame, column: str) -> pd.Series:
-    """Of the runs that the rule of a collapse could judge, whether (1 or 0) it found this; empty where it found none.
+    """1.0 or 0.0 for each run that the rule of collapse could judge: whether ``column`` has a value.
 
-    A number that is not finite needs no judging.
+    A run that met a number that is not finite counts as judged, however short it is.
     """
-    told = runs.loc[(runs["judged_until"] > 0) | runs["collapsed_step"].notna(), column]
-    return told.notna().astype(float)
+    verdicts = runs.loc[(runs["judged_until"] > 0) | runs["collapsed_step"].notna(), column]
+    return verdicts.notna().astype(float)
 
 
 LEADERBOARD = {
@@ -122,24 +123,22 @@ LEADERBOARD = {
     columns.short("token_ratio_variance"): ("token_ratio_variance", "median"),
 }
 LEADERBOARD_CAPTION = (
-    f"Ranked by final reward. Mean over seeds (of variances the geometric one) with {INTERVAL}; n is the number of "
-    "seeds. p: of the same final reward as the best arm's, by the exact sign-flip test of the paired differences, "
-    "Holm-corrected for all pairs of arms. "
-    "Of each run: start is the reward of its first step, before any update, final reward the mean of its last "
-    f"{LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} Both as shares. Reward IQM: "
-    "interquartile mean of final rewards over seeds. Steps of H: restricted mean of the steps without a collapse out "
-    "of the first H, the last at which one could begin and still be seen in every run. Frontier area: stable share of "
-    "a grid of learning rates and updates per rollout."
+    f"Ranked by final reward. Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of "
+    "seeds. p: exact sign-flip test of the paired differences in final reward from the best arm, Holm-corrected for "
+    "all pairs of arms. Numbers of a run: start is the reward of the first step, before any update, final reward is "
+    f"the mean of the last {LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} Both columns are "
+    "shares of runs. Reward IQM: interquartile mean of final rewards over seeds. Steps of H: restricted mean of the "
+    "steps without a collapse among the first H; a collapse that begins at step H can still be seen in every run. "
+    "Frontier area: the stable share of a grid of learning rates and updates per rollout."
 )
 
 
 def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | None = None) -> pd.DataFrame:
     """One row per arm, ranked by final reward: n, start, final reward, p, shares of collapses, drift, ratio variance.
 
-    p is that of ``comparisons.ranking`` against the best arm, whose own is nan.
-
-    ``more`` has further columns by arm (reward IQM, restricted mean time to collapse, frontier area); they stand
-    after the shares of collapses. ``runs`` are ``collapse.judged``.
+    p comes from ``comparisons.ranking`` against the best arm; the best arm's p is nan. ``more`` has further columns by
+    arm (reward IQM, restricted mean time to collapse, frontier area); they stand after the shares of collapses.
+    ``runs`` has the columns of ``collapse.judged``.
     """
     ranked = ranking(final_rewards(steps), bounds=columns.bounds("reward"))
     p_values = dict(zip(ranked["arm"], ranked["p_corrected"], strict=True))
@@ -158,9 +157,9 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | No
 
 
 def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per arm of an experiment that compares models with routers: their sizes, an ``Estimate`` for ``MODELS``.
+    """The table of an experiment that compares models: one row per arm with a router, sizes, the columns ``MODELS``.
 
-    Empty where all runs have one model, or none with routers.
+    Empty if fewer than two models have routers.
     """
     routed = runs[runs["experts"] > 0]
     if routed["model"].nunique() < 2:
@@ -171,17 +170,17 @@ def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
         chosen = f"{int(ours['top_k'].iloc[0])} of {int(ours['experts'].iloc[0])}"
         row = {"arm": arm, "n": len(ours)} | sizes | {"experts": chosen}
         shares = routing_share(steps[steps["arm"] == arm], [])
-        found = _estimates(steps, str(arm), MODELS)
-        reward = found.pop("final reward")
-        rows.append(row | found | {"share of routing": over_seeds(shares.tolist()), "final reward": reward})
+        estimates = _estimates(steps, str(arm), MODELS)
+        reward = estimates.pop("final reward")
+        rows.append(row | estimates | {"share of routing": over_seeds(shares.tolist()), "final reward": reward})
     return pd.DataFrame(rows).rename(columns=lambda name: str(name).replace("_", " "))
 
 
 def routing_share(steps: pd.DataFrame, keys: list[str]) -> pd.Series:
     """1 − E[(log r pinned)²] / E[(log r free)²] of each run, E over all of its updates, by ``keys`` and seed.
 
-    Of a run's means and not the mean of its steps' shares: in most steps few tokens change their route, and what
-    routing does is done in the others. Runs without the moments (dense models) are left out.
+    The share is a ratio of the run's means, not the mean of the steps' shares: in most steps few tokens change their
+    route, and the other steps carry the effect of routing. Runs without the moments (dense models) are left out.
     """
     names = ["log_ratio_moment_free", "log_ratio_moment_pinned"]
     chosen = steps[steps["metric"].isin(names)]
@@ -190,9 +189,9 @@ def routing_share(steps: pd.DataFrame, keys: list[str]) -> pd.Series:
 
 
 def _estimates(steps: pd.DataFrame, arm: str, wanted: dict[str, tuple[str, str]]) -> dict[str, object]:
-    """An ``Estimate`` over the seeds of an arm for each column."""
+    """Column → ``Estimate`` over the seeds of an arm; ``wanted`` is like ``SUMMARY``."""
     ours = steps[steps["arm"] == arm].sort_values("step")
-    found: dict[str, object] = {}
+    estimates: dict[str, object] = {}
     for column, (metric, how) in wanted.items():
         curves = ours[ours["metric"] == metric].groupby("seed")["value"]
         numbers = [one_number(curve, how) for _, curve in curves]
@@ -201,7 +200,7 @@ def _estimates(steps: pd.DataFrame, arm: str, wanted: dict[str, tuple[str, str]]
 
 
 def to_text(cell: Any) -> str:
-    """A cell as people read it: estimates with their intervals, numbers to three digits, – for none."""
+    """A cell for people: an estimate with its interval, a number to three digits, – for no number."""
     if isinstance(cell, float):
         return "–" if np.isnan(cell) else f"{cell:.3g}"
     return str(cell)
@@ -215,7 +214,7 @@ def to_number(cell: Any) -> Any:
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-    """The table as people read it, every cell in one line and letter by letter."""
+    """The table for people; every cell is one line and is escaped, so that it shows letter by letter."""
     shown = table.map(lambda cell: markdown(to_text(cell))).rename(columns=markdown)
     return shown.to_markdown(index=False, disable_numparse=True)
 
@@ -234,7 +233,7 @@ def to_numbers(table: pd.DataFrame) -> pd.DataFrame:
     return plain
 
 
-# What LaTeX reads as a command, and letters of our tables that its usual fonts lack.
+# Characters that LaTeX reads as commands, and characters that its usual fonts lack.
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -255,7 +254,7 @@ _LATEX = {
 
 
 def latex_escape(text: str) -> str:
-    """``text`` in one line, as LaTeX prints it letter by letter."""
+    """``text`` in one line, escaped so that LaTeX prints it letter by letter."""
     return "".join(_LATEX.get(letter, letter) for letter in visible(text))
 
 

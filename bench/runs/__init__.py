@@ -1,5 +1,5 @@
-"""Runs on disk: planned, launched, executed, recorded, resumed, and what their status is.
+"""Runs on disk: they are planned, launched, executed, recorded and resumed here, and have a status.
 
-Checked runs come in; run folders below ``results/runs`` go out. May import support, config, tasks, measurement,
-statistics and training.
+Checked runs come in; run folders below ``results/runs`` go out. This folder may import support, config, tasks,
+measurement, statistics, training, algorithms and models.
 """

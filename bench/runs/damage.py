@@ -1,4 +1,4 @@
-"""Whether what lies in a run's folder is a whole run: a ``run.json`` that says what runs say, and tables as written."""
+"""Damage: whether a run's folder holds a whole run, with a proper ``run.json`` and the tables that the run wrote."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from steadymoe.bench.measurement import columns
 
 STATUSES = ("running", "interrupted", "failed", "finished", "diverged")
-# What every run.json holds, by its place, and as what.
+# Dotted place in run.json → type; every run.json has these facts.
 _FACTS: dict[str, type | tuple[type, ...]] = {
     "status": str,
     **dict.fromkeys(("experiment", "algorithm", "correction", "routing", "engine", "model", "task"), str),
@@ -36,7 +36,7 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
     "config.rollout.responses": int,
     "config.optimizer.learning_rate": (int, float),
 }
-# What may be null; otherwise as the inner table says.
+# Facts that are null or have the inner fields.
 _OR_NULL: dict[str, dict[str, type]] = {
     "revision": {"commit": str, "changed": bool},
     "diverged": {"reason": str, "step": int},
@@ -46,11 +46,11 @@ _MAGIC = b"PAR1"
 
 
 class Damaged(ValueError):
-    """Something on disk that is not whole; the message is one line that names the file."""
+    """A file on disk is damaged; the message is one line and names the file."""
 
 
 def in_facts(facts: Any) -> str | None:
-    """Why the content of a ``run.json`` is not that of a run; None if it is."""
+    """Why ``facts`` cannot be the content of a run's ``run.json``; None if they can."""
     if not isinstance(facts, dict):
         return f"it holds {type(facts).__name__} in place of a run's facts"
     for place, kind in _FACTS.items():
@@ -64,10 +64,10 @@ def in_facts(facts: Any) -> str | None:
 
 
 def in_tables(folder: Path, facts: Mapping[str, Any]) -> str | None:
-    """Why the tables of a run that has ended are not whole; None if they are.
+    """Why the tables of an ended run are not whole; None if they are.
 
-    A run says in ``run.json`` what its tables' checksums are. One from before they were recorded is looked at less
-    closely: each table begins and ends as such a file does, and ``steps`` has as many rows as the run had steps.
+    ``run.json`` holds the checksums of the tables. An older run has no checksums, and its check is weaker: each table
+    must begin and end like a parquet file, and ``steps`` must have one row for each step of the run.
     """
     recorded = facts.get("tables")
     for table in columns.TABLES:
@@ -84,16 +84,16 @@ def in_tables(folder: Path, facts: Mapping[str, Any]) -> str | None:
 
 
 def checksum(path: Path) -> str:
-    """16 hex digits over the bytes of a file."""
+    """The first 16 hex digits of the SHA-256 of a file's bytes. Raises OSError if the file cannot be read."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def put_aside(folder: Path, results: Path) -> Path:
-    """Move what is in a run's folder, but for its lock, to a new folder below ``results/damaged``; returns that one."""
+    """Move the content of a run's folder, except its lock, to a new folder below ``results/damaged``; return it."""
     place = results.absolute() / "damaged" / folder.relative_to(results.absolute() / "runs")
     to = next(each for each in _numbered(place) if not each.exists())
     to.mkdir(parents=True)
-    for path in sorted(folder.iterdir(), key=lambda path: path.name != "run.json"):  # nobody takes the rest for a run
+    for path in sorted(folder.iterdir(), key=lambda path: path.name != "run.json"):  # the rest is no run without it
         if path.name != ".lock":
             os.replace(path, to / path.name)
     return to
@@ -107,7 +107,7 @@ def _numbered(place: Path) -> Iterator[Path]:
 
 
 def _at(facts: Any, place: str) -> Any:
-    """The value at a dotted place; None where there is none."""
+    """The value at a dotted place; None without such a place."""
     for part in place.split("."):
         facts = facts.get(part) if isinstance(facts, dict) else None
     return facts

@@ -1,4 +1,4 @@
-"""What ``steadymoe run --dry`` says: which runs a command makes, and how long that takes by what is recorded."""
+"""``steadymoe run --dry``: the runs that a command makes, and an estimate of their time from recorded runs."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,16 @@ from steadymoe.bench.config.identity import flatten
 from steadymoe.bench.runs import execute, provenance, record
 from steadymoe.bench.training import cold_start
 
-# What the time of a step hangs on. Of algorithms, whose losses cost little beside a forward, only how they sample.
+# The settings that decide the time of a step. Losses cost little beside a forward, so an algorithm counts only with
+# its ``sampling``.
 _COSTS = ["model", "task", "rollout", "savings", "probe", "evaluation", "routing", "engine", "correction"]
 _COSTS += ["updates_per_rollout", "device", "precision", "experts", "threads", "measure", "microbatch"]
 
 
 def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]:
-    """How many runs there are of each status, what is done about them, and the minutes that the steps take.
+    """The number of runs of each status, what the command does about them, and the minutes of their steps.
 
-    ``skipped`` is the number of runs that ``--retry-failed`` leaves out; ``processes`` how many runs are made at once,
+    ``skipped`` is the number of runs that ``--retry-failed`` leaves out; ``processes`` is the number of runs at once,
     None for a cluster. Nothing on disk is touched.
     """
     statuses = {each.folder: record.status(each.folder) for each in runs}
@@ -45,7 +46,7 @@ def _minutes(runs: Sequence[Run], processes: int | None) -> str:
         known = max(known, len(like))
         seconds += steps * sum(like) / len(like) if like else 0.0
     if unknown:
-        return f"minutes: unknown; of {unknown} of {len(runs)} runs none with such settings has ended on this machine"
+        return f"minutes: unknown; no run with the settings of {unknown} of {len(runs)} runs has ended on this machine"
     at_once = min(len(runs), processes or 1)
     how = f"{at_once} at once" if processes is not None else "one after another"
     return (
@@ -55,7 +56,7 @@ def _minutes(runs: Sequence[Run], processes: int | None) -> str:
 
 
 def _cold_starts(runs: Sequence[Run]) -> str:
-    """How many supervised trainings come before the steps, and are not part of their pace."""
+    """The words for the cold starts that must be trained before the steps; the pace does not contain them."""
     configs = [each.config for each in runs if execute.makes_cold_start(each.config)]
     files = {Path(each.results_dir) / "cold_starts" / f"{cold_start.fingerprint(each)}.json" for each in configs}
     absent = sum(not file.exists() for file in files)
@@ -63,7 +64,7 @@ def _cold_starts(runs: Sequence[Run]) -> str:
 
 
 def _paces(results: Path) -> dict[str, list[float]]:
-    """Seconds per step of the runs that ended on a processor like this one, by what a step costs."""
+    """``_cost`` of a config → seconds per step of its runs that ended on this kind of processor."""
     found: dict[str, list[float]] = {}
     for path in (results / "runs").glob("**/run.json"):
         facts = record.known(path.parent)

@@ -1,4 +1,4 @@
-"""One run from its config to its folder: cold start, steps, checkpoints, and how it ended."""
+"""One run from its config to its folder: cold start, steps, checkpoints, and its end."""
 
 import os
 import sys
@@ -29,11 +29,12 @@ from steadymoe.models import build, pretrained
 
 
 def launch(words: list[str]) -> None:
-    """Hand the words of a command line to Hydra, which calls ``_job`` once for each point.
+    """Hand the words of a command line to Hydra; Hydra calls ``_job`` once for each point of a sweep.
 
-    Raises joblib's TerminatedWorkerError if a worker was killed, and one of ``sweep.lost()`` if a cluster's was.
+    Raises joblib's TerminatedWorkerError if a worker was killed, and one of ``sweep_plan.lost_job_errors()`` if a
+    cluster lost a job.
     """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra would print what goes wrong and exit
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra prints an error and exits
     sweep_plan.begin()
     sys.argv = ["steadymoe run", *words]
     hydra.main(config_path=str(compose.CONF.resolve()), config_name="config", version_base="1.3")(_job)()
@@ -60,10 +61,11 @@ def refuse_other_config(run: compose.Run) -> None:
 
 
 def execute(run: compose.Run) -> str:
-    """Bring a run to its end, from where it was left, and return its status.
+    """Bring a run to its end, from its checkpoint if it has one, and return its status.
 
-    A run that has ended is left alone, and so is one that another process is at (``running``). Whatever
-    goes wrong inside is written to ``run.json`` as ``failed`` and does not stop the runs beside it.
+    A run that has ended is left as it is. A run that another process holds is left too (status ``running``). An
+    exception inside a run is written to ``run.json`` as ``failed`` and does not stop other runs. Raises ConfigError if
+    the folder holds a run of another config.
     """
     refuse_other_config(run)
     status = record.status(run.folder)
@@ -71,7 +73,7 @@ def execute(run: compose.Run) -> str:
         return status
     try:
         with Record(run.folder, _facts(run)) as folder:
-            # Again, now that nobody else can change it: another process may have ended it meanwhile.
+            # Check again under the lock: another process may have ended the run meanwhile.
             refuse_other_config(run)
             if (why := record.damage(run.folder)) is not None:
                 folder.put_aside(why)
@@ -83,7 +85,7 @@ def execute(run: compose.Run) -> str:
             except Exception as error:
                 try:
                     folder.update(status="failed", error=blame.failure(error))
-                except OSError:  # a full disk, say: what is on it stays, and says that the run is not at its end
+                except OSError:  # a full disk, say: the old run.json stays, and its status is not an end
                     print(f"steadymoe: {run.folder}: {blame.failure(error)}", file=sys.stderr)
                     return "failed"
             except BaseException:
@@ -159,9 +161,9 @@ def _train(run: compose.Run, folder: Record) -> None:
 
 
 def _same_ground(folder: Record) -> bool:
-    """Whether a checkpoint in the folder is known to be made with these library versions and this code.
+    """Whether the checkpoint in the folder was made with these library versions and this code.
 
-    If not, the run starts anew, and ``run.json`` says so under ``restarted``.
+    If not, or if it is unknown, the run starts anew, and ``run.json`` gives the reason under ``restarted``.
     """
     before = record.read_run(folder.folder)
     same = before is not None and provenance.difference(before) == provenance.Difference(None, None, None)
@@ -171,7 +173,7 @@ def _same_ground(folder: Record) -> bool:
 
 
 def _facts(run: compose.Run) -> dict[str, Any]:
-    """What ``run.json`` says of a run before it starts."""
+    """The content of ``run.json`` before a run starts."""
     config = run.config
     return {
         "status": "running",
@@ -185,7 +187,7 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "algorithm_code": provenance.code_hash(run.plain),
         "training_version": provenance.TRAINING_VERSION,
         "command": run.command,
-        # Of a given cold start or checkpoint, its path is added later; it is none of the cached ones.
+        # A cached cold start has a fingerprint; a given cold start or checkpoint has a path, added later.
         "cold_start": {"fingerprint": cold_start.fingerprint(config)} if makes_cold_start(config) else {},
         "versions": provenance.versions(config.experts),
         "revision": revision(),

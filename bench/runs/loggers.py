@@ -1,7 +1,7 @@
-"""Scalars for those who watch in TensorBoard or Weights & Biases: ``log=tensorboard``, ``log=wandb``.
+"""Scalars for TensorBoard (``log=tensorboard``) or Weights & Biases (``log=wandb``).
 
-The record is elsewhere and is written first; nothing of a run depends on what happens here. A step is sent once: how
-far a run has come is kept beside its files, so that the steps that are repeated after an interruption are left out.
+The run's own record is written first, and no number of a run depends on a logger. Each step is sent once: the file
+``logged.json`` holds the last step sent, so that steps repeated after an interruption are not sent again.
 """
 
 import json
@@ -45,7 +45,7 @@ class _Tracker:
         if self._tool is None:
             return
         with self._one_warning():
-            if not resumed:  # the rows begin anew, and so does what is shown of them
+            if not resumed:  # the rows begin anew, and so does the log
                 self._mark.unlink(missing_ok=True)
                 shutil.rmtree(folder / "tensorboard", ignore_errors=True)
             self._logged: dict[str, Any] = {"step": 0, "id": uuid.uuid4().hex[:16]}
@@ -60,7 +60,7 @@ class _Tracker:
         if self._write is None or step <= self._logged["step"]:
             return
         with self._one_warning():
-            # Marked first: a kill between the two leaves a step out instead of sending it twice.
+            # The mark is written first: a kill between mark and sending leaves a step out and sends none twice.
             self._logged["step"] = step
             atomic_files.write_json(self._mark, self._logged)
             for table in _TABLES:
@@ -76,7 +76,7 @@ class _Tracker:
     def _one_warning(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever a logger or its network fails with, the run goes on
+        except Exception as error:  # the run goes on, whatever fails in a logger or its network
             last = " ".join(str(error).split())
             print(f"steadymoe: {self._folder}: log={self._tool} has stopped: {last}", file=sys.stderr)
             close, self._write, self._close = self._close, None, _nothing
@@ -92,7 +92,7 @@ def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
     def write(table: str, scalars: dict[str, float], at: int) -> None:
         for name, value in scalars.items():
             writer.add_scalar(f"{table}/{name}", value, at)
-        writer.flush()  # or a kill would lose two minutes of them
+        writer.flush()  # without it a kill loses two minutes of scalars
 
     return write, writer.close
 
@@ -100,7 +100,7 @@ def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
 def _wandb(folder: Path, config: RunConfig, name: str) -> tuple[Write, Callable[[], object]]:
     import wandb
 
-    # wandb's own environment variables come first where they are set.
+    # wandb's own environment variables take precedence.
     run = wandb.init(
         id=name,
         resume="allow",

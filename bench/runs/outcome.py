@@ -1,4 +1,4 @@
-"""How a run ended, in words: what it diverged by, and whether it can have learned anything."""
+"""The end of a run in words: why it diverged, and whether it can have learned anything."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _REASONS = {
 
 
 def lines(runs: Sequence[compose.Run]) -> list[str]:
-    """One line for each run that diverged, with the reason and the step, or that ended without a signal."""
+    """One line for each run that diverged (with reason and step), and for each run that had nothing to learn from."""
     said = []
     for label, run in zip(compose.labels(runs), runs, strict=True):
         try:
@@ -33,7 +33,7 @@ def lines(runs: Sequence[compose.Run]) -> list[str]:
 
 
 def diverged(how: dict[str, object]) -> str:
-    """The ``diverged`` of a ``run.json`` in words: by what, at which step, in which update."""
+    """The field ``diverged`` of a ``run.json`` in words: reason, step, update."""
     update = "" if how.get("update") is None else f", update {how['update']}"
     return f"{_REASONS.get(str(how.get('reason')), 'for an unknown reason')} at step {how.get('step')}{update}"
 
@@ -41,7 +41,7 @@ def diverged(how: dict[str, object]) -> str:
 def silent(steps: pd.DataFrame) -> str | None:
     """Why a run with this ``steps`` table cannot have learned from its rewards, or None.
 
-    The column ``grad_norm`` is the mean over the updates of a step, so it is 0 where every update's norm is.
+    The column ``grad_norm`` is the mean over the updates of a step, so it is 0 only if every update's norm is 0.
     """
     found = []
     for name, said in (("reward", "reward 0 in every step"), ("grad_norm", "gradient norm 0 in every update")):

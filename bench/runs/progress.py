@@ -18,11 +18,11 @@ from steadymoe.bench.support.text import visible
 from steadymoe.bench.training.cold_start import CHECK
 
 _SECONDS_BETWEEN_LOOKS = 0.5
-# More runs than this do not fit a screen: then those at work are shown alone.
+# More runs than this do not fit a screen; the screen then shows only the runs in progress.
 _ROWS = 24
-# Without a terminal: a line when a run starts, ends, or passes one of these shares of its steps ...
+# Without a terminal a line appears when a run starts, ends, or passes one of these shares of its steps,
 _SHARES_SHOWN = (0.25, 0.5, 0.75)
-# ... and while a cold start is made, whenever so many seconds have passed since the run's last line.
+# and, while a cold start is trained, this many seconds after the run's last line.
 _SECONDS_BETWEEN_CHECKS = 10
 
 
@@ -102,7 +102,7 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
 
 
 def _line(state: dict[str, Any]) -> str:
-    """What a line says of one run."""
+    """The words of a line for one run."""
     if state["cold_start_left"] is not None:
         return f"{state['status']}, about {_clock(state['cold_start_left'])} left of it"
     if state["status"] in ("cold start", "loading"):
@@ -114,13 +114,13 @@ def _line(state: dict[str, Any]) -> str:
 
 
 def _left_of_all(states: Sequence[dict[str, Any]]) -> str:
-    """The time left for all runs, where any has a pace."""
+    """The words for the remaining time of all runs; "" if no run has a pace."""
     left = _left(states)
     return "" if left == "?" else f", about {left} left"
 
 
 def _state(run: Run) -> dict[str, Any]:
-    """Where a run is, as its folder tells."""
+    """The progress of a run, read from its folder."""
     facts = record.known(run.folder)
     progress = facts.get("progress") or {}
     step, steps = progress.get("step", 0), run.config.steps
@@ -145,7 +145,7 @@ def _state(run: Run) -> dict[str, Any]:
 
 
 def _best_and_worst(names: Sequence[str], states: Sequence[dict[str, Any]]) -> str:
-    """The highest reward of any step so far and whose it is; how many runs diverged or failed."""
+    """The words for the highest reward of any step and its run, and for the numbers of diverged and failed runs."""
     best = [state["best_reward"] for state in states]
     known = [(reward, name) for reward, name in zip(best, names, strict=True) if reward is not None]
     said = f" · best {max(known)[0]:.2f} ({max(known)[1]})" if known else ""
@@ -154,7 +154,7 @@ def _best_and_worst(names: Sequence[str], states: Sequence[dict[str, Any]]) -> s
 
 
 def _left(states: Sequence[dict[str, Any]]) -> str:
-    """Time left for all at the pace of the steps so far; cold starts that are still to be made come on top."""
+    """The remaining time of all runs at the pace of their steps so far, without cold starts; "?" without a pace."""
     paces = [state["seconds_per_step"] for state in states if state["seconds_per_step"] is not None]
     if not paces:
         return "?"

@@ -1,7 +1,7 @@
-"""What a run stands on: the code of its algorithm, the training code, the libraries, the machine.
+"""The provenance of a run: the code of its algorithm, the training code, the libraries, the machine.
 
-``python -m steadymoe.bench.runs.provenance > tests/recorded/training_code.json`` records what TRAINING_VERSION stands
-for.
+``python -m steadymoe.bench.runs.provenance > tests/recorded/training_code.json`` records the code that belongs to
+TRAINING_VERSION.
 """
 
 import json
@@ -32,18 +32,18 @@ _EVERY_LOSS = [f"steadymoe.algorithms.{name}" for name in ("batch", "loss", "obj
 
 @dataclass(frozen=True)
 class Difference:
-    """In what a recorded run stands on other ground than the same run would today; None in what is the same."""
+    """The differences between the provenance of a recorded run and of the same run today; None means equal."""
 
     code: str | None
-    """What other code made it: "other code of its algorithm", "other training code (version 1; now 2)"."""
+    """The other code that made the run: "other code of its algorithm", "other training code (version 1; now 2)"."""
     unknown: str | None
-    """Why its code cannot be compared."""
+    """Why the code cannot be compared; None if it can."""
     libraries: str | None
-    """What of the environment it was made with that is not here: "torch 2.11.0"."""
+    """The libraries that made the run and have another version here: "torch 2.11.0"."""
 
     @property
     def said(self) -> str | None:
-        """Why the run is stale, in words; None if it is not known to be."""
+        """Why the run is stale, in words; None if it is not stale or if that is unknown."""
         words = [
             f"made by {self.code}" if self.code else None,
             f"made with {self.libraries}" if self.libraries else None,
@@ -52,9 +52,9 @@ class Difference:
 
 
 def difference(facts: Mapping[str, Any]) -> Difference:
-    """How today's ground differs from that of a run with these ``facts``, the contents of its ``run.json``.
+    """The differences between today's code and libraries and the recorded ones; ``facts`` is a run's ``run.json``.
 
-    What the facts name is looked up and read, and never imported.
+    Modules that the facts name are found and read, and never imported.
     """
     config, recorded = facts["config"], facts["algorithm_code"]
     training = facts.get("training_version", 1)
@@ -73,10 +73,10 @@ def difference(facts: Mapping[str, Any]) -> Difference:
 
 
 def code_hash(config: Mapping[str, Any]) -> str | None:
-    """Of what a user may change without a commit: loss, advantage, correction, and a task or engine of the user's own.
+    """A hash of the code that a user may change without a commit: loss, advantage, correction, own tasks and engines.
 
-    The classes' files and the local modules that they import, by their syntax trees (``source.digest``). What they
-    import from installed packages does not count. None where a class's file is not here or cannot be read.
+    The hash covers the syntax trees (``source.digest``) of the classes' files and of the local modules that they
+    import; imports from installed packages do not count. None if a class's file is missing or cannot be read.
     """
     try:
         targets = [_module(target) for target in _targets(_losses(config))]
@@ -87,7 +87,7 @@ def code_hash(config: Mapping[str, Any]) -> str | None:
 
 
 def training_code() -> dict[str, Any]:
-    """TRAINING_VERSION, and a hash of every module whose change can change what training records, by its file."""
+    """``version``: TRAINING_VERSION. ``modules``: file → hash of every module that can change recorded numbers."""
     roots = [
         "training.trainer",
         "training.cold_start",
@@ -140,7 +140,7 @@ def _losses(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _targets(config: Mapping[str, Any]) -> list[str]:
-    """The classes that a config names, once each."""
+    """The classes that a config names, each once, sorted."""
     return sorted({str(value) for key, value in flatten(config).items() if key.endswith("_target_")})
 
 
@@ -160,7 +160,8 @@ def _module(target: str) -> str:
 
 
 def _counts(module: str, file: Path) -> bool:
-    """Whether code counts that a loss imports: the user's own, and the suite's algorithms, but not their list."""
+    """Whether an import of a loss is part of its hash: the user's own code and the suite's algorithms are, except
+    the package that lists them."""
     if source.is_of_suite(file):
         return source.is_of_suite(file, "algorithms") and module != "steadymoe.algorithms"
     return not source.is_installed(file)

@@ -1,7 +1,7 @@
-"""The folder of a run: ``run.json`` and four tables, written as the run goes and never overwritten silently.
+"""The folder of a run: ``run.json`` and four tables, written during the run and never overwritten silently.
 
-While a run goes on its rows are appended to ``<table>.jsonl``; when it ends they become
-``<table>.parquet``. Whatever kills it, the rows of finished steps are there.
+A running run appends its rows to ``<table>.jsonl``; at its end they become ``<table>.parquet``. However a run is
+killed, the rows of its finished steps are on disk.
 """
 
 import json
@@ -19,17 +19,17 @@ from steadymoe.bench.measurement import columns
 from steadymoe.bench.runs.damage import Damaged, checksum, in_facts, in_tables, put_aside
 from steadymoe.bench.support import atomic_files
 
-# A run that has one of these has said all it will say.
+# A run with one of these statuses is complete and never changes.
 ENDED = ("finished", "diverged")
 
-# Asking for the status of a run takes its lock for a moment; who wants to keep it waits longer than that.
+# A look at the status of a run holds its lock for a moment, so a process that wants to run it waits this long.
 _PROBE_SECONDS = 3
 
 Row = dict[str, Any]
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """``run.json`` of a run folder, None where there is none. Raises Damaged, a ValueError, if it is not of a run."""
+    """The ``run.json`` of a run folder, or None without one. Raises Damaged (a ValueError) if it is no run's."""
     path = folder / "run.json"
     try:
         facts = json.loads(path.read_text())
@@ -43,7 +43,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 
 def known(folder: Path) -> dict[str, Any]:
-    """The same, empty where there is none or none that can be read."""
+    """The ``run.json`` of a run folder; empty if there is none or if it is damaged."""
     try:
         return read_run(folder) or {}
     except Damaged:
@@ -51,7 +51,7 @@ def known(folder: Path) -> dict[str, Any]:
 
 
 def damage(folder: Path) -> str | None:
-    """Why what is in the folder is no whole run, in one line; None if it is, or if there is none."""
+    """Why the run in the folder is not whole, in one line; None if it is whole or if there is no run."""
     try:
         facts = read_run(folder)
     except Damaged as error:
@@ -62,7 +62,7 @@ def damage(folder: Path) -> str | None:
 def status(folder: Path) -> str:
     """``finished``, ``diverged``, ``failed``, ``running``, ``interrupted``, ``missing``, or ``damaged``.
 
-    Damaged is a ``run.json`` that is not of a run, and a run that has ended and whose tables are not whole.
+    A run is damaged if its ``run.json`` is no run's, or if it has ended and its tables are not whole.
     """
     try:
         facts = read_run(folder)
@@ -75,16 +75,16 @@ def status(folder: Path) -> str:
 
 
 def as_told(folder: Path, facts: dict[str, Any]) -> str:
-    """The status of a run by its ``run.json`` alone, without a look at its tables."""
+    """The status of a run by its ``run.json`` and its lock, without a look at its tables."""
     if facts["status"] == "running" and not _locked(folder):
-        return "interrupted"  # killed before it could say so
+        return "interrupted"  # it was killed before it could write its status
     return facts["status"]
 
 
 def read_table(folder: Path, table: str) -> pd.DataFrame:
-    """One table of a run, finished or not, with the columns of ``columns.TABLES``; whole steps only.
+    """One table of a run, ended or not, with the columns of ``columns.TABLES``; whole steps only.
 
-    Raises Damaged if the table of a run that has ended cannot be read.
+    Raises Damaged if the table of an ended run cannot be read.
     """
     path = folder / f"{table}.parquet"
     if path.exists():
@@ -95,7 +95,7 @@ def read_table(folder: Path, table: str) -> pd.DataFrame:
             raise Damaged(f"{path} cannot be read ({said}); remove {folder} to have that run made again") from error
     rows = _read_rows(folder, table)
     if table != "steps":
-        # "steps" is written last: what has no step there yet belongs to a step that did not finish.
+        # "steps" is written last: rows of a step that it lacks belong to an unfinished step.
         steps = [row["step"] for row in _read_rows(folder, "steps")]
         rows = [row for row in rows if row["step"] <= max(steps, default=0)]
     return _to_arrow(rows, table).to_pandas()
@@ -105,7 +105,7 @@ class Record:
     """Writes the folder of one run. Use as a context: it holds the folder's lock while it is open."""
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
-        """``facts`` is what is known before the run: config, hash, command, versions, machine, …"""
+        """``facts`` are known before the run: config, hash, command, versions, machine, …"""
         self.folder = folder
         self.run: dict[str, Any] = facts
         self._lock = FileLock(folder / ".lock")
@@ -123,11 +123,11 @@ class Record:
 
     @property
     def checkpoint(self) -> Path:
-        """Where the run's checkpoint is, or would be."""
+        """The path of the run's checkpoint, whether it exists or not."""
         return self.folder / "checkpoint.safetensors"
 
     def begin(self, resume_from: int | None) -> None:
-        """Mark the run as running; rows after step ``resume_from`` are dropped, all of them if None."""
+        """Mark the run as running and drop the rows after step ``resume_from`` (all rows for None)."""
         before = read_run(self.folder)
         if resume_from is None:
             self.checkpoint.unlink(missing_ok=True)  # or a later resume would take it for this run's
@@ -145,7 +145,7 @@ class Record:
         self.update(status="running")
 
     def holds(self, step: int) -> bool:
-        """Whether the rows of all steps up to ``step`` can be read, so that the run can go on after it."""
+        """Whether the rows of all steps up to ``step`` can be read; the run can then go on after that step."""
         wanted = set(range(1, step + 1))
         try:
             steps, updates = ({row["step"] for row in _read_rows(self.folder, name)} for name in ("steps", "updates"))
@@ -156,13 +156,16 @@ class Record:
         return wanted <= steps and wanted <= updates
 
     def put_aside(self, why: str) -> Path:
-        """Move a damaged run out of the folder, so that this one can be made; say where it is, and ``why``."""
+        """Move a damaged run out of the folder and return its new place; ``run.json`` will name place and reason."""
         place = put_aside(self.folder, Path(self.run["config"]["results_dir"]))
         self.run["restarted"] = f"what was here was damaged ({why}) and is kept in {place}"
         return place
 
     def append(self, rows: dict[str, list[Row]]) -> None:
-        """Add the rows of a finished step; ``steps`` goes last and seals the others."""
+        """Append the rows of a finished step; ``steps`` is written last and marks the step as whole.
+
+        Raises KeyError for a column that a table does not have.
+        """
         for table in sorted(rows, key="steps".__eq__):
             unknown = {name for row in rows[table] for name in row} - columns.TABLES[table].keys()
             if unknown:
@@ -171,13 +174,13 @@ class Record:
                 file.write("".join(_line(row) for row in rows[table]))
 
     def update(self, **facts: Any) -> None:
-        """Write ``run.json`` again with new facts."""
+        """Add ``facts`` to ``run.json`` and write it."""
         seconds = (datetime.now(UTC) - self._begun).total_seconds()
         self.run |= facts | {"wall_seconds": round(self._seconds_before + seconds, 3)}
         atomic_files.write_json(self.folder / "run.json", self.run)
 
     def end(self, status: str, **facts: Any) -> None:
-        """Turn the rows into parquet, say how the run ended, and drop what only resuming needs."""
+        """Turn the rows into parquet, write the status, and delete the files that only a resume needs."""
         checksums = {}
         for table in columns.TABLES:
             arrow, path = _to_arrow(_read_rows(self.folder, table), table), self.folder / f"{table}.parquet"
@@ -192,18 +195,18 @@ class Record:
 
 def _locked(folder: Path) -> bool:
     if not (folder / ".lock").exists():
-        return False  # or asking would make one
+        return False  # FileLock would create the file
     lock = FileLock(folder / ".lock")
     try:
         lock.acquire(timeout=0)
-    except (Timeout, OSError):  # the latter: a lock that is not ours to take, so the run's own word counts
+    except (Timeout, OSError):  # OSError: no permission to take the lock, so the status in run.json counts
         return True
     lock.release()
     return False
 
 
 def _line(row: Row) -> str:
-    # json keeps every bit of a float, and nan and inf by Python's own names for them.
+    # json keeps every bit of a float, and writes nan and inf by Python's names.
     return json.dumps(row) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Ended runs that their command would make otherwise today: refused, or set aside and made anew."""
+"""Stale runs: ended runs that the same command would make differently today. They are refused or made anew."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from steadymoe.bench.runs import provenance, record
 
 
 def refuse_other_code(runs: Sequence[compose.Run]) -> None:
-    """Raise ConfigError if one of ``runs`` has ended and was made by other code; library versions are not looked at."""
+    """Raise ConfigError if an ended run among ``runs`` was made by other code; library versions do not matter."""
     found = {run.folder: found.code for run in runs if (found := _difference(run)) is not None and found.code}
     if found:
         (first, code), others = next(iter(found.items())), len(found) - 1
@@ -23,10 +23,11 @@ def refuse_other_code(runs: Sequence[compose.Run]) -> None:
 
 
 def set_aside(runs: Sequence[compose.Run]) -> list[str]:
-    """Move away what is stale of ``runs``, so that it is made anew; returns a line for each.
+    """Move the stale runs among ``runs`` away, so that they are made anew; return one line for each.
 
-    Stale is what ``steadymoe status`` calls so: an ended run of other code, other training code or other library
-    versions. Its folder goes to ``results/replaced/``, which nothing reads, under its own name and a number.
+    A run is stale if it has ended and was made by other code, other training code or other library versions, as in
+    ``steadymoe status``. Its folder moves to ``results/replaced/`` under its own name and a number; no command reads
+    that place.
     """
     lines = []
     for run in runs:
@@ -34,7 +35,7 @@ def set_aside(runs: Sequence[compose.Run]) -> list[str]:
             continue
         try:
             with FileLock(run.folder / ".lock", timeout=0):
-                if _difference(run) == found:  # or another process has begun it anew
+                if _difference(run) == found:  # False if another process has begun it anew meanwhile
                     lines.append(f"made anew: {run.folder}, {found.said}; the run that was there: {_move(run)}")
         except Timeout:
             continue
@@ -42,7 +43,7 @@ def set_aside(runs: Sequence[compose.Run]) -> list[str]:
 
 
 def left(runs: Sequence[compose.Run]) -> str | None:
-    """A line on the ended runs whose code cannot be compared, which are left as they are; None without any."""
+    """A line on the ended runs whose code cannot be compared (they are left as they are); None without such runs."""
     unknown = [found.unknown for run in runs if (found := _difference(run)) is not None and found.unknown]
     if not unknown:
         return None
@@ -51,7 +52,7 @@ def left(runs: Sequence[compose.Run]) -> str | None:
 
 
 def _difference(run: compose.Run) -> provenance.Difference | None:
-    """For a run that has ended."""
+    """The difference of an ended run; None for a run that has not ended."""
     facts = record.read_run(run.folder) if record.status(run.folder) in record.ENDED else None
     return None if facts is None else provenance.difference(facts)
 

@@ -1,4 +1,4 @@
-"""What ``steadymoe run`` does with its words: flags, refusals before anything is touched, the launch, the outcome."""
+"""``steadymoe run`` from its words to its exit code: flags, refusals before anything is touched, launch, outcome."""
 
 import shlex
 import signal
@@ -16,13 +16,16 @@ from steadymoe.bench.config.compose import ConfigError, Run
 from steadymoe.bench.runs import dry, execute, outcome, progress, record, redo, sweep_plan
 from steadymoe.bench.support.text import visible
 
-# How often a sweep goes on by itself after one of its workers was killed.
+# The number of times that a sweep goes on by itself after one of its workers was killed.
 _RELAUNCHES = 3
 
 
 def answer(words: list[str]) -> int:
-    """Make the runs that ``words`` ask for; the exit code: 0, 1 if one failed, 2 for what cannot be met, 130."""
-    console = Console(markup=False, highlight=False)  # what is shown comes from data
+    """Make the runs that ``words`` ask for and return the exit code.
+
+    0: all ended; 1: a run failed or was lost; 2: the request is invalid; 130: interrupted.
+    """
+    console = Console(markup=False, highlight=False)  # its texts come from data
     try:
         flags = _flags(words)
         if "--help" in flags.prints:
@@ -74,8 +77,8 @@ def _say(console: Console, text: str) -> None:
 
 
 def _launch(runs: Sequence[Run], words: list[str], console: Console) -> int:
-    """Make the runs while their progress is shown: 0, 1 where a launcher has lost a job, 130 if interrupted."""
-    # A batch system's way to end a job is treated as Ctrl-C: the workers are stopped too.
+    """Make the runs and show their progress. Returns 0, 1 if a launcher has lost a job, 130 if interrupted."""
+    # SIGTERM, by which a batch system ends a job, counts as Ctrl-C: it stops the workers too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with progress.watch(runs, console):
@@ -83,10 +86,10 @@ def _launch(runs: Sequence[Run], words: list[str], console: Console) -> int:
                 try:
                     execute.launch(words)
                     break
-                except TerminatedWorkerError:  # the others are ended with it, and go on from their checkpoints
+                except TerminatedWorkerError:  # it ends the other workers too; their runs go on from checkpoints
                     further = "the sweep goes on" if left else "once too often; the same command goes on"
                     print(f"steadymoe: a worker was killed (out of memory?); {further}", file=sys.stderr)
-    except sweep_plan.lost() as error:
+    except sweep_plan.lost_job_errors() as error:
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
         print(f"steadymoe: the launcher has lost a job; the others may go on. {visible(why)}", file=sys.stderr)
         return 1
@@ -115,10 +118,10 @@ def _outcome(runs: Sequence[Run], console: Console) -> bool:
 
 
 def _failed(runs: Sequence[Run]) -> list[Run]:
-    """The runs that ``--retry-failed`` looks at: those that failed, beside those that have ended."""
+    """The runs of ``--retry-failed``: the failed runs and the ended runs. Raises ConfigError if none has failed."""
     statuses = [record.status(each.folder) for each in runs]
     if "failed" not in statuses:
-        raise ConfigError(f"--retry-failed: of {len(runs)} runs none has failed; without it the others are run")
+        raise ConfigError(f"--retry-failed: none of {len(runs)} runs has failed; leave the flag out to run the others")
     return [each for each, status in zip(runs, statuses, strict=True) if status in (*record.ENDED, "failed")]
 
 
@@ -159,12 +162,12 @@ class _Flags:
     redo: bool
     dry: bool
     prints: list[str]
-    """Flags that only print, as Hydra takes them."""
+    """Flags of Hydra that only print."""
     overrides: list[str]
 
 
 def _flags(words: list[str]) -> _Flags:
-
+    """Sort the words of the command. Raises ConfigError for an unknown flag or two flags that exclude each other."""
     given, prints, overrides = set(), [], []
     rest = iter(words)
     for word in rest:
@@ -187,7 +190,7 @@ def _flags(words: list[str]) -> _Flags:
 
 
 def _refuse_swept_print(flags: _Flags) -> None:
-
+    """Raise ConfigError if a flag that prints one config is given together with a sweep."""
     swept = compose.swept(flags.overrides)
     if swept:
         raise ConfigError(f"{flags.prints[0]} prints one config: give one value in {', '.join(swept)}")

@@ -1,4 +1,4 @@
-"""What lies on disk: how many runs of each experiment ended, and the commands of those that did not."""
+"""``steadymoe status``: how many runs of each experiment have ended, and the commands of the other runs."""
 
 from collections import Counter
 from pathlib import Path
@@ -6,21 +6,21 @@ from pathlib import Path
 from steadymoe.bench.runs import provenance, record, sweep_plan
 from steadymoe.bench.support.text import visible
 
-# What there is left to do about a run, and how each is announced.
+# The statuses of runs that their command can still make.
 _TO_DO = ("failed", "interrupted", "missing", "damaged")
 
 
 def of_experiment(folder: Path) -> dict[Path, str]:
-    """The status of every run below an experiment's folder, those that are planned and not there included."""
+    """Run folder → status for every run of an experiment, planned runs without a folder included."""
     found = {path.parent for path in folder.glob("**/run.json")}
     asked_for = {folder / name for name in sweep_plan.planned(folder)}
     return {run: record.status(run) for run in sorted(found | asked_for)}
 
 
 def lines(results: Path) -> list[str]:
-    """The answer of ``steadymoe status``, line by line; what is recorded is shown with ``visible``.
+    """The answer of ``steadymoe status``, line by line; recorded texts are made ``visible``.
 
-    What the runs name is read at most, never imported.
+    Code that the runs name is read at most, never imported.
     """
     folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir())
     by_experiment = {folder: statuses for folder in folders if (statuses := of_experiment(folder))}
@@ -38,7 +38,7 @@ def lines(results: Path) -> list[str]:
 
 
 def _of_runs(folder: Path, statuses: dict[Path, str], plan: dict[str, str]) -> list[str]:
-    """What is said of one experiment."""
+    """The lines on one experiment."""
     ended = [run for run, status in statuses.items() if status in record.ENDED]
     now = {run: provenance.difference(record.read_run(run) or {}) for run in ended}
     stale = {run: found.said for run, found in now.items() if found.said is not None}

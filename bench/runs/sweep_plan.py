@@ -1,6 +1,6 @@
-"""What an experiment has asked for: a plan beside its runs, so that what never began is missed too.
+"""The plan of an experiment: a list of its runs beside them, so that ``status`` also misses runs that never began.
 
-Also what keeps a sweep's processes together: a worker whose launcher is gone stops at once.
+This module also stops a worker at once when its launcher is gone, so that no process of a sweep is left behind.
 """
 
 import json
@@ -22,7 +22,7 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def remember(runs: Sequence[Run]) -> None:
-    """Add ``runs`` to the plans of their experiments, ``results/runs/<experiment>/plan.json``; nothing is taken out.
+    """Add ``runs`` to the plans of their experiments, ``results/runs/<experiment>/plan.json``; no entry is removed.
 
     A plan that cannot be read is kept beside the new one, as ``plan.json.damaged``.
     """
@@ -40,12 +40,12 @@ def remember(runs: Sequence[Run]) -> None:
 
 
 def planned(experiment: Path) -> dict[str, str]:
-    """The runs that were ever asked for below an experiment's folder, as run folder → command; none without a plan."""
+    """Run folder → command, for every run that was ever requested below an experiment's folder."""
     return read_plan(experiment)[0]
 
 
 def read_plan(experiment: Path) -> tuple[dict[str, str], str | None]:
-    """The same, and why the plan cannot be read where it cannot. A name that leaves the folder is no run's."""
+    """The plan (run folder → command), and why it cannot be read, or None. Names that leave the folder are dropped."""
     try:
         plan = json.loads((experiment / "plan.json").read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -61,13 +61,13 @@ def read_plan(experiment: Path) -> tuple[dict[str, str], str | None]:
 
 
 def refuse_absent_cluster(words: Sequence[str]) -> None:
-    """Raise ConfigError if ``words`` ask for Slurm where there is none."""
+    """Raise ConfigError if ``words`` ask for Slurm and this machine has no Slurm."""
     if "hydra/launcher=submitit_slurm" in words and shutil.which("srun") is None:
         raise ConfigError("hydra/launcher=submitit_slurm: there is no srun here; run it where Slurm's commands are")
 
 
-def lost() -> tuple[type[Exception], ...]:
-    """The errors with which submitit and Ray, if they are in use, say that a job could not be brought to its end."""
+def lost_job_errors() -> tuple[type[Exception], ...]:
+    """The errors by which submitit and Ray, if they are imported, report a job that did not reach its end."""
     errors = {"submitit.core.utils": ("UncompletedJobError", "FailedSubmissionError"), "ray.exceptions": ("RayError",)}
     return tuple(
         getattr(sys.modules[module], name) for module in errors if module in sys.modules for name in errors[module]
@@ -75,15 +75,15 @@ def lost() -> tuple[type[Exception], ...]:
 
 
 def begin() -> None:
-    """Tell the processes that are started from here on who their launcher is."""
+    """Tell the processes that this process starts that it is their launcher."""
     os.environ[_LAUNCHER] = str(os.getpid())
 
 
 def stop_with_launcher() -> None:
-    """In a process that the launcher itself has started: exit as soon as it is gone.
+    """Exit as soon as the launcher is gone, if the launcher started this process.
 
-    A run loses nothing by it but the steps since its checkpoint. Processes of a cluster's own daemons have another
-    parent and go on.
+    A run then loses only the steps since its checkpoint. A process that a cluster's daemon started has another parent
+    and goes on.
     """
     launcher = os.environ.get(_LAUNCHER)
     if launcher is None or os.getppid() != int(launcher):
@@ -92,6 +92,6 @@ def stop_with_launcher() -> None:
     def watch() -> None:
         while os.getppid() == int(launcher):
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        os._exit(1)  # whatever the main thread is at: nothing on disk is ever half written
+        os._exit(1)  # safe at any moment: no file on disk is ever half written
 
     threading.Thread(target=watch, daemon=True).start()

@@ -1,9 +1,10 @@
-"""Who is timed: this suite, TRL's GRPOTrainer with GSPO's loss, and plain transformers, on the same work.
+"""The timed trainers: this suite, TRL's GRPOTrainer with GSPO's loss, and plain transformers, on the same work.
 
-Each makes a rollout of P prompts × G responses and as many gradient updates on it. Scores are drawn at random, so that
-untrained models have a signal in every group, or in half of them.
+One step is a rollout of P prompts × G responses and the same number of gradient updates on it. Scores are random, so
+that an untrained model has a signal in every group, or in half of the groups.
 
-Shapes: P prompts, W width of a padded prompt, B = P·G sequences.
+Shapes (docs/shapes.md): B sequences, F positions fed, S prompt and response positions, T response positions,
+V vocabulary.
 """
 
 import tempfile
@@ -25,33 +26,33 @@ from steadymoe.bench.training.packing import positions
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
 
-# No evaluation among the steps that are timed.
+# No evaluation falls into the timed steps.
 _NEVER = ["steps=1000000", "evaluation.every=1000000"]
 # ε of GSPO's paper (2507.18071, section 5.1).
 _BAND = {"epsilon": 3e-4, "epsilon_high": 4e-4}
 
 
 class Arm(Protocol):
-    """One that can make a rollout step."""
+    """A trainer that can make a rollout step."""
 
     def step(self) -> dict[str, Any]:
-        """Make one and return what it says of itself."""
+        """Make one step and return its metrics, if the trainer has any."""
 
 
 class Scored:
-    """A task whose scores are drawn at random; those of a prompt are all 0 unless it is among the ``loud`` share."""
+    """A task with random scores. The share ``signal`` of the prompts has scores that differ; the others score 0."""
 
-    def __init__(self, task: Task, loud: float) -> None:
-        self._task, self._loud = task, loud
+    def __init__(self, task: Task, signal: float) -> None:
+        self._task, self._signal = task, signal
         self._generator = torch.Generator().manual_seed(0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._task, name)
 
     def score(self, prompt: str, response: str, finished: bool) -> float:
-        """Between 0 and 1, whatever the response."""
+        """A random score in [0, 1]; the response does not matter."""
         drawn = float(torch.rand((), generator=self._generator))
-        return drawn if zlib.crc32(prompt.encode()) % 1000 < 1000 * self._loud else 0.0
+        return drawn if zlib.crc32(prompt.encode()) % 1000 < 1000 * self._signal else 0.0
 
 
 def config_of(words: Sequence[str]) -> RunConfig:
@@ -69,20 +70,20 @@ def model_of(config: RunConfig) -> PreTrainedModel:
 class Ours:
     """This suite."""
 
-    def __init__(self, words: Sequence[str], loud: float = 1.0) -> None:
+    def __init__(self, words: Sequence[str], signal: float = 1.0) -> None:
         self.config = config_of(words)
         task: Any = Scored(instantiate(self.config.task), loud)
         self.trainer = Trainer(model_of(self.config), task, self.config)
         self._steps = 0
 
     def step(self) -> dict[str, Any]:
-        """One step of training; its row of the table ``steps``."""
+        """Make one step of training; return its row of the table ``steps``."""
         self._steps += 1
         return self.trainer.step(self._steps).rows["steps"][0]
 
 
 class Plain:
-    """As anyone would write it with transformers alone: generate, a forward for the old policy, updates."""
+    """A minimal trainer with transformers alone: ``generate``, a forward for the old policy, updates."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.config = config_of(words)
@@ -94,9 +95,9 @@ class Plain:
         self._steps = 0
 
     def step(self) -> dict[str, Any]:
-        """One rollout and its updates; nothing is measured."""
+        """Make one rollout and its updates; nothing is measured."""
         self._steps += 1
-        said = self.generate(self.encoded(self.repeated(self.prompts(self._steps))))
+        sequences = self.generate(self.encoded(self.repeated(self.prompts(self._steps))))
         with torch.no_grad():
             self._logprobs(said)
         rows_B = torch.randperm(len(said.tokens_BS))
@@ -113,11 +114,11 @@ class Plain:
         return [prompt for prompt in prompts for _ in range(self.config.rollout.responses)]
 
     def encoded(self, prompts: list[str]) -> Any:
-        """As tokens."""
+        """The prompts as tokens, padded on the left."""
         return self.task.tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
 
     def generate(self, encoded: Any) -> Sequences:
-        """Sampled by ``model.generate``, without log-probabilities."""
+        """Responses sampled by ``model.generate``, without log-probabilities."""
         generate: Any = self.model.generate
         tokens_BS = generate(
             input_ids=encoded["input_ids"],
@@ -128,34 +129,34 @@ class Plain:
         mask_BS = torch.cat([encoded["attention_mask"], (tokens_BS[:, width:] != 0).long()], 1)
         return Sequences(tokens_BS, mask_BS, tokens_BS.shape[1] - width)
 
-    def update(self, said: Sequences) -> None:
-        """A policy gradient."""
-        logprobs_BT = self._logprobs(said)
-        (-logprobs_BT * said.response_mask_BT).mean().backward()
+    def update(self, sequences: Sequences) -> None:
+        """Make one gradient update; every token has the advantage 1."""
+        logprobs_BT = self._logprobs(sequences)
+        (-logprobs_BT * sequences.response_mask_BT).mean().backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def _logprobs(self, said: Sequences) -> torch.Tensor:
-        tokens_BF, mask_BF = said.tokens_BS[:, :-1], said.mask_BS[:, :-1]
+    def _logprobs(self, sequences: Sequences) -> torch.Tensor:
+        tokens_BF, mask_BF = sequences.tokens_BS[:, :-1], sequences.mask_BS[:, :-1]
         logits_BTV = self.model(
             input_ids=tokens_BF,
             attention_mask=mask_BF,
             position_ids=positions(mask_BF),
             use_cache=False,
-            logits_to_keep=said.response_width,
+            logits_to_keep=sequences.response_width,
         ).logits
-        targets_BT = said.tokens_BS[:, -said.response_width :]
+        targets_BT = sequences.tokens_BS[:, -sequences.response_width :]
         return logits_BTV.log_softmax(-1).gather(-1, targets_BT[..., None]).squeeze(-1)
 
 
 class TRL:
-    """TRL's GRPOTrainer with GSPO's loss, as it comes; it trains in a thread of its own, a rollout at a time.
+    """TRL's unchanged GRPOTrainer with GSPO's loss. It trains in a thread of its own, one rollout for each ``step``.
 
     Raises ImportError without TRL (the extra ``oracles``).
     """
 
-    def __init__(self, words: Sequence[str], loud: float = 1.0) -> None:
+    def __init__(self, words: Sequence[str], signal: float = 1.0) -> None:
         from datasets import Dataset
         from transformers import TrainerCallback
         from trl import GRPOConfig, GRPOTrainer
@@ -169,7 +170,7 @@ class TRL:
         self._error: BaseException | None = None
 
         def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-            return [scored.score(each, said, True) for each, said in zip(prompts, completions, strict=True)]
+            return [scored.score(prompt, text, True) for prompt, text in zip(prompts, completions, strict=True)]
 
         go, done = self._go, self._done
 
@@ -219,7 +220,7 @@ class TRL:
             self._done.release()
 
     def step(self) -> dict[str, Any]:
-        """One rollout and its updates."""
+        """Make one rollout and its updates. Raises RuntimeError if TRL's trainer has stopped."""
         if not self._thread.is_alive() and self._error is None:
             self._thread.start()
         self._go.release()

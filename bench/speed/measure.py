@@ -1,4 +1,4 @@
-"""Seconds of interleaved rounds, and what they say: medians, and ratios of the same rounds with their range."""
+"""Seconds of interleaved rounds, their medians, and the ratios of arms in the same rounds with their range."""
 
 import json
 import resource
@@ -20,10 +20,10 @@ from steadymoe.bench.training.microbatches import MicroBatch
 from steadymoe.bench.training.sampling import sample
 from steadymoe.models import build
 
-# Steps that are added up before arms are compared: one in so many has the forwards of the probes.
+# The number of steps in a block. One step of a block has the forwards of the probes; blocks are compared as a whole.
 BLOCK = 4
 SAVINGS = ("share_prompts",)
-# Dial → the overrides at each of its values, from few to many.
+# Dial (a setting that is varied alone) → value → overrides, from few to many.
 DIALS: dict[str, dict[int, list[str]]] = {
     "prompts": {value: [f"rollout.prompts={value}"] for value in (8, 16, 32, 64)},
     "operands": {value: [f"task.min_operands={value}", f"task.max_operands={value}"] for value in (3, 6, 12)},
@@ -46,14 +46,14 @@ class TimeRatio:
 
 
 def seconds() -> float:
-    """A clock: of this process's processor time, which other work does not lengthen."""
+    """The processor time of this process, in seconds; other work on the machine does not lengthen it."""
     return time.process_time()
 
 
 def interleaved(arms: Mapping[str, Arm], blocks: int) -> tuple[dict[str, list[float]], dict[str, list[dict[str, Any]]]]:
-    """Seconds of every block of every arm, and what each step said of itself; the first block warms up."""
+    """Arm → seconds per step in each block, and arm → results of ``step``; a first block warms up and is left out."""
     taken: dict[str, list[float]] = {name: [] for name in arms}
-    said: dict[str, list[dict[str, Any]]] = {name: [] for name in arms}
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in arms}
     for block in range(blocks + 1):
         sums = dict.fromkeys(arms, 0.0)
         for _ in range(BLOCK):
@@ -62,11 +62,11 @@ def interleaved(arms: Mapping[str, Arm], blocks: int) -> tuple[dict[str, list[fl
                 row = arm.step()
                 sums[name] += seconds() - begun
                 if block:
-                    said[name].append(row)
+                    rows[name].append(row)
         if block:
             for name, total in sums.items():
                 taken[name].append(total / BLOCK)
-    return taken, said
+    return taken, rows
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> TimeRatio:
@@ -76,7 +76,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> TimeRatio:
 
 
 def stages(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The share of each stage in the time of steps, from the rows of the table ``steps``."""
+    """Stage → its share of the time of steps, from rows of the table ``steps``."""
     names = ("rollout_seconds", "old_policy_seconds", "update_seconds", "probe_seconds")
     sums = {name.removesuffix("_seconds"): sum(row[name] for row in rows) for name in names}
     return {name: value / sum(sums.values()) for name, value in sums.items()}
@@ -95,11 +95,11 @@ def matmul_peak(size: int = 1024, rounds: int = 7) -> float:
 
 
 def useful_flop(arm: Ours, row: Mapping[str, Any]) -> float:
-    """Of a step's training: 6 a parameter and token for updates, 2 for the old policy; a prompt counts once a group.
+    """Useful FLOP of the training in a step: 6 per parameter and token for updates, 2 for the old policy's forward.
 
-    The forward of the first mini-batch is both and counts once.
-    ``row`` is what the step said. Parameters are those that one token uses, the embedding left out where it is not the
-    output head too. The last token of a response is fed to nothing.
+    The forward of the first mini-batch serves both and counts once; a prompt counts once per group. ``row`` is the
+    step's row of the table ``steps``. Only the parameters that one token uses count, without the embedding unless it is
+    the output head too. The last token of a response is never fed to the model and does not count.
     """
     rollout, model = arm.config.rollout, arm.trainer.model
     active = build.size(model)["active_parameters"]
@@ -137,28 +137,28 @@ def generation(words: Sequence[str], rounds: int) -> TimeRatio:
 
 
 def peak_memory(words: Sequence[str]) -> int:
-    """Bytes that a process of its own holds at most while it makes two steps, interpreter included."""
+    """The peak memory of a process that makes two steps, in bytes, interpreter included."""
     (process,) = _processes(1, "ours", words, 2)
     return process["memory"]
 
 
 def two_processes(kind: str, words: Sequence[str], steps: int) -> float:
-    """How many times as many steps two processes make in the same time as one; ``kind`` is ours or plain."""
+    """How many times as many steps two processes at once make as one process alone; ``kind`` is ours or plain."""
     (alone,), together = _processes(1, kind, words, steps), _processes(2, kind, words, steps)
     return 2 * alone["seconds"] / max(each["seconds"] for each in together)
 
 
 def _processes(count: int, kind: str, words: Sequence[str], steps: int) -> list[dict[str, Any]]:
-    """What so many processes at once say of their steps."""
+    """``seconds`` and ``memory`` (bytes) of each of ``count`` processes that make ``steps`` steps at the same time."""
     line = [sys.executable, "-m", __name__, kind, str(steps), *words]
     running = [subprocess.Popen(line, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) for _ in range(count)]
     try:
         for each in running:
-            assert each.stdout is not None  # a pipe
+            assert each.stdout is not None  # Popen was given a pipe
             if each.stdout.readline() != "ready\n":
                 raise RuntimeError(f"a process that was to be timed failed: {' '.join(line)}")
         for each in running:
-            assert each.stdin is not None
+            assert each.stdin is not None  # Popen was given a pipe
             each.stdin.write("go\n")
             each.stdin.flush()
         return [json.loads(each.communicate()[0]) for each in running]
@@ -169,7 +169,7 @@ def _processes(count: int, kind: str, words: Sequence[str], steps: int) -> list[
 
 
 def _answer(kind: str, steps: int, words: Sequence[str]) -> None:
-    """Be one of ``_processes``: a first step, then wait for the word, then so many more."""
+    """The body of one of ``_processes``: make a first step, wait for a line on stdin, then make ``steps`` steps."""
     torch.set_num_threads(1)
     arm = Ours(words) if kind == "ours" else Plain(words)
     arm.step()
@@ -183,18 +183,18 @@ def _answer(kind: str, steps: int, words: Sequence[str]) -> None:
 
 
 def _most_memory() -> int:
-    """The most that this process has held, in bytes."""
+    """The peak memory of this process, in bytes."""
     status = Path("/proc/self/status")
-    if status.exists():  # the resource module counts what the parent held when it forked, too
+    if status.exists():  # the resource module also counts the parent's memory at the fork
         (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def scaling(words: Sequence[str]) -> list[dict[str, Any]]:
-    """Seconds of a step at each value of each of ``DIALS``, all else as in ``words``: dial, value, seconds.
+    """Seconds of a step at each value of each of ``DIALS``, other settings as in ``words``: dial, value, seconds.
 
-    A step's share of one block, after one that warms up.
+    Seconds are the mean over the steps of one block, after a block that warms up.
     """
     rows = []
     for dial, values in DIALS.items():
@@ -205,7 +205,7 @@ def scaling(words: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def losses(rounds: int) -> dict[str, float]:
-    """Of every algorithm the share of its loss, forward and backward, in an update of micro: medians."""
+    """Algorithm → the share of its loss, forward and backward, in the time of an update of micro (median)."""
     arms = {name: Ours(["model=micro", f"algorithm={name}"]).trainer for name in names()}
     shares: dict[str, list[float]] = {name: [] for name in arms}
     prepared = {}

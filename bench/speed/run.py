@@ -1,4 +1,4 @@
-"""The benchmark as a whole: what is timed against what, the numbers as JSON, and their tables as Markdown."""
+"""The benchmark as a whole: the timed comparisons, their numbers as JSON, and their tables as Markdown."""
 
 import argparse
 import json
@@ -24,12 +24,12 @@ from steadymoe.bench.speed.arms import TRL, Arm, Ours, Plain, config_of
 from steadymoe.bench.speed.measure import SAVINGS, TimeRatio, interleaved, ratio
 from steadymoe.bench.support import atomic_files
 
-# What a measurement writes to, which git ignores; what is committed, and its page.
+# The folder of a measurement (ignored by git), the folder of the committed measurement, and its page.
 MEASURED, RECORDED, PAGE = Path("results/measured_speed"), Path("results/speed"), Path("docs/speed.md")
 MODELS = ("micro", "tiny")
-# As TRL's defaults would have it: mini-batches of 64 responses out of 256.
+# Four mini-batches of 64 responses out of 256, as with TRL's defaults.
 UPDATES = 4
-# Those whose memory is looked at.
+# The models whose memory is measured.
 _MEMORY = ("micro", "tiny", "deep")
 _TASKS = {"chain": [], "chain of ten": ["task.min_operands=10", "task.max_operands=10"]}
 
@@ -67,7 +67,7 @@ def main(words: list[str]) -> None:
 
 
 def write(numbers: dict[str, Any], folder: Path) -> None:
-    """The numbers, their tables and their figure, below ``folder``."""
+    """Write the numbers, their tables and their figure to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in {"speed.json": json.dumps(numbers, indent=1) + "\n", "speed.md": markdown(numbers)}.items():
         atomic_files.write(folder / name, partial(Path.write_text, data=text))
@@ -77,35 +77,35 @@ def write(numbers: dict[str, Any], folder: Path) -> None:
 
 
 def _is_recorded() -> bool:
-    """Whether the page that is committed holds the tables that are."""
+    """Whether the committed page contains the committed tables."""
     tables = RECORDED / "speed.md"
     return PAGE.is_file() and tables.is_file() and tables.read_text() in PAGE.read_text()
 
 
 def everything(models: list[str], blocks: int) -> dict[str, Any]:
-    """All numbers: machine, versions, and by model what a step costs and is made of."""
+    """All numbers: machine, versions, and for each model the cost of a step and of its stages."""
     names = ["torch", "transformers", *(["trl"] if find_spec("trl") else [])]
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "machine": {"system": platform.system(), "cpu": provenance.processor(), "cores": os.cpu_count(), "threads": 1},
         "versions": {name: version(name) for name in names},
         "matmul_gflops": measure.matmul_peak() / 1e9,
         "blocks": blocks,
     }
-    if "trl" not in found["versions"]:
+    if "trl" not in numbers["versions"]:
         _say("TRL is not installed here: `make speed` installs it")
-    found["models"] = {}
+    numbers["models"] = {}
     for model in models:
         _say(f"{model}: steps beside TRL, plain transformers, the dense twin, and without each saving")
-        found["models"][model] = of_model(model, blocks)
+        numbers["models"][model] = of_model(model, blocks)
     _say("two processes at once")
     words = ["model=micro", f"updates_per_rollout={UPDATES}"]
-    found["two_processes"] = {kind: measure.two_processes(kind, words, steps=16) for kind in ("ours", "plain")}
-    found["peak_mib"] = {model: measure.peak_memory([f"model={model}"]) / 2**20 for model in _MEMORY}
-    _say("what the loss of every algorithm costs")
-    found["losses"] = measure.losses(rounds=7)
-    _say("how a step of micro grows")
-    found["scaling"] = measure.scaling(words)
-    return found
+    numbers["two_processes"] = {kind: measure.two_processes(kind, words, steps=16) for kind in ("ours", "plain")}
+    numbers["peak_mib"] = {model: measure.peak_memory([f"model={model}"]) / 2**20 for model in _MEMORY}
+    _say("the cost of the loss of every algorithm")
+    numbers["losses"] = measure.losses(rounds=7)
+    _say("the growth of a step of micro")
+    numbers["scaling"] = measure.scaling(words)
+    return numbers
 
 
 def of_model(model: str, blocks: int) -> dict[str, Any]:
@@ -122,12 +122,12 @@ def of_model(model: str, blocks: int) -> dict[str, Any]:
     }
     if find_spec("trl"):
         arms["TRL"] = TRL(words)
-    taken, said = interleaved(arms, blocks)
-    rows = said["ours"]
+    taken, rows_of = interleaved(arms, blocks)
+    rows = rows_of["ours"]
     sampled = sum(row["tokens_sampled"] for row in rows)
     rollout_seconds = sum(row["rollout_seconds"] for row in rows)
     training_seconds = sum(row["old_policy_seconds"] + row["update_seconds"] for row in rows)
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "seconds": {name: statistics.median(each) for name, each in taken.items()},
         "times_as_fast": {name: vars(ratio(taken["ours"], each)) for name, each in taken.items() if name != "ours"},
         "stages": measure.stages(rows),
@@ -136,14 +136,14 @@ def of_model(model: str, blocks: int) -> dict[str, Any]:
         "useful_gflops": sum(measure.useful_flop(ours, row) for row in rows) / training_seconds / 1e9,
         "times_generate": vars(measure.generation(words, blocks * measure.BLOCK)),
     }
-    found["savings"] = savings(words, blocks)
+    numbers["savings"] = savings(words, blocks)
     if find_spec("trl"):
-        found["beside_trl"] = {
-            f"{task}, signal in {'all' if loud == 1 else 'half'}": beside_trl([*words, *more], loud, blocks)
+        numbers["beside_trl"] = {
+            f"{task}, signal in {'all' if signal == 1 else 'half'}": beside_trl([*words, *more], signal, blocks)
             for task, more in _TASKS.items()
-            for loud in (1.0, 0.5)
+            for signal in (1.0, 0.5)
         }
-    return found
+    return numbers
 
 
 def savings(words: list[str], blocks: int) -> dict[str, dict[str, float]]:
@@ -154,14 +154,14 @@ def savings(words: list[str], blocks: int) -> dict[str, dict[str, float]]:
     return {name: vars(ratio(taken["ours"], taken[name])) for name in SAVINGS}
 
 
-def beside_trl(words: list[str], loud: float, blocks: int) -> dict[str, float]:
-    """How many times as fast as TRL's trainer a step is, all metrics on."""
-    taken, _ = interleaved({"ours": Ours(words, loud), "TRL": TRL(words, loud)}, blocks)
+def beside_trl(words: list[str], signal: float, blocks: int) -> dict[str, float]:
+    """How many times as fast our step is as a step of TRL's trainer, all metrics on; ``signal`` as in ``Scored``."""
+    taken, _ = interleaved({"ours": Ours(words, signal), "TRL": TRL(words, signal)}, blocks)
     return vars(ratio(taken["ours"], taken["TRL"]))
 
 
 def markdown(numbers: dict[str, Any]) -> str:
-    """The numbers as tables."""
+    """The numbers as tables in Markdown."""
     machine, models = numbers["machine"], numbers["models"]
     versions = ", ".join(f"{name} {number}" for name, number in numbers["versions"].items())
     lines = [

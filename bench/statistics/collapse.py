@@ -1,6 +1,7 @@
-"""When a run counts as collapsed: one declared rule on its ``steps`` table, and how often it is wrong.
+"""The rule of collapse: it decides from a run's ``steps`` table whether and when the run collapsed.
 
-The rule counts in gradient updates, so that runs of another staleness are judged after as much training.
+The rule counts in gradient updates. Runs with different numbers of updates per rollout are therefore judged after the
+same amount of training. ``false_alarm_rate`` says how often the rule is wrong.
 """
 
 import json
@@ -14,17 +15,17 @@ import pandas as pd
 
 from steadymoe.bench.statistics.estimates import Estimate, share
 
-# Columns that every run has at every step; a number here that is not finite ends a run.
+# Columns that every run has at every step. A run ends when one of these numbers is not finite.
 FINITE = ("reward", "loss", "entropy", "grad_norm")
-# A window and a patience are at least this many rollouts, however many updates these have: one bad one is no collapse.
+# A window and a patience are at least this many rollouts, because a single bad rollout is no collapse.
 LEAST_ROLLOUTS = 2
-# What ``judged`` adds to a table of runs.
+# The columns that ``judged`` adds to a table of runs.
 JUDGED = {"collapsed_step": float, "collapsed_reason": str, "judged_until": int, "falling_since": float}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The numbers of the rule: ``collapse`` of a run's config, where each is explained."""
+    """The numbers of the rule: the section ``collapse`` of a run's config. ``conf/collapse`` explains each number."""
 
     window_updates: int = 80
     reward_fraction: float = 0.5
@@ -35,32 +36,32 @@ class Rule:
     solved_reward: float = 0.9
 
     def window(self, updates_per_rollout: int) -> int:
-        """Rollouts over which reward is averaged."""
+        """The number of rollouts that the average reward covers."""
         return max(LEAST_ROLLOUTS, math.ceil(self.window_updates / updates_per_rollout))
 
     def patience(self, updates_per_rollout: int) -> int:
-        """Rollouts that a fall must last."""
+        """The number of rollouts that a fall must last."""
         return max(LEAST_ROLLOUTS, math.ceil(self.patience_updates / updates_per_rollout))
 
     @classmethod
     def of(cls, numbers: Mapping[str, Any]) -> "Rule":
-        """The rule of a recorded ``collapse`` section; what it lacks, being older, is as it is today."""
+        """The rule of a recorded ``collapse`` section. A number that an older section lacks has today's value."""
         known = {field.name for field in fields(cls)}
         return cls(**{name: number for name, number in numbers.items() if name in known})
 
     def text(self) -> str:
-        """As ``from_text`` reads it."""
+        """The rule as JSON; ``from_text`` reads it."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> "Rule":
-        """What ``text`` wrote."""
+        """The rule that ``text`` wrote."""
         return cls.of(json.loads(text))
 
 
 @dataclass(frozen=True)
 class Collapse:
-    """The step, from 1, at which a run collapsed, and by what."""
+    """The step, counted from 1, at which a run collapsed, and the reason."""
 
     step: int
     reason: str
@@ -69,13 +70,13 @@ class Collapse:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the rule says of a run."""
+    """The verdict of the rule on one run."""
 
     collapse: Collapse | None
     until: int
-    """The last step at which a collapse could begin and still be seen; 0 for a run too short to be judged."""
+    """The last step at which a collapse could begin and still be seen; 0 if the run is too short to be judged."""
     falling_since: int | None
-    """Of a run that did not collapse: the step from which it has fallen at its end, too late to be judged."""
+    """The first step of a fall that lasts to the run's end but is too short to count; None without such a fall."""
 
 
 def detect(steps: pd.DataFrame, rule: Rule, updates_per_rollout: int) -> Collapse | None:
@@ -84,41 +85,41 @@ def detect(steps: pd.DataFrame, rule: Rule, updates_per_rollout: int) -> Collaps
 
 
 def judge(steps: pd.DataFrame, rule: Rule, updates_per_rollout: int) -> Judgement:
-    """What the rule says of a run whose table is ``steps``. A collapse is the first of these:
+    """The verdict of the rule on the run with the table ``steps``. A collapse is the first of these events:
 
     - *not finite*: reward, loss, entropy or gradient norm of a step is nan or infinite.
-    - *reward*: ``collapsed_at``.
-    - *entropy*: below ``entropy_fraction`` of the first step's for ``patience`` steps in a row.
-    - *gradient norm*: above ``grad_norm_factor`` × the median of all earlier steps, at least ``patience`` of
-      them, for ``patience`` steps in a row.
+    - *reward*: reward falls as ``collapsed_at`` says.
+    - *entropy*: entropy stays below ``entropy_fraction`` of its first value for ``patience`` steps in a row.
+    - *gradient norm*: the norm stays above ``grad_norm_factor`` × the median of all earlier steps (at least
+      ``patience`` of them) for ``patience`` steps in a row.
 
-    The last two are symptoms: entropy also goes when a task is learned, and a clipped gradient of any norm may
-    do no harm. Their steps count only while the run has nothing to show for it: reward, averaged over
-    ``window`` steps, below both ``solved_reward`` and the first step's, whose responses are the cold start's.
-    Of rules that strike at the same step the first of this list is named.
+    Entropy and gradient norm are mere symptoms: entropy also falls when a task is learned, and a clipped gradient of
+    any norm may do no harm. Their steps count only while the average reward of the last ``window`` steps lies below
+    ``solved_reward`` and below the reward of the first step (the cold start wrote the responses of the first step).
+    If several events happen at the same step, the first in this list is named.
     """
     window, patience = rule.window(updates_per_rollout), rule.patience(updates_per_rollout)
     steps = steps.sort_values("step")
     number = steps["step"].to_numpy()
     broken = ~np.isfinite(steps[list(FINITE)].to_numpy(float)).all(axis=1)
-    found = [Collapse(int(number[broken][0]), "not finite")] if broken.any() else []
-    sound = steps[~broken.cumsum().astype(bool)]  # what comes before
+    collapses = [Collapse(int(number[broken][0]), "not finite")] if broken.any() else []
+    sound = steps[~broken.cumsum().astype(bool)]  # the steps before the first broken step
     falls = _falls(sound, rule, window, patience)
     for reason, seen in falls.items():
         first = _first_streak(seen, patience)
         if first is not None:
-            found.append(Collapse(int(number[first]), reason))
+            collapses.append(Collapse(int(number[first]), reason))
     until = len(steps) - patience + 1
     at_the_end = [len(seen) - _last_streak(seen) for seen in falls.values() if len(seen) and seen[-1]]
     return Judgement(
-        collapse=min(found, key=lambda collapse: collapse.step, default=None),
+        collapse=min(collapses, key=lambda collapse: collapse.step, default=None),
         until=until if until >= window else 0,
-        falling_since=int(number[min(at_the_end)]) if at_the_end and not found else None,
+        falling_since=int(number[min(at_the_end)]) if at_the_end and not collapses else None,
     )
 
 
 def _falls(sound: pd.DataFrame, rule: Rule, window: int, patience: int) -> dict[str, np.ndarray]:
-    """By rule the steps at which it is broken, in the order of the list of ``judge``."""
+    """Event of ``judge`` → for each step whether it counts towards the event, in the order of ``judge``'s list."""
     reward = sound["reward"].to_numpy(float)
     if not len(reward):
         return {}
@@ -138,20 +139,20 @@ def _falls(sound: pd.DataFrame, rule: Rule, window: int, patience: int) -> dict[
 def collapsed_at(
     rewards: Sequence[float], window: int, reward_fraction: float, patience: int, least_reward: float
 ) -> int | None:
-    """The step, from 1, at which reward collapsed, or None.
+    """The step, counted from 1, at which reward collapsed, or None.
 
-    Reward, averaged over the last ``window`` steps, lies below ``reward_fraction`` of the height for ``patience``
-    steps in a row; the first of them is the step of the collapse. The height is the highest such average so far or,
-    where that is higher, the first step's reward, which is the cold start's: the first average already holds what
-    ``window`` − 1 steps of updates have done. What was never as high as ``least_reward`` cannot collapse: a handful
-    of lucky answers is no height to fall from.
+    A collapse is a streak of ``patience`` steps whose average reward over the last ``window`` steps lies below
+    ``reward_fraction`` × the height; the streak's first step is returned. The height is the highest average so far or
+    the reward of the first step, whichever is higher. (The first step's reward is the cold start's reward; the first
+    average already contains ``window`` − 1 steps after updates.) A reward whose height is below ``least_reward``
+    cannot collapse: a few lucky answers are no height to fall from.
     """
     first = _first_streak(_fallen(np.asarray(rewards, dtype=float), window, reward_fraction, least_reward), patience)
     return None if first is None else first + 1
 
 
 def _fallen(rewards: np.ndarray, window: int, fraction: float, least: float) -> np.ndarray:
-    """At which steps reward lies below its height, as ``collapsed_at`` has it."""
+    """For each step, whether the average reward lies below ``fraction`` × the height of ``collapsed_at``."""
     if len(rewards) < window:
         return np.zeros(len(rewards), dtype=bool)
     averages = np.convolve(rewards, np.ones(window) / window, mode="valid")
@@ -160,7 +161,7 @@ def _fallen(rewards: np.ndarray, window: int, fraction: float, least: float) -> 
 
 
 def _first_streak(seen: np.ndarray, length: int) -> int | None:
-    """Where the first ``length`` true values in a row begin."""
+    """The index at which the first streak of ``length`` true values begins; None without such a streak."""
     run_length = 0
     for index, is_seen in enumerate(seen):
         run_length = run_length + 1 if is_seen else 0
@@ -170,21 +171,21 @@ def _first_streak(seen: np.ndarray, length: int) -> int | None:
 
 
 def _last_streak(seen: np.ndarray) -> int:
-    """How many values at the end are true."""
+    """The length of the streak of true values at the end."""
     return int(np.logical_and.accumulate(seen[::-1]).sum())
 
 
 def judged(runs: pd.DataFrame, steps: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
-    """``runs`` with what the rule says of each today, whatever was recorded when it ended.
+    """``runs`` with today's verdict on each run, in the columns collapsed_step, collapsed_reason, judged_until,
+    falling_since (``Judgement``). The verdict that a run recorded when it ended does not matter.
 
-    ``runs`` and ``steps`` are those of ``collect``, kept ones too. Each run is judged by the rule of its own config
-    (``collapse_rule``; today's numbers where there is none) or by ``rule`` where one is given. Added: collapsed_step,
-    collapsed_reason, judged_until and falling_since (``Judgement``). A number that was not finite is taken from the
-    record: no column that kept data have says it.
+    ``runs`` and ``steps`` are the tables of ``collect`` or of ``archive``. ``rule`` judges all runs; without ``rule``
+    the numbers of a run's own config do (its column ``collapse_rule``, today's numbers if it has none). The event *not
+    finite* is taken from the run's record, because archived tables drop numbers that are not finite.
     """
     chosen = steps[steps["metric"].isin(FINITE)]
     wide = chosen.pivot_table("value", ["arm", "seed", "step"], "metric", aggfunc="first", observed=True)
-    # What was not kept cannot break a rule.
+    # A metric that was not archived cannot break a rule.
     wide = wide.reindex(columns=list(FINITE)).groupby(level=["arm", "seed"]).ffill().fillna(1.0)
     of_runs = {key: table.reset_index() for key, table in wide.groupby(level=["arm", "seed"])}
     none = pd.DataFrame(columns=["step", *FINITE], dtype=float)
@@ -194,18 +195,18 @@ def judged(runs: pd.DataFrame, steps: pd.DataFrame, rule: Rule | None = None) ->
         table = of_runs.get((run["arm"], run["seed"]), none)
         if run.get("diverged_reason") == "not finite":
             table.loc[table["step"] == run["diverged_step"], "reward"] = np.nan
-        found = judge(table, rule or own, int(run["updates_per_rollout"]))
-        collapse = found.collapse or Collapse(0, "")
-        rows.append((collapse.step or np.nan, collapse.reason, found.until, found.falling_since or np.nan))
-    made = pd.DataFrame(rows, columns=list(JUDGED), index=runs.index)
-    return runs.drop(columns=list(JUDGED), errors="ignore").join(made.astype(JUDGED))
+        judgement = judge(table, rule or own, int(run["updates_per_rollout"]))
+        collapse = judgement.collapse or Collapse(0, "")
+        rows.append((collapse.step or np.nan, collapse.reason, judgement.until, judgement.falling_since or np.nan))
+    verdicts = pd.DataFrame(rows, columns=list(JUDGED), index=runs.index)
+    return runs.drop(columns=list(JUDGED), errors="ignore").join(verdicts.astype(JUDGED))
 
 
 def false_alarm_rate(stable: Iterable[pd.DataFrame], rule: Rule, updates_per_rollout: int) -> Estimate:
-    """The share of runs known to be stable, given as ``steps`` tables, that ``detect`` takes for collapsed.
+    """The share of stable runs that ``detect`` calls collapsed, with Clopper and Pearson's interval.
 
-    With Clopper and Pearson's interval. What is known to be stable must be known from elsewhere: runs at a
-    learning rate of 0, or runs whose held-out accuracy, which the detector does not see, ended near its best.
+    ``stable`` holds the ``steps`` tables of runs that are known to be stable for another reason: a learning rate of 0,
+    or a held-out accuracy that ended near its best (the rule does not read held-out accuracy).
     """
     flagged = [detect(steps, rule, updates_per_rollout) is not None for steps in stable]
     return share(sum(flagged), len(flagged))

@@ -1,6 +1,6 @@
-"""Arms against each other, paired by seed where they share one: a seed's cold start is the same for all arms.
+"""Comparisons of arms. Arms that share seeds are compared seed by seed: all arms share the cold start of a seed.
 
-Numbers of an arm are a series indexed by seed, one number per seed.
+The numbers of an arm are a series indexed by seed, one number per seed.
 """
 
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ from steadymoe.bench.statistics.estimates import (
     within,
 )
 
-# Up to this many differences every pattern of signs is tried, half a million of them; beyond it signs are drawn.
+# Up to this many differences ``sign_flip_p`` tries every pattern of signs (half a million); beyond it draws patterns.
 MOST_ENUMERATED = 20
 SIGNS_DRAWN = 99_999
-# ``seeds_needed`` looks no further.
+# ``seeds_needed`` stops its search here.
 MOST_SEEDS = 100_000
 
 
 def _paired(a: pd.Series, b: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """Both arms' numbers of the seeds that both have. Raises ValueError where a seed stands twice."""
+    """The numbers of both arms at their shared seeds, (S,) each. Raises ValueError if a seed occurs twice in an arm."""
     if a.index.has_duplicates or b.index.has_duplicates:
         raise ValueError("one number per seed: a seed stands twice")
     seeds = a.dropna().index.intersection(b.dropna().index).sort_values()
@@ -40,9 +40,9 @@ def _paired(a: pd.Series, b: pd.Series) -> tuple[np.ndarray, np.ndarray]:
 
 
 def paired_difference(a: pd.Series, b: pd.Series, level: float = 0.95, bounds: Bounds | None = None) -> Estimate:
-    """Mean of a − b over the seeds that both have, with the interval of ``stats.over_seeds``; n is their number.
+    """Mean of a − b over the shared seeds, with the interval of ``estimates.over_seeds``; n is the number of seeds.
 
-    ``bounds`` are those of a difference: ``stats.DIFFERENCE`` where both are in [0, 1].
+    ``bounds`` are the ends of the difference: ``estimates.DIFFERENCE`` for numbers in [0, 1].
     """
     ours, theirs = _paired(a, b)
     return over_seeds((ours - theirs).tolist(), level=level, bounds=bounds)
@@ -51,8 +51,8 @@ def paired_difference(a: pd.Series, b: pd.Series, level: float = 0.95, bounds: B
 def probability_of_improvement(a: pd.Series, b: pd.Series, level: float = 0.95) -> Estimate:
     """P(a > b) + P(a = b)/2 (2108.13264, section 4.4).
 
-    Over shared seeds where there are any: the share of seeds in which a is higher, with Clopper and Pearson's
-    interval, which is conservative. Otherwise over all pairs, with that of ``superiority``.
+    With shared seeds: the share of seeds in which a is higher, with Clopper and Pearson's (conservative) interval.
+    Without shared seeds: ``superiority`` over all pairs.
     """
     ours, theirs = _paired(a, b)
     if len(ours):
@@ -61,38 +61,39 @@ def probability_of_improvement(a: pd.Series, b: pd.Series, level: float = 0.95) 
 
 
 def superiority(a: np.ndarray, b: np.ndarray, level: float = 0.95) -> Estimate:
-    """Mann and Whitney's U/(mn) of two independent samples, which is also the area under a ROC curve.
+    """Mann and Whitney's U/(mn) of two independent samples, (m,) and (n,); it is also the area under a ROC curve.
 
-    Interval: ``_newcombe``. Of five normal numbers against five it held the truth in 94 to 95 % of draws, of three
-    against three in 89 to 97 %. ``n`` is the size of the smaller sample.
+    Interval: ``_newcombe``. The 95 % interval held the truth in 94 to 95 % of draws of five normal numbers against
+    five, and in 89 to 97 % of three against three. The estimate's ``n`` is the size of the smaller sample.
     """
     m, n = len(a), len(b)
     if not m or not n:
         return Estimate(np.nan, np.nan, np.nan, 0)
-    found = float((a[:, None] > b).mean() + (a[:, None] == b).mean() / 2)
-    return Estimate(found, *_newcombe(found, m, n, level), min(m, n))
+    area = float((a[:, None] > b).mean() + (a[:, None] == b).mean() / 2)
+    return Estimate(area, *_newcombe(area, m, n, level), min(m, n))
 
 
 def clustered_superiority(
     a: np.ndarray, clusters_a: np.ndarray, b: np.ndarray, clusters_b: np.ndarray, level: float = 0.95
 ) -> Estimate:
-    """``superiority`` where numbers of one cluster, a seed, depend on each other, whichever sample they are in.
+    """``superiority`` of clustered numbers: the numbers of one cluster (a seed) depend on each other, in both samples.
 
-    Variance: Obuchowski 1997, S₁₀/m + S₀₁/n + 2 S₁₁/(mn), from the sums of each cluster's structural components (the
-    share of the other sample that a number beats). Interval: t with one less than the number of clusters, on the logit
-    scale. Where the variance is not known or 0, as at an area of 0 or 1, ``_newcombe`` with as many numbers as each
-    sample has clusters. ``n`` is the number of clusters; no interval below three.
+    ``clusters_a`` (m,) and ``clusters_b`` (n,) name the cluster of each number. Variance: Obuchowski 1997,
+    S₁₀/m + S₀₁/n + 2 S₁₁/(mn), from each cluster's sum of structural components (the component of a number is the
+    share of the other sample that it beats). Interval: t on the logit scale, with one degree of freedom less than
+    clusters. If the variance is 0 (an area of 0 or 1) or unknown: ``_newcombe`` with the numbers of clusters as sample
+    sizes. The estimate's ``n`` is the number of clusters; no interval below three clusters.
     """
     clusters = np.union1d(clusters_a, clusters_b)
     plain = superiority(a, b, level)
     if plain.n == 0:
         return plain
-    found, counts = plain.mean, (len(np.unique(clusters_a)), len(np.unique(clusters_b)))
+    area, counts = plain.mean, (len(np.unique(clusters_a)), len(np.unique(clusters_b)))
     wins_AB = (a[:, None] > b) + (a[:, None] == b) / 2
 
     def summed(parts: np.ndarray, of: np.ndarray) -> np.ndarray:
-        """By cluster, the sum of the components less what they would be on average."""
-        return np.array([(parts[of == cluster] - found).sum() for cluster in clusters])
+        """Each cluster's sum of components, centred on the area."""
+        return np.array([(parts[of == cluster] - area).sum() for cluster in clusters])
 
     of_a, of_b = summed(wins_AB.mean(axis=1), clusters_a), summed(wins_AB.mean(axis=0), clusters_b)
     variance = 0.0
@@ -104,19 +105,19 @@ def clustered_superiority(
         both = len(clusters) / (len(clusters) - 1) * (of_a @ of_b) / (len(a) * len(b))
         variance = sum(shares) + 2 * both
     if len(clusters) < LEAST_FOR_INTERVAL:
-        return Estimate(found, np.nan, np.nan, len(clusters))
+        return Estimate(area, np.nan, np.nan, len(clusters))
     if variance <= 0:
-        return Estimate(found, *_newcombe(found, *counts, level), len(clusters))
+        return Estimate(area, *_newcombe(area, *counts, level), len(clusters))
     half = float(student.ppf((1 + level) / 2, len(clusters) - 1) * np.sqrt(variance))
-    return Estimate(found, *within(found, half, (0.0, 1.0)), len(clusters))
+    return Estimate(area, *within(area, half, (0.0, 1.0)), len(clusters))
 
 
-def _newcombe(found: float, m: int, n: int, level: float) -> tuple[float, float]:
-    """Interval of an area, from the sizes of its samples; nan if either has fewer than three.
+def _newcombe(area: float, m: int, n: int, level: float) -> tuple[float, float]:
+    """Interval of an area θ̂ from the sample sizes m and n; nan if one of them is below three.
 
-    The θ at which |θ̂ − θ| = z √V(θ) with Hanley and McNeil's variance
-    V(θ) = θ(1 − θ)(1 + (N − 1)((1 − θ)/(2 − θ) + θ/(1 + θ)))/(mn), N = (m + n)/2 (Newcombe 2006, part 2, method 5);
-    it has a width even at θ̂ = 0 and 1.
+    The ends are the θ with |θ̂ − θ| = z √V(θ) and Hanley and McNeil's variance
+    V(θ) = θ(1 − θ)(1 + (N − 1)((1 − θ)/(2 − θ) + θ/(1 + θ)))/(mn), N = (m + n)/2 (Newcombe 2006, part 2, method 5).
+    The interval has a width even at θ̂ = 0 and 1.
     """
     if min(m, n) < LEAST_FOR_INTERVAL:
         return np.nan, np.nan
@@ -124,30 +125,30 @@ def _newcombe(found: float, m: int, n: int, level: float) -> tuple[float, float]
 
     def beyond(theta: float) -> float:
         spread = (1 - theta) / (2 - theta) + theta / (1 + theta)
-        return abs(found - theta) - z * np.sqrt(theta * (1 - theta) * (1 + ((m + n) / 2 - 1) * spread) / (m * n))
+        return abs(area - theta) - z * np.sqrt(theta * (1 - theta) * (1 + ((m + n) / 2 - 1) * spread) / (m * n))
 
-    # At 0 and 1 themselves V vanishes, which is no solution.
-    low = brentq(beyond, 0.0, min(found, 1 - 1e-12)) if found > 0 else 0.0
-    high = brentq(beyond, max(found, 1e-12), 1.0) if found < 1 else 1.0
+    # V is 0 at θ = 0 and 1, so these two θ are never the wanted solution.
+    low = brentq(beyond, 0.0, min(area, 1 - 1e-12)) if area > 0 else 0.0
+    high = brentq(beyond, max(area, 1e-12), 1.0) if area < 1 else 1.0
     return float(low), float(high)
 
 
 class MeanRatio(NamedTuple):
-    """How many times as large one arm's mean is as another's."""
+    """The mean of one arm divided by the mean of another arm."""
 
     estimate: Estimate
-    """Of the ratio of means; nan where the mean below is 0."""
+    """The ratio of means; nan if the divisor is 0."""
     zeros: int
-    """Seeds in which either number is 0, and which have no ratio of their own; they are part of both means."""
+    """The number of seeds with a 0 in either arm. Such a seed has no ratio of its own, but counts in both means."""
 
 
 def ratio_of_means(above: pd.Series, below: pd.Series, level: float = 0.95) -> MeanRatio:
-    """Mean of one arm's numbers over mean of another's, of the seeds that both have; numbers are at least 0.
+    """Mean of ``above`` divided by mean of ``below``, over the shared seeds; numbers are at least 0.
 
-    A number of 0, a clip that never struck, makes a seed's own ratio 0 or infinite, and a geometric mean of ratios with
-    it; the ratio of means stays what it is. Interval: ± t_{n−1} on the logarithm, whose standard error is that of the
-    mean of a/ā − b/b̄ (the delta method, seeds paired); none below three seeds or where a mean is 0. Raises ValueError
-    for numbers below 0.
+    A number of 0 (a clip that was never reached) would make the ratio of one seed 0 or infinite, and a geometric mean
+    of ratios too; the ratio of means stays finite. Interval: ± t_{n−1} on the logarithm; its standard error is the
+    standard error of the mean of a/ā − b/b̄ (the delta method, seeds paired). No interval below three seeds or if a
+    mean is 0. Raises ValueError for numbers below 0.
     """
     ours, theirs = _paired(above, below)
     n, zeros = len(ours), int(((ours == 0) | (theirs == 0)).sum())
@@ -164,7 +165,7 @@ def ratio_of_means(above: pd.Series, below: pd.Series, level: float = 0.95) -> M
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """p-values corrected for as many comparisons as there are (Holm 1979); nan stays nan and counts as none."""
+    """p-values corrected for the number of comparisons (Holm 1979); nan stays nan and counts as no comparison."""
     raw = np.asarray(p_values, dtype=float)
     corrected = np.full(raw.shape, np.nan)
     given = np.flatnonzero(~np.isnan(raw))
@@ -175,49 +176,49 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """Two-sided p of a mean of 0, if each difference is as likely as its negative (Fisher 1935, section 21).
+    """Two-sided p of the hypothesis that each difference is as likely as its negative (Fisher 1935, section 21).
 
-    The share of all 2ⁿ patterns of signs whose mean is at least as far from 0 as the one that was found: exact for
-    any distribution that is symmetric about 0, bimodal ones too. With n differences it is at least 2/2ⁿ: 0.25 of
-    three, 0.002 of ten. Above ``MOST_ENUMERATED`` differences the share of ``SIGNS_DRAWN`` patterns, always the same
-    draws, with the found pattern counted as one of them (Phipson and Smyth 2010). nan for no differences.
+    p is the share of all 2ⁿ patterns of signs whose mean lies at least as far from 0 as the observed mean. The test is
+    exact for any distribution that is symmetric about 0, bimodal ones too. The smallest p of n differences is 2/2ⁿ:
+    0.25 of three, 0.002 of ten. Above ``MOST_ENUMERATED`` differences p is the share among ``SIGNS_DRAWN`` random
+    patterns (always the same) and the observed pattern (Phipson and Smyth 2010). nan without differences.
     """
     numbers = np.sort(np.abs(np.asarray(differences, dtype=float)))
     n = len(numbers)
     if n == 0 or np.isnan(numbers).any():
         return np.nan
     # Sums of the same numbers in another order differ by rounding and must still count as equal.
-    found = abs(float(np.sum(differences))) - 1e-12 * float(numbers.sum())
+    observed = abs(float(np.sum(differences))) - 1e-12 * float(numbers.sum())
     if n <= MOST_ENUMERATED:
         sums = numbers[:1]  # the other half of all patterns is their mirror image
         for number in numbers[1:]:
             sums = np.concatenate([sums + number, sums - number])
-        return float((np.abs(sums) >= found).mean())
+        return float((np.abs(sums) >= observed).mean())
     generator, beyond = np.random.default_rng(0), 0
     for drawn in np.array_split(np.arange(SIGNS_DRAWN), max(1, SIGNS_DRAWN * n // 2_000_000)):
-        beyond += int((np.abs(generator.choice([-1.0, 1.0], (len(drawn), n)) @ numbers) >= found).sum())
+        beyond += int((np.abs(generator.choice([-1.0, 1.0], (len(drawn), n)) @ numbers) >= observed).sum())
     return (1 + beyond) / (1 + SIGNS_DRAWN)
 
 
 def _power(n: int, deviation: float, effect: float, level: float = 0.05) -> float:
-    """How often a two-sided paired t test of n seeds finds a mean difference ``effect`` on its side (noncentral t).
+    """The probability that a two-sided paired t test of n seeds finds the mean difference ``effect`` (noncentral t).
 
-    ``deviation`` is the standard deviation of the differences, above 0. To find it on the wrong side is left out: that
-    is rarer than 1e-4 where the power is a half or more.
+    ``deviation`` is the standard deviation of the differences, above 0. A finding with the wrong sign does not count:
+    it is rarer than 1e-4 if the power is a half or more.
     """
     bound = student.ppf(1 - level / 2, n - 1)
     away = abs(effect) / deviation * np.sqrt(n)
-    if away > bound + 10:  # where scipy's series gives out
+    if away > bound + 10:  # scipy's series fails there
         return 1.0
     return float(nct.sf(bound, n - 1, away))
 
 
 def seeds_needed(differences: Sequence[float], effect: float, power: float = 0.8, level: float = 0.05) -> int:
-    """The fewest seeds, at least three, with which a paired t test finds ``effect`` with that power.
+    """The fewest seeds, at least three, with which a paired t test finds ``effect`` with probability ``power``.
 
-    ``differences`` are those of seeds that have run, at least three; their standard deviation is taken for the true
-    one. Read ``MOST_SEEDS`` as that many or more: it is the answer for an effect of 0 too. Raises ValueError for fewer
-    than three differences.
+    ``differences`` come from seeds that have run; their standard deviation is taken for the true one. An answer of
+    ``MOST_SEEDS`` means that many seeds or more; an effect of 0 has this answer too. Raises ValueError for fewer than
+    three differences.
     """
     if len(differences) < LEAST_FOR_INTERVAL:
         raise ValueError(f"the spread of {len(differences)} differences is not known: run at least three seeds")
@@ -236,7 +237,7 @@ def seeds_needed(differences: Sequence[float], effect: float, power: float = 0.8
 
 
 def p_value(a: pd.Series, b: pd.Series) -> float:
-    """Two-sided p of equal means: ``sign_flip_p`` by seed, or Welch's t test where no seed is shared.
+    """Two-sided p of equal means: ``sign_flip_p`` over the shared seeds, or Welch's t test if the arms share no seed.
 
     nan below three seeds.
     """
@@ -249,12 +250,13 @@ def p_value(a: pd.Series, b: pd.Series) -> float:
 
 
 def ranking(numbers: pd.DataFrame, reference: str | None = None, bounds: Bounds | None = None) -> pd.DataFrame:
-    """Every arm against the one with the highest mean, or against ``reference``; the highest mean first.
+    """Every arm against the arm with the highest mean, or against ``reference``; the highest mean first.
 
-    ``bounds`` are the ends of what a value can be, (0, 1) or none: intervals of the differences are then in [−1, 1].
-    ``numbers`` has columns arm, seed, value. Returned: arm, estimate, against, difference (arm − against, an
-    ``Estimate`` over shared seeds), p, p_corrected. The best arm was chosen among all of them, so its p-values
-    are corrected for all pairs of arms; those against a reference that was named beforehand for one pair per arm.
+    ``numbers`` has the columns arm, seed, value. ``bounds`` are the ends of a value, (0, 1) or None; with (0, 1) the
+    intervals of the differences stay in [−1, 1]. Returned columns: arm, estimate, against, difference (arm − against,
+    an ``Estimate`` over shared seeds), p, p_corrected. p-values against the best arm are corrected for all pairs of
+    arms, because the data chose the best arm; p-values against ``reference`` are corrected for one pair per arm.
+    Raises ValueError if there is no arm ``reference``.
     """
     arms = {str(arm): group.set_index("seed")["value"] for arm, group in numbers.groupby("arm")}
     order = sorted(arms, key=lambda arm: (-arms[arm].mean(), arm))

@@ -1,8 +1,8 @@
-"""Early warning: whether, and how many steps before a collapse, a metric crosses a threshold.
+"""Early warning: whether a metric crosses a threshold before a run collapses, and how many steps before.
 
-``steps`` is ``collect.steps``: arm, seed, step, metric, value. ``runs`` has a row per run: arm, seed, and
-``collapsed``, the step of its collapse or nan. One number per run; runs of several arms on one seed share a cold start
-and depend on each other, so that every interval is that of seeds, each with all of its runs.
+``steps`` is ``collect.steps``: arm, seed, step, metric, value. ``runs`` has one row per run: arm, seed, and
+``collapsed`` (the step of its collapse, or nan). All runs of a seed share a cold start and depend on each other, so
+every interval treats a seed with all its runs as one replicate.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from steadymoe.bench.statistics.estimates import POSITIVE, Estimate, clustered_s
 
 @dataclass(frozen=True)
 class Alarm:
-    """What one threshold on one metric is worth."""
+    """A threshold on one metric, and how well it warns."""
 
     threshold: float
-    """On the metric's own scale; beyond it (above, or below a falling metric) is a warning."""
+    """On the metric's own scale. A value above it is a warning; for a falling metric a value below it."""
     false_alarms: Estimate
-    """Share of the stable runs that cross it; n of them."""
+    """The share of the n stable runs that cross the threshold."""
     caught: Estimate
-    """Share of the collapsing runs that cross it early enough; n of them."""
+    """The share of the n collapsing runs that cross the threshold early enough."""
     lead: Estimate
-    """Steps from the first crossing to the collapse: of each seed the mean over its caught runs, mean over n seeds."""
+    """Steps from the first crossing to the collapse: the mean over a seed's caught runs, then the mean over n seeds."""
 
 
 def extremes(
@@ -42,14 +42,14 @@ def extremes(
     worst = early.groupby(["arm", "seed"])["alarm"].max().rename("extreme").reset_index()
     joined = runs[["arm", "seed", "collapsed"]].merge(worst, how="left", on=["arm", "seed"])
     measured = steps.loc[steps["metric"] == metric, ["arm", "seed"]].drop_duplicates()
-    joined = joined.merge(measured, on=["arm", "seed"])  # a run without the metric says nothing of it
+    joined = joined.merge(measured, on=["arm", "seed"])  # runs without the metric are left out
     return joined.assign(extreme=joined["extreme"].fillna(-np.inf))
 
 
 def roc(extremes: pd.DataFrame) -> pd.DataFrame:
-    """At every threshold, from the strictest: threshold, false_alarms, caught: shares of runs whose extreme is above.
+    """The ROC curve: threshold, false_alarms, caught; the shares of stable and collapsing runs above the threshold.
 
-    The threshold is on the scale of ``extremes``. The first row is (0, 0) and the last (1, 1).
+    The threshold is on the scale of ``extremes``, the strictest first. The first point is (0, 0) and the last (1, 1).
     """
     stable = extremes.loc[extremes["collapsed"].isna(), "extreme"].to_numpy(float)
     falling = extremes.loc[extremes["collapsed"].notna(), "extreme"].to_numpy(float)
@@ -63,7 +63,7 @@ def roc(extremes: pd.DataFrame) -> pd.DataFrame:
 def auc(extremes: pd.DataFrame, level: float = 0.95) -> Estimate:
     """Area under ``roc``: the probability that a collapsing run looks worse beforehand than a stable one ever does.
 
-    Interval: that of ``comparisons.clustered_superiority`` with seeds as clusters; n is the number of seeds.
+    Interval: see ``comparisons.clustered_superiority``, with seeds as clusters; n is the number of seeds.
     """
     gone = extremes["collapsed"].notna().to_numpy()
     values, seeds = extremes["extreme"].to_numpy(float), extremes["seed"].to_numpy()
@@ -79,10 +79,10 @@ def alarm(
     *,
     falls: bool = False,
 ) -> Alarm | None:
-    """The lowest threshold that at most ``false_alarm_rate`` of the stable runs cross, and what it catches how early.
+    """The lowest threshold that at most ``false_alarm_rate`` of the stable runs cross, and the collapses it catches.
 
-    None without stable or without collapsing runs. The threshold is chosen on the very runs it is judged on,
-    so the rate of false alarms on new ones is higher: with n stable runs by up to 1/(n + 1).
+    None without stable or without collapsing runs. The same runs choose and judge the threshold, so new runs give more
+    false alarms: with n stable runs the rate is higher by up to 1/(n + 1).
     """
     worst = extremes(steps, runs, metric, least_lead, falls=falls)
     gone = worst["collapsed"].notna()
@@ -102,7 +102,7 @@ def alarm(
 
 
 def _share(runs: pd.DataFrame, threshold: float) -> Estimate:
-    """Of runs with their ``extreme``, the share beyond a threshold, by seed."""
+    """The share of ``runs`` whose ``extreme`` is above a threshold; seeds are the clusters of the interval."""
     beyond = (runs["extreme"] > threshold).groupby(runs["seed"]).agg(["sum", "count"])
     return clustered_share(beyond["sum"].tolist(), beyond["count"].tolist())
 

@@ -1,4 +1,4 @@
-"""What reward costs: steps, gradient updates, samples, tokens or seconds to reach it, and arms head to head."""
+"""The cost of reward: steps, gradient updates, samples, tokens or seconds until a run reaches it; arms compared."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,13 +11,13 @@ from steadymoe.bench.statistics.estimates import DIFFERENCE, Estimate, over_seed
 
 # Columns of ``costs``.
 COSTS = ("step", "updates", "samples", "tokens", "seconds")
-# Stages that a training run needs; probes and evaluations only measure it.
+# The stages that training needs. Probes and evaluations only measure a run, and their seconds do not count.
 _SECONDS = ("rollout_seconds", "old_policy_seconds", "update_seconds")
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What a run spent until it first reached a reward, or in all if it never did."""
+    """The cost of a run until it first reached a reward, or its whole cost if it never did."""
 
     cost: float
     reached: bool
@@ -28,14 +28,14 @@ class CostRatio:
     """How many times as much one arm needs as another; above 1 the other is the cheaper."""
 
     estimate: Estimate
-    """Over the seeds in which at least one got there, n of them: the geometric mean, or where any is censored the
-    median. An end of 0 or infinity is no limit."""
+    """Over the n seeds in which at least one arm reached the reward: the geometric mean, or the median if a seed is
+    censored. An end of 0 or infinity means no limit on that side."""
     bound: Literal["", "at least", "at most"]
-    """What the estimate is, where one of the two did not reach the reward in half of the seeds or more."""
+    """Whether the estimate is only a bound; it is one if an arm missed the reward in at least half of the seeds."""
     censored: int
-    """Seeds in which one of the two had not reached the reward when it ended."""
+    """The number of seeds in which exactly one arm reached the reward."""
     neither: int
-    """Seeds in which neither had; they say nothing and are left out."""
+    """The number of seeds in which no arm reached the reward; they are left out."""
 
     def __str__(self) -> str:
         shown = {"": "", "at least": "> ", "at most": "< "}[self.bound] + str(self.estimate)
@@ -45,10 +45,10 @@ class CostRatio:
 
 
 def costs(steps: pd.DataFrame, updates_per_rollout: int, responses: int) -> pd.DataFrame:
-    """What a run has spent after every step, from its ``steps`` table: the columns ``COSTS``, cumulative.
+    """The cumulative cost of a run after every step, from its ``steps`` table: the columns ``COSTS``.
 
-    ``samples`` and ``tokens`` are all that was sampled, dropped groups included; ``responses`` is that of each
-    prompt. ``seconds`` are those of sampling, the old policy's forward and the updates, without measuring.
+    ``responses`` is the number of responses per prompt. ``samples`` and ``tokens`` count everything that was sampled,
+    dropped groups included. ``seconds`` count sampling, the old policy's forward and the updates, and no measurement.
     """
     steps = steps.sort_values("step").reset_index(drop=True)
     return pd.DataFrame(
@@ -63,10 +63,10 @@ def costs(steps: pd.DataFrame, updates_per_rollout: int, responses: int) -> pd.D
 
 
 def cost_to_reward(reward: pd.Series, cost: pd.Series, target: float, window: int = 5) -> Reached:
-    """The cost at the first step at which reward, averaged over the last ``window`` steps, is at least ``target``.
+    """The cost at the first step whose average reward over the last ``window`` steps is at least ``target``.
 
-    ``reward`` and ``cost`` are in the order of the steps. A run that never gets there is right-censored at its whole
-    cost. A run shorter than the window is averaged over what it has.
+    ``reward`` and ``cost`` are in the order of the steps. A run that never reaches the target is right-censored at its
+    whole cost. In a run shorter than the window the average covers the whole run.
     """
     average = reward.rolling(min(window, len(reward))).mean().to_numpy()
     there = np.flatnonzero(average >= target)
@@ -76,19 +76,21 @@ def cost_to_reward(reward: pd.Series, cost: pd.Series, target: float, window: in
 def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached], level: float = 0.95) -> CostRatio:
     """Cost of a over cost of b, seed by seed: what one needs for each unit of the other.
 
-    Seeds in which neither reached the reward are left out. Where both did in every other: the geometric mean with the
-    interval of ``stats.over_seeds``. A run that did not get there would have cost more than all that it spent, and how
-    much more is not known: the ratio of its seed lies above (a did not) or below (b did not). Then the median over
-    seeds, which needs no guess: it lies between the median of the lower ends and the median of the upper ends. Where
-    the two are not the same number the finite one is shown as a ``bound``; nan where there is none. Its interval holds
-    the median whatever the distribution (``_median``), from six seeds on; the side on which nothing is known has no
-    limit.
+    Seeds in which neither arm reached the reward are left out. If both arms reached it in all other seeds, the estimate
+    is the geometric mean with the interval of ``estimates.over_seeds``.
+
+    Otherwise some seeds are censored. A run that missed the reward would have cost an unknown amount more than it
+    spent, so the ratio of its seed is only bounded: from below if a missed the reward, from above if b did. The
+    estimate is then the median over seeds, which needs no guess: it lies between the median of the lower bounds and the
+    median of the upper bounds. If these two medians differ, the finite one is returned as a ``bound``, or nan if both
+    or none are finite. The interval (``_median``, from six seeds on) holds the median of any distribution; a side that
+    the data do not bound has no limit.
     """
     shared = sorted(a.keys() & b.keys())
-    told = [seed for seed in shared if a[seed].reached or b[seed].reached]
-    censored = sum(not (a[seed].reached and b[seed].reached) for seed in told)
-    neither = len(shared) - len(told)
-    ratios = np.array([a[seed].cost / b[seed].cost for seed in told])
+    seeds = [seed for seed in shared if a[seed].reached or b[seed].reached]
+    censored = sum(not (a[seed].reached and b[seed].reached) for seed in seeds)
+    neither = len(shared) - len(seeds)
+    ratios = np.array([a[seed].cost / b[seed].cost for seed in seeds])
     if not censored:
         return CostRatio(over_seeds(ratios.tolist(), level=level, log=True), "", 0, neither)
     below = np.where([b[seed].reached for seed in told], ratios, 0.0)
@@ -104,25 +106,25 @@ def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached], level: float = 0.95
 
 
 def _median(numbers: np.ndarray, level: float) -> Estimate:
-    """The median and its interval between two order statistics, the sign test's (Thompson 1936); infinite ones count.
+    """The median with the sign test's interval between two order statistics (Thompson 1936); infinities count.
 
-    Holds the median of any distribution at least as often as it says; none below six numbers at 95 %.
+    The interval holds the median of any distribution at least as often as ``level`` says. At 95 % it needs six numbers.
     """
     ordered, n = np.sort(numbers), len(numbers)
-    place = int(binom.ppf((1 - level) / 2, n, 0.5))  # so many at most lie outside on either side
+    place = int(binom.ppf((1 - level) / 2, n, 0.5))  # at most this many numbers lie outside on either side
     low = high = np.nan
     if place >= 1:
         low, high = float(ordered[place - 1]), float(ordered[n - place])
-    with np.errstate(divide="ignore"):  # of two in the middle the geometric mean, 0 and infinity included
+    with np.errstate(divide="ignore"):  # an even n has two middle numbers: their geometric mean, 0 and ∞ included
         middle = float(np.exp(np.log(ordered[[(n - 1) // 2, n // 2]]).mean()))
     return Estimate(middle, low, high, n)
 
 
 def win_rate(a: pd.DataFrame, b: pd.DataFrame, level: float = 0.95) -> Estimate:
-    """Share of held-out prompts that a answers better less the share that b does, −1 to 1: mean over shared seeds.
+    """Share of held-out prompts that a answers better minus the share that b answers better: mean over shared seeds.
 
-    ``a`` and ``b`` are ``evaluations`` tables of one step each with a column seed: seed, prompt, score. A prompt that
-    stands several times counts once, with its mean score. Raises ValueError where a seed's prompts differ.
+    The result lies in [−1, 1]. ``a`` and ``b`` are ``evaluations`` tables of one step each: seed, prompt, score. A
+    repeated prompt counts once, with its mean score. Raises ValueError if a seed's prompts differ between the arms.
     """
     scores = [frame.groupby(["seed", "prompt"])["score"].mean() for frame in (a, b)]
     seeds = sorted(set(a["seed"]) & set(b["seed"]))

@@ -1,4 +1,4 @@
-"""Seeds are the only replicates: estimates over seeds, their intervals, and n."""
+"""Estimates over seeds, with intervals and n. Seeds are the only replicates."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,27 +14,27 @@ from scipy.stats import t as student  # type: ignore[attr-defined]  # made at ru
 
 # Fewer seeds than this get no interval.
 LEAST_FOR_INTERVAL = 3
-# Below this many seeds there is no bootstrap: of five a nominal 95 % percentile interval covered 79 %.
+# Below this many seeds there is no bootstrap: with five seeds a nominal 95 % percentile interval covered 79 %.
 LEAST_FOR_BOOTSTRAP = 10
 RESAMPLES = 9999
-# What a caption says of the interval of a mean.
+# The words of a caption for the interval of a mean.
 INTERVAL = (
-    "a 95 % interval (Student's t, on the logit scale for what lies in [0, 1] and for differences of it; from ten "
-    "seeds a BCa bootstrap; none below three seeds, nor where every seed is at an end of its range)"
+    "a 95 % interval (Student's t, on the logit scale for numbers in [0, 1] and for their differences; a BCa bootstrap "
+    "from ten seeds on; no interval below three seeds, or if every seed is at an end of its range)"
 )
-# The ends of what a number can be.
+# The lowest and the highest possible value of a number.
 Bounds = tuple[float, float]
 DIFFERENCE: Bounds = (-1.0, 1.0)  # of two numbers in [0, 1]
 POSITIVE: Bounds = (0.0, np.inf)
-# A mean of scores may be this far beyond an end, by rounding.
+# Rounding may put a mean of scores this far beyond an end.
 _ROUNDING = 1e-9
-# Below this a variance counts as none: the square of fp32's rounding.
+# A variance below this counts as 0: it is the square of fp32's rounding.
 LEAST_LOG = 1e-14
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic over seeds, usually their mean, with its 95 % interval, which is nan below three seeds."""
+    """A statistic over n seeds, usually their mean, with its 95 % interval [low, high]; nan below three seeds."""
 
     mean: float
     low: float
@@ -51,9 +51,10 @@ class Estimate:
 def mean_over_seeds(
     values: Sequence[float], log: bool = False, level: float = 0.95, bounds: Bounds | None = None
 ) -> Estimate:
-    """Mean and t interval of one number per seed (Student 1908), at any n; nan mean for no seeds at all.
+    """Mean and t interval of one number per seed (Student 1908), at any n; the mean of no seeds is nan.
 
-    For curves, which would take minutes to bootstrap step by step. With ``log`` and ``bounds`` as in ``over_seeds``.
+    Curves use this function, because a bootstrap at every step would take minutes. ``log`` and ``bounds``: see
+    ``over_seeds``.
     """
     numbers = np.asarray(values, dtype=float)
     n = len(numbers)
@@ -69,12 +70,12 @@ def mean_over_seeds(
 
 
 def within(mean: float, half: float, bounds: Bounds | None = None) -> tuple[float, float]:
-    """mean ± half; with ``bounds`` (a, b) the same on a scale that has no ends, brought back.
+    """mean ± half; with ``bounds`` (a, b) the interval is computed on a scale without ends and mapped back.
 
-    The scale is log((x − a)/(b − x)), for a and b of 0 and 1 the logit, for −1 and 1 twice the inverse hyperbolic
-    tangent; without an upper end log(x − a). ``half`` is multiplied by its slope at the mean (the delta method): the
-    interval is about the mean of the numbers themselves, seeds at 0 or 1 included, and not of their logits (Korn and
-    Graubard 1998, of shares in surveys). nan where the mean is at an end.
+    The scale is log((x − a)/(b − x)): the logit for (0, 1), twice the inverse hyperbolic tangent for (−1, 1); without
+    an upper end the scale is log(x − a). ``half`` is multiplied by the scale's slope at the mean (the delta method).
+    The interval is therefore about the mean of the numbers themselves, seeds at 0 or 1 included, and not about the mean
+    of their logits (Korn and Graubard 1998 do this for shares in surveys). nan if the mean is at an end.
     """
     if bounds is None or half == 0 or np.isnan(half):
         return mean - half, mean + half
@@ -89,14 +90,14 @@ def within(mean: float, half: float, bounds: Bounds | None = None) -> tuple[floa
 
 
 def _holding(numbers: np.ndarray, bounds: Bounds | None) -> Bounds | None:
-    """The bounds, if the numbers keep them: a task of a user's own may have scores beyond 0 and 1."""
+    """The bounds if all numbers lie within them, else None: a user's own task may have scores beyond 0 and 1."""
     if bounds is None or ((numbers < bounds[0] - _ROUNDING) | (numbers > bounds[1] + _ROUNDING)).any():
         return None
     return bounds
 
 
 def _at_ends(numbers: np.ndarray, bounds: Bounds | None) -> bool:
-    """Whether every number is at an end of its range: their spread says nothing then."""
+    """Whether every number is at an end of its range; the spread of such numbers says nothing."""
     return bounds is not None and bool(np.isin(numbers, bounds).all())
 
 
@@ -118,22 +119,22 @@ def over_seeds(
     log: bool = False,
     bounds: Bounds | None = None,
 ) -> Estimate:
-    """Any statistic of one number per seed with the interval that its n allows; nan for no seeds at all.
+    """A statistic of one number per seed, with the interval that n allows; the statistic of no seeds is nan.
 
-    ``statistic`` takes an array and an ``axis``, as ``np.mean``, ``np.median`` and ``iqm`` do. With ``log`` it is
-    taken of logarithms and brought back: the geometric mean with a positive interval, for variances. Values below
-    ``LEAST_LOG`` then count as that.
+    ``statistic`` takes an array and an ``axis``, as ``np.mean``, ``np.median`` and ``iqm`` do. With ``log`` the
+    statistic is computed on logarithms and mapped back: a geometric mean with a positive interval, for variances. A
+    value below ``LEAST_LOG`` then counts as ``LEAST_LOG``.
 
-    From ten seeds a BCa bootstrap (Efron 1987; ``bootstrap_interval``), the same bytes for the same numbers in any
-    order; where BCa is undefined, because leaving one seed out changes nothing, the percentile one. From three to
-    nine seeds Student's interval for a mean and Tukey and McLaughlin's for ``iqm``: t with h − 1 degrees of freedom
-    and standard error √(SS_w / (h (h − 1))), where h values are left after trimming and SS_w is the sum of squares
-    about their mean of the winsorised values (Tukey and McLaughlin 1963; Yuen 1974). Other statistics have none
-    below ten, unless all seeds are alike.
+    From ten seeds on: a BCa bootstrap (Efron 1987; ``bootstrap_interval``), which gives the same bytes for the same
+    numbers in any order; the percentile interval if BCa is undefined because no single seed changes the statistic.
+    From three to nine seeds: Student's interval for a mean, Tukey and McLaughlin's for ``iqm``, with h − 1 degrees of
+    freedom and standard error √(SS_w / (h (h − 1))); h values are left after trimming, and SS_w is the sum of squares
+    of the winsorised values about their mean (Tukey and McLaughlin 1963; Yuen 1974). Any other statistic has no
+    interval below ten seeds, unless all seeds are alike.
 
-    ``bounds`` are the ends of what a number can be, (0, 1) of a reward: the t intervals then stay ``within`` them, as
-    the bootstrap does by itself, and there is none where every seed is at an end. Bounds that the numbers do not keep
-    count as none.
+    ``bounds`` are the lowest and the highest possible value, (0, 1) for a reward. t intervals then stay ``within`` the
+    bounds (the bootstrap does so by itself), and there is no interval if every seed is at an end. Bounds are ignored if
+    a number lies outside them.
     """
     numbers = np.sort(np.asarray(values, dtype=float))
     if log:
@@ -153,7 +154,7 @@ def over_seeds(
 
 
 def _half_width(ordered: np.ndarray, trimmed: int, level: float) -> float:
-    """Of Yuen's interval for a mean without ``trimmed`` values at either end; with 0 it is Student's."""
+    """Half the width of Yuen's interval for a mean without ``trimmed`` values at either end; Student's for 0."""
     left = len(ordered) - 2 * trimmed
     winsorised = ordered.clip(ordered[trimmed], ordered[-trimmed - 1])
     error = np.sqrt(np.square(winsorised - winsorised.mean()).sum() / (left * (left - 1)))
@@ -163,21 +164,22 @@ def _half_width(ordered: np.ndarray, trimmed: int, level: float) -> float:
 def bootstrap_interval(
     numbers: np.ndarray, statistic: Callable[..., Any], level: float = 0.95, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """BCa interval of ``statistic(numbers, axis)``, always from the same draws; percentile where BCa is undefined.
+    """BCa interval of ``statistic(numbers, axis)``, always from the same draws; percentile if BCa is undefined.
 
-    Of ten normal numbers a nominal 95 % interval holds the mean 87 % of the time: a bootstrap takes the variance
-    for n − 1 of n parts of what it is, and for known. Its level is raised to that of ±√(n/(n − 1)) t_{n−1} on a normal
-    distribution (Hesterberg 2015, "expanded percentile interval").
+    A plain 95 % bootstrap interval of ten normal numbers holds the mean 87 % of the time, for two reasons: the
+    bootstrap's variance is too small by the factor (n − 1)/n, and the bootstrap treats its variance as known. The
+    level is therefore raised to the normal probability of ±√(n/(n − 1)) t_{n−1} (Hesterberg 2015, "expanded percentile
+    interval").
     """
     n = len(numbers)
     expanded = 2 * norm.cdf(np.sqrt(n / (n - 1)) * student.ppf((1 + level) / 2, n - 1)) - 1
 
     def interval(method: Literal["BCa", "percentile"]) -> tuple[float, float]:
         generator = np.random.default_rng(0)
-        found = scipy_stats.bootstrap(
+        ends = scipy_stats.bootstrap(
             (numbers,), statistic, n_resamples=resamples, confidence_level=expanded, method=method, rng=generator
         ).confidence_interval
-        return float(found.low), float(found.high)
+        return float(ends.low), float(ends.high)
 
     with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
         warnings.simplefilter("ignore", scipy_stats.DegenerateDataWarning)
@@ -186,7 +188,7 @@ def bootstrap_interval(
 
 
 def share(successes: float, n: int, level: float = 0.95) -> Estimate:
-    """A share of n runs with Clopper and Pearson's exact interval (1934); half a success for a tie is allowed."""
+    """The share ``successes`` / n with Clopper and Pearson's exact interval (1934); a tie may be half a success."""
     if n == 0:
         return Estimate(np.nan, np.nan, np.nan, 0)
     low, high = _clopper(successes, n, level) if n >= LEAST_FOR_INTERVAL else (np.nan, np.nan)
@@ -201,28 +203,28 @@ def _clopper(successes: float, n: float, level: float) -> tuple[float, float]:
 
 
 def clustered_share(hits: Sequence[float], sizes: Sequence[int], level: float = 0.95) -> Estimate:
-    """A share of runs that come in clusters, seeds, whose runs depend on each other; of each cluster hits and size.
+    """A share of runs that come in clusters (seeds): the runs of one cluster depend on each other.
 
-    Clopper and Pearson's interval for the number of independent runs that would have the same variance (Korn and
-    Graubard 1998): p(1 − p) over the variance of p between clusters, times the squared ratio of the t quantiles for so
-    many runs and so many clusters; at most all runs. Where p is 0 or 1 it is the number of clusters. ``n`` is that of
-    the runs; no interval below three clusters.
+    ``hits`` (C,) and ``sizes`` (C,) give the hits and the runs of each cluster. The interval is Clopper and Pearson's
+    for the effective number of independent runs (Korn and Graubard 1998): p(1 − p) divided by the variance of p between
+    clusters, times the squared ratio of the t quantiles for n runs and for C clusters, and at most n. If p is 0 or 1,
+    the effective number is C. The estimate's ``n`` is the number of runs; no interval below three clusters.
     """
     hits_C, sizes_C = np.asarray(hits, dtype=float), np.asarray(sizes, dtype=float)
     clusters, n = len(sizes_C), int(sizes_C.sum())
     if n == 0:
         return Estimate(np.nan, np.nan, np.nan, 0)
-    found = float(hits_C.sum() / n)
+    p = float(hits_C.sum() / n)
     if clusters < LEAST_FOR_INTERVAL:
-        return Estimate(found, np.nan, np.nan, n)
-    alike = float(clusters)
-    residuals = hits_C - found * sizes_C
+        return Estimate(p, np.nan, np.nan, n)
+    independent = float(clusters)
+    residuals = hits_C - p * sizes_C
     variance = clusters / (clusters - 1) * (residuals @ residuals) / n**2
     if variance > 0:
         tail = (1 + level) / 2
         wider = (student.ppf(tail, n - 1) / student.ppf(tail, clusters - 1)) ** 2
-        alike = min(float(n), found * (1 - found) / variance * wider)
-    return Estimate(found, *_clopper(found * alike, alike, level), n)
+        independent = min(float(n), p * (1 - p) / variance * wider)
+    return Estimate(p, *_clopper(p * independent, independent, level), n)
 
 
 def curves(

@@ -1,8 +1,8 @@
-"""The stability frontier: over two axes of a sweep, how far runs stay stable, and one number for it.
+"""The stability frontier of a sweep over two axes: the line up to which runs stay stable, and the area below it.
 
-``runs`` has a row per run: seed, the two axes' columns, both above 0, and ``stable``, true if it did not collapse.
-The second axis is the one that is pushed: on learning rate × updates per rollout, the highest number of updates that
-each learning rate bears.
+``runs`` has one row per run: seed, the columns of the two axes (numbers above 0), and ``stable`` (true without a
+collapse). The frontier is a value of the second axis for each value of the first: with learning rate and updates per
+rollout it is the highest number of updates that keeps a learning rate stable.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,13 @@ STABLE = 0.5
 
 @dataclass(frozen=True)
 class Frontier:
-    """Where at least half of the seeds stay stable."""
+    """The part of a grid in which at least half of the seeds stay stable."""
 
     shares: pd.DataFrame
-    """A row per point of the grid: x, y, stable (``Estimate`` of the share of seeds), n."""
+    """One row per point of the grid: x, y, stable (``Estimate`` of the share of stable seeds), n."""
     line: pd.DataFrame
-    """A row per x: x, y, the frontier. At the grid's lowest y nothing is stable; at its highest it may lie beyond."""
+    """One row per x: x and the frontier y. The grid's lowest y means that no y is stable; its highest y means that all
+    are, so the true frontier may lie higher."""
     area: Estimate
     """Share of the grid, both axes logarithmic, below the line; n is the number of seeds."""
 
@@ -38,15 +39,15 @@ class Frontier:
 def frontier(runs: pd.DataFrame, x: str, y: str, level: float = 0.95, resamples: int = 2000) -> Frontier:
     """The frontier of one algorithm over columns ``x`` and ``y`` of its runs. Ours; there is no paper.
 
-    Going up in y from the lowest, the line is where the share of stable seeds first falls below one half, found
-    between two points of the grid by a straight line over log y: stability that returns further up does not
-    count. Where the lowest y is not stable it is that y, and where all are it is the highest.
+    For each x the frontier is the lowest y at which the share of stable seeds falls below one half, interpolated
+    linearly over log y between two points of the grid; stability that returns at a higher y does not count. If the
+    lowest y is not stable, the frontier is the lowest y; if every y is stable, it is the highest y.
 
-    The area is the integral of (log y − log y_min)/(log y_max − log y_min) over log x, divided by its range: 0 where
-    nothing is stable, 1 where everything is. Interval over seeds, each with all its points of the grid: BCa
-    bootstrap from ten seeds, below that t with the jackknife's variance (Efron 1982, chapter 3), none below three.
+    The area is the integral of (log y − log y_min)/(log y_max − log y_min) over log x, divided by the range of log x:
+    0 if no point is stable, 1 if every point is. Its interval treats a seed with all its points as one replicate: BCa
+    bootstrap from ten seeds on, t with the jackknife's variance (Efron 1982, chapter 3) from three, none below.
 
-    Raises ValueError for a grid of fewer than two y, for axes that are not above 0, and for points without runs.
+    Raises ValueError for a grid with fewer than two values of y, for values not above 0, and for points without runs.
     """
     if (runs[[x, y]] <= 0).any(axis=None) or runs[y].nunique() < 2:
         raise ValueError(f"{x} and {y} need values above 0, and {y} at least two of them")
@@ -69,18 +70,18 @@ def frontier(runs: pd.DataFrame, x: str, y: str, level: float = 0.95, resamples:
 
 
 def _line(share_XY: np.ndarray, log_ys: np.ndarray) -> np.ndarray:
-    """log y of the frontier at every x."""
-    found = np.full(share_XY.shape[:-1], log_ys[-1])
-    for j in range(len(log_ys) - 1, 0, -1):  # downwards, so that the lowest crossing is the one that stays
+    """log y of the frontier, (…, X), from the shares of stable seeds, (…, X, Y)."""
+    line = np.full(share_XY.shape[:-1], log_ys[-1])
+    for j in range(len(log_ys) - 1, 0, -1):  # downwards, so that the lowest crossing overwrites the others
         before, after = share_XY[..., j - 1], share_XY[..., j]
         with np.errstate(divide="ignore", invalid="ignore"):
-            between = log_ys[j - 1] + (log_ys[j] - log_ys[j - 1]) * (before - STABLE) / (before - after)
-        found = np.where((before >= STABLE) & (after < STABLE), between, found)
-    return np.where(share_XY[..., 0] < STABLE, log_ys[0], found)
+            crossing = log_ys[j - 1] + (log_ys[j] - log_ys[j - 1]) * (before - STABLE) / (before - after)
+        line = np.where((before >= STABLE) & (after < STABLE), crossing, line)
+    return np.where(share_XY[..., 0] < STABLE, log_ys[0], line)
 
 
 def _below(share_XY: np.ndarray, log_xs: np.ndarray, log_ys: np.ndarray) -> np.ndarray:
-    """The share of the grid below the frontier."""
+    """The share of the grid below the frontier, (…), from the shares of stable seeds, (…, X, Y)."""
     height = (_line(share_XY, log_ys) - log_ys[0]) / (log_ys[-1] - log_ys[0])
     if len(log_xs) == 1:
         return height[..., 0]
@@ -92,7 +93,7 @@ def _area(stable_SXY: np.ndarray, log_xs: np.ndarray, log_ys: np.ndarray, level:
     everywhere = np.nanmean(stable_SXY, axis=0)
 
     def of_seeds(seeds: np.ndarray, axis: int = -1) -> np.ndarray:
-        """The area with seeds (…, S) drawn again; a point of the grid whose seeds were not drawn keeps its share."""
+        """The area of resampled seeds (…, S); a point of the grid without a resampled run keeps its share."""
         chosen = stable_SXY[np.moveaxis(np.atleast_1d(seeds).astype(int), axis, 0)]
         count = (~np.isnan(chosen)).sum(axis=0)
         drawn = np.where(count > 0, np.nansum(chosen, axis=0) / np.maximum(count, 1), everywhere)

@@ -1,9 +1,10 @@
-"""How long runs last: time to collapse, with runs that did not collapse right-censored where they were last judged.
+"""Time to collapse. A run that did not collapse is right-censored at the last step at which it was judged.
 
-Of every run, the step up to which it was judged and the step at which it collapsed, None or nan if it did not. A
-collapse lasts for the rule's patience before it counts, so one that begins in a run's last steps cannot be told from a
-bad rollout. All runs are therefore censored at the last step at which a collapse could still be seen, whatever happened
-after it: ``of_runs``. To censor only those that are falling at their end would take them for as safe as the others.
+Every function takes two numbers of each run: the step up to which the run was judged, and the step of its collapse
+(None or nan without a collapse). A collapse counts only after the rule's patience, so a collapse that begins near the
+end of a run looks like a bad rollout. ``of_runs`` therefore censors every run at the last step at which a collapse
+could still be seen, whatever happened later. (Censoring only the runs that fall at their end would be wrong: it would
+treat them as if they were as safe as the others.)
 """
 
 import warnings
@@ -19,18 +20,18 @@ from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL, Estimate
 
 
 def of_runs(runs: pd.DataFrame) -> tuple[list[float], list[float | None]]:
-    """What the other functions take, of ``collapse.judged`` runs: up to where each was judged, and its collapse.
+    """The last judged step and the collapse of each run in ``collapse.judged``, as the other functions take them.
 
-    Runs too short to be judged are left out. A number that was not finite after the last judged step is left out too:
-    no other collapse could be seen there.
+    Runs too short to be judged are left out. A collapse after the last judged step (a number that was not finite) is
+    left out too, because no other kind of collapse could be seen there.
     """
-    told = runs[runs["judged_until"] > 0]
-    collapsed = told["collapsed_step"].where(told["collapsed_step"] <= told["judged_until"])
-    return told["judged_until"].astype(float).tolist(), [None if pd.isna(step) else float(step) for step in collapsed]
+    long = runs[runs["judged_until"] > 0]
+    collapsed = long["collapsed_step"].where(long["collapsed_step"] <= long["judged_until"])
+    return long["judged_until"].astype(float).tolist(), [None if pd.isna(step) else float(step) for step in collapsed]
 
 
 def _times(steps: Sequence[float], collapsed: Sequence[float | None]) -> tuple[np.ndarray, np.ndarray]:
-    """Of every run, how long it was seen and whether it collapsed then. Raises ValueError where both contradict."""
+    """How long each run was seen, and whether it collapsed then. Raises ValueError for a collapse after the end."""
     last, when = np.asarray(steps, dtype=float), np.asarray(collapsed, dtype=float)
     if last.shape != when.shape:
         raise ValueError("every run needs its number of steps and its collapse")
@@ -47,10 +48,9 @@ def _censored(time: np.ndarray, ended: np.ndarray) -> Any:
 def kaplan_meier(steps: Sequence[float], collapsed: Sequence[float | None], level: float = 0.95) -> pd.DataFrame:
     """The share of runs that have not collapsed by each step (Kaplan and Meier 1958), from step 0 on.
 
-    A row for every step at which a run collapsed or was last seen: step, survival (from it on), low, high,
-    at_risk (just before it), collapsed (at it). Interval at each step: Greenwood's variance on the scale of
-    log(−log S) (Kalbfleisch and Prentice 1980); nan below three runs, and where survival is 1 or 0, at which it
-    is not defined.
+    One row for every step at which a run collapsed or was last seen: step, survival (from the step on), low, high,
+    at_risk (just before the step), collapsed (at the step). Interval: Greenwood's variance on the scale of log(−log S)
+    (Kalbfleisch and Prentice 1980); nan below three runs, and at a survival of 1 or 0.
     """
     time, ended = _times(steps, collapsed)
     columns = ["step", "survival", "low", "high", "at_risk", "collapsed"]
@@ -72,12 +72,12 @@ def kaplan_meier(steps: Sequence[float], collapsed: Sequence[float | None], leve
 def restricted_mean(
     steps: Sequence[float], collapsed: Sequence[float | None], horizon: float, level: float = 0.95
 ) -> Estimate:
-    """Mean steps without a collapse out of the first ``horizon``: the area under ``kaplan_meier`` up to there.
+    """Mean number of steps without a collapse among the first ``horizon``: the area under ``kaplan_meier``.
 
-    Variance n/(n − 1) Σ_i (∫_{t_i}^horizon S)² d_i / (n_i (n_i − d_i)) over the collapses i (Klein and
-    Moeschberger 2003, section 4.5), with t of n − 1 degrees of freedom: if no run is censored before the horizon
-    that is Student's interval for the mean of min(t, horizon). No interval below three runs, or where no run
-    collapsed. Raises ValueError if the last run is lost from sight before the horizon.
+    Interval: t with n − 1 degrees of freedom and, over the collapses i, the variance
+    n/(n − 1) Σ_i (∫_{t_i}^horizon S)² d_i / (n_i (n_i − d_i)) (Klein and Moeschberger 2003, section 4.5). If no run is
+    censored before the horizon, this is Student's interval for the mean of min(t, horizon). No interval below three
+    runs or without a collapse. Raises ValueError if no run was seen up to the horizon.
     """
     time, ended = _times(steps, collapsed)
     n = len(time)
@@ -92,12 +92,12 @@ def restricted_mean(
     beyond = areas[::-1].cumsum()[::-1]  # from each row's step to the horizon
     mean = float(beyond[0])
     died, at_risk = curve["collapsed"].to_numpy(), curve["at_risk"].to_numpy()
-    with np.errstate(divide="ignore", invalid="ignore"):  # nobody is left: no area beyond either
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0/0 if no run is left; the area beyond is 0 then
         terms = np.where(died < at_risk, beyond**2 * died / (at_risk * (at_risk - died)), 0.0)
     half = np.nan
     if n >= LEAST_FOR_INTERVAL and terms.sum() > 0:
         half = float(student.ppf((1 + level) / 2, n - 1) * np.sqrt(terms.sum() * n / (n - 1)))
-    # Nothing lasts less than no step or more than the horizon.
+    # The mean lies between 0 and the horizon.
     low, high = (float(np.clip(end, 0.0, horizon)) for end in (mean - half, mean + half))
     return Estimate(mean, low, high, n)
 
@@ -110,8 +110,8 @@ def logrank(
 ) -> float:
     """Two-sided p-value of the log-rank test (Mantel 1966) that two arms collapse at the same rate.
 
-    nan if an arm has fewer than three runs, or no run of either collapsed. It takes runs for independent: cold
-    starts that arms share make it conservative.
+    nan if an arm has fewer than three runs, or if no run of both arms collapsed. The test treats runs as independent;
+    cold starts that the arms share make it conservative.
     """
     a, b = _times(steps_a, collapsed_a), _times(steps_b, collapsed_b)
     if min(len(a[0]), len(b[0])) < LEAST_FOR_INTERVAL or not (a[1].any() or b[1].any()):

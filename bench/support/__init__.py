@@ -1,4 +1,4 @@
-"""What every other folder may lean on: seeds, files that appear whole or not at all, processes, a clock, external code.
+"""Small services for every other folder: seeds, atomic files, processes, a clock, readers of Python source.
 
-Nothing of the suite comes in. This folder imports no other folder of the suite.
+Plain values come in and go out. This folder imports no other folder of the suite.
 """

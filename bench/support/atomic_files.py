@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written beside their place, then renamed into it."""
+"""Atomic files: a file is written under a temporary name beside its place, then renamed. It appears whole or never."""
 
 import json
 import os
@@ -21,5 +21,5 @@ def write(path: Path, writer: Callable[[Path], object]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as indented JSON, atomically."""
+    """Write ``content`` as indented JSON, atomically. Raises TypeError for content that JSON cannot express."""
     write(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"))

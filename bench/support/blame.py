@@ -1,4 +1,4 @@
-"""Whose code an error came from: the place in a user's own file, for messages of one line."""
+"""The place in a user's own file that raised an error, for messages of one line."""
 
 import sysconfig
 import traceback
@@ -8,10 +8,10 @@ _NOT_THE_USERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdl
 
 
 def failure(error: Exception) -> str:
-    """The traceback of an error; its last line also names the place in the user's own code where there is one.
+    """The traceback of an error. Its last line also names the place in the user's own code, if there is such a place.
 
-    The place is the deepest frame outside the suite, Python and installed packages. Where the error itself is of a
-    place in a file (a SyntaxError) it says so already.
+    The place is the deepest frame outside the suite, Python and installed packages. A SyntaxError names a file and a
+    line by itself.
     """
     text = "".join(traceback.format_exception(error)).rstrip()
     place = users_code(error)

@@ -1,4 +1,4 @@
-"""Where a user keeps what is not part of this checkout: Python modules, and configs beside them in ``conf/``."""
+"""The folders of a user's own code, outside this checkout: Python modules, and configs beside them in ``conf/``."""
 
 import os
 import shlex
@@ -14,7 +14,7 @@ VARIABLE = "STEADYMOE_PATH"
 
 
 def folders() -> list[Path]:
-    """The folders that the environment variable STEADYMOE_PATH names, absolute, in its order; those alone that exist.
+    """The existing folders that the environment variable STEADYMOE_PATH names, as absolute paths, in its order.
 
     A folder holds modules (``my_losses.py``) and configs (``conf/algorithm/mine.yaml``). ``run``, ``status`` and
     ``report`` all look here and nowhere else.
@@ -23,7 +23,7 @@ def folders() -> list[Path]:
 
 
 class SearchPath(SearchPathPlugin):
-    """What tells Hydra of the configs outside the suite."""
+    """The plugin through which Hydra learns of the configs outside the suite."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add the folders' ``conf``, after the suite's own."""
@@ -35,7 +35,7 @@ def activate(suite: Path) -> None:
     """Let this process import the folders' modules, after all others, and let Hydra compose their configs.
 
     ``suite`` is the folder of the suite's own configs. Raises ValueError for a folder that does not exist, and for
-    a config that the suite or two of the folders have under one name.
+    two configs of one name, in two of the folders or in a folder and the suite.
     """
     absent = [folder for folder in _named() if not folder.is_dir()]
     if absent:
@@ -54,7 +54,11 @@ def activate(suite: Path) -> None:
 
 
 def prefix(choices: Mapping[str, str], modules: Iterable[str]) -> str:
-    """What must stand before a command that chooses these configs and modules: ``STEADYMOE_PATH=… ``, or nothing."""
+    """The words to put before a command that chooses these configs and modules: ``STEADYMOE_PATH=… ``, or nothing.
+
+    ``choices`` maps a config group to the chosen name. The words are needed if one of the folders holds a chosen config
+    or module.
+    """
     files = [f"conf/{group}/{name}.yaml" for group, name in choices.items()]
     files += [name for module in modules for name in (module.partition(".")[0], f"{module.partition('.')[0]}.py")]
     if not any((folder / file).exists() for folder in folders() for file in files):

@@ -1,4 +1,4 @@
-"""Calls that do not need each other, on every core."""
+"""Independent calls, spread over all cores."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 def in_processes(function: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
-    """``list(map(function, *arguments))``, a process for each core; a single call is made in this process.
+    """``list(map(function, *arguments))`` with one process for each core; a single call runs in this process.
 
-    Function, arguments and results go from one process to another: ``pickle`` must be able to take them.
+    ``pickle`` must be able to carry function, arguments and results from one process to another.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     processes = min(len(arguments[0]), cores)

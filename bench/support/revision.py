@@ -1,4 +1,4 @@
-"""Which code this is: the commit of the checkout that it runs from."""
+"""The version of the running code: the package's version and the commit of its checkout."""
 
 import subprocess
 from importlib.metadata import version
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def revision() -> dict[str, Any] | None:
-    """The commit that the code is at and whether it was changed since; None where it is no part of a git checkout."""
+    """``commit`` (a hash) and ``changed`` (whether tracked files differ from it); None outside a git checkout."""
     here = Path(__file__)
 
     def git(*words: str) -> str | None:
@@ -19,7 +19,7 @@ def revision() -> dict[str, Any] | None:
             return None
         return answer.stdout.strip() if answer.returncode == 0 else None
 
-    # An environment may lie in the checkout of something else, which says nothing of this code.
+    # The code may be installed inside the checkout of another project, whose commit says nothing of this code.
     if git("ls-files", "--error-unmatch", here.name) is None:
         return None
     return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "-uno"))}
@@ -27,6 +27,6 @@ def revision() -> dict[str, Any] | None:
 
 def told() -> str:
     """Version and revision in one line."""
-    found = revision()
-    of_checkout = f" (revision {found['commit']}{', changed since' if found['changed'] else ''})" if found else ""
-    return f"steadymoe {version('steadymoe')}{of_checkout}"
+    checkout = revision()
+    commit = f" (revision {checkout['commit']}{', changed since' if checkout['changed'] else ''})" if checkout else ""
+    return f"steadymoe {version('steadymoe')}{commit}"

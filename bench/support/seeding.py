@@ -1,7 +1,7 @@
 """Randomness: every stage of a run draws from a generator of its own, made from (seed, stage, step).
 
-Nothing is carried from one stage or step to the next, so a cached cold start and a fresh one, or a run
-that was interrupted and one that was not, draw the same numbers.
+No generator carries its state from one stage or step to the next. A cached cold start therefore gives the same numbers
+as a fresh cold start, and an interrupted run the same numbers as an uninterrupted run.
 """
 
 import hashlib
@@ -17,10 +17,10 @@ def derive(seed: int, stage: str, step: int = 0) -> int:
 
 
 def torch_generator(seed: int, stage: str, step: int = 0, device: str = "cpu") -> torch.Generator:
-    """For sampling and shuffling tensors."""
+    """A generator for sampling and shuffling tensors on ``device``, seeded with ``derive(seed, stage, step)``."""
     return torch.Generator(device).manual_seed(derive(seed, stage, step))
 
 
 def numpy_generator(seed: int, stage: str, step: int = 0) -> np.random.Generator:
-    """For tasks and statistics."""
+    """A generator for tasks and statistics, seeded with ``derive(seed, stage, step)``."""
     return np.random.default_rng(derive(seed, stage, step))

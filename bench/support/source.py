@@ -1,4 +1,4 @@
-"""Python source, read and never executed: where a module's file lies, what it imports, and a hash of what it does."""
+"""Python source, read and never executed: the file of a module, its imports, and a hash of its statements."""
 
 import ast
 import functools
@@ -17,9 +17,10 @@ _INSTALLED = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdl
 
 
 def find(module: str) -> Path | None:
-    """The file of a module where Python and then STEADYMOE_PATH look, or where it was imported from; None without one.
+    """The file of a module; None if there is no such file. Nothing is imported.
 
-    Nothing is imported. A package that only a hook of its installer finds, and that is not imported, is not found.
+    The places are Python's own path, then the folders of STEADYMOE_PATH, then the file of a module already imported.
+    A package that only an import hook of its installer knows is found once it has been imported.
     """
     *packages, last = module.split(".")
     if not all(part.isidentifier() for part in (*packages, last)):
@@ -37,21 +38,22 @@ def find(module: str) -> Path | None:
 
 
 def is_of_suite(file: Path, *packages: str) -> bool:
-    """Whether a file is one of the suite's, of these of its packages if any are named."""
+    """Whether a file belongs to the suite; with ``packages``, whether it belongs to one of these packages."""
     return any(file.is_relative_to(SUITE / package) for package in packages or _PACKAGES)
 
 
 def is_installed(file: Path) -> bool:
-    """Whether a file is Python's own or of an installed package: the versions of libraries stand for what it does."""
+    """Whether a file belongs to Python or to an installed package; the recorded versions identify such code."""
     return any(file.is_relative_to(place) for place in _INSTALLED) or bool(
         {"site-packages", "dist-packages"} & set(file.parts)
     )
 
 
 def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> dict[str, Path] | None:
-    """``modules`` and what they import, and so on, as far as ``follow(module, file)`` says; None if one is not here.
+    """Module → file for ``modules``, their imports, the imports of these imports, and so on.
 
-    Imports are read wherever they stand in a file; ``importlib.import_module`` is not seen. Raises ValueError for a
+    An import is followed if ``follow(module, file)`` is true. Imports count wherever they stand in a file; a call of
+    ``importlib.import_module`` is not seen. Returns None if one of ``modules`` has no file. Raises ValueError for a
     file that is not valid Python here.
     """
     found: dict[str, Path] = {}
@@ -73,9 +75,8 @@ def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> di
 def digest(files: Iterable[Path]) -> str:
     """A hash of the syntax trees of ``files``, wherever they lie: ``ast1:`` and 16 hex digits.
 
-    Comments, docstrings, blank lines and the way a line is broken change nothing, and neither does the version of
-    Python (as far as it reads the file at all). A new name does. Raises ValueError for a file that is not valid
-    Python here, and OSError for one that cannot be read.
+    The hash ignores comments, docstrings, blank lines, line breaks and the version of Python. It changes with every
+    name. Raises ValueError for a file that is not valid Python here, and OSError for a file that cannot be read.
     """
     each = sorted(hashlib.sha256(_canonical(_tree(file)).encode()).hexdigest() for file in set(files))
     return "ast1:" + hashlib.sha256("".join(each).encode()).hexdigest()[:16]
@@ -92,7 +93,7 @@ _parsed = functools.cache(ast.parse)
 
 
 def _canonical(node: object) -> str:
-    """A syntax tree as text, without what does nothing, and without the fields that a version of Python added empty."""
+    """A syntax tree as text, without statements that do nothing and without empty fields (some Pythons add some)."""
     if isinstance(node, list):
         return "[" + ",".join(_canonical(each) for each in node if not _does_nothing(each)) + "]"
     if not isinstance(node, ast.AST):
@@ -111,13 +112,13 @@ def _canonical(node: object) -> str:
 
 
 def _does_nothing(node: object) -> bool:
-    """Whether a statement is a docstring, or other text that stands for itself, or ``pass``."""
+    """Whether a statement is a docstring, another bare string, or ``pass``."""
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     return is_text or isinstance(node, ast.Pass)
 
 
 def _imports(tree: ast.Module, module: str, is_package: bool) -> set[str]:
-    """Every module that a file may import by name: of ``from a import b`` both ``a`` and ``a.b``."""
+    """Every module that a file may import by name: ``from a import b`` may import ``a`` and ``a.b``."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Text that comes from recorded data, made harmless for where it is shown: terminal, Markdown, a matplotlib figure."""
+"""Text from recorded data, made harmless for the place that shows it: a terminal, Markdown, a matplotlib figure."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,37 +6,37 @@ from typing import Any
 
 import pandas as pd
 
-# What would break a table of Markdown, or begin code, emphasis or HTML in one of its cells.
+# Characters that would break a Markdown table, or begin code, emphasis or HTML in one of its cells.
 _OF_MARKDOWN = "\\|<`*"
 
 
 def visible(text: Any) -> str:
-    """``text`` in one line, with every character that does not print (a newline, an escape) as Python writes it."""
+    """``text`` in one line; a character that does not print (a newline, an escape) appears as Python escapes it."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))
 
 
 def markdown(text: Any) -> str:
-    """``text`` as a cell of a Markdown table shows it, letter by letter."""
+    """``text`` escaped for a cell of a Markdown table, so that the cell shows it letter by letter."""
     return "".join(f"\\{letter}" if letter in _OF_MARKDOWN else letter for letter in visible(text))
 
 
 def without_mathematics(table: pd.DataFrame) -> pd.DataFrame:
-    """``table`` with every ``$`` in its texts as ``\\$``, which matplotlib draws as ``$`` and reads no formula from."""
+    """``table`` with every ``$`` in its texts as ``\\$``: matplotlib draws that as ``$`` and begins no formula."""
     return _each_text(table, lambda text: text.replace("$", r"\$"))
 
 
 def as_recorded(table: pd.DataFrame) -> pd.DataFrame:
-    """The table that ``without_mathematics`` was given."""
+    """The inverse of ``without_mathematics``: the table with the recorded texts."""
     return _each_text(table, lambda text: text.replace(r"\$", "$"))
 
 
 def all_visible(table: pd.DataFrame) -> pd.DataFrame:
-    """``table`` with its texts as ``visible`` makes them."""
+    """``table`` with ``visible`` applied to each of its texts."""
     return _each_text(table, visible)
 
 
 def _each_text(table: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:
-    """``table`` with ``change`` made to every text in it; the same object where nothing changes."""
+    """``table`` with ``change`` applied to every text in it; the same object if no text changes."""
     changed: dict[str, pd.Series] = {}
     for name in table.select_dtypes(["object", "string", "category"]):
         column = table[name]

@@ -1,4 +1,8 @@
-"""Tasks: where prompts, demonstrations and rewards come from. One file per task, one YAML in ``conf/task``."""
+"""Tasks: the sources of prompts, demonstrations and rewards. One file per task, one YAML in ``conf/task``.
+
+Generators and texts come in; prompts, answers and rewards go out, never tensors. A task imports ``support`` and
+``algorithms`` at most.
+"""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -7,15 +11,15 @@ from typing import Protocol
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-# One prompt in this many is held out, by a checksum of its text.
+# One prompt in this many is held out. A checksum of the prompt's text decides.
 _HELD_OUT = 8
 
-# So many draws in a row without a prompt of the wanted stream are no accident.
+# After this many draws in a row without a usable prompt there is no such prompt.
 _MOST_DRAWS = 1000
 
 
 class Task(Protocol):
-    """What the pipeline asks of a task. Texts in, texts and numbers out; no tensors."""
+    """The interface between the pipeline and a task: texts in, texts and numbers out; no tensors."""
 
     version: int
     """Raised when a change makes scores incomparable with earlier ones; part of every config hash."""
@@ -24,31 +28,31 @@ class Task(Protocol):
 
     @property
     def max_new_tokens(self) -> int:
-        """The end token included; a response that has not ended by then is unfinished."""
+        """The longest response in tokens, end token included; a response of this length without its end is cut off."""
         ...
 
     def sample(self, count: int, generator: np.random.Generator, held_out: bool = False) -> list[str]:
-        """Prompts from the training stream or from the held-out ones; the two never share a prompt."""
+        """``count`` prompts from the training stream or from the held-out stream; no prompt is in both streams."""
         ...
 
     def demonstrations(self, prompts: Sequence[str], noise: float, generator: np.random.Generator) -> list[str]:
-        """A worked answer to each prompt, every step wrong with probability ``noise``."""
+        """One worked answer for each prompt; each step is wrong with probability ``noise``."""
         ...
 
     def score(self, prompt: str, response: str, finished: bool) -> float:
-        """The reward in [0, 1]; 0 for a malformed or unfinished response."""
+        """The reward in [0, 1]; 0 for a malformed or unfinished response. ``finished``: the end token was sampled."""
         ...
 
 
 def is_held_out(prompt: str) -> bool:
-    """Whether a prompt belongs to the held-out set: a property of its text alone, whatever the seed."""
+    """Whether a prompt belongs to the held-out set. The text of the prompt alone decides, never the seed."""
     return zlib.crc32(prompt.encode()) % _HELD_OUT == 0
 
 
 def draw_prompts(draw: Callable[[], str | None], count: int, held_out: bool) -> list[str]:
-    """``count`` prompts of one stream from ``draw``, which answers None where it drew what the task cannot use.
+    """``count`` prompts of one stream, drawn with ``draw()``; ``draw`` returns None for a prompt that a task rejects.
 
-    Raises ValueError when a thousand draws in a row give none.
+    Raises ValueError if a thousand draws in a row give no prompt of the stream.
     """
     prompts: list[str] = []
     misses = 0
@@ -64,6 +68,6 @@ def draw_prompts(draw: Callable[[], str | None], count: int, held_out: bool) -> 
 
 
 def refuse_empty_streams(task: Task) -> None:
-    """Raise ValueError if a task has no prompt to train on, or none to hold out."""
+    """Raise ValueError if the training stream or the held-out stream of a task is empty."""
     for held_out in (False, True):
         task.sample(1, np.random.default_rng(0), held_out)

@@ -1,7 +1,7 @@
 """Chains of modular arithmetic: ``3+7*2-5=`` is answered by the running values, ``005``, and an end token.
 
-Operators apply from left to right, each result is taken modulo ``modulus`` and is one digit. A response
-must have as many digits as there are steps, but the last one alone decides the reward, so it may be right by luck.
+Operators apply from left to right. Each result is taken modulo ``modulus`` and is one digit. A response must have one
+digit for each step. Its last digit alone decides the reward, so a response may be right by luck.
 """
 
 import operator
@@ -48,7 +48,7 @@ class Chain:
         return self.max_operands - 1 + 1 + self.spare_tokens
 
     def sample(self, count: int, generator: np.random.Generator, held_out: bool = False) -> list[str]:
-        """``count`` prompts, independent of each other; the number of operands is uniform."""
+        """``count`` independent prompts; the number of operands is uniform."""
 
         def draw() -> str:
             operands = int(generator.integers(self.min_operands, self.max_operands + 1))
@@ -60,7 +60,7 @@ class Chain:
         return draw_prompts(draw, count, held_out)
 
     def demonstrations(self, prompts: Sequence[str], noise: float, generator: np.random.Generator) -> list[str]:
-        """Running values; a wrong step is uniform over the wrong digits, and later steps go on from it."""
+        """The running values. A wrong step is uniform over the wrong digits, and later steps continue from it."""
         answers = []
         for prompt in prompts:
             value, values = int(prompt[0]), ""
@@ -73,7 +73,7 @@ class Chain:
         return answers
 
     def score(self, prompt: str, response: str, finished: bool) -> float:
-        """1 if the response ended, has one digit for each step, and the last is the right final value."""
+        """1 if the response ended, has one digit for each step, and its last digit is the right final value; else 0."""
         value, steps = int(prompt[0]), 0
         for step, digit in _steps(prompt):
             value, steps = step(value, digit) % self.modulus, steps + 1

@@ -1,4 +1,4 @@
-"""Texts as characters: a tokenizer of one token a character, and answers with wrong ones among them."""
+"""A tokenizer with one token per character, and answers with some characters replaced by wrong characters."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from transformers import PreTrainedTokenizerFast
 
 
 def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of one token a character, with ``<pad>`` (id 0) and ``<eos>`` (id 1), padding on the left."""
+    """A tokenizer with one token per character, ``<pad>`` (id 0) and ``<eos>`` (id 1); it pads on the left."""
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *characters])}
     # There is no unknown token: a character outside the vocabulary is an error.
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")  # a dot would leave newlines together
+    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")  # a dot does not match newlines
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left"
@@ -22,10 +22,10 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
 
 
 def corrupted(answer: str, noise: float, kinds: Sequence[str], generator: np.random.Generator) -> str:
-    """``answer`` with each character, with probability ``noise``, replaced by another of its kind, uniformly.
+    """``answer`` with wrong characters: with probability ``noise`` another character of the same kind replaces each.
 
-    ``kinds`` are sets of characters that stand for each other, like ``["0123456789", "+-*"]``; a character of
-    none of them, or alone in its kind, stays.
+    ``kinds`` are sets of characters that may replace each other, like ``["0123456789", "+-*"]``; the replacement is
+    uniform over the other characters of the set. A character outside all sets, or alone in its set, stays.
     """
     characters = list(answer)
     for index, character in enumerate(characters):

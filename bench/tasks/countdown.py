@@ -1,8 +1,8 @@
 """Countdown: ``3 5 7=9:`` is answered by any expression of the given numbers that makes the target, ``7+5-3``.
 
-Each given number may be used once or not at all, the rule of the television game (TinyZero's is exactly once), so
-that a prompt has many right answers. Brackets are allowed though no demonstration has them: they are there to be
-found. A division must leave no remainder.
+A response may use each given number at most once, as in the television game, so a prompt has many right answers
+(TinyZero demands each number exactly once). Brackets are allowed. No demonstration has brackets: the policy must find
+them by itself. A division must leave no remainder.
 """
 
 import itertools
@@ -63,9 +63,10 @@ class Countdown:
         return self.max_numbers * len(str(self.largest_number)) + self.max_numbers - 1 + 1 + self.spare_tokens
 
     def sample(self, count: int, generator: np.random.Generator, held_out: bool = False) -> list[str]:
-        """``count`` prompts with a target that uses all of their numbers; how many there are is uniform but for that.
+        """``count`` prompts; all numbers together can make the target.
 
-        Numbers stand in rising order, so that no held-out problem has a twin in the training stream.
+        The number of numbers is uniform before prompts with an unusable target are rejected. Numbers stand in rising
+        order, so that no held-out problem has a twin in the training stream.
         """
 
         def draw() -> str | None:
@@ -79,9 +80,9 @@ class Countdown:
         return draw_prompts(draw, count, held_out)
 
     def demonstrations(self, prompts: Sequence[str], noise: float, generator: np.random.Generator) -> list[str]:
-        """One of the right answers that use all numbers, any of them; a wrong step is another digit or operator.
+        """A random right answer that uses all numbers. A wrong step is another digit or another operator.
 
-        Raises ValueError for a prompt that has none.
+        Raises ValueError for a prompt without such an answer.
         """
         answers = []
         for prompt in prompts:
@@ -90,14 +91,14 @@ class Countdown:
         return answers
 
     def score(self, prompt: str, response: str, finished: bool) -> float:
-        """1 if the response ended and is an expression, of given numbers at most once each, that makes the target."""
+        """1 if the response ended, uses given numbers at most once each, and its value is the target; else 0."""
         numbers, target = _problem(prompt)
         well_formed = finished and set(response) <= set(_DIGITS + self.operators + "()")
         within = well_formed and Counter(re.findall("[0-9]+", response)) <= Counter(map(str, numbers))
         return float(within and value(response) == target)
 
     def _solution(self, numbers: list[int], target: int, generator: np.random.Generator) -> str:
-        """All orders and operators are tried, from a random beginning, so that any right answer may come first."""
+        """A right answer of all numbers. The search tries all orders and operators, starting at a random one."""
         shuffled = generator.permutation(numbers).tolist()
         operators = generator.permutation(list(self.operators)).tolist()
         for order in itertools.permutations(shuffled):
@@ -109,7 +110,7 @@ class Countdown:
 
 
 def value(expression: str) -> int | None:
-    """What ``7*(3+5)`` comes to; None if it is malformed or has a division with a remainder, or by zero."""
+    """The value of an expression like ``7*(3+5)``; None if it is malformed, or divides by zero or with a remainder."""
     tokens = re.findall(r"[0-9]+|.", expression, re.DOTALL)[::-1]
     try:
         result = _parse(tokens, 1)
@@ -119,7 +120,10 @@ def value(expression: str) -> int | None:
 
 
 def _parse(tokens: list[str], weakest: int) -> int:
-    """Take from the end of ``tokens`` an operand and all operators after it that bind no weaker than ``weakest``."""
+    """The value of an operand and the operators after it that bind at least as strongly as ``weakest``.
+
+    ``tokens`` are in reverse order; the function removes the tokens that it reads from the end of the list.
+    """
     token = tokens.pop()
     if token == "(":
         left = _parse(tokens, 1)

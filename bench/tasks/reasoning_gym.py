@@ -1,8 +1,8 @@
-"""Any dataset of the package reasoning-gym, by name, with its own verifier: questions as prompts, a token a character.
+"""The datasets of the package reasoning-gym, by name, each with its own verifier. One token per character.
 
-A prompt is the question and a newline. Of a dataset's questions those are passed over whose prompt or answer is
-longer than its budget, has no answer to demonstrate, or holds a character outside printable ASCII and newline; a
-dataset of which that is more than half is refused. Rewards are the verifier's own, and some of them are partial.
+A prompt is the question and a newline. The task passes over a question if its prompt or answer is longer than the
+budget, if it has no answer to demonstrate, or if a character is neither printable ASCII nor a newline. A dataset is
+refused if more than half of its questions are passed over. The verifier gives the reward, and it may be partial.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ from steadymoe.bench.tasks.characters import character_tokenizer, corrupted
 
 _CHARACTERS = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 
-# Which questions there are; a run's own seed decides which of them it draws.
+# The seed of the dataset's questions; a run's own seed decides which of these questions the run draws.
 _SEED = 0
 
-# So many questions are looked at before a dataset is taken.
+# The number of questions that are checked before a dataset is accepted.
 _LOOKED_AT = 16
 
 
@@ -58,39 +58,39 @@ class ReasoningGym:
                 "task.allow_eval=true permits it"
             )
         self._entry = lru_cache(maxsize=1024)(self._data.__getitem__)
-        # Which question a prompt is, of those sampled: at most ``questions`` of them.
+        # The index of the question behind each sampled prompt; at most ``questions`` entries.
         self._index: dict[str, int] = {}
         self._look()
         refuse_empty_streams(self)
 
     def sample(self, count: int, generator: np.random.Generator, held_out: bool = False) -> list[str]:
-        """``count`` prompts, uniform over the dataset's first ``questions`` questions that fit."""
+        """``count`` prompts, uniform over the fitting questions among the dataset's first ``questions``."""
         drawn: dict[str, int] = {}
 
         def draw() -> str | None:
             index = int(generator.integers(self.questions))
             entry = self._entry(index)
-            if self._misfit(entry) is not None:
+            if self._reason_against(entry) is not None:
                 return None
             prompt = _prompt(entry)
             drawn[prompt] = index
             return prompt
 
         prompts = draw_prompts(draw, count, held_out)
-        # Of questions with the same words the one sampled last counts, so that a resumed run scores as one that
-        # was never interrupted.
+        # Two questions may have the same words. The question sampled last counts, so that a resumed run scores as
+        # an uninterrupted run does.
         self._index |= {prompt: drawn[prompt] for prompt in prompts}
         return prompts
 
     def demonstrations(self, prompts: Sequence[str], noise: float, generator: np.random.Generator) -> list[str]:
-        """The dataset's own answers; a wrong step is another digit for a digit, another letter of its case for one."""
+        """The dataset's own answers. A wrong step replaces a digit by another digit, a letter by one of its case."""
         kinds = [digits, ascii_lowercase, ascii_uppercase]
         return [corrupted(self._sampled(prompt)["answer"], noise, kinds, generator) for prompt in prompts]
 
     def score(self, prompt: str, response: str, finished: bool) -> float:
-        """What the dataset's verifier gives a response that has ended; 0 where the verifier fails on it.
+        """The verifier's score of a finished response; 0 if the response is unfinished or the verifier fails on it.
 
-        Raises ValueError for a prompt that this task has not sampled: the verifier needs more than its text.
+        Raises ValueError for a prompt that this task has not sampled: the verifier needs the prompt's whole entry.
         """
         entry = self._sampled(prompt)
         if not finished:
@@ -106,8 +106,8 @@ class ReasoningGym:
             raise ValueError(f"{prompt!r} is no prompt that this task has sampled")
         return self._entry(self._index[prompt])
 
-    def _misfit(self, entry: Mapping[str, Any]) -> str | None:
-        """Why a question is passed over, or None."""
+    def _reason_against(self, entry: Mapping[str, Any]) -> str | None:
+        """Why the task passes over a question, or None."""
         prompt, answer = _prompt(entry), entry["answer"]
         if not isinstance(answer, str) or not answer:
             return "no answer to demonstrate"
@@ -120,20 +120,20 @@ class ReasoningGym:
         return None
 
     def _look(self) -> None:
-        """Raise ValueError if most of the dataset does not fit, or its questions are not the same a second time."""
+        """Raise ValueError if most of the questions do not fit, or if a second look gives other questions."""
         looked_at = range(min(_LOOKED_AT, self.questions))
         entries = [self._entry(index) for index in looked_at]
         for entry, again in zip(entries, map(self._data.__getitem__, looked_at), strict=True):
             if (entry["question"], entry["answer"]) != (again["question"], again["answer"]):
                 raise ValueError(f"{self.dataset} draws its questions from a global generator, so no run could repeat")
-        misfits = [misfit for misfit in map(self._misfit, entries) if misfit is not None]
-        if 2 * len(misfits) > len(entries):
+        reasons = [reason for reason in map(self._reason_against, entries) if reason is not None]
+        if 2 * len(reasons) > len(entries):
             prompt = max(len(_prompt(entry)) for entry in entries)
             answer = max(len(str(entry["answer"])) for entry in entries) + 1
             raise ValueError(
-                f"{len(misfits)} of the first {len(entries)} questions of {self.dataset} do not fit "
-                f"({', '.join(sorted(set(misfits)))}); all would with task.max_prompt_tokens={prompt} and "
-                f"task.max_new_tokens={answer}, as far as lengths go"
+                f"{len(reasons)} of the first {len(entries)} questions of {self.dataset} do not fit "
+                f"({', '.join(sorted(set(reasons)))}); all lengths fit with task.max_prompt_tokens={prompt} and "
+                f"task.max_new_tokens={answer}"
             )
 
 
@@ -142,7 +142,7 @@ def _prompt(entry: Mapping[str, Any]) -> str:
 
 
 def _create(name: str, options: dict[str, Any], questions: int) -> Any:
-    """The dataset; raises ValueError where the package is missing, or knows no such dataset or option."""
+    """The dataset; raises ValueError if the package is missing, or has no such dataset or option."""
     try:
         from reasoning_gym.factory import DATASETS, create_dataset
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Sorting: ``5291=`` is answered by its symbols in order, ``1259``. As long as one likes, and easy to check."""
+"""Sorting: ``5291=`` is answered by its symbols in order, ``1259``. Prompts of any length, and an easy check."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class Sort:
         return self.max_length + 1 + self.spare_tokens
 
     def sample(self, count: int, generator: np.random.Generator, held_out: bool = False) -> list[str]:
-        """``count`` prompts; lengths are uniform, symbols uniform and repeated as they come."""
+        """``count`` prompts; the length is uniform, and each symbol is uniform, with repetition."""
 
         def draw() -> str:
             length = int(generator.integers(self.min_length, self.max_length + 1))
@@ -49,13 +49,13 @@ class Sort:
         return draw_prompts(draw, count, held_out)
 
     def demonstrations(self, prompts: Sequence[str], noise: float, generator: np.random.Generator) -> list[str]:
-        """Sorted symbols; a wrong step is uniform over the other symbols, and later steps go on as if it were right."""
+        """The sorted symbols. A wrong step is uniform over the other symbols; later steps are not affected by it."""
         return [corrupted(self._sorted(prompt), noise, [self.symbols], generator) for prompt in prompts]
 
     def score(self, prompt: str, response: str, finished: bool) -> float:
-        """1 if the response ended and is exactly the sorted prompt."""
+        """1 if the response ended and is exactly the sorted prompt; else 0."""
         return float(finished and response == self._sorted(prompt))
 
     def _sorted(self, prompt: str) -> str:
-        """In the order in which ``symbols`` has them."""
+        """The prompt's symbols in the order of ``symbols``."""
         return "".join(sorted(prompt[:-1], key=self.symbols.index))

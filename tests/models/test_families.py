@@ -347,7 +347,7 @@ def test_the_arithmetic_of_routers_is_an_override_whatever_the_precision(name: s
         ),
         (
             ["model=dense_micro", "+model.config.router_dtype=float32"],
-            "router_dtype is of routers, and this model is dense",
+            "router_dtype is for routers, and this model is dense",
         ),
         (["model=deepseek_v3_micro", "model.config.n_group=3"], "DeepseekV3Config cannot be built from .*n_group=3"),
         (
@@ -410,7 +410,7 @@ def test_one_call_of_a_router_is_judged(
     shapes = [torch.Size(shape) for shape in selections]
 
     def said(*returned: Tensor, weights: int = 5) -> str | None:
-        return contract._why_not(nn.Linear(7, weights), returned, shapes)
+        return contract._reason_against(nn.Linear(7, weights), returned, shapes)
 
     whole = said(logits_NE, weights_NK, indices_NK.long())
     assert whole is None if reason is None else reason in (whole or "")

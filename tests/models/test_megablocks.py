@@ -36,7 +36,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "backends.md"
 @pytest.fixture(scope="module", autouse=True)
 def available() -> None:
     """Register the back end, or fail with the line that says why it cannot run."""
-    why = megablocks.why_unavailable(DEVICE)
+    why = megablocks.reason_against(DEVICE)
     if why is not None:
         pytest.fail(why)
     megablocks.register()

@@ -322,7 +322,7 @@ def test_some_arms_alone_are_reported_by_name_or_by_algorithm(tmp_path: Path, mo
     assert pd.read_csv(tmp_path / "tables" / "small-summary.csv")["arm"].tolist() == ["gspo", "grpo"]
     page = Page()
     page.feed((tmp_path / "report.html").read_text())
-    assert "Of gspo, grpo alone." in page.text
+    assert "Only the arms gspo, grpo." in page.text
     assert "reinforce" not in page.text.partition("Figures that lack runs")[0]
     with pytest.raises(draw.CannotDraw, match="no arm 'sapo'; choose from grpo, gspo, reinforce"):
         report_page.make(tmp_path, "small", ["svg"], ["gspo", "sapo"])

@@ -44,7 +44,7 @@ def test_arms_take_turns_and_the_first_block_warms_up(monkeypatch: pytest.Monkey
 
 
 def test_all_groups_have_a_signal_or_about_half() -> None:
-    rows = [Ours([*WORDS, "rollout.prompts=32"], loud).step() for loud in (1.0, 0.5)]
+    rows = [Ours([*WORDS, "rollout.prompts=32"], signal).step() for signal in (1.0, 0.5)]
     assert rows[0]["reward"] == pytest.approx(0.5, abs=0.1)
     assert rows[1]["reward"] == pytest.approx(0.25, abs=0.12)
     assert rows[0]["groups_without_signal"] == 0

@@ -1,4 +1,4 @@
-"""Figures: pure functions of tables, none reads the disk. What there is, what each needs, and what makes its data."""
+"""Figures: pure functions of tables; none reads the disk. The registry: each figure, its needs, and its experiment."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def _one_model(steps: pd.DataFrame) -> str | None:
 
 
 def _nothing_else(*shown: str) -> Need:
-    """That runs which would be one point of the figure are one arm: all that differs is on a line or on an axis."""
+    """The runs at one point of the figure are one arm: every difference between runs is shown by a line or an axis."""
 
     def need(steps: pd.DataFrame) -> str | None:
         arms = steps.groupby(list(shown))["arm"].nunique().max()
@@ -94,7 +94,7 @@ class FigureSpec:
     experiment: str
     """The file of ``conf/experiment`` that makes its data."""
     needs: tuple[Need, ...] = ()
-    """What the table ``steps`` must hold; each says what is missing."""
+    """Conditions on the table ``steps``; a condition returns the words for the missing data, or None."""
     takes: tuple[str, ...] = ("steps",)
     """The tables that ``draw`` is called with."""
 
@@ -104,16 +104,16 @@ class FigureSpec:
         return " ".join((self.draw.__doc__ or "").partition("\n\n")[0].split())
 
     def lacks(self, data: Mapping[str, pd.DataFrame]) -> str | None:
-        """What is missing in ``data`` (tables by name) to draw it, None where nothing is."""
+        """The words for the data that ``data`` (name → table) lacks for this figure; None if nothing is missing."""
         absent = [name for name in self.takes if name not in data or data[name].empty]
         if absent:
             return f"the table {', '.join(absent)}"
-        return next((said for need in self.needs if (said := need(data["steps"]))), None)
+        return next((missing for need in self.needs if (missing := need(data["steps"]))), None)
 
     def figure(self, data: Mapping[str, pd.DataFrame]) -> DataFigure:
         """Drawn from ``data``, which lacks nothing. A ``$`` in a name is a ``$`` and no sign of mathematics."""
         tables = [data[name] for name in self.takes]
-        if "runs" not in data or without_mathematics(data["runs"]) is not data["runs"]:  # few rows, and every name
+        if "runs" not in data or without_mathematics(data["runs"]) is not data["runs"]:  # ``runs`` has every name
             tables = [without_mathematics(table) for table in tables]
         return self.draw(*tables)
 

@@ -1,4 +1,4 @@
-"""Figures of numbers that run over a training: one line for each thing compared. They take ``collect.steps``."""
+"""Figures of metrics over the steps of training, one line for each arm. They take the table ``collect.steps``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -84,7 +84,7 @@ def _above(rows: int, against: str | None) -> tuple[DataFigure, list[Axes]]:
 
 
 def _differences(axes: list[Axes], steps: pd.DataFrame, against: str | None, lines: dict[str, Look]) -> None:
-    """Finish what ``_above`` made: no label on a shared x axis, and differences in reward in the last panel."""
+    """Finish the panels of ``_above``: no label on a shared x axis, differences in reward in the last panel."""
     for axis in axes[: -1 if against is None else -2]:
         axis.set_xlabel("")
     if against is not None:
@@ -126,12 +126,12 @@ def staleness_panels(steps: pd.DataFrame) -> DataFigure:
 def staleness_grid(steps: pd.DataFrame) -> DataFigure:
     """Reward over gradient updates, a panel for each method and a line for each staleness (VESPO, figure 3).
 
-    Where seeds are few their differences from the least staleness stand below, at equal numbers of updates.
+    With few seeds, panels below show each seed's difference from the least staleness at equal numbers of updates.
     """
     names = line_names(steps, ["algorithm", "routing", "correction"])
     methods, staleness = sorted(set(names)), sorted(steps["updates_per_rollout"].unique())
     lines = {f"N = {updates:g}": looks.ramp(place, len(staleness)) for place, updates in enumerate(staleness)}
-    # The step is counted in gradient updates, so that lines stand at equal training.
+    # Steps are counted in gradient updates, so that lines are compared after equal training.
     steps = steps.assign(method=names, arm="N = " + steps["updates_per_rollout"].map("{:g}".format))
     steps = steps.assign(step=steps["step"] * steps["updates_per_rollout"])
     against = seeds.compared(steps, lines)
@@ -142,7 +142,7 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
             for place in range(2 * rows):
                 axis = axes[2 * (kinds * (place // 2) + kind) + place % 2]
                 axis.sharey(axes[2 * kind]) if axis is not axes[2 * kind] else None
-                if place >= len(methods):  # the place of a panel that is not there
+                if place >= len(methods):  # an empty place in the grid of panels
                     axis.remove()
                     continue
                 ours = steps[steps["method"] == methods[place]]
@@ -170,7 +170,7 @@ def curves(
     window: int = style.SMOOTHED_OVER,
     panel: str = "",
 ) -> None:
-    """One line per arm of ``lines`` over steps or over ``x`` by arm and step; an arm without the metric has none.
+    """One line per arm of ``lines`` over steps, or over ``x`` (indexed by arm and step); no line without the metric.
 
     With its interval from ten seeds on, with a thin line for every seed below. ``label`` stands in place of the
     metric's own (``columns.label``).
@@ -212,7 +212,7 @@ def sampled_tokens(steps: pd.DataFrame) -> pd.Series:
 
 
 def line_names(steps: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """What the lines of a figure compare: the algorithm, and those of ``keys`` that differ."""
+    """The name of each row's line: the algorithm, and the ``keys`` that vary."""
     varying = [key for key in keys if key == "algorithm" or steps[key].nunique() > 1]
     names = {point: " ".join(point) for point in steps[varying].drop_duplicates().itertuples(index=False, name=None)}
     return pd.Series([names[point] for point in steps[varying].itertuples(index=False, name=None)], index=steps.index)

@@ -1,4 +1,4 @@
-"""Which colour, line style and mark a line has: an algorithm's own in every figure, a variant's mark on top.
+"""The colour, line style and mark of a line: an algorithm looks the same in every figure; a variant adds a mark.
 
 There are more algorithms than colours that can be told apart, so an algorithm is known by its colour and its line
 style together. A variant of an algorithm (a preset, routing replay on, another number) keeps the colour and has
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 import matplotlib as mpl
 import pandas as pd
 
-# Okabe and Ito's palette, distinguishable without colour vision, without its yellow; and line styles for print.
+# Okabe and Ito's palette without its yellow (distinguishable without colour vision), and line styles for print.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
 STYLES = ["-", "--", "-.", ":"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
-# Every shipped algorithm, eight a line: its place gives its look. Those of one line, which are compared most, differ in
-# colour. A new algorithm goes to the end, or the looks of others would change.
+# Every shipped algorithm, eight a line: its place gives its look. Algorithms of one line differ in colour, because they
+# are compared most. A new algorithm goes to the end, so that no other look changes.
 ALGORITHMS = (
     *("grpo", "gspo", "reinforce", "cispo", "vespo", "sapo", "grpo_unclipped", "dppo"),
     *("rspo_grpo", "rspo_gspo", "gepo", "dapo", "minirl", "m2po", "dr_grpo", "dppo_kl"),
     *("opsm", "gspo_token", "reinforce_pp", "aspo", "topr", "rspo", "rloo", "ppo_clip"),
     *("lite_ppo", "luspo", "reinforce_pp_baseline", "gmpo", "fspo", "minpro", "trm", "r2vpo"),
 )
-# Choices that are off say nothing in the name of a line: it is the algorithm's plain one.
+# These words in the name of a line mean that a choice is off; the line is the plain algorithm.
 _OFF = {"off", "none", "exact"}
 
 
@@ -35,25 +35,25 @@ class Look:
     colour: str
     dashes: str
     marker: str
-    """Of points."""
+    """The mark of a point."""
     marked: bool = False
-    """Whether a curve shows the marker too."""
+    """Whether a curve shows the mark too."""
 
 
 def look(index: int) -> Look:
-    """The look of the ``index``-th of things that have no order and are no algorithms."""
+    """The look of the ``index``-th line, for lines without an order."""
     style = STYLES[(index + index // len(COLOURS)) % len(STYLES)]
     return Look(COLOURS[index % len(COLOURS)], style, MARKERS[index % len(MARKERS)])
 
 
 def ramp(index: int, of: int) -> Look:
-    """The same for things that have an order: dark to light of cividis, which reads the same without colour vision."""
+    """The look of the ``index``-th of ``of`` ordered lines: cividis, dark to light, readable without colour vision."""
     shade = mpl.colormaps["cividis"](0.85 * index / max(1, of - 1))
     return Look(mpl.colors.to_hex(shade), STYLES[index % len(STYLES)], MARKERS[index % len(MARKERS)])
 
 
 def of_algorithm(name: str) -> Look:
-    """The look of an algorithm, the same in every figure; one that is not shipped has a mark, chosen by its name."""
+    """The look of an algorithm, the same in every figure. The name of a user's own algorithm chooses its look."""
     if name in ALGORITHMS:
         return look(ALGORITHMS.index(name))
     number = zlib.crc32(name.encode())
@@ -64,9 +64,10 @@ def of_algorithm(name: str) -> Look:
 
 
 def of_lines(table: pd.DataFrame, column: str = "arm") -> dict[str, Look]:
-    """The look of each line that ``column`` names, in the order of names; ``table`` has a column ``algorithm`` too.
+    """Name of a line (from ``column``) → its look, in the order of names; ``table`` also has a column ``algorithm``.
 
-    What a name says beside the algorithm's is a variant. Variants of one name have one mark throughout the figure.
+    Words in a line's name beside the algorithm name a variant. The same variant of two algorithms has the same shift
+    of line style and mark.
     """
     pairs = table[[column, "algorithm"]].astype(str).drop_duplicates(column)
     algorithms: Mapping[str, str] = dict(pairs.itertuples(index=False, name=None))
@@ -79,21 +80,21 @@ def of_lines(table: pd.DataFrame, column: str = "arm") -> dict[str, Look]:
 
 
 def reference(lines: Mapping[str, Look]) -> str:
-    """The line that others are compared with: plain GRPO where it is there, otherwise the first."""
+    """The line to compare with: plain GRPO if there is such a line, else the first line."""
     grpo = of_algorithm("grpo")
     return next((name for name, its in lines.items() if its == grpo), next(iter(lines)))
 
 
 def _variant(name: str, algorithm: str) -> str:
-    """What the name of a line says beside its algorithm's; "" for the plain one."""
-    said, (base, _, preset) = name.casefold().replace(" ", "_"), algorithm.casefold().partition("@")
-    said = said.removeprefix(algorithm.casefold()).removeprefix(base)
-    words = [word for word in said.split("_") if word not in _OFF]
+    """The words in the name of a line beside its algorithm; "" for the plain algorithm."""
+    rest, (base, _, preset) = name.casefold().replace(" ", "_"), algorithm.casefold().partition("@")
+    rest = rest.removeprefix(algorithm.casefold()).removeprefix(base)
+    words = [word for word in rest.split("_") if word not in _OFF]
     return "_".join([preset, *words]).strip("_")
 
 
 def _varied(plain: Look, index: int) -> Look:
-    """The ``index``-th variant of what is drawn as ``plain``, which is the first."""
+    """The look of the ``index``-th variant of ``plain``; index 0 is ``plain`` itself."""
     if index == 0:
         return plain
     style = STYLES[(STYLES.index(plain.dashes) + index) % len(STYLES)]

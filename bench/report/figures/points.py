@@ -1,4 +1,4 @@
-"""Figures of one number a run: bars, dumbbells, and lines over an axis of the experiment."""
+"""Figures of one number per run: bars, dumbbells, and lines over an axis of the experiment."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from steadymoe.bench.report.figures.seeds import compared
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
 
-# Below this a divergence between sampler and trainer is rounding.
+# A divergence between sampler and trainer below this is rounding.
 _LEAST_KL = 1e-6
 
 
@@ -96,13 +96,13 @@ def _dumbbell(axis: Axes, row: int, arm: str, ends: dict[str, pd.Series], look: 
 
 
 def _paired(axis: Axes, row: int, name: str, apart: pd.Series, look: Look) -> None:
-    """Differences of one arm, a dot a seed, and their mean."""
+    """The differences of one arm, one dot per seed, and their mean."""
     axis.plot(apart, [row] * len(apart), "|", color=look.colour, markersize=5, alpha=0.8)
     axis.plot(apart.mean(), row, "s", color=look.colour, markersize=4.5)
     style.note(axis, name, pd.DataFrame([{"mean": apart.mean(), "n": len(apart)}]), "Δ last")
 
 
-# By verdict: colour, and the mark that tells it without colour.
+# Verdict → index of its colour, and its mark (for readers without colour vision).
 _VERDICTS = {
     "supported": (2, "o"),
     "contradicted": (1, "X"),
@@ -114,21 +114,21 @@ _VERDICTS = {
 def outcomes(table: pd.DataFrame) -> DataFigure:
     """What papers claim of final rewards, and what was seen: effect, 95 % interval, threshold and verdict.
 
-    ``table``: claim, outcome, effect, claimed side, threshold, verdict, a row each.
+    ``table`` has one row per claim and outcome: claim, outcome, effect, side, threshold, verdict.
     """
     with style.figure_style():
         figure, (axis,) = style.panels(1, 1, 0.9 + 0.19 * len(table), style.TWO_COLUMNS)
         rows: list[Any] = list(table.itertuples())
         named = [f"{row.claim}  {row.outcome.replace(' less ', ' − ')}" for row in rows]
-        for row, found in enumerate(rows):
-            index, mark = _VERDICTS[found.verdict]
-            colour, effect = looks.COLOURS[index], found.effect
+        for row, claimed in enumerate(rows):
+            index, mark = _VERDICTS[claimed.verdict]
+            colour, effect = looks.COLOURS[index], claimed.effect
             axis.plot([effect.low, effect.high], [row, row], color=colour, linewidth=1.1)
             axis.plot(effect.mean, row, mark, color=colour, markersize=4.5)
-            axis.plot(found.threshold, row, "|", color="black", markersize=9)
-            pointing = {"above": ">", "below": "<"}[found.side]
-            axis.plot(found.threshold, row, pointing, color="black", markersize=2.6)
-            numbers = vars(effect) | {"threshold": found.threshold, "verdict": found.verdict}
+            axis.plot(claimed.threshold, row, "|", color="black", markersize=9)
+            pointing = {"above": ">", "below": "<"}[claimed.side]
+            axis.plot(claimed.threshold, row, pointing, color="black", markersize=2.6)
+            numbers = vars(effect) | {"threshold": claimed.threshold, "verdict": claimed.verdict}
             style.note(axis, named[row], pd.DataFrame([numbers]), "difference in final reward")
         for verdict in [verdict for verdict in _VERDICTS if (table["verdict"] == verdict).any()]:
             index, mark = _VERDICTS[verdict]
@@ -140,8 +140,8 @@ def outcomes(table: pd.DataFrame) -> DataFigure:
         axis.grid(visible=False, axis="y")
         of = style.span([effect.n for effect in table["effect"]])
         text = (
-            f"Means over seeds, n = {of}, of differences seed by seed; bars: 95 % interval. Black: the threshold, "
-            "and on which side of it the effect was claimed to be. The number in front is the claim's."
+            f"Means over seeds, n = {of}, of differences seed by seed; bars: 95 % interval. Black: the threshold and "
+            "the claimed side. The number before a comparison is the number of the claim."
         )
         return style.finish(figure, axis, text)
 
@@ -164,7 +164,7 @@ def dose_response(steps: pd.DataFrame) -> DataFigure:
         axes[-1].set_xlabel(f"strength of {dial}")
         of_each = (
             f"its last {tables.LAST_STEPS} steps for the final reward, else the median over steps; a KL below "
-            f"{_LEAST_KL:g}, that of an exact engine's rounding, is below the panel"
+            f"{_LEAST_KL:g} is rounding, as with an exact engine, and lies below the panel"
         )
         return style.finish(figure, axes[0], style.points_caption(steps, of_each, True, base))
 
@@ -182,10 +182,11 @@ def against(
     logx: bool = False,
     base: str | None = None,
 ) -> None:
-    """One line per ``line`` of ``lines`` over the values of ``x``: the mean over seeds of one number a run.
+    """One line per name in ``lines`` (column ``line``) over the values of ``x``: the mean over seeds of one number.
 
-    With its interval from ten seeds on, of a reward none where it cannot be; below with a thin line for every seed.
-    With ``base`` what is drawn is the difference from that line, seed by seed.
+    ``how`` is the statistic of ``tables.one_number``. A line has intervals from ten seeds on (cut to [0, 1] for
+    reward); below ten seeds every seed has a thin line. With ``base`` a line shows the difference from the line
+    ``base``, seed by seed.
     """
     axis.set_ylabel(label)
     chosen = steps[steps["metric"] == metric].sort_values("step")

@@ -1,4 +1,4 @@
-"""Figures of what routers do, and of what that does to importance ratios."""
+"""Figures of the choices of routers, and of their effect on importance ratios."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.points import against
 from steadymoe.bench.report.figures.style import DataFigure
 
-# Axis of figure 10 → how it is read.
+# Axis of figure 10 → its label.
 _AXES = {"updates_per_rollout": "updates per rollout", "learning_rate": "learning rate", "moe_layers": "MoE layers"}
 
 
@@ -55,7 +55,7 @@ def _densities(
     label: str,
     log: bool = True,
 ) -> None:
-    """A stairs line for each of ``every``: counts over seeds as shares; axes end where all counts do."""
+    """One stairs line for each of ``every``: counts over seeds as shares; the x axis ends at the outermost counts."""
     axis.set_ylabel(label)
     chosen = named[named["metric"] == metric]
     filled = [0, len(edges) - 2]
@@ -78,7 +78,7 @@ def _densities(
 def drift(steps: pd.DataFrame) -> DataFigure:
     """Expert-change rate against staleness, learning rate and depth (GSPO, 2507.18071, section 5.3, asks for depth).
 
-    Of the axes that vary, one panel each; the lines of a panel are the values of the next axis, and what is left is
+    Every axis that varies has one panel. The lines of a panel are the values of the next axis; a third axis is fixed
     at its middle value.
     """
     steps = steps[steps["experts"] > 0]
@@ -94,7 +94,7 @@ def drift(steps: pd.DataFrame) -> DataFigure:
             names = line_names(shown, ["algorithm", "routing"])
             if by is not None:
                 values = sorted(shown[by].unique())
-                of = dict(zip(values, [f"{said} {_AXES[by]}" for said in style.numbers(values)], strict=True))
+                of = dict(zip(values, [f"{number} {_AXES[by]}" for number in style.numbers(values)], strict=True))
                 names = shown[by].map(of) if names.nunique() == 1 else names + " " + shown[by].map(of)
             shown = shown.assign(line=names)
             ordered = by is not None and set(names) == set(of.values())
@@ -111,18 +111,18 @@ def drift(steps: pd.DataFrame) -> DataFigure:
             panel.set_ylim(bottom=0)
             if names.nunique() > 1:
                 style.legend(panel, _AXES[by] if by is not None and ordered else None)
-        kept = "; what is on no axis of a panel is at its middle value" if len(varying) > 2 else ""
+        kept = "; a setting that no axis of a panel shows has its middle value" if len(varying) > 2 else ""
         return style.finish(figure, None, style.points_caption(steps, f"median over steps{kept}"))
 
 
 def _ramp(names: Iterable[str]) -> dict[str, Look]:
-    """Looks of lines that have an order."""
+    """Name → look, for lines that have an order."""
     kept = list(names)
     return {name: looks.ramp(place, len(kept)) for place, name in enumerate(kept)}
 
 
 def _middle(values: pd.Series) -> float:
-    """The middle one of the values that occur."""
+    """The middle one of the different values."""
     occurring = sorted(values.unique())
     return occurring[len(occurring) // 2]
 
@@ -130,8 +130,8 @@ def _middle(values: pd.Series) -> float:
 def attribution(steps: pd.DataFrame) -> DataFigure:
     """How much of the log-ratio routing causes, against depth and number of experts.
 
-    Above: 1 − E[(log r pinned)²] / E[(log r free)²] over a run. Below: E[(log r)²] of tokens whose route
-    changed in any layer, over that of the others.
+    Above: 1 − E[(log r pinned)²] / E[(log r free)²] over a run. Below: E[(log r)²] of the tokens whose route changed
+    in any layer, divided by E[(log r)²] of the other tokens.
     """
     steps = steps[steps["experts"] > 0]
     experts = steps["experts"].astype(int)
@@ -154,7 +154,7 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
 
 
 def _ratio(steps: pd.DataFrame, above: str, below: str) -> pd.DataFrame:
-    """One metric's mean over a run over another's, as a metric ``ratio``; none of runs that lack one of them."""
+    """The ratio of two metrics' means over a run, as a metric ``ratio``; runs without both metrics are left out."""
     chosen = steps[steps["metric"].isin([above, below])]
     means = chosen.groupby(["line", "moe_layers", "seed", "metric"])["value"].mean().unstack("metric")
     both = means.reindex(columns=[above, below]).dropna()

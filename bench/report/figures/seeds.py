@@ -1,4 +1,4 @@
-"""What stands in place of a band below ten seeds: every seed's own curve, and its difference from another arm's."""
+"""Figures below ten seeds show no band: they show every seed's own curve, and its difference from another arm."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ def differences(
     window: int = style.SMOOTHED_OVER,
     panel: str = "",
 ) -> None:
-    """Each arm less the reference arm at the same seed and step: a thin line a seed, and their mean."""
+    """Each arm minus the reference arm at the same seed and step: one thin line per seed, and their mean."""
     base = looks.reference(lines)
     label = f"Δ {label or columns.label(metric)}"
     wide = smoothed(steps, metric, window).pivot(index=["seed", "step"], columns="arm", values="mean")

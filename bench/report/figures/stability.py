@@ -1,4 +1,4 @@
-"""Figures of stability. They draw what collapse, survival, frontier and early-warning statistics found."""
+"""Figures of stability: survival curves, the frontier, and early warnings."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from steadymoe.bench.statistics import estimates
 def survival(curves: pd.DataFrame, table: pd.DataFrame, steps: pd.DataFrame) -> DataFigure:
     """Share of runs that have not collapsed, over steps, and when they did (R3, 2510.11370, main table).
 
-    ``curves`` has arm, step, survival, low, high, n, one row where the curve steps; ``table`` has arm, n, collapsed and
-    step (the restricted mean, or median, with whatever text it is told by); ``steps`` tells the algorithm of each arm.
+    ``curves``: ``collapse_tables.survival_curves``. ``table``: ``collapse_tables.collapse_steps``. ``steps`` names the
+    algorithm of each arm.
     """
     few_seeds = curves["n"].max() < estimates.LEAST_FOR_BOOTSTRAP
     with style.figure_style():
@@ -57,8 +57,9 @@ def frontier(
 ) -> DataFigure:
     """Where training is stable: the share of stable runs over two dials, and the frontier.
 
-    ``grid`` has arm, x, y, stable (share of seeds), n; ``line`` has arm, x, y: where, going up in y, the share falls
-    below one half, between two cells or at the edge. ``steps`` tells what is held fixed while staleness varies.
+    ``grid`` has arm, x, y, stable (share of seeds), n. ``line`` has arm, x, y: the lowest y at which the share falls
+    below one half, between two cells or at an edge of the grid. The caption takes from ``steps`` which quantity stays
+    fixed while staleness varies.
     """
     design = style.design(steps)
     arms = sorted(grid["arm"].unique())
@@ -80,7 +81,8 @@ def frontier(
                     text = "–" if pd.isna(share) else f"{share:.2g}"
                     axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=6)
             own = line[line["arm"] == arm].dropna().sort_values("x")
-            # By the logarithm of y, as the statistic interpolates; to the panel's edges at the grid's.
+            # The line is interpolated over log y, like the statistic. At the lowest or the highest y of the grid it is
+            # drawn at the edge of the panel.
             tops = dict(zip(own["x"], np.interp(np.log(own["y"]), np.log(ys), range(len(ys))), strict=True))
             tops = {x: -0.5 if top == 0 else top + 0.5 if top == len(ys) - 1 else top for x, top in tops.items()}
             heights = [tops.get(x, -0.5) for x in xs]
@@ -106,7 +108,7 @@ def frontier(
 def early_warning(roc: pd.DataFrame, warnings: pd.DataFrame) -> DataFigure:
     """How early a metric tells that a run will collapse: detected collapses against false alarms.
 
-    ``roc`` has metric, false_alarms, detected; ``warnings`` metric, area (an ``Estimate``), and the number of
+    ``roc`` has metric, false_alarms, detected. ``warnings`` has metric, area (an ``Estimate``), and the numbers of
     stable and of collapsed runs, the largest area first.
     """
     with style.figure_style():

@@ -1,4 +1,4 @@
-"""The house style of every figure: one column of print, lines and marks as ``looks`` says, ticks of one notation.
+"""The common style of all figures: width of a printed column, lines and marks of ``looks``, one notation of ticks.
 
 A helper that draws numbers also notes them in ``DataFigure.numbers``, so that a figure's table is what it shows.
 """
@@ -21,9 +21,9 @@ from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.support.text import as_recorded
 
-# Inches: a column of a two-column page, and the whole page.
+# Widths in inches: one column of a two-column page, and the whole page.
 ONE_COLUMN, TWO_COLUMNS = 3.4, 6.8
-# Each seed's curve is averaged over this many steps before seeds are averaged.
+# The number of steps over which each seed's curve is averaged before seeds are averaged.
 SMOOTHED_OVER = 5
 FORMATS = ("png", "svg", "pdf")
 FIGURE_STYLE: Any = {
@@ -44,7 +44,7 @@ FIGURE_STYLE: Any = {
     "legend.handlelength": 2.4,
     "svg.hashsalt": "steadymoe",
     "svg.fonttype": "none",
-    "pdf.fonttype": 42,  # text stays text, as journals ask
+    "pdf.fonttype": 42,  # text stays text, as journals demand
 }
 
 
@@ -57,7 +57,7 @@ class DataFigure(Figure):
 
     @property
     def numbers(self) -> pd.DataFrame:
-        """Every number that is drawn, in the order of drawing."""
+        """Every drawn number, in the order of drawing: panel, series, x, mean, and low, high, n if there are any."""
         return as_recorded(pd.concat(self.noted, ignore_index=True)) if self.noted else pd.DataFrame()
 
 
@@ -84,7 +84,7 @@ def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
 
 
 def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
-    """A curve with its band, where it has one: x, mean, low, high, n."""
+    """Draw a curve, and its band if ``data`` has low and high; ``data``: x, mean, low, high, n."""
     marks: Any = {"marker": look.marker, "markersize": 2.6, "markevery": max(1, len(data) // 6)} if look.marked else {}
     axis.plot(data["x"], data["mean"], look.dashes, color=look.colour, linewidth=1.2, label=name, **marks)
     if "low" in data:
@@ -93,13 +93,13 @@ def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "")
 
 
 def thin(axis: Axes, name: str, seed: Any, data: pd.DataFrame, look: Look, panel: str = "") -> None:
-    """One seed's line: x, mean (its value)."""
+    """Draw the thin line of one seed; ``data``: x, mean (the seed's value)."""
     axis.plot(data["x"], data["mean"], look.dashes, color=look.colour, linewidth=0.45, alpha=0.5)
     note(axis, f"{name}, seed {seed}", data.assign(n=1), panel)
 
 
 def points(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float = 0.0, factor: float = 1.0) -> None:
-    """Marks, joined, with bars where there are any: x, mean, low, high, n; ``shift`` and ``factor`` set lines apart."""
+    """Draw joined marks, with bars if ``data`` has low and high; ``shift`` and ``factor`` move x to set lines apart."""
     bars = None
     if "low" in data:
         bars = [(data["mean"] - data["low"]).fillna(0.0), (data["high"] - data["mean"]).fillna(0.0)]
@@ -123,7 +123,7 @@ def few_seeds(steps: pd.DataFrame) -> bool:
 
 
 def seeds(steps: pd.DataFrame) -> str:
-    """n, of every arm where they differ."""
+    """The number of seeds as text, for every arm if the arms differ."""
     counts = steps.groupby("arm")["seed"].nunique()
     if counts.nunique() == 1:
         return f"n\xa0=\xa0{counts.iloc[0]}"
@@ -131,21 +131,21 @@ def seeds(steps: pd.DataFrame) -> str:
 
 
 def span(counts: Sequence[int]) -> str:
-    """One number where all are equal, otherwise the first and the last."""
+    """The smallest and the largest count as text; one number if all counts are equal."""
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 def numbers(values: Iterable[float]) -> list[str]:
-    """Numbers of one axis or list in one notation: 0.01, or where any is below 0.001 or above 100,000, 1e-2."""
+    """Numbers as text in one notation: 0.01, or 1e-2 if any number is below 0.001 or at least 100,000."""
     kept = list(values)
     scientific = any(number and not 1e-3 <= abs(number) < 1e5 for number in kept)
 
-    def told(number: float) -> str:
+    def text_of(number: float) -> str:
         size = abs(number)
         text = np.format_float_scientific(size, precision=3, trim="-", exp_digits=1).replace("e+", "e")
         return ("−" if number < 0 else "") + (text if scientific and size else f"{size:g}")
 
-    return [told(number) for number in kept]
+    return [text_of(number) for number in kept]
 
 
 def _each(counts: pd.Series) -> str:
@@ -153,9 +153,9 @@ def _each(counts: pd.Series) -> str:
 
 
 def curves_caption(steps: pd.DataFrame, log: bool = False, against: str | None = None) -> str:
-    """Statistic, smoothing, interval or seeds, number of seeds and, where staleness varies, the design.
+    """The caption of curves: statistic, n, smoothing, interval or thin lines, and ``design``.
 
-    ``against`` is the arm that the panels of differences compare with, if there are any.
+    ``against`` is the reference arm of the panels of differences, or None without such panels.
     """
     shown = _seeds_shown(against) if few_seeds(steps) else "; shaded: 95 % t interval"
     geometric = " (on a logarithmic axis the geometric one)" if log else ""
@@ -171,13 +171,13 @@ def points_caption(steps: pd.DataFrame, of_each: str, log: bool = False, against
 
 
 def _seeds_shown(against: str | None) -> str:
-    """What stands in place of an interval below ten seeds."""
+    """The words of a caption below ten seeds, in place of an interval."""
     differences = "" if against is None else f"; Δ: arm − {against}, of the same seed"
     return f"; thin lines: seeds{differences}"
 
 
 def design(steps: pd.DataFrame) -> str:
-    """What stays as it is while the updates per rollout vary; nothing where they do not."""
+    """The words for the quantity that stays fixed while the updates per rollout vary; "" if they do not vary."""
     if "updates_per_rollout" not in steps or steps["updates_per_rollout"].nunique() < 2:
         return ""
     pairs = steps[["updates_per_rollout", "prompts"]].drop_duplicates()
@@ -190,14 +190,14 @@ def design(steps: pd.DataFrame) -> str:
 
 
 def without_clip(steps: pd.DataFrame) -> str:
-    """Names the arms that have no clip, where a reader may miss their line."""
+    """The words that name the arms without a clip, because they have no line; "" without such arms."""
     clipped = set(steps.loc[steps["metric"] == "clip_fraction", "arm"])
     lacking = sorted(set(steps["arm"]) - clipped)
     return f" No clip: {', '.join(lacking)}." if lacking and clipped else ""
 
 
 def below(steps: pd.DataFrame, metric: str, least: float) -> str:
-    """Names the arms of which a metric is never as high as ``least``, and which a logarithmic panel leaves out."""
+    """The words that name the arms whose metric stays below ``least``: a logarithmic panel does not show them."""
     highest = steps[steps["metric"] == metric].groupby("arm", observed=True)["value"].max()
     return (
         f" Below the logarithmic panel: {', '.join(highest.index[highest < least])}." if (highest < least).any() else ""
@@ -222,7 +222,7 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
 
 
 class _OneNotation(ticker.Formatter):
-    """Tick labels by ``numbers``."""
+    """Tick labels in the notation of ``numbers``."""
 
     def __call__(self, value: float, pos: int | None = None) -> str:
         return numbers([value])[0]
@@ -234,7 +234,7 @@ class _OneNotation(ticker.Formatter):
 
 
 def _ticks(axis: Axes) -> None:
-    """One notation on all axes; whole steps; labels between powers of ten where fewer than two powers are in sight."""
+    """One notation on all axes, whole steps, and labels between powers of ten if fewer than two powers are visible."""
     if axis.get_xlabel().startswith("step"):
         axis.xaxis.set_major_locator(ticker.MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     for each in (axis.xaxis, axis.yaxis):
@@ -265,15 +265,15 @@ def _cut(figure: DataFigure) -> str:
 
 def _heights(axis: Axes) -> list[np.ndarray]:
     """The y values of the lines, bands and bars that an axis shows in its own coordinates."""
-    found = [np.asarray(each.get_ydata(), dtype=float) for each in axis.lines if each.get_transform() == axis.transData]
+    heights = [np.asarray(each.get_ydata(), float) for each in axis.lines if each.get_transform() == axis.transData]
     for each in axis.collections:
         if isinstance(each, PolyCollection | LineCollection):
-            found += [np.asarray(path.vertices, dtype=float)[:, 1] for path in each.get_paths()]
-    return [values[np.isfinite(values)] for values in found]
+            heights += [np.asarray(path.vertices, dtype=float)[:, 1] for path in each.get_paths()]
+    return [values[np.isfinite(values)] for values in heights]
 
 
 def legend(axis: Axes, title: str | None = None) -> Legend:
-    """A legend above its panel, where it covers no data; what every label ends with can stand above as ``title``."""
+    """A legend above its panel, so that it covers no data; an ending common to all labels can be the ``title``."""
     handles, labels = axis.get_legend_handles_labels()
     if title is not None:
         labels = [label.removesuffix(f" {title}") for label in labels]
