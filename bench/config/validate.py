@@ -228,7 +228,7 @@ def _experts(config: RunConfig, has_experts: bool) -> None:
     usual = build.EXPERTS[0]
     if config.experts != usual and not has_experts:
         raise ConfigError(f"this model is dense: experts={config.experts} would have no effect; use experts={usual}")
-    why = megablocks.why_unavailable(config.device) if config.experts == megablocks.NAME else None
+    why = megablocks.reason_against(config.device) if config.experts == megablocks.NAME else None
     if why is not None:
         raise ConfigError(f"experts={megablocks.NAME}: {why}")
 

@@ -84,7 +84,7 @@ def own(folders: tuple[Path, ...]) -> dict[str, FigureSpec]:
 
 
 def _defined(path: Path) -> list[FigureSpec]:
-    """The list ``FIGURES`` of a module, which may import what lies beside it."""
+    """The list ``FIGURES`` of a module; the module may import the modules beside it."""
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(f"steadymoe_own_{path.stem}_{len(sys.modules)}", path)
@@ -99,7 +99,7 @@ def _defined(path: Path) -> list[FigureSpec]:
 
 
 def find(words: Sequence[str]) -> list[FigureSpec]:
-    """The figures of these ids or names."""
+    """The figures with these ids or names. Raises CannotDraw for an unknown word."""
     known = every()
     names = {each.name: each for each in known.values()} | known
     for word in words:
@@ -111,7 +111,7 @@ def find(words: Sequence[str]) -> list[FigureSpec]:
 
 
 def command(spec: FigureSpec) -> str:
-    """What makes the data of a figure."""
+    """The command that makes the data of a figure."""
     return f"steadymoe run experiment={spec.experiment}"
 
 
@@ -135,7 +135,10 @@ def make(
     formats: Sequence[str] = FORMATS,
     arms: Sequence[str] | None = None,
 ) -> list[Path]:
-    """Draw one figure of an experiment, its own unless one is named, of all arms or of some. Raises CannotDraw."""
+    """Draw a figure from the runs of ``experiment`` (default: the figure's own) and ``arms``; return the files.
+
+    Raises CannotDraw if the data of the figure are missing.
+    """
     name = experiment or spec.experiment
     recorded = archive.load(results, name)
     if recorded["runs"].empty:
@@ -158,12 +161,12 @@ def figure_of(spec: FigureSpec, recorded: dict[str, pd.DataFrame], arms: Sequenc
 
 
 def stem(spec: FigureSpec, experiment: str) -> str:
-    """The name of a figure's files."""
+    """The name of a figure's files, without suffix."""
     return "-".join(dict.fromkeys([experiment, spec.id, spec.name]))
 
 
 def texts(spec: FigureSpec, figure: DataFigure, experiment: str) -> dict[str, str]:
-    """File name → text: every number of a figure, and for people too where these are few."""
+    """File name → text: every number of a figure as CSV, and also as Markdown and LaTeX if there are few."""
     name, numbers = stem(spec, experiment), figure.numbers
     found = {f"{name}.csv": numbers.to_csv(index=False)}
     if len(numbers) <= _LONGEST_TABLE:
@@ -176,7 +179,7 @@ def texts(spec: FigureSpec, figure: DataFigure, experiment: str) -> dict[str, st
 def write(
     spec: FigureSpec, figure: DataFigure, results: Path, experiment: str, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """The figure in every format below ``figures``, its numbers below ``tables``."""
+    """Write the figure in every format to ``figures/`` and its numbers to ``tables/``; return the files."""
     for folder in ("figures", "tables"):
         (results / folder).mkdir(parents=True, exist_ok=True)
     files = []

@@ -107,7 +107,7 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
 
 
 def keep(results: Path, experiment: str | None, to: Path) -> list[Path]:
-    """Keep what the report is made from in ``to/data``, without the runs. Raises NothingToReport as ``make`` does."""
+    """Archive the tables of the report in ``to/data``, without run folders. Raises NothingToReport as ``make`` does."""
     return [path for name, found in ended(results, experiment).items() for path in archive.keep(found, name, to)]
 
 

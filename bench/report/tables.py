@@ -195,8 +195,8 @@ def _estimates(steps: pd.DataFrame, arm: str, wanted: dict[str, tuple[str, str]]
     for column, (metric, how) in wanted.items():
         curves = ours[ours["metric"] == metric].groupby("seed")["value"]
         numbers = [one_number(curve, how) for _, curve in curves]
-        found[column] = over_seeds(numbers, log=metric in GEOMETRIC, bounds=columns.bounds(metric))
-    return found
+        estimates[column] = over_seeds(numbers, log=metric in GEOMETRIC, bounds=columns.bounds(metric))
+    return estimates
 
 
 def to_text(cell: Any) -> str:
@@ -207,7 +207,7 @@ def to_text(cell: Any) -> str:
 
 
 def to_number(cell: Any) -> Any:
-    """The one number of a cell that a column is sorted by."""
+    """The number of a cell by which a column is sorted."""
     if isinstance(cell, CostRatio):
         cell = cell.estimate
     return cell.mean if isinstance(cell, Estimate) else cell
@@ -220,7 +220,7 @@ def to_markdown(table: pd.DataFrame) -> str:
 
 
 def to_numbers(table: pd.DataFrame) -> pd.DataFrame:
-    """The table as programs read it: mean, low, high and n of each estimate, and a ratio's bound, in own columns."""
+    """The table for programs: mean, low, high and n of an estimate, and the bound of a ratio, each in a column."""
     estimated = [name for name in table if isinstance(table[name].iloc[0], Estimate | CostRatio)]
     plain = table.drop(columns=estimated)
     for column in estimated:

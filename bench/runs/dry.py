@@ -34,7 +34,7 @@ def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]
 
 
 def _minutes(runs: Sequence[Run], processes: int | None) -> str:
-    """The time of all steps that are left, where every run has an ended one like it; otherwise that it is unknown."""
+    """The time of all remaining steps, if for every run a run with the same settings has ended; else "unknown"."""
     paces = _paces(Path(runs[0].config.results_dir))
     seconds, unknown, known = 0.0, 0, 0
     for each in runs:

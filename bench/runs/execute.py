@@ -199,5 +199,5 @@ def _facts(run: compose.Run) -> dict[str, Any]:
 
 
 def makes_cold_start(config: RunConfig) -> bool:
-    """Whether a run of this config begins with a supervised training, unless it is cached."""
+    """Whether a run of this config begins with a cold start of its own (trained, or taken from the cache)."""
     return config.cold_start.path is None and "path" not in config.model

@@ -56,13 +56,13 @@ class Scored:
 
 
 def config_of(words: Sequence[str]) -> RunConfig:
-    """The composed config of what is timed."""
+    """The composed config of the timed work, from overrides; the algorithm is gspo unless ``words`` name another."""
     named = [] if any(word.startswith("algorithm=") for word in words) else ["algorithm=gspo"]
     return compose.plan([*_NEVER, *named, *words])[0].config
 
 
 def model_of(config: RunConfig) -> PreTrainedModel:
-    """Untrained; equal configs give equal weights."""
+    """An untrained model; equal configs give equal weights."""
     task = instantiate(config.task)
     return build.build(config.model["config"], task.tokenizer, derive(0, "speed"), config.device)
 
@@ -72,7 +72,7 @@ class Ours:
 
     def __init__(self, words: Sequence[str], signal: float = 1.0) -> None:
         self.config = config_of(words)
-        task: Any = Scored(instantiate(self.config.task), loud)
+        task: Any = Scored(instantiate(self.config.task), signal)
         self.trainer = Trainer(model_of(self.config), task, self.config)
         self._steps = 0
 
@@ -99,18 +99,18 @@ class Plain:
         self._steps += 1
         sequences = self.generate(self.encoded(self.repeated(self.prompts(self._steps))))
         with torch.no_grad():
-            self._logprobs(said)
-        rows_B = torch.randperm(len(said.tokens_BS))
+            self._logprobs(sequences)
+        rows_B = torch.randperm(len(sequences.tokens_BS))
         for rows in rows_B.chunk(self.config.updates_per_rollout):
-            self.update(said.rows(rows))
+            self.update(sequences.rows(rows))
         return {}
 
     def prompts(self, number: int) -> list[str]:
-        """Those of a rollout."""
+        """The P prompts of rollout ``number``."""
         return self.task.sample(self.config.rollout.prompts, numpy_generator(number, "speed"))
 
     def repeated(self, prompts: list[str]) -> list[str]:
-        """Each once for each of its responses."""
+        """Each prompt G times in a row."""
         return [prompt for prompt in prompts for _ in range(self.config.rollout.responses)]
 
     def encoded(self, prompts: list[str]) -> Any:
@@ -165,7 +165,7 @@ class TRL:
         rollout, updates = self.config.rollout, self.config.updates_per_rollout
         rows = rollout.prompts * rollout.responses
         task = instantiate(self.config.task)
-        scored = Scored(task, loud)
+        scored = Scored(task, signal)
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._error: BaseException | None = None
 

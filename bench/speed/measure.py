@@ -70,7 +70,7 @@ def interleaved(arms: Mapping[str, Arm], blocks: int) -> tuple[dict[str, list[fl
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> TimeRatio:
-    """``theirs`` over ``ours``, of each block: how many times as fast ours is."""
+    """``theirs`` divided by ``ours`` in each block: how many times as fast ours is."""
     each = [other / one for one, other in zip(ours, theirs, strict=True)]
     return TimeRatio(statistics.median(each), min(each), max(each))
 
@@ -112,7 +112,7 @@ def useful_flop(arm: Ours, row: Mapping[str, Any]) -> float:
 
 
 def generation(words: Sequence[str], rounds: int) -> TimeRatio:
-    """How many times as fast as ``model.generate`` our sampling is, on the same prompts with as many decoding steps."""
+    """How many times as fast our sampling is as ``model.generate``, for the same prompts and decoding steps."""
     plain = Plain(words)
     task, ours, theirs = plain.task, [], []
     for number in range(rounds + 1):

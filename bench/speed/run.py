@@ -245,7 +245,7 @@ def _beside(case: str, one: dict[str, Any]) -> str:
 
 
 def scaling_figure(rows: pd.DataFrame) -> style.DataFigure:
-    """Seconds of a step over each dial, both logarithmic."""
+    """Seconds of a step over each dial, on logarithmic axes."""
     dials = list(dict.fromkeys(rows["dial"]))
     with style.figure_style():
         figure, axes = style.panels(2, 3, 3.2, width=style.TWO_COLUMNS, sharey=True)

@@ -108,7 +108,7 @@ def _share(runs: pd.DataFrame, threshold: float) -> Estimate:
 
 
 def _while_early(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int, falls: bool) -> pd.DataFrame:
-    """The metric, higher for worse (``alarm``), of every run up to the last step at which it would be a warning."""
+    """The rows of ``extremes``: arm, seed, step, collapsed, and the metric as ``alarm``, where higher is worse."""
     until = runs["collapsed"] - least_lead
     horizon = until.max() if until.notna().any() else np.inf
     chosen = steps.loc[steps["metric"] == metric, ["arm", "seed", "step", "value"]].dropna(subset="value")

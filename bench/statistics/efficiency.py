@@ -93,8 +93,8 @@ def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached], level: float = 0.95
     ratios = np.array([a[seed].cost / b[seed].cost for seed in seeds])
     if not censored:
         return CostRatio(over_seeds(ratios.tolist(), level=level, log=True), "", 0, neither)
-    below = np.where([b[seed].reached for seed in told], ratios, 0.0)
-    above = np.where([a[seed].reached for seed in told], ratios, np.inf)
+    below = np.where([b[seed].reached for seed in seeds], ratios, 0.0)
+    above = np.where([a[seed].reached for seed in seeds], ratios, np.inf)
     least, most = _median(below, level), _median(above, level)
     bound: Literal["", "at least", "at most"] = "" if least.mean == most.mean else "at least"
     mean = least.mean
@@ -102,7 +102,7 @@ def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached], level: float = 0.95
         bound, mean = "at most", most.mean
     if (bound == "at most" and least.mean > 0) or mean == 0:
         bound, mean = "", np.nan  # limits on both sides, or on none
-    return CostRatio(Estimate(mean, least.low, most.high, len(told)), bound, censored, neither)
+    return CostRatio(Estimate(mean, least.low, most.high, len(seeds)), bound, censored, neither)
 
 
 def _median(numbers: np.ndarray, level: float) -> Estimate:

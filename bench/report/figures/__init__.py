@@ -100,7 +100,7 @@ class FigureSpec:
 
     @property
     def caption(self) -> str:
-        """The first paragraph of the docstring."""
+        """The caption: the first paragraph of the docstring of ``draw``."""
         return " ".join((self.draw.__doc__ or "").partition("\n\n")[0].split())
 
     def lacks(self, data: Mapping[str, pd.DataFrame]) -> str | None:
@@ -111,7 +111,7 @@ class FigureSpec:
         return next((missing for need in self.needs if (missing := need(data["steps"]))), None)
 
     def figure(self, data: Mapping[str, pd.DataFrame]) -> DataFigure:
-        """Drawn from ``data``, which lacks nothing. A ``$`` in a name is a ``$`` and no sign of mathematics."""
+        """The figure drawn from ``data``, if ``lacks(data)`` is None. A ``$`` in a name begins no formula."""
         tables = [data[name] for name in self.takes]
         if "runs" not in data or without_mathematics(data["runs"]) is not data["runs"]:  # ``runs`` has every name
             tables = [without_mathematics(table) for table in tables]

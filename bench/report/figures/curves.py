@@ -58,12 +58,12 @@ def replay(steps: pd.DataFrame) -> DataFigure:
 
 
 def mismatch(steps: pd.DataFrame) -> DataFigure:
-    """Reward above the mismatch of sampler and trainer, whose growth goes before collapse (DPPO, sanity figure)."""
+    """Reward above the mismatch of sampler and trainer; the mismatch grows before a collapse (DPPO, sanity figure)."""
     return _reward_above(steps, "rollout_kl_k3")
 
 
 def _reward_above(steps: pd.DataFrame, metric: str) -> DataFigure:
-    """Reward, and below it what is to explain it, on a logarithmic axis."""
+    """Reward, and below it an explaining metric on a logarithmic axis."""
     lines = looks.of_lines(steps)
     against = seeds.compared(steps, lines)
     with style.figure_style():
@@ -75,7 +75,7 @@ def _reward_above(steps: pd.DataFrame, metric: str) -> DataFigure:
 
 
 def _above(rows: int, against: str | None) -> tuple[DataFigure, list[Axes]]:
-    """``rows`` panels on one x axis and, where there is an arm to compare with, one more for the differences."""
+    """``rows`` panels on one x axis, and one more panel for differences if ``against`` names an arm."""
     figure, axes = style.panels(rows + (against is not None), 1, 1.8 * (rows + (against is not None)))
     for axis in axes[: rows - 1]:
         axis.sharex(axes[rows - 1])

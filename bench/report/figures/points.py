@@ -76,7 +76,7 @@ def best_last(steps: pd.DataFrame) -> DataFigure:
 
 
 def _dumbbell(axis: Axes, row: int, arm: str, ends: dict[str, pd.Series], look: Look, few_seeds: bool) -> None:
-    """Best and last reward of one arm, joined: with their intervals, or with a thin line for each of few seeds."""
+    """Best and last reward of one arm, joined, with intervals, or with a thin line for each seed if seeds are few."""
     means = {
         name: estimates.over_seeds(values.tolist(), bounds=columns.bounds("reward")) for name, values in ends.items()
     }

@@ -46,7 +46,7 @@ def differences(
 
 
 def compared(steps: pd.DataFrame, lines: dict[str, Look]) -> str | None:
-    """The arm that others are compared with, seed by seed; None where seeds are many or none is shared."""
+    """The reference arm for differences seed by seed; None from ten seeds on, or if no arm shares a seed with it."""
     if len(lines) < 2 or not style.few_seeds(steps):
         return None
     base = looks.reference(lines)

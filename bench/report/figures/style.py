@@ -75,7 +75,7 @@ def panels(
 
 
 def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
-    """Keep ``data`` (x, mean, …) as numbers of the figure."""
+    """Keep ``data`` (x, mean, …) among the numbers of the axis's figure."""
     figure = axis.get_figure(root=True)
     if isinstance(figure, DataFigure):
         named = {"panel": panel or axis.get_ylabel(), "series": series}
@@ -164,7 +164,7 @@ def curves_caption(steps: pd.DataFrame, log: bool = False, against: str | None =
 
 
 def points_caption(steps: pd.DataFrame, of_each: str, log: bool = False, against: str | None = None) -> str:
-    """The same for one number of each run, which ``of_each`` says."""
+    """The caption of a figure with one number per run; ``of_each`` describes this number."""
     shown = _seeds_shown(against) if few_seeds(steps) else "; bars: 95 % BCa interval"
     mean = "Mean over seeds" + (" (on a logarithmic axis of values the geometric one)" if log else "")
     return f"{mean}, {seeds(steps)}{shown}. Of each run: {of_each}.{design(steps)}"
@@ -251,7 +251,7 @@ def _ticks(axis: Axes) -> None:
 
 
 def _cut(figure: DataFigure) -> str:
-    """Names the panels whose limits leave out a part of what is drawn, and on which side."""
+    """The words that name each panel whose limits cut off drawn numbers, with side and limit."""
     cut: dict[str, None] = {}
     for axis in figure.axes:
         (low, high), height = axis.get_ylim(), 0.0
