@@ -11,8 +11,8 @@ from an observer's code.
 Left out: nothing known. The paper's γ_min is not known (reviewers asked for it). Re-implementations differ: one
 multiplies over layers (``layers``: product) and drops tokens below 0.7 (``drop_below``).
 
-Provenance: reconstruction (from a digest, an abstract and an observer's code). A survey quotes the equations of v1; they
-are this γ and ``after_clip`` on GMPO. The equations of v2, the default here, were not seen.
+Provenance: reconstruction (from a digest, an abstract and an observer's code). A survey quotes the equations of v1;
+they are this γ and ``after_clip`` on GMPO. The equations of v2, the default here, were not seen.
 """
 
 from dataclasses import dataclass, field, replace
