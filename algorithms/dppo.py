@@ -5,9 +5,10 @@
                                                                             (2602.04879; its equation numbers not seen)
 
 D is a divergence of μ and π_θ at the token: over two outcomes, the sampled token and the rest, |μ − π| (``tv``) or
-D(μ‖π) (``kl``); with ``top_k`` over the K tokens most likely under μ, the sampled token and the rest. Shaper:
-divergence mask. Differs from PPO's clip in two ways: 1. the probability is bounded, so a rare token may move far in
-ratio and a likely token may not; 2. the anchor is μ, and the paper finds this decisive.
+D(μ‖π) (``kl``); with ``top_k`` over the K tokens most likely under μ, the sampled token and the rest.
+
+Shaper: divergence mask. Differs from PPO's clip in two ways: 1. the probability is bounded, so a rare token may move
+far in ratio and a likely token may not; 2. the anchor is μ, and the paper finds this decisive.
 
 Left out: the paper's separate thresholds for LoRA (δ = 0.15 for tv).
 

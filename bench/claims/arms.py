@@ -1,4 +1,4 @@
-"""The arms of the reference study: which runs of ``conf/experiment/study*.yaml`` they are, and what they are called."""
+"""The arms of the reference study: the runs of ``conf/experiment/study*.yaml`` by name, and their limits."""
 
 from steadymoe.bench.claims.study import Arm
 
@@ -7,6 +7,9 @@ def _rate(number: float) -> dict[str, object]:
     return {"optimizer.learning_rate": number}
 
 
+# Limits of all claims, and of the claims about a sampler with router noise.
+SMALL = "0.45 M parameters, responses of 4 to 10 tokens, 40 steps, one task"
+NOISE = "one strength of router noise, at a third of the study's learning rate, without a control of its own"
 STUDYS_RATE = 6e-4  # conf/experiment/study.yaml
 # The bands of both papers: conf/algorithm/grpo.yaml and gspo.yaml.
 _GRPOS = {"algorithm.loss.clip_low": 0.2, "algorithm.loss.clip_high": 0.2}
@@ -15,7 +18,7 @@ _NOISY, _SHOWN = {"engine": "router_noise"}, {"grpo": "GRPO", "gspo": "GSPO", "g
 
 GRPO, GSPO = Arm("GRPO", "study", "grpo"), Arm("GSPO", "study", "gspo")
 UNCLIPPED = Arm("GRPO unclipped", "study", "grpo_unclipped")
-# The cold start as it is: GRPO at a learning rate of 0, with an exact sampler.
+# The policy stays at the cold start: GRPO at a learning rate of 0, with an exact sampler.
 FROZEN = Arm("frozen", "study_frozen", "grpo", _rate(0.0))
 CONTROLS = (UNCLIPPED, Arm("REINFORCE", "study", "reinforce"), FROZEN)
 OTHERS = {name: Arm(name.upper(), "study", name) for name in ("cispo", "sapo", "vespo")}
@@ -38,7 +41,7 @@ MINIRL = {
     for routing in ("off", "r2", "r3")
     for updates in (4, 16)
 }
-# Each has one anchor of its own: conf/algorithm/dppo.yaml and gspo.yaml.
+# Each algorithm has one anchor by default: conf/algorithm/dppo.yaml and gspo.yaml.
 ANCHORED = {
     (name, anchor): Arm(
         f"{name.upper()}, anchor {anchor}",
@@ -57,7 +60,8 @@ DEPTH = {
     layers: Arm(f"{layers} layers", "study_depth", "grpo", {"model.config.num_hidden_layers": layers})
     for layers in (2, 8)
 }
-# Where the two algorithms of claim 1 are tuned (docs/protocol.md, "Tuning"): by setting, on the seeds left out.
+# The settings among which the two algorithms of claim 1 are tuned (docs/protocol.md, "Tuning"), on seeds that no claim
+# uses.
 TUNED = {
     name: {
         (rate, band): Arm(

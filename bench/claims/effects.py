@@ -1,4 +1,4 @@
-"""Effects that outcomes of claims are about: each takes arms, and gives what computes a number from the study."""
+"""The effects that decide claims: functions that take arms and return a function from the study to a number."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,34 +14,34 @@ from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, o
 
 
 class NoNumber(Exception):
-    """What was asked for has no number in the runs that there are; the message says why."""
+    """The recorded runs hold no such number; the message says why."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """An effect as it was seen."""
+    """The measured size of an effect."""
 
     estimate: Estimate
     seeds: tuple[float, ...] = ()
-    """The number of each seed, of a ratio its logarithm; empty where the effect is not made of one number a seed."""
+    """One number for each seed, for a ratio its logarithm; empty for an effect without one number for each seed."""
     note: str = ""
-    """What a reader must know of the estimate."""
+    """A remark that the reader of the estimate needs."""
 
 
 Effect = Callable[[Study], Seen]
 
 
 def by_seed(numbers: pd.Series, bounds: Bounds | None = None) -> Seen:
-    """The mean of one number a seed, with ``bounds`` as in ``stats.over_seeds``; seeds that lack one are left out."""
+    """The mean of one number for each seed, with ``bounds`` as in ``estimates.over_seeds``; nan is left out."""
     seeds = tuple(numbers.dropna().tolist())
     return Seen(over_seeds(seeds, bounds=bounds), seeds)
 
 
 def factor(above: pd.Series, below: pd.Series) -> Seen:
-    """Geometric mean over shared seeds of the ratio of two arms' numbers, which are shares.
+    """The ratio of two arms' shares: the geometric mean over shared seeds of the ratio of each seed.
 
-    Where one of them is 0, a seed's own ratio is 0 or infinite: then the ratio of both means
-    (``comparisons.ratio_of_means``), with a note. Raises NoNumber where the mean below is 0.
+    If a share is 0, the ratio of its seed is 0 or infinite; the result is then the ratio of both means
+    (``comparisons.ratio_of_means``), with a note. Raises NoNumber if the mean of ``below`` is 0.
     """
     whole = ratio_of_means(above, below)
     if np.isnan(whole.estimate.mean):
@@ -53,7 +53,7 @@ def factor(above: pd.Series, below: pd.Series) -> Seen:
 
 
 def best(study: Study, name: str) -> Arm:
-    """The arm at ten seeds whose setting has the highest mean final reward over the seeds that were left out."""
+    """An algorithm's arm with ten seeds at its best setting: highest mean final reward over the seeds of the tuning."""
     tuned = max(TUNED[name].values(), key=lambda arm: study.final(arm).mean())
     if "algorithm.loss.clip_low" in tuned.axes:
         return tuned._replace(experiment="study_bands")
@@ -71,7 +71,7 @@ def held_out(arm: Arm, over: Arm) -> Effect:
 
 
 def clipped(arm: Arm, over: Arm) -> Effect:
-    """Mean clip fraction of one arm over another's, as a factor."""
+    """Mean clip fraction of one arm divided by another's."""
     return lambda study: factor(*(study.numbers(each, "clip_fraction", "mean") for each in (arm, over)))
 
 
@@ -81,7 +81,7 @@ def warning(metric: str, lead: int = 1) -> Effect:
 
 
 def cost(arm: Arm, over: Arm, unit: str) -> Effect:
-    """How many times as much of ``unit`` as another arm one needs for the same reward."""
+    """How many times as much of ``unit`` (``efficiency.COSTS``) an arm needs as another arm for the same reward."""
 
     def effect(study: Study) -> Seen:
         ratio = study.cost_factor(arm, over, unit)
@@ -107,12 +107,12 @@ def changed(arm: Arm) -> Effect:
 
 
 def routed(arm: Arm) -> Effect:
-    """The share of an arm's log-ratio second moment that goes with pinned routes."""
+    """The share of the second moment of an arm's log-ratios that disappears when routes are pinned."""
     return lambda study: by_seed(study.routing_share(arm))
 
 
 def fall(study: Study, arm: Arm) -> pd.Series:
-    """What an arm loses from its first step's reward, which is the cold start's, to its final one, by seed."""
+    """The reward of the first step, made by the cold start, less the final reward, by seed."""
     return study.first(arm) - study.final(arm)
 
 

@@ -1,7 +1,7 @@
-"""What a testbed must show before a claim is answered on it: the validity gates, and where this testbed stands.
+"""Validity gates: conditions on the testbed, each with the state of this testbed.
 
-A gate is passed by runs on seeds that no claim uses. What is seen on the claims' own seeds can fail a gate and cannot
-pass it. A claim lists the gates that it needs (``Claim.needs``); it is answered where all of them are passed.
+Runs on seeds that no claim uses pass a gate. Runs on the claims' own seeds can fail a gate and cannot pass it. A claim
+lists the gates that it needs (``Claim.needs``) and is answered if all of them are passed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,39 +17,39 @@ State = Literal["passed", "failed", "not measured"]
 
 @dataclass(frozen=True)
 class Gate:
-    """One thing that a testbed must show."""
+    """One condition on a testbed."""
 
     id: str
     what: str
-    """When it passes."""
+    """The condition."""
     state: State
     reason: str
-    """Why the state is what it is, one sentence."""
+    """The reason for the state, one sentence."""
     evidence: str
-    """Where the reason can be looked up."""
+    """The place where the reason can be looked up."""
 
 
 # Gates of claims under stress, and of claims about a sampler that differs (docs/protocol.md, "Changes after the runs").
 STRESS = ("V1", "V2", "V3", "V5", "V6", "V7")
 MISMATCH = ("V1", "V4", "V6", "V7")
-# What V4 asks for: reward that a sampler with noise in its routers costs.
+# The least held-out accuracy that noise in the sampler's routers must cost, for V4.
 _LEAST_COST = 0.05
 
 
 def gates(study: Study) -> dict[str, Gate]:
-    """The gates of the reference study's testbed by their ids. Raises NotRun where the stressed arms have not run."""
+    """The gates of the reference study's testbed by their ids. Raises NotRun if the stressed arms have not run."""
     found = (*_stress(study), _mismatch(study), *_never_measured(), _dials(study))
     return {gate.id: gate for gate in sorted(found, key=lambda gate: gate.id)}
 
 
 def blocking(needs: Sequence[str], gates: Mapping[str, Gate]) -> list[Gate]:
-    """Those of the gates that a claim needs that are not passed, failed ones first. Raises KeyError for no gate."""
+    """The needed gates that are not passed, failed gates first. Raises KeyError for an unknown id."""
     found = [gates[id] for id in needs if gates[id].state != "passed"]
     return sorted(found, key=lambda gate: gate.state != "failed")
 
 
 def told(gates: Sequence[Gate]) -> str:
-    """In a few words which gates failed and which were not measured."""
+    """The ids of the gates that failed and of the gates that were not measured, as a phrase."""
     by_state = {state: [gate.id for gate in gates if gate.state == state] for state in ("failed", "not measured")}
     return "; ".join(f"{', '.join(ids)} {state}" for state, ids in by_state.items() if ids)
 
@@ -110,7 +110,7 @@ def _seen(study: Study, effect: Effect) -> str:
 
 
 def _mismatch(study: Study) -> Gate:
-    """V4; what it asks for is the cost of noise in the sampler's routers to GRPO, at 2e-4."""
+    """V4: noise in the sampler's routers costs GRPO held-out accuracy, at a learning rate of 2e-4."""
     what = (
         "the sampler that is exact gives at least 0.05 more held-out accuracy than the one that differs, uncorrected, "
         "with an interval above 0"
@@ -153,7 +153,7 @@ def _never_measured() -> list[Gate]:
 
 
 def _dials(study: Study) -> Gate:
-    """What was used to choose a setting is no answer at that setting."""
+    """A number that was used to choose a setting answers no claim at that setting."""
     settings = ((GSPO, GRPO), (SLOW["gspo"], SLOW["grpo"]))
     clips, changes, shares = zip(
         *(

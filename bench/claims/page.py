@@ -1,4 +1,4 @@
-"""``docs/claims.md``: the verdicts of the recorded runs, with a figure for each claim and one of all."""
+"""``docs/claims.md``: the verdicts on the recorded runs, with a figure for each claim and one for all claims."""
 
 import os
 from collections import Counter
@@ -25,34 +25,36 @@ from steadymoe.bench.support import atomic_files, processes
 _HEADLINE = FigureSpec("outcomes", "outcomes", points.outcomes, "study", takes=("outcomes",))
 _HEAD = """# What papers claim, and what the reference study can say
 
-Made by `make figures` from `results/reference/data`; a test makes it again and compares. Questions, outcomes and
-thresholds were fixed in [protocol.md](protocol.md) before the runs; the gates, and what else changed, after them
-("Changes after the runs" there). `make reference` runs the study again. All of it at this scale: 0.45 M parameters and
-one task.
+`make figures` makes this page from `results/reference/data`; a test makes it again and compares. Questions, outcomes
+and thresholds were fixed in [protocol.md](protocol.md) before the runs. The gates were fixed after the runs, with the
+other changes that the protocol lists under "Changes after the runs". `make reference` runs the study again. Every
+statement holds at this scale alone: 0.45 M parameters and one task.
 
-*frozen* is GRPO at a learning rate of 0 behind an exact sampler: what doing nothing is worth. Held-out accuracy is the
-mean of a run's last five evaluations, which no engine disturbs. *Collapsed*: by today's rule ([metrics.md](metrics.md),
-"Collapse"), – where runs are too short for it; *falling at the end*: runs that had fallen when they ended, too late to
-be judged; *recorded*: what the runs said of themselves.
+*frozen* is GRPO at a learning rate of 0 with an exact sampler: the policy stays at its cold start. *Held-out accuracy*
+is the mean of a run's last five evaluations, sampled without an engine's noise. *Collapsed* counts runs by today's
+rule ([metrics.md](metrics.md), "Collapse"); – stands for runs too short for the rule. *Falling at the end* counts runs
+whose reward had fallen when they ended, too late to be judged. *Recorded* counts runs that recorded themselves as
+collapsed.
 
-*Not testable on this testbed*: the testbed has not passed every gate that the claim needs; what was seen is shown, and
-answers nothing. Otherwise an outcome is *supported* where its whole interval lies where it was claimed, *contradicted*
-where it lies wholly elsewhere, both at a corrected p of at most 5 %, and else *not decided*.
+*Not testable on this testbed*: the testbed has not passed every gate that the claim needs. The effects are shown, and
+answer nothing. Otherwise an outcome is *supported* if its whole interval lies on the claimed side, and *contradicted*
+if the interval lies wholly elsewhere, both at a corrected p of at most 5 %. Else it is *not decided*.
 
-Effects are means over seeds with a 95 % interval (from ten seeds a BCa bootstrap), differences seed by seed, ratios
-geometric means; intervals of areas under ROC curves take the runs of a seed together. Of ten numbers with two peaks BCa
-held the truth in 73 to 87 % of draws, so an exact p stands beside it: of all ways to turn the signs of the seeds'
-distances from the threshold, the share that is as far off. It is corrected by Holm for the outcomes of one claim, not
-over claims. "Seeds for 80 % power": how many would find the effect at 5 %, if it is what it seems.
+Effects are means over seeds with a 95 % interval (from ten seeds on a BCa bootstrap). Differences are taken seed by
+seed; ratios are geometric means. The interval of an area under a ROC curve keeps the runs of a seed together. For ten
+numbers with two peaks the BCa interval held the truth in 73 to 87 % of draws, so an exact p stands beside it: the
+share, among all ways to flip the signs of the seeds' distances from the threshold, with a mean at least as far off. It
+is corrected by Holm for the outcomes of one claim, not over claims. "Seeds for 80 % power" is the number of seeds that
+would find the effect at 5 % with a probability of 80 %, if the effect has its measured size.
 """
-# What a table of outcomes leaves out where the claim gets no answer.
+# The columns that a table of outcomes lacks if the claim gets no answer.
 _ANSWERS = ["verdict", "what would decide it"]
 # The arms that README's first screen shows.
 _FIRST = (FROZEN, GSPO, GRPO, *CONTROLS[:2])
 
 
 class Verdicts:
-    """Every claim on what is recorded below ``results``. Raises NotRun if the testbed itself has not run."""
+    """The verdicts on all claims by the runs below ``results``. Raises NotRun if the stressed arms have not run."""
 
     def __init__(self, results: Path) -> None:
         self.study = Study(results)
@@ -68,7 +70,7 @@ class Verdicts:
         return claim.verdict([each.verdict for each in self.found[claim.number]])
 
     def told(self, claim: Claim) -> str:
-        """The same, with the gates that block it; and where its outcomes disagree, that they do."""
+        """The verdict of a whole claim with the gates that block it, or a remark if its outcomes disagree."""
         verdicts = {each.verdict for each in self.found[claim.number]}
         if self.blocking[claim.number]:
             return f"{self.of(claim)}: {told(self.blocking[claim.number])}"
@@ -76,13 +78,13 @@ class Verdicts:
         return f"{self.of(claim)}: in part supported, in part contradicted" if mixed else self.of(claim)
 
     def table(self) -> pd.DataFrame:
-        """One row per outcome of a claim that was not moved: what ``_row`` makes of it."""
+        """One row for each outcome, without the claims that get no answer."""
         return pd.DataFrame(
             [_row(claim.number, each) for claim in CLAIMS if not claim.moved for each in self.found[claim.number]]
         )
 
     def texts(self) -> dict[str, str]:
-        """File name → text of the table."""
+        """The table as text, by file name."""
         rows = self.table()
         return {
             "claims.md": tables.to_markdown(rows) + "\n",
@@ -91,7 +93,7 @@ class Verdicts:
         }
 
     def page(self, figures: str) -> str:
-        """``docs/claims.md``; ``figures`` is the folder of the figures, from the page's own."""
+        """The text of ``docs/claims.md``; ``figures`` is the path from its folder to the figures."""
         shown = f"![{_HEADLINE.caption}]({figures}/{draw.stem(_HEADLINE, 'claims')}.png)"
         lines = [_HEAD, self.answered(), "", *self._testbed(), "## Answers", "", self.summary(), "", shown]
         for claim in CLAIMS:
@@ -101,29 +103,29 @@ class Verdicts:
         return "\n".join(lines) + "\n"
 
     def answered(self) -> str:
-        """How many claims have which answer, a sentence."""
+        """A sentence with the number of claims for each answer."""
         asked = [claim for claim in CLAIMS if not claim.moved]
         counts = Counter(self.of(claim) for claim in asked)
         return f"**Of {len(asked)} claims: {'; '.join(f'{n} {answer}' for answer, n in counts.items())}.**"
 
     def first_screen(self) -> str:
-        """The start, the policy that is left as it is, and what becomes of it under stress, as a table."""
+        """The arms of README's first screen with their start, collapses and final scores, as a table."""
         return tables.to_markdown(self.standings(_FIRST).drop(columns="recorded"))
 
     def _testbed(self) -> list[str]:
-        """Where the testbed stands: its gates, every arm under stress beside the start and the frozen policy."""
+        """The section on the testbed: its gates, and every arm under stress beside the frozen policy."""
         rows = pd.DataFrame([vars(gate) for gate in self.gates.values()]).rename(
             columns={"id": "gate", "what": "passes when", "state": "here", "reason": "why"}
         )
         return [
             "## The testbed",
             "",
-            "Its validity is decided by controls on seeds that no claim uses. What is seen on the claims' own seeds "
-            "can fail a gate, and pass none.",
+            "Controls on seeds that no claim uses decide whether the testbed is valid. Runs on the claims' own seeds "
+            "can fail a gate and cannot pass one.",
             "",
             tables.to_markdown(rows),
             "",
-            "Every arm of `experiment=study` under stress, beside the policy that all of them start from:",
+            "Every arm of `experiment=study` under stress, beside the policy from which all of them start:",
             "",
             tables.to_markdown(self.standings((FROZEN, *CONTENDERS, *CONTROLS[:2]))),
             "",
@@ -134,7 +136,7 @@ class Verdicts:
         ]
 
     def _answer(self, claim: Claim) -> list[str]:
-        """The answer of a claim and the reason for it: the gates that failed, or why no answer is asked for."""
+        """The answer of a claim and its reason: the gates that failed, or why the claim gets no answer."""
         if claim.moved:
             return [f"**No answer**: {claim.moved}.", "", f"Limits: {claim.limits}", ""]
         gates = self.blocking[claim.number]
@@ -146,7 +148,7 @@ class Verdicts:
         return [f"**{answer[0].upper()}{answer[1:]}.**", "", *([*reasons, ""] if reasons else []), *limits]
 
     def _seen(self, claim: Claim) -> list[str]:
-        """The outcomes of a claim as a table, with verdicts where it gets an answer; and what is exploratory."""
+        """The outcomes of a claim as a table, with verdicts if the claim gets an answer; then exploratory outcomes."""
         rows = pd.DataFrame([_row(claim.number, each) for each in self.found[claim.number]]).drop(columns="claim")
         unanswered = claim.moved or self.blocking[claim.number]
         lines = ["What was seen:", "", tables.to_markdown(rows.drop(columns=_ANSWERS if unanswered else [])), ""]
@@ -156,15 +158,15 @@ class Verdicts:
         return lines
 
     def tuned(self) -> str:
-        """The settings that were best on the seeds that were left out."""
+        """A sentence with each algorithm's best setting on the seeds of the tuning."""
         try:
             found = [best(self.study, algorithm).label for algorithm in TUNED]
         except NotRun as missing:
-            return f"Nothing is tuned: {missing} has not run."
-        return f"Best on the two seeds that were left out: {'; '.join(found)}."
+            return f"No algorithm was tuned: {missing} has not run."
+        return f"The best settings on two seeds that no claim uses: {'; '.join(found)}."
 
     def summary(self, page: str = "") -> str:
-        """The answer to each claim, with links into ``page``; those that were moved stand in no such table."""
+        """A table of the answers, with links into ``page``, without the claims that get no answer."""
         rows = [
             f"| [{claim.number}]({page}#claim-{claim.number}) | {claim.statement} | {self.told(claim)} |"
             for claim in CLAIMS
@@ -182,16 +184,16 @@ class Verdicts:
         return [tables.to_markdown(arms), "", *figure]
 
     def arms(self, claim: Claim) -> pd.DataFrame:
-        """``standings`` of the arms of a claim, and of the frozen policy where they begin as it does."""
+        """``standings`` of the arms of a claim, and of the frozen policy if the arms begin with it."""
         return self.standings([*self.there(claim), *([FROZEN] if claim.frozen else [])])
 
     def standings(self, arms: Sequence[Arm]) -> pd.DataFrame:
-        """Of each arm that has run: n, collapses, start, final reward, held-out accuracy; the highest first."""
+        """A row for each arm that has run, highest final reward first: n, collapses, start, final scores."""
         ran = [arm for arm in {arm.label: arm for arm in arms}.values() if self.study.has(arm)]
         return pd.DataFrame([self._standing(arm) for arm in sorted(ran, key=lambda arm: -self.study.final(arm).mean())])
 
     def _standing(self, arm: Arm) -> dict[str, Any]:
-        """A row of ``standings``; made once, however many tables an arm stands in."""
+        """A row of ``standings``, computed once for all tables."""
         key = (arm.label, arm.experiment)
         if key not in self._standings:
             runs, (collapsed, judged) = self.study.judged(arm), self.study.collapsed(arm)
@@ -211,7 +213,7 @@ class Verdicts:
 
     @cached_property
     def drawn(self) -> dict[int, dict[str, pd.DataFrame]]:
-        """By claim the tables that its figure is drawn from, where all of its arms have run and nothing is lacking."""
+        """The tables for the figure of each claim whose arms have all run and whose figure lacks nothing, by number."""
         found = {}
         for claim in CLAIMS:
             if self.there(claim) == list(claim.arms):
@@ -221,7 +223,7 @@ class Verdicts:
         return found
 
     def figures(self) -> list[tuple[FigureSpec, str, dict[str, pd.DataFrame]]]:
-        """Every figure that can be drawn: the paper's, what it is named by, and the tables it is drawn from."""
+        """Every figure that can be drawn: the figure, the beginning of its file name, and its tables."""
         in_reward = [
             {"claim": number, "outcome": each.outcome.what, "side": each.outcome.side}
             | {"threshold": each.outcome.threshold, "effect": each.seen.estimate, "verdict": each.verdict}
@@ -236,9 +238,9 @@ class Verdicts:
 
 
 def make(results: Path, page: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write ``tables/claims.*`` and the figures below ``results``, and the page. Raises NotRun as ``Verdicts`` does.
+    """Write ``tables/claims.*`` and the figures below ``results``, and ``page``; return the paths written.
 
-    Figures in ``formats``, and as png, which the page shows.
+    Figures are written in ``formats`` and as png, for the page. Raises NotRun if the stressed arms have not run.
     """
     verdicts = Verdicts(results)
     figures = Path(os.path.relpath(results / "figures", page.parent)).as_posix()
@@ -261,7 +263,7 @@ def _draw(results: Path, formats: Sequence[str], id: str, named: str, data: dict
 
 
 def name(claim: Claim) -> str:
-    """What the files of a claim begin with."""
+    """The beginning of a claim's file names."""
     return f"claim{claim.number:02}"
 
 

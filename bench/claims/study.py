@@ -1,7 +1,8 @@
-"""The reference study's arms, out of whichever experiment ran them, and one number of each run.
+"""The reference study: the tables of some of its arms, and one number for each run.
 
-An experiment of the study holds what it adds; what it is compared with stands in ``study``. So a comparison names its
-arms by experiment, algorithm and axes, and gets the tables of ``archive.load`` for those alone, named by their labels.
+Each experiment of the study holds the arms that it adds; the arms to compare with stand in the experiment ``study``. A
+comparison therefore names its arms by experiment, algorithm and axes, and gets the tables of ``archive.load`` for these
+arms alone, under their labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ class Arm(NamedTuple):
     experiment: str
     algorithm: str
     axes: Mapping[str, object] = {}
-    """What differs from the experiment's own numbers, as ``identity.axes_name`` takes it."""
+    """The config fields that differ from the experiment's own, with their values (``identity.axes_name``)."""
 
 
 class NotRun(Exception):
@@ -57,7 +58,7 @@ class Study:
         return {kind: table[table["arm"] == name].assign(arm=label) for kind, table in recorded.items()}
 
     def numbers(self, arm: Arm, metric: str, how: str) -> pd.Series:
-        """One number of each run by seed, as ``tables.one_number`` makes it from a metric's curve."""
+        """One number for each run by seed, made from a metric's curve by ``tables.one_number``."""
         steps = self.tables([arm])["steps"]
         curves = steps[steps["metric"] == metric].sort_values("step").groupby("seed")["value"]
         return pd.Series({seed: tables.one_number(curve, how) for seed, curve in curves}, dtype=float)
@@ -67,16 +68,16 @@ class Study:
         return self.numbers(arm, "reward", "last")
 
     def first(self, arm: Arm) -> pd.Series:
-        """Reward of the first step, which is the cold start's, by seed."""
+        """The reward of the first step, made by the cold start, by seed."""
         steps = self.tables([arm])["steps"]
         return steps[(steps["metric"] == "reward") & (steps["step"] == 1)].set_index("seed")["value"].sort_index()
 
     def held_out(self, arm: Arm) -> pd.Series:
-        """Held-out accuracy by seed, the mean of a run's last five evaluations, which no engine disturbs."""
+        """Held-out accuracy by seed: the mean of a run's last five evaluations, sampled without an engine's noise."""
         return self.numbers(arm, "eval_accuracy", "last")
 
     def has(self, arm: Arm) -> bool:
-        """Whether any of its runs has ended."""
+        """Whether any run of the arm has ended."""
         try:
             self.tables([arm])
         except NotRun:
@@ -84,17 +85,17 @@ class Study:
         return True
 
     def judged(self, arm: Arm) -> pd.DataFrame:
-        """Its runs that today's rule of a collapse can judge: those too short for it are left out."""
+        """The runs of the arm that are long enough for today's rule of a collapse."""
         runs = self.tables([arm])["runs"]
         return runs[(runs["judged_until"] > 0) | runs["collapsed_step"].notna()]
 
     def collapsed(self, arm: Arm) -> tuple[int, int]:
-        """How many runs collapsed by today's rule, of how many that it can judge."""
+        """How many runs collapsed by today's rule, and how many runs it can judge."""
         runs = self.judged(arm)
         return int(runs["collapsed_step"].notna().sum()), len(runs)
 
     def recorded(self, arm: Arm) -> int:
-        """How many runs said themselves that they collapsed, by the rule of the day they ended."""
+        """How many runs recorded themselves as collapsed, by the rule at the time of their end."""
         return int((self.tables([arm])["runs"]["status"] == "diverged").sum())
 
     def routing_share(self, arm: Arm) -> pd.Series:
@@ -104,8 +105,7 @@ class Study:
     def warning_area(self, arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Estimate:
         """Area under the ROC curve of a metric's most alarming value up to ``least_lead`` steps before a collapse.
 
-        Over the runs of all arms, but for those that fell at their end, too late to be judged. The
-        interval is that of seeds.
+        Runs of all arms count, except runs that fell at their end, too late to be judged. The interval is over seeds.
         """
         found = self.tables(arms)
         runs = pd.concat([self.judged(arm).assign(arm=arm.label) for arm in arms])
@@ -116,10 +116,10 @@ class Study:
         )
 
     def cost_factor(self, arm: Arm, over: Arm, unit: str) -> efficiency.CostRatio | None:
-        """How many times as much of ``unit`` (``efficiency.COSTS``) as another arm one needs for the same reward.
+        """How many times as much of ``unit`` (``efficiency.COSTS``) an arm needs as another arm for the same reward.
 
-        That of the head-to-head table: nine tenths of the way from the first step's to the better one's final reward.
-        None where that is no gain.
+        The reward is the target of the head-to-head table: nine tenths of the way from the reward of the first step to
+        the final reward of the better arm. None if neither arm gains reward.
         """
         found = self.tables([arm, over])
         target = head_to_head.target(found["steps"], max(self.final(each).mean() for each in (arm, over)))

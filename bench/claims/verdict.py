@@ -1,4 +1,4 @@
-"""When a claim is supported, contradicted or not decided, and by which numbers; and when it is not testable."""
+"""The rules by which a claim is supported, contradicted, not decided or not testable, and the numbers behind it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from scipy.stats import norm  # type: ignore[attr-defined]  # made at run time
 
-from steadymoe.bench.claims.effects import Effect, NoNumber, Seen
+from steadymoe.bench.claims.effects import Effect, NoNumber, Seen, gain, held_out
 from steadymoe.bench.claims.gates import Gate
 from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
 from steadymoe.bench.statistics.comparisons import holm, seeds_needed, sign_flip_p
@@ -15,13 +15,13 @@ from steadymoe.bench.statistics.comparisons import holm, seeds_needed, sign_flip
 Verdict = Literal["supported", "contradicted", "not decided", "not testable on this testbed"]
 NOT_TESTABLE: Verdict = "not testable on this testbed"
 LEVEL, POWER = 0.05, 0.8
-# More seeds than this nobody will run.
+# A larger number of seeds is shown as "> 1000".
 _MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One number, and on which side of what it was claimed to be."""
+    """One number, and the side of a threshold on which it was claimed to lie."""
 
     what: str
     effect: Effect
@@ -30,11 +30,11 @@ class Outcome:
     upper: float = np.nan
     """The upper end of ``between``."""
     unit: Literal["reward", "accuracy", "share", "ratio", "cost", "area"] = "reward"
-    """Differences in reward stand in one figure; ratios and costs have the interval of their logarithm."""
+    """Outcomes in reward stand together in one figure; ratios and costs have the interval of their logarithm."""
 
     @property
     def claimed(self) -> str:
-        """As a reader sees it."""
+        """The claimed side, for a table."""
         return f"{self.side} {self.threshold:g}" + (f" and {self.upper:g}" if self.side == "between" else "")
 
     @property
@@ -44,18 +44,18 @@ class Outcome:
         return np.log(ends).tolist() if self.unit in ("ratio", "cost") else ends
 
     def p(self, seen: Seen) -> float:
-        """Exact p of the seeds' numbers lying about the threshold by chance, nan where there is none a seed.
+        """The exact p of a sign-flip test against the threshold (``comparisons.sign_flip_p``).
 
-        Each seed's distance from the threshold keeps its size and may turn its sign (``comparisons.sign_flip_p``). Of
-        ``between`` the larger of both ends' p.
+        The null hypothesis: the sign of each seed's distance from the threshold is random. For ``between`` the larger
+        p of the two ends; nan for an effect without one number for each seed.
         """
         return max(sign_flip_p([x - end for x in seen.seeds]) for end in self.ends) if seen.seeds else np.nan
 
     def verdict(self, seen: Seen, p: float) -> Verdict:
-        """Whether the whole interval lies where it was claimed, wholly elsewhere, or neither.
+        """Supported if the whole interval lies on the claimed side, contradicted if it lies wholly elsewhere.
 
-        Only where ``p``, which is corrected for the outcomes of a claim, is at most 5 %. Where there is none, the
-        interval decides alone.
+        Both need a ``p``, corrected for the outcomes of the claim, of at most 5 %; if it is nan, the interval decides
+        alone. Else the outcome is not decided.
         """
         found = seen.estimate
         if np.isnan(found.low) or np.isnan(found.high) or p > LEVEL:
@@ -71,9 +71,20 @@ class Outcome:
         return "supported" if supported else "contradicted" if contradicted else "not decided"
 
 
+def disturbed(of: str, arm: Arm, over: Arm, threshold: float = 0.0) -> tuple[Outcome, Outcome]:
+    """The outcomes of a claim about a noisy sampler: held-out accuracy, which decides, and the reward with the noise.
+
+    The reward was to decide before (docs/protocol.md); it is exploratory now.
+    """
+    return (
+        Outcome(f"held-out accuracy of {of}", held_out(arm, over), "above", threshold, unit="accuracy"),
+        Outcome(f"final reward, sampled with noise, of {of}", gain(arm, over), "above", threshold),
+    )
+
+
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper, the outcomes that decide it, and the figure that shows its arms."""
+    """A statement of a paper, the outcomes that decide it, and the figure of its arms."""
 
     number: int
     statement: str
@@ -83,19 +94,19 @@ class Claim:
     figure: str
     """An id of ``figures.FIGURES``."""
     arms: tuple[Arm, ...]
-    """That the figure shows."""
+    """The arms in the figure."""
     limits: str
     needs: tuple[str, ...]
     """The ids of the gates (``gates.gates``) that a testbed must pass before the claim is answered on it."""
     moved: str = ""
-    """Why it is no claim about stability and gets no answer; empty for those that are."""
+    """Why the claim gets no answer: it is no claim about stability. Empty for a claim about stability."""
     frozen: bool = True
-    """Whether its arms begin where the frozen arm of ``study_frozen`` stands."""
+    """Whether the arms begin at the policy of the frozen arm (``study_frozen``)."""
     exploratory: tuple[Outcome, ...] = ()
-    """Looked at besides, not in the protocol: shown, and part of no verdict."""
+    """Outcomes that the protocol does not list; they are shown and are part of no verdict."""
 
     def verdict(self, found: Sequence[Verdict]) -> Verdict:
-        """Of the whole claim, from those of its outcomes."""
+        """The verdict of the whole claim, from the verdicts of its outcomes."""
         if NOT_TESTABLE in found:
             return NOT_TESTABLE
         if all(each == "supported" for each in found):
@@ -105,23 +116,23 @@ class Claim:
 
 @dataclass(frozen=True)
 class Finding:
-    """An outcome, what was seen of it, and its verdict."""
+    """An outcome, its measured effect and its verdict."""
 
     outcome: Outcome
     seen: Seen
     p: float
-    """Exact, two-sided, for this outcome alone; nan where there is none."""
+    """Exact, two-sided, for this outcome alone; nan for an effect without one number for each seed."""
     corrected: float
     """The same, corrected for all outcomes of the claim."""
     verdict: Verdict
     lacks: str = ""
-    """What there is no verdict without: an arm that has not run, a number, or gates that the testbed passes."""
+    """What a verdict needs and is missing: an arm that has not run, a number, or gates that the testbed passes."""
 
     @property
     def seeds(self) -> float:
-        """How many seeds have 80 % power against the threshold, if the effect is what it seems; nan for none.
+        """The number of seeds with 80 % power against the threshold, if the effect has its measured size.
 
-        Of areas, which are not made of one number a seed, by the width of the interval.
+        An area has no number for each seed; its interval's width is used. nan for a cost and without an interval.
         """
         estimate, ends = self.seen.estimate, self.outcome.ends
         if np.isnan(estimate.low) or (self.outcome.unit == "cost"):
@@ -137,12 +148,12 @@ class Finding:
 
     @property
     def power(self) -> str:
-        """``seeds`` as a reader sees them."""
+        """``seeds``, for a table."""
         return "–" if np.isnan(self.seeds) else f"> {_MOST_SEEDS}" if self.seeds > _MOST_SEEDS else f"{self.seeds:.0f}"
 
     @property
     def decides(self) -> str:
-        """What would decide it, where it is not decided."""
+        """What would decide an outcome that is not decided; empty for a decided one."""
         if self.lacks or self.verdict != "not decided":
             return self.lacks
         estimate = self.seen.estimate
@@ -156,7 +167,7 @@ class Finding:
 
 
 def learning(study: Study, contenders: Sequence[Arm]) -> str:
-    """Whether algorithms learn on the testbed, a sentence; looked at after the protocol. Raises NotRun."""
+    """A sentence on whether algorithms learn on the testbed; not in the protocol. Raises NotRun for a missing arm."""
     learn = [arm for arm in contenders if study.final(arm).mean() > study.first(arm).mean()]
     best = max(contenders, key=lambda arm: study.final(arm).mean())
     first, final = study.first(best).mean(), study.final(best).mean()
@@ -168,7 +179,7 @@ def learning(study: Study, contenders: Sequence[Arm]) -> str:
 
 
 def findings(study: Study, outcomes: Sequence[Outcome], blocking: Sequence[Gate] = ()) -> list[Finding]:
-    """What was seen of each; not decided where runs are absent, not testable where gates of the claim are blocking."""
+    """The finding of each outcome: not decided if runs are missing, not testable if ``blocking`` holds a gate."""
     seen: list[Seen] = []
     lacks = []
     for outcome in outcomes:

@@ -1,6 +1,7 @@
-"""How far routing moved: the same tokens' experts under two policies, engines or moments, and the load.
+"""How far routing moved between two forwards of the same tokens, how sure routers are, and the load of experts.
 
-Shapes: L MoE layers, B sequences, T response positions, F positions fed, K experts a token, E experts.
+The two forwards may differ in the policy, the engine or the moment of training. Shapes: L MoE layers, B sequences, T
+response positions, F positions fed, K experts a token, E experts, N response tokens, C = K + 1 counts.
 """
 
 import math
@@ -15,31 +16,31 @@ class Change:
     """Differences between two recordings of the routes of the same response tokens."""
 
     expert_L: Tensor
-    """1 − mean |S_old ∩ S_new| / K over response tokens, of each layer."""
+    """1 − |S_old ∩ S_new| / K for each layer, the mean over response tokens."""
     set_L: Tensor
-    """Share of response tokens whose set of experts differs, of each layer."""
+    """The share of response tokens whose set of experts differs, for each layer."""
     any_layer: Tensor
-    """Share of response tokens whose set differs in at least one layer."""
+    """The share of response tokens whose set differs in at least one layer."""
     slots_C: Tensor
-    """Counts of (layer, response token) by the number of experts that differ, 0 to K."""
+    """How many pairs (layer, response token) have 0, 1, … K experts that differ."""
 
     @property
     def expert(self) -> Tensor:
-        """Expert-change rate over all layers and response tokens."""
+        """The expert-change rate over all layers and response tokens, from 0 to 1."""
         return self.expert_L.mean()
 
     @property
     def set(self) -> Tensor:
-        """Set-change rate over all layers and response tokens."""
+        """The set-change rate over all layers and response tokens, from 0 to 1."""
         return self.set_L.mean()
 
 
 def change(old_LBFK: Tensor, new_LBFK: Tensor, mask_BT: Tensor) -> Change:
     """Compare two recordings on the response tokens that ``mask_BT`` marks.
 
-    The route of a response token is that of the position that predicts it, the one before it: there alone
-    both the sampler and the training forward have one for every response token. Raises ValueError where
-    the recordings are not of the same layers, positions and experts per token.
+    The route of a response token is the route of the position before it, which predicts it: only there have both the
+    sampler and the training forward a route for every response token. Raises ValueError for recordings that differ in
+    layers, positions or experts per token, and for a response token without a route.
     """
     if old_LBFK.shape != new_LBFK.shape:
         raise ValueError(f"routes of different shapes: {tuple(old_LBFK.shape)} and {tuple(new_LBFK.shape)}")
@@ -56,26 +57,25 @@ def change(old_LBFK: Tensor, new_LBFK: Tensor, mask_BT: Tensor) -> Change:
 
 
 def any_layer(old_LBFK: Tensor, new_LBFK: Tensor, mask_BT: Tensor) -> Tensor:
-    """Which response tokens have another set of experts in at least one layer, (N,) bool."""
+    """Whether a response token has another set of experts in at least one layer, (N,) bool."""
     old_LNK, new_LNK = of_response_tokens(old_LBFK, mask_BT), of_response_tokens(new_LBFK, mask_BT)
     return (old_LNK.sort(-1).values != new_LNK.sort(-1).values).any(-1).any(0)
 
 
 def top1_change(old_LBFK: Tensor, new_LBFK: Tensor, old_LBTE: Tensor, new_LBTE: Tensor, mask_BT: Tensor) -> Tensor:
-    """Share of response tokens whose strongest expert differs between two recordings, of each layer, (L,).
+    """The share of response tokens whose strongest expert differs between two recordings, for each layer, (L,).
 
-    The strongest of the chosen experts is the one with the largest router logit, so with the largest gate weight.
-    DeepSeek-V3 and GLM-4-MoE choose by that score plus a bias for balance; the bias is in no gate weight, and does
-    not count here either. ``old_LBTE`` and ``new_LBTE`` are the routers' log-probabilities of all experts. The order
-    of the routes does not matter: these two families return theirs unsorted. Of equal logits the first in that order
-    counts.
+    The strongest of the chosen experts has the largest router logit, and so the largest gate weight. DeepSeek-V3 and
+    GLM-4-MoE choose experts by this score plus a bias for balance; the bias is in no gate weight and does not count
+    here. ``old_LBTE`` and ``new_LBTE`` are the routers' log-probabilities of all experts. Routes need not be sorted, as
+    in these two families; among equal logits the first in the order of the routes counts.
     """
     old_LN = _strongest(old_LBFK, old_LBTE, mask_BT)
     return (old_LN != _strongest(new_LBFK, new_LBTE, mask_BT)).float().mean(-1)
 
 
 def _strongest(routes_LBFK: Tensor, logprobs_LBTE: Tensor, mask_BT: Tensor) -> Tensor:
-    """The chosen expert with the largest log-probability, of each layer and response token, (L, N)."""
+    """The chosen expert with the largest log-probability, for each layer and response token, (L, N)."""
     chosen_LNK = of_response_tokens(routes_LBFK, mask_BT).long()
     first_LN1 = logprobs_LBTE[:, mask_BT.bool()].gather(-1, chosen_LNK).argmax(-1, keepdim=True)
     return chosen_LNK.gather(-1, first_LN1).squeeze(-1)
@@ -86,13 +86,13 @@ class Shift:
     """How far the routers' distributions moved between two forwards of the same response tokens."""
 
     kl_L: Tensor
-    """Σ_e p_old log p_old/p_new, mean over response tokens, of each layer."""
+    """Σ_e p_old log p_old/p_new in nats for each layer, the mean over response tokens."""
     gamma_N: Tensor
-    """RSPO's γ of each response token: e^−(mean over layers and old experts of |log p_new/p_old|)."""
+    """RSPO's γ for each response token: e^−(mean over layers and old experts of |log p_new/p_old|)."""
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """Scalars: the KL over all layers, and mean, least, tenth percentile and floored share of γ over tokens."""
+        """Scalars by column: the KL over all layers; over tokens γ's mean, minimum, tenth percentile, share floored."""
         return {
             "router_kl": self.kl_L.mean(),
             "router_shift_mean": self.gamma_N.mean(),
@@ -102,12 +102,12 @@ class Shift:
         }
 
 
-# RSPO's floor in a re-implementation (algorithms/rspo.py): the share of tokens below it is a column.
+# RSPO's floor in a re-implementation (algorithms/rspo.py). A column holds the share of tokens below it.
 SHIFT_FLOOR = 0.8
 
 
 def shift(old_LBTE: Tensor, new_LBTE: Tensor, old_routes_LBFK: Tensor, mask_BT: Tensor) -> Shift:
-    """Compare the log-probabilities of all experts; γ is over the experts that ``old_routes_LBFK`` chose."""
+    """Compare the routers' log-probabilities of all experts; γ is over the experts in ``old_routes_LBFK``."""
     keep_BT = mask_BT.bool()
     old_LNE, new_LNE = old_LBTE[:, keep_BT], new_LBTE[:, keep_BT]
     chosen_LNK = of_response_tokens(old_routes_LBFK, mask_BT).long()
@@ -117,18 +117,19 @@ def shift(old_LBTE: Tensor, new_LBTE: Tensor, old_routes_LBFK: Tensor, mask_BT: 
 
 @dataclass(frozen=True)
 class Decision:
-    """How sure the routers are of their choice, of each layer."""
+    """How sure the routers of each layer are of their choice."""
 
     margin_L: Tensor
-    """Distance of the last logit that was chosen from the first that was not, mean over response tokens."""
+    """The smallest chosen logit less the largest that was not chosen, the mean over response tokens."""
     confidence_L: Tensor
-    """Probability of the chosen experts together, mean over response tokens."""
+    """The summed probability of the chosen experts, the mean over response tokens."""
 
 
 def decision(logprobs_LBTE: Tensor, routes_LBFK: Tensor, mask_BT: Tensor) -> Decision:
-    """From the log-probabilities of all experts and the routers' own choice.
+    """How sure routers are, from their log-probabilities of all experts and their own choice.
 
-    Where a router does not choose the largest logits (a bias for balance, say) the margin may be negative.
+    The margin may be negative if a router does not choose the largest logits, for example because of a bias for
+    balance. It is nan if every expert is chosen.
     """
     logprobs_LNE = logprobs_LBTE[:, mask_BT.bool()]
     chosen_LNK = of_response_tokens(routes_LBFK, mask_BT).long()
@@ -152,18 +153,18 @@ def of_response_tokens(routes_LBFK: Tensor, mask_BT: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Load:
-    """How evenly each layer's experts are used."""
+    """How evenly the experts of each layer are used."""
 
     entropy_L: Tensor
-    """−Σ_e f_e log f_e / log E: 1 when all experts are used alike."""
+    """−Σ_e f_e log f_e / log E for the shares f_e of the experts: 1 for equal shares."""
     max_violation_L: Tensor
-    """max_e f_e · E − 1: 0 when all experts are used alike."""
+    """max_e f_e · E − 1: 0 for equal shares."""
     dead_L: Tensor
-    """Share of experts that no token chose."""
+    """The share of experts that no token chose."""
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """(L,) by column."""
+        """The tensors, (L,), by column."""
         return {
             "load_entropy": self.entropy_L,
             "load_max_violation": self.max_violation_L,
@@ -172,7 +173,7 @@ class Load:
 
 
 def load(routes_LBFK: Tensor, mask_BT: Tensor, experts: int) -> Load:
-    """The load of ``experts`` experts by the response tokens that ``mask_BT`` marks."""
+    """The load of ``experts`` experts by the response tokens of ``mask_BT``. Raises ValueError like ``change``."""
     chosen_LX = of_response_tokens(routes_LBFK, mask_BT).flatten(1).long()
     counts_LE = torch.zeros(chosen_LX.shape[0], experts, device=chosen_LX.device)
     counts_LE.scatter_add_(1, chosen_LX, torch.ones_like(chosen_LX, dtype=counts_LE.dtype))

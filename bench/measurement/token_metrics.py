@@ -1,6 +1,6 @@
-"""Every per-token tensor is reduced to a column here, over the response tokens of a mini-batch or rollout.
+"""Columns from tensors with a value for each token, over the response tokens of a mini-batch or of a rollout.
 
-Shapes: B responses, T response positions, N response tokens.
+Shapes: B responses, T response positions, N response tokens, P prompts, G responses to each prompt.
 """
 
 import math
@@ -34,11 +34,12 @@ _REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The ratio and clip columns of one gradient update, as scalars, and its histograms, as counts.
 
-    ``token_ratio_variance`` is that of π_θ/π_old over response tokens and ``sequence_ratio_variance`` that
-    of its geometric mean over a response, whichever of the two the loss uses. ``ess`` is the effective
-    sample size per token, (Σr)² / (N Σr²), in (0, 1]. ``clip_fraction`` is the share of tokens that lose
-    their gradient or are capped; it is missing where no clip exists. The histograms are of token log-ratios and of
-    Var_i = (1/T) Σ_t (log r_t − log s_i)², a response's spread of them (SAPO, 2511.20347, figures 2 and 3).
+    ``token_ratio_variance`` is the variance of r = π_θ/π_old over response tokens; ``sequence_ratio_variance`` is the
+    variance over responses of s, the geometric mean of r over a response. Both are there for every loss. ``ess`` is
+    the effective sample size per token, (Σr)² / (N Σr²), in (0, 1]. ``clip_fraction`` is the share of tokens that
+    lose their gradient or are capped; a loss without a clip has no such column. The histograms count token log-ratios,
+    and Var_i = (1/T) Σ_t (log r_t − log s_i)², the variance of the log-ratios within a response (SAPO, 2511.20347,
+    figures 2 and 3). Raises ValueError for a batch without ``old_logprobs_BT``.
     """
     mask_BT = batch.mask_BT.bool()
     with torch.no_grad():
@@ -72,19 +73,19 @@ def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], dict
 
 
 def _counts(values_N: Tensor, edges: Tensor) -> Tensor:
-    """How many finite values lie below the first edge, between two, and above the last."""
+    """The number of finite values below the first edge, between two neighbouring edges, and above the last edge."""
     finite_N = values_N[values_N.isfinite()]
     bins_N = torch.bucketize(finite_N, edges.to(values_N.device))
     return torch.bincount(bins_N, minlength=len(edges) + 1)
 
 
 def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> dict[str, Tensor]:
-    """The sampling policy μ against the training forward π_old on the same tokens, per rollout.
+    """The columns of a rollout that compare the sampling policy μ with the training forward π_old on the same tokens.
 
     With Δ = log π_old − log μ and ρ = e^Δ: k1 = −E_μ[Δ] and k3 = E_μ[ρ − 1 − Δ], two estimates of KL(μ‖π_old)
-    (Schulman, "Approximating KL divergence", 2020); χ² = E_μ[ρ²] − 1 by token and, with the product over a
-    response, by sequence; the effective sample size of the raw ρ per token; the share of tokens with ρ or 1/ρ
-    above 2 (R3's F(2)); the largest \\|Δ\\|; Pearson's correlation of the two probabilities.
+    in nats (Schulman, "Approximating KL divergence", 2020); χ² = E_μ[ρ²] − 1 of tokens and, with the product of ρ
+    over a response, of responses; the effective sample size of ρ per token, not truncated; the share of tokens with ρ
+    or 1/ρ above 2 (R3's F(2)); the largest absolute Δ; Pearson's correlation of the two probabilities.
     """
     mask = mask_BT.bool()
     delta_BT = torch.where(mask, log_ratio(old_logprobs_BT, rollout_logprobs_BT), 0.0)
@@ -103,7 +104,7 @@ def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: T
 
 
 def of_rewards(scores_PG: Tensor) -> dict[str, float]:
-    """The score columns of all that was sampled in a step; a group without signal is one of equal scores."""
+    """The score columns of all responses sampled in a step. In a group without signal all scores are equal."""
     return {
         "reward": scores_PG.mean().item(),
         "groups_without_signal": (scores_PG == scores_PG[:, :1]).all(-1).float().mean().item(),

@@ -1,4 +1,4 @@
-"""``docs/algorithms.md``: the docstring and the config of every algorithm and preset.
+"""``docs/algorithms.md``: every algorithm and preset, from its docstring and its config.
 
 ``python -m steadymoe.bench.report.algorithm_page > docs/algorithms.md``
 """
@@ -14,19 +14,24 @@ from steadymoe.bench.config.compose import CONF
 
 _HEAD = """# Algorithms
 
-Made from the code and the configs by `python -m steadymoe.bench.report.algorithm_page > docs/algorithms.md`; a test
-fails when it is stale. Every equation is also written once more, as loops over scalars, in
-`tests/algorithms/test_family.py`, where value and gradient are compared; where a trainer has the same loss,
-`tests/algorithms/test_oracles.py` compares with what that trainer computed.
+`python -m steadymoe.bench.report.algorithm_page > docs/algorithms.md` makes this page from the code and the configs; a
+test fails if the page is stale. `tests/algorithms/test_family.py` writes every equation once more, as loops over
+scalars, and compares value and gradient. `tests/algorithms/test_oracles.py` compares losses with the numbers that
+other trainers computed with the same loss.
 
-J is the objective, to be maximised; the loss is −J. r, w: token ratio; s: sequence ratio; sg[·]: no gradient; G
-responses to a prompt, T_i tokens of response i, μ the policy that sampled. The unit, the anchor and the aggregation of
-every row are switches: `algorithm.loss.ratio`, `.anchor`, `.aggregation`.
+Symbols: J is the objective, to be maximised, and the loss is −J. π_θ is the policy being trained, π_old the policy
+before the updates on a rollout, μ the policy that sampled. Â is the advantage, r or w the ratio of a token, s the ratio
+of a response (a sequence). G is the number of responses to a prompt, T_i the number of tokens of response i. sg[·] has
+no gradient.
 
-Where the equation of a loss was read: **paper**, in the paper's own text; **peer's code**, not in the paper, but in
-the code of its authors or of a trainer; **reconstruction**, in neither: the loss follows an abstract, a digest or
-somebody else's re-implementation, and may differ from the paper. A preset is always a peer's code. A claim about a
-reconstruction is a claim about this suite's version of it.
+Columns: *ratio* is the unit of the ratio and *anchor* the policy in its denominator. *Shaper* is the function that
+bounds the effect of the ratio, and *bounds* are its numbers. *Aggregation* says how tokens are averaged. Ratio, anchor
+and aggregation are switches: `algorithm.loss.ratio`, `algorithm.loss.anchor`, `algorithm.loss.aggregation`.
+
+*Provenance* says where the equation of a loss was read. **paper**: in the paper's own text. **peer's code**: in the
+code of the paper's authors or of a trainer, not in the paper. **reconstruction**: in neither; the loss follows an
+abstract, a digest or a re-implementation by others, and may differ from the paper. A preset is always a peer's code. A
+claim about a reconstruction is a claim about this suite's version of the algorithm.
 """
 _BOUNDS = ("clip", "cap", "max_", "tau", "c1_", "c2_", "gamma", "floor")
 
@@ -39,8 +44,8 @@ def markdown() -> str:
         "|---" * 9 + "|",
     ]
     lines += [_row(name) for name in names()]
-    lines += ["", "## What trainers make of them", ""]
-    lines += ["Presets, run like algorithms; each says first how it differs from its paper.", ""]
+    lines += ["", "## The same algorithms in other trainers", ""]
+    lines += ["A preset is an algorithm with the numbers of one trainer. It is run like an algorithm.", ""]
     lines += ["| preset | |", "|---|---|"]
     presets = [name for name in names(presets=True) if "@" in name]
     lines += [f"| `{name}` | {_yaml(name).splitlines()[0].removeprefix('# ')} |" for name in presets]
@@ -59,7 +64,7 @@ def markdown() -> str:
 
 
 def _row(name: str) -> str:
-    """The row of an algorithm in the table. Raises ValueError if its docstring names no shaper."""
+    """One line of the table. Raises ValueError for a docstring that does not name its shaper."""
     loss, doc = load(name), _doc(_module(name))
     host = getattr(loss, "host", loss)
     ratio, anchor = (host.ratio, host.anchor) if isinstance(host, RatioLoss) else ("–", "–")

@@ -1,4 +1,4 @@
-"""The losses against closed forms in value and gradient, and against each other where their formulas meet.
+"""The losses against closed forms in value and gradient, and against each other in cases where their formulas agree.
 
 Shapes: B responses, T response positions, P prompts, G responses to each.
 """
@@ -60,7 +60,7 @@ def random_rows(seed: int, lengths: tuple[int, ...] = (5, 1, 3, 2, 4, 3), noise:
 
 
 def run(loss: Loss, batch: dict[str, Tensor]) -> tuple[LossOutput, Tensor]:
-    """What a loss says of a batch, and its gradient in the log-probabilities that the batch was made of."""
+    """The output of a loss on a batch, and the gradient with respect to the batch's log-probabilities."""
     output = loss(Batch(**batch))
     return output, torch.autograd.grad(output.loss, batch["logprobs_BT"])[0]
 
@@ -111,7 +111,7 @@ def test_gspo_closed_form_inside_outside_and_on_the_edge() -> None:
 
 
 def outcome(ratio: float, advantage: float, low: float, high: float) -> tuple[float, float]:
-    """The clipped surrogate and its slope in the log-ratio, by cases instead of by a min."""
+    """The clipped surrogate and its slope in the log-ratio, by cases and without a min."""
     if advantage > 0 and ratio > 1 + high:
         return (1 + high) * advantage, 0.0
     if advantage < 0 and ratio < 1 - low:
@@ -304,7 +304,7 @@ def test_the_defaults_are_the_numbers_of_the_yaml(name: str) -> None:
 
 @pytest.mark.parametrize("name", algorithms.names(presets=True))
 def test_a_yaml_names_every_field(name: str) -> None:
-    """Nothing is silent: ratio, anchor, aggregation, clip, and the advantage's numbers too."""
+    """Ratio, anchor, aggregation, clip and the advantage's numbers stand in the YAML, none as a hidden default."""
     for part in ("loss", "advantage"):
         numbers = configured(name, part)
         built = algorithms.build(numbers)
@@ -318,7 +318,7 @@ def test_every_algorithm_says_where_its_equation_was_read(name: str) -> None:
     doc = sys.modules[type(algorithms.load(name)).__module__].__doc__ or ""
     assert doc.count("Provenance: ") == 1
     assert "@" not in name or told == "peer's code"
-    # Where no equation was seen, the paper is not what was read.
+    # An equation that was not read in the paper has no provenance "paper".
     assert told != "paper" or not re.search(r"equations? (was|were)? ?not seen", doc)
 
 

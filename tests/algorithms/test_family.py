@@ -58,9 +58,9 @@ def run(loss: PolicyLoss | Objective, batch: Batch) -> tuple[float, Tensor, Loss
 
 
 # --- the equations, as loops -------------------------------------------------------------------------
-# Each gives the objective of the tokens of one response and ∂J/∂log π of each, before the aggregation's weights,
-# from r (to the old policy), u (to the sampler), the log-probabilities p and the advantage a; or, where responses
-# meet or more is read, from the batch and the number of the response.
+# Each equation returns the objective of each token of one response and the derivative ∂J/∂log π of each token, before
+# the aggregation's weights. Its arguments are r (the ratio to the old policy), u (the ratio to the sampler), the
+# log-probabilities p and the advantage a; or the batch and the number of the response, for a loss that reads more.
 
 Pair = tuple[list[float], list[float]]
 
@@ -174,7 +174,7 @@ def opsm(batch: Batch, i: int) -> Pair:
 
 
 def shifted(batch: Batch, i: int) -> list[float]:
-    """r γ̃ of each token."""
+    """The products r γ̃ of the tokens of a response."""
     gammas = []
     for t in range(LENGTHS[i]):
         shift_LK = batch.get("router_log_ratio_LBTK")[:, i, t]
@@ -230,7 +230,7 @@ RESPONSES = len(LENGTHS)
 
 
 def by_response(T: int) -> float:
-    """The weight of a token of a response of T tokens: mean over responses of means over tokens."""
+    """The weight of a token in a response of T tokens, for a mean over responses of means over tokens."""
     return 1 / T / RESPONSES
 
 
@@ -438,7 +438,7 @@ def test_a_ratio_that_ran_away_gives_finite_numbers(name: str, far: float) -> No
 
 
 def reordered(batch: Batch, order_B: Tensor, spare: int = 0, garbage: float = math.nan) -> Batch:
-    """The batch with its rows in another order and ``spare`` positions of garbage on the right."""
+    """The batch with its rows in another order, and with ``spare`` more positions of garbage on the right."""
     changed: dict[str, Tensor] = {}
     for name, values in vars(batch).items():
         if not isinstance(values, Tensor):

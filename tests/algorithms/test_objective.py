@@ -1,4 +1,4 @@
-"""What is added to a loss, corrections, KL, entropy, and how a mini-batch is split; and the advantages."""
+"""Corrections, the KL term and the entropy bonus of an objective; mini-batches in parts; switches; the advantages."""
 
 import itertools
 import math
@@ -59,7 +59,7 @@ def objective(loss: PolicyLoss, correction: Correction | None = None, **added: A
 
 
 def mismatched(rhos: list[list[float]], mu: float = 0.25) -> Batch:
-    """A batch whose ρ = π_old/μ is as given; π_θ is π_old and μ is ``mu`` for every token."""
+    """A batch with given ρ = π_old/μ; π_θ equals π_old, and μ is ``mu`` for every token."""
     width = max(map(len, rhos))
     mask_BT = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rhos])
     log_BT = torch.tensor([[math.log(x) for x in row] + [0.0] * (width - len(row)) for row in rhos]).double()
@@ -146,7 +146,7 @@ def test_truncation_without_a_cap_is_plain_importance_sampling() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(names()) - {"dppo", "dppo_kl", "gepo", "minirl", "trm"}))
 def test_a_correction_weighs_each_token_after_the_hosts_clip(name: str) -> None:
-    """On a sequence ratio too: token t's gradient times its own weight, as in GSPO-token."""
+    """With a sequence ratio too: the gradient of token t is multiplied by the weight of token t, as in GSPO-token."""
     batch = ragged()
     _, grad_BT, plain = run(load(name), batch)
     _, weighted_BT, output = run(objective(load(name), MaskedIS(ratio_low=0.9, ratio_high=1.2)), batch)
@@ -291,7 +291,7 @@ def test_micro_batches_add_up_to_the_mini_batch(
 
 @pytest.mark.parametrize("name", names())
 def test_a_whole_mini_batch_loss_is_one_whose_parts_do_not_add_up(name: str) -> None:
-    """The declaration is neither missing nor idle."""
+    """The trait is declared by every loss that needs it and by no other."""
     loss, batch = load(name), ragged()
     _, whole_BT, output = run(loss, batch)
     halves = [run(loss, part(batch, torch.tensor(rows))) for rows in ([0, 1], [2, 3, 4, 5])]
@@ -625,7 +625,7 @@ def test_gepos_coefficient_is_not_one_at_the_old_policy() -> None:
 
 @pytest.mark.parametrize("a_token", [-1.0, -19.0, -21.0, -45.0, -100.0, -1000.0])
 def test_gepo_is_what_it_is_at_any_likelihood(a_token: float) -> None:
-    """In fp32 q² underflows below −44 a token; E is held against exponentials in float64."""
+    """In fp32 q² underflows below a log-probability of −44 a token; E is compared with exponentials in float64."""
     rows = torch.tensor([[0.0, -0.5], [-1.0, 0.3], [0.2, 0.2], [-0.4, -0.1]])
     means = (a_token + rows).double().mean(-1)
     batch = Batch(
@@ -661,7 +661,7 @@ def test_gepo_of_likely_responses_has_the_bits_that_the_plain_formula_has() -> N
 
 
 def test_a_product_or_prefix_at_its_bound_keeps_the_gradient_of_its_tokens_and_a_token_ratio_does_not() -> None:
-    """e^20 is the weight of every token of a product that ran away; a token of its own beyond it has none."""
+    """Every token of a product beyond the bound has the weight e^20; a token ratio beyond it has no gradient."""
     mask_BT = torch.ones(1, 3)
     log_BT = torch.tensor([[15.0, 14.0, -1.0]]).requires_grad_()
     for unit, weights in (
@@ -794,7 +794,7 @@ def test_every_correction_of_the_configs_is_one_of_those_tested() -> None:
 
 
 def one(advantage: float, old: float = -3.0, **ratios: float) -> Batch:
-    """One token of log π_old = ``old``; ``r`` is its ratio to the old policy, ``u`` to the sampler."""
+    """A batch of one token with log π_old = ``old``; its ratio to the old policy is ``r``, to the sampler ``u``."""
     one_BT = torch.ones(1, 1).double()
     r, u = ratios.get("r", 1.0), ratios.get("u", ratios.get("r", 1.0))
     return Batch(
@@ -882,7 +882,7 @@ def test_gspo_takes_the_mean_of_an_advantage_that_differs_within_a_response() ->
 
 
 class _Plain(PolicyLoss):
-    """The gradient of GSPO inside its band, by autograd through s_i itself, and not token by token."""
+    """GSPO inside its band, with the gradient from autograd through s_i and not token by token."""
 
     def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
         return values_BT.sum() / RESPONSES

@@ -1,8 +1,8 @@
-"""Losses, presets, advantages and corrections against what TRL and verl themselves compute, to rounding.
+"""Losses, presets, advantages and corrections against the numbers that TRL and verl compute, equal to rounding.
 
-``make oracles`` recorded their answers; neither is needed here. What each case sets in its peer stands in
-``tests/oracles/<peer>_surrogates.py``, and what we say to that in the tables below: a name of ours and what it
-takes to be equal. A preset takes nothing, or it would be no preset.
+``make oracles`` recorded the numbers of these two peers; neither is needed here. The settings of each case in its peer
+stand in ``tests/oracles/<peer>_surrogates.py``. The tables below give our name for each case and the changes with which
+our numbers are equal. A preset needs no change.
 
 Shapes: S batches, B responses, T response positions; groups of three responses.
 """
@@ -171,7 +171,7 @@ def recorded() -> dict[str, Recorded]:
 
 
 def ours(kind: str, chosen: Ours) -> Any:
-    """The ``loss`` or ``advantage`` of an algorithm, or a ``correction``, with its shipped numbers and changes."""
+    """The ``loss`` or ``advantage`` of an algorithm, or a ``correction``, with its shipped numbers but ``changes``."""
     name, changes = chosen
     if kind == "loss":
         return load(name, **changes)
