@@ -388,11 +388,12 @@ def test_what_contributing_keeps_outside_the_suite_runs_as_it_is_told_there(tmp_
     text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
     blocks = dict(re.findall(r"`([\w/.]+)`:\n\n```\w+\n(.*?)```", text, re.DOTALL))
     configs = {"algorithm/half_clipped", "task/reverse", "model/shallow", "experiment/reversal"}
-    assert set(blocks) == {"my_losses.py", "my_tasks.py", *(f"conf/{name}.yaml" for name in configs)}
+    modules = {"my_losses.py", "my_tasks.py", "my_figures.py"}
+    assert set(blocks) == {*modules, *(f"conf/{name}.yaml" for name in configs)}
     for name, block in blocks.items():
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / name).write_text(block)
-    (command,) = re.findall(r"^STEADYMOE_PATH=.*", text, re.MULTILINE)
+    (command,) = re.findall(r"^STEADYMOE_PATH=\S+ steadymoe run .*", text, re.MULTILINE)
     steadymoe_ = f"{shlex.quote(sys.executable)} -m steadymoe.bench.cli"
 
     def run_(*words: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.algorithms import provenance
-from steadymoe.bench.claims.arms import CONTENDERS, CONTROLS, FROZEN, GRPO, GSPO, TUNED, UNCLIPPED
+from steadymoe.bench.claims.arms import CONTENDERS, CONTROLS, FROZEN, GRPO, GSPO, TUNED
 from steadymoe.bench.claims.effects import best
 from steadymoe.bench.claims.gates import blocking, gates, told
 from steadymoe.bench.claims.registry import CLAIMS

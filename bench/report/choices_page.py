@@ -9,8 +9,8 @@ from steadymoe.bench.config.compose import CONF
 
 _HEAD = """# Choices
 
-Every name that `steadymoe run` takes, with the first sentence of its YAML in `conf/`. Made from these files by
-`python -m steadymoe.bench.report.choices_page > docs/choices.md`; a test fails when the page is stale. Settings that are
+Every name that `steadymoe run` takes, with the first sentence of its YAML in `conf/`. The page is made from these files
+by `python -m steadymoe.bench.report.choices_page > docs/choices.md`; a test fails when it is stale. Settings that are
 no file stand in [commands.md](commands.md#settings).
 """
 # Config group → heading, and what it chooses.
