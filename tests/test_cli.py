@@ -392,7 +392,7 @@ def test_what_contributing_keeps_outside_the_suite_runs_as_it_is_told_there(tmp_
     for name, block in blocks.items():
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / name).write_text(block)
-    (command,) = re.findall(r"^STEADYMOE_PATH=.*", text, re.MULTILINE)
+    (command,) = re.findall(r"^STEADYMOE_PATH=\S+ steadymoe run .*", text, re.MULTILINE)
     steadymoe_ = f"{shlex.quote(sys.executable)} -m steadymoe.bench.cli"
 
     def run_(*words: str) -> subprocess.CompletedProcess[str]:

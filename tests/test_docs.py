@@ -99,6 +99,7 @@ def test_every_command_is_understood(page: str) -> None:
     made = set(archive.experiments(REFERENCE))
     for words in commands(page):
         if words[0].startswith("STEADYMOE_PATH="):
+            made |= {word.partition("=")[2] for word in words if word.startswith("experiment_name=")}
             continue  # test_the_readmes_own_loss_is_trained
         if words[1] == "run":
             runs = compose.plan([word for word in words[2:] if word != "-m"], multirun="-m" in words)

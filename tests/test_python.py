@@ -59,7 +59,8 @@ def test_the_script_of_the_page_trains_reads_and_draws(
     assert {"grpo", "gspo"} <= set(drawn.numbers["series"])
     assert (folder / "first.png").stat().st_size > 10_000
     assert len(pd.read_csv(folder / "first.csv")) == len(drawn.numbers)
-    assert set(bench.figure("overview", names["tables"], ["gspo"]).numbers["series"]) == {"gspo"}
+    chosen = bench.figure("overview", names["tables"], ["gspo"]).numbers["series"]
+    assert {series.partition(",")[0] for series in chosen} == {"gspo"}
 
 
 def test_a_run_that_has_ended_is_left_as_it_is(done: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +72,7 @@ def test_a_run_that_has_ended_is_left_as_it_is(done: tuple[Path, dict], monkeypa
 
 
 @pytest.mark.parametrize(
-    "words", [["algorithm=gspo", "seed=3"], ["algorithm=gspo,grpo", "seed=0,1"], ["experiment=quickstart", "steps=3"]]
+    "words", [["algorithm=gspo", "seed=3"], ["algorithm=gspo,grpo", "seed=0,1"], ["experiment=quickstart", "seed=4"]]
 )
 def test_a_plan_is_what_the_command_line_plans(words: list[str]) -> None:
     assert bench.plan(*words) == compose.plan(words, multirun=any("," in word for word in words))
