@@ -87,7 +87,7 @@ def _any_of_drift(steps: pd.DataFrame) -> str | None:
 
 @dataclass(frozen=True)
 class Paper:
-    """One figure: how it is drawn, from which tables, and which experiment makes them."""
+    """One figure: its drawing function, the tables that it takes, and the experiment that makes them."""
 
     id: str
     name: str
