@@ -89,7 +89,7 @@ def _row(name: str) -> str:
 
 
 def _bounds(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Field → number of every clip, cap and mask, those of a host loss included; a bound that is off is left out."""
+    """Field → number of every clip, cap and mask, also in a host loss; a bound that is off is left out."""
     bounds: dict[str, Any] = {}
     for key, value in numbers.items():
         if isinstance(value, dict):
