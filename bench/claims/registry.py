@@ -7,6 +7,9 @@ from steadymoe.bench.claims import of_gspo, of_others
 
 CLAIMS = tuple(sorted((*of_gspo.CLAIMS, *of_others.CLAIMS), key=lambda claim: claim.number))
 # The experiments with only some of the arms that a claim compares.
-COMPARED_ELSEWHERE = {name for claim in CLAIMS for name in claim.experiments}
-COMPARED_ELSEWHERE |= {arm.experiment for claim in CLAIMS for arm in claim.arms}
-COMPARED_ELSEWHERE -= {"study"}
+COMPARED_ELSEWHERE = {
+    name
+    for claim in CLAIMS
+    for name in (*claim.experiments, *(arm.experiment for arm in claim.arms))
+    if name != "study"
+}
