@@ -30,17 +30,23 @@ class LeaveOneOut:
 
 
 @dataclass(frozen=True)
-class GroupMeanStd:
+class _Divided:
+    """An advantage that is divided by a deviation; ``epsilon`` keeps the quotient finite."""
+
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon keeps a group of equal rewards finite, epsilon > 0; got {self.epsilon}")
+
+
+@dataclass(frozen=True)
+class GroupMeanStd(_Divided):
     """Â_i = (r_i − mean_G) / (std_G + ε): GRPO (2402.03300, section 4.1.2), GSPO (2507.18071, eq. 6).
 
     The standard deviation is the sample one (divisor G − 1), as TRL and verl compute it; neither paper names a
     divisor. A group whose rewards are all equal has advantage 0: it carries no signal.
     """
-
-    epsilon: float = 1e-6
-
-    def __post_init__(self) -> None:
-        _check_epsilon(self.epsilon)
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
         """Exactly 0 in a group of equal rewards; G must be at least 2."""
@@ -48,17 +54,12 @@ class GroupMeanStd:
 
 
 @dataclass(frozen=True)
-class LeaveOneOutStd:
+class LeaveOneOutStd(_Divided):
     """Â_i = (r_i − b_i) / (std_i + ε): NeMo-RL's default.
 
     b_i and std_i are the mean and the standard deviation of the other G − 1 rewards. If these are all equal, the
     difference is not divided, as in NeMo-RL.
     """
-
-    epsilon: float = 1e-6
-
-    def __post_init__(self) -> None:
-        _check_epsilon(self.epsilon)
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
         """Raises ValueError for fewer than 3 responses: a single other reward has no standard deviation."""
@@ -75,13 +76,8 @@ class LeaveOneOutStd:
 
 
 @dataclass(frozen=True)
-class GroupMeanBatchStd:
+class GroupMeanBatchStd(_Divided):
     """Â_i = (r_i − mean_G) / (std + ε), std over all rewards of the rollout: LitePPO (2508.08221)."""
-
-    epsilon: float = 1e-6
-
-    def __post_init__(self) -> None:
-        _check_epsilon(self.epsilon)
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
         """Exactly 0 in a group of equal rewards."""
@@ -89,7 +85,7 @@ class GroupMeanBatchStd:
 
 
 @dataclass(frozen=True)
-class BatchWhitened:
+class BatchWhitened(_Divided):
     """Â = (x − mean) / √(var + ε), over all response tokens of the rollout: REINFORCE++ (2501.03262).
 
     x is the reward, or with ``subtract_group_mean`` the reward minus the mean of its group (REINFORCE++-baseline).
@@ -99,9 +95,6 @@ class BatchWhitened:
 
     subtract_group_mean: bool = False
     epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        _check_epsilon(self.epsilon)
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
         """A group of equal rewards may have an advantage here."""
@@ -139,8 +132,3 @@ def _centred(rewards_PG: Tensor) -> Tensor:
     """r_i − mean_G, and exactly 0 for equal rewards. (Their mean can miss them by a rounding error, times 1/ε.)"""
     equal_P1 = (rewards_PG == rewards_PG[:, :1]).all(-1, keepdim=True)
     return (rewards_PG - rewards_PG.mean(-1, keepdim=True)).masked_fill(equal_P1, 0.0)
-
-
-def _check_epsilon(epsilon: float) -> None:
-    if not epsilon > 0:
-        raise ValueError(f"epsilon keeps a group of equal rewards finite, epsilon > 0; got {epsilon}")

@@ -127,10 +127,6 @@ class Surrogate:
     state: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def _sum(losses: Sequence[Tensor]) -> Tensor:
-    return torch.stack([each.detach() for each in losses]).sum()
-
-
 def _joined_metrics(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors with rows one below the other, and the mean of scalars."""
     whole = {}
@@ -151,6 +147,6 @@ class LossOutput:
         state: what the loss wants back as ``Batch.state`` next time.
     """
 
-    loss: Tensor = field(metadata=joined_by(_sum))
+    loss: Tensor = field(metadata=joined_by(lambda losses: torch.stack([each.detach() for each in losses]).sum()))
     metrics: dict[str, Tensor] = field(default_factory=dict, metadata=joined_by(_joined_metrics))
     state: Mapping[str, Tensor] = field(default_factory=dict, metadata=LEFT_OUT)

@@ -74,11 +74,7 @@ class MaskedIS(Correction):
 
     def __post_init__(self) -> None:
         one_of("unit", self.unit, ("token", "sequence", "product"))
-        if not 0 <= self.ratio_low <= 1 <= self.ratio_high:
-            raise ValueError(
-                "ratio_low and ratio_high are a band on the ratio, 0 <= ratio_low <= 1 <= ratio_high; "
-                f"got {self.ratio_low} and {self.ratio_high}"
-            )
+        _check_band("ratio", self.ratio_low, self.ratio_high)
 
     def weights(self, batch: Batch) -> Tensor:
         """ρ inside the band, 0 outside."""
@@ -99,11 +95,7 @@ class GeometricRejection(Correction):
     weighted: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ratio_low <= 1 <= self.ratio_high:
-            raise ValueError(
-                "ratio_low and ratio_high are a band on the geometric mean, 0 <= ratio_low <= 1 <= ratio_high; "
-                f"got {self.ratio_low} and {self.ratio_high}"
-            )
+        _check_band("geometric mean", self.ratio_low, self.ratio_high)
 
     def weights(self, batch: Batch) -> Tensor:
         """1 or ρ in kept responses, 0 in rejected ones."""
@@ -132,6 +124,13 @@ class BinaryKL(Correction):
         both = [ops.divergence(*pair, "kl") for pair in ((old_BT1, rollout_BT1), (rollout_BT1, old_BT1))]
         kept_BT = torch.maximum(*both) <= self.max_kl
         return kept_BT * (_rho(batch, "token") if self.weighted else torch.ones_like(both[0]))
+
+
+def _check_band(of: str, low: float, high: float) -> None:
+    if not 0 <= low <= 1 <= high:
+        raise ValueError(
+            f"ratio_low and ratio_high are a band on the {of}, 0 <= ratio_low <= 1 <= ratio_high; got {low} and {high}"
+        )
 
 
 def _rho(batch: Batch, unit: str) -> Tensor:

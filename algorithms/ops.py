@@ -37,8 +37,11 @@ def ratio(log_ratio_BT: Tensor, mask_BT: Tensor, unit: str) -> Tensor:
     if unit == "token":
         return log_ratio_BT.exp()
     detached_BT = log_ratio_BT.detach()
-    value_BT = {"sequence": _sequence, "product": _product, "prefix": _prefix}[unit](detached_BT, mask_BT)
-    return with_token_gradient(value_BT.exp(), log_ratio_BT)
+    if unit == "prefix":
+        value_BT = (detached_BT * mask_BT).cumsum(-1).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    else:
+        value_BT = {"sequence": sequence_log_ratio, "product": product_log_ratio}[unit](detached_BT, mask_BT)[:, None]
+    return with_token_gradient((value_BT * mask_BT).exp(), log_ratio_BT)
 
 
 def sequence_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -49,18 +52,6 @@ def sequence_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def product_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """log Π_t r_t of each response, (B,), clamped to ±``MAX_LOG_RATIO``."""
     return (log_ratio_BT * mask_BT).sum(-1).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-
-
-def _sequence(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    return sequence_log_ratio(log_ratio_BT, mask_BT)[:, None] * mask_BT
-
-
-def _product(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    return product_log_ratio(log_ratio_BT, mask_BT)[:, None] * mask_BT
-
-
-def _prefix(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    return (log_ratio_BT * mask_BT).cumsum(-1).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) * mask_BT
 
 
 # --- shaper ------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ These are the tables of docs/protocol.md as code. Outcomes and thresholds were f
 from steadymoe.bench.claims import of_gspo, of_others
 
 CLAIMS = tuple(sorted((*of_gspo.CLAIMS, *of_others.CLAIMS), key=lambda claim: claim.number))
-# Experiments whose arms stand beside the study's in the figures of ``steadymoe claims``: a report shows them in the
-# overview alone.
+# The experiments with only some of the arms that a claim compares.
 COMPARED_ELSEWHERE = {
     name
     for claim in CLAIMS
