@@ -42,6 +42,21 @@ def test_every_run_command_of_the_readme_composes() -> None:
         assert compose.plan([word for word in words if word != "-m"], multirun="-m" in words)
 
 
+def test_the_experiment_on_doses_has_a_command_for_every_engine_which_starts_from_the_exact_one() -> None:
+    text = (compose.CONF / "experiment" / "dose.yaml").read_text()
+    commands = re.findall(r"^#   steadymoe run (.+?)(?:  .*)?$", text, re.MULTILINE)
+    planned = [compose.plan(shlex.split(command), multirun=True) for command in commands]
+    engines = [{run.choices["engine"] for run in runs} for runs in planned]
+    assert sorted(engine for (engine,) in engines) == sorted(
+        path.stem for path in (compose.CONF / "engine").glob("*.yaml") if path.stem != "exact"
+    )
+    for runs in planned:
+        strengths = {run.config["engine"]["strength"] for run in runs}
+        assert min(strengths) == 0
+        assert len(strengths) >= 3
+    assert len({runs[0].config["experiment_name"] for runs in planned}) == len(planned)
+
+
 def test_every_link_and_make_target_of_the_readme_exists() -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
         assert (ROOT / target).exists(), target
