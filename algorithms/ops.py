@@ -13,12 +13,12 @@ from steadymoe.algorithms.batch import Surrogate
 
 # e^±20 is far outside any band and still finite when squared in fp32, so a ratio that ran away is
 # reported as a huge number (the column token_ratio_max) and not as inf - inf. A token whose own log-ratio is beyond
-# it has no gradient. A product or a prefix beyond it keeps the gradient of its tokens, each with the weight e^±20.
+# it has no gradient. A product beyond it keeps the gradient of its tokens, each with the weight e^±20.
 MAX_LOG_RATIO = 20.0
 
 # --- ratio -------------------------------------------------------------------------------------------
 
-RATIOS = ("token", "sequence", "product", "prefix")
+RATIOS = ("token", "sequence", "product")
 
 
 def log_ratio(logprobs_BT: Tensor, anchor_logprobs_BT: Tensor) -> Tensor:
@@ -30,14 +30,14 @@ def ratio(log_ratio_BT: Tensor, mask_BT: Tensor, unit: str) -> Tensor:
     """The importance ratio on every token, (B, T), with the gradient of that token's own log-probability.
 
     token: r_t. sequence: the geometric mean s of a response's ratios. product: Π_t r_t over the response.
-    prefix: Π_{u ≤ t} r_u. All but the first have the value of the whole and the gradient of one token,
+    All but the first have the value of the whole and the gradient of one token,
     sg[value] · r_t/sg[r_t], as in GSPO-token (2507.18071, eq. 14): averaged over a response, that is the
     gradient of s itself.
     """
     if unit == "token":
         return log_ratio_BT.exp()
     detached_BT = log_ratio_BT.detach()
-    value_BT = {"sequence": _sequence, "product": _product, "prefix": _prefix}[unit](detached_BT, mask_BT)
+    value_BT = {"sequence": _sequence, "product": _product}[unit](detached_BT, mask_BT)
     return with_token_gradient(value_BT.exp(), log_ratio_BT)
 
 
@@ -57,10 +57,6 @@ def _sequence(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 def _product(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return product_log_ratio(log_ratio_BT, mask_BT)[:, None] * mask_BT
-
-
-def _prefix(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    return (log_ratio_BT * mask_BT).cumsum(-1).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) * mask_BT
 
 
 # --- shaper ------------------------------------------------------------------------------------------
