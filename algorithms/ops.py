@@ -18,7 +18,7 @@ MAX_LOG_RATIO = 20.0
 
 # --- ratio -------------------------------------------------------------------------------------------
 
-RATIOS = ("token", "sequence", "product", "prefix")
+RATIOS = ("token", "sequence", "product")
 
 
 def log_ratio(logprobs_BT: Tensor, anchor_logprobs_BT: Tensor) -> Tensor:

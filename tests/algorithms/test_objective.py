@@ -396,13 +396,12 @@ def test_grpo_with_the_sequence_ratio_is_gspo_token() -> None:
 def test_the_ratio_units_closed_form() -> None:
     batch = ragged()
     r_BT = (batch.logprobs_BT - batch.get("old_logprobs_BT")).exp().detach()
-    for unit in ("sequence", "product", "prefix"):
+    for unit in ("sequence", "product"):
         _, grad_BT, _ = run(load("grpo_unclipped", ratio=unit, aggregation="seq-mean-token-sum"), batch)
         for i, length in enumerate(LENGTHS):
             r = r_BT[i, :length].tolist()
             for t in range(length):
-                values = {"sequence": math.prod(r) ** (1 / length), "product": math.prod(r), "prefix": 0.0}
-                values["prefix"] = math.prod(r[: t + 1])
+                values = {"sequence": math.prod(r) ** (1 / length), "product": math.prod(r)}
                 assert grad_BT[i, t].item() == pytest.approx(-values[unit] * ADVANTAGES[i] / RESPONSES)
 
 
@@ -441,7 +440,7 @@ def test_a_token_sum_of_a_sequence_ratio_is_refused_with_the_algorithm_that_has_
     ("name", "wrong", "answer"),
     [
         ("grpo", {"anchor": "sampler"}, "anchor must be one of old, rollout"),
-        ("grpo", {"ratio": "geometric"}, "ratio must be one of token, sequence, product, prefix"),
+        ("grpo", {"ratio": "geometric"}, "ratio must be one of token, sequence, product"),
         ("gspo", {"ratio": "token"}, "ratio must be one of sequence"),
         ("grpo", {"aggregation": "mean"}, "aggregation must be one of token-mean"),
         ("grpo", {"constant_length": 5}, "constant_length is the L of aggregation=constant"),
@@ -664,10 +663,7 @@ def test_a_product_or_prefix_at_its_bound_keeps_the_gradient_of_its_tokens_and_a
     """Every token of a product beyond the bound has the weight e^20; a token ratio beyond it has no gradient."""
     mask_BT = torch.ones(1, 3)
     log_BT = torch.tensor([[15.0, 14.0, -1.0]]).requires_grad_()
-    for unit, weights in (
-        ("product", [math.exp(20.0)] * 3),
-        ("prefix", [math.exp(15.0), math.exp(20.0), math.exp(20.0)]),
-    ):
+    for unit, weights in (("product", [math.exp(20.0)] * 3),):
         value_BT = ops.ratio(log_BT, mask_BT, unit)
         (gradient_BT,) = torch.autograd.grad(value_BT.sum(), log_BT)
         assert value_BT.tolist()[0] == pytest.approx(weights, rel=1e-5)

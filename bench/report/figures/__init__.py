@@ -171,7 +171,7 @@ _LIST = [
         "fig14",
         "dose_response",
         points.dose_response,
-        "dose_router_noise",
+        "dose",
         (
             _varies("strength"),
             _MISMATCH,
