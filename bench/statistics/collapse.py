@@ -25,7 +25,7 @@ JUDGED = {"collapsed_step": float, "collapsed_reason": str, "judged_until": int,
 
 @dataclass(frozen=True)
 class Rule:
-    """The numbers of the rule: the section ``collapse`` of a run's config. ``conf/config.yaml`` explains each number."""
+    """The numbers of the rule: the section ``collapse`` of a run's config (explained in ``conf/config.yaml``)."""
 
     window_updates: int = 80
     reward_fraction: float = 0.5
