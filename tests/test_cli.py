@@ -65,7 +65,7 @@ WRONG = {
     "+algorithm.loss.clip=1": "GRPO has no 'clip'; did you mean clip_low?",
     "task.modulus=30": "task.modulus must be 2 to 10",
     "task.min_operands=9": "task.min_operands <= task.max_operands",
-    "cold_start.path=nowhere.safetensors": "there is no file nowhere.safetensors",
+    "cold_start.path=nowhere.safetensors": "cold_start.path: there is no file HERE/nowhere.safetensors",
     "cold_start.accuracy_low=0.7": "must be below cold_start.accuracy_high",
     "cold_start.noise=2": "between 0 and 1",
     "experiment_name=../up": "experiment_name may hold",
@@ -118,7 +118,7 @@ def test_a_wrong_word_is_answered_in_one_line_and_touches_nothing(
         word = word.replace("pyproject.toml", str(Path(__file__).parent.parent / "pyproject.toml"))
     assert steadymoe(monkeypatch, "run", word) == 2
     said = capsys.readouterr()
-    assert answer in said.err
+    assert answer.replace("HERE", str(tmp_path)) in said.err
     assert said.err.count("\n") == 1
     assert said.out == ""
     assert list(tmp_path.iterdir()) == []
