@@ -256,7 +256,7 @@ def test_a_finished_run_is_left_alone_and_another_config_is_refused(
     assert execute.execute(finished) == "finished"
     results = Path(finished.config.results_dir)
     facts = json.loads((finished.folder / "run.json").read_text())
-    other = compose.Run(**(vars(finished) | {"config_hash": "0" * 16, "config": facts["config"] | {"steps": 7}}))
+    other = compose.Run(**(vars(finished) | {"config_hash": "0" * 16, "plain": facts["config"] | {"steps": 7}}))
     with pytest.raises(ConfigError, match="steps: 6 -> 7"):
         execute.execute(other)
     assert {path: path.stat().st_mtime_ns for path in finished.folder.glob("*.*")} == before
@@ -460,8 +460,9 @@ def test_a_cold_start_that_was_killed_is_finished_by_the_same_command_and_leaves
     whole, killed = planned(tmp_path / "whole", *words), planned(tmp_path / "killed", *words)
     rising = "cold_start._accuracy = lambda *a: a[4] / 40"  # of the updates, so that the third check is in the band
     kill = "cold_start._keep = lambda *a, keep=cold_start._keep: (keep(*a), os.kill(os.getpid(), 9))"
-    begin = "import os, sys; from steadymoe.bench import cold_start, compose, run"
-    code = f"{begin}; {rising}; {kill}; run.execute(compose.plan(sys.argv[1:])[0])"
+    begin = "import os, sys; from steadymoe.bench.config import compose; from steadymoe.bench.runs import execute; "
+    begin += "from steadymoe.bench.training import cold_start"
+    code = f"{begin}; {rising}; {kill}; execute.execute(compose.plan(sys.argv[1:])[0])"
     words = [*SMALL, f"results_dir={tmp_path / 'killed'}", *words]
     done = subprocess.run([sys.executable, "-c", code, *words], check=False)
     cache, name = tmp_path / "killed" / "cold_starts", cold_start.fingerprint(killed.config)
