@@ -163,6 +163,7 @@ def beside_trl(words: list[str], signal: float, blocks: int) -> dict[str, float]
 def markdown(numbers: dict[str, Any]) -> str:
     """The numbers as tables in Markdown."""
     machine, models = numbers["machine"], numbers["models"]
+    first = next(iter(models.values()))
     versions = ", ".join(f"{name} {number}" for name, number in numbers["versions"].items())
     lines = [
         f"{machine['cores']} cores of {machine['cpu']}, one thread; {versions}; fp32 matmul peak "
@@ -184,17 +185,14 @@ def markdown(numbers: dict[str, Any]) -> str:
                 "useful arithmetic of training": lambda one: (
                     f"{one['useful_gflops']:.1f} GFLOP/s, {one['useful_gflops'] / numbers['matmul_gflops']:.0%} of peak"
                 ),
-                **{
-                    f"share of {stage.replace('_', ' ')}": partial(_stage, stage)
-                    for stage in next(iter(models.values()))["stages"]
-                },
+                **{f"share of {stage.replace('_', ' ')}": partial(_stage, stage) for stage in first["stages"]},
             },
             models,
         ),
         "",
         "A step without one saving, signal in half of the groups:",
         "",
-        _table({f"`savings.{name}=false`": partial(_without, name) for name in SAVINGS}, models),
+        _table({f"`savings.{name}=false`": partial(_without, name) for name in first["savings"]}, models),
     ]
     beside = {name: one for name, one in models.items() if "beside_trl" in one}
     if beside:

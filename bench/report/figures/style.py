@@ -259,7 +259,8 @@ def _cut(figure: DataFigure) -> str:
             height = 1e-9 * max(abs(low), abs(high))
             for side, limit, beyond in (("below", low, values < low - height), ("above", high, values > high + height)):
                 if beyond.any():
-                    cut[f"{axis.get_ylabel() or axis.get_title() or 'the panel'} {side} {numbers([limit])[0]}"] = None
+                    panel = axis.get_ylabel() or axis.get_title() or "the panel"
+                    cut[f"{panel} {side} {numbers([float(f'{limit:.2g}')])[0]}"] = None
     return f" Cut off: {', '.join(cut)}." if cut else ""
 
 
