@@ -103,7 +103,7 @@ def test_every_command_is_understood(page: str) -> None:
             continue  # test_the_readmes_own_loss_is_trained
         if words[1] == "run":
             runs = compose.plan([word for word in words[2:] if word != "-m"], multirun="-m" in words)
-            made |= {run.config["experiment_name"] for run in runs}
+            made |= {run.config.experiment_name for run in runs}
         elif words[1] != "speed":
             given = cli._parser().parse_args(words[1:])
             assert getattr(given, "experiment", None) in {None, *made}, words
@@ -135,7 +135,7 @@ def test_the_readmes_own_loss_is_trained(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_losses", raising=False)
     planned = bench.plan(*command[4:], *(word for word in SMALL if word != "model=micro"), "steps=1")
-    assert [(run.choices["algorithm"], run.config["seed"]) for run in planned] == [
+    assert [(run.choices["algorithm"], run.config.seed) for run in planned] == [
         (name, seed) for name in ("half_clipped", "grpo") for seed in range(3)
     ]
     assert bench.run(planned[0]) == "finished"

@@ -124,7 +124,7 @@ def generation(words: Sequence[str], rounds: int) -> TimeRatio:
             once["input_ids"],
             once["attention_mask"],
             responses=plain.config.rollout.responses,
-            end=-1,  # no response ends early; of those of ``generate`` some go on to the last step
+            end=-1,  # no response ends early; some responses of ``generate`` go on to the last step
             max_new_tokens=task.max_new_tokens,
             generator=torch_generator(number, "speed"),
         )

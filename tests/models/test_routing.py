@@ -20,6 +20,7 @@ from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.measurement import routing_drift
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training.columns_of_step import of_rollout
 from steadymoe.bench.training.forward import Sequences, forward
 from steadymoe.bench.training.microbatches import Forwards
 from steadymoe.bench.training.probes import UpdateProbe
@@ -645,9 +646,7 @@ def test_the_probe_pins_to_the_routes_of_before_the_first_update(tmp_path: Path)
     last = before
     for rows_M in minibatches:
         made.learner.update(rollout, old, advantages_BT, rows_M)
-        found = watched_.after_update(made.model)
-        assert found is not None
-        moved, columns = found
+        columns, _ = watched_.after_update(made.model)
         with torch.no_grad():
             free = forward(made.model, rollout.sequences, "fp32")
             pinned = forward(made.model, rollout.sequences, "fp32", forced_LBFK=before.routes_LBFK)
@@ -656,7 +655,8 @@ def test_the_probe_pins_to_the_routes_of_before_the_first_update(tmp_path: Path)
         assert_close(columns["log_ratio_moment_pinned"], pinned_N.square().mean())
         assert last.routes_LBFK is not None
         assert free.routes_LBFK is not None
-        assert_close(moved.expert, routing_drift.change(last.routes_LBFK, free.routes_LBFK, mask_BT).expert)
+        moved = routing_drift.change(last.routes_LBFK, free.routes_LBFK, mask_BT)
+        assert_close(columns["expert_change_per_update"], moved.expert)
         last = free
     assert columns["log_ratio_moment_free"] != columns["log_ratio_moment_pinned"]
 
@@ -665,8 +665,8 @@ def test_the_router_kl_is_of_the_sampler_from_the_trainer(tmp_path: Path) -> Non
     made = trainer(tmp_path, "engine=router_noise", "engine.strength=2.0")
     rollout, _, _ = made.sample(1)
     old = made.learner.old_policy(rollout, made.minibatches(1))
-    since = made._cold_start.since_start(made.model)
-    columns, *_ = made._measure_rollout(rollout, old, since, old)
+    since = made._since_start.since_start(made.model)
+    columns = of_rollout(rollout, old, old, since, made.learner.experts).overall
     assert rollout.router_logprobs_LBTE is not None
     assert old.router_logprobs_LBTE is not None
     mask_BT = rollout.sequences.response_mask_BT.bool()

@@ -47,7 +47,7 @@ def test_runs_count_before_what_was_kept_of_them(tmp_path: Path) -> None:
 
 def test_every_number_cannot_be_exported_from_what_is_kept(tmp_path: Path) -> None:
     report_page.keep(small(tmp_path), "small", tmp_path / "kept")
-    with pytest.raises(report_page.NothingToReport, match="was kept without its runs"):
+    with pytest.raises(report_page.NothingToReport, match="holds tables without their runs"):
         report_page.export(tmp_path / "kept", "small", "csv")
     with pytest.raises(report_page.NothingToReport, match="no ended runs"):
         report_page.keep(tmp_path, "large", tmp_path / "kept")

@@ -128,8 +128,11 @@ def test_a_loss_is_its_file_and_what_it_imports_and_nothing_else(mine: Path) -> 
 
 def test_a_shipped_loss_is_its_file_and_what_every_loss_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "digest", lambda files: ",".join(sorted({file.stem for file in files})))
-    assert provenance.code_hash(config("grpo")) == "advantages,batch,corrections,grpo,loss,objective,ops"
-    assert provenance.code_hash(config("rspo_gspo")) == "advantages,batch,corrections,gmpo,gspo,loss,objective,ops,rspo"
+    assert provenance.code_hash(config("grpo")) == "advantages,batch,corrections,grpo,loss,objective,ops,parts"
+    assert (
+        provenance.code_hash(config("rspo_gspo"))
+        == "advantages,batch,corrections,gmpo,gspo,loss,objective,ops,parts,rspo"
+    )
 
 
 def test_code_that_cannot_be_compared_is_unknown_and_never_stale(

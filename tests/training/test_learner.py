@@ -235,7 +235,7 @@ def test_a_kl_term_in_the_reward_is_subtracted_before_advantages(tmp_path: Path)
     mask_BT = sampled_.sequences.response_mask_BT
     kl_B = ((old.logprobs_BT - old.reference_logprobs_BT) * mask_BT).sum(-1)
     assert kl_B.abs().min() > 0
-    assert_close(made._rewards(sampled_, old), sampled_.scores_B - 0.5 * kl_B)
+    assert_close(made.rewards(sampled_, old), sampled_.scores_B - 0.5 * kl_B)
     assert made.step(3).rows["steps"][0]["reward"] * 32 % 1 == 0  # the scores as the task gives them, 0 or 1
 
 
@@ -255,7 +255,7 @@ def test_the_trainer_takes_the_overlong_penalty_from_the_reward(tmp_path: Path) 
     expected_B = sampled_.scores_B - 0.5 * (lengths_B - 4).clamp(0, 1)
     assert (lengths_B == 5).any()
     old = made.learner.old_policy(sampled_, made.minibatches(1))
-    assert_close(made._rewards(sampled_, old), expected_B)
+    assert_close(made.rewards(sampled_, old), expected_B)
 
 
 def test_rows_share_a_group_where_they_share_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

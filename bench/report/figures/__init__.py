@@ -86,7 +86,7 @@ def _any_of_drift(steps: pd.DataFrame) -> str | None:
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """One figure: how it is drawn, from which tables, and which experiment makes them."""
+    """One figure: its drawing function, the tables that it takes, and the experiment that makes their data."""
 
     id: str
     name: str
