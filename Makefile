@@ -22,9 +22,9 @@ quickstart: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-# What takes longer: every algorithm learns. Its table is committed. And what needs a C compiler: task=reasoning_gym.
-# And the losses alone, in a new environment. Last, the tests that rounding or the draw of their data could turn, with torch's plainest kernels and with other data: a
-# bound that only fits the processor and the data that it was written on fails here.
+# What takes longer: every algorithm learns, and its table is committed; task=reasoning_gym, which needs a C compiler; the
+# losses alone in a new environment. Last, the tests that rounding or the draw of their data could turn, with torch's
+# plainest kernels and with other data: a bound that fits one processor or one draw alone fails here.
 SENSITIVE := $(addprefix tests/,training/test_savings.py training/test_packing.py training/test_learner.py \
 	training/test_sampling.py models/test_models.py models/test_families.py models/test_backends.py \
 	models/test_routing.py models/test_predictor.py measurement/test_token_metrics.py)
