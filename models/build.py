@@ -26,8 +26,9 @@ from steadymoe.models.routing import experts_of, routers
 _FROM_TOKENIZER = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
 _TOP_K = ("num_experts_per_tok", "moe_topk", "experts_per_token")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# The suite's own field beside the family's fields: the arithmetic of the routers; ``precision`` is for the rest.
-_ROUTER_DTYPE = "router_dtype"
+# The suite's own fields beside the family's fields: the arithmetic of the routers (``precision`` is for the rest), and
+# the factor on the routers' weights at initialisation.
+_ROUTER_DTYPE, _ROUTER_SCALE = "router_dtype", "router_scale"
 
 # Field of a transformers config without effect in a run → what has the effect instead.
 _WITHOUT_EFFECT = {
@@ -87,6 +88,9 @@ def check(config: Mapping[str, Any]) -> None:
             raise ValueError(f"model.config.{key} must be at least {least}; got {value}")
     if config.get(_ROUTER_DTYPE) not in (None, *_ROUTED):
         raise ValueError(f"model.config.{_ROUTER_DTYPE} must be {' or '.join(_ROUTED)}; got {config[_ROUTER_DTYPE]!r}")
+    scale = config.get(_ROUTER_SCALE)
+    if scale is not None and not (isinstance(scale, int | float) and not isinstance(scale, bool) and scale > 0):
+        raise ValueError(f"model.config.{_ROUTER_SCALE} must be a number above 0; got {scale!r}")
     try:
         built = cls(**numbers)
     except Exception as error:  # transformers validates types with exception classes of its own
@@ -114,8 +118,9 @@ def check(config: Mapping[str, Any]) -> None:
         given = ", ".join(f"{key}={value}" for key, value in numbers.items())
         reason = " ".join(str(error).split())
         raise ValueError(f"{cls.__name__} cannot be built from {given}: {type(error).__name__} {reason}") from error
-    if config.get(_ROUTER_DTYPE) is not None and not routed:
-        raise ValueError(f"model.config.{_ROUTER_DTYPE} is for routers, and this model is dense; leave it out")
+    for key in (_ROUTER_DTYPE, _ROUTER_SCALE):
+        if config.get(key) is not None and not routed:
+            raise ValueError(f"model.config.{key} is for routers, and this model is dense; leave it out")
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:
@@ -141,7 +146,7 @@ def _moe_layers(target: str, numbers: str) -> int:
 
 def _numbers(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields for the family's own config class."""
-    return {key: value for key, value in config.items() if key not in ("_target_", _ROUTER_DTYPE)}
+    return {key: value for key, value in config.items() if key not in ("_target_", _ROUTER_DTYPE, _ROUTER_SCALE)}
 
 
 def _fields(cls: type[PreTrainedConfig]) -> set[str]:
@@ -172,6 +177,10 @@ def build(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(cls(**numbers), dtype=torch.float32, **implementations(cls, experts))
+    if config.get(_ROUTER_SCALE) is not None:
+        with torch.no_grad():
+            for router in routers(model):
+                router.get_parameter("weight").mul_(config[_ROUTER_SCALE])
     if config.get(_ROUTER_DTYPE) is not None:
         for router in routers(model):
             router.__class__ = type(type(router).__name__, (_ROUTED[config[_ROUTER_DTYPE]], type(router)), {})

@@ -127,14 +127,21 @@ def _quantised(values: Tensor, dtype: str, whole: bool) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class RouterNoise(Engine):
-    """Gaussian noise on the routers' logits; ``strength`` is its standard deviation."""
+    """Gaussian noise on the routers' logits; ``strength`` is its standard deviation.
+
+    With ``relative`` the standard deviation is ``strength`` times the logits' own over the experts of a token, so that
+    a strength means the same in every model.
+    """
+
+    relative: bool = False
 
     def install(self, model: PreTrainedModel, generator: Callable[[], torch.Generator]) -> None:
         """Add noise to the logits of every router."""
 
         def noisy(logits_NE: Tensor) -> Tensor:
             noise_NE = torch.randn(logits_NE.shape, generator=generator(), device=logits_NE.device)
-            return logits_NE + self.strength * noise_NE.to(logits_NE.dtype)
+            spread = logits_NE.std(-1, keepdim=True) if self.relative else 1.0
+            return logits_NE + self.strength * spread * noise_NE.to(logits_NE.dtype)
 
         _change_logits(model, noisy)
 

@@ -25,6 +25,11 @@ NEUTRAL: dict[str, Any] = {
     "rollout.minibatch_prompts": None,
     "total_updates": None,
     "algorithm.updates_per_rollout": None,
+    "optimizer.router_factor": 1.0,
+    "cold_start.router_factor": 1.0,
+    "cold_start.aux_loss": 0.0,
+    "cold_start.z_loss": 0.0,
+    "engine.relative": False,
     "collapse.window_updates": 80,
     "collapse.patience_updates": 160,
     "collapse.entropy_fraction": 0.05,
@@ -53,8 +58,6 @@ _LONGEST_AXES = 120
 LONGEST_NAME = 180
 _NAME = re.compile(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]*")
 
-_ABSENT = object()
-
 
 def is_name(text: str) -> bool:
     """Whether ``text`` can be a part of a run's folder: letters, digits, ``.``, ``_``, ``-``, ``@``, no ``.`` first."""
@@ -67,6 +70,11 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in config.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+def is_neutral(key: str, value: Any) -> bool:
+    """Whether the field ``key`` has the value at which a run is what it was before the field existed."""
+    return key in NEUTRAL and bool(NEUTRAL[key] == value)
 
 
 def implied(config: Mapping[str, Any]) -> list[str]:
@@ -85,7 +93,7 @@ def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
     named = ("algorithm.", "model.", "task.", *(f"{group}." for group in OFF))
     left_out = ("seed", *NO_NUMBERS, *implied(config))
     numbers = {k: v for k, v in _with_removed(config).items() if not k.startswith(named) and k not in left_out}
-    return _digest({k: v for k, v in numbers.items() if k not in swept and NEUTRAL.get(k, _ABSENT) != v})
+    return _digest({k: v for k, v in numbers.items() if k not in swept and not is_neutral(k, v)})
 
 
 def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str, Any]:

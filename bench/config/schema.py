@@ -125,6 +125,7 @@ class Optimizer:
     epsilon: float = setting("added to the root of the squared gradient's running mean", above=0)
     weight_decay: float = setting("share of a weight that is taken away in an update, per learning rate", at_least=0)
     max_grad_norm: float = setting("the norm to which a longer gradient is scaled down", above=0)
+    router_factor: float = setting("the learning rate of routers, as a multiple of learning_rate", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +141,9 @@ class ColdStart:
     check_every: int = count("updates between two checks")
     check_prompts: int = count("held-out prompts of a check, one response each")
     max_updates: int = count("updates after which training fails")
+    router_factor: float = setting("the learning rate of routers, as a multiple of learning_rate", above=0)
+    aux_loss: float = setting("coefficient of the load-balancing loss", at_least=0)
+    z_loss: float = setting("coefficient of the router z-loss", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -195,6 +195,17 @@ def _routing(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str,
     routed = routing.replay != "none" or routing.freeze or routing.aux_loss > 0 or routing.z_loss > 0
     if routed and not has_experts:
         raise ConfigError("this model is dense and has no routers to replay, freeze or balance; use routing=off")
+    dials = {
+        "optimizer.router_factor": config.optimizer.router_factor != 1,
+        "cold_start.router_factor": config.cold_start.router_factor != 1,
+        "cold_start.aux_loss": config.cold_start.aux_loss > 0,
+        "cold_start.z_loss": config.cold_start.z_loss > 0,
+    }
+    turned = next((key for key, is_turned in dials.items() if is_turned), None)
+    if turned is not None and not has_experts:
+        raise ConfigError(f"this model is dense and has no routers: {turned} would have no effect; leave it out")
+    if dials["optimizer.router_factor"] and routing.freeze:
+        raise ConfigError("routing=freeze keeps routers: optimizer.router_factor would have no effect; leave it out")
 
 
 def _advantage(config: RunConfig, traits: Traits) -> None:

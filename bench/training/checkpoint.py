@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training.learner import Learner
+from steadymoe.bench.training.optimizer import moments, restore
 from steadymoe.models.engine import Sampler
 
 
@@ -24,61 +25,44 @@ def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
     if learner.predictor is not None:
         tensors |= {f"predictor/{name}": value.clone() for name, value in learner.predictor.state_dict().items()}
     tensors |= {f"sampler/{name}": value.clone() for name, value in sampler.state().items()}
-    atomic_files.write(path, lambda temporary: save_file(tensors, temporary, metadata={"step": str(step)}))
+    atomic_files.write(path, lambda temporary: save_file(tensors, temporary, metadata={"after_step": str(step)}))
 
 
 def of_training(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, torch.Tensor]:
     """Copies of the weights and of the optimizer's moments, by names that ``restore_training`` reads."""
     # clone(): tied weights share memory, which safetensors refuses.
     tensors = {f"model/{name}": value.clone() for name, value in model.state_dict().items()}
-    for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer/{index}/{name}": value.clone() for name, value in state.items()}
-    return tensors
+    return tensors | {f"optimizer/{name}": value for name, value in moments(optimizer).items()}
 
 
 def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
     """Put back what ``of_training`` copied."""
-    weights: dict[str, torch.Tensor] = {}
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for key, value in tensors.items():
-        kind, _, name = key.partition("/")
-        if kind == "model":
-            weights[name] = value
-        else:
-            index, _, moment = name.partition("/")
-            state.setdefault(int(index), {})[moment] = value
-    model.load_state_dict(weights)
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    model.load_state_dict(_of("model", tensors))
+    restore(optimizer, _of("optimizer", tensors))
+
+
+def _of(kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors whose keys begin with ``kind``, by the rest of their keys."""
+    return {key.removeprefix(f"{kind}/"): value for key, value in tensors.items() if key.startswith(f"{kind}/")}
 
 
 def step_of(path: Path) -> int | None:
     """The step of a checkpoint without loading it; None where there is none, or none that is whole."""
     try:
         with safe_open(path, framework="pt") as file:
-            return int(file.metadata()["step"])
+            return int(file.metadata()["after_step"])
     except (OSError, SafetensorError, TypeError, KeyError, ValueError):
         return None
 
 
 def load(path: Path, learner: Learner, sampler: Sampler) -> int:
     """Restore what ``save`` wrote into ``learner`` and ``sampler``; returns the step."""
-    kept: dict[str, torch.Tensor] = {}
-    of_loss, of_sampler, of_predictor = {}, {}, {}
     with safe_open(path, framework="pt") as file:
-        step = int(file.metadata()["step"])
-        for key in file.keys():  # noqa: SIM118 (not a dict)
-            kind, _, name = key.partition("/")
-            if kind == "loss":
-                of_loss[name] = file.get_tensor(key)
-            elif kind == "sampler":
-                of_sampler[name] = file.get_tensor(key)
-            elif kind == "predictor":
-                of_predictor[name] = file.get_tensor(key)
-            else:
-                kept[key] = file.get_tensor(key)
-    restore_training(learner.model, learner.optimizer, kept)
-    learner.remember(of_loss)
+        step = int(file.metadata()["after_step"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    restore_training(learner.model, learner.optimizer, tensors)
+    learner.remember(_of("loss", tensors))
     if learner.predictor is not None:
-        learner.predictor.load_state_dict(of_predictor)
-    sampler.load(of_sampler)
+        learner.predictor.load_state_dict(_of("predictor", tensors))
+    sampler.load(_of("sampler", tensors))
     return step

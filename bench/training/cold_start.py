@@ -29,9 +29,13 @@ from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.forward import Sequences, forward
+from steadymoe.bench.training.optimizer import build as build_optimizer
+from steadymoe.bench.training.router_losses import router_losses
 from steadymoe.bench.training.sampling import roll_out
 from steadymoe.models import build
 
+# Fields that were added later, at the values without effect: these leave the names of older cold starts as they were.
+_ADDED = {"router_factor": 1.0, "aux_loss": 0.0, "z_loss": 0.0}
 # Raised when the procedure below changes what it makes of the same config.
 _VERSION = 1
 
@@ -53,7 +57,9 @@ class ColdStartError(Exception):
 
 def fingerprint(config: RunConfig) -> str:
     """The hash that names a cold start: of all that goes into it, the libraries' versions too."""
-    parts: dict[str, Any] = {"model": config.model, "task": config.task, "cold_start": asdict(config.cold_start)}
+    given = asdict(config.cold_start)
+    numbers = {key: value for key, value in given.items() if key not in _ADDED or _ADDED[key] != value}
+    parts: dict[str, Any] = {"model": config.model, "task": config.task, "cold_start": numbers}
     parts |= {key: getattr(config, key) for key in ("seed", "device", "precision", "threads")}
     if config.experts != build.EXPERTS[0]:  # a field added later, so that older cold starts keep their names
         parts["experts"] = config.experts
@@ -106,7 +112,7 @@ def train(
     the accuracy jumps over the band or does not reach it in time.
     """
     numbers, seed, precision = config.cold_start, config.seed, config.precision
-    optimizer = torch.optim.AdamW(model.parameters(), lr=numbers.learning_rate, weight_decay=0.0, fused=True)
+    optimizer = build_optimizer(model, numbers.learning_rate, numbers.router_factor, weight_decay=0.0)
     low, high, most = numbers.accuracy_low, numbers.accuracy_high, numbers.max_updates
     checks = [] if partial is None else _resume(partial, model, optimizer)
     first, begun = checks[-1][0] if checks else 0, time.monotonic()
@@ -153,9 +159,9 @@ def _update(
     prompts = task.sample(config.cold_start.batch_size, generator)
     answers = task.demonstrations(prompts, config.cold_start.noise, generator)
     sequences = demonstrate(prompts, answers, task.tokenizer, model.device)
-    logprobs_BT = forward(model, sequences, config.precision).logprobs_BT
-    loss = -aggregate(logprobs_BT, sequences.response_mask_BT, "seq-mean-token-mean")
-    loss.backward()
+    now = forward(model, sequences, config.precision)
+    loss = -aggregate(now.logprobs_BT, sequences.response_mask_BT, "seq-mean-token-mean")
+    (loss + router_losses(now, sequences, config.cold_start.aux_loss, config.cold_start.z_loss)).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
@@ -177,7 +183,10 @@ def _resume(partial: Path, model: PreTrainedModel, optimizer: Optimizer) -> Chec
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, KeyError, TypeError, ValueError):
         return []
-    checkpoint.restore_training(model, optimizer, tensors)
+    try:
+        checkpoint.restore_training(model, optimizer, tensors)
+    except KeyError:  # written before a checkpoint named the parameters of its moments
+        return []
     return checks
 
 

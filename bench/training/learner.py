@@ -16,13 +16,15 @@ from steadymoe.algorithms.objective import Objective
 from steadymoe.algorithms.parts import joined
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.measurement import token_metrics
+from steadymoe.bench.training import optimizer
 from steadymoe.bench.training.columns_of_step import Measured, of_routing
-from steadymoe.bench.training.forward import Forward, Sequences
+from steadymoe.bench.training.forward import Forward
 from steadymoe.bench.training.microbatches import Forwards, MicroBatch
 from steadymoe.bench.training.old_policy import OldPolicy
+from steadymoe.bench.training.router_losses import router_losses
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.models.predictor import RoutePredictor
-from steadymoe.models.routing import experts_of, load_balancing_loss, routers, z_loss
+from steadymoe.models.routing import experts_of, routers
 
 
 class Learner:
@@ -43,21 +45,20 @@ class Learner:
         self.state: Mapping[str, Tensor] = {}
         self.remember(self.objective.loss.initial_state())
         numbers = config.optimizer
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=numbers.learning_rate,
+        self.optimizer = optimizer.build(
+            model,
+            numbers.learning_rate,
+            numbers.router_factor,
             betas=(numbers.beta1, numbers.beta2),
             eps=numbers.epsilon,
             weight_decay=numbers.weight_decay,
-            fused=True,
         )
         self.predictor: RoutePredictor | None = None
         if self._replay == "pr2":
             self.predictor = RoutePredictor(model)
             rate = config.routing.predictor_learning_rate
-            self.optimizer.add_param_group(
-                {"params": list(self.predictor.parameters()), "lr": rate, "weight_decay": 0.0}
-            )
+            named = [(f"predictor.{name}", weight) for name, weight in self.predictor.named_parameters()]
+            self.optimizer.add_param_group({"params": named, "lr": rate, "weight_decay": 0.0})
         self.experts = next((experts_of(router) for router in routers(model)), 0)
         self._reference = copy.deepcopy(model) if self.objective.kl.coefficient > 0 else None
         self.forwards = Forwards(model, config, self.objective)
@@ -124,11 +125,13 @@ class Learner:
         mask_MT = rollout.sequences.response_mask_BT[rows_M]
         responses_and_tokens = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
         losses, batches, outputs, forwards, predictions = [], [], [], [], []
+        routing = self.config.routing
         for part in minibatch:
             now = self.forwards(self.model, rollout, part, self.replayed(rollout, old))
             batch = self.batch(rollout, old, advantages_BT, part.rows_M, now, responses_and_tokens)
             output = self.objective(batch)
-            loss = output.loss + self._router_losses(now, rollout.sequences.rows(part.rows_M))
+            sequences = rollout.sequences.rows(part.rows_M)
+            loss = output.loss + router_losses(now, sequences, routing.aux_loss, routing.z_loss)
             if loss.requires_grad:  # a user's loss may have no gradient: the run says so at its end
                 loss.backward()
             if self.predictor is not None and not first:
@@ -221,20 +224,6 @@ class Learner:
             tokens=responses_and_tokens[1],
             state=self.state,
         )
-
-    def _router_losses(self, now: Forward, sequences: Sequences) -> Tensor | float:
-        """The routers' auxiliary losses with their coefficients; 0 without."""
-        routing = self.config.routing
-        loss: Tensor | float = 0.0
-        if now.executed_LBFK is None:
-            return loss
-        mask_N = sequences.route_mask_BF.flatten()
-        if routing.aux_loss > 0:
-            executed_LNK = now.executed_LBFK.flatten(1, 2)
-            loss = loss + routing.aux_loss * load_balancing_loss(now.router_logits_LNE, executed_LNK, mask_N)
-        if routing.z_loss > 0:
-            loss = loss + routing.z_loss * z_loss(now.router_logits_LNE, mask_N)
-        return loss
 
 
 def _in_order_of_the_rollout(parts: Sequence[MicroBatch]) -> Tensor:

@@ -1,0 +1,146 @@
+"""The dials of routers: scale, learning rate, auxiliary losses of the cold start, noise relative to the logits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_execute import planned
+from test_learner import trainer, updated
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training import checkpoint, cold_start, optimizer
+from steadymoe.models import build
+from steadymoe.models.engine import RouterNoise, Sampler
+from steadymoe.models.routing import RouteRecorder, routers
+
+DIALS = ("router_factor", "aux_loss", "z_loss")
+
+
+def router_weights(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Copies of the routers' weights."""
+    return [router.get_parameter("weight").detach().clone() for router in routers(model)]
+
+
+def test_the_scale_multiplies_the_routers_first_weights_and_nothing_else(task: Chain) -> None:
+    config = compose.plan(["model=micro"])[0].config.model["config"]
+    plain = build.build(config, task.tokenizer, 0, "cpu")
+    flat = build.build({**config, "router_scale": 0.25}, task.tokenizer, 0, "cpu")
+    of_routers = {name for name, _ in plain.named_parameters() if name.endswith(".mlp.gate.weight")}
+    assert len(of_routers) == 4
+    for (name, before), after in zip(plain.named_parameters(), flat.parameters(), strict=True):
+        assert torch.equal(before * 0.25 if name in of_routers else before, after)
+
+
+def test_the_first_step_of_routers_is_as_long_as_their_factor_says(tmp_path: Path) -> None:
+    words = ["optimizer.learning_rate=1e-3", "optimizer.epsilon=1e-30", "updates_per_rollout=2"]
+    moved = {}
+    for factor in (1.0, 0.02):
+        made = trainer(tmp_path, *words, f"optimizer.router_factor={factor}")
+        before, others = router_weights(made.model), made.model.lm_head.weight.detach().clone()
+        updated(made, updates=1)
+        moved[factor] = torch.stack([w - b for w, b in zip(router_weights(made.model), before, strict=True)])
+        assert made.learner.learning_rate == 1e-3
+        # Adam's first step has the length of the learning rate wherever the gradient is not 0.
+        assert_close((made.model.lm_head.weight - others).abs().max().item(), 1e-3, rtol=1e-3, atol=0)
+        assert_close(moved[factor].abs().max().item(), factor * 1e-3, rtol=1e-2, atol=0)
+
+
+def test_a_balance_loss_in_the_cold_start_evens_the_load_and_a_z_loss_makes_logits_small(
+    task: Chain, tmp_path: Path
+) -> None:
+    def trained(*words: str) -> tuple[float, float]:
+        """The uneven part of the router probabilities, and the mean square of log Σ exp of the logits."""
+        few = ["cold_start.max_updates=30", "cold_start.check_every=30", "cold_start.check_prompts=8"]
+        config = planned(tmp_path, *few, "cold_start.accuracy_low=0.99", "cold_start.accuracy_high=1.0", *words).config
+        model = build.build(config.model["config"], task.tokenizer, 0, "cpu")
+        with pytest.raises(cold_start.ColdStartError):
+            cold_start.train(model, task, config)
+        tokens = torch.arange(2, 10)[None]
+        with torch.no_grad(), RouteRecorder(model) as recorder:
+            model(input_ids=tokens)
+            routed = recorder.take(tokens.numel())
+        assert routed is not None
+        logits_LNE = torch.stack(routed.logits_LNE)
+        return logits_LNE.softmax(-1).mean(1).var().item(), logits_LNE.logsumexp(-1).square().mean().item()
+
+    plain, even, small = trained(), trained("cold_start.aux_loss=1.0"), trained("cold_start.z_loss=1.0")
+    assert even[0] < 0.8 * plain[0]
+    assert small[1] < 0.8 * plain[1]
+
+
+def test_relative_noise_follows_the_spread_of_each_tokens_logits(model: PreTrainedModel) -> None:
+    def moved(engine: RouterNoise, scale: float) -> torch.Tensor:
+        """By how much the engine moves the logits of a model whose routers are ``scale`` times as large."""
+        tokens, found = torch.arange(2, 10)[None], []
+        with torch.no_grad():
+            for router in routers(model):
+                router.get_parameter("weight").mul_(scale)
+            for sampler in (model, Sampler(engine, model).model(torch.Generator().manual_seed(0))):
+                with RouteRecorder(sampler) as recorder:
+                    sampler(input_ids=tokens)
+                    routed = recorder.take(tokens.numel())
+                    assert routed is not None
+                    found.append(routed.logits_LNE[0])
+            for router in routers(model):
+                router.get_parameter("weight").div_(scale)
+        return (found[1] - found[0]) / scale
+
+    # The first layer's inputs do not depend on routers, so that its logits scale exactly.
+    assert_close(
+        moved(RouterNoise(strength=0.5, relative=True), 1.0), moved(RouterNoise(strength=0.5, relative=True), 64.0)
+    )
+    assert_close(moved(RouterNoise(strength=0.5), 1.0), 64.0 * moved(RouterNoise(strength=0.5), 64.0))
+
+
+def test_moments_return_by_name_into_other_groups_and_another_order(model: PreTrainedModel) -> None:
+    one = optimizer.build(model, 1e-3)
+    for index, weight in enumerate(model.parameters()):
+        weight.grad = torch.full_like(weight, index + 1.0)
+    one.step()
+    kept = checkpoint.of_training(model, one)
+    other = optimizer.build(model, 1e-3, router_factor=2.0)
+    assert [len(group["params"]) for group in other.param_groups][1] == len(routers(model))
+    checkpoint.restore_training(model, other, kept)
+    for weight in model.parameters():
+        assert torch.equal(one.state[weight]["exp_avg"], other.state[weight]["exp_avg"])
+        assert_close(other.state[weight]["exp_avg"], 0.1 * weight.grad)
+
+
+def test_dials_at_rest_leave_hashes_and_the_names_of_cold_starts() -> None:
+    (run,) = compose.plan([])
+    keys = ["optimizer.router_factor", *(f"cold_start.{name}" for name in DIALS)]
+    older = {**run.plain, "optimizer": {**run.plain["optimizer"]}, "cold_start": {**run.plain["cold_start"]}}
+    for key in keys:
+        group, _, name = key.partition(".")
+        del older[group][name]
+        assert identity.is_neutral(key, run.plain[group][name])
+    assert identity.config_hash(older) == run.config_hash
+    names = {cold_start.fingerprint(compose.plan([f"cold_start.{name}=0.5"])[0].config) for name in DIALS}
+    assert len(names | {cold_start.fingerprint(run.config)}) == 4
+    turned = compose.plan(["optimizer.router_factor=2"])[0].config
+    assert cold_start.fingerprint(turned) == cold_start.fingerprint(run.config)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["model=dense_micro", "cold_start.aux_loss=0.02"], "dense and has no routers: cold_start.aux_loss"),
+        (["model=dense_micro", "optimizer.router_factor=5"], "dense and has no routers: optimizer.router_factor"),
+        (
+            ["model=dense_micro", "+model.config.router_scale=0.1"],
+            "router_scale is for routers, and this model is dense",
+        ),
+        (["+model.config.router_scale=0"], "router_scale must be a number above 0; got 0"),
+        (["cold_start.router_factor=0"], "cold_start.router_factor must be above 0"),
+        (["routing=freeze", "optimizer.router_factor=5"], "routing=freeze keeps routers"),
+        (["engine=router_noise", "engine.relative=2"], "relative must be true or false"),
+    ],
+)
+def test_a_dial_that_cannot_act_is_refused(words: list[str], answer: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose.plan(words)
+    assert answer in str(refused.value)
