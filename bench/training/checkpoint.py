@@ -1,6 +1,6 @@
-"""All that a run needs to go on where it was: weights, optimizer moments, the state of loss and sampler, step.
+"""Checkpoints hold what a run needs to go on: weights, optimizer moments, the state of loss and sampler, the step.
 
-Randomness needs nothing: every draw has a generator made from (seed, stage, step).
+They hold no state of randomness: every draw has a generator made from (seed, stage, step).
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def of_training(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, torch
 
 
 def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put back what ``of_training`` copied."""
+    """Load the tensors of ``of_training`` into ``model`` and ``optimizer``."""
     weights: dict[str, torch.Tensor] = {}
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in tensors.items():
@@ -52,7 +52,7 @@ def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapp
 
 
 def step_of(path: Path) -> int | None:
-    """The step of a checkpoint without loading it; None where there is none, or none that is whole."""
+    """The step of a checkpoint, read from its header; None if there is no checkpoint or it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             return int(file.metadata()["step"])
@@ -61,7 +61,7 @@ def step_of(path: Path) -> int | None:
 
 
 def load(path: Path, learner: Learner, sampler: Sampler) -> int:
-    """Restore what ``save`` wrote into ``learner`` and ``sampler``; returns the step."""
+    """Load the file that ``save`` wrote into ``learner`` and ``sampler``; returns its step."""
     kept: dict[str, torch.Tensor] = {}
     of_loss, of_sampler, of_predictor = {}, {}, {}
     with safe_open(path, framework="pt") as file:
