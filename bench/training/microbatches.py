@@ -128,6 +128,6 @@ class Forwards:
         return packing.separate(*numbers, trim=True)
 
     def _router_loss_refusal(self) -> str | None:
-        """The reason why router losses forbid sharing: they average over tokens, and a shared prompt would count once."""
+        """The reason against sharing: router losses average over tokens, and a shared prompt would count once."""
         routing = self.config.routing
         return "router losses" if routing.aux_loss > 0 or routing.z_loss > 0 else None

@@ -13,7 +13,7 @@ _APART = 1e-4
 
 @dataclass(frozen=True)
 class OldPolicy:
-    """The training forward of a whole rollout at the weights that sampled it, with the extra fields that losses read."""
+    """The training forward of a whole rollout at the weights that sampled it, and extra fields that losses read."""
 
     logprobs_BT: Tensor
     routes_LBFK: Tensor | None
@@ -29,7 +29,7 @@ class OldPolicy:
 
 
 def as_sampled(made: Rollout, reference_logprobs_BT: Tensor | None) -> OldPolicy:
-    """The old policy as the sampler saw it, without a forward: sampler and trainer have the same weights and arithmetic.
+    """The old policy as the sampler saw it, without a forward: the sampler has the trainer's weights and arithmetic.
 
     The ratio before the first update is then 1 up to rounding, not exactly 1.
     """
