@@ -183,7 +183,7 @@ class StepRows:
             self._of_step["eval_accuracy"] = sum(each["score"] for each in evaluations) / len(evaluations)
 
     def tables(self, seconds: dict[str, float], tokens_fed: int = 0) -> dict[str, list[Row]]:
-        """The rows of every table; ``seconds`` by stage, ``tokens_fed`` counts prompt and response tokens of updates."""
+        """The rows of every table; ``seconds`` by stage, ``tokens_fed`` prompt and response tokens of updates."""
         row = self._of_step | token_metrics.of_step(self._updates)
         row |= {name: torch.stack(counts).sum(0).tolist() for name, counts in self._histograms.items()}
         row |= seconds

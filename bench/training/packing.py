@@ -170,7 +170,7 @@ def _mask(real_PX: Tensor, width: int, slots: int, own: int) -> Tensor:
 
 
 def additive(seen_PX: Tensor) -> Tensor:
-    """The terms added to attention scores, (P, 1, Q, X), if queries see ``seen_PX``, (P, X) or for Q queries (P, Q, X)."""
+    """The terms added to attention scores, (P, 1, Q, X), if queries see ``seen_PX``, (P, X) or (P, Q, X)."""
     seen_P1QX = (seen_PX if seen_PX.dim() == 3 else seen_PX[:, None]).bool()[:, None]
     return torch.zeros(seen_P1QX.shape, device=seen_PX.device).masked_fill_(~seen_P1QX, torch.finfo(torch.float32).min)
 
