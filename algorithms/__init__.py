@@ -45,7 +45,7 @@ PROVENANCES = ("paper", "peer's code", "reconstruction")
 
 _CONF = Path(__file__).parent.parent / "conf" / "algorithm"
 
-# A field's name in other trainers, and our names for it in the order in which they are tried.
+# Field names of other trainers. Each is followed by the fields here that it may mean, in the order of trial.
 _ELSEWHERE = {
     **dict.fromkeys(("epsilon", "clip_ratio", "clip_ratio_low", "ratio_clip_min"), ("clip_low", "log_clip_low")),
     **dict.fromkeys(("epsilon_high", "clip_ratio_high", "ratio_clip_max"), ("clip_high", "log_clip_high", "ratio_cap")),
@@ -61,7 +61,7 @@ _ELSEWHERE = {
 
 
 def names(presets: bool = False) -> list[str]:
-    """The names of the algorithms that ship with the suite, sorted; with ``presets`` also those of the presets.
+    """The names of the algorithms that ship with the suite, sorted; ``presets`` adds the names of the presets.
 
     A preset, ``<algorithm>@<trainer>-<version>``, is an algorithm with the numbers of one trainer.
     """

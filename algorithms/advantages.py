@@ -44,7 +44,7 @@ class _Divided:
 class GroupMeanStd(_Divided):
     """Â_i = (r_i − mean_G) / (std_G + ε): GRPO (2402.03300, section 4.1.2), GSPO (2507.18071, eq. 6).
 
-    The standard deviation is the sample one (divisor G − 1), as TRL and verl compute it; neither paper names a
+    The standard deviation is the sample standard deviation (divisor G − 1), as in TRL and verl; neither paper names a
     divisor. A group whose rewards are all equal has advantage 0: it carries no signal.
     """
 
@@ -57,8 +57,8 @@ class GroupMeanStd(_Divided):
 class LeaveOneOutStd(_Divided):
     """Â_i = (r_i − b_i) / (std_i + ε): NeMo-RL's default.
 
-    b_i and std_i are the mean and the standard deviation of the other G − 1 rewards. If these are all equal, the
-    difference is not divided, as in NeMo-RL.
+    b_i and std_i are the mean and the standard deviation of the other G − 1 rewards. If the other rewards are all
+    equal, the difference is not divided, as in NeMo-RL.
     """
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class BatchWhitened(_Divided):
 
     x is the reward, or with ``subtract_group_mean`` the reward minus the mean of its group (REINFORCE++-baseline).
     Mean and variance count a response once for each of its tokens, as in verl and NeMo-RL; the variance is the
-    sample one, as in verl. The equation was read in the code of verl and NeMo-RL, not in the paper.
+    sample variance, as in verl. The equation was read in the code of verl and NeMo-RL, not in the paper.
     """
 
     subtract_group_mean: bool = False
@@ -121,7 +121,7 @@ class BatchWhitenedPopulation(BatchWhitened):
 
 @dataclass(frozen=True)
 class PlusMinus:
-    """Â = 2 r − 1, without a baseline: turns a score of 0 or 1 into the reward of ±1 of TOPR (2503.14286)."""
+    """Â = 2 r − 1, without a baseline: turns a score of 0 or 1 into TOPR's reward of ±1 (2503.14286)."""
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
         """A group of equal rewards has an advantage here."""
@@ -129,6 +129,6 @@ class PlusMinus:
 
 
 def _centred(rewards_PG: Tensor) -> Tensor:
-    """r_i − mean_G, and exactly 0 for equal rewards. (Their mean can miss them by a rounding error, times 1/ε.)"""
+    """r_i − mean_G; exactly 0 for equal rewards, whose mean can miss them by a rounding error, and 1/ε magnifies it."""
     equal_P1 = (rewards_PG == rewards_PG[:, :1]).all(-1, keepdim=True)
     return (rewards_PG - rewards_PG.mean(-1, keepdim=True)).masked_fill(equal_P1, 0.0)

@@ -1,4 +1,4 @@
-"""ASPO: the ratio of good tokens inverted, so that the good tokens with the smallest ratio are pushed most.
+"""ASPO: the ratio of good tokens (Â > 0) is inverted, so that the good tokens with the smallest ratio are pushed most.
 
     J = Σ_i Σ_t ω_{i,t} Â / Σ_i T_i,   ω = 1/r where Â > 0,  r where Â < 0,  both at most c,
     gradient sg[ω] Â ∇log π, and none where PPO's clip removes it
@@ -7,10 +7,10 @@
 Shaper: flipped ratio with PPO's mask and a soft dual clip, a cap on the weight that keeps the gradient. Differs from
 ``ppo_clip`` in the weight of tokens with Â > 0.
 
-Left out: 1. the wider band for tokens of high entropy (0.4 in the authors' code); 2. the KL term on the others.
+Left out: 1. the wider band for tokens of high entropy (0.4 in the authors' code); 2. the KL term on the other tokens.
 
 Provenance: peer's code (the authors', wizard-III/Archer2.0 at b08d963; with one band for all tokens the gradient equals
-theirs to rounding).
+the gradient of their code to rounding).
 """
 
 from dataclasses import dataclass

@@ -17,8 +17,8 @@ from steadymoe.algorithms.parts import LEFT_OUT, dimensions, dimensions_of, join
 class Batch:
     """One mini-batch of whole groups, or a part of one, on response positions only.
 
-    The metadata of a field names the dimensions of its tensor. A tensor with response positions is masked: what
-    stands on padding, inf and nan too, is replaced by 0 when the batch is made, and reaches no value and no gradient.
+    The metadata of a field names the dimensions of its tensor. A tensor with response positions is masked: its
+    values on padding, inf and nan too, are replaced by 0 when the batch is made, and reach no value and no gradient.
     bfloat16 and float16 become float32.
 
     Raises ValueError, with the name of the field, for a tensor of another shape than its field says (a vector of B
@@ -35,7 +35,7 @@ class Batch:
         weights_BT: a factor on each token's objective, without gradient (a correction); None for 1.
         groups_B: a number that the responses to one prompt share.
         reference_logprobs_BT: log-probabilities of the same tokens at the cold start.
-        entropy_BT: entropy, in nats, of the distribution from which each token was drawn, with its gradient.
+        entropy_BT: entropy of the policy's distribution at each token, in nats, with its gradient.
         router_log_ratio_LBTK: log p_θ(e) − log p_old(e) of the routers' softmax for the K experts that π_old chose.
         top_logprobs_BTK: log π_θ of the tokens that are most likely under μ and, in the last place, of the sampled
             token.
@@ -45,7 +45,7 @@ class Batch:
         responses: the number of responses with a token in the whole mini-batch, if this batch is a part of it; None
             for a batch that is whole.
         tokens: the number of response tokens in the whole mini-batch, if this batch is a part of it; else None.
-        state: what the loss returned as ``LossOutput.state`` last time; empty for its ``initial_state``.
+        state: the ``LossOutput.state`` of the last update; empty before the first, for the loss's ``initial_state``.
     """
 
     logprobs_BT: Tensor = field(metadata=dimensions("BT"))
@@ -109,7 +109,7 @@ def _check_shape(name: str, values: Tensor, letters: str, sizes: dict[str, int])
 
 @dataclass(frozen=True)
 class Surrogate:
-    """The objective of every token, to be maximised, and what became of it at the edges of a trust region.
+    """The objective of every token, to be maximised, and marks of the tokens at the edges of a trust region.
 
     Attributes:
         values_BT: the objective of every token.
@@ -138,7 +138,7 @@ def _joined_metrics(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What a loss returns. The losses of the parts of a mini-batch are added up when they are joined.
+    """What a loss returns. When the parts of a mini-batch are joined, their losses are added up.
 
     Attributes:
         loss: a scalar to minimise.

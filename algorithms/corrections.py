@@ -1,8 +1,9 @@
-"""Corrections between the policy that sampled and the training forward at the same weights: ρ = π_old/μ.
+"""Corrections of the mismatch between the policy that sampled, μ, and the training forward at the same weights, π_old.
 
-A correction is a weight on each token of the loss's objective, without gradient, applied after its min or mask; the
-weight 0 rejects the token. With a sequence ratio it weighs the gradient of each token, as in GSPO-token. All weights
-are 1 where the two policies agree. The denominators do not change: a rejected token still counts.
+A correction is a weight on each token of the loss's objective, made from ρ = π_old/μ, without gradient. It is applied
+after the loss's min or mask; the weight 0 rejects the token. With a sequence ratio it weighs the gradient of each
+token, as in GSPO-token. All weights are 1 where the two policies agree. The denominators do not change: a rejected
+token still counts.
 
 Shapes: B responses, T response positions.
 """

@@ -8,8 +8,8 @@ The paper divides by Σ_i T_i over the responses to one prompt, and then average
 trainers (verl, TRL, NeMo-RL), both sums run over the whole mini-batch: a prompt with longer responses weighs more.
 
 Shaper: min-clip. Differs from ``ppo_clip`` in the higher upper edge and in the responses on which it is trained.
-Dynamic sampling, which replaces groups without signal, and overlong shaping are ``algorithm.sampling`` and
-``algorithm.overlong``; every algorithm can use them.
+Dynamic sampling replaces groups without signal. It is ``algorithm.sampling``, and overlong shaping is
+``algorithm.overlong``; every algorithm can use both.
 
 Provenance: paper.
 """

@@ -2,7 +2,7 @@
 
     J = mean_i Σ_t M_{i,t} min(r, C) Â,   r = π_θ/μ,
     M = 0 where D > δ and the update would lead further out (Â > 0 and r > 1, or Â < 0 and r < 1), else 1
-                                                                            (2602.04879; its equation numbers not seen)
+                                                                   (2602.04879; the equation numbers were not seen)
 
 D is a divergence of μ and π_θ at the token: over two outcomes, the sampled token and the rest, |μ − π| (``tv``) or
 D(μ‖π) (``kl``); with ``top_k`` over the K tokens most likely under μ, the sampled token and the rest.

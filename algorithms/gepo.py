@@ -34,7 +34,7 @@ class GEPO(ClippedLoss):
 
     @property
     def traits(self) -> Traits:
-        """E depends on all responses of a group, those with advantage 0 too."""
+        """E depends on all responses of a group, also on responses with advantage 0."""
         return replace(super().traits, whole_minibatch=True, zero_advantage_is_free=False)
 
     def surrogate(self, batch: Batch) -> Surrogate:

@@ -7,8 +7,8 @@
 Shaper: min-clip on log-ratios. Differs from GSPO in the clip: it clips each token, on its log-ratio, and not the
 response as a whole. The band is on log r: ``log_clip_low``, ``log_clip_high``.
 
-Provenance: peer's code (verl's, TRL's and the authors', callsys/GMPO at 205b2bf; value and gradient equal theirs to
-rounding).
+Provenance: peer's code (verl's, TRL's and the authors', callsys/GMPO at 205b2bf; value and gradient equal the results
+of the authors' code to rounding).
 """
 
 from dataclasses import dataclass

@@ -26,11 +26,11 @@ class Traits:
     zero_advantage_is_free: bool = True
     """A response with advantage 0 has gradient 0 and changes no other gradient: it may be left out."""
     corrects_for_sampler: bool = False
-    """Its ratio already divides by the sampling policy: a correction would count the mismatch twice."""
+    """The loss's ratio already divides by the sampling policy: a correction would count the mismatch twice."""
     routes: bool = False
-    """It reads ``Batch.router_log_ratio_LBTK``."""
+    """The loss reads ``Batch.router_log_ratio_LBTK``."""
     top_k: int = 0
-    """It reads the three ``…top_logprobs_BTK`` fields of a batch, with this many most likely tokens; 0: it does not."""
+    """The loss reads the three ``…top_logprobs_BTK`` fields, with this many most likely tokens; 0: it reads none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class PolicyLoss(ABC):
         return {}
 
     def __call__(self, batch: Batch) -> LossOutput:
-        """The loss of one mini-batch, or of a part with ``Batch.responses`` and ``Batch.tokens`` of the whole."""
+        """The loss of one mini-batch or of a part; a part has the whole's ``Batch.responses`` and ``Batch.tokens``."""
         made = self.surrogate(batch)
         values_BT, metrics = made.values_BT, {} if made.number is None else {"loss_number": made.number}
         if batch.weights_BT is not None:
@@ -128,7 +128,7 @@ class RatioLoss(TokenLoss):
 
     @property
     def traits(self) -> Traits:
-        """The ratio divides by the sampling policy if that is the anchor."""
+        """The ratio divides by the sampling policy if the anchor is ``rollout``."""
         return Traits(corrects_for_sampler=self.anchor == "rollout")
 
     def anchor_logprobs(self, batch: Batch) -> Tensor:
@@ -157,8 +157,8 @@ class ClippedLoss(RatioLoss):
 
     Attributes:
         clip_low: the distance of the band's lower edge from a ratio of 1.
-        clip_high: the distance of its upper edge from a ratio of 1.
-        dual_clip: a ratio above the band, beyond which a token of negative advantage loses its gradient; None for no
+        clip_high: the distance of the band's upper edge from a ratio of 1.
+        dual_clip: a ratio above the band; a token of negative advantage loses its gradient beyond it; None for no
             such bound.
     """
 
@@ -193,15 +193,15 @@ class HostedLoss(PolicyLoss):
 
     @property
     def traits(self) -> Traits:
-        """The host's."""
+        """The traits of the host."""
         return self.host.traits
 
     def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
-        """The host's aggregation."""
+        """The aggregation of the host."""
         return self.host.aggregate(values_BT, batch)
 
     def initial_state(self) -> dict[str, Tensor]:
-        """The host's."""
+        """The initial state of the host."""
         return self.host.initial_state()
 
 

@@ -3,8 +3,8 @@
     J = mean_i T_i min( s_i Â_i, clip(s_i, 1 − ε_low, 1 + ε_high) Â_i )
     (2602.05261; the equation was read in TRL's code, not in the paper)
 
-Shaper: min-clip. Differs from GSPO in the factor T_i. It cancels the weight 1/T_i of a token in GSPO's gradient: LUSPO
-is GSPO-token with a sum over tokens.
+Shaper: min-clip. Differs from GSPO in the factor T_i. The factor cancels the weight 1/T_i of a token in GSPO's
+gradient: LUSPO is GSPO-token with a sum over tokens.
 
 Provenance: peer's code (TRL's).
 """

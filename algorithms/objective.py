@@ -24,8 +24,8 @@ class KL:
     Attributes:
         coefficient: β; 0 for no penalty.
         estimator: ``k1``, ``k2`` or ``k3`` of ``ops.kl_estimate``.
-        place: ``loss``, or ``reward``: β times the sum of the estimates over a response is then subtracted from its
-            reward before advantages are formed.
+        place: ``loss`` or ``reward``. In the reward, β times the sum of the estimates over a response is subtracted
+            from the response's reward before advantages are formed.
     """
 
     coefficient: float = 0.0
@@ -69,7 +69,7 @@ class Objective:
 
     @property
     def traits(self) -> Traits:
-        """The loss's; but with a KL term or a bonus a response with advantage 0 has a gradient too."""
+        """The traits of the loss; but with a KL term or a bonus a response with advantage 0 has a gradient too."""
         added = self.entropy_bonus > 0 or (self.kl.coefficient > 0 and self.kl.place == "loss")
         traits = self.loss.traits
         return replace(traits, zero_advantage_is_free=traits.zero_advantage_is_free and not added)

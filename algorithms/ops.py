@@ -1,4 +1,4 @@
-"""The three parts of which a loss is composed: ratio, shaper, aggregation.
+"""The three parts of a loss: ratio, shaper (it bounds the effect of the ratio), aggregation.
 
 Shapes: B responses, T response positions; ``mask_BT`` is 1 on response tokens. Every quantity, sequence ratios too, has
 a value for each token until it is aggregated.

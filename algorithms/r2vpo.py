@@ -1,7 +1,7 @@
 """R²VPO: no clip; a Lagrange multiplier holds the variance of the ratio below a bound.
 
     J = Σ_i Σ_t [ r Â − λ ((r − 1)² − δ) ] / Σ_i T_i,   λ ← max(0, λ + η (mean (r − 1)² − δ)) after each update
-    (2601.03320 and 2605.26784; read in the abstracts, which say ratio variance, primal-dual and no clipping)
+    (2601.03320 and 2605.26784; read in the abstracts; they say ratio variance, primal-dual and no clipping)
 
 Shaper: variance penalty. Differs from GRPO without a clip in the penalty, and from PPO's KL penalty in the penalised
 quantity. The dual update is plain gradient ascent; δ, η and the first λ are chosen by this suite. λ is the loss's

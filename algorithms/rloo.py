@@ -2,8 +2,8 @@
 
     J = mean_i Σ_t Â_i · log π_θ(y_{i,t}),   Â_i = r_i − mean of the other G − 1 rewards     (2402.14740, eq. 7)
 
-Shaper: none. Differs from ``reinforce`` in the baseline (``LeaveOneOut``), with which the gradient is unbiased, and in
-the sum over tokens: the log-likelihood of a response is not divided by its length.
+Shaper: none. Differs from ``reinforce`` in two ways: 1. the baseline (``LeaveOneOut``) makes the gradient unbiased;
+2. the log-likelihood of a response is a sum over its tokens, not divided by its length.
 
 Left out: the KL penalty in the reward; it is a switch here (``algorithm.kl``).
 

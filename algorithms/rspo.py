@@ -12,7 +12,7 @@ Left out: nothing known. The paper's γ_min is not known (reviewers asked for it
 multiplies over layers (``layers``: product) and drops tokens below 0.7 (``drop_below``).
 
 Provenance: reconstruction (from a digest, an abstract and an observer's code). A survey quotes the equations of v1:
-they are this γ and ``after_clip`` on GMPO. The equations of v2, the default here, were not seen.
+they agree with this γ and ``after_clip`` on GMPO. The equations of v2, the default here, were not seen.
 """
 
 from dataclasses import dataclass, field, replace
@@ -46,11 +46,11 @@ class RSPO(HostedLoss):
 
     @property
     def traits(self) -> Traits:
-        """The host's; the loss also reads the routers' log-ratios."""
+        """The traits of the host; the loss also reads the routers' log-ratios."""
         return replace(self.host.traits, routes=True)
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """The host's, with γ̃ in its ratio or on its objective; a dropped token has no gradient."""
+        """The host's surrogate, with γ̃ in its ratio or on its objective; a dropped token has no gradient."""
         gamma_BT = self.router_shift(batch)
         log_gamma_BT = gamma_BT.clamp(min=self.gamma_min).log() * batch.mask_BT
         if self.form == "before_clip":

@@ -6,7 +6,7 @@
 Shaper: sigmoid gate. Differs from GRPO in the weight of a token's gradient: 4σ(1 − σ) = sech²(τ(r − 1)/2) falls off
 smoothly on both sides of r = 1 and is never 0.
 
-Provenance: peer's code (TRL's and verl's). Two other papers quote the paper's equations, and they are these.
+Provenance: peer's code (TRL's and verl's). Two other papers quote the paper's equations as they stand above.
 """
 
 from dataclasses import dataclass

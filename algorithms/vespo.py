@@ -4,7 +4,7 @@
                                                                                                    (2602.10693)
 
 (c1, c2) depends on the sign of the advantage; φ(1) = 1 and φ is largest at W = c1/c2. Shaper: gamma kernel.
-Differs from GSPO in the ratio, which is not normalised by length. Nothing is clipped. log W is clamped to ±20.
+Differs from GSPO in the ratio: it is not normalised by length. Nothing is clipped. log W is clamped to ±20.
 
 Provenance: paper.
 """

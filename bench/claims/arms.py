@@ -7,7 +7,7 @@ def _rate(number: float) -> dict[str, object]:
     return {"optimizer.learning_rate": number}
 
 
-# Limits of all claims, and of the claims about a sampler with router noise.
+# The limits that all claims share, and the limits that the claims about a sampler with router noise share.
 SMALL = "0.45 M parameters, responses of 4 to 10 tokens, 40 steps, one task"
 NOISE = "one strength of router noise, at a third of the study's learning rate, without a control of its own"
 STUDYS_RATE = 6e-4  # conf/experiment/study.yaml
@@ -60,8 +60,8 @@ DEPTH = {
     layers: Arm(f"{layers} layers", "study_depth", "grpo", {"model.config.num_hidden_layers": layers})
     for layers in (2, 8)
 }
-# The settings among which the two algorithms of claim 1 are tuned (docs/protocol.md, "Tuning"), on seeds that no claim
-# uses.
+# The settings over which the two algorithms of claim 1 are tuned (docs/protocol.md, "Tuning"). No claim uses the seeds
+# of the tuning.
 TUNED = {
     name: {
         (rate, band): Arm(

@@ -38,14 +38,14 @@ def by_seed(numbers: pd.Series, bounds: Bounds | None = None) -> Seen:
 
 
 def factor(above: pd.Series, below: pd.Series) -> Seen:
-    """The ratio of two arms' shares: the geometric mean over shared seeds of the ratio of each seed.
+    """The ratio of two arms' shares: each seed's ratio, averaged geometrically over the seeds that both arms have.
 
-    If a share is 0, the ratio of its seed is 0 or infinite; the result is then the ratio of both means
+    If a share is 0, the ratio of its seed is 0 or infinite. The result is then the ratio of the two means
     (``comparisons.ratio_of_means``), with a note. Raises NoNumber if the mean of ``below`` is 0.
     """
     whole = ratio_of_means(above, below)
     if np.isnan(whole.estimate.mean):
-        raise NoNumber("no ratio: every share that it would be taken to is 0")
+        raise NoNumber("no ratio: every share in its denominator is 0")
     if whole.zeros:
         return Seen(whole.estimate, note=f"ratio of means, a share is 0 in {whole.zeros} of {whole.estimate.n} seeds")
     ratios = (above / below).dropna()
@@ -81,7 +81,7 @@ def warning(metric: str, lead: int = 1) -> Effect:
 
 
 def cost(arm: Arm, over: Arm, unit: str) -> Effect:
-    """How many times as much of ``unit`` (``efficiency.COSTS``) an arm needs as another arm for the same reward."""
+    """The amount of ``unit`` (``efficiency.COSTS``) that an arm needs for a reward, over the amount of another arm."""
 
     def effect(study: Study) -> Seen:
         ratio = study.cost_factor(arm, over, unit)
@@ -97,7 +97,7 @@ def cost(arm: Arm, over: Arm, unit: str) -> Effect:
 
 
 def wins(arm: Arm, over: Arm) -> Effect:
-    """Share of held-out prompts won less the share lost against another arm."""
+    """The share of held-out prompts that an arm wins against another arm, less the share that it loses."""
     return lambda study: Seen(study.wins(arm, over))
 
 
@@ -112,7 +112,7 @@ def routed(arm: Arm) -> Effect:
 
 
 def fall(study: Study, arm: Arm) -> pd.Series:
-    """The reward of the first step, made by the cold start, less the final reward, by seed."""
+    """The reward of the first step, sampled by the cold start, less the final reward, by seed."""
     return study.first(arm) - study.final(arm)
 
 

@@ -29,7 +29,8 @@ class Gate:
     """The place where the reason can be looked up."""
 
 
-# Gates of claims under stress, and of claims about a sampler that differs (docs/protocol.md, "Changes after the runs").
+# The gates of a claim under stress, and the gates of a claim about a mismatch between sampler and trainer
+# (docs/protocol.md, "Changes after the runs").
 STRESS = ("V1", "V2", "V3", "V5", "V6", "V7")
 MISMATCH = ("V1", "V4", "V6", "V7")
 # The least held-out accuracy that noise in the sampler's routers must cost, for V4.

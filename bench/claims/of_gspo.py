@@ -1,4 +1,4 @@
-"""The claims about GSPO: by its paper, and by a summary of it."""
+"""The claims about GSPO, by its paper and by a published summary of it."""
 
 from steadymoe.bench.claims.arms import (
     ANCHORED,
@@ -194,7 +194,7 @@ CLAIMS = (
         ),
         "fig11",
         tuple(DEPTH.values()),
-        "8 experts of which 2 are active; on samples of a rollout, after a collapse too; depth on an easier task. A "
+        "8 experts, 2 of them active; on samples of a rollout, after a collapse too; depth on an easier task. A "
         "few tokens carry the moment.",
         ("dials",),
         frozen=False,

@@ -49,7 +49,7 @@ CLAIMS = (
         ),
         "fig04",
         tuple(MINIRL.values()),
-        f"{SMALL}; behind a sampler in fp8, for which the testbed has no control of its own; the rollout stays as it "
+        f"{SMALL}; behind a sampler in fp8, and the testbed has no control for this sampler; the rollout stays as it "
         "is, so mini-batches shrink as updates grow, while the paper keeps the mini-batch.",
         tuple("V4 fp8" if gate == "V4" else gate for gate in MISMATCH),
         exploratory=tuple(

@@ -93,7 +93,7 @@ class Verdicts:
         }
 
     def page(self, figures: str) -> str:
-        """The text of ``docs/claims.md``; ``figures`` is the path from its folder to the figures."""
+        """The text of ``docs/claims.md``; ``figures`` is the path from the page's folder to the figures."""
         shown = f"![{_HEADLINE.caption}]({figures}/{draw.stem(_HEADLINE, 'claims')}.png)"
         lines = [_HEAD, self.answered(), "", *self._testbed(), "## Answers", "", self.summary(), "", shown]
         for claim in CLAIMS:
@@ -113,7 +113,7 @@ class Verdicts:
         return tables.to_markdown(self.standings(_FIRST).drop(columns="recorded"))
 
     def _testbed(self) -> list[str]:
-        """The section on the testbed: its gates, and every arm under stress beside the frozen policy."""
+        """The section on the testbed: the gates, and a table of every arm under stress and of the frozen policy."""
         rows = pd.DataFrame([vars(gate) for gate in self.gates.values()]).rename(
             columns={"id": "gate", "what": "passes when", "state": "here", "reason": "why"}
         )
@@ -125,7 +125,7 @@ class Verdicts:
             "",
             tables.to_markdown(rows),
             "",
-            "Every arm of `experiment=study` under stress, beside the policy from which all of them start:",
+            "Every arm of `experiment=study` under stress, and the frozen policy, at which every arm starts:",
             "",
             tables.to_markdown(self.standings((FROZEN, *CONTENDERS, *CONTROLS[:2]))),
             "",

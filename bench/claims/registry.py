@@ -1,12 +1,13 @@
 """All claims of papers about algorithms on MoE models, with the numbers that decide them and the gates they need.
 
-These are the tables of docs/protocol.md as code. Outcomes and thresholds were fixed there before the runs, gates after.
+These are the tables of docs/protocol.md as code. Outcomes and thresholds were fixed there before the runs, the gates
+after the runs.
 """
 
 from steadymoe.bench.claims import of_gspo, of_others
 
 CLAIMS = tuple(sorted((*of_gspo.CLAIMS, *of_others.CLAIMS), key=lambda claim: claim.number))
-# The experiments with only some of the arms that a claim compares.
+# Experiments that hold only some of the arms that a claim compares.
 COMPARED_ELSEWHERE = {
     name
     for claim in CLAIMS

@@ -68,7 +68,7 @@ class Study:
         return self.numbers(arm, "reward", "last")
 
     def first(self, arm: Arm) -> pd.Series:
-        """The reward of the first step, made by the cold start, by seed."""
+        """The reward of the first step, sampled by the cold start, by seed."""
         steps = self.tables([arm])["steps"]
         return steps[(steps["metric"] == "reward") & (steps["step"] == 1)].set_index("seed")["value"].sort_index()
 
@@ -95,7 +95,7 @@ class Study:
         return int(runs["collapsed_step"].notna().sum()), len(runs)
 
     def recorded(self, arm: Arm) -> int:
-        """How many runs recorded themselves as collapsed, by the rule at the time of their end."""
+        """How many runs recorded themselves as collapsed, by the rule of the day on which they ended."""
         return int((self.tables([arm])["runs"]["status"] == "diverged").sum())
 
     def routing_share(self, arm: Arm) -> pd.Series:
@@ -116,7 +116,7 @@ class Study:
         )
 
     def cost_factor(self, arm: Arm, over: Arm, unit: str) -> efficiency.CostRatio | None:
-        """How many times as much of ``unit`` (``efficiency.COSTS``) an arm needs as another arm for the same reward.
+        """The amount of ``unit`` (``efficiency.COSTS``) that an arm needs for a reward, over the amount of another arm.
 
         The reward is the target of the head-to-head table: nine tenths of the way from the reward of the first step to
         the final reward of the better arm. None if neither arm gains reward.
@@ -129,7 +129,7 @@ class Study:
         return efficiency.cost_ratio(ours, theirs)
 
     def wins(self, arm: Arm, over: Arm) -> Estimate:
-        """Share of held-out prompts won less the share lost against another arm."""
+        """The share of held-out prompts that an arm wins against another arm, less the share that it loses."""
         ours, theirs = (self.tables([each])["evaluations"] for each in (arm, over))
         return efficiency.win_rate(ours, theirs)
 

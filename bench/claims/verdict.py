@@ -54,8 +54,8 @@ class Outcome:
     def verdict(self, seen: Seen, p: float) -> Verdict:
         """Supported if the whole interval lies on the claimed side, contradicted if it lies wholly elsewhere.
 
-        Both need a ``p``, corrected for the outcomes of the claim, of at most 5 %; if it is nan, the interval decides
-        alone. Else the outcome is not decided.
+        Both need a ``p`` of at most 5 %, corrected for the outcomes of the claim; if ``p`` is nan, the interval decides
+        alone. Otherwise the outcome is not decided.
         """
         found = seen.estimate
         if np.isnan(found.low) or np.isnan(found.high) or p > LEVEL:
@@ -72,9 +72,9 @@ class Outcome:
 
 
 def disturbed(of: str, arm: Arm, over: Arm, threshold: float = 0.0) -> tuple[Outcome, Outcome]:
-    """The outcomes of a claim about a noisy sampler: held-out accuracy, which decides, and the reward with the noise.
+    """The outcomes of a claim about a noisy sampler: held-out accuracy, and the reward sampled with the noise.
 
-    The reward was to decide before (docs/protocol.md); it is exploratory now.
+    Held-out accuracy decides. The reward is exploratory now; at first it was to decide (docs/protocol.md).
     """
     return (
         Outcome(f"held-out accuracy of {of}", held_out(arm, over), "above", threshold, unit="accuracy"),
@@ -99,7 +99,7 @@ class Claim:
     needs: tuple[str, ...]
     """The ids of the gates (``gates.gates``) that a testbed must pass before the claim is answered on it."""
     moved: str = ""
-    """Why the claim gets no answer: it is no claim about stability. Empty for a claim about stability."""
+    """For a claim that is not about stability, the reason why it gets no answer; empty for a claim about stability."""
     frozen: bool = True
     """Whether the arms begin at the policy of the frozen arm (``study_frozen``)."""
     exploratory: tuple[Outcome, ...] = ()
@@ -123,16 +123,17 @@ class Finding:
     p: float
     """Exact, two-sided, for this outcome alone; nan for an effect without one number for each seed."""
     corrected: float
-    """The same, corrected for all outcomes of the claim."""
+    """``p`` corrected for all outcomes of the claim (``comparisons.holm``)."""
     verdict: Verdict
     lacks: str = ""
-    """What a verdict needs and is missing: an arm that has not run, a number, or gates that the testbed passes."""
+    """What is missing for a verdict: an arm that has not run, a number, or a testbed that passes the gates."""
 
     @property
     def seeds(self) -> float:
         """The number of seeds with 80 % power against the threshold, if the effect has its measured size.
 
-        An area has no number for each seed; its interval's width is used. nan for a cost and without an interval.
+        An area has no number for each seed; the width of its interval is used. nan for a cost, and for an estimate
+        without an interval.
         """
         estimate, ends = self.seen.estimate, self.outcome.ends
         if np.isnan(estimate.low) or (self.outcome.unit == "cost"):
@@ -148,7 +149,7 @@ class Finding:
 
     @property
     def power(self) -> str:
-        """``seeds``, for a table."""
+        """``seeds`` as text for a table."""
         return "–" if np.isnan(self.seeds) else f"> {_MOST_SEEDS}" if self.seeds > _MOST_SEEDS else f"{self.seeds:.0f}"
 
     @property
@@ -158,9 +159,9 @@ class Finding:
             return self.lacks
         estimate = self.seen.estimate
         if np.isnan(estimate.low):
-            return "longer runs: in too few seeds is there anything to compare"
+            return "longer runs: too few seeds have a number to compare"
         if self.outcome.unit == "cost":
-            return "longer runs: in some seeds an arm never got there"
+            return "longer runs: in some seeds an arm never reached the reward"
         if self.seeds > _MOST_SEEDS:
             return "no affordable number of seeds: the effect is at its threshold"
         return f"about {max(estimate.n + 1, round(self.seeds))} seeds for 80 % power, if the effect is what it seems"

@@ -1,4 +1,4 @@
-"""What makes a run the run it is: the numbers that count, their hashes, and the name of its folder."""
+"""The identity of a run: the config fields that change its numbers, their hash, and the name of its folder."""
 
 import hashlib
 import json
@@ -7,12 +7,12 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-# What changes nothing that a run records: neither an axis of its folder nor a part of its hash.
+# Fields that change nothing that a run records. They are no axis of its folder and no part of its hash.
 NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry", "log", "savings.reuse_first")
 
-# Fields added after the first release, with the value at which a run is what it was before the field
-# existed ({"routing.replay": "off"}, say): at that value they leave the hashes of older runs as they were.
-# The thresholds of a collapse change no recorded number, only what the end of a run is called.
+# Fields added after the first release, each with the value at which a run is the same as before the field existed. A
+# field with this value is left out of the hash, so the hashes of older runs stay valid. The thresholds of a collapse
+# change no recorded number; they change only what the end of a run is called.
 NEUTRAL: dict[str, Any] = {
     "experts": "grouped_mm",
     "measure": "all",
@@ -37,8 +37,8 @@ NEUTRAL: dict[str, Any] = {
     "collapse.solved_reward": 0.9,
 }
 
-# Fields that are gone. In the hash of every run each still has the value that recorded runs have, so that these are
-# found again. A collapse was once counted in rollouts; the savings changed no number but for rounding.
+# Fields that are gone, each with its value in recorded runs. The hash of every run contains these values, so that
+# recorded runs are found again. A collapse was once counted in rollouts; the savings changed numbers by rounding only.
 REMOVED: dict[str, Any] = {
     "collapse.window": 5,
     "collapse.patience": 10,
@@ -47,14 +47,16 @@ REMOVED: dict[str, Any] = {
     "savings.drop_finished": True,
 }
 
-# Numbers that follow from updates_per_rollout where the second field is given; then that one counts, in their place.
+# Fields that follow from updates_per_rollout and a second field. If the second field is given, it counts in the hash,
+# and the first field does not.
 IMPLIED = {"rollout.prompts": "rollout.minibatch_prompts", "steps": "total_updates"}
 
-# Config groups that are switched off unless asked for: a choice other than this is an axis of the folder.
+# Config groups, each with its default choice, which switches the group off. Any other choice is an axis of the folder.
 OFF = {"advantage": None, "correction": "none", "engine": "exact", "routing": "off"}
 
 _LONGEST_AXES = 120
-# File systems take names of 255 bytes; the rest is for the names of an experiment's figures, and of files half written.
+# File systems take names of 255 bytes. The names of an experiment's figures, and of half-written files, are longer than
+# the experiment's own name and need the rest.
 LONGEST_NAME = 180
 _NAME = re.compile(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]*")
 
@@ -78,7 +80,7 @@ def is_neutral(key: str, value: Any) -> bool:
 
 
 def implied(config: Mapping[str, Any]) -> list[str]:
-    """The numbers that ``compose`` filled in; a config older than their fields has none."""
+    """The fields of ``IMPLIED`` that ``compose`` filled in; none in a config that is older than these fields."""
     flat = flatten(config)
     return [key for key, given in IMPLIED.items() if flat.get(given) is not None]
 
@@ -89,7 +91,7 @@ def config_hash(config: Mapping[str, Any], neutral: Mapping[str, Any] | None = N
 
 
 def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
-    """A hash of what runs of one sweep share: all but seed, what is ``swept`` and what the named configs hold."""
+    """A hash of the fields that all runs of a sweep share: no seed, no ``swept`` field, no field of a named config."""
     named = ("algorithm.", "model.", "task.", *(f"{group}." for group in OFF))
     left_out = ("seed", *NO_NUMBERS, *implied(config))
     numbers = {k: v for k, v in _with_removed(config).items() if not k.startswith(named) and k not in left_out}
@@ -97,14 +99,14 @@ def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
 
 
 def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str, Any]:
-    """The flattened config without what changes no number or is implied, and without fields at their neutral value."""
+    """The flattened config, without fields that change no number, are implied, or have their neutral value."""
     left_out = (*NO_NUMBERS, *implied(config))
     numbers = {
         key: value
         for key, value in _with_removed(config).items()
         if key not in left_out and not (key in neutral and neutral[key] == value)
     }
-    if config["cold_start"]["path"] is not None:  # what stands in the file counts, not where the file is
+    if config["cold_start"]["path"] is not None:  # the file's content counts, not its place
         weights = Path(config["cold_start"]["path"]).read_bytes()
         numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
     if "path" in config["model"]:
@@ -115,7 +117,7 @@ def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str,
 
 
 def _with_removed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The flattened config with the ``REMOVED`` fields of the groups that it has."""
+    """The flattened config, plus the ``REMOVED`` fields that belong to a group of the config."""
     return {key: value for key, value in REMOVED.items() if key.partition(".")[0] in config} | flatten(config)
 
 
@@ -124,7 +126,7 @@ def _digest(numbers: Mapping[str, Any]) -> str:
 
 
 def axes_name(axes: Mapping[str, Any]) -> str:
-    """Overrides as one folder name: sorted, of harmless characters, hashed beyond 120 of them; "" for none."""
+    """Overrides as one folder name: sorted, in harmless characters; beyond 120 characters its end is a hash."""
     name = ",".join(f"{key}={axes[key]}" for key in sorted(axes))
     harmless = re.sub(r"[^A-Za-z0-9._=,+-]", "-", name)
     if harmless == name and len(name) <= _LONGEST_AXES:
@@ -133,8 +135,11 @@ def axes_name(axes: Mapping[str, Any]) -> str:
 
 
 def short(value: Any, among: Iterable[Any]) -> str:
-    """A value as a label shows it: of a path as few last parts as tell it from the other paths ``among``, without
-    ``.safetensors``; of a name of 16 hex digits or more the first eight, where they do."""
+    """A value as a label shows it.
+
+    A path is shortened to as few of its last parts as tell it from the other paths in ``among``, without
+    ``.safetensors``. A last part of 16 hex digits or more is cut to eight, if eight tell it from the others.
+    """
     if not isinstance(value, str) or "/" not in value:
         return str(value)
     others = {other for other in among if isinstance(other, str) and other != value}
@@ -147,14 +152,14 @@ def short(value: Any, among: Iterable[Any]) -> str:
 
 
 def _tail(path: str, count: int, cut: int | None) -> str:
-    """The last ``count`` parts of a path; a last part that is a hash alone is cut."""
+    """The last ``count`` parts of a path; if the last part is a hash, only its first ``cut`` digits."""
     *before, last = PurePosixPath(path).parts[-count:]
     last = last.removesuffix(".safetensors")
     return "/".join([*before, last[:cut] if re.fullmatch("[0-9a-f]{16,}", last) else last])
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The numbers in which two configs differ, as ``key: old -> new``, in one line."""
+    """The fields in which two configs differ and that change numbers, as ``key: old -> new``, in one line."""
     before, after = _with_removed(old), _with_removed(new)
     keys = [key for key in sorted(before | after) if before.get(key, "absent") != after.get(key, "absent")]
     return ", ".join(

@@ -1,4 +1,4 @@
-"""Which loggers a run can be watched in, and whether one is installed here."""
+"""The loggers that can show a run while it trains, and whether a logger is installed."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -12,7 +12,7 @@ def why_not(tool: str | None) -> str | None:
     if tool not in TOOLS:
         return f"log must be null, {' or '.join(TOOLS)}; got {tool!r}"
     try:
-        version(tool)  # a folder of that name would do for an import
+        version(tool)  # an import would also accept a folder of this name
     except PackageNotFoundError:
         return f"log={tool} needs its package: pip install 'steadymoe[{tool}]'"
     return None

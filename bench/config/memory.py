@@ -1,12 +1,12 @@
-"""Whether a machine can hold what a run asks for: a bound from below, so that what it refuses cannot be made.
+"""Whether a run fits into the memory of its device, by a lower bound: a run that is refused here could not be made.
 
-Counted are responses that use their whole budget of tokens, and of them only what is certainly there at once, at four
-bytes a number:
+The bound assumes that responses use their whole budget of tokens. It counts only tensors that must be in memory at the
+same time, at four bytes a number:
 
-- A token of a rollout is an id and a mask of eight bytes each, and a log-probability.
-- A response that is sampled has log-probabilities of its next token over the vocabulary.
-- A response that is trained on has, for each of its tokens, the states between layers, which the backward needs: layers
-  times hidden size numbers. Of a demonstration the prompt's are counted.
+- For each token of a rollout an id and a mask, of eight bytes each, and a log-probability.
+- For each response while it is sampled, the log-probabilities of the next token over the vocabulary.
+- For each token of a response in an update, the states between layers (layers times hidden size numbers): the backward
+  needs them. For a demonstration, the tokens of the prompt are counted instead.
 """
 
 import os
@@ -20,7 +20,7 @@ from steadymoe.bench.tasks import Task
 from steadymoe.models import build
 
 _TOKEN, _NUMBER = 8 + 8 + 4, 4
-# The limit of a container, of control groups 2 and 1.
+# The files with a container's memory limit, in version 2 and version 1 of control groups.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -34,7 +34,7 @@ def capacity(device: str) -> int:
 
 
 def needs(config: RunConfig, task: Task) -> dict[str, int]:
-    """The least bytes that each part of a run takes, by the numbers of ``config`` that it comes from."""
+    """A lower bound in bytes for each part of a run, keyed by the fields of ``config`` that set its size."""
     (prompt,) = task.tokenizer(task.sample(1, numpy_generator(0, "memory")))["input_ids"]
     length, words = len(prompt) + task.max_new_tokens, len(task.tokenizer)
     sampled = length * _TOKEN + words * _NUMBER

@@ -173,7 +173,7 @@ class Collapse:
     least_reward: float = share("average reward that a run must have had before reward can fall")
     entropy_fraction: float = share("share of the first step's entropy below which entropy has fallen")
     grad_norm_factor: float = setting("times the median of all earlier gradient norms that is too much", above=0)
-    solved_reward: float = share("average reward from which on reward alone can make a collapse")
+    solved_reward: float = share("average reward below which entropy and gradient norm can make a collapse")
 
 
 @dataclass(frozen=True, kw_only=True)

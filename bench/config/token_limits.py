@@ -1,4 +1,4 @@
-"""Whether a model has room for a task's prompts and their responses, and a checkpoint can read them."""
+"""Whether a model has positions for a task's prompts and responses, and a checkpoint's tokenizer can write them."""
 
 import functools
 import json
@@ -11,14 +11,14 @@ from steadymoe.bench.support.seeding import numpy_generator
 from steadymoe.bench.tasks import Task
 from steadymoe.models import build, pretrained
 
-# How many prompts are looked at. A longer one may come up in training.
+# The number of prompts that are checked. Training may draw a longer prompt.
 _PROMPTS = 64
 
 
 def check_built(config: Mapping[str, Any], task: Task) -> None:
     """Raise ValueError, in one line, if a model built from these numbers has fewer positions than ``task`` needs.
 
-    Rotary embeddings would go on beyond them; learned ones would not.
+    Rotary embeddings would go on beyond these positions; learned embeddings would not.
     """
     tokens, positions = task.tokenizer(_prompts(task))["input_ids"], build.positions(config)
     longest, new = max(map(len, tokens)), task.max_new_tokens
@@ -30,13 +30,13 @@ def check_built(config: Mapping[str, Any], task: Task) -> None:
 
 
 def check(path: str, task: Mapping[str, Any]) -> None:
-    """Raise ValueError, in one line, if the checkpoint in ``path`` is not up to the task of this config."""
+    """Raise ValueError, in one line, if the checkpoint in ``path`` has too few positions or tokens for the task."""
     _check(path, pretrained.digest(path), json.dumps(task, sort_keys=True))
 
 
 @functools.cache
 def _check(path: str, content: str, task_config: str) -> None:
-    """Once for a checkpoint of this content and a task: reading a tokenizer takes a second."""
+    """``check``, cached by the checkpoint's content and the task, since reading a tokenizer takes a second."""
     task, tokenizer = instantiate(json.loads(task_config)), pretrained.load_tokenizer(path)
     new = task.max_new_tokens
     try:

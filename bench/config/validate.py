@@ -1,6 +1,7 @@
-"""Whether a composed config can be run: its fields by ``schema``, then what no field says alone. Answers in one line.
+"""Whether a composed config can be run. Every refusal is one line.
 
-``read`` checks types and bounds; ``check`` the relations between fields, and places, memory and devices.
+``read`` checks each field by ``schema``: its type and its bounds. ``check`` checks what concerns several fields or the
+machine: relations between fields, paths, memory and devices.
 """
 
 import dataclasses
@@ -27,25 +28,25 @@ from steadymoe.bench.tasks import Task
 from steadymoe.models import build, megablocks, pretrained
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
-# Groups that classes outside the schema read, and whose types the YAML gives.
+# Groups outside the schema. Other classes read them, and their YAML gives the types.
 _TYPED_BY_YAML = ("model.", "task.")
-# A key that is added here is a field of a class, which refuses what it does not know.
+# Keys may be added here. They are fields of a class, and the class refuses an unknown field.
 _CHECKED_BY_THEIR_CLASS = ("model.config.", "task.")
 _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 class ConfigError(Exception):
-    """A config that cannot be run; the message is one line that names the valid choices."""
+    """The config cannot be run. The message is one line and names the valid choices."""
 
 
 def read(plain: Mapping[str, Any]) -> RunConfig:
-    """A composed config as types. Raises ConfigError for the first field that is unknown, missing, or wrong."""
+    """The dataclasses of a composed config. Raises ConfigError for the first unknown, missing or wrong field."""
     config: RunConfig = _group(RunConfig, plain, "")
     return config
 
 
 def _group(cls: Any, plain: Mapping[str, Any], prefix: str) -> Any:
-    """One dataclass of ``schema`` from the mapping that ``prefix`` leads to."""
+    """One dataclass of ``schema`` from the mapping ``plain``; ``prefix`` is its place in the config, for messages."""
     settings = {each.name: each for each in dataclasses.fields(cls)}
     for key in plain:
         if key not in settings:
@@ -81,13 +82,13 @@ def _value(key: str, value: Any, setting: dataclasses.Field[Any]) -> Any:
 
 
 def _meaning(setting: dataclasses.Field[Any]) -> str:
-    """What a field means: in its own words, or by the first line of its group's docstring."""
+    """The meaning of a field; for a group, the first line of the docstring of its class."""
     told: str = setting.metadata.get("meaning") or setting.type.__doc__ or ""
     return told.partition("\n")[0].removesuffix(".").replace("``", "")
 
 
 def _kl(fields: Mapping[str, Any]) -> KL:
-    """Built and checked as the classes are that a ``_target_`` names."""
+    """The KL term, built and checked like a class that a ``_target_`` names."""
     try:
         kl: KL = build_algorithm({**fields, "_target_": f"{KL.__module__}.{KL.__name__}"})
     except (TypeError, ValueError) as error:
@@ -96,9 +97,10 @@ def _kl(fields: Mapping[str, Any]) -> KL:
 
 
 def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the first thing that is wrong between the fields of ``config``, or outside of it.
+    """Raise ConfigError for the first relation between fields that does not hold, or the first fault of the machine.
 
-    ``flat`` is the config as plain values by dotted keys; ``reference`` the same named configs without overrides.
+    ``flat`` is the config as plain values by dotted keys. ``reference`` holds the same named configs without overrides,
+    also by dotted keys.
     """
     _as_in_yaml(flat, reference)
     _relations(config)
@@ -142,7 +144,7 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
 
 
 def _as_in_yaml(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
-    """Whether the fields of model and task are there, and of the types that the named YAMLs give them."""
+    """Raise ConfigError unless every field of model and task is present, with the type that its YAML gives."""
     for key, usual in reference.items():
         if key not in flat and usual is not None and key.startswith(_TYPED_BY_YAML):
             raise ConfigError(f"{key} is missing; its usual value is {usual!r}")
@@ -159,7 +161,7 @@ def _as_in_yaml(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
 
 
 def _relations(config: RunConfig) -> None:
-    """What fields of the suite's own groups must be to each other."""
+    """Raise ConfigError for fields of the suite's own groups that do not fit each other."""
     rollout, routing = config.rollout, config.routing
     if rollout.prompts % config.updates_per_rollout:
         raise ConfigError(
@@ -182,10 +184,10 @@ def _relations(config: RunConfig) -> None:
 
 
 def _routing(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, Any], has_experts: bool) -> None:
-    """Whether routing and engine are what they are called, and the model has what they act on."""
+    """Raise ConfigError if routing or engine is not the choice of its name, or the model has no routers to act on."""
     routing = config.routing
     for key in ("routing.replay", "engine._target_", "engine.dtype"):
-        if flat.get(key) != reference.get(key):  # or a run would be filed under another's name
+        if flat.get(key) != reference.get(key):  # the run would be recorded under the name of another choice
             group = key.partition(".")[0]
             raise ConfigError(f"{key} is what the name of the {group} stands for; choose another {group} in its place")
     if (routing.predictor_learning_rate is None) == (routing.replay == "pr2"):
@@ -209,7 +211,7 @@ def _routing(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str,
 
 
 def _advantage(config: RunConfig, traits: Traits) -> None:
-    """Whether the advantage works on groups of this size, and dynamic sampling drops nothing that is learned from."""
+    """Raise an error if the advantage needs larger groups, or if dynamic sampling drops groups with a signal."""
     advantage = build_algorithm(config.used_advantage)
     rewards_PG = torch.zeros(3, config.rollout.responses)
     rewards_PG[1:, 0] = 1.0
@@ -218,13 +220,13 @@ def _advantage(config: RunConfig, traits: Traits) -> None:
     free = traits.zero_advantage_is_free and bool((advantages_PG[[0, 2]] == 0).all())
     if config.algorithm.sampling.max_rollouts > 1 and not free:
         raise ConfigError(
-            "algorithm.sampling.max_rollouts above 1 drops groups of equal rewards, from which this algorithm or "
-            "advantage learns; set it to 1"
+            "algorithm.sampling.max_rollouts above 1 drops groups of equal rewards, and this algorithm or advantage "
+            "learns from these groups; set it to 1"
         )
 
 
 def _model(model: Mapping[str, Any]) -> bool:
-    """Whether the model has routers; raises ValueError if there can be no such model."""
+    """Whether the model has routers. Raises ValueError for a model that cannot be built."""
     if "path" not in model:
         build.check(model["config"])
         return build.has_experts(model["config"])
@@ -254,7 +256,7 @@ def _checkpoint(config: RunConfig) -> None:
 
 
 def _weights(path: str, model_config: Mapping[str, Any], task: Task) -> None:
-    """Whether a safetensors file holds the weights of this model, from its header alone."""
+    """Raise ConfigError unless a safetensors file holds the weights of this model. Only the header is read."""
     with torch.device("meta"):
         model = build.build(model_config, task.tokenizer, 0)
     try:
@@ -290,6 +292,4 @@ def _places(config: RunConfig) -> None:
     while not place.exists():
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"results_dir={config.results_dir} cannot be written: {place} is no folder that can be written to"
-        )
+        raise ConfigError(f"results_dir={config.results_dir} cannot be written: {place} is no writable folder")

@@ -1,6 +1,6 @@
-"""All that a run needs to go on where it was: weights, optimizer moments, the state of loss and sampler, step.
+"""Checkpoints hold what a run needs to go on: weights, optimizer moments, the state of loss and sampler, the step.
 
-Randomness needs nothing: every draw has a generator made from (seed, stage, step).
+They hold no state of randomness: every draw has a generator made from (seed, stage, step).
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def of_training(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, torch
 
 
 def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put back what ``of_training`` copied."""
+    """Load the tensors of ``of_training`` into ``model`` and ``optimizer``."""
     model.load_state_dict(_of("model", tensors))
     restore(optimizer, _of("optimizer", tensors))
 
@@ -47,7 +47,7 @@ def _of(kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 
 def step_of(path: Path) -> int | None:
-    """The step of a checkpoint without loading it; None where there is none, or none that is whole."""
+    """The step of a checkpoint, read from its header; None if there is no checkpoint or it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             return int(file.metadata()["after_step"])
@@ -56,7 +56,7 @@ def step_of(path: Path) -> int | None:
 
 
 def load(path: Path, learner: Learner, sampler: Sampler) -> int:
-    """Restore what ``save`` wrote into ``learner`` and ``sampler``; returns the step."""
+    """Load the file that ``save`` wrote into ``learner`` and ``sampler``; returns its step."""
     with safe_open(path, framework="pt") as file:
         step = int(file.metadata()["after_step"])
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)

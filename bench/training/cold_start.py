@@ -142,8 +142,8 @@ def train(
 def updates_left(checks: Sequence[tuple[int, float]], goal: float, most: int) -> float:
     """Updates until the accuracy is ``goal`` if it goes on rising as over the last checks, and at most ``most`` in all.
 
-    ``checks``: updates and accuracy of each, at least one. The line is that of least squares through the last half of
-    them; where it does not rise, what is left until ``most``.
+    ``checks``: updates and accuracy of each, at least one. A line is fitted by least squares through the last half of
+    the checks; if it does not rise, the result is the updates left until ``most``.
     """
     update, accuracy = checks[-1]
     updates, accuracies = np.array(checks[-max(_CHECKS_OF_SLOPE, len(checks) // 2) :]).T

@@ -1,4 +1,4 @@
-"""The columns of one step: what a rollout shows, what every gradient update shows, and the rows of the tables.
+"""The columns of one step: measurements of the rollout and of every gradient update, as rows of the tables.
 
 Shapes: B sequences of a rollout, M of them in one mini-batch, T response positions, F positions fed, L MoE layers, K
 experts a token, E experts, C counts of changed experts (0 to K).
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Measured:
-    """What a rollout or one gradient update shows."""
+    """The measurements of a rollout or of one gradient update."""
 
     overall: dict[str, Tensor]
     """Scalars by column."""
@@ -48,10 +48,10 @@ def of_rollout(
     since_start: routing_drift.Change | None,
     experts: int,
 ) -> Measured:
-    """What a rollout shows before it is trained on: sampler against trainer, load, and drift since the cold start.
+    """The measurements of a rollout before training: sampler against trainer, load, and drift since the cold start.
 
-    Sampler and trainer are compared where the trainer's own forward was ``recomputed``. ``experts`` is E, 0 for a
-    dense model.
+    Sampler and trainer are compared if the trainer's own forward was computed (``recomputed``). ``experts`` is E, 0 for
+    a dense model.
     """
     mask_BT = rollout.sequences.response_mask_BT
     overall: dict[str, Tensor] = {}
@@ -71,7 +71,7 @@ def of_rollout(
         layers["expert_change_since_start"] = since_start.expert_L
     if recomputed is None:
         return Measured(overall, layers, {})
-    assert rollout.router_logprobs_LBTE is not None  # beside routes
+    assert rollout.router_logprobs_LBTE is not None  # recorded together with routes
     assert recomputed.routes_LBFK is not None
     assert recomputed.router_logprobs_LBTE is not None
     disagreement = routing_drift.change(rollout.routes_LBFK, recomputed.routes_LBFK, mask_BT)
@@ -96,9 +96,9 @@ def of_rollout(
 
 @torch.no_grad()
 def of_routing(old: OldPolicy, rows_M: Tensor, now: Forward, mask_MT: Tensor, experts: int, replayed: bool) -> Measured:
-    """How the routers' own choice moved from the old policy to one update's forward ``now`` of the rows ``rows_M``.
+    """How the routers' own choice changed from the old policy to ``now``, the forward of one update on ``rows_M``.
 
-    ``replayed`` says whether other experts ran than the routers chose.
+    ``replayed`` says whether routes were forced, so that experts ran that the routers did not choose.
     """
     assert old.routes_LBFK is not None  # of a model with routers
     assert old.router_logprobs_LBTE is not None
@@ -139,7 +139,7 @@ def of_routing(old: OldPolicy, rows_M: Tensor, now: Forward, mask_MT: Tensor, ex
 
 
 class StepRows:
-    """The rows of one step, collected while it goes."""
+    """The rows of one step, collected during the step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -155,7 +155,7 @@ class StepRows:
         return len(self._updates)
 
     def add_rollout(self, rollout: Rollout, scores_PG: Tensor, tokens_sampled: int, shown: Measured) -> None:
-        """The groups that are trained on; the scores and the number of tokens of everything that was sampled."""
+        """The groups to train on, their measurements, and scores and token count of all that was sampled."""
         mask_BT = rollout.sequences.response_mask_BT
         self._of_step |= token_metrics.of_rewards(scores_PG) | token_metrics.to_floats(shown.overall)
         self._of_step |= {"response_length": mask_BT.sum().item() / len(mask_BT), "response_tokens": int(mask_BT.sum())}
@@ -163,7 +163,7 @@ class StepRows:
         self._add(0, shown)
 
     def add_rewards(self, rewards_B: Tensor, rollout: Rollout, old: OldPolicy) -> None:
-        """What advantages were computed from, and the KL to the cold start where a KL term asks for it."""
+        """The rewards behind the advantages, and the KL to the cold start if a KL term needs it."""
         self._of_step["shaped_reward"] = rewards_B.mean().item()
         if old.reference_logprobs_BT is not None:
             kl_BT = ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, "k3")
@@ -183,7 +183,7 @@ class StepRows:
             self._of_step["eval_accuracy"] = sum(each["score"] for each in evaluations) / len(evaluations)
 
     def tables(self, seconds: dict[str, float], tokens_fed: int = 0) -> dict[str, list[Row]]:
-        """The rows of every table; ``seconds`` by stage, ``tokens_fed`` prompt and response tokens of the updates."""
+        """The rows of every table; ``seconds`` by stage, ``tokens_fed`` prompt and response tokens of updates."""
         row = self._of_step | token_metrics.of_step(self._updates)
         row |= {name: torch.stack(counts).sum(0).tolist() for name, counts in self._histograms.items()}
         row |= seconds
@@ -198,7 +198,7 @@ class StepRows:
         }
 
     def _add(self, update: int, measured: Measured) -> None:
-        """The rows of the layers, and the histograms, which are summed over a step."""
+        """Add the rows of the layers, and the histograms; a step sums its histograms."""
         columns = {name: values_L.tolist() for name, values_L in measured.layers.items()}
         for layer in range(len(next(iter(columns.values()), []))):
             keys = {"step": self.step, "update": update, "layer": layer}

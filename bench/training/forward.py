@@ -2,8 +2,8 @@
 
 Shapes: B sequences, S positions of prompt and response together (prompts padded on the left, responses on
 the right), T response positions, V vocabulary, L MoE layers, K experts a token, E experts, H hidden. Of a sequence the
-first S − 1 positions are fed, since the last token predicts nothing: F = S − 1. How they are fed is a ``layout``: P
-rows of X positions, of which Y are scored, M = P·Y.
+first S − 1 positions are fed, since the last token predicts nothing: F = S − 1. A ``layout`` says how: P rows of X
+positions. The last Y positions of a row are scored, M = P·Y in all.
 """
 
 import itertools
@@ -73,13 +73,13 @@ class Forward:
     def router_logprobs_LBTE(self) -> Tensor:
         """log of the routers' softmax over all experts at the response tokens, without gradient.
 
-        As in ``drift``, the route of a response token is that of the position before it.
+        As in ``routing_drift``, the route of a response token is the route of the position before it.
         """
         return log_softmax(_of_responses([(routed.logits_LNE, layout) for routed, layout in self.routed]))
 
     @property
     def router_inputs_LBTH(self) -> Tensor:
-        """What the routers were given at the response tokens, likewise."""
+        """The inputs of the routers at the response tokens, without gradient."""
         return _of_responses([(routed.inputs_LNH, layout) for routed, layout in self.routed])
 
 
@@ -104,8 +104,8 @@ def forward(
 
     They flow through ``entropy_BT`` too with ``entropy_gradient``, and never through ``top_logprobs_BTK``. With
     ``forced_LBFK`` its experts run in place of the routers' own choice, but where it is ``NO_ROUTE``; with
-    ``heads_LHE`` those that PR² predicts. ``layout`` is how the sequences are fed, a row each unless given; of routes
-    that are forced on a shared prompt those of its first response count. Without ``routes`` none are recorded.
+    ``heads_LHE`` the experts that PR² predicts run. ``layout`` is how the sequences are fed, a row each unless given;
+    on a shared prompt the forced routes of its first response count. Without ``routes`` none are recorded.
     """
     route_mask_BF = sequences.route_mask_BF
     if layout is None:

@@ -1,4 +1,4 @@
-"""Mini-batches in the parts that memory allows, and the training forward of one part.
+"""Micro-batches, the parts of a mini-batch that fit into memory, and the training forward of one of them.
 
 Shapes: B sequences of a rollout, M of them in one micro-batch, T response positions, F positions fed, L MoE layers, K
 experts a token, H hidden, E experts.
@@ -20,8 +20,8 @@ from steadymoe.bench.training.sampling import Rollout
 from steadymoe.models import build
 from steadymoe.models.routing import NO_ROUTE, routers
 
-# By how much log-probabilities may differ on average where they are computed in another order. A model that cannot
-# share prompts is off by about 1.
+# The largest mean difference of log-probabilities that another order of computation may make. A model that cannot share
+# prompts differs by about 1.
 _APART = {"fp32": 1e-4, "bf16": 5e-2}
 
 
@@ -31,23 +31,23 @@ class MicroBatch:
 
     rows_M: Tensor
     layout: Layout | None = None
-    """How they are fed. Their first forward makes it; the old policy and the update feed them alike."""
+    """How the rows are fed. Their first forward makes the layout; old policy and update then share it."""
 
 
 class Forwards:
-    """How the rows of a rollout are fed to a model."""
+    """Feeds the rows of a rollout to a model."""
 
     def __init__(self, model: PreTrainedModel, config: RunConfig, objective: Objective) -> None:
         self.model, self.config, self.objective = model, config, objective
         self._active = build.size(model)["active_parameters"]
         self.unshared: str | None = "savings.share_prompts is off"
-        """Why prompts are not shared; None where they are."""
+        """The reason why prompts are not shared; None if they are shared."""
         if config.savings.share_prompts:
             self.unshared = self._router_loss_refusal() or packing.refusal(model.config)
 
     @property
     def records_routes(self) -> bool:
-        """Whether routes are needed: to be measured, replayed, or weighed by the loss."""
+        """Whether routes are needed: for measurements, replay, router losses, or a loss that reads them."""
         replays = self.config.routing.replay != "none"
         router_losses = self._router_loss_refusal() is not None
         return self.config.measure == "all" or replays or router_losses or self.objective.traits.routes
@@ -56,7 +56,8 @@ class Forwards:
     def check_sharing(self, sequences: Sequences) -> None:
         """Compare log-probabilities with and without sharing, and share no prompts if they differ.
 
-        Each sequence stands twice behind its prompt: what reached over from one response to the other would show.
+        Each sequence stands twice behind its prompt. If one response could see the other, the two forwards would
+        differ.
         """
         if self.unshared is not None:
             return
@@ -70,9 +71,10 @@ class Forwards:
 
     @torch.no_grad()
     def check_routers(self, sequences: Sequences) -> None:
-        """Raise RuntimeError unless routers return the experts that they select, in that order.
+        """Raise RuntimeError unless routers return the experts that they select, in the order of selection.
 
-        What is recorded where nothing is forced is what they return, and under replay what they select.
+        Without replay the recorder stores the experts that a router returns, under replay the experts that it selects.
+        The two must be the same.
         """
         if not self.records_routes or not routers(self.model):
             return
@@ -87,7 +89,7 @@ class Forwards:
             raise RuntimeError("a router returns other experts than it selects, or in another order")
 
     def split(self, rows_M: Tensor) -> list[MicroBatch]:
-        """The micro-batches that a mini-batch is computed in; one for a loss that needs the whole."""
+        """The micro-batches of a mini-batch; a single one if the loss needs the whole mini-batch."""
         size = self.config.microbatch
         whole = size is None or self.objective.traits.whole_minibatch
         return [MicroBatch(rows) for rows in ([rows_M] if whole else rows_M.split(size))]
@@ -100,7 +102,10 @@ class Forwards:
         forced_LBFK: Tensor | None = None,
         heads_LHE: list[Tensor] | None = None,
     ) -> Forward:
-        """The training forward of a micro-batch: with what the objective asks for, experts forced or predicted."""
+        """The training forward of a micro-batch, with the extra outputs that the objective reads.
+
+        ``forced_LBFK`` forces routes, ``heads_LHE`` predicts them (PR²).
+        """
         rows = part.rows_M
         top_BTK = None if rollout.top_tokens_BTK is None else rollout.top_tokens_BTK[rows]
         entropy_gradient = torch.is_grad_enabled() and self.objective.entropy_bonus > 0
@@ -114,7 +119,7 @@ class Forwards:
         )
 
     def layout(self, sequences: Sequences, groups_B: Tensor) -> Layout:
-        """How sequences are fed: with the prompt of a group computed once where that is right and cheaper."""
+        """How sequences are fed. A group's prompt is computed once if sharing is right and cheaper."""
         numbers = sequences.tokens_BS, sequences.mask_BS, sequences.response_width
         if self.unshared is None:
             extents = packing.extents(*numbers, groups_B, trim=True)
@@ -123,6 +128,6 @@ class Forwards:
         return packing.separate(*numbers, trim=True)
 
     def _router_loss_refusal(self) -> str | None:
-        """A prompt that is computed once would count once among the tokens that router losses average over."""
+        """The reason against sharing: router losses average over tokens, and a shared prompt would count once."""
         routing = self.config.routing
         return "router losses" if routing.aux_loss > 0 or routing.z_loss > 0 else None

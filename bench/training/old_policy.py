@@ -1,4 +1,4 @@
-"""The policy that sampled, as the trainer sees it: by a forward of its own, or taken from the sampler."""
+"""The old policy, at the weights that sampled: computed by a forward of the trainer, or taken from the sampler."""
 
 from dataclasses import dataclass
 
@@ -7,31 +7,31 @@ from torch import Tensor
 from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.training.sampling import Rollout
 
-# By how much the log-probabilities of the exact sampler may differ from the trainer's, on average.
+# The largest mean difference between the log-probabilities of the exact sampler and of the trainer.
 _APART = 1e-4
 
 
 @dataclass(frozen=True)
 class OldPolicy:
-    """The training forward of a whole rollout at the weights that sampled it, and what losses ask for beside it."""
+    """The training forward of a whole rollout at the weights that sampled it, and extra fields that losses read."""
 
     logprobs_BT: Tensor
     routes_LBFK: Tensor | None
-    """The routers' own choice, whatever ran."""
+    """The routers' own choice, whichever experts ran."""
     executed_LBFK: Tensor | None
-    """The experts that ran: the routers' own choice, but under R3 and PR²."""
+    """The experts that ran: the routers' own choice, except under R3 and PR²."""
     router_logprobs_LBTE: Tensor | None
     router_inputs_LBTH: Tensor | None
-    """Kept for PR² alone."""
+    """The inputs of the routers, kept only for PR²."""
     top_logprobs_BTK: Tensor | None
     reference_logprobs_BT: Tensor | None
-    """Under the weights of the cold start."""
+    """Log-probabilities under the weights of the cold start."""
 
 
 def as_sampled(made: Rollout, reference_logprobs_BT: Tensor | None) -> OldPolicy:
-    """The old policy as the sampler saw it, without a forward: its weights and arithmetic were the trainer's.
+    """The old policy as the sampler saw it, without a forward: the sampler has the trainer's weights and arithmetic.
 
-    The ratio before the first update is then 1 but for rounding, and not exactly.
+    The ratio before the first update is then 1 up to rounding, not exactly 1.
     """
     return OldPolicy(
         logprobs_BT=made.logprobs_BT,
@@ -45,7 +45,7 @@ def as_sampled(made: Rollout, reference_logprobs_BT: Tensor | None) -> OldPolicy
 
 
 def check_sampler(made: Rollout, old: OldPolicy) -> None:
-    """Raise RuntimeError if the sampler is no stand-in for the old policy, whose forward ``old`` is."""
+    """Raise RuntimeError if the sampler's log-probabilities are too far from ``old``, the forward of the old policy."""
     apart = token_metrics.mean((made.logprobs_BT - old.logprobs_BT).abs(), made.sequences.response_mask_BT)
     if not apart <= _APART:
         raise RuntimeError(

@@ -1,11 +1,11 @@
 """How sequences are fed to a model: a row each, or a row per prompt with all its responses behind it (shared prompts).
 
-The G responses to a prompt begin with the same tokens. Fed together, these are computed once: a response sees the
-prompt and itself, and its positions count on from the prompt (Prefix Grouper, 2506.05433). Log-probabilities and
-gradients are those of rows of their own, but for rounding, where every layer attends to all that came before.
+The G responses to a prompt begin with the same tokens, the prompt. In a shared row these tokens are computed once: a
+response sees the prompt and itself, and its positions count on from the prompt (Prefix Grouper, 2506.05433). If every
+layer attends to all earlier positions, sharing changes log-probabilities and gradients only by rounding.
 
-Shapes: B sequences, S = W + T positions of prompt and response, F = S − 1 positions fed for a sequence; P rows of X
-positions fed in all, the last Y of which are scored.
+Shapes: B sequences, S = W + T positions of prompt and response, F = S − 1 positions fed for a sequence. A model is fed
+P rows of X positions. The last Y positions of a row are scored: they predict tokens.
 """
 
 from dataclasses import dataclass, replace
@@ -16,40 +16,41 @@ from transformers import PretrainedConfig
 
 from steadymoe.models.routing import NO_ROUTE
 
-# Attention implementations that take an additive mask of their own for each row.
+# Attention implementations that take an additive mask, a different one for each row.
 _TAKE_A_MASK = ("sdpa", "eager")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a model is fed, and where in that each sequence stands."""
+    """The rows that a model is fed, and the place of each sequence in them."""
 
     tokens_PX: Tensor
     mask: Tensor
-    """1 on real tokens, (P, X), or what is added to attention scores, (P, 1, X, X)."""
+    """1 on real tokens, (P, X), or the terms added to attention scores, (P, 1, X, X)."""
     positions_PX: Tensor
     scored: int
-    """Y: from how many positions of a row, the last ones, tokens are predicted."""
+    """Y: the number of positions at the end of a row that predict tokens."""
     scored_BT: Tensor
-    """Of each response token the place of its predictor among the P·Y scored positions."""
+    """For each response token, the index of the position that predicts it, among the P·Y scored positions."""
     fed_BF: Tensor | None = None
-    """Of each position of a sequence its place among the P·X fed ones; None where these are the same."""
+    """For each position of a sequence, its index among the P·X fed positions; None if the two are the same."""
     source_PX: Tensor | None = None
-    """Of each position fed the first of the B·F that it stands for; −1 for none. None where these are the same."""
+    """For each fed position, the index of the first of the B·F sequence positions that it stands for; −1 if there is
+    none. None if fed positions and sequence positions are the same."""
 
     def spread(self, values: Tensor, dim: int = 0) -> Tensor:
-        """What a forward said of its P·X positions, which are dimension ``dim``, as that of B·F positions."""
+        """Values of the P·X fed positions, in dimension ``dim``, as values of the B·F positions of the sequences."""
         return values if self.fed_BF is None else values.index_select(dim, self.fed_BF.flatten())
 
     def of_responses(self, values_NX: Tensor) -> Tensor:
-        """The same where a response token was predicted, (B, T, …)."""
+        """Values of the P·X fed positions, (P·X, …), at the predictors of the response tokens, (B, T, …)."""
         batch, width = self.scored_BT.shape
         if self.fed_BF is None:
             return values_NX.view(batch, -1, *values_NX.shape[1:])[:, -width:]
         return values_NX[self.fed_BF[:, -width:]]
 
     def fold(self, values_LBFK: Tensor) -> Tensor:
-        """Routes of sequences as those of the positions fed, (L, P·X, K); ``NO_ROUTE`` where none is."""
+        """Routes of sequences, (L, B, F, K), as routes of the fed positions, (L, P·X, K); ``NO_ROUTE`` for no route."""
         flat_LNK = values_LBFK.flatten(1, 2)
         if self.source_PX is None:
             return flat_LNK
@@ -57,7 +58,7 @@ class Layout:
         return flat_LNK[:, source_N].masked_fill((source_N < 0)[None, :, None], NO_ROUTE)
 
     def fold_mask(self, mask_BF: Tensor) -> Tensor:
-        """A mask of positions of sequences as one of the positions fed, (P·X,)."""
+        """A mask over positions of sequences, (B, F), as a mask over fed positions, (P·X,)."""
         if self.source_PX is None:
             return mask_BF.flatten()
         source_N = self.source_PX.flatten()
@@ -70,7 +71,7 @@ def positions(mask_BF: Tensor) -> Tensor:
 
 
 def separate(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, trim: bool = False) -> Layout:
-    """A row for each sequence; with ``trim`` without the columns in which all are padded."""
+    """A row for each sequence; ``trim`` leaves out the columns that are padding in every sequence."""
     left, own = _padding(mask_BS, response_width) if trim else (0, response_width - 1)
     batch, width, device = len(tokens_BS), tokens_BS.shape[1] - response_width, tokens_BS.device
     ends = width + own
@@ -88,9 +89,10 @@ def separate(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, trim: bool
 
 
 def shared(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, groups_B: Tensor, trim: bool = False) -> Layout:
-    """A row for each prompt: ``groups_B`` says which sequences share one; theirs must be equal. ``trim`` as above.
+    """A row for each prompt. Sequences with the same number in ``groups_B`` share a row and must have equal prompts.
 
-    Prompts are padded on the left. A prompt with fewer responses than another has places that are masked.
+    ``trim`` is as in ``separate``. Prompts are padded on the left. All rows have as many places as the prompt with most
+    responses needs; the places that another prompt leaves empty are masked.
     """
     left, own = _padding(mask_BS, response_width) if trim else (0, response_width - 1)
     batch, width, device = len(tokens_BS), tokens_BS.shape[1] - response_width - left, tokens_BS.device
@@ -130,7 +132,7 @@ def shared(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, groups_B: Te
 def extents(
     tokens_BS: Tensor, mask_BS: Tensor, response_width: int, groups_B: Tensor, trim: bool
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """How many rows of how many positions ``separate`` and ``shared`` would feed."""
+    """The number and the length of the rows that ``separate`` and ``shared`` would feed: (rows, X) each."""
     left, own = _padding(mask_BS, response_width) if trim else (0, response_width - 1)
     width = tokens_BS.shape[1] - response_width - left
     row_B, _, slots = _places(groups_B)
@@ -138,14 +140,14 @@ def extents(
 
 
 def _padding(mask_BS: Tensor, response_width: int) -> tuple[int, int]:
-    """How many columns on the left are padding of all prompts, and one less than the longest response."""
+    """The number of left columns that are padding in all prompts, and the length of the longest response less one."""
     prompts_S = mask_BS[:, : mask_BS.shape[1] - response_width].any(0)
     longest = int(mask_BS[:, -response_width:].sum(-1).max())
     return int(prompts_S.int().argmax()) if prompts_S.any() else 0, max(longest, 1) - 1
 
 
 def _places(groups_B: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Of each sequence the row of its prompt and its number there; the most that a row has."""
+    """For each sequence, the row of its prompt and its number in this row; and the largest count of a row."""
     _, row_B = torch.unique(groups_B, return_inverse=True)
     order_B = row_B.argsort(stable=True)
     counts_P = row_B.bincount()
@@ -156,27 +158,28 @@ def _places(groups_B: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def _mask(real_PX: Tensor, width: int, slots: int, own: int) -> Tensor:
-    """What is added to attention scores, (P, 1, X, X): a position sees the prompt and its own response so far."""
+    """The terms added to attention scores, (P, 1, X, X): a position sees the prompt and its own response so far."""
     length, device = real_PX.shape[1], real_PX.device
     segment_X = torch.zeros(length, dtype=torch.long, device=device)
     segment_X[width:] = torch.arange(1, slots + 1, device=device).repeat_interleave(own)
     seen_XX = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     seen_XX &= (segment_X[None, :] == 0) | (segment_X[:, None] == segment_X[None, :])
-    # Padding attends to itself: a row of nothing but −∞ would have no softmax.
+    # Padding attends to itself: a row of −∞ alone would have no softmax.
     seen_PXX = (seen_XX & real_PX[:, None, :]) | torch.eye(length, dtype=torch.bool, device=device)
     return additive(seen_PXX)
 
 
 def additive(seen_PX: Tensor) -> Tensor:
-    """What is added to attention scores, (P, 1, Q, X), where a query sees ``seen_PX`` (P, X) or (P, Q, X)."""
+    """The terms added to attention scores, (P, 1, Q, X), if queries see ``seen_PX``, (P, X) or (P, Q, X)."""
     seen_P1QX = (seen_PX if seen_PX.dim() == 3 else seen_PX[:, None]).bool()[:, None]
     return torch.zeros(seen_P1QX.shape, device=seen_PX.device).masked_fill_(~seen_P1QX, torch.finfo(torch.float32).min)
 
 
 def refusal(config: PretrainedConfig) -> str | None:
-    """Why a model of this config cannot share prompts; None if it can.
+    """The reason why a model of this config cannot share prompts; None if it can.
 
-    A sliding window would reach over other responses, and a recurrent state goes through them.
+    In a shared row other responses stand between a prompt and its response. A sliding window would count them, and a
+    recurrent state would pass through them.
     """
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
@@ -188,10 +191,10 @@ def refusal(config: PretrainedConfig) -> str | None:
 
 
 def is_cheaper(config: PretrainedConfig, parameters: int, sequences: tuple[int, int], rows: tuple[int, int]) -> bool:
-    """Whether ``rows`` (how many, how long) that share cost less arithmetic than ``sequences`` that do not.
+    """Whether shared ``rows`` cost less arithmetic than separate ``sequences``; each is given as (number, length).
 
-    Two operations a parameter and token, four a hidden unit, layer and pair of positions; ``parameters`` are those
-    that one token uses. A shared row is long, and every position is scored against every other.
+    A token costs two operations for each of the ``parameters`` that it uses. A pair of positions costs four for each
+    hidden unit and layer. A shared row is long, and every pair of its positions has a score.
     """
     heads, hidden = config.num_attention_heads, config.hidden_size
     width = heads * (getattr(config, "head_dim", None) or hidden // heads)

@@ -1,4 +1,4 @@
-"""A few sequences that are looked at again and again: how far routing moved, and what it does to the ratio.
+"""Probes: forwards of a few fixed sequences that measure how far routing moved, and its effect on the ratio.
 
 Shapes: B sequences, T response positions, F positions fed, N response tokens, L MoE layers, K experts a token.
 """
@@ -14,14 +14,14 @@ from steadymoe.models.routing import NO_ROUTE, routers
 
 
 class Probe:
-    """Fixed sequences under a model that changes; measures nothing of a dense model."""
+    """Fixed sequences under a model that changes. A dense model has nothing to measure."""
 
     def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str) -> None:
         self._sequences, self._precision = sequences, precision
         self._first = self._forward(model)
 
     def since_start(self, model: PreTrainedModel) -> routing_drift.Change | None:
-        """Routing now against that at construction."""
+        """The change of routing since construction; None for a dense model."""
         now = self._forward(model)
         if now is None or self._first is None:
             return None
@@ -37,10 +37,10 @@ class Probe:
 
 
 class UpdateProbe(Probe):
-    """Looks after every update: how far routing moved, and what routing does to the ratio since construction.
+    """Measures after every update how far routing moved, and the effect of routing on the ratio since construction.
 
-    Every sequence stands twice in its forwards, the second time with its routes at construction forced upon it: one
-    forward of twice the rows costs less than two.
+    Every sequence stands twice in a forward: once with free routing, once with its routes at construction forced. One
+    forward of twice the rows costs less than two forwards.
     """
 
     def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str) -> None:
@@ -49,9 +49,9 @@ class UpdateProbe(Probe):
         self._last = self._first
 
     def after_update(self, model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Columns overall and by layer: routing now against the last call, and the ``attribution`` since construction.
+        """Columns overall and by layer: change of routing since the last call, and ``attribution`` since construction.
 
-        Nothing of a dense model.
+        Both are empty for a dense model.
         """
         first, last, rows = self._first, self._last, self._rows
         if first is None or last is None:
@@ -72,18 +72,18 @@ class UpdateProbe(Probe):
 
 
 def _routes(found: Forward) -> Tensor:
-    """Of a model with routers."""
+    """The routes of a forward whose model has routers."""
     assert found.routes_LBFK is not None
     return found.routes_LBFK
 
 
 def attribution(free_N: Tensor, pinned_N: Tensor, changed_N: Tensor) -> dict[str, Tensor]:
-    """What routing contributes to the log-ratio of tokens since the old policy.
+    """The part of routing in the log-ratios of tokens since the old policy, as columns.
 
-    ``free_N`` are log-ratios with the router's own choice, ``pinned_N`` with the old routes forced, prompt
-    included; ``changed_N`` marks tokens whose route differs in any layer. ``routing_share`` is
-    1 − E[pinned²]/E[free²], negative where pinning makes it larger; absent where nothing moved. The second
-    moment of the difference and its covariance with the pinned part say how the share comes about:
+    ``free_N`` are log-ratios with the routers' own choice. ``pinned_N`` are log-ratios with the old routes forced, on
+    the prompt too. ``changed_N`` marks tokens whose route differs in any layer. ``routing_share`` is
+    1 − E[pinned²]/E[free²]: negative if pinning makes the moment larger, absent if no log-ratio moved. The second
+    moment of the difference and its covariance with the pinned part explain the share:
     E[free²] = E[pinned²] + 2 E[pinned·difference] + E[difference²].
     """
     difference_N = free_N - pinned_N

@@ -1,4 +1,4 @@
-"""From a task's scores to what is maximised: overlong responses punished, KL to the cold start subtracted.
+"""Rewards: a task's scores less a penalty for overlong responses and less the KL to the cold start.
 
 Shapes: B responses, T response positions.
 """
@@ -9,20 +9,20 @@ from steadymoe.bench.config.schema import Overlong
 
 
 def overlong(lengths_B: Tensor, budget: int, penalty: float, buffer: float) -> Tensor:
-    """What is subtracted for length, (B,): 0 up to (1 − buffer) · budget tokens, then linear, ``penalty`` at budget.
+    """The penalty for length, (B,): 0 up to (1 − buffer) · budget tokens, then linear, ``penalty`` at budget.
 
-    Soft overlong punishment (DAPO, 2503.14476, eq. 13), with the buffer as a share of the ``budget`` of tokens
-    that a response may have.
+    Soft overlong punishment (DAPO, 2503.14476, eq. 13). ``budget`` is the largest length of a response in tokens;
+    ``buffer`` is a share of it.
     """
     free = (1 - buffer) * budget
     return penalty * ((lengths_B - free) / (budget - free)).clamp(0, 1)
 
 
 def shaped(scores_B: Tensor, mask_BT: Tensor, budget: int, punishment: Overlong, kl_BT: Tensor | None) -> Tensor:
-    """The rewards that advantages are computed from, (B,).
+    """The rewards for the advantages, (B,).
 
-    ``punishment`` holds the numbers of ``overlong``; ``kl_BT`` is what a KL term takes from
-    each token, its coefficient included, or None.
+    ``punishment`` holds the numbers of ``overlong``. ``kl_BT`` is subtracted token by token: a KL term times its
+    coefficient, or None.
     """
     rewards_B = scores_B
     if punishment.penalty > 0:

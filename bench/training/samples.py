@@ -1,7 +1,8 @@
-"""A few prompts of every run with responses to them and their rewards: what numbers do not say of a policy.
+"""Samples: a few prompts of every run with responses and their rewards, for what numbers do not show of a policy.
 
-``samples.jsonl`` in the run's folder, a line a response, of the first, the middle and the last rollout. What is read
-back may be anybody's: it is bounded here again, and what is no sample is left out.
+They stand in ``samples.jsonl`` in the run's folder, a line for each response, from the first, the middle and the last
+rollout. A file that is read back may come from anybody: its size is bounded again, and a line that is no sample is left
+out.
 """
 
 import json
@@ -14,16 +15,16 @@ from steadymoe.bench.support import atomic_files
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training.sampling import Rollout
 
-# Of each rollout that is shown: prompts, responses to each, and characters of either.
+# From each sampled rollout: prompts, responses to each prompt, and characters of a prompt or response.
 PROMPTS, RESPONSES, CHARACTERS = 4, 2, 200
-# More bytes than this are never read of one run; four of UTF-8 a character, and the keys.
+# The most bytes that are read of one run: up to four bytes of UTF-8 for each character, and the keys.
 _MOST_BYTES = 3 * PROMPTS * RESPONSES * (2 * 4 * CHARACTERS + 200)
 
 Row = dict[str, Any]
 
 
 def is_shown(step: int, steps: int) -> bool:
-    """Whether the rollout of ``step`` is one of the three that are kept of a run of ``steps``."""
+    """Whether samples of the rollout of ``step`` are kept: the first, the middle and the last of ``steps``."""
     return step in (1, (steps + 1) // 2, steps)
 
 
@@ -44,7 +45,7 @@ def take(made: Rollout, task: Task, step: int, responses: int) -> list[Row]:
 
 
 def keep_until(folder: Path, step: int | None) -> None:
-    """Before a run goes on after ``step``: leave what later steps had said; all of it for None."""
+    """Before a run goes on after ``step``: remove the samples of later steps; for None remove all samples."""
     kept = [] if step is None else [row for row in read(folder) if row["step"] <= step]
     atomic_files.write(_path(folder), partial(Path.write_text, data="".join(map(_line, kept)), encoding="utf-8"))
 
@@ -56,7 +57,7 @@ def append(folder: Path, rows: list[Row]) -> None:
 
 
 def read(folder: Path) -> list[Row]:
-    """The samples of a run in their order; none of a run that was recorded before there were any."""
+    """The samples of a run in their order; empty for a run that was recorded before the suite kept samples."""
     path = _path(folder)
     if not path.is_file():
         return []

@@ -140,7 +140,7 @@ def sample(
 ) -> Rollout:
     """Sample ``responses`` rows per prompt until each has drawn ``end`` or ``max_new_tokens`` tokens; no scores yet.
 
-    log μ is that of the distribution at ``temperature``, the one that was sampled. A prompt is fed once and its cache
+    log μ is taken from the distribution that was sampled, at ``temperature``. A prompt is fed once and its cache
     repeated for its rows. Rows that have ended leave the batch once they are half of it; the draws stay the same, but
     for an engine's own noise. Without ``routes`` none are recorded. With
     ``top_k`` the log-probabilities of that many most likely tokens are kept beside the sampled one's. Padding tokens

@@ -27,21 +27,21 @@ from steadymoe.models.engine import Sampler
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step adds to each table, and where it met a number that is not finite.
+    """The rows that one step adds to each table, and the update at which a number was not finite.
 
-    ``diverged_at_update`` is None, or the update whose loss or gradient was not finite (it was measured,
-    not applied; or it left a policy that evaluation could not sample from), or 0 if the policy could not be
-    sampled from in the first place.
+    ``diverged_at_update`` is None if all numbers were finite. It is 0 if the rollout could not be sampled, because the
+    policy's distribution was not finite. Otherwise it is the update whose loss or gradient was not finite (such an
+    update is measured and not applied), or the last update before an evaluation that could not be sampled.
     """
 
     rows: dict[str, list[Row]]
     diverged_at_update: int | None = None
     said: tuple[Row, ...] = ()
-    """A few of the rollout's prompts and responses, of the steps that ``samples`` keeps."""
+    """A few prompts and responses of the rollout (``samples.take``); empty at a step without samples."""
 
 
 class Trainer:
-    """A model at its cold start, and what trains it."""
+    """Trains a model from its cold start, one step at a time."""
 
     def __init__(self, model: PreTrainedModel, task: Task, config: RunConfig) -> None:
         self.model, self.task, self.config = model, task, config
@@ -101,7 +101,7 @@ class Trainer:
         return StepResult(tables, diverged_at_update, tuple(said))
 
     def evaluate(self, step: int) -> list[Row]:
-        """One sampled response to each held-out prompt: always the same prompts and the same draws.
+        """One sampled response to each held-out prompt, always with the same prompts and the same random draws.
 
         Raises FloatingPointError if the policy's distribution is not finite.
         """
@@ -113,7 +113,7 @@ class Trainer:
     def _rollout(
         self, stage: str, step: int, prompts: int, responses: int, sampler: PreTrainedModel | None = None
     ) -> Rollout:
-        """Responses by ``sampler`` under the engine, or, for None, held-out ones by the trained model itself."""
+        """Responses by ``sampler`` under the engine; for None, responses to held-out prompts by the trained model."""
         seed = self.config.seed
         texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), sampler is None)
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
@@ -124,11 +124,11 @@ class Trainer:
         return roll_out(sampler, self.task, texts, responses, generator, precision, top_k, temperature, routes)
 
     def sample(self, step: int) -> tuple[Rollout, Tensor, int]:
-        """The groups to train on, and of all that was sampled for them the scores (prompts, responses) and tokens.
+        """The groups to train on; the scores (prompts, responses) and the token count of all sampled groups.
 
-        With ``algorithm.sampling.max_rollouts`` above 1 groups whose scores are all equal are dropped and
-        replaced from further rollouts, up to that many (dynamic sampling, DAPO, 2503.14476, eq. 11); if that is
-        not enough, groups without signal fill the places that are left.
+        With ``algorithm.sampling.max_rollouts`` above 1, groups whose scores are all equal are dropped and replaced
+        from further rollouts, up to this number of rollouts (dynamic sampling, DAPO, 2503.14476, eq. 11). If too few
+        groups with different scores are found, dropped groups fill the remaining places.
         """
         prompts, responses = self.config.rollout.prompts, self.config.rollout.responses
         rounds = self.config.algorithm.sampling.max_rollouts
@@ -145,7 +145,7 @@ class Trainer:
         tokens = sum(int(part.sequences.response_mask_BT.sum()) for part in parts)
         if rounds == 1:
             return parts[0], scores_PG, tokens
-        kept_P = (~signal_P).int().argsort(stable=True)[:prompts]  # those with signal first, in their order
+        kept_P = (~signal_P).int().argsort(stable=True)[:prompts]  # groups with signal first, in their order
         rows_B = (kept_P[:, None] * responses + torch.arange(responses, device=kept_P.device)).flatten()
         return join(parts).rows(rows_B), scores_PG, tokens
 
@@ -161,7 +161,7 @@ class Trainer:
     def old_policy(
         self, rollout: Rollout, minibatches: list[list[MicroBatch]], step: int
     ) -> tuple[OldPolicy, OldPolicy | None]:
-        """The old policy to train against, and the trainer's own forward of it where it was computed."""
+        """The old policy to train against, and the trainer's own forward of it; None if no such forward was made."""
         every = self.config.savings.sampler_as_old
         if every is None:
             old = self.learner.old_policy(rollout, minibatches)
@@ -173,7 +173,7 @@ class Trainer:
         return as_sampled(rollout, recomputed.reference_logprobs_BT), recomputed
 
     def rewards(self, rollout: Rollout, old: OldPolicy) -> Tensor:
-        """The task's scores less punishments for length and, where the KL term is in the reward, the KL, (B,)."""
+        """The task's scores less the penalty for length and, if the KL term belongs to the reward, the KL, (B,)."""
         kl, taken_BT = self.learner.objective.kl, None
         if kl.place == "reward" and old.reference_logprobs_BT is not None:
             taken_BT = kl.coefficient * ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, kl.estimator)
@@ -188,7 +188,7 @@ class Trainer:
     def probe(
         self, step: int, rollout: Rollout, old: OldPolicy, recomputed: OldPolicy | None
     ) -> tuple[UpdateProbe | None, Measured]:
-        """What looks after every update of this step, if anything does, and what the rollout shows before them."""
+        """The probe that measures after every update of this step, or None, and the measurements of the rollout."""
         if not self._measures:
             return None, Measured({}, {}, {})
         every, since_start, probe = self.config.probe.every, None, None
@@ -199,7 +199,7 @@ class Trainer:
         return probe, of_rollout(rollout, old, recomputed, since_start, self.learner.experts)
 
     def sampled_rows(self, step: int) -> Tensor:
-        """The rows of the rollout whose routes are watched from update to update."""
+        """The rows of the rollout whose routes the probe measures from update to update."""
         rows = self.config.rollout.prompts * self.config.rollout.responses
         count = min(rows, max(4, round(rows * self.config.probe.fraction)))
         order = torch.randperm(rows, generator=torch_generator(self.config.seed, "probe_sample", step))

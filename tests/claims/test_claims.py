@@ -168,7 +168,7 @@ def test_a_share_of_0_makes_no_ratio_infinite_in_silence() -> None:
     asked = replace(outcome("above", 1), effect=lambda study: effects.factor(shares, zero * 0), unit="ratio")
     (each,) = verdict.findings(Study(Path("nowhere")), [asked])
     assert (each.verdict, each.seen.estimate.n) == ("not decided", 0)
-    assert each.decides == each.seen.note == "no ratio: every share that it would be taken to is 0"
+    assert each.decides == each.seen.note == "no ratio: every share in its denominator is 0"
 
 
 def test_the_figure_of_all_claims_marks_what_is_not_testable() -> None:
