@@ -29,7 +29,7 @@ from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.forward import Sequences, forward
-from steadymoe.bench.training.sampling import roll_out
+from steadymoe.bench.training.sampling import Decoding, roll_out
 from steadymoe.models import build
 
 # Raised when the procedure below changes what it makes of the same config.
@@ -198,4 +198,4 @@ def demonstrate(
 def _accuracy(model: PreTrainedModel, task: Task, prompts: int, seed: int, update: int, precision: str) -> float:
     held_out = task.sample(prompts, numpy_generator(seed, "cold_start_accuracy", update), held_out=True)
     generator = torch_generator(seed, "cold_start_accuracy", update, model.device.type)
-    return roll_out(model, task, held_out, 1, generator, precision).scores_B.mean().item()
+    return roll_out(model, task, held_out, 1, generator, Decoding(precision=precision)).scores_B.mean().item()
