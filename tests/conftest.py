@@ -6,6 +6,9 @@ Tests that compare with committed numbers hold at 0 alone.
 """
 
 import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -13,6 +16,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from steadymoe.bench import cli
+from steadymoe.bench.runs import execute
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
 
@@ -62,6 +67,26 @@ MICRO = {
 def one_thread() -> None:
     """More threads than one are not reproducible to the bit."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def refusal_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """The one line on stderr with which ``steadymoe run`` refuses words: exit code 2, no training, no file touched."""
+
+    def answer(*words: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
+        monkeypatch.setattr(sys, "argv", ["steadymoe", "run", *words])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        said = capsys.readouterr()
+        assert (stopped.value.code, said.out, said.err.count("\n")) == (2, "", 1)
+        assert list(tmp_path.iterdir()) == []
+        return said.err
+
+    return answer
 
 
 @pytest.fixture(scope="session")

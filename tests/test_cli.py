@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -110,18 +111,11 @@ WRONG = {
 
 @pytest.mark.parametrize(("word", "answer"), WRONG.items())
 def test_a_wrong_word_is_answered_in_one_line_and_touches_nothing(
-    word: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    word: str, answer: str, tmp_path: Path, refusal_of: Callable[..., str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
     if "pyproject.toml" in word:
         word = word.replace("pyproject.toml", str(Path(__file__).parent.parent / "pyproject.toml"))
-    assert steadymoe(monkeypatch, "run", word) == 2
-    said = capsys.readouterr()
-    assert answer.replace("HERE", str(tmp_path)) in said.err
-    assert said.err.count("\n") == 1
-    assert said.out == ""
-    assert list(tmp_path.iterdir()) == []
+    assert answer.replace("HERE", str(tmp_path)) in refusal_of(word)
 
 
 @pytest.mark.parametrize(
@@ -136,13 +130,9 @@ def test_a_wrong_word_is_answered_in_one_line_and_touches_nothing(
     ],
 )
 def test_a_wrong_field_of_a_loss_or_its_host_is_answered_in_one_line(
-    words: list[str], answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], answer: str, refusal_of: Callable[..., str]
 ) -> None:
-    monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
-    assert steadymoe(monkeypatch, "run", *words) == 2
-    said = capsys.readouterr().err
-    assert answer in said
-    assert said.count("\n") == 1
+    assert answer in refusal_of(*words)
 
 
 @pytest.mark.parametrize(
@@ -180,19 +170,9 @@ def test_null_for_none_and_a_hosts_numbers_are_taken(words: list[str]) -> None:
     ids=" ".join,
 )
 def test_a_sweep_of_nothing_is_answered_in_one_line_and_touches_nothing(
-    words: list[str],
-    answer: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], answer: str, refusal_of: Callable[..., str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
-    assert steadymoe(monkeypatch, "run", *words) == 2
-    said = capsys.readouterr().err
-    assert answer in said
-    assert said.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+    assert answer in refusal_of(*words)
 
 
 def test_one_config_of_a_sweep_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

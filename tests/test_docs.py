@@ -15,7 +15,7 @@ from steadymoe import bench
 from steadymoe.algorithms import names, provenance
 from steadymoe.bench import cli
 from steadymoe.bench.config import compose
-from steadymoe.bench.measurement import columns
+from steadymoe.bench.measurement import columns, columns_page
 from steadymoe.bench.report import algorithm_page, archive, choices_page, tables
 from steadymoe.bench.support import external
 
@@ -211,7 +211,7 @@ def test_a_generated_page_is_fresh(page: str, made) -> None:
 @pytest.mark.parametrize("table", columns.TABLES)
 def test_every_column_is_explained(table: str) -> None:
     text = (ROOT / "docs" / "columns.md").read_text()
-    assert text == columns.page()
+    assert text == columns_page.page()
     assert not {name for name in columns.TABLES[table] if f"| `{name}` |" not in text}
 
 

@@ -4,11 +4,7 @@ Everything is composed and checked here before Hydra launches anything, so that 
 in one line and touches nothing on disk.
 """
 
-import dataclasses
-import difflib
-import functools
 import os
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,24 +16,19 @@ import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 
-from steadymoe.algorithms import class_of, meant
 from steadymoe.bench.config.identity import NO_NUMBERS, OFF, axes_name, config_hash, flatten, implied, is_name, short
+from steadymoe.bench.config.names import CONF, errors_in_one_line, plain_values, reference_of
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.config.validate import ConfigError, check, read
 from steadymoe.bench.support import external
-
-CONF = Path(__file__).parents[2] / "conf"
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
 _OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
 # Linux takes paths of 4095 bytes; what is left serves the names of the files in a run's folder.
 _LONGEST_PATH = 3900
-_EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 
 
 @dataclass(frozen=True)
@@ -78,9 +69,9 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
     """The runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
-    with _errors_in_one_line(words):
+    with errors_in_one_line(words):
         external.activate(CONF)
-    with _hydra(), _errors_in_one_line(words):
+    with _hydra(), errors_in_one_line(words):
         runs = [run(point) for point in _points(list(words), multirun)]
     if not runs:
         raise ConfigError("the sweep has no point: one of its words sweeps over nothing")
@@ -99,11 +90,11 @@ def run(words: Sequence[str]) -> Run:
         for group, name in composed.hydra.runtime.choices.items()
         if not group.startswith("hydra/") and name is not None
     }
-    plain = _plain(composed)
+    plain = plain_values(composed)
     given = _place(plain)
     named = [f"{group}={name}" for group, name in sorted(choices.items())]
     named += [word for word in words if word.startswith("hydra.searchpath")]
-    reference = _reference(tuple(named))
+    reference = reference_of(tuple(named))
     plain = _with_floats(plain, reference)
     _sections(plain, choices)
     config = _derived(read(plain), words)
@@ -229,57 +220,6 @@ def _hydra() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
-    """Hydra's errors, a dozen lines each, as one ConfigError line that names the choices."""
-    try:
-        yield
-    except MissingConfigException as error:
-        group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        if group == "hydra/launcher" and name in _EXTRAS:
-            raise ConfigError(f"{group}={name} needs its package: pip install 'steadymoe[{_EXTRAS[name]}]'") from error
-        raise ConfigError(f"there is no {group} {name!r}; choose from {', '.join(error.options or [])}") from error
-    except OverrideParseException as error:
-        raise ConfigError(f"cannot read {error.override!r} as key=value") from error
-    except (HydraException, OmegaConfBaseException, ValueError, OverflowError) as error:
-        message = " ".join(str(error).split())
-        unknown = re.search(r"Could not override '([^']+)'", message)
-        if unknown is None:
-            raise ConfigError(message) from error
-        raise ConfigError(f"there is no {unknown[1]!r} in the config; {_choices(unknown[1], words)}") from error
-
-
-def _choices(unknown: str, words: Sequence[str]) -> str:
-    """What could have been meant by a key that does not exist: its siblings, or the words most like it."""
-    if unknown.startswith("hydra."):
-        return "see `steadymoe run --info config` for Hydra's own settings"
-    groups = [path.name for path in CONF.iterdir() if path.is_dir()]
-    named = (*groups, "hydra.searchpath")
-    keys = list(_reference(tuple(w for w in words if w.partition("=")[0] in named and "," not in w)))
-    parent = unknown.rpartition(".")[0]
-    siblings = [key for key in keys if parent and key.startswith(f"{parent}.") and not key.endswith("_target_")]
-    if parent.startswith("algorithm.loss"):
-        return _of_loss(unknown, words)
-    if siblings:
-        others = "; + adds a field that the YAML leaves out" if parent == "model.config" else ""
-        return f"choose from {', '.join(siblings)}{others}"
-    top = sorted({key.partition(".")[0] for key in keys} | set(groups))
-    near = difflib.get_close_matches(unknown, sorted({*keys, *top}), n=3)
-    return f"did you mean {', '.join(near)}?" if near else f"choose from {', '.join(top)}"
-
-
-def _of_loss(unknown: str, words: Sequence[str]) -> str:
-    """What could have been meant by a field that the YAML of a loss, or of its host, does not have."""
-    parent, _, name = unknown.rpartition(".")
-    named = [word for word in words if word.partition("=")[0] in ("algorithm", "hydra.searchpath")]
-    swept = [word for word in named if word.startswith("algorithm=") and set(word) & set(",(")]
-    numbers: Any = _composed(tuple(word for word in named if word not in swept))
-    for part in parent.split("."):
-        numbers = numbers.get(part, {})
-    known = [field.name for field in dataclasses.fields(class_of(numbers))]
-    return f"+ adds a field that the YAML leaves out: +{unknown}" if name in known else meant(name, known)
-
-
 def _points(words: list[str], multirun: bool) -> list[list[str]]:
     """The override lists of a sweep's points, as Hydra's own sweeper splits them."""
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
@@ -325,7 +265,7 @@ def swept(words: Sequence[str]) -> list[str]:
 def at_once(words: Sequence[str], multirun: bool) -> int | None:
     """How many runs the launcher of ``words`` makes at the same time; None where a cluster decides."""
     several = swept(words)
-    with _hydra(), _errors_in_one_line(words):
+    with _hydra(), errors_in_one_line(words):
         settings = hydra.compose("config", [w for w in words if w not in several], return_hydra_config=True).hydra
     kind, jobs = str(settings.runtime.choices["hydra/launcher"]), settings.launcher.get("n_jobs")
     if not multirun and settings.mode != RunMode.MULTIRUN:
@@ -333,17 +273,6 @@ def at_once(words: Sequence[str], multirun: bool) -> int | None:
     if kind == "joblib":
         return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
     return 1 if kind == "basic" else None
-
-
-@functools.cache
-def _composed(words: tuple[str, ...]) -> dict[str, Any]:
-    """The named configs as they stand, without overrides."""
-    return _plain(hydra.compose("config", list(words)))
-
-
-def _reference(words: tuple[str, ...]) -> dict[str, Any]:
-    """The same, flattened."""
-    return flatten(_composed(words))
 
 
 def _with_floats(config: Mapping[str, Any], reference: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -356,9 +285,3 @@ def _with_floats(config: Mapping[str, Any], reference: Mapping[str, Any], prefix
         else value
         for key, value in config.items()
     }
-
-
-def _plain(composed: DictConfig) -> dict[str, Any]:
-    """Our part of a composed config, without Hydra's own, as plain values."""
-    ours = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-    return OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)  # type: ignore[return-value]

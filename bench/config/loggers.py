@@ -5,8 +5,8 @@ from importlib.metadata import PackageNotFoundError, version
 TOOLS = ("tensorboard", "wandb")
 
 
-def why_not(tool: str | None) -> str | None:
-    """Why a run cannot log to ``tool``, or None."""
+def reason_against(tool: str | None) -> str | None:
+    """Why a run cannot log to ``tool``; None if it can."""
     if tool is None:
         return None
     if tool not in TOOLS:

@@ -106,7 +106,7 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
     _relations(config)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
-    why = loggers.why_not(config.log)
+    why = loggers.reason_against(config.log)
     if why is not None:
         raise ConfigError(why)
     _places(config)

@@ -121,8 +121,7 @@ def generation(words: Sequence[str], rounds: int) -> TimeRatio:
         begun = seconds()
         sample(
             plain.model,
-            once["input_ids"],
-            once["attention_mask"],
+            once,
             responses=plain.config.rollout.responses,
             end=-1,  # no response ends early; some responses of ``generate`` go on to the last step
             max_new_tokens=task.max_new_tokens,

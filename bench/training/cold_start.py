@@ -31,7 +31,7 @@ from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.forward import Sequences, forward
 from steadymoe.bench.training.optimizer import build as build_optimizer
 from steadymoe.bench.training.router_losses import router_losses
-from steadymoe.bench.training.sampling import roll_out
+from steadymoe.bench.training.sampling import Decoding, roll_out
 from steadymoe.models import build
 
 # Fields that were added later, at the values without effect: these leave the names of older cold starts as they were.
@@ -207,4 +207,4 @@ def demonstrate(
 def _accuracy(model: PreTrainedModel, task: Task, prompts: int, seed: int, update: int, precision: str) -> float:
     held_out = task.sample(prompts, numpy_generator(seed, "cold_start_accuracy", update), held_out=True)
     generator = torch_generator(seed, "cold_start_accuracy", update, model.device.type)
-    return roll_out(model, task, held_out, 1, generator, precision).scores_B.mean().item()
+    return roll_out(model, task, held_out, 1, generator, Decoding(precision=precision)).scores_B.mean().item()

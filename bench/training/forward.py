@@ -83,6 +83,18 @@ class Forward:
         return _of_responses([(routed.inputs_LNH, layout) for routed, layout in self.routed])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Extras:
+    """What a training forward gives beside the log-probability and the entropy of each response token."""
+
+    top_tokens_BTK: Tensor | None = None
+    """Tokens whose log-probabilities are wanted too, never with their gradient."""
+    entropy_gradient: bool = False
+    """Whether gradients flow through the entropy."""
+    routes: bool = True
+    """Whether the routes are recorded."""
+
+
 def _of_responses(parts: Sequence[tuple[list[Tensor], Layout]]) -> Tensor:
     """Of each layer what forwards one below the other said at the response tokens, without gradient."""
     found = [torch.stack([layout.of_responses(each.detach()) for each in of_layers]) for of_layers, layout in parts]
@@ -93,24 +105,21 @@ def forward(
     model: PreTrainedModel,
     sequences: Sequences,
     precision: str,
-    top_tokens_BTK: Tensor | None = None,
-    entropy_gradient: bool = False,
+    extras: Extras = Extras(),
     forced_LBFK: Tensor | None = None,
     heads_LHE: Sequence[Tensor] | None = None,
     layout: Layout | None = None,
-    routes: bool = True,
 ) -> Forward:
     """Run the model over ``sequences``; gradients flow through ``logprobs_BT`` unless disabled outside.
 
-    They flow through ``entropy_BT`` too with ``entropy_gradient``, and never through ``top_logprobs_BTK``. With
-    ``forced_LBFK`` its experts run in place of the routers' own choice, but where it is ``NO_ROUTE``; with
-    ``heads_LHE`` the experts that PR² predicts run. ``layout`` is how the sequences are fed, a row each unless given;
-    on a shared prompt the forced routes of its first response count. Without ``routes`` none are recorded.
+    With ``forced_LBFK`` its experts run in place of the routers' own choice, except where it is ``NO_ROUTE``; with
+    ``heads_LHE`` the experts that PR² predicts. ``layout`` is how the sequences are fed, a row each unless given; of
+    routes that are forced on a shared prompt the routes of its first response count.
     """
     route_mask_BF = sequences.route_mask_BF
     if layout is None:
         layout = separate(sequences.tokens_BS, sequences.mask_BS, sequences.response_width)
-    with RouteRecorder(model, routes) as recorder, autocast(sequences.tokens_BS.device.type, precision):
+    with RouteRecorder(model, extras.routes) as recorder, autocast(sequences.tokens_BS.device.type, precision):
         recorder.force(None if forced_LBFK is None else layout.fold(forced_LBFK))
         recorder.predict(heads_LHE, layout.fold_mask(route_mask_BF))
         logits_PYV = model(
@@ -124,11 +133,11 @@ def forward(
     all_logprobs_MV = logits_PYV.float().log_softmax(-1).flatten(0, 1)
     targets_BT = sequences.tokens_BS[:, -sequences.response_width :]
     logprobs_BT = all_logprobs_MV[layout.scored_BT, targets_BT]
-    with nullcontext() if entropy_gradient else torch.no_grad():
+    with nullcontext() if extras.entropy_gradient else torch.no_grad():
         entropy_BT = -(all_logprobs_MV.exp() * all_logprobs_MV).sum(-1)[layout.scored_BT]
     top_BTK = None
-    if top_tokens_BTK is not None:
-        top_BTK = all_logprobs_MV.detach()[layout.scored_BT[..., None], top_tokens_BTK]
+    if extras.top_tokens_BTK is not None:
+        top_BTK = all_logprobs_MV.detach()[layout.scored_BT[..., None], extras.top_tokens_BTK]
     if routed is None:
         return Forward(logprobs_BT, entropy_BT, None, None, (), top_BTK)
 

@@ -14,7 +14,7 @@ from steadymoe.algorithms.objective import Objective
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.training import packing
-from steadymoe.bench.training.forward import Forward, Sequences, forward
+from steadymoe.bench.training.forward import Extras, Forward, Sequences, forward
 from steadymoe.bench.training.packing import Layout
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.models import build
@@ -107,16 +107,16 @@ class Forwards:
         ``forced_LBFK`` forces routes, ``heads_LHE`` predicts them (PR²).
         """
         rows = part.rows_M
-        top_BTK = None if rollout.top_tokens_BTK is None else rollout.top_tokens_BTK[rows]
-        entropy_gradient = torch.is_grad_enabled() and self.objective.entropy_bonus > 0
+        extras = Extras(
+            top_tokens_BTK=None if rollout.top_tokens_BTK is None else rollout.top_tokens_BTK[rows],
+            entropy_gradient=torch.is_grad_enabled() and self.objective.entropy_bonus > 0,
+            routes=self.records_routes,
+        )
         forced_LBFK = None if forced_LBFK is None else forced_LBFK[:, rows]
         sequences, precision = rollout.sequences.rows(rows), self.config.precision
         if part.layout is None:
             part.layout = self.layout(sequences, rows // self.config.rollout.responses)
-        routes = self.records_routes
-        return forward(
-            model, sequences, precision, top_BTK, entropy_gradient, forced_LBFK, heads_LHE, part.layout, routes
-        )
+        return forward(model, sequences, precision, extras, forced_LBFK, heads_LHE, part.layout)
 
     def layout(self, sequences: Sequences, groups_B: Tensor) -> Layout:
         """How sequences are fed. A group's prompt is computed once if sharing is right and cheaper."""

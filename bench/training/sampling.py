@@ -10,16 +10,27 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache, PreTrainedModel
+from transformers import BatchEncoding, PreTrainedModel
 
 from steadymoe.algorithms.parts import dimensions, joined, joined_by
 from steadymoe.bench.tasks import Task
+from steadymoe.bench.training.decoding import Decoder
 from steadymoe.bench.training.forward import Sequences, autocast
-from steadymoe.bench.training.packing import additive, positions, refusal
-from steadymoe.models.routing import NO_ROUTE, RouteRecorder, log_softmax
+from steadymoe.models.routing import NO_ROUTE, RouteRecorder
 
-# Responses that have ended leave the batch once no larger share of it than this goes on.
-LEAST_ALIVE = 0.5
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How tokens are drawn, and what is kept of them."""
+
+    precision: str = "fp32"
+    """``fp32`` or ``bf16``, of the model's forwards."""
+    temperature: float = 1.0
+    """Tokens are drawn from the distribution at this temperature, and log μ is taken from it too."""
+    top_k: int = 0
+    """The log-probabilities of so many most likely tokens are kept beside the sampled token's."""
+    routes: bool = True
+    """Whether the routes of the tokens are kept."""
 
 
 @dataclass(frozen=True)
@@ -91,33 +102,19 @@ def roll_out(
     prompts: Sequence[str],
     responses: int,
     generator: torch.Generator,
-    precision: str = "fp32",
-    top_k: int = 0,
-    temperature: float = 1.0,
-    routes: bool = True,
+    decoding: Decoding = Decoding(),
 ) -> Rollout:
-    """Sample ``responses`` answers to each prompt and score them; the last four arguments as in ``sample``."""
+    """Sample ``responses`` answers to each prompt and score them. Raises as ``sample`` does."""
     repeated = [prompt for prompt in prompts for _ in range(responses)]
+    end = task.tokenizer.eos_token_id
     encoded = task.tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt").to(model.device)
-    made = sample(
-        model,
-        encoded["input_ids"],
-        encoded["attention_mask"],
-        responses=responses,
-        end=task.tokenizer.eos_token_id,
-        max_new_tokens=task.max_new_tokens,
-        generator=generator,
-        precision=precision,
-        top_k=top_k,
-        temperature=temperature,
-        routes=routes,
-    )
+    made = sample(model, encoded, responses, end, task.max_new_tokens, generator, decoding)
     sequences = made.sequences
     responses_BT = sequences.tokens_BS[:, -sequences.response_width :]
     lengths_B = sequences.response_mask_BT.sum(-1)
     scores = []
     for prompt, row_T, length in zip(repeated, responses_BT.tolist(), lengths_B.tolist(), strict=True):
-        finished = row_T[length - 1] == task.tokenizer.eos_token_id
+        finished = row_T[length - 1] == end
         text = task.tokenizer.decode(row_T[: length - finished])
         scores.append(task.score(prompt, str(text), finished))
     return replace(made, scores_B=torch.tensor(scores, device=model.device))
@@ -126,119 +123,47 @@ def roll_out(
 @torch.no_grad()
 def sample(
     model: PreTrainedModel,
-    prompts_PW: Tensor,
-    prompt_mask_PW: Tensor,
-    *,
+    encoded: BatchEncoding,
     responses: int,
     end: int,
     max_new_tokens: int,
     generator: torch.Generator,
-    precision: str = "fp32",
-    top_k: int = 0,
-    temperature: float = 1.0,
-    routes: bool = True,
+    decoding: Decoding = Decoding(),
 ) -> Rollout:
     """Sample ``responses`` rows per prompt until each has drawn ``end`` or ``max_new_tokens`` tokens; no scores yet.
 
-    log μ is taken from the distribution that was sampled, at ``temperature``. A prompt is fed once and its cache
-    repeated for its rows. Rows that have ended leave the batch once they are half of it; the draws stay the same, but
-    for an engine's own noise. Without ``routes`` none are recorded. With
-    ``top_k`` the log-probabilities of that many most likely tokens are kept beside the sampled one's. Padding tokens
-    have id 0. Raises RuntimeError if the routes do not fall on the tokens they belong to, and FloatingPointError if
-    the policy's distribution is not finite.
+    ``encoded`` holds ``input_ids`` and ``attention_mask`` of the prompts, (P, W) each, padded on the left. That rows
+    leave the batch changes no draw, except for an engine's own noise. Padding tokens have id 0. Raises RuntimeError if
+    the routes do not fall on the tokens they belong to, and FloatingPointError if the policy's distribution is not
+    finite.
     """
-    cache = DynamicCache(config=model.config)
-    attends_to_all = refusal(model.config) is None
-    chosen: list[Tensor] = []
-    router_logits: list[Tensor] = []
-
-    def feed(tokens: Tensor, real: Tensor, mask_so_far: Tensor, position: Tensor) -> Tensor:
-        """Next-token log-probabilities after ``tokens`` (rows, V); keeps the routes of the ``real`` ones.
-
-        Of the last of them, which leads to the next token, also the routers' logits.
-        """
-        # A single token sees all that came before: the model need not work that out. Without padding it takes no mask.
-        known = attends_to_all and tokens.shape[1] == 1 and not mask_so_far.all()
-        logits = model(
-            input_ids=tokens,
-            attention_mask=additive(mask_so_far) if known else mask_so_far,
-            position_ids=position,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
-        routed = recorder.take(tokens.numel())
-        if routed is not None:
-            indices = routed.live_LNK.view(recorder.layers, *tokens.shape, -1)
-            chosen.append(indices.masked_fill(~real.bool()[None, ..., None], NO_ROUTE))
-            last_LRE = torch.stack([logits_NE.view(*tokens.shape, -1)[:, -1] for logits_NE in routed.logits_LNE])
-            router_logits.append(last_LRE)
-        return (logits.float() / temperature).log_softmax(-1)
-
-    with RouteRecorder(model, routes) as recorder, autocast(model.device.type, precision):
-        position_PW = positions(prompt_mask_PW)
-        all_logprobs_PV = feed(prompts_PW, prompt_mask_PW, prompt_mask_PW, position_PW)
-        # Not batch_repeat_interleave, which the states of linear attention (Qwen3-Next) do not have.
-        rows_B = torch.arange(len(prompts_PW), device=model.device).repeat_interleave(responses)
-        cache.reorder_cache(rows_B)  # type: ignore[arg-type]
-        all_logprobs_BV = all_logprobs_PV.repeat_interleave(responses, 0)
-        chosen = [of_prompt.repeat_interleave(responses, 1) for of_prompt in chosen]
-        router_logits = [of_prompt.repeat_interleave(responses, 1) for of_prompt in router_logits]
-        tokens, masks = (
-            [prompts_PW.repeat_interleave(responses, 0)],
-            [prompt_mask_PW.repeat_interleave(responses, 0)],
-        )
-        mask_BS, position_B1 = masks[0], position_PW[:, -1:].repeat_interleave(responses, 0)
-        alive_B = torch.ones(len(mask_BS), dtype=torch.bool, device=model.device)
-        fed_R = torch.arange(len(mask_BS), device=model.device)  # the rows that the cache holds
-        logprobs, top_tokens, top_logprobs = [], [], []
+    logprobs, top = [], []
+    with RouteRecorder(model, decoding.routes) as recorder, autocast(model.device.type, decoding.precision):
+        decoder = Decoder(model, recorder, decoding.temperature)
+        all_logprobs_BV = decoder.feed_prompts(encoded["input_ids"], encoded["attention_mask"], responses)
         while True:
             if not all_logprobs_BV.isfinite().all():
                 raise FloatingPointError("the sampling policy's distribution is not finite")
             token_B1 = torch.multinomial(all_logprobs_BV.exp(), 1, generator=generator)
-            logprobs.append(torch.where(alive_B, all_logprobs_BV.gather(-1, token_B1).squeeze(-1), 0.0))
-            if top_k:
-                top_BK, top_logprobs_BK = _most_likely(all_logprobs_BV, token_B1, top_k)
-                top_tokens.append(top_BK)
-                top_logprobs.append(top_logprobs_BK)
-            tokens.append(torch.where(alive_B[:, None], token_B1, 0))
-            masks.append(alive_B[:, None].long())
-            alive_B = alive_B & (token_B1.squeeze(-1) != end)
-            if len(logprobs) == max_new_tokens or not alive_B.any():
+            logprobs.append(torch.where(decoder.alive_B, all_logprobs_BV.gather(-1, token_B1).squeeze(-1), 0.0))
+            if decoding.top_k:
+                top.append(_most_likely(all_logprobs_BV, token_B1, decoding.top_k))
+            decoder.append(token_B1, end)
+            if len(logprobs) == max_new_tokens or not decoder.alive_B.any():
                 break
-            # Rows that have ended ride along on padding until they leave, or the last one ends.
-            mask_BS = torch.cat([mask_BS, masks[-1]], dim=1)
-            position_B1 = position_B1 + 1
-            if int(alive_B[fed_R].sum()) <= LEAST_ALIVE * len(fed_R):
-                staying_R = alive_B[fed_R].nonzero().squeeze(-1)
-                cache.reorder_cache(staying_R)  # type: ignore[arg-type]
-                fed_R = fed_R[staying_R]
-            if len(fed_R) == len(alive_B):
-                all_logprobs_BV = feed(tokens[-1], alive_B[:, None], mask_BS, position_B1)
-                continue
-            fed_RV = feed(tokens[-1][fed_R], alive_B[fed_R, None], mask_BS[fed_R], position_B1[fed_R])
-            all_logprobs_BV = all_logprobs_BV.index_copy(0, fed_R, fed_RV)
-            if chosen:
-                chosen[-1] = _widened(chosen[-1], fed_R, len(alive_B), NO_ROUTE)
-                router_logits[-1] = _widened(router_logits[-1], fed_R, len(alive_B), 0.0)
-    sequences = Sequences(torch.cat(tokens, 1), torch.cat(masks, 1), len(logprobs))
-    routes_LBFK = torch.cat(chosen, dim=2) if chosen else None
-    check_routes(routes_LBFK, sequences)
+            decoder.drop_finished()
+            all_logprobs_BV = decoder.feed(all_logprobs_BV)
+    sequences = Sequences(decoder.tokens_BS, decoder.mask_BS, len(logprobs))
+    check_routes(decoder.routes_LBFK, sequences)
     return Rollout(
         sequences,
         torch.stack(logprobs, 1),
-        routes_LBFK,
-        torch.zeros(len(mask_BS), device=model.device),
-        torch.stack(top_tokens, 1) if top_k else None,
-        torch.stack(top_logprobs, 1) if top_k else None,
-        log_softmax(torch.stack(router_logits, 2)) if router_logits else None,
+        decoder.routes_LBFK,
+        torch.zeros(len(sequences.tokens_BS), device=model.device),
+        torch.stack([tokens_BK for tokens_BK, _ in top], 1) if top else None,
+        torch.stack([logprobs_BK for _, logprobs_BK in top], 1) if top else None,
+        decoder.router_logprobs_LBTE,
     )
-
-
-def _widened(values_LRX: Tensor, rows_R: Tensor, rows: int, missing: float) -> Tensor:
-    """``values_LRX`` of some rows as those of all, ``missing`` elsewhere."""
-    wide_LBX = values_LRX.new_full((values_LRX.shape[0], rows, *values_LRX.shape[2:]), missing)
-    return wide_LBX.index_copy(1, rows_R, values_LRX)
 
 
 def _most_likely(all_logprobs_BV: Tensor, token_B1: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.microbatches import MicroBatch
 from steadymoe.bench.training.old_policy import OldPolicy, as_sampled, check_sampler
 from steadymoe.bench.training.probes import Probe, UpdateProbe
-from steadymoe.bench.training.sampling import Rollout, join, roll_out
+from steadymoe.bench.training.sampling import Decoding, Rollout, join, roll_out
 from steadymoe.models.engine import Sampler
 
 
@@ -106,7 +106,8 @@ class Trainer:
         Raises FloatingPointError if the policy's distribution is not finite.
         """
         generator = torch_generator(self.config.seed, "evaluation", 0, self.model.device.type)
-        made = roll_out(self.model, self.task, self._held_out, 1, generator, self.config.precision, routes=False)
+        decoding = Decoding(precision=self.config.precision, routes=False)
+        made = roll_out(self.model, self.task, self._held_out, 1, generator, decoding)
         scored = zip(self._held_out, made.scores_B.tolist(), strict=True)
         return [{"step": step, "prompt": prompt, "score": score} for prompt, score in scored]
 
@@ -117,11 +118,16 @@ class Trainer:
         seed = self.config.seed
         texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), sampler is None)
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
-        precision, top_k = self.config.precision, self.learner.objective.traits.top_k
         if sampler is None:
-            return roll_out(self.model, self.task, texts, responses, generator, precision)
-        temperature, routes = self.sampler.engine.temperature, self.learner.forwards.records_routes
-        return roll_out(sampler, self.task, texts, responses, generator, precision, top_k, temperature, routes)
+            decoding = Decoding(precision=self.config.precision)
+            return roll_out(self.model, self.task, texts, responses, generator, decoding)
+        decoding = Decoding(
+            precision=self.config.precision,
+            temperature=self.sampler.engine.temperature,
+            top_k=self.learner.objective.traits.top_k,
+            routes=self.learner.forwards.records_routes,
+        )
+        return roll_out(sampler, self.task, texts, responses, generator, decoding)
 
     def sample(self, step: int) -> tuple[Rollout, Tensor, int]:
         """The groups to train on; the scores (prompts, responses) and the token count of all sampled groups.

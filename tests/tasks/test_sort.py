@@ -125,8 +125,7 @@ def test_a_response_of_200_tokens_is_sampled_as_it_is_trained() -> None:
     encoded = task.tokenizer(task.sample(2, np.random.default_rng(5)), return_tensors="pt")
     made = sample(
         model,
-        encoded["input_ids"],
-        encoded["attention_mask"],
+        encoded,
         responses=1,
         end=-1,  # no token, so that no response ends early
         max_new_tokens=task.max_new_tokens,

@@ -19,9 +19,9 @@ from steadymoe.bench.runs import execute, record
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import checkpoint, rewards
-from steadymoe.bench.training.forward import forward
+from steadymoe.bench.training.forward import Extras, forward
 from steadymoe.bench.training.learner import Learner, Measured
-from steadymoe.bench.training.sampling import Rollout, join, roll_out
+from steadymoe.bench.training.sampling import Decoding, Rollout, join, roll_out
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
 
@@ -172,14 +172,15 @@ def test_the_most_likely_tokens_and_the_sampled_one_are_recorded(
     model: PreTrainedModel, task: Chain, top_k: int
 ) -> None:
     prompts = ["1+2+3=", "5*4-3="]
-    made = roll_out(model, task, prompts, 4, torch.Generator().manual_seed(0), top_k=top_k)
+    made = roll_out(model, task, prompts, 4, torch.Generator().manual_seed(0), Decoding(top_k=top_k))
     assert made.top_tokens_BTK is not None
     assert made.top_logprobs_BTK is not None
     plain = roll_out(model, task, prompts, 4, torch.Generator().manual_seed(0))
     assert torch.equal(plain.sequences.tokens_BS, made.sequences.tokens_BS)
     tokens_BT = made.sequences.tokens_BS[:, -made.sequences.response_width :]
     with torch.no_grad():
-        again_BTK = forward(model, made.sequences, "fp32", made.top_tokens_BTK).top_logprobs_BTK
+        extras = Extras(top_tokens_BTK=made.top_tokens_BTK)
+        again_BTK = forward(model, made.sequences, "fp32", extras).top_logprobs_BTK
     assert again_BTK is not None
     for row, column in made.sequences.response_mask_BT.nonzero().tolist():
         tokens, logprobs = made.top_tokens_BTK[row, column], made.top_logprobs_BTK[row, column]
@@ -346,7 +347,7 @@ def test_a_step_counts_all_that_was_sampled_and_trains_on_what_is_left(
 
 def test_rollouts_of_different_widths_are_joined_on_their_tokens(model: PreTrainedModel, task: Chain) -> None:
     def said(prompt: str) -> Rollout:
-        return roll_out(model, task, [prompt], 4, torch.Generator().manual_seed(1), top_k=3)
+        return roll_out(model, task, [prompt], 4, torch.Generator().manual_seed(1), Decoding(top_k=3))
 
     parts = [said("1+2+3="), said("1+2+3*4-5=")]
     together = join(parts)

@@ -22,7 +22,7 @@ from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.cold_start import demonstrate
 from steadymoe.bench.training.forward import Forward, Sequences, forward
 from steadymoe.bench.training.packing import positions
-from steadymoe.bench.training.sampling import Rollout, check_routes, roll_out
+from steadymoe.bench.training.sampling import Decoding, Rollout, check_routes, roll_out
 from steadymoe.models import build
 from steadymoe.models.routing import NO_ROUTE
 
@@ -59,7 +59,7 @@ def test_every_tensor_of_a_rollout_and_of_a_forward_has_the_dimensions_of_its_na
 
 
 def test_parts_joined_are_the_whole_rollout_and_the_whole_forward(lively: PreTrainedModel, task: Chain) -> None:
-    whole = roll_out(lively, task, PROMPTS, 2, torch.Generator().manual_seed(0), top_k=3)
+    whole = roll_out(lively, task, PROMPTS, 2, torch.Generator().manual_seed(0), Decoding(top_k=3))
     parts = [whole.rows(rows_M) for rows_M in torch.arange(12).split(5)]
     together = joined(parts)
     for each in fields(Sequences):
@@ -130,7 +130,7 @@ def test_the_mask_that_decoding_brings_is_the_models_own_to_the_bit(
     ours = roll_out(lively, task, prompts, 4, torch.Generator().manual_seed(0))
     assert 4 in seen  # where prompts are padded, or a response has ended
     seen.clear()
-    monkeypatch.setattr("steadymoe.bench.training.sampling.refusal", lambda config: "a sliding window")
+    monkeypatch.setattr("steadymoe.bench.training.decoding.refusal", lambda config: "a sliding window")
     theirs = roll_out(lively, task, prompts, 4, torch.Generator().manual_seed(0))
     assert set(seen) == {2}
     lively.set_attn_implementation(before)

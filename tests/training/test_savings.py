@@ -15,7 +15,7 @@ from steadymoe.bench.config import identity
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.speed.measure import SAVINGS
-from steadymoe.bench.training import microbatches, sampling
+from steadymoe.bench.training import decoding, microbatches
 from steadymoe.bench.training.learner import Measured
 from steadymoe.bench.training.trainer import Trainer
 
@@ -104,7 +104,7 @@ def test_what_is_drawn_stays_the_same_when_finished_responses_leave(
         lambda module, arguments, more: fed.append(len(more["input_ids"])), with_kwargs=True
     )
     ours, _, _ = made.sample(1)
-    monkeypatch.setattr(sampling, "LEAST_ALIVE", 0.0)
+    monkeypatch.setattr(decoding, "LEAST_ALIVE", 0.0)
     theirs, _, _ = trainer(tmp_path, *many).sample(1)
     assert min(fed[1:]) < len(ours.scores_B)  # some have left
     assert torch.equal(ours.sequences.tokens_BS, theirs.sequences.tokens_BS)

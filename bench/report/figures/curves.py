@@ -1,7 +1,6 @@
 """Figures of metrics over the steps of training, one line for each arm. They take the table ``collect.steps``."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -24,14 +23,14 @@ def overview(steps: pd.DataFrame) -> DataFigure:
     against = seeds.compared(steps, lines)
     with style.figure_style():
         figure, axes = style.panels(2 if against is None else 3, 2, 4.2 if against is None else 6.2, style.TWO_COLUMNS)
-        curves(axes[0], steps, "reward", lines=lines)
-        curves(axes[1], steps, "expert_change_rate", lines=lines)
-        curves(axes[2], steps, "token_ratio_variance", log=True, lines=lines)
-        curves(axes[3], steps, "clip_fraction", lines=lines)
+        curves(axes[0], steps, "reward", lines)
+        curves(axes[1], steps, "expert_change_rate", lines)
+        curves(axes[2], steps, "token_ratio_variance", lines, log=True)
+        curves(axes[3], steps, "clip_fraction", lines)
         axes[3].set_yscale("symlog", linthresh=LEAST_CLIPPED)
         if against is not None:
             seeds.differences(axes[4], steps, "reward", lines)
-            seeds.differences(axes[5], steps, "eval_accuracy", lines, window=1)
+            seeds.differences(axes[5], steps, "eval_accuracy", lines)
         notes = " Clipped shares: the plain mean." + style.without_clip(steps)
         notes += style.below(steps, "token_ratio_variance", _NOTHING)
         return style.finish(figure, axes[0], style.curves_caption(steps, True, against) + notes)
@@ -43,8 +42,8 @@ def reward_compute(steps: pd.DataFrame) -> DataFigure:
     against = seeds.compared(steps, lines)
     with style.figure_style():
         figure, axes = _above(2, against)
-        curves(axes[0], steps, "reward", x=spent, lines=lines)
-        curves(axes[1], steps, "eval_accuracy", x=spent, window=1, lines=lines)
+        curves(axes[0], steps, "reward", lines, x=spent)
+        curves(axes[1], steps, "eval_accuracy", lines, x=spent)
         axes[1].set_xlabel("sampled tokens")
         _differences(axes, steps, against, lines)
         text = style.curves_caption(steps, against=against)
@@ -68,8 +67,8 @@ def _reward_above(steps: pd.DataFrame, metric: str) -> DataFigure:
     against = seeds.compared(steps, lines)
     with style.figure_style():
         figure, axes = _above(2, against)
-        curves(axes[0], steps, "reward", lines=lines)
-        curves(axes[1], steps, metric, log=True, lines=lines)
+        curves(axes[0], steps, "reward", lines)
+        curves(axes[1], steps, metric, lines, log=True)
         _differences(axes, steps, against, lines)
         return style.finish(figure, axes[0], style.curves_caption(steps, True, against))
 
@@ -109,13 +108,11 @@ def staleness_panels(steps: pd.DataFrame) -> DataFigure:
             ours = steps[steps["updates_per_rollout"] == updates]
             of_block = axes[2 * rows * block : 2 * rows * (block + 1)]
             for axis, (metric, label, log) in zip(of_block, shown, strict=False):
-                panel = f"N = {updates:g}, {label}"
-                window = 1 if metric == "eval_accuracy" else style.SMOOTHED_OVER
-                curves(axis, ours, metric, log, label=label, lines=lines, panel=panel, window=window)
+                curves(axis, ours, metric, lines, log, panel=f"N = {updates:g}, {label}")
+                axis.set_ylabel(label)
             for axis, (metric, label, _) in zip(of_block[4:], shown[::2], strict=False):
-                window = 1 if metric == "eval_accuracy" else style.SMOOTHED_OVER
-                more: Any = {"window": window, "panel": f"N = {updates:g}, {label}"}
-                seeds.differences(axis, ours, metric, lines, label=label, **more)
+                seeds.differences(axis, ours, metric, lines, panel=f"N = {updates:g}, {label}")
+                axis.set_ylabel(f"Δ {label}")
             of_block[0].set_title(f"N = {updates:g} updates per rollout", loc="left", fontweight="bold")
             for axis in of_block[:-2]:
                 axis.set_xlabel("")
@@ -147,7 +144,7 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
                     continue
                 ours = steps[steps["method"] == methods[place]]
                 if kind == 0:
-                    curves(axis, ours, "reward", lines=lines, panel=methods[place])
+                    curves(axis, ours, "reward", lines, panel=methods[place])
                     axis.set_title(methods[place])
                 else:
                     seeds.differences(axis, ours, "reward", lines, panel=methods[place])
@@ -162,24 +159,21 @@ def curves(
     axis: Axes,
     steps: pd.DataFrame,
     metric: str,
-    log: bool = False,
-    *,
     lines: dict[str, Look],
-    label: str | None = None,
+    log: bool = False,
     x: pd.Series | None = None,
-    window: int = style.SMOOTHED_OVER,
     panel: str = "",
 ) -> None:
     """One line per arm of ``lines`` over steps, or over ``x`` (indexed by arm and step); no line without the metric.
 
-    With its interval from ten seeds on, with a thin line for every seed below. ``label`` stands in place of the
-    metric's own (``columns.label``).
+    A line has its interval from ten seeds on; below ten seeds every seed has a thin line. ``panel`` names the panel
+    among the figure's numbers, in place of the label of its y axis.
     """
     axis.set_xlabel("step (rollout)")
-    axis.set_ylabel(label or columns.label(metric))
-    means = estimates.curves(steps, metric, window, log, columns.bounds(metric))
+    axis.set_ylabel(columns.label(metric))
+    means = estimates.curves(steps, metric, style.smoothed_over(metric), log, columns.bounds(metric))
     few_seeds = style.few_seeds(steps)
-    of_seeds = seeds.smoothed(steps, metric, window, log) if few_seeds else means.iloc[:0].assign(seed=0)
+    of_seeds = seeds.smoothed(steps, metric, log) if few_seeds else means.iloc[:0].assign(seed=0)
     for arm, look in lines.items():
         curve = means[means["arm"] == arm]
         if curve.empty:

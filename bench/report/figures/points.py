@@ -1,5 +1,6 @@
 """Figures of one number per run: bars, dumbbells, and lines over an axis of the experiment."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -154,13 +155,12 @@ def dose_response(steps: pd.DataFrame) -> DataFigure:
     (dial,) = set(steps["engine"]) - {"exact"}
     with style.figure_style():
         figure, axes = style.panels(3 + (base is not None), 1, 4.9 + 1.5 * (base is not None), sharex=True)
-        against(axes[0], steps, "strength", "reward", "last", "final reward", lines=lines)
-        more: dict[str, Any] = {"log": True, "lines": lines}
+        against(axes[0], steps, "strength", RunNumber("reward", "last", "final reward"), lines)
         for axis, metric in zip(axes[1:], ("rollout_kl_k3", "token_ratio_variance"), strict=False):
-            against(axis, steps, "strength", metric, "median", columns.short(metric), **more)
+            against(axis, steps, "strength", RunNumber(metric, "median", columns.short(metric), log=True), lines)
         axes[1].set_ylim(bottom=_LEAST_KL)
         if base is not None:
-            against(axes[3], steps, "strength", "reward", "last", "Δ final reward", lines=lines, base=base)
+            against(axes[3], steps, "strength", RunNumber("reward", "last", "Δ final reward"), lines, base)
         axes[-1].set_xlabel(f"strength of {dial}")
         of_each = (
             f"its last {tables.LAST_STEPS} steps for the final reward, else the median over steps; a KL below "
@@ -169,28 +169,37 @@ def dose_response(steps: pd.DataFrame) -> DataFigure:
         return style.finish(figure, axes[0], style.points_caption(steps, of_each, True, base))
 
 
+@dataclass(frozen=True)
+class RunNumber:
+    """One number of each run: a statistic of the curve of one metric."""
+
+    metric: str
+    how: str
+    """The statistic of ``tables.one_number``."""
+    label: str
+    """Of its axis."""
+    log: bool = False
+    """Whether its axis is logarithmic and the mean over seeds geometric."""
+
+
 def against(
     axis: Axes,
     steps: pd.DataFrame,
     x: str,
-    metric: str,
-    how: str,
-    label: str,
-    *,
+    number: RunNumber,
     lines: dict[str, Look],
-    log: bool = False,
-    logx: bool = False,
     base: str | None = None,
+    logx: bool = False,
 ) -> None:
-    """One line per name in ``lines`` (column ``line``) over the values of ``x``: the mean over seeds of one number.
+    """One line per name in ``lines`` (column ``line``) over the values of ``x``: the mean over seeds of ``number``.
 
-    ``how`` is the statistic of ``tables.one_number``. A line has intervals from ten seeds on (cut to [0, 1] for
+    A line has intervals from ten seeds on (cut to [0, 1] for
     reward); below ten seeds every seed has a thin line. With ``base`` a line shows the difference from the line
     ``base``, seed by seed.
     """
-    axis.set_ylabel(label)
-    chosen = steps[steps["metric"] == metric].sort_values("step")
-    numbers = chosen.groupby(["line", x, "seed"])["value"].agg(lambda curve: tables.one_number(curve, how))
+    axis.set_ylabel(number.label)
+    chosen = steps[steps["metric"] == number.metric].sort_values("step")
+    numbers = chosen.groupby(["line", x, "seed"])["value"].agg(lambda curve: tables.one_number(curve, number.how))
     span = steps[x].max() - steps[x].min()
     few_seeds = numbers.groupby(level=["line", x]).size().min() < estimates.LEAST_FOR_BOOTSTRAP
     for index, (line, look) in enumerate(lines.items()):
@@ -199,7 +208,7 @@ def against(
         ours = numbers.xs(line, level="line")
         if base is not None:
             ours = (ours - numbers.xs(base, level="line")).dropna()
-        bounds = columns.bounds(metric) if base is None else None
+        bounds = columns.bounds(number.metric) if base is None else None
         name = line if base is None else f"{line} − {base}"
         apart = index - (len(lines) - 1) / 2
         shift, factor = (0.0, 1.02**apart) if logx else (0.008 * span * apart, 1.0)
@@ -209,12 +218,12 @@ def against(
                 own = pd.DataFrame({"x": values.index.get_level_values(x), "mean": values.to_numpy()})
                 style.thin(axis, name, seed, own, look)
         rows = [
-            {"x": at} | vars(estimates.over_seeds(own.tolist(), log=log, bounds=bounds))
+            {"x": at} | vars(estimates.over_seeds(own.tolist(), log=number.log, bounds=bounds))
             for at, own in ours.groupby(level=x)
         ]
         data = pd.DataFrame(rows, columns=["x", "mean", "low", "high", "n"])
         style.points(axis, name, data.drop(columns=["low", "high"]) if few_seeds else data, look, shift, factor)
     if base is not None:
         axis.axhline(0, color=lines[base].colour, linestyle=lines[base].dashes, linewidth=0.8)
-    if log:
+    if number.log:
         axis.set_yscale("log")

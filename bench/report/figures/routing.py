@@ -11,7 +11,7 @@ from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.curves import line_names
 from steadymoe.bench.report.figures.looks import Look
-from steadymoe.bench.report.figures.points import against
+from steadymoe.bench.report.figures.points import RunNumber, against
 from steadymoe.bench.report.figures.style import DataFigure
 
 # Axis of figure 10 → its label.
@@ -99,9 +99,9 @@ def drift(steps: pd.DataFrame) -> DataFigure:
             shown = shown.assign(line=names)
             ordered = by is not None and set(names) == set(of.values())
             every = _ramp(of.values()) if ordered else looks.of_lines(shown, "line")
-            label = columns.label("expert_change_rate")
+            number = RunNumber("expert_change_rate", "median", columns.label("expert_change_rate"))
             logx = x != "moe_layers"
-            against(panel, shown, x, "expert_change_rate", "median", label, logx=logx, lines=every)
+            against(panel, shown, x, number, every, logx=logx)
             if logx:
                 panel.set_xscale("log")
             ticks = sorted(steps[x].unique())
@@ -144,10 +144,10 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
         figure, axes = style.panels(2, 1, 3.6, sharex=True)
         shares = tables.routing_share(steps, ["line", "moe_layers"]).rename("value").reset_index()
         shares = shares.assign(metric="share", step=1)
-        against(axes[0], shares, "moe_layers", "share", "last", "share of routing", lines=every)
+        against(axes[0], shares, "moe_layers", RunNumber("share", "last", "share of routing"), every)
         changed = _ratio(steps, "log_ratio_moment_changed", "log_ratio_moment_unchanged")
-        label = "E[(log r)²], changed/unchanged"
-        against(axes[1], changed, "moe_layers", "ratio", "last", label, log=True, lines=every)
+        number = RunNumber("ratio", "last", "E[(log r)²], changed/unchanged", log=True)
+        against(axes[1], changed, "moe_layers", number, every)
         axes[1].set_xlabel("MoE layers")
         axes[1].set_xticks(sorted(steps["moe_layers"].unique()))
         return style.finish(figure, axes[0], style.points_caption(steps, "moments over all of its updates", log=True))

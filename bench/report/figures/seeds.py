@@ -9,9 +9,9 @@ from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.statistics import estimates
 
 
-def smoothed(steps: pd.DataFrame, metric: str, window: int, log: bool = False) -> pd.DataFrame:
+def smoothed(steps: pd.DataFrame, metric: str, log: bool = False) -> pd.DataFrame:
     """One metric of every seed by itself, smoothed as ``estimates.curves`` does: arm, seed, step, mean."""
-    chosen = steps[steps["metric"] == metric]
+    chosen, window = steps[steps["metric"] == metric], style.smoothed_over(metric)
     parts = [estimates.curves(ours, metric, window, log).assign(seed=seed) for seed, ours in chosen.groupby("seed")]
     names = ["arm", "seed", "step", "mean"]
     return pd.concat(parts, ignore_index=True)[names] if parts else pd.DataFrame(columns=names)
@@ -22,15 +22,12 @@ def differences(
     steps: pd.DataFrame,
     metric: str,
     lines: dict[str, Look],
-    *,
-    label: str | None = None,
-    window: int = style.SMOOTHED_OVER,
     panel: str = "",
 ) -> None:
     """Each arm minus the reference arm at the same seed and step: one thin line per seed, and their mean."""
     base = looks.reference(lines)
-    label = f"Δ {label or columns.label(metric)}"
-    wide = smoothed(steps, metric, window).pivot(index=["seed", "step"], columns="arm", values="mean")
+    label = f"Δ {columns.label(metric)}"
+    wide = smoothed(steps, metric).pivot(index=["seed", "step"], columns="arm", values="mean")
     axis.axhline(0, color=lines[base].colour, linestyle=lines[base].dashes, linewidth=0.8)
     for arm, look in lines.items():
         if arm == base or not {arm, base} <= set(wide):

@@ -117,6 +117,11 @@ def points(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float =
     note(axis, name, data)
 
 
+def smoothed_over(metric: str) -> int:
+    """Over how many steps the curve of a metric is smoothed: held-out accuracy is not."""
+    return 1 if metric == "eval_accuracy" else SMOOTHED_OVER
+
+
 def few_seeds(steps: pd.DataFrame) -> bool:
     """Whether an arm has fewer seeds than a band can be trusted with: then every seed is a line of its own."""
     return bool(steps.groupby("arm")["seed"].nunique().min() < estimates.LEAST_FOR_BOOTSTRAP)

@@ -1,0 +1,123 @@
+"""Decoding: a model with a key-value cache is fed prompts once, and then one token of each row at a time.
+
+Shapes: P prompts, G responses to each, B = P·G rows, R ≤ B rows that the cache still holds, W width of the padded
+prompts, S positions so far, T sampled positions, F positions fed, V vocabulary, L MoE layers, E experts, K experts a
+token.
+"""
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from steadymoe.bench.training.packing import additive, positions, refusal
+from steadymoe.models.routing import NO_ROUTE, RouteRecorder, log_softmax
+
+# Responses that have ended leave the batch once no larger share of it than this goes on.
+LEAST_ALIVE = 0.5
+
+
+class Decoder:
+    """The rows of a batch while they are sampled: their tokens, their cache and routes, and which go on.
+
+    Rows that have ended ride along on padding until ``drop_finished`` takes them out of the cache. Routes are kept if
+    ``recorder`` watches.
+    """
+
+    mask_BS: Tensor
+    """1 on the prompts' tokens and on what was drawn, 0 on padding."""
+    alive_B: Tensor
+    """Which rows have not drawn their last token."""
+
+    def __init__(self, model: PreTrainedModel, recorder: RouteRecorder, temperature: float) -> None:
+        self._model, self._recorder, self._temperature = model, recorder, temperature
+        self._cache = DynamicCache(config=model.config)
+        self._attends_to_all = refusal(model.config) is None
+        self._chosen: list[Tensor] = []
+        self._router_logits: list[Tensor] = []
+
+    def feed_prompts(self, prompts_PW: Tensor, mask_PW: Tensor, responses: int) -> Tensor:
+        """Log-probabilities of the first token of each row, (B, V). A prompt is fed once for its ``responses`` rows."""
+        position_PW = positions(mask_PW)
+        all_logprobs_PV = self._next_logprobs(prompts_PW, mask_PW, mask_PW, position_PW)
+        # Not batch_repeat_interleave, which the states of linear attention (Qwen3-Next) do not have.
+        rows_B = torch.arange(len(prompts_PW), device=prompts_PW.device).repeat_interleave(responses)
+        self._cache.reorder_cache(rows_B)  # type: ignore[arg-type]
+        self._chosen = [of_prompt.repeat_interleave(responses, 1) for of_prompt in self._chosen]
+        self._router_logits = [of_prompt.repeat_interleave(responses, 1) for of_prompt in self._router_logits]
+        self._tokens = [prompts_PW.repeat_interleave(responses, 0)]
+        self.mask_BS = mask_PW.repeat_interleave(responses, 0)
+        self._position_B1 = position_PW[:, -1:].repeat_interleave(responses, 0)
+        self.alive_B = torch.ones(len(rows_B), dtype=torch.bool, device=rows_B.device)
+        self._fed_R = torch.arange(len(rows_B), device=rows_B.device)  # the rows that the cache holds
+        return all_logprobs_PV.repeat_interleave(responses, 0)
+
+    def append(self, token_B1: Tensor, end: int) -> None:
+        """Add a token to each row that goes on, and padding to the others; a row ends with the token ``end``."""
+        self._tokens.append(torch.where(self.alive_B[:, None], token_B1, 0))
+        self.mask_BS = torch.cat([self.mask_BS, self.alive_B[:, None].long()], dim=1)
+        self.alive_B = self.alive_B & (token_B1.squeeze(-1) != end)
+
+    def drop_finished(self) -> None:
+        """Take rows that have ended out of the cache, once ``LEAST_ALIVE`` of its rows or fewer go on."""
+        alive_R = self.alive_B[self._fed_R]
+        if int(alive_R.sum()) <= LEAST_ALIVE * len(self._fed_R):
+            staying_R = alive_R.nonzero().squeeze(-1)
+            self._cache.reorder_cache(staying_R)  # type: ignore[arg-type]
+            self._fed_R = self._fed_R[staying_R]
+
+    def feed(self, all_logprobs_BV: Tensor) -> Tensor:
+        """Log-probabilities of the token after the last one, (B, V); rows that have left keep ``all_logprobs_BV``."""
+        self._position_B1 = self._position_B1 + 1
+        token_B1, alive_B1, fed_R, rows = self._tokens[-1], self.alive_B[:, None], self._fed_R, len(self.alive_B)
+        if len(fed_R) == rows:
+            return self._next_logprobs(token_B1, alive_B1, self.mask_BS, self._position_B1)
+        fed_RV = self._next_logprobs(token_B1[fed_R], alive_B1[fed_R], self.mask_BS[fed_R], self._position_B1[fed_R])
+        if self._chosen:
+            self._chosen[-1] = _widened(self._chosen[-1], fed_R, rows, NO_ROUTE)
+            self._router_logits[-1] = _widened(self._router_logits[-1], fed_R, rows, 0.0)
+        return all_logprobs_BV.index_copy(0, fed_R, fed_RV)
+
+    @property
+    def tokens_BS(self) -> Tensor:
+        """The prompts and what was appended to them; 0 on padding."""
+        return torch.cat(self._tokens, 1)
+
+    @property
+    def routes_LBFK(self) -> Tensor | None:
+        """Experts of each token that was fed, ``NO_ROUTE`` on padding and on a row's last token; None unless kept."""
+        return torch.cat(self._chosen, dim=2) if self._chosen else None
+
+    @property
+    def router_logprobs_LBTE(self) -> Tensor | None:
+        """log of the routers' softmax where they led to a sampled token; None unless routes are kept."""
+        return log_softmax(torch.stack(self._router_logits, 2)) if self._router_logits else None
+
+    def _next_logprobs(self, tokens: Tensor, real: Tensor, mask_so_far: Tensor, position: Tensor) -> Tensor:
+        """Log-probabilities of the next token after ``tokens``, (rows, V).
+
+        Keeps the routes of those tokens that are ``real``, and the routers' logits at the last token, which leads to
+        the next one.
+        """
+        # A single token sees all that came before: the model need not work that out. Without padding it takes no mask.
+        known = self._attends_to_all and tokens.shape[1] == 1 and not mask_so_far.all()
+        logits = self._model(
+            input_ids=tokens,
+            attention_mask=additive(mask_so_far) if known else mask_so_far,
+            position_ids=position,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        routed = self._recorder.take(tokens.numel())
+        if routed is not None:
+            indices = routed.live_LNK.view(self._recorder.layers, *tokens.shape, -1)
+            self._chosen.append(indices.masked_fill(~real.bool()[None, ..., None], NO_ROUTE))
+            last_LRE = torch.stack([logits_NE.view(*tokens.shape, -1)[:, -1] for logits_NE in routed.logits_LNE])
+            self._router_logits.append(last_LRE)
+        return (logits.float() / self._temperature).log_softmax(-1)
+
+
+def _widened(values_LRX: Tensor, rows_R: Tensor, rows: int, missing: float) -> Tensor:
+    """``values_LRX`` of some rows as the values of all rows, ``missing`` elsewhere."""
+    wide_LBX = values_LRX.new_full((values_LRX.shape[0], rows, *values_LRX.shape[2:]), missing)
+    return wide_LBX.index_copy(1, rows_R, values_LRX)
