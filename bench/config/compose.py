@@ -19,7 +19,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from steadymoe.bench.config.identity import NO_NUMBERS, OFF, axes_name, config_hash, flatten, implied, is_name, short
+from steadymoe.bench.config import branch
+from steadymoe.bench.config.identity import (
+    IMPLIED,
+    NO_NUMBERS,
+    OFF,
+    axes_name,
+    config_hash,
+    flatten,
+    implied,
+    is_name,
+    short,
+)
 from steadymoe.bench.config.names import CONF, errors_in_one_line, plain_values, reference_of
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.config.validate import ConfigError, check, read
@@ -98,7 +109,9 @@ def run(words: Sequence[str]) -> Run:
     plain = _with_floats(plain, reference)
     _sections(plain, choices)
     config = _derived(read(plain), words)
-    plain |= {"steps": config.steps, "rollout": plain["rollout"] | {"prompts": config.rollout.prompts}}
+    plain |= {"steps": config.steps}
+    for group, name in (("rollout", "prompts"), ("evaluation", "every"), ("probe", "every")):
+        plain[group] = plain[group] | {name: getattr(getattr(config, group), name)}
     _needed(config, choices)
     flat = flatten(plain)
     check(config, flat, reference)
@@ -108,6 +121,8 @@ def run(words: Sequence[str]) -> Run:
         if key not in ("seed", *NO_NUMBERS, *implied(plain)) and (key not in reference or reference[key] != value)
     }
     axes |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
+    if config.start_from is not None:
+        axes["start_from"] = branch.read(config.start_from).text(among_seeds=True)
     parts = [choices["algorithm"], choices["model"], choices["task"]]
     folder = _folder(config, [*parts, axes_name(axes)])
     before = _folder(config, [*parts, axes_name(axes | {key: path for key, path in given.items() if key in axes})])
@@ -184,30 +199,37 @@ def _place(plain: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(fields, dict) and isinstance(path, str):
             given[f"{group}.path"] = path
             fields["path"] = str(Path(path).expanduser().resolve())
+    if isinstance(plain.get("start_from"), str):
+        plain["start_from"] = branch.read(plain["start_from"]).text()
     return given
 
 
 def _derived(config: RunConfig, words: Sequence[str]) -> RunConfig:
-    """``config`` with the prompts that follow from the mini-batch, and the steps that follow from the updates."""
-    updates, rollout = config.updates_per_rollout, config.rollout
-    given = {word.partition("=")[0].lstrip("+") for word in words}
-    if rollout.minibatch_prompts is not None:
-        prompts = rollout.minibatch_prompts * updates
-        if "rollout.prompts" in given and rollout.prompts != prompts:
+    """``config`` with the numbers that follow from ``updates_per_rollout`` and another number: ``identity.IMPLIED``."""
+    updates, given = config.updates_per_rollout, {word.partition("=")[0].lstrip("+") for word in words}
+    numbers: dict[str, Any] = {}
+    for key, source in IMPLIED.items():
+        number, before = _field(config, source), _field(config, key)
+        if number is None:
+            continue
+        # A mini-batch is taken ``updates`` times for a rollout; what is counted in updates lasts so many rollouts.
+        numbers[key] = number * updates if key == "rollout.prompts" else -(-number // updates)
+        if key in given and before != numbers[key]:
             raise ConfigError(
-                f"rollout.minibatch_prompts={rollout.minibatch_prompts} with updates_per_rollout={updates} means "
-                f"rollout.prompts={prompts}, and {rollout.prompts} was given: leave one out"
+                f"{source}={number} with updates_per_rollout={updates} means {key}={numbers[key]}, and {before} was "
+                "given: leave one out"
             )
-        config = replace(config, rollout=replace(rollout, prompts=prompts))
-    if config.total_updates is not None:
-        steps = -(-config.total_updates // updates)
-        if "steps" in given and config.steps != steps:
-            raise ConfigError(
-                f"total_updates={config.total_updates} with updates_per_rollout={updates} means steps={steps}, and "
-                f"{config.steps} was given: leave one out"
-            )
-        config = replace(config, steps=steps)
+    for key, number in numbers.items():
+        group, _, name = key.rpartition(".")
+        changed = {group: replace(getattr(config, group), **{name: number})} if group else {name: number}
+        config = replace(config, **changed)
     return config
+
+
+def _field(config: RunConfig, key: str) -> Any:
+    """The value of a dotted key."""
+    group, _, name = key.rpartition(".")
+    return getattr(getattr(config, group) if group else config, name)
 
 
 @contextmanager

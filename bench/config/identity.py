@@ -7,8 +7,13 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from steadymoe.bench.config import branch
+
 # Fields that change nothing that a run records. They are no axis of its folder and no part of its hash.
-NO_NUMBERS = ("experiment_name", "results_dir", "checkpoint_every", "retry", "log", "savings.reuse_first")
+NO_NUMBERS = (
+    *("experiment_name", "results_dir", "checkpoint_every", "checkpoint_keep", "retry", "log"),
+    "savings.reuse_first",
+)
 
 # Fields added after the first release, each with the value at which a run is the same as before the field existed. A
 # field with this value is left out of the hash, so the hashes of older runs stay valid. The thresholds of a collapse
@@ -24,6 +29,10 @@ NEUTRAL: dict[str, Any] = {
     "savings.sampler_as_old": None,
     "rollout.minibatch_prompts": None,
     "total_updates": None,
+    "evaluation.every_updates": None,
+    "probe.every_updates": None,
+    "start_from": None,
+    "weight_noise": 0.0,
     "algorithm.updates_per_rollout": None,
     "optimizer.router_factor": 1.0,
     "cold_start.router_factor": 1.0,
@@ -49,7 +58,12 @@ REMOVED: dict[str, Any] = {
 
 # Fields that follow from updates_per_rollout and a second field. If the second field is given, it counts in the hash,
 # and the first field does not.
-IMPLIED = {"rollout.prompts": "rollout.minibatch_prompts", "steps": "total_updates"}
+IMPLIED = {
+    "rollout.prompts": "rollout.minibatch_prompts",
+    "steps": "total_updates",
+    "evaluation.every": "evaluation.every_updates",
+    "probe.every": "probe.every_updates",
+}
 
 # Config groups, each with its default choice, which switches the group off. Any other choice is an axis of the folder.
 OFF = {"advantage": None, "correction": "none", "engine": "exact", "routing": "off"}
@@ -109,6 +123,9 @@ def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str,
     if config["cold_start"]["path"] is not None:  # the file's content counts, not its place
         weights = Path(config["cold_start"]["path"]).read_bytes()
         numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
+    if config.get("start_from") is not None:
+        weights = branch.read(config["start_from"]).checkpoint.read_bytes()
+        numbers["start_from"] = hashlib.sha256(weights).hexdigest()
     if "path" in config["model"]:
         from steadymoe.models import pretrained  # transformers is imported for this alone
 

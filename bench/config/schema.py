@@ -151,6 +151,7 @@ class Evaluation:
     """Sampled accuracy on held-out prompts."""
 
     every: int = count("steps between two evaluations")
+    every_updates: int | None = count("gradient updates between two evaluations; a number here decides every")
     prompts: int = count("held-out prompts, one response each")
 
 
@@ -159,6 +160,7 @@ class Probe:
     """Forwards that only measure."""
 
     every: int = count("steps between two probes")
+    every_updates: int | None = count("gradient updates between two probes; a number here decides every")
     responses: int = count("responses of the cold start that are kept to measure drift")
     fraction: float = share("share of a rollout on which each update is measured, at least 4 responses")
 
@@ -217,6 +219,9 @@ class RunConfig:
     probe: Probe
     collapse: Collapse
     checkpoint_every: int = count("steps between two checkpoints")
+    checkpoint_keep: int | None = count("the step whose checkpoint is kept for branches")
+    start_from: str | None = setting("the run and the step, <folder>@<step>, where a branch begins")
+    weight_noise: float = setting("standard deviation of the noise on every weight at the start", at_least=0)
     log: str | None = setting("a logger beside the record")
     retry: str = setting("which of the runs that have not ended are run", choices=("all", "failed"))
     correction: Mapping[str, Any] = setting("correction of the mismatch between sampler and trainer")

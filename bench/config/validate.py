@@ -15,16 +15,14 @@ from typing import Any
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from safetensors import SafetensorError, safe_open
 
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_algorithm
 from steadymoe.algorithms.objective import KL, Objective
-from steadymoe.bench.config import loggers, memory, token_limits
+from steadymoe.bench.config import loggers, memory, start, token_limits
 from steadymoe.bench.config.identity import LONGEST_NAME
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.support.blame import users_code
-from steadymoe.bench.tasks import Task
 from steadymoe.models import build, megablocks, pretrained
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
@@ -124,6 +122,7 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
             entropy_bonus=config.algorithm.entropy_bonus,
         ).traits
         _advantage(config, traits)
+        start.check(config, task)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
     except InstantiationException as error:
@@ -137,10 +136,6 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
     _experts(config, has_experts)
     if traits.routes and not has_experts:
         raise ConfigError("this algorithm weighs tokens by their routers, and the model is dense; choose another")
-    if "path" in config.model:
-        _checkpoint(config)
-    elif config.cold_start.path is not None:
-        _weights(config.cold_start.path, config.model["config"], task)
 
 
 def _as_in_yaml(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
@@ -175,6 +170,8 @@ def _relations(config: RunConfig) -> None:
                 "savings.sampler_as_old needs a sampler that is the trainer: engine=exact, precision=fp32, no "
                 "routing=pr2"
             )
+    if config.checkpoint_keep is not None and config.checkpoint_keep > config.steps:
+        raise ConfigError(f"checkpoint_keep={config.checkpoint_keep}: the run has {config.steps} steps, and keeps none")
     if config.microbatch is not None and max(routing.aux_loss, routing.z_loss) > 0:
         raise ConfigError(
             "routing.aux_loss and routing.z_loss look at a whole mini-batch; set microbatch=null, or both to 0"
@@ -244,34 +241,6 @@ def _experts(config: RunConfig, has_experts: bool) -> None:
     why = megablocks.reason_against(config.device) if config.experts == megablocks.NAME else None
     if why is not None:
         raise ConfigError(f"experts={megablocks.NAME}: {why}")
-
-
-def _checkpoint(config: RunConfig) -> None:
-    if config.cold_start.path is not None:
-        raise ConfigError("with model=pretrained training starts from model.path; leave cold_start.path out")
-    try:
-        token_limits.check(config.model["path"], config.task)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _weights(path: str, model_config: Mapping[str, Any], task: Task) -> None:
-    """Raise ConfigError unless a safetensors file holds the weights of this model. Only the header is read."""
-    with torch.device("meta"):
-        model = build.build(model_config, task.tokenizer, 0)
-    try:
-        with safe_open(path, framework="pt") as file:
-            held = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ConfigError(f"cold_start.path: {path} is no safetensors file ({error})") from error
-    found: dict[int, bool] = {}
-    names = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):  # a tied weight is held under one name
-        found[id(weight)] = found.get(id(weight), False) or held.get(name) == weight.shape
-        names[id(weight)] = name
-    wrong = [names[key] for key, is_found in found.items() if not is_found]
-    if wrong:
-        raise ConfigError(f"cold_start.path: {path} is not of this model; the first weight that differs is {wrong[0]}")
 
 
 def _places(config: RunConfig) -> None:

@@ -13,8 +13,9 @@ from filelock import Timeout
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from transformers import PreTrainedModel
 
-from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config import branch, compose, identity
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import loggers, provenance, record, sweep_plan
@@ -23,6 +24,7 @@ from steadymoe.bench.statistics.collapse import Rule, detect
 from steadymoe.bench.support import blame, external
 from steadymoe.bench.support.revision import revision
 from steadymoe.bench.support.seeding import derive
+from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint, cold_start, samples
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, pretrained
@@ -113,14 +115,8 @@ def _train(run: compose.Run, folder: Record) -> None:
     else:
         seed = derive(config.seed, "model")
         model = build.build(config.model["config"], task.tokenizer, seed, config.device, config.experts)
-        made = cold_start.load_or_make(
-            model,
-            task,
-            config,
-            Path(config.results_dir) / "cold_starts",
-            on_check=lambda *check: folder.update(progress=dict(zip(cold_start.CHECK, check, strict=True))),
-        )
-    trainer = Trainer(model, task, config)
+        made = {} if config.start_from is not None else _cold_start(model, task, config, folder)
+    trainer = _trainer(model, task, config)
     savings = {"share_prompts": trainer.learner.forwards.unshared or True}
     folder.update(cold_start=folder.run["cold_start"] | made, savings=savings, **build.size(model))
 
@@ -148,6 +144,8 @@ def _train(run: compose.Run, folder: Record) -> None:
                 break
             if step % config.checkpoint_every == 0 and step < config.steps:
                 checkpoint.save(folder.checkpoint, trainer.learner, trainer.sampler, step)
+            if step == config.checkpoint_keep:
+                checkpoint.save(folder.kept(step), trainer.learner, trainer.sampler, step)
 
     steps = record.read_table(folder.folder, "steps")
     collapse = detect(steps, Rule(**asdict(config.collapse)), config.updates_per_rollout)
@@ -158,6 +156,31 @@ def _train(run: compose.Run, folder: Record) -> None:
         diverged=diverged,
         tokens=int(steps["tokens_sampled"].sum()),
     )
+
+
+def _cold_start(model: PreTrainedModel, task: Task, config: RunConfig, folder: Record) -> dict[str, Any]:
+    """Bring the model to its cold start and return what is known of it."""
+    return cold_start.load_or_make(
+        model,
+        task,
+        config,
+        Path(config.results_dir) / "cold_starts",
+        on_check=lambda *check: folder.update(progress=dict(zip(cold_start.CHECK, check, strict=True))),
+    )
+
+
+def _trainer(model: PreTrainedModel, task: Task, config: RunConfig) -> Trainer:
+    """The trainer of a run at its start: a branch has the weights and the optimizer's moments of its trunk."""
+    if config.start_from is None:
+        checkpoint.disturb(model, config.weight_noise, config.seed)
+        return Trainer(model, task, config)
+    start = branch.read(config.start_from)
+    tensors = checkpoint.tensors_of(start.checkpoint)
+    checkpoint.restore_weights(model, tensors)
+    checkpoint.disturb(model, config.weight_noise, config.seed)
+    trainer = Trainer(model, task, config, drawn_before=start.step)
+    checkpoint.restore_moments(trainer.learner, tensors)
+    return trainer
 
 
 def _same_ground(folder: Record) -> bool:
@@ -183,12 +206,14 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "axes_name": identity.axes_name(run.axes),
         "seed": config.seed,
         "config_hash": run.config_hash,
-        "config_hash_without_seed": identity.config_hash(run.plain | {"seed": None}),
+        # Branches of one arm begin at trunks of different seeds.
+        "config_hash_without_seed": identity.config_hash(run.plain | {"seed": None, "start_from": None}),
         "algorithm_code": provenance.code_hash(run.plain),
         "training_version": provenance.TRAINING_VERSION,
         "command": run.command,
         # A cached cold start has a fingerprint; a given cold start or checkpoint has a path, added later.
         "cold_start": {"fingerprint": cold_start.fingerprint(config)} if makes_cold_start(config) else {},
+        "start_from": config.start_from,
         "versions": provenance.versions(config.experts),
         "revision": revision(),
         "machine": provenance.machine(config.device, config.threads),
@@ -200,4 +225,4 @@ def _facts(run: compose.Run) -> dict[str, Any]:
 
 def makes_cold_start(config: RunConfig) -> bool:
     """Whether a run of this config begins with a cold start of its own (trained, or taken from the cache)."""
-    return config.cold_start.path is None and "path" not in config.model
+    return config.cold_start.path is None and "path" not in config.model and config.start_from is None

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
+from steadymoe.bench.config import branch
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.runs.damage import Damaged, checksum, in_facts, in_tables, put_aside
 from steadymoe.bench.support import atomic_files
@@ -126,11 +127,17 @@ class Record:
         """The path of the run's checkpoint, whether it exists or not."""
         return self.folder / "checkpoint.safetensors"
 
+    def kept(self, step: int) -> Path:
+        """The path of the checkpoint that ``checkpoint_keep`` keeps, whether it exists or not."""
+        return branch.kept(self.folder, step)
+
     def begin(self, resume_from: int | None) -> None:
         """Mark the run as running and drop the rows after step ``resume_from`` (all rows for None)."""
         before = read_run(self.folder)
         if resume_from is None:
             self.checkpoint.unlink(missing_ok=True)  # or a later resume would take it for this run's
+            for kept in self.folder.glob("checkpoint-*.safetensors"):
+                kept.unlink()
         for table in columns.TABLES:
             (self.folder / f"{table}.parquet").unlink(missing_ok=True)  # of an end that was not reached
         if before is not None and resume_from is not None:

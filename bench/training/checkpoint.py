@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.seeding import torch_generator
 from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.optimizer import moments, restore
 from steadymoe.models.engine import Sampler
@@ -35,10 +36,37 @@ def of_training(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, torch
     return tensors | {f"optimizer/{name}": value for name, value in moments(optimizer).items()}
 
 
+def restore_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Load the weights among the tensors of ``of_training`` into ``model``."""
+    model.load_state_dict(_of("model", tensors))
+
+
+def restore_moments(learner: Learner, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Load the moments of the model's weights among the tensors of a checkpoint; a predictor's are left out."""
+    of_model = {name for name, _ in learner.model.named_parameters()}
+    kept = {key: value for key, value in _of("optimizer", tensors).items() if key.partition("/")[2] in of_model}
+    restore(learner.optimizer, kept)
+
+
+@torch.no_grad()
+def disturb(model: PreTrainedModel, strength: float, seed: int) -> None:
+    """Add Gaussian noise with the standard deviation ``strength`` to every weight; 0 changes nothing."""
+    if strength == 0:
+        return
+    generator = torch_generator(seed, "weight_noise")
+    for weight in model.parameters():
+        weight += strength * torch.randn(weight.shape, generator=generator).to(weight.device)
+
+
 def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
     """Load the tensors of ``of_training`` into ``model`` and ``optimizer``."""
-    model.load_state_dict(_of("model", tensors))
+    restore_weights(model, tensors)
     restore(optimizer, _of("optimizer", tensors))
+
+
+def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, by their keys."""
+    return load_file(path)
 
 
 def _of(kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -59,7 +87,7 @@ def load(path: Path, learner: Learner, sampler: Sampler) -> int:
     """Load the file that ``save`` wrote into ``learner`` and ``sampler``; returns its step."""
     with safe_open(path, framework="pt") as file:
         step = int(file.metadata()["after_step"])
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    tensors = tensors_of(path)
     restore_training(learner.model, learner.optimizer, tensors)
     learner.remember(_of("loss", tensors))
     if learner.predictor is not None:

@@ -43,7 +43,9 @@ class StepResult:
 class Trainer:
     """Trains a model from its cold start, one step at a time."""
 
-    def __init__(self, model: PreTrainedModel, task: Task, config: RunConfig) -> None:
+    def __init__(self, model: PreTrainedModel, task: Task, config: RunConfig, drawn_before: int = 0) -> None:
+        """``drawn_before``: the rollouts that a trunk drew; the draws of this run go on after them."""
+        self._drawn_before = drawn_before
         self.model, self.task, self.config = model, task, config
         self.learner = Learner(model, config)
         self._measures = config.measure == "all"
@@ -138,12 +140,13 @@ class Trainer:
         """
         prompts, responses = self.config.rollout.prompts, self.config.rollout.responses
         rounds = self.config.algorithm.sampling.max_rollouts
-        noise = torch_generator(self.config.seed, "engine", step, self.model.device.type)
+        drawn = self._drawn_before + step
+        noise = torch_generator(self.config.seed, "engine", drawn, self.model.device.type)
         sampler = self.sampler.model(noise)
         parts: list[Rollout] = []
         while True:
             stage = f"rollout_refill_{len(parts)}" if parts else "rollout"
-            parts.append(self._rollout(stage, step, prompts, responses, sampler))
+            parts.append(self._rollout(stage, drawn, prompts, responses, sampler))
             scores_PG = torch.cat([part.scores_B for part in parts]).view(-1, responses)
             signal_P = (scores_PG != scores_PG[:, :1]).any(-1)
             if len(parts) == rounds or signal_P.sum() >= prompts:
@@ -158,7 +161,7 @@ class Trainer:
     def minibatches(self, step: int) -> list[list[MicroBatch]]:
         """The micro-batches of each mini-batch: whole groups, in a seeded order."""
         prompts, responses = self.config.rollout.prompts, self.config.rollout.responses
-        generator = torch_generator(self.config.seed, "minibatches", step)
+        generator = torch_generator(self.config.seed, "minibatches", self._drawn_before + step)
         order_P = torch.randperm(prompts, generator=generator)
         rows_PG = order_P[:, None] * responses + torch.arange(responses)
         chunks = rows_PG.chunk(self.config.updates_per_rollout)
@@ -208,5 +211,7 @@ class Trainer:
         """The rows of the rollout whose routes the probe measures from update to update."""
         rows = self.config.rollout.prompts * self.config.rollout.responses
         count = min(rows, max(4, round(rows * self.config.probe.fraction)))
-        order = torch.randperm(rows, generator=torch_generator(self.config.seed, "probe_sample", step))
+        order = torch.randperm(
+            rows, generator=torch_generator(self.config.seed, "probe_sample", self._drawn_before + step)
+        )
         return order[:count].to(self.model.device)

@@ -1,0 +1,60 @@
+"""A branch: a run that begins where another run, its trunk, was after some step.
+
+``checkpoint_keep=20`` keeps the trunk's checkpoint of step 20; ``start_from=<folder of the trunk>@20`` begins there.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Start:
+    """The place where a branch begins."""
+
+    trunk: Path
+    """The folder of the run that it branches from."""
+    step: int
+
+    @property
+    def checkpoint(self) -> Path:
+        """The kept checkpoint."""
+        return kept(self.trunk, self.step)
+
+    def text(self, among_seeds: bool = False) -> str:
+        """What ``start_from`` holds; ``among_seeds`` without the seed, which arms of one trunk differ in."""
+        trunk = re.sub(r"seed=\d+$", "seed=*", str(self.trunk)) if among_seeds else str(self.trunk)
+        return f"{trunk}@{self.step}"
+
+
+def kept(folder: Path, step: int) -> Path:
+    """The path of the checkpoint that ``checkpoint_keep`` keeps in a run's folder."""
+    return folder / f"checkpoint-{step}.safetensors"
+
+
+def read(start_from: str) -> Start:
+    """The place that ``start_from`` names, with an absolute path. Raises ValueError if it names none."""
+    trunk, at, step = start_from.rpartition("@")
+    if not (at and trunk and re.fullmatch("[1-9][0-9]{0,8}", step)):
+        raise ValueError(f"start_from is the folder of a run and a step, <folder>@<step>; got {start_from!r}")
+    return Start(Path(trunk).expanduser().resolve(), int(step))
+
+
+def check(start: Start) -> None:
+    """Raise ValueError, in one line, if there is no kept checkpoint where ``start`` says."""
+    facts = start.trunk / "run.json"
+    if not facts.is_file():
+        raise ValueError(f"start_from: there is no run in {start.trunk}")
+    try:
+        config = json.loads(facts.read_text())["config"]
+        steps, command = int(config["steps"]), str(json.loads(facts.read_text())["command"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"start_from: {facts} is not of a run") from error
+    if steps < start.step:
+        raise ValueError(f"start_from: the run in {start.trunk} has {steps} steps, fewer than {start.step}")
+    if not start.checkpoint.is_file():
+        raise ValueError(
+            f"start_from: no checkpoint of step {start.step} is kept in {start.trunk}; make one with: "
+            f"{command} checkpoint_keep={start.step} --redo"
+        )

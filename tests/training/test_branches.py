@@ -1,0 +1,141 @@
+"""Kept checkpoints and branches: a run that begins where another run was."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from hydra.utils import instantiate
+from pandas.testing import assert_frame_equal
+from safetensors.torch import load_file
+from test_execute import planned, tables
+
+from steadymoe.bench.config import branch, compose
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.runs import execute, record
+from steadymoe.bench.training import checkpoint
+from steadymoe.models import build
+
+
+@pytest.fixture(scope="module")
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> compose.Run:
+    """A run of six steps that keeps the checkpoint of its second step."""
+    made = planned(tmp_path_factory.mktemp("trunk"), "checkpoint_keep=2")
+    assert execute.execute(made) == "finished"
+    return made
+
+
+def branched(trunk: compose.Run, results: Path, *words: str) -> compose.Run:
+    return planned(results, f"start_from='{trunk.folder}@2'", *words)
+
+
+def numbers(folder: Path, table: str, after: int = 0) -> pd.DataFrame:
+    """A table without timing, without evaluations' steps, of the steps behind ``after``, which count from 1 again."""
+    frame = tables(folder)[table]
+    frame = frame[frame["step"] > after].reset_index(drop=True)
+    return frame.assign(step=frame["step"] - after)
+
+
+def test_a_branch_of_the_same_algorithm_goes_on_as_its_trunk_did(trunk: compose.Run, tmp_path: Path) -> None:
+    made = branched(trunk, tmp_path, "steps=4")
+    assert execute.execute(made) == "finished"
+    # Drift is measured since the start of a run, and probes fall on other steps.
+    of_start = ["expert_change_since_start"]
+    whole = numbers(trunk.folder, "updates", after=2)
+    assert len(whole) == 8
+    compared = [name for name in whole if numbers(made.folder, "updates")[name].notna().all()]
+    assert {"loss", "grad_norm", "expert_change_rate", "token_ratio_variance"} <= set(compared)
+    always = [name for name in compared if whole[name].notna().all() and name not in of_start]
+    assert_frame_equal(numbers(made.folder, "updates")[always], whole[always], check_exact=True)
+    rewards = ["reward", "tokens_sampled", "response_length"]
+    assert_frame_equal(numbers(made.folder, "steps")[rewards], numbers(trunk.folder, "steps", 2)[rewards])
+    facts = record.known(made.folder)
+    assert facts["start_from"] == f"{trunk.folder}@2"
+    assert facts["cold_start"] == {}
+    assert not (tmp_path / "cold_starts").exists()
+
+
+def test_a_kept_checkpoint_stays_and_changes_neither_hash_nor_folder(trunk: compose.Run) -> None:
+    assert [path.name for path in trunk.folder.glob("*.safetensors")] == ["checkpoint-2.safetensors"]
+    plain = planned(Path(trunk.config.results_dir))
+    assert (plain.config_hash, plain.folder) == (trunk.config_hash, trunk.folder)
+    assert checkpoint.step_of(branch.kept(trunk.folder, 2)) == 2
+
+
+def test_arms_of_one_trunk_are_one_arm_over_seeds_and_told_by_the_weights(trunk: compose.Run, tmp_path: Path) -> None:
+    one = branched(trunk, tmp_path)
+    copy = tmp_path / "copy" / "seed=0"
+    shutil.copytree(trunk.folder, copy)
+    elsewhere = planned(tmp_path, f"start_from='{copy}@2'")
+    assert elsewhere.config_hash == one.config_hash  # what stands in the file counts
+    assert one.axes["start_from"].endswith("seed=*@2")
+    assert planned(tmp_path, f"start_from='{copy.parent}/seed=0@2'", "seed=7").axes == elsewhere.axes
+    assert one.config_hash != planned(tmp_path).config_hash
+
+
+def test_noise_on_the_weights_is_as_strong_as_asked_and_seeded(trunk: compose.Run, tmp_path: Path) -> None:
+    made = [branched(trunk, tmp_path / str(index), "weight_noise=0.5", "steps=1") for index in range(2)]
+    moved = []
+    for run in made:
+        assert execute.execute(run) == "finished"
+        moved.append(record.read_table(run.folder, "steps")["reward"].tolist())
+    assert moved[0] == moved[1]
+    model = build.build(made[0].config.model["config"], instantiate(made[0].config.task).tokenizer, 0, "cpu")
+    before = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    checkpoint.disturb(model, 0.5, 0)
+    after = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    assert 0.49 < (after - before).std().item() < 0.51
+    assert planned(tmp_path, "weight_noise=1e-7").config_hash != planned(tmp_path).config_hash
+
+
+def test_a_branch_takes_the_moments_by_name_whatever_its_groups_are(trunk: compose.Run, tmp_path: Path) -> None:
+    words = ["optimizer.router_factor=3", "routing=pr2", "steps=1", "checkpoint_keep=1", "optimizer.learning_rate=0"]
+    made = branched(trunk, tmp_path, *words)
+    assert execute.execute(made) == "finished"
+    before, after = load_file(branch.kept(trunk.folder, 2)), load_file(branch.kept(made.folder, 1))
+    step = "optimizer/step/model.embed_tokens.weight"
+    assert after[step] == before[step] + 2
+    assert torch.equal(before["model/model.embed_tokens.weight"], after["model/model.embed_tokens.weight"])
+    assert any(key.startswith("optimizer/exp_avg/predictor.") for key in after)
+
+
+@pytest.mark.parametrize(
+    ("start", "words", "answer"),
+    [
+        ("{trunk}", [], "start_from is the folder of a run and a step, <folder>@<step>"),
+        ("{trunk}@0", [], "start_from is the folder of a run and a step"),
+        ("/nowhere@2", [], "there is no run in /nowhere"),
+        ("{trunk}@7", [], "has 6 steps, fewer than 7"),
+        ("{trunk}@3", [], "no checkpoint of step 3 is kept"),
+        ("{trunk}@2", ["model.config.num_experts=4"], "is not of this model"),
+        ("{trunk}@2", ["checkpoint_keep=7"], "checkpoint_keep=7: the run has 6 steps, and keeps none"),
+        ("{trunk}@2", ["cold_start.path=pyproject.toml"], "leave model=pretrained and cold_start.path out"),
+    ],
+)
+def test_a_branch_that_cannot_be_is_refused(
+    trunk: compose.Run, tmp_path: Path, start: str, words: list[str], answer: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        planned(tmp_path, f"start_from='{start.format(trunk=trunk.folder)}'", *words)
+    assert answer in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_no_run_is_no_trunk(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"config": None}))
+    with pytest.raises(ValueError, match="is not of a run"):
+        branch.check(branch.read(f"{tmp_path}@2"))
+
+
+def test_what_is_counted_in_updates_comes_as_often_at_every_staleness() -> None:
+    words = ["evaluation.every_updates=8", "probe.every_updates=3", "rollout.minibatch_prompts=2", "total_updates=16"]
+    stale, twin = (compose.plan([*words, f"updates_per_rollout={updates}"])[0] for updates in (4, 1))
+    assert [(run.config.evaluation.every, run.config.probe.every, run.config.steps) for run in (stale, twin)] == [
+        (2, 1, 4),
+        (8, 3, 16),
+    ]
+    assert set(stale.axes) - set(twin.axes) == {"updates_per_rollout"} - set(twin.axes)
+    with pytest.raises(ConfigError, match=r"means evaluation\.every=2, and 5 was given"):
+        compose.plan([*words, "updates_per_rollout=4", "evaluation.every=5"])
