@@ -89,6 +89,8 @@ def _flat(loss: Tensor, weights: list[torch.nn.Parameter]) -> Tensor:
     """The gradient of ``loss`` as one vector; 0 for a weight that it does not reach."""
     found = torch.autograd.grad(loss, weights, allow_unused=True) if loss.requires_grad else [None] * len(weights)
     return torch.cat(
-        [(torch.zeros_like(weight) if each is None else each).flatten() for weight, each in zip(weights, found, strict=True)]
+        [
+            (torch.zeros_like(weight) if each is None else each).flatten()
+            for weight, each in zip(weights, found, strict=True)
+        ]
     )
-

@@ -13,6 +13,7 @@ import yaml
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from steadymoe.bench.calibration import readings
 from steadymoe.bench.calibration.published import EXACT
 from steadymoe.bench.calibration.readings import Reading, Sums
 from steadymoe.bench.config import compose
@@ -48,7 +49,9 @@ def chosen(config: RunConfig, name: str) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def measure(model: PreTrainedModel, task: Task, config: RunConfig, name: str, engine: Mapping[str, Any]) -> list[Reading]:
+def measure(
+    model: PreTrainedModel, task: Task, config: RunConfig, name: str, engine: Mapping[str, Any]
+) -> list[Reading]:
     """The disagreement of one engine with the trainer; ``config`` has one update a rollout and no replay.
 
     Raises FloatingPointError if the engine's distribution is not finite.
@@ -62,7 +65,7 @@ def measure(model: PreTrainedModel, task: Task, config: RunConfig, name: str, en
         found = token_metrics.to_floats(of_rollout(part, _rows(old, rows_M), _rows(old, rows_M), None, experts).overall)
         means = {key: found[column] for column, key in _KEYS.items()}
         sums.add_all(means, prompt, int(part.sequences.response_mask_BT.sum()), name)
-    return sums.readings("engines beside the trainer", "prompts", {"kl_k3": POSITIVE})
+    return sums.readings(readings.ENGINES, "prompts", {"kl_k3": POSITIVE})
 
 
 def groups(rollout: Rollout, responses: int) -> list[Tensor]:

@@ -8,15 +8,16 @@ from typing import Any
 
 import jinja2
 import pandas as pd
-from matplotlib import ticker
 
+from steadymoe.bench.calibration.readings import ENGINES, LABELS
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.support.text import visible, without_mathematics
 
 CAPTION = (
-    "Here: the mean with its 95 % interval where there is one, over n prompts (each with its responses) or mini-batches "
-    "of one seed; other seeds are other models. Factor: the number as a multiple of the nearer end of the published "
-    "range, or within. R1 to R8 are the realism gates that the ranges belong to."
+    "Here: the mean with its 95 % interval where there is one, over n prompts (each with its responses) or "
+    "over mini-batches, of one seed; other seeds are other models. Factor: the number as a multiple of the nearer end of the "
+    "published range, or within. A gate is the realism gate "
+    "that a range belongs to."
 )
 # Length has a scale of its own.
 _TOKENS = "response_length"
@@ -45,13 +46,13 @@ def _cells(row: Mapping[Any, Any]) -> dict[str, str]:
         here += f" [{_number(row['low'])}, {_number(row['high'])}]"
     low, high, factor = row["published_low"], row["published_high"], row["factor"]
     published = "" if math.isnan(low) else _number(low) if low == high else f"{_number(low)} to {_number(high)}"
-    gate = f" ({row['gate']})" if row["gate"] else ""
+    gate = f" (gate {row['gate']})" if row["gate"] else ""
     return {
         "measure": visible(row["label"]),
         "here": here,
         "n": f"{row['n']} {row['unit']}" if row["n"] else "–",
         "published": published + gate,
-        "factor": "" if math.isnan(factor) else "within" if factor == 1 else f"{factor:.2g} ×",
+        "factor": "" if math.isnan(factor) else "within" if factor == 1 else f"{factor:.3g} ×",
         "source": visible(row["source"]),
     }
 
@@ -61,54 +62,75 @@ def _number(value: float) -> str:
 
 
 def figure(table: pd.DataFrame, name: str) -> style.DataFigure:
-    """The readings with a published range: a dot of ours with its interval beside a bar of the range, log axes."""
+    """The readings with a published range: dots of ours with intervals beside a bar of the range, log axes."""
     known = without_mathematics(table[table["published_low"].notna() & table["mean"].notna()])
-    of_tokens = known["key"] == _TOKENS
-    groups = [known[~of_tokens], known[of_tokens]]
+    is_length = known["key"] == _TOKENS
     with style.figure_style():
-        drawn = style.DataFigure(figsize=(style.TWO_COLUMNS, 0.19 * len(known) + 1.0), layout="constrained")
-        axes = drawn.subplots(2, 1, height_ratios=[max(1, len(each)) + 0.6 for each in groups])
-        for axis, rows, label in zip(axes, groups, ("share, quotient or nats", "tokens"), strict=True):
-            _draw(axis, rows.reset_index(drop=True), label)
+        rows = [_rows(known[~is_length]), _rows(known[is_length])]
+        drawn = style.DataFigure(figsize=(style.TWO_COLUMNS, 0.28 * sum(map(len, rows)) + 1.1), layout="constrained")
+        axes = drawn.subplots(2, 1, height_ratios=[max(1, len(each)) for each in rows])
+        engines = known.loc[known["section"] == ENGINES, "of"].unique().tolist()
+        for axis, each, label in zip(axes, rows, ("share, quotient or nats", "tokens"), strict=True):
+            _draw(axis, each, engines, label)
         axes[0].set_xlim(_LEAST, _MOST)
+        axes[0].plot([], [], "o", color=looks.COLOURS[0], markersize=3.4, label="this model")
+        for place, engine in enumerate(engines):
+            axes[0].plot([], [], color="none", label=f"engine {engine}", markersize=3.4, **_mark(place))
         title = without_mathematics(pd.DataFrame({"name": [visible(name)]}))["name"].iloc[0]
-        axes[0].set_title(title, loc="left")
-        edge = " At the left edge, open: 0 or less than the axis shows." if (groups[0]["mean"] <= _LEAST).any() else ""
+        shown = known.loc[~is_length, "mean"]
+        edge = " Open, at the left edge: 0 or less than the axis shows." if (shown <= _LEAST).any() else ""
         caption = (
-            f"Dots: this model, with 95 % intervals over prompts or mini-batches of one seed. Bars: published of real "
-            f"models; a line is a single number.{edge}"
+            f"{title}. Marks: this model, with 95 % intervals over prompts or mini-batches of one seed. Bars: what is "
+            f"published of real models; a line is a single number.{edge}"
         )
-        return style.finish(drawn, None, caption)
+        return style.finish(drawn, axes[0], caption)
 
 
-def _draw(axis: Any, rows: pd.DataFrame, label: str) -> None:
+def _rows(known: pd.DataFrame) -> list[pd.DataFrame]:
+    """The readings that share a quantity and a published range stand in one row of the figure."""
+    keys = ["key", "published_low", "published_high"]
+    return [row for _, row in known.groupby(keys, sort=False)]
+
+
+def _mark(place: int) -> dict[str, Any]:
+    """The mark and colour of the ``place``-th engine."""
+    its = looks.look(place + 1)
+    return {"marker": its.marker, "markeredgecolor": its.colour, "markerfacecolor": its.colour}
+
+
+def _draw(axis: Any, rows: list[pd.DataFrame], engines: list[str], label: str) -> None:
     axis.set_xscale("log")
     axis.set_xlabel(label)
-    axis.set_yticks(range(len(rows)), rows["label"])
-    axis.set_ylim(len(rows) - 0.4, -0.6)
+    names = [LABELS[row["key"].iloc[0]] if len(row) > 1 else row["label"].iloc[0] for row in rows]
+    axis.set_yticks(range(len(rows)), names[::-1])
+    axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.grid(axis="y", visible=False)
-    axis.yaxis.set_major_formatter(ticker.FixedFormatter(rows["label"].tolist()))
-    for place, row in rows.iterrows():
-        low, high = row["published_low"], row["published_high"]
+    for place, row in enumerate(reversed(rows)):
+        low, high = row["published_low"].iloc[0], row["published_high"].iloc[0]
         if low < high:
-            axis.barh(place, high - low, left=low, height=0.62, color="#7F7F7F", alpha=0.35, linewidth=0)
+            axis.barh(place, high - low, left=low, height=0.76, color="#7F7F7F", alpha=0.3, linewidth=0)
         else:
-            axis.plot([low, low], [place - 0.31, place + 0.31], color="#7F7F7F", linewidth=1.6)
-        is_seen = row["mean"] > _LEAST
-        if is_seen and not math.isnan(row["low"]):
-            axis.plot([max(row["low"], _LEAST), row["high"]], [place, place], color=looks.COLOURS[0], linewidth=0.9)
-        axis.plot(
-            [max(row["mean"], _LEAST)],
-            [place],
-            "o",
-            color=looks.COLOURS[0],
-            markersize=3.4,
-            markerfacecolor=looks.COLOURS[0] if is_seen else "white",
-            clip_on=False,
-        )
-    for series, columns in (("here", ["mean", "low", "high", "n"]), ("published", ["published_low", "published_high"])):
-        named = {"published_low": "low", "published_high": "high"}
-        style.note(axis, series, rows[["label", *columns]].rename(columns={"label": "x"} | named), label)
+            axis.plot([low, low], [place - 0.38, place + 0.38], color="#7F7F7F", linewidth=1.6)
+        for index, (_, ours) in enumerate(row.iterrows()):
+            level = place + (0.64 * (0.5 - (index + 0.5) / len(row)))
+            is_engine = ours["section"] == ENGINES
+            mark = _mark(engines.index(ours["of"])) if is_engine else _mark(-1)
+            _dot(axis, ours, level, mark)
+        series = {"published_low": "low", "published_high": "high"}
+        style.note(axis, "here", row[["label", "mean", "low", "high", "n"]].rename(columns={"label": "x"}), label)
+        published = row[["label", *series]].rename(columns={"label": "x"} | series)
+        style.note(axis, "published", published, label)
+
+
+def _dot(axis: Any, ours: pd.Series, level: float, mark: dict[str, Any]) -> None:
+    """One number with its interval; open at the left edge where the axis does not reach down to it."""
+    is_seen = ours["mean"] > _LEAST
+    if is_seen and not math.isnan(ours["low"]):
+        interval = [max(ours["low"], _LEAST), ours["high"]]
+        axis.plot(interval, [level, level], color=mark["markeredgecolor"], linewidth=0.9)
+    if not is_seen:
+        mark = mark | {"markerfacecolor": "white"}
+    axis.plot([max(ours["mean"], _LEAST)], [level], linestyle="none", markersize=3.2, clip_on=False, **mark)
 
 
 def html(table: pd.DataFrame, facts: Mapping[str, Any], drawn: Path) -> str:

@@ -7,7 +7,6 @@ A source gives one number or a range; ``low`` and ``high`` are then equal or its
 import math
 from dataclasses import dataclass
 
-
 EXACT = "exact"
 
 
@@ -48,7 +47,7 @@ _R3 = "R3, 2510.11370"
 PUBLISHED = (
     Published("expert_change", 0.05, 0.15, "GSPO, 2507.18071, 5.3: about 10 %", of="per update", gate="R1"),
     Published("set_change", 0.231, 0.231, "2606.00395: 76.9 % of sets unchanged under GRPO", of="after 2 updates"),
-    Published("token_change", 0.5, 1.0, "most, in words", gate="R2"),
+    Published("token_change", 0.5, 1.0, "most, in words", of="per update", gate="R2"),
     Published("margin_over_spread", 0.01, 0.02, "JustVugg/colibri #119: 0.011 GLM-5.2, 0.019 Qwen3.6-35B-A3B",
               gate="R6"),
     Published("set_disagreement", 0.05, 0.15, f"{_R3}: about 10 % of routers", gate="R3"),

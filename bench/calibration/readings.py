@@ -12,6 +12,8 @@ from steadymoe.bench.calibration import published
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.statistics.estimates import Estimate
 
+# The heading of the readings of engines, each of which is a case.
+ENGINES = "engines beside the trainer"
 SHARE: estimates.Bounds = (0.0, 1.0)
 
 # Key → the words of a reading; docs/calibration.md, "The thermometer", says what each means.
@@ -113,7 +115,7 @@ class Sums:
         return estimates.ratio_of_sums([top for top, _ in parts], [bottom for _, bottom in parts], bounds=bounds)
 
     def readings(self, section: str, unit: str, bounds: Mapping[str, estimates.Bounds | None]) -> list[Reading]:
-        """The readings of every key that was added, in the order of adding; ``bounds`` of a key are (0, 1) if absent."""
+        """The readings of every key, in the order of adding; a key without ``bounds`` is a share."""
         return [
             Reading(section, key, self.estimate(key, of, bounds.get(key, SHARE)), unit, of)
             for key, of in list(self._parts)

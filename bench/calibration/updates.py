@@ -85,7 +85,7 @@ class Updates:
         return [*order, *found]
 
     def _free_logprobs(self, rollout: Rollout, old: OldPolicy, minibatches: Sequence[list[MicroBatch]]) -> Tensor:
-        """Log-probabilities before the updates, routers free, (B, T); the old policy's unless replay forced its routes."""
+        """Log-probabilities before the updates with free routers, (B, T); under r3 and pr2 not the old policy's."""
         if self.trainer.config.routing.replay in ("none", "r2"):
             return old.logprobs_BT
         logprobs_BT = torch.zeros_like(old.logprobs_BT)
