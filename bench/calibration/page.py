@@ -14,10 +14,9 @@ from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.support.text import visible, without_mathematics
 
 CAPTION = (
-    "Here: the mean with its 95 % interval where there is one, over n prompts (each with its responses) or "
-    "over mini-batches, of one seed; other seeds are other models. Factor: the number as a multiple of the nearer end of the "
-    "published range, or within. A gate is the realism gate "
-    "that a range belongs to."
+    "Here: the mean with its 95 % interval where there is one, over n prompts (each with its responses) or over n "
+    "mini-batches, of one seed; other seeds are other models. Factor: the number as a multiple of the nearer end of "
+    "the published range, or within. A gate is the realism gate that a range belongs to."
 )
 # Length has a scale of its own.
 _TOKENS = "response_length"

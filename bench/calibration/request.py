@@ -31,8 +31,10 @@ steadymoe calibrate model=flat task=sort engine=fp8 optimizer.learning_rate=6e-4
 for one run. The files go to <results_dir>/calibrations/<model>-<task>-<hash>/; --redo makes anew what is there."""
 _FILES = ("calibration.png", "calibration.csv", "calibration.html", "calibration.json")
 # What decides the numbers of a calibration, beside the training code.
-_MEASURES = ("calibration/at_rest.py", "calibration/engines.py", "calibration/measure.py", "calibration/readings.py")
-_MEASURES += ("calibration/updates.py", "measurement/gradient_noise.py", "measurement/router_certainty.py")
+_MEASURES: tuple[str, ...] = (
+    *(f"calibration/{name}.py" for name in ("at_rest", "engines", "measure", "readings", "updates")),
+    *(f"measurement/{name}.py" for name in ("gradient_noise", "router_certainty")),
+)
 
 
 def answer(words: list[str]) -> int:

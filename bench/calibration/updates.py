@@ -142,6 +142,7 @@ class Updates:
         forwards, model = self.trainer.learner.forwards, self.trainer.model
         free = joined([forwards(model, rollout, part) for part in minibatch])
         pinned = joined([forwards(model, rollout, part, old.routes_LBFK) for part in minibatch])
+        assert free.routes_LBFK is not None
         rows_M = torch.cat([part.rows_M for part in minibatch])
         mask_MT = rollout.sequences.response_mask_BT[rows_M]
         before_N = free_BT[rows_M][mask_MT.bool()]
