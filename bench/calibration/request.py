@@ -49,6 +49,7 @@ def answer(words: list[str]) -> int:
         run = _planned([word for word in words if word != "--redo"])
         folder = _folder(run)
         kept = None if "--redo" in words else _kept(folder, run)
+        _begin(folder.parent, run)
     except (ConfigError, ValueError, OSError) as error:
         return _refuse(error, 2)
     console = Console(markup=False, highlight=False)  # its texts come from data
@@ -122,6 +123,14 @@ def _kept(folder: Path, run: Run) -> dict[str, Any] | None:
     if code or is_other:
         raise ConfigError(f"{path} was made by {code or 'other code'}; add --redo to make it again")
     return facts
+
+
+def _begin(place: Path, run: Run) -> None:
+    """Make the folder of all calibrations, before anything is measured. Raises ConfigError."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"results_dir={run.config.results_dir} cannot be written: {error}") from error
 
 
 def _code() -> str:
