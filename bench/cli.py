@@ -15,7 +15,7 @@ _RUN_HELP = (
 )
 _CALIBRATE_HELP = (
     "a model's routers, ratios and engines beside published numbers: "
-    "`steadymoe calibrate model=flat task=sort engine=fp8`; its words are those of run, for one config"
+    "`steadymoe calibrate model=flat task=sort engine=fp8`; it takes the words of run, for one config"
 )
 
 

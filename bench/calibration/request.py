@@ -27,7 +27,7 @@ from steadymoe.models import build, pretrained
 HELP = """steadymoe calibrate key=value … [--redo]
 
 Measures a model's routers, ratios, gradient and engines, and lays them beside published numbers of real models:
-steadymoe calibrate model=flat task=sort engine=fp8 optimizer.learning_rate=6e-4. Words are those of `steadymoe run`,
+steadymoe calibrate model=flat task=sort engine=fp8 optimizer.learning_rate=6e-4. It takes the words of `steadymoe run`,
 for one run. The files go to <results_dir>/calibrations/<model>-<task>-<hash>/; --redo makes anew what is there."""
 _FILES = ("calibration.png", "calibration.csv", "calibration.html", "calibration.json")
 # What decides the numbers of a calibration, beside the training code.
