@@ -57,6 +57,7 @@ def main() -> None:
         "report": _report,
         "figures": _figures,
         "claims": _claims,
+        "gates": _gates,
         "status": _status,
     }
     try:
@@ -83,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         ("report", "tables, figures and report.html from recorded runs"),
         ("figures", "one or several figures: `steadymoe figures --list`, `steadymoe figures fig05`"),
         ("claims", "the verdicts of the reference study on what papers claim: docs/protocol.md"),
+        ("gates", "what the standard settings can carry, from recorded runs: docs/gates.md"),
         ("status", "what is on disk"),
     ):
         sub = verbs.add_parser(verb, help=what)
@@ -100,12 +102,14 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--experiment", help="draw from this experiment (default: the figure's own)")
         if verb in ("report", "figures"):
             sub.add_argument("--arms", metavar="A,B", help="only these arms, by name or algorithm (default: all)")
-        if verb != "status":
+        if verb in ("report", "figures", "claims"):
             group = instead if verb == "report" else sub
             shown = {"report": "; svg always", "claims": "; png always"}.get(verb, "")
             group.add_argument("--format", default="png,svg,pdf", help=f"some of png,svg,pdf{shown} (default: all)")
         if verb == "claims":
             sub.add_argument("--page", type=Path, help="where the page goes (default: claims.md below the results)")
+        if verb == "gates":
+            sub.add_argument("--page", type=Path, help="write the page too, to this file")
     return parser
 
 
@@ -166,6 +170,22 @@ def _claims(arguments: argparse.Namespace) -> int:
         what = damaged[0] if damaged else "run them: make reference"
         print(f"steadymoe: no ended runs of {missing} below {arguments.results}; {what}", file=sys.stderr)
         return 2
+    for path in written:
+        print(visible(f"wrote {path}"))
+    for line in report_page.left_out(arguments.results):
+        print(line)
+    return 0
+
+
+def _gates(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench.claims import gates_page, study
+    from steadymoe.bench.report import report_page
+
+    try:
+        table, written = gates_page.make(arguments.results, arguments.page)
+    except study.NotRun as missing:
+        return _refuse(missing)
+    print(table)
     for path in written:
         print(visible(f"wrote {path}"))
     for line in report_page.left_out(arguments.results):

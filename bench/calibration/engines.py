@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.bench.calibration import readings
-from steadymoe.bench.calibration.published import EXACT
 from steadymoe.bench.calibration.readings import Reading, Sums
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.measurement import token_metrics
+from steadymoe.bench.measurement.published import EXACT
 from steadymoe.bench.statistics.estimates import POSITIVE
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training.columns_of_step import of_rollout

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from steadymoe.bench.calibration import at_rest, engines
-from steadymoe.bench.calibration.published import EXACT
 from steadymoe.bench.calibration.readings import Reading
 from steadymoe.bench.calibration.updates import Updates
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.measurement.published import EXACT
 from steadymoe.bench.runs import execute
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.trainer import Trainer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.calibration import published
+from steadymoe.bench.measurement import published
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.statistics.estimates import Estimate
 

@@ -30,10 +30,10 @@ Measures a model's routers, ratios, gradient and engines, and lays them beside p
 steadymoe calibrate model=flat task=sort engine=fp8 optimizer.learning_rate=6e-4. It takes the words of `steadymoe run`,
 for one run. The files go to <results_dir>/calibrations/<model>-<task>-<hash>/; --redo makes anew what is there."""
 _FILES = ("calibration.png", "calibration.csv", "calibration.html", "calibration.json")
-# What decides the numbers of a calibration, beside the training code.
+# What decides the numbers of a calibration and the ranges beside them, apart from the training code.
 _MEASURES: tuple[str, ...] = (
     *(f"calibration/{name}.py" for name in ("at_rest", "engines", "measure", "readings", "updates")),
-    *(f"measurement/{name}.py" for name in ("gradient_noise", "router_certainty")),
+    *(f"measurement/{name}.py" for name in ("gradient_noise", "published", "router_certainty")),
 )
 
 

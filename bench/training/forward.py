@@ -73,14 +73,15 @@ class Forward:
     def router_logprobs_LBTE(self) -> Tensor:
         """log of the routers' softmax over all experts at the response tokens, without gradient.
 
-        As in ``routing_drift``, the route of a response token is the route of the position before it.
+        As in ``routing_drift``, the route of a response token is the route of the position before it. Each forward's
+        softmax is computed by itself, so that joining forwards changes no bit.
         """
-        return log_softmax(_of_responses([(routed.logits_LNE, layout) for routed, layout in self.routed]))
+        return _joined([log_softmax(_of_responses(routed.logits_LNE, layout)) for routed, layout in self.routed])
 
     @property
     def router_inputs_LBTH(self) -> Tensor:
-        """The inputs of the routers at the response tokens, without gradient."""
-        return _of_responses([(routed.inputs_LNH, layout) for routed, layout in self.routed])
+        """What the routers were given at the response tokens, without gradient."""
+        return _joined([_of_responses(routed.inputs_LNH, layout) for routed, layout in self.routed])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +96,14 @@ class Extras:
     """Whether the routes are recorded."""
 
 
-def _of_responses(parts: Sequence[tuple[list[Tensor], Layout]]) -> Tensor:
-    """Of each layer what forwards one below the other said at the response tokens, without gradient."""
-    found = [torch.stack([layout.of_responses(each.detach()) for each in of_layers]) for of_layers, layout in parts]
-    return found[0] if len(found) == 1 else torch.cat(found, 1)
+def _of_responses(values_LNX: Sequence[Tensor], layout: Layout) -> Tensor:
+    """What each layer of one forward said at the response tokens, without gradient."""
+    return torch.stack([layout.of_responses(values_NX.detach()) for values_NX in values_LNX])
+
+
+def _joined(parts_LBTX: list[Tensor]) -> Tensor:
+    """What forwards said, one below the other."""
+    return parts_LBTX[0] if len(parts_LBTX) == 1 else torch.cat(parts_LBTX, 1)
 
 
 def forward(

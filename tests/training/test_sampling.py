@@ -66,7 +66,11 @@ def test_parts_joined_are_the_whole_rollout_and_the_whole_forward(lively: PreTra
         assert_close(getattr(together.sequences, each.name), getattr(whole.sequences, each.name), rtol=0, atol=0)
     for each in fields(Rollout)[1:]:
         assert_close(getattr(together, each.name), getattr(whole, each.name), rtol=0, atol=0)
-    one_by_one = joined([trained(lively, part.sequences) for part in parts])
+    apart = [trained(lively, part.sequences) for part in parts]
+    one_by_one = joined(apart)
+    # To the bit: the logarithm of a number depends in its last place on where it stands in a tensor.
+    logprobs_LBTE = torch.cat([each.router_logprobs_LBTE for each in apart], 1)
+    assert torch.equal(one_by_one.router_logprobs_LBTE, logprobs_LBTE)
     at_once = trained(lively, whole.sequences)
     assert len(one_by_one.routed) == 3
     for name in ("logprobs_BT", "entropy_BT", "routes_LBFK", "executed_LBFK", "router_logprobs_LBTE"):

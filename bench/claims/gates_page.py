@@ -1,0 +1,85 @@
+"""``docs/gates.md`` and the tables of ``steadymoe gates``: every gate with its number, interval, n and state."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from steadymoe.bench.claims import testbed
+from steadymoe.bench.claims.study import NotRun, Study
+from steadymoe.bench.report import tables
+from steadymoe.bench.support import atomic_files
+
+_HEAD = """# Gates of the standard settings
+
+`steadymoe gates --results results/reference --page docs/gates.md` makes this page from recorded runs; a test makes it
+again and compares. A *validity gate* says whether a setting can carry a verdict: a claim that needs a gate that is not
+passed is "not testable here". A *realism gate* never blocks a verdict; it says by which factor a number differs from
+what is published of real MoE models ([calibration.md](calibration.md) names the sources). All runs are on seeds that no
+claim uses. Numbers are means over n seeds with a 95 % interval.
+
+The settings: `experiment=learning`, `experiment=stale` and `experiment=mismatch_fp8` (*mismatch*). The *on-policy twin*
+of an arm has one update a rollout (`updates_per_rollout=1`), with the same learning rate, mini-batch and number of
+updates. *Held-out accuracy* is the mean of a run's last five evaluations of 1,024 prompts. The *primary outcome* of
+*stale* is the mean reward over the steps that count: the steps at which a collapse could begin and still be seen.
+"""
+
+
+def validity(results: Sequence[testbed.Result]) -> pd.DataFrame:
+    """The validity gates as a table."""
+    return pd.DataFrame(
+        [
+            {"gate": each.gate, "setting": each.setting, "passes when": each.passes, "number": each.number}
+            | {"n": each.number.n, "state": each.state, "what was seen": each.seen}
+            for each in results
+        ]
+    )
+
+
+def realism(found: Sequence[testbed.Realism]) -> pd.DataFrame:
+    """The realism gates as a table."""
+    rows = []
+    for each in found:
+        published = each.published
+        spans = "–" if published is None else f"{published.low:g} to {published.high:g}"
+        rows.append(
+            {"gate": each.gate, "what": each.what, "arm": each.arm, "here": each.number, "n": each.number.n}
+            | {"published": spans, "factor": f"{each.factor:.2g}", "source": published.source if published else "–"}
+        )
+    return pd.DataFrame(rows, columns=["gate", "what", "arm", "here", "n", "published", "factor", "source"])
+
+
+def page(results: Sequence[testbed.Result], found: Sequence[testbed.Realism]) -> str:
+    """The text of ``docs/gates.md``."""
+    failed = [f"{each.gate} ({each.setting})" for each in results if each.state == "failed"]
+    missing = [f"{each.gate} ({each.setting})" for each in results if each.state == "not measured"]
+    passed = sum(each.state == "passed" for each in results)
+    counts = f"**Of {len(results)} validity gates {passed} are passed"
+    counts += f"; failed: {', '.join(failed)}" if failed else ""
+    counts += f"; not measured: {', '.join(missing)}" if missing else ""
+    lines = [_HEAD, f"{counts}.**", "", "## Validity", "", tables.to_markdown(validity(results)), "", "## Realism", ""]
+    lines += [tables.to_markdown(realism(found)) if found else "No run of a realism gate has ended."]
+    return "\n".join(lines) + "\n"
+
+
+def make(results: Path, page_path: Path | None = None) -> tuple[str, list[Path]]:
+    """Write ``tables/gates.*`` below ``results`` and, if given, the page; return the table and the paths written.
+
+    Raises NotRun if no run of any gate has ended.
+    """
+    study = Study(results)
+    gates, found = testbed.results(study), testbed.realism(study)
+    if all(gate.state == "not measured" for gate in gates) and not found:
+        raise NotRun("no run of a gate has ended; begin with: steadymoe run experiment=gates_stale")
+    table = validity(gates)
+    texts = {
+        results / "tables" / "gates.md": tables.to_markdown(table) + "\n",
+        results / "tables" / "gates.csv": tables.to_numbers(table).to_csv(index=False),
+    }
+    if page_path is not None:
+        texts[page_path] = page(gates, found)
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_files.write(path, partial(Path.write_text, data=text))
+    return tables.to_markdown(table), list(texts)

@@ -1,0 +1,261 @@
+"""The gates of the three standard settings, measured on seeds that no claim uses (200 to 229).
+
+A validity gate is passed, failed or not measured. A realism gate says by which factor a number differs from what is
+published of real MoE models; it never blocks a verdict.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from steadymoe.bench.claims.gates import State
+from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
+from steadymoe.bench.measurement import columns
+from steadymoe.bench.measurement.published import Published, beside
+from steadymoe.bench.statistics.collapse import Rule
+from steadymoe.bench.statistics.comparisons import seeds_needed
+from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Estimate, over_seeds, share
+
+Setting = Literal["learning", "stale", "mismatch"]
+
+# The learning rates over which the setting *learning* is tuned: conf/experiment/gates_learning.yaml.
+RATES = (1.5e-4, 3e-4, 4.5e-4, 6e-4)
+_CHOSEN = 4.5e-4  # conf/experiment/learning.yaml
+_SHOWN = {"grpo": "GRPO", "gspo": "GSPO", "grpo_unclipped": "GRPO unclipped"}
+
+LEARNING = {
+    (name, rate): Arm(
+        f"{_SHOWN[name]}, lr {rate:g}",
+        "gates_learning",
+        name,
+        {} if rate == _CHOSEN else {"optimizer.learning_rate": rate},
+    )
+    for name in ("grpo", "gspo")
+    for rate in RATES
+}
+STALE = {name: Arm(shown, "gates_stale", name) for name, shown in _SHOWN.items()}
+TWIN = Arm("GRPO unclipped, on policy", "gates_twin", "grpo_unclipped")
+DENSE = Arm("GRPO unclipped, dense", "gates_dense", "grpo_unclipped")
+DENSE_TWIN = Arm("GRPO unclipped, dense, on policy", "gates_dense", "grpo_unclipped", {"updates_per_rollout": 1})
+EXACT = Arm("GRPO, exact sampler", "gates_mismatch", "grpo")
+FP8 = Arm("GRPO, fp8 sampler", "gates_mismatch", "grpo", {"engine": "fp8"})
+
+# The thresholds of the validity gates.
+LEAST_GAIN = 0.15  # V1
+MOST_COLLAPSES, LEAST_TWIN_GAIN = 0.1, 0.10  # V2: a share of the seeds; held-out accuracy
+LEAST_FAILURES = 0.9  # V3: a share of the seeds
+LEAST_COST = 0.05  # V4: held-out accuracy
+LEAST_KEPT = 0.8  # V5: a share of the reward
+RESOLUTION = 0.05  # V7: standard deviation of paired differences
+
+
+@dataclass(frozen=True)
+class Result:
+    """A validity gate of one setting with its number."""
+
+    gate: str
+    setting: Setting
+    passes: str
+    """The condition, in words."""
+    number: Estimate
+    """What was measured; n is the number of seeds, and 0 if nothing was."""
+    state: State
+    seen: str
+    """One sentence on what was measured."""
+
+
+def results(study: Study) -> list[Result]:
+    """Every validity gate, in the order of its id and setting; a gate without its runs is "not measured"."""
+    gates: Sequence[tuple[str, Setting, str, Callable[[Study], tuple[Estimate, bool, str]]]] = (
+        ("V1", "learning", f"the best arm gains ≥ {LEAST_GAIN:g}, at a learning rate inside the grid", _learns),
+        ("V2", "stale", _twin_condition(), lambda of: _twin(of, TWIN)),
+        ("V2 dense", "stale", _twin_condition(), lambda of: _twin(of, DENSE_TWIN)),
+        ("V3", "stale", f"collapsed, or ends below its start, in ≥ {LEAST_FAILURES:.0%} of the seeds", _fails),
+        ("V4", "mismatch", f"≥ {LEAST_COST:g}, with the interval above 0", _costs),
+        ("V5", "stale", f"≥ {LEAST_KEPT:.0%} of the reward, GRPO and GSPO", _keeps),
+        ("V6", "stale", "≥ the rule's patience", lambda of: _confirmed(of, STALE["grpo"])),
+        ("V6", "mismatch", "≥ the rule's patience", lambda of: _confirmed(of, FP8)),
+        ("V7", "stale", _resolution(), lambda of: _resolves(of, STALE["gspo"], STALE["grpo"], primary)),
+        ("V7", "mismatch", _resolution(), lambda of: _resolves(of, EXACT, FP8, Study.held_out)),
+    )
+    return [_result(study, *gate) for gate in gates]
+
+
+def _result(
+    study: Study,
+    gate: str,
+    setting: Setting,
+    passes: str,
+    measure: Callable[[Study], tuple[Estimate, bool, str]],
+) -> Result:
+    try:
+        number, passed, seen = measure(study)
+    except NotRun as missing:
+        return Result(gate, setting, passes, NONE, "not measured", f"to be run: {missing}")
+    return Result(gate, setting, passes, number, "passed" if passed else "failed", seen)
+
+
+def primary(study: Study, arm: Arm) -> pd.Series:
+    """The primary outcome by seed: mean reward over the steps that count.
+
+    A step counts if a collapse that began there would still be seen before the run ends.
+    """
+    steps = study.tables([arm])["steps"]
+    counted = steps[(steps["metric"] == "reward") & (steps["step"] <= study.judged(arm)["judged_until"].max())]
+    return counted.groupby("seed")["value"].mean()
+
+
+def gain(study: Study, arm: Arm) -> pd.Series:
+    """Held-out accuracy at the end (mean of the last five evaluations) less the accuracy of the start, by seed."""
+    return study.held_out(arm) - study.numbers(arm, "eval_accuracy", "first")
+
+
+def _mean(numbers: pd.Series) -> Estimate:
+    return over_seeds(numbers.dropna().tolist(), bounds=DIFFERENCE)
+
+
+def _learns(study: Study) -> tuple[Estimate, bool, str]:
+    """V1: the largest gain over the algorithms and learning rates, and whether the rate is inside the grid."""
+    gains = {key: _mean(gain(study, arm)) for key, arm in LEARNING.items() if study.has(arm)}
+    for name in {name for name, _ in gains}:
+        missing = [LEARNING[name, rate] for rate in RATES if (name, rate) not in gains]
+        if missing:
+            raise NotRun(f"{missing[0].label} ({missing[0].experiment})")
+    if not gains:
+        raise NotRun("gates_learning")
+    name, rate = max(gains, key=lambda key: gains[key].mean)
+    number, inside = gains[name, rate], RATES[0] < rate < RATES[-1]
+    others = ", ".join(f"{LEARNING[key].label}: {each.mean:.2f}" for key, each in gains.items())
+    where = "inside the grid" if inside else "at the end of the grid"
+    return (
+        number,
+        number.mean >= LEAST_GAIN and inside,
+        f"gain in held-out accuracy of {_SHOWN[name]} at {rate:g}, {where} ({others})",
+    )
+
+
+def _twin_condition() -> str:
+    return f"≤ {MOST_COLLAPSES:.0%} of the seeds collapse, and the mean gain is ≥ {LEAST_TWIN_GAIN:g}"
+
+
+def _twin(study: Study, arm: Arm) -> tuple[Estimate, bool, str]:
+    """V2: the control without a clip, on policy: its gain, and how many of its seeds collapse."""
+    number, (fallen, n) = _mean(gain(study, arm)), study.collapsed(arm)
+    passed = number.mean >= LEAST_TWIN_GAIN and fallen <= MOST_COLLAPSES * n
+    return number, passed, f"gain in held-out accuracy of {arm.label}, which collapsed in {fallen} of {n} seeds"
+
+
+def _fails(study: Study) -> tuple[Estimate, bool, str]:
+    """V3: the share of seeds in which the stale control without a clip collapses or ends below its start."""
+    arm = STALE["grpo_unclipped"]
+    runs = study.judged(arm).set_index("seed")
+    below = study.final(arm) < study.first(arm)
+    failed = runs["collapsed_step"].notna() | below.reindex(runs.index)
+    number = share(int(failed.sum()), len(failed))
+    fallen = int(runs["collapsed_step"].notna().sum())
+    seen = f"of {len(failed)} seeds of {arm.label} {fallen} collapsed, {int(below.sum())} ended below their start"
+    return number, number.mean >= LEAST_FAILURES, seen
+
+
+def _costs(study: Study) -> tuple[Estimate, bool, str]:
+    """V4: held-out accuracy with the exact sampler less held-out accuracy with the uncorrected fp8 sampler."""
+    number = _mean(study.held_out(EXACT) - study.held_out(FP8))
+    return number, number.mean >= LEAST_COST and number.low > 0, f"held-out accuracy of {EXACT.label} less {FP8.label}"
+
+
+def _keeps(study: Study) -> tuple[Estimate, bool, str]:
+    """V5: the reward after all updates on the first rollout, over the reward before, of the worse algorithm."""
+    kept = {}
+    for name in ("grpo", "gspo"):
+        steps = study.tables([STALE[name]])["steps"]
+        rewards = steps[steps["metric"] == "reward"].pivot_table(index="seed", columns="step", values="value")
+        kept[name] = over_seeds((rewards[2] / rewards[1]).dropna().tolist(), bounds=POSITIVE)
+    worse = min(kept, key=lambda name: kept[name].mean)
+    told = ", ".join(f"{_SHOWN[name]} {each}" for name, each in kept.items())
+    return kept[worse], kept[worse].mean >= LEAST_KEPT, f"reward of the second rollout over the first: {told}"
+
+
+def _confirmed(study: Study, arm: Arm) -> tuple[Estimate, bool, str]:
+    """V6: the updates after the last step that counts, beside the patience of the rule."""
+    runs = study.tables([arm])["runs"]
+    updates = (runs["steps"] - runs["judged_until"] + 1) * runs["updates_per_rollout"]
+    needed = max(Rule.from_text(text).patience_updates for text in runs["collapse_rule"])
+    number = Estimate(float(updates.min()), np.nan, np.nan, len(runs))
+    counted = int((runs["judged_until"] * runs["updates_per_rollout"]).min())
+    passed = bool(runs["judged_until"].min() > 0) and number.mean >= needed
+    return (
+        number,
+        passed,
+        f"updates of {arm.label} after the last that counts, the {counted}th; the patience is {needed}",
+    )
+
+
+def _resolution() -> str:
+    return f"standard deviation ≤ {RESOLUTION:g}, or as many seeds as the power calculation asks for"
+
+
+def _resolves(
+    study: Study, arm: Arm, over: Arm, outcome: Callable[[Study, Arm], pd.Series]
+) -> tuple[Estimate, bool, str]:
+    """V7: the standard deviation of paired differences, and the seeds that a difference of 0.05 takes."""
+    differences = (outcome(study, arm) - outcome(study, over)).dropna()
+    needed = seeds_needed(differences.tolist(), RESOLUTION)
+    deviation = float(differences.std())
+    seen = (
+        f"standard deviation of {arm.label} less {over.label}, whose mean is {_mean(differences)}; a difference of "
+        f"{RESOLUTION:g} takes {needed} seeds for 80 % power"
+    )
+    number = Estimate(deviation, np.nan, np.nan, len(differences))
+    return number, deviation <= RESOLUTION or len(differences) >= needed, seen
+
+
+# A realism gate: its id, the arm, the column of updates or steps, and the key and case of the published range.
+_REALISM = (
+    ("R1", STALE["grpo"], "expert_change_per_update", "expert_change", "per update"),
+    ("R2", STALE["grpo"], "token_any_layer_change_rate", "token_change", ""),
+    ("R3", FP8, "rollout_kl_k3", "kl_k3", "fp8"),
+    ("R3", FP8, "rollout_set_disagreement", "set_disagreement", "fp8"),
+    ("R4", STALE["grpo"], "clip_fraction", "clip_share", "GRPO"),
+    ("R4", STALE["gspo"], "clip_fraction", "clip_share", "GSPO"),
+    ("R7", STALE["grpo"], "response_length", "response_length", ""),
+)
+
+
+@dataclass(frozen=True)
+class Realism:
+    """A realism gate: a number of ours beside the range that is published for real models."""
+
+    gate: str
+    what: str
+    arm: str
+    number: Estimate
+    published: Published | None
+
+    @property
+    def factor(self) -> float:
+        """The number over the nearer end of the published range; 1 inside the range, nan without a range."""
+        return np.nan if self.published is None else self.published.factor(self.number.mean)
+
+
+def realism(study: Study) -> list[Realism]:
+    """The realism gates whose runs have ended."""
+    found = []
+    for gate, arm, column, key, of in _REALISM:
+        if study.has(arm):
+            number = over_seeds(study.numbers(arm, column, "mean").tolist(), bounds=columns.bounds(column))
+            found.append(Realism(gate, columns.of_metric(column).meaning, arm.label, number, beside(key, of)))
+    grpo, control = STALE["grpo"], STALE["grpo_unclipped"]
+    if study.has(grpo):
+        number = _mean(study.routing_share(grpo))
+        found.append(
+            Realism("R8", columns.of_metric("routing_share").meaning, grpo.label, number, beside("routing_share", ""))
+        )
+    if study.has(DENSE) and study.has(control):
+        moe, dense = (study.numbers(arm, "token_ratio_variance", "median") for arm in (control, DENSE))
+        number = over_seeds((moe / dense).dropna().tolist(), log=True)
+        what = "variance of the token ratio over its dense twin's, median over steps"
+        found.append(Realism("R5", what, control.label, number, beside("ratio_variance_over_dense", "")))
+    return sorted(found, key=lambda each: each.gate)

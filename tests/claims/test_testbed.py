@@ -1,0 +1,169 @@
+"""Gates of the standard settings: what passes, what fails, and what was not measured."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from steadymoe.bench import cli
+from steadymoe.bench.claims import gates_page, testbed
+from steadymoe.bench.claims.study import Arm, NotRun, Study
+from steadymoe.bench.claims.testbed import DENSE, DENSE_TWIN, EXACT, FP8, LEARNING, RATES, STALE, TWIN
+from steadymoe.bench.config import compose
+from steadymoe.bench.statistics.collapse import Rule
+
+STEPS, PATIENCE, UPDATES = 30, 96, 16
+
+
+class Made(Study):
+    """A study of made-up runs: for each arm a curve of rewards and of held-out accuracies for each seed."""
+
+    def __init__(self) -> None:
+        self.arms: dict[Arm, tuple[np.ndarray, np.ndarray]] = {}
+        self.fallen: dict[Arm, Sequence[int]] = {}
+
+    def add(self, arm: Arm, start: float, end: float, seeds: int = 10, spread: float = 0.01) -> None:
+        """Rewards that go from ``start`` to ``end`` at once; seeds differ by ``spread`` around it."""
+        shifts = spread * np.linspace(-1, 1, seeds)[:, None]
+        rewards = np.concatenate([np.full((seeds, 1), start), np.full((seeds, STEPS - 1), end) + shifts], axis=1)
+        accuracies = np.concatenate([np.full((seeds, 1), start), np.full((seeds, 5), end) + shifts], axis=1)
+        self.arms[self.key(arm)] = rewards, accuracies
+
+    @staticmethod
+    def key(arm: Arm) -> Arm:
+        return arm._replace(axes=tuple(sorted(arm.axes.items())))  # type: ignore[arg-type]
+
+    def tables(self, arms: Sequence[Arm]) -> dict[str, pd.DataFrame]:
+        steps, runs = [], []
+        for arm in arms:
+            if self.key(arm) not in self.arms:
+                raise NotRun(f"{arm.label} ({arm.experiment})")
+            for seed, (rewards, accuracies) in enumerate(zip(*self.arms[self.key(arm)], strict=True)):
+                curves = {"reward": (rewards, 1), "eval_accuracy": (accuracies, 0)}
+                for metric, (values, first) in curves.items():
+                    rows = {"step": first + np.arange(len(values)), "value": values}
+                    steps.append(pd.DataFrame({"arm": arm.label, "seed": seed, "metric": metric} | rows))
+                fell = seed in self.fallen.get(self.key(arm), ())
+                run = {"arm": arm.label, "seed": seed, "steps": STEPS, "updates_per_rollout": UPDATES}
+                run |= {
+                    "judged_until": STEPS - PATIENCE // UPDATES + 1,
+                    "collapse_rule": Rule(patience_updates=PATIENCE).text(),
+                }
+                runs.append(run | {"collapsed_step": 9.0 if fell else np.nan, "falling_since": np.nan})
+        return {"steps": pd.concat(steps), "runs": pd.DataFrame(runs)}
+
+
+@pytest.fixture
+def sound() -> Made:
+    """A testbed that passes every gate."""
+    made = Made()
+    for (_, rate), arm in LEARNING.items():
+        made.add(arm, 0.4, 0.9 if rate == RATES[2] else 0.6, 5)
+    made.add(STALE["grpo_unclipped"], 0.4, 0.2)
+    made.add(STALE["grpo"], 0.4, 0.6)
+    made.add(STALE["gspo"], 0.4, 0.7)
+    for twin in (TWIN, DENSE_TWIN):
+        made.add(twin, 0.4, 0.8)
+    made.add(EXACT, 0.4, 0.8)
+    made.add(FP8, 0.4, 0.7)
+    return made
+
+
+def states(study: Study) -> dict[tuple[str, str], str]:
+    return {(each.gate, each.setting): each.state for each in testbed.results(study)}
+
+
+def test_a_sound_testbed_passes_every_gate_and_the_numbers_are_those_that_were_made(sound: Made) -> None:
+    assert set(states(sound).values()) == {"passed"}
+    numbers = {(each.gate, each.setting): each.number for each in testbed.results(sound)}
+    expected = {("V1", "learning"): 0.5, ("V2", "stale"): 0.4, ("V3", "stale"): 1.0, ("V4", "mismatch"): 0.1}
+    expected |= {("V5", "stale"): 1.5, ("V6", "stale"): 96.0, ("V7", "stale"): 0.0}
+    assert {key: pytest.approx(numbers[key].mean, abs=1e-9) for key in expected} == expected
+    assert numbers["V1", "learning"].n == 5
+
+
+@pytest.mark.parametrize(
+    ("arm", "start", "end", "failed"),
+    [
+        (LEARNING["grpo", RATES[0]], 0.4, 0.95, {("V1", "learning")}),  # the best rate is at the end of the grid
+        (LEARNING["gspo", RATES[-1]], 0.4, 0.95, {("V1", "learning")}),
+        (TWIN, 0.4, 0.49, {("V2", "stale")}),
+        (DENSE_TWIN, 0.4, 0.3, {("V2 dense", "stale")}),
+        (STALE["grpo_unclipped"], 0.4, 0.5, {("V3", "stale")}),
+        (EXACT, 0.4, 0.74, {("V4", "mismatch")}),
+        (STALE["gspo"], 0.4, 0.3, {("V5", "stale")}),
+    ],
+)
+def test_a_gate_fails_alone(sound: Made, arm: Arm, start: float, end: float, failed: set[tuple[str, str]]) -> None:
+    sound.add(arm, start, end)
+    assert {key for key, state in states(sound).items() if state == "failed"} == failed
+
+
+def test_a_twin_that_collapses_twice_in_ten_fails_and_a_control_that_collapses_counts(sound: Made) -> None:
+    sound.fallen[Made.key(TWIN)] = [3]
+    assert states(sound)["V2", "stale"] == "passed"
+    sound.fallen[Made.key(TWIN)] = [3, 4]
+    assert states(sound)["V2", "stale"] == "failed"
+    sound.add(STALE["grpo_unclipped"], 0.4, 0.5)
+    sound.fallen[Made.key(STALE["grpo_unclipped"])] = range(9)
+    assert states(sound)["V3", "stale"] == "passed"
+    sound.fallen[Made.key(STALE["grpo_unclipped"])] = range(8)
+    assert states(sound)["V3", "stale"] == "failed"
+
+
+def test_resolution_needs_a_small_spread_or_enough_seeds(sound: Made) -> None:
+    sound.add(STALE["gspo"], 0.4, 0.7, seeds=10, spread=0.2)
+    assert states(sound)["V7", "stale"] == "failed"
+    sound.add(STALE["gspo"], 0.4, 0.7, seeds=200, spread=0.2)
+    sound.add(STALE["grpo"], 0.4, 0.6, seeds=200)
+    assert states(sound)["V7", "stale"] == "passed"
+
+
+def test_the_primary_outcome_leaves_out_the_steps_that_only_confirm(sound: Made) -> None:
+    rewards, accuracies = sound.arms[Made.key(STALE["grpo"])]
+    last = STEPS - PATIENCE // UPDATES + 1
+    rewards = np.concatenate([np.ones((10, last)), np.zeros((10, STEPS - last))], axis=1)
+    sound.arms[Made.key(STALE["grpo"])] = rewards, accuracies
+    assert testbed.primary(sound, STALE["grpo"]).tolist() == [1.0] * 10
+
+
+def test_a_gate_without_runs_is_not_measured_and_says_what_to_run(tmp_path: Path) -> None:
+    found = testbed.results(Made())
+    assert {each.state for each in found} == {"not measured"}
+    assert all(each.number.n == 0 and each.seen.startswith("to be run: ") for each in found)
+    with pytest.raises(NotRun, match="steadymoe run experiment=gates_stale"):
+        gates_page.make(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gates_without_runs_are_one_line_and_exit_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["steadymoe", "gates", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_arms_of_the_gates_are_what_their_experiments_run_on_the_seeds_set_aside() -> None:
+    arms = [*LEARNING.values(), *STALE.values(), TWIN, DENSE, DENSE_TWIN, EXACT, FP8]
+    for name in sorted({arm.experiment for arm in arms}):
+        runs = compose.plan([f"experiment={name}"], multirun=True)
+        assert {run.config.seed for run in runs} <= set(range(200, 230))
+        planned = {(run.choices["algorithm"], frozenset(run.axes.items())) for run in runs}
+        named = {(arm.algorithm, frozenset(arm.axes.items())) for arm in arms if arm.experiment == name}
+        assert planned <= named
+        of_grpo = {each for each in named if each[0] != "gspo"} if name == "gates_learning" else named
+        assert of_grpo <= planned
+
+
+def test_the_settings_run_on_after_the_last_step_that_counts() -> None:
+    for name in ("gates_stale", "gates_mismatch", "gates_learning"):
+        config = compose.plan([f"experiment={name}"], multirun=True)[0].config
+        assert config.total_updates is not None
+        assert config.total_updates > 2 * config.collapse.patience_updates
+        assert config.evaluation.prompts >= 1024
