@@ -287,6 +287,13 @@ def test_wrong_words_are_answered_in_one_line_and_touch_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_help_says_what_it_takes_and_where_its_files_go(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert steadymoe(monkeypatch, "calibrate", "--help") == 0
+    assert "calibrations/<model>-<task>-<hash>/; --redo" in capsys.readouterr().out
+
+
 def test_a_cold_start_that_misses_its_band_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
