@@ -1,4 +1,4 @@
-"""The command ``steadymoe``: run, report, figures, claims, status, speed."""
+"""The command ``steadymoe``: run, calibrate, report, figures, claims, status, speed."""
 
 import argparse
 import sys
@@ -12,6 +12,10 @@ from steadymoe.bench.support.text import visible
 _RUN_HELP = (
     "train: `steadymoe run algorithm=gspo model=tiny seed=0`; every other word is a Hydra override, -m sweeps, "
     "--dry says what would be run"
+)
+_CALIBRATE_HELP = (
+    "a model's routers, ratios and engines beside published numbers: "
+    "`steadymoe calibrate model=flat task=sort engine=fp8`; it takes the words of run, for one config"
 )
 
 
@@ -39,6 +43,10 @@ def main() -> None:
         from steadymoe.bench.runs import request
 
         sys.exit(request.answer(words[1:]))
+    if words[:1] == ["calibrate"]:
+        from steadymoe.bench.calibration import request as calibration
+
+        sys.exit(calibration.answer(words[1:]))
     if words[:1] == ["speed"]:
         from steadymoe.bench.speed.run import main as speed
 
@@ -65,11 +73,12 @@ def _refuse(error: Exception) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Of every verb but ``run`` and ``speed``, which take their words as they are."""
+    """Of every verb but ``run``, ``calibrate`` and ``speed``, which take their words as they are."""
     parser = _Parser(prog="steadymoe", description="Is this RL algorithm stable on MoE models?")
     parser.add_argument("--version", action=_Version, nargs=0, help="version and, in a checkout, revision")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run", help=_RUN_HELP)
+    verbs.add_parser("calibrate", help=_CALIBRATE_HELP)
     verbs.add_parser("speed", help="what a step costs, beside TRL and plain transformers: `steadymoe speed --help`")
     for verb, what in (
         ("report", "tables, figures and report.html from recorded runs"),

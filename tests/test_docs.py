@@ -104,6 +104,8 @@ def test_every_command_is_understood(page: str) -> None:
         if words[1] == "run":
             runs = compose.plan([word for word in words[2:] if word != "-m"], multirun="-m" in words)
             made |= {run.config.experiment_name for run in runs}
+        elif words[1] == "calibrate":
+            assert len(compose.plan([word for word in words[2:] if word != "--redo"], multirun=True)) == 1
         elif words[1] != "speed":
             given = cli._parser().parse_args(words[1:])
             assert getattr(given, "experiment", None) in {None, *made}, words
@@ -240,6 +242,7 @@ ANSWERS = {
     "what makes two runs the same run?": "def config_hash",
     "what `steadymoe run` refuses before it starts?": "def _refuse_others",
     "which gates a claim needs?": "STRESS",
+    "what `steadymoe calibrate` measures, and the published numbers beside it?": "def calibrate(",
     "what the sampler does differently from the trainer?": "class RouterNoise",
     "how routes are replayed?": "replay",
     "the prompts and the score of a task?": "def score(",

@@ -14,7 +14,7 @@ ORDER = (
     ("training",),
     ("runs",),
     ("report",),
-    ("claims", "speed"),
+    ("calibration", "claims", "speed"),
     ("cli",),
 )
 LEFT_OF = {

@@ -15,7 +15,7 @@ class Published:
     """The published range of one quantity."""
 
     key: str
-    """The key of the reading that it stands beside (``readings.Reading``)."""
+    """The key of the number that it stands beside: a reading of a calibration, or a realism gate."""
     low: float
     high: float
     source: str
@@ -48,6 +48,7 @@ PUBLISHED = (
     Published("expert_change", 0.05, 0.15, "GSPO, 2507.18071, 5.3: about 10 %", of="per update", gate="R1"),
     Published("set_change", 0.231, 0.231, "2606.00395: 76.9 % of sets unchanged under GRPO", of="after 2 updates"),
     Published("token_change", 0.5, 1.0, "most, in words", of="per update", gate="R2"),
+    Published("token_change", 0.5, 1.0, "most, in words", of="", gate="R2"),  # since the old policy, over all updates
     Published("margin_over_spread", 0.01, 0.02, "JustVugg/colibri #119: 0.011 GLM-5.2, 0.019 Qwen3.6-35B-A3B",
               gate="R6"),
     Published("set_disagreement", 0.05, 0.15, f"{_R3}: about 10 % of routers", gate="R3"),
@@ -57,6 +58,8 @@ PUBLISHED = (
     Published("kl_k3", 5e-4, 3e-3, f"{_R3}: 1.54e-3; MiMo-V2.6: 2.2e-3", gate="R3"),
     Published("f2", 6e-4, 9e-3, f"MiMo-V2.6, healthy; {_R3}: above 0.1 at collapse"),
     Published("routing_share", 0.5, 1.0, f"most, in words: GSPO, 2507.18071, 5.3; {_R3}", gate="R8"),
+    Published("ratio_variance_over_dense", 2.4, 2.4, f"{_R3}: KL of sampler from trainer, 1.54e-3 over 6.4e-4",
+              gate="R5"),
     Published("clip_share", 0.0005, 0.005, "GSPO, 2507.18071, figure 2: 0.0013", of="GRPO", gate="R4"),
     Published("clip_share", 0.1, 0.4, "GSPO, 2507.18071, figure 2: 0.15; verl #7356: 0.35 to 0.44", of="GSPO",
               gate="R4"),

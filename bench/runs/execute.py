@@ -107,15 +107,9 @@ def _train(run: compose.Run, folder: Record) -> None:
     folder.begin(resume_from)
     samples.keep_until(folder.folder, resume_from)
 
-    task = instantiate(config.task)
-    if "path" in config.model:
-        task.tokenizer = pretrained.load_tokenizer(config.model["path"])
-        model = pretrained.load(config.model["path"], config.device, config.experts)
-        made = {"checkpoint": config.model["path"]}
-    else:
-        seed = derive(config.seed, "model")
-        model = build.build(config.model["config"], task.tokenizer, seed, config.device, config.experts)
-        made = {} if config.start_from is not None else _cold_start(model, task, config, folder)
+    task, model, made = at_start(
+        config, lambda *check: folder.update(progress=dict(zip(cold_start.CHECK, check, strict=True)))
+    )
     trainer = _trainer(model, task, config)
     savings = {"share_prompts": trainer.learner.forwards.unshared or True}
     folder.update(cold_start=folder.run["cold_start"] | made, savings=savings, **build.size(model))
@@ -158,15 +152,22 @@ def _train(run: compose.Run, folder: Record) -> None:
     )
 
 
-def _cold_start(model: PreTrainedModel, task: Task, config: RunConfig, folder: Record) -> dict[str, Any]:
-    """Bring the model to its cold start and return what is known of it."""
-    return cold_start.load_or_make(
-        model,
-        task,
-        config,
-        Path(config.results_dir) / "cold_starts",
-        on_check=lambda *check: folder.update(progress=dict(zip(cold_start.CHECK, check, strict=True))),
-    )
+def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, PreTrainedModel, dict[str, Any]]:
+    """The task, the model at its cold start, and what is known of that start; a branch has its weights later.
+
+    ``on_check`` is told of every check of a cold start that is made now. Raises ColdStartError if it misses its band.
+    """
+    task: Task = instantiate(config.task)
+    if "path" in config.model:
+        task.tokenizer = pretrained.load_tokenizer(config.model["path"])
+        model = pretrained.load(config.model["path"], config.device, config.experts)
+        return task, model, {"checkpoint": config.model["path"]}
+    seed = derive(config.seed, "model")
+    model = build.build(config.model["config"], task.tokenizer, seed, config.device, config.experts)
+    if config.start_from is not None:
+        return task, model, {}
+    cache = Path(config.results_dir) / "cold_starts"
+    return task, model, cold_start.load_or_make(model, task, config, cache, on_check)
 
 
 def _trainer(model: PreTrainedModel, task: Task, config: RunConfig) -> Trainer:

@@ -18,6 +18,38 @@ def coverage(found: list[estimates.Estimate], truth: float) -> float:
     return float(np.mean([each.low <= truth <= each.high for each in found]))
 
 
+# --- means over clusters -----------------------------------------------------------------------------
+
+
+def test_a_ratio_of_equal_clusters_has_students_interval() -> None:
+    values = [0.2, 0.5, 0.1, 0.7, 0.4]
+    found = estimates.ratio_of_sums([3 * each for each in values], [3.0] * 5)
+    alone = estimates.mean_over_seeds(values)
+    assert vars(found) == pytest.approx(vars(alone))
+
+
+def test_a_ratio_of_sums_weighs_clusters_and_its_interval_holds_the_truth() -> None:
+    assert estimates.ratio_of_sums([1.0, 0.0, 8.0], [1.0, 1.0, 10.0]).mean == pytest.approx(9 / 12)
+    generator = np.random.default_rng(0)
+    found = []
+    for _ in range(300):
+        tokens = generator.integers(5, 30, 24)
+        hits = [generator.binomial(count, generator.beta(2, 6)) for count in tokens]  # tokens of a cluster are alike
+        found.append(estimates.ratio_of_sums(hits, tokens.tolist(), bounds=(0.0, 1.0)))
+    assert 0.91 <= coverage(found, 2 / 8) <= 0.98
+
+
+def test_a_ratio_has_no_interval_at_an_end_or_below_three_clusters_and_is_nan_of_nothing() -> None:
+    for found in (
+        estimates.ratio_of_sums([0.0, 0.0, 0.0], [4.0, 5.0, 6.0], bounds=(0.0, 1.0)),
+        estimates.ratio_of_sums([1.0, 2.0], [4.0, 5.0]),
+    ):
+        assert np.isnan([found.low, found.high]).all()
+        assert not np.isnan(found.mean)
+    assert np.isnan(estimates.ratio_of_sums([], []).mean)
+    assert estimates.ratio_of_sums([], []).n == 0
+
+
 # --- one statistic over seeds ------------------------------------------------------------------------
 
 
