@@ -190,7 +190,7 @@ def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
     return folder
 
 
-def _place(plain: Mapping[str, Any]) -> dict[str, str]:
+def _place(plain: dict[str, Any]) -> dict[str, str]:
     """Make the paths of checkpoints absolute, so that one file is one arm; return them by key as they were given."""
     given = {}
     for group in ("cold_start", "model"):

@@ -136,8 +136,8 @@ class Record:
         before = read_run(self.folder)
         if resume_from is None:
             self.checkpoint.unlink(missing_ok=True)  # or a later resume would take it for this run's
-            for kept in self.folder.glob("checkpoint-*.safetensors"):
-                kept.unlink()
+            for of_branches in self.folder.glob("checkpoint-*.safetensors"):
+                of_branches.unlink()
         for table in columns.TABLES:
             (self.folder / f"{table}.parquet").unlink(missing_ok=True)  # of an end that was not reached
         if before is not None and resume_from is not None:

@@ -55,7 +55,7 @@ def disturb(model: PreTrainedModel, strength: float, seed: int) -> None:
         return
     generator = torch_generator(seed, "weight_noise")
     for weight in model.parameters():
-        weight += strength * torch.randn(weight.shape, generator=generator).to(weight.device)
+        weight.add_(strength * torch.randn(weight.shape, generator=generator).to(weight.device))
 
 
 def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:

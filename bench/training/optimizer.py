@@ -17,6 +17,7 @@ def build(model: PreTrainedModel, learning_rate: float, router_factor: float = 1
     """AdamW whose routers learn at ``router_factor`` × ``learning_rate``; ``numbers`` are AdamW's own arguments."""
     of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
     named = list(model.named_parameters())
+    groups: list[dict[str, Any]]
     if router_factor == 1.0 or not of_routers:
         groups = [{"params": named}]
     else:
