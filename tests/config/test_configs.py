@@ -27,6 +27,7 @@ SHORT = [
 
 # ... and of experiments with a mini-batch or updates of their own, which SHORT's prompts and steps would contradict.
 SHORT_EXPERIMENT = ["updates_per_rollout=2", "rollout.minibatch_prompts=null", "total_updates=null", "seed=0"]
+SHORT_EXPERIMENT += ["evaluation.every_updates=null", "probe.every_updates=null"]
 
 
 def group(name: str) -> list[str]:

@@ -116,6 +116,7 @@ TWINS = {
     "micro": ("dense_micro", {}),
     "tiny": ("dense_tiny", {}),
     "deep": ("dense_deep", {}),
+    "flat": ("dense_flat", {}),
     "olmoe_micro": ("dense_olmoe_micro", {}),
     "olmoe_tiny": ("dense_olmoe_tiny", {}),
     "olmoe_deep": ("dense_olmoe_deep", {}),
