@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ORACLES := .oracles
 MEGABLOCKS := $(VENV)/megablocks
 
-.PHONY: quickstart test check reference figures lint speed oracles megablocks test-megablocks check-launchers \
+.PHONY: quickstart test check reference gates figures lint speed oracles megablocks test-megablocks check-launchers \
 	check-losses clean
 
 $(READY): pyproject.toml constraints.txt
@@ -52,10 +52,19 @@ reference: $(READY)
 		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
 	$(MAKE) figures
 
+# The gates of the standard settings, docs/gates.md: Can be stopped, and goes on where it was.
+GATES := gates_stale gates_twin gates_dense gates_learning gates_mismatch
+gates: $(READY)
+	for experiment in $(GATES); do \
+		$(BIN)/steadymoe run experiment=$$experiment || exit; \
+		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
+	$(MAKE) figures
+
 # Every table, figure and verdict of results/reference again, from results/reference/data.
 figures: $(READY)
 	$(BIN)/steadymoe report --results results/reference --format png,svg
 	$(BIN)/steadymoe claims --results results/reference --page docs/claims.md --format png,svg
+	$(BIN)/steadymoe gates --results results/reference --page docs/gates.md
 
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
 lint: $(READY)

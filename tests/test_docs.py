@@ -242,6 +242,7 @@ ANSWERS = {
     "what makes two runs the same run?": "def config_hash",
     "what `steadymoe run` refuses before it starts?": "def _refuse_others",
     "which gates a claim needs?": "STRESS",
+    "the gates of the standard settings, and their thresholds?": "LEAST_TWIN_GAIN",
     "what `steadymoe calibrate` measures, and the published numbers beside it?": "def calibrate(",
     "what the sampler does differently from the trainer?": "class RouterNoise",
     "how routes are replayed?": "replay",

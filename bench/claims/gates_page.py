@@ -63,6 +63,15 @@ def page(results: Sequence[testbed.Result], found: Sequence[testbed.Realism]) ->
     return "\n".join(lines) + "\n"
 
 
+def texts(results: Sequence[testbed.Result]) -> dict[str, str]:
+    """The table of the validity gates as text, by file name."""
+    table = validity(results)
+    return {
+        "gates.md": tables.to_markdown(table) + "\n",
+        "gates.csv": tables.to_numbers(table).to_csv(index=False),
+    }
+
+
 def make(results: Path, page_path: Path | None = None) -> tuple[str, list[Path]]:
     """Write ``tables/gates.*`` below ``results`` and, if given, the page; return the table and the paths written.
 
@@ -72,14 +81,10 @@ def make(results: Path, page_path: Path | None = None) -> tuple[str, list[Path]]
     gates, found = testbed.results(study), testbed.realism(study)
     if all(gate.state == "not measured" for gate in gates) and not found:
         raise NotRun("no run of a gate has ended; begin with: steadymoe run experiment=gates_stale")
-    table = validity(gates)
-    texts = {
-        results / "tables" / "gates.md": tables.to_markdown(table) + "\n",
-        results / "tables" / "gates.csv": tables.to_numbers(table).to_csv(index=False),
-    }
+    written = {results / "tables" / name: text for name, text in texts(gates).items()}
     if page_path is not None:
-        texts[page_path] = page(gates, found)
-    for path, text in texts.items():
+        written[page_path] = page(gates, found)
+    for path, text in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_files.write(path, partial(Path.write_text, data=text))
-    return tables.to_markdown(table), list(texts)
+    return tables.to_markdown(validity(gates)), list(written)

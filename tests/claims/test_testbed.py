@@ -167,3 +167,12 @@ def test_the_settings_run_on_after_the_last_step_that_counts() -> None:
         assert config.total_updates is not None
         assert config.total_updates > 2 * config.collapse.patience_updates
         assert config.evaluation.prompts >= 1024
+
+
+def test_the_committed_gates_are_those_of_the_committed_data() -> None:
+    root = Path(__file__).parents[2]
+    study = Study(root / "results" / "reference")
+    found, real = testbed.results(study), testbed.realism(study)
+    assert (root / "docs" / "gates.md").read_text() == gates_page.page(found, real)
+    for name, text in gates_page.texts(found).items():
+        assert (root / "results" / "reference" / "tables" / name).read_text() == text
