@@ -12,7 +12,7 @@ from steadymoe.bench.measurement import published
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.statistics.estimates import Estimate
 
-# The heading of the readings of engines, each of which is a case.
+# The heading of the readings of engines; each engine is a case.
 ENGINES = "engines beside the trainer"
 SHARE: estimates.Bounds = (0.0, 1.0)
 
