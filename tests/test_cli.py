@@ -508,7 +508,7 @@ def test_folders_hold_the_overrides_that_differ_from_the_named_configs() -> None
     assert folder("updates_per_rollout=16", "optimizer.learning_rate=1e-3", "experiment_name=a") == (
         "a/grpo/tiny/chain/optimizer.learning_rate=0.001,updates_per_rollout=16/seed=0"
     )
-    assert folder("experiment=quickstart", "algorithm=gspo", "seed=2") == "quickstart/gspo/micro/chain/seed=2"
+    assert folder("experiment=quickstart", "algorithm=gspo", "seed=2") == "quickstart/gspo/flat/sort/seed=2"
     name = identity.axes_name({"cold_start.path": "../a b;$c"})
     assert not set(" ;$/") & set(name)
     assert name != identity.axes_name({"cold_start.path": "../a-b;$c"})

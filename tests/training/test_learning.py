@@ -54,7 +54,7 @@ def test_the_committed_table_of_make_check_has_every_algorithm_and_each_rose() -
 
 
 def test_without_learning_there_is_no_rise(results: Path) -> None:
-    words = ["experiment=quickstart", "algorithm=grpo", "seed=0", "steps=24", "task.max_operands=3"]
+    words = ["experiment=chain_micro", "algorithm=grpo", "seed=0", "steps=24", "task.max_operands=3"]
     words += ["optimizer.learning_rate=0", "experiment_name=frozen", f"results_dir={results}"]
     (made,) = compose.plan(words)
     execute.execute(made)
