@@ -186,11 +186,8 @@ def _confirmed(study: Study, arm: Arm) -> tuple[Estimate, bool, str]:
     number = Estimate(float(updates.min()), np.nan, np.nan, len(runs))
     counted = int((runs["judged_until"] * runs["updates_per_rollout"]).min())
     passed = bool(runs["judged_until"].min() > 0) and number.mean >= needed
-    return (
-        number,
-        passed,
-        f"updates of {arm.label} after the last that counts, the {counted}th; the patience is {needed}",
-    )
+    seen = f"updates of {arm.label} after update {counted}, the last that counts; the rule's patience is {needed}"
+    return number, passed, seen
 
 
 def _resolution() -> str:
