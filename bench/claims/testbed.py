@@ -243,7 +243,8 @@ def realism(study: Study) -> list[Realism]:
     for gate, arm, column, key, of in _REALISM:
         if study.has(arm):
             number = over_seeds(study.numbers(arm, column, "mean").tolist(), bounds=columns.bounds(column))
-            found.append(Realism(gate, columns.of_metric(column).meaning, arm.label, number, beside(key, of)))
+            if number.n:  # an archive does not keep every column
+                found.append(Realism(gate, columns.of_metric(column).meaning, arm.label, number, beside(key, of)))
     grpo, control = STALE["grpo"], STALE["grpo_unclipped"]
     if study.has(grpo):
         number = _mean(study.routing_share(grpo))
