@@ -47,8 +47,8 @@ def check(start: Start) -> None:
     if not facts.is_file():
         raise ValueError(f"start_from: there is no run in {start.trunk}")
     try:
-        config = json.loads(facts.read_text())["config"]
-        steps, command = int(config["steps"]), str(json.loads(facts.read_text())["command"])
+        told = json.loads(facts.read_text())
+        steps, command = int(told["config"]["steps"]), str(told["command"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"start_from: {facts} is not of a run") from error
     if steps < start.step:

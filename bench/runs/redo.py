@@ -5,7 +5,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from steadymoe.bench.config import compose
+from steadymoe.bench.config import branch, compose
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import provenance, record
 
@@ -26,29 +26,51 @@ def set_aside(runs: Sequence[compose.Run]) -> list[str]:
     """Move the stale runs among ``runs`` away, so that they are made anew; return one line for each.
 
     A run is stale if it has ended and was made by other code, other training code or other library versions, as in
-    ``steadymoe status``. Its folder moves to ``results/replaced/`` under its own name and a number; no command reads
-    that place.
+    ``steadymoe status``, or if it lacks the checkpoint that ``checkpoint_keep`` asks for. Its folder moves to
+    ``results/replaced/`` under its own name and a number; no command reads that place.
     """
     lines = []
     for run in runs:
-        if (found := _difference(run)) is None or found.said is None:
+        if (why := _why(run)) is None:
             continue
         try:
             with FileLock(run.folder / ".lock", timeout=0):
-                if _difference(run) == found:  # False if another process has begun it anew meanwhile
-                    lines.append(f"made anew: {run.folder}, {found.said}; the run that was there: {_move(run)}")
+                if _why(run) == why:  # False if another process has begun it anew meanwhile
+                    lines.append(f"made anew: {run.folder}, {why}; the run that was there: {_move(run)}")
         except Timeout:
             continue
     return lines or ["none of these runs is stale; nothing is made anew"]
 
 
-def left(runs: Sequence[compose.Run]) -> str | None:
-    """A line on the ended runs whose code cannot be compared (they are left as they are); None without such runs."""
+def left(runs: Sequence[compose.Run]) -> list[str]:
+    """Lines on ended runs that are left as they are: code that cannot be compared, or a checkpoint that is not kept."""
+    lines = []
     unknown = [found.unknown for run in runs if (found := _difference(run)) is not None and found.unknown]
-    if not unknown:
-        return None
-    why = "; ".join(dict.fromkeys(unknown))
-    return f"{len(unknown)} of {len(runs)} runs with code that cannot be compared are left as they are ({why})"
+    if unknown:
+        why = "; ".join(dict.fromkeys(unknown))
+        lines.append(
+            f"{len(unknown)} of {len(runs)} runs with code that cannot be compared are left as they are ({why})"
+        )
+    lacking = sum(_lacks_checkpoint(run) for run in runs)
+    if lacking:
+        step = runs[0].config.checkpoint_keep
+        lines.append(
+            f"{lacking} of {len(runs)} runs ended without a kept checkpoint of step {step}; --redo makes them anew"
+        )
+    return lines
+
+
+def _why(run: compose.Run) -> str | None:
+    """The reason to make a run anew; None if there is none, or if the run has not ended."""
+    if (found := _difference(run)) is not None and found.said is not None:
+        return found.said
+    return f"checkpoint {run.config.checkpoint_keep} was not kept" if _lacks_checkpoint(run) else None
+
+
+def _lacks_checkpoint(run: compose.Run) -> bool:
+    """Whether a run has ended without the checkpoint that its config keeps."""
+    step = run.config.checkpoint_keep
+    return step is not None and record.status(run.folder) in record.ENDED and not branch.kept(run.folder, step).exists()
 
 
 def _difference(run: compose.Run) -> provenance.Difference | None:

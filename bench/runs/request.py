@@ -58,8 +58,8 @@ def answer(words: list[str]) -> int:
     waiting = [each for each in runs if before[each.folder] not in record.ENDED]
     if len(waiting) < len(runs):
         _say(console, f"{len(runs) - len(waiting)} of {len(runs)} runs have ended before and are left as they are")
-        if (unknown := redo.left(runs)) is not None:
-            _say(console, unknown)
+        for line in redo.left(runs):
+            _say(console, line)
     for each in waiting:
         if before[each.folder] == "damaged":
             _say(console, f"damaged, made again: {each.folder} ({record.damage(each.folder)})")

@@ -59,9 +59,12 @@ def disturb(model: PreTrainedModel, strength: float, seed: int) -> None:
 
 
 def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Load the tensors of ``of_training`` into ``model`` and ``optimizer``."""
-    restore_weights(model, tensors)
+    """Load the tensors of ``of_training`` into ``model`` and ``optimizer``.
+
+    Raises KeyError, and changes nothing, if a moment is not named by a parameter of the optimizer.
+    """
     restore(optimizer, _of("optimizer", tensors))
+    restore_weights(model, tensors)
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
