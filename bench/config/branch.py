@@ -22,10 +22,17 @@ class Start:
         """The kept checkpoint."""
         return kept(self.trunk, self.step)
 
-    def text(self, among_seeds: bool = False) -> str:
-        """What ``start_from`` holds; ``among_seeds`` without the seed, which arms of one trunk differ in."""
-        trunk = re.sub(r"seed=\d+$", "seed=*", str(self.trunk)) if among_seeds else str(self.trunk)
-        return f"{trunk}@{self.step}"
+    @property
+    def text(self) -> str:
+        """What ``start_from`` holds."""
+        return f"{self.trunk}@{self.step}"
+
+    def axis(self, results: Path) -> str:
+        """What tells arms apart: without the seed, and without the path of ``results`` if the trunk lies below it."""
+        below, whole = self.trunk, results.expanduser().resolve()
+        if below.is_relative_to(whole):
+            below = below.relative_to(whole)
+        return re.sub(r"seed=\d+$", "seed=*", f"{below}") + f"@{self.step}"
 
 
 def kept(folder: Path, step: int) -> Path:

@@ -122,7 +122,7 @@ def run(words: Sequence[str]) -> Run:
     }
     axes |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
     if config.start_from is not None:
-        axes["start_from"] = branch.read(config.start_from).text(among_seeds=True)
+        axes["start_from"] = branch.read(config.start_from).axis(Path(config.results_dir))
     parts = [choices["algorithm"], choices["model"], choices["task"]]
     folder = _folder(config, [*parts, axes_name(axes)])
     before = _folder(config, [*parts, axes_name(axes | {key: path for key, path in given.items() if key in axes})])
@@ -200,7 +200,7 @@ def _place(plain: dict[str, Any]) -> dict[str, str]:
             given[f"{group}.path"] = path
             fields["path"] = str(Path(path).expanduser().resolve())
     if isinstance(plain.get("start_from"), str):
-        plain["start_from"] = branch.read(plain["start_from"]).text()
+        plain["start_from"] = branch.read(plain["start_from"]).text
     return given
 
 

@@ -17,12 +17,13 @@ ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]
 SIZES = ["parameters", "active_parameters", "moe_layers", "experts", "top_k"]
 # The columns of a run in the long tables; ``arm`` is its name by ``name_arms``, ``strength`` the engine's strength.
 KEYS = ["arm", *ARM_KEYS, "routing", "correction", "engine", "strength", "moe_layers", "experts", "seed"]
-# Further columns: numbers of the run's config.
+# Further columns: numbers of the run's config; nan where a config does not have the number.
 NUMBERS = {
     "updates_per_rollout": "updates_per_rollout",
     "prompts": "rollout.prompts",
     "responses": "rollout.responses",
     "learning_rate": "optimizer.learning_rate",
+    "router_scale": "model.config.router_scale",
 }
 KEYS += NUMBERS
 
@@ -54,7 +55,7 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 **{key: facts[key] for key in ("routing", "correction", "engine")},
                 "strength": facts["config"]["engine"].get("strength"),
                 **{key: facts.get(key) for key in SIZES},
-                **{key: numbers[field] for key, field in NUMBERS.items()},
+                **{key: numbers.get(field, np.nan) for key, field in NUMBERS.items()},
                 "config_hash": facts["config_hash"],
                 "config_without_seed": facts["config_hash_without_seed"],
                 "config": facts["config"],

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench import cli
-from steadymoe.bench.claims import gates_page, testbed
+from steadymoe.bench.claims import designs, gates_page, testbed
 from steadymoe.bench.claims.study import Arm, NotRun, Study
 from steadymoe.bench.claims.testbed import DENSE, DENSE_TWIN, EXACT, FP8, LEARNING, RATES, STALE, TWIN
 from steadymoe.bench.config import compose
@@ -129,6 +129,21 @@ def test_the_primary_outcome_leaves_out_the_steps_that_only_confirm(sound: Made)
     assert testbed.primary(sound, STALE["grpo"]).tolist() == [1.0] * 10
 
 
+def test_a_design_says_how_many_seeds_a_difference_takes_and_one_without_runs_is_left_out(sound: Made) -> None:
+    sound.add(designs.DISTURBED, 0.4, 0.6, 5, spread=0.05)
+    found = {(each.name, each.outcome): each for each in designs.designs(sound)}
+    assert {name for name, _ in found} == {"whole runs", "floor of chaos"}
+    floor = found["floor of chaos", "held-out accuracy"]
+    # ten seeds of GRPO differ by 0.01 · linspace(−1, 1, 10), five of the disturbed run by 0.05 · linspace(−1, 1, 5)
+    expected = 0.05 * np.linspace(-1, 1, 5) - 0.01 * np.linspace(-1, 1, 10)[:5]
+    assert floor.deviation == pytest.approx(np.std(expected, ddof=1))
+    assert floor.difference.mean == pytest.approx(expected.mean())
+    assert floor.seeds > found["whole runs", "held-out accuracy"].seeds >= 3
+    text = gates_page.page(testbed.results(sound), [], designs.designs(sound))
+    assert "| floor of chaos" in text
+    assert "What a seed buys" not in gates_page.page(testbed.results(sound), [], [])
+
+
 def test_a_gate_without_runs_is_not_measured_and_says_what_to_run(tmp_path: Path) -> None:
     found = testbed.results(Made())
     assert {each.state for each in found} == {"not measured"}
@@ -150,7 +165,7 @@ def test_gates_without_runs_are_one_line_and_exit_2(
 
 
 def test_the_arms_of_the_gates_are_what_their_experiments_run_on_the_seeds_set_aside() -> None:
-    arms = [*LEARNING.values(), *STALE.values(), TWIN, DENSE, DENSE_TWIN, EXACT, FP8]
+    arms = [*LEARNING.values(), *STALE.values(), TWIN, DENSE, DENSE_TWIN, EXACT, FP8, designs.DISTURBED]
     for name in sorted({arm.experiment for arm in arms}):
         runs = compose.plan([f"experiment={name}"], multirun=True)
         assert {run.config.seed for run in runs} <= set(range(200, 230))
@@ -173,6 +188,6 @@ def test_the_committed_gates_are_those_of_the_committed_data() -> None:
     root = Path(__file__).parents[2]
     study = Study(root / "results" / "reference")
     found, real = testbed.results(study), testbed.realism(study)
-    assert (root / "docs" / "gates.md").read_text() == gates_page.page(found, real)
+    assert (root / "docs" / "gates.md").read_text() == gates_page.page(found, real, designs.designs(study))
     for name, text in gates_page.texts(found).items():
         assert (root / "results" / "reference" / "tables" / name).read_text() == text

@@ -411,6 +411,40 @@ def test_attribution_is_drawn_against_depth_with_a_line_for_each_number_of_exper
     np.testing.assert_allclose(ratio["8 experts"], [200, 1200])
 
 
+def test_attribution_is_drawn_against_the_routers_scale_where_it_varies() -> None:
+    values = {
+        "log_ratio_moment_free": lambda arm, seed: 2.0,
+        "log_ratio_moment_pinned": lambda arm, seed: 1.0 + arm["router_scale"] / 60,
+    }
+    figure = routing.attribution(long_table(values, arms(router_scale=[0.03, 1, 30])))
+    np.testing.assert_allclose(shown(figure, 0)["8 experts"], [0.5 - x / 120 for x in (0.03, 1, 30)])
+    assert figure.axes[1].get_xscale() == "log"
+    assert figure.axes[1].get_xlabel() == "routers' scale at initialisation"
+
+
+def test_the_map_of_gains_is_the_last_reward_less_the_first_and_frames_the_experiments_own_setting() -> None:
+    made = arms(learning_rate=[1e-4, 1e-3], updates_per_rollout=[4, 16])
+    for each in made:
+        given = [key for key, own in (("learning_rate", 1e-3), ("updates_per_rollout", 16)) if each[key] != own]
+        each["axes"] = ",".join(f"{key}={each[key]}" for key in given)
+    made.append(made[3] | {"algorithm": "gspo"})
+
+    def reward(arm: dict[str, float], seed: int) -> float:
+        updates = arm["step"] * arm["updates_per_rollout"]
+        late = updates > 20 * arm["updates_per_rollout"] - 48  # the last 48 updates of the 20 steps
+        return 10.0 * (not late) + 100 * arm["learning_rate"] + 0.01 * arm["updates_per_rollout"] - 0.1 * seed
+
+    steps = long_table({"reward": reward}, made, steps=20)
+    start = long_table({"eval_accuracy": lambda arm, seed: 0.02}, made, steps=1).assign(step=0)
+    figure = stability.gain_map(pd.concat([start, steps]))
+    of_grpo, of_gspo = figure.axes[:2]
+    assert [axis.get_title() for axis in (of_grpo, of_gspo)] == ["grpo", "gspo"]
+    assert [text.get_text() for text in of_grpo.texts] == ["−0.07", "+0.02", "+0.05", "+0.14"]
+    np.testing.assert_allclose(figure.numbers.query("series == 'grpo'")["mean"], [-0.07, 0.05, 0.02, 0.14])
+    assert [text.get_text() for text in of_gspo.texts] == ["–", "–", "–", "+0.14"]
+    assert [patch.get_xy() for patch in of_grpo.patches] == [(0.5, 0.5)]
+
+
 def test_steps_without_changed_tokens_have_no_ratio() -> None:
     names = ("log_ratio_moment_free", "log_ratio_moment_pinned", "log_ratio_moment_changed")
     values = {name: lambda arm, seed: 0.1 for name in names}
@@ -434,7 +468,7 @@ def test_a_figure_says_what_it_lacks() -> None:
 
 def test_every_figure_of_the_paper_is_registered_with_an_experiment_and_a_caption() -> None:
     assert [each.id for each in FIGURES.values() if each.id != "overview"] == [
-        f"fig{number:02d}" for number in range(1, 15)
+        f"fig{number:02d}" for number in range(1, 16)
     ]
     assert len({each.name for each in FIGURES.values()}) == len(FIGURES)
     for each in FIGURES.values():

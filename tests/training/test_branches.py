@@ -73,6 +73,8 @@ def test_arms_of_one_trunk_are_one_arm_over_seeds_and_told_by_the_weights(trunk:
     assert one.axes["start_from"].endswith("seed=*@2")
     assert planned(tmp_path, f"start_from='{copy.parent}/seed=0@2'", "seed=7").axes == elsewhere.axes
     assert one.config_hash != planned(tmp_path).config_hash
+    beside = branched(trunk, Path(trunk.config.results_dir))  # no folder of a machine stands in an arm's name
+    assert beside.axes["start_from"] == f"{trunk.folder.relative_to(trunk.config.results_dir).parent}/seed=*@2"
 
 
 def test_noise_on_the_weights_is_as_strong_as_asked_and_seeded(trunk: compose.Run, tmp_path: Path) -> None:

@@ -23,6 +23,14 @@ def _varies(key: str, least: int = 2) -> Need:
     return need
 
 
+def _varies_one_of(*keys: str) -> Need:
+    def need(steps: pd.DataFrame) -> str | None:
+        missing = [lack for key in keys if (lack := _varies(key)(steps)) is not None]
+        return f"runs with 2 values of {' or '.join(keys)}" if len(missing) == len(keys) else None
+
+    return need
+
+
 def _records(*metrics: str) -> Need:
     def need(steps: pd.DataFrame) -> str | None:
         lacking = [metric for metric in metrics if not (steps["metric"] == metric).any()]
@@ -72,7 +80,8 @@ def _nothing_else(*shown: str) -> Need:
     """The runs at one point of the figure are one arm: every difference between runs is shown by a line or an axis."""
 
     def need(steps: pd.DataFrame) -> str | None:
-        arms = steps.groupby(list(shown))["arm"].nunique().max()
+        there = [key for key in shown if key in steps]  # an archive of before a column came in has none
+        arms = steps.groupby(there, dropna=False)["arm"].nunique().max()
         return None if arms == 1 else f"runs that differ in nothing but {', '.join(shown)} and the seed"
 
     return need
@@ -159,10 +168,10 @@ _LIST = [
         routing.attribution,
         "attribution",
         (
-            _varies("moe_layers"),
+            _varies_one_of("moe_layers", "router_scale"),
             _records("log_ratio_moment_free", "log_ratio_moment_pinned"),
             _one_model,
-            _nothing_else("algorithm", "routing", "engine", "moe_layers", "experts"),
+            _nothing_else("algorithm", "routing", "engine", "moe_layers", "experts", "router_scale"),
         ),
     ),
     FigureSpec("fig12", "frontier", stability.frontier, "frontier", takes=("frontier_grid", "frontier_line", "steps")),
@@ -178,6 +187,18 @@ _LIST = [
             _one_engine,
             _nothing_else("algorithm", "routing", "correction", "model", "strength"),
             _few_lines("algorithm", "routing", "correction", "model"),
+        ),
+    ),
+    FigureSpec(
+        "fig15",
+        "gain_map",
+        stability.gain_map,
+        "frontier_stale",
+        (
+            _records("reward", "eval_accuracy"),
+            _varies("learning_rate"),
+            _varies("updates_per_rollout"),
+            _nothing_else("algorithm", "model", "learning_rate", "updates_per_rollout"),
         ),
     ),
 ]

@@ -16,6 +16,8 @@ from steadymoe.bench.report.figures.style import DataFigure
 
 # Axis of figure 10 → its label.
 _AXES = {"updates_per_rollout": "updates per rollout", "learning_rate": "learning rate", "moe_layers": "MoE layers"}
+# Axis of figure 11 → its label.
+_DIALS = {"moe_layers": "MoE layers", "router_scale": "routers' scale at initialisation"}
 
 
 def ratio_distributions(histograms: pd.DataFrame) -> DataFigure:
@@ -128,12 +130,13 @@ def _middle(values: pd.Series) -> float:
 
 
 def attribution(steps: pd.DataFrame) -> DataFigure:
-    """How much of the log-ratio routing causes, against depth and number of experts.
+    """How much of the log-ratio routing causes, against the routers' scale or the depth, and the number of experts.
 
     Above: 1 − E[(log r pinned)²] / E[(log r free)²] over a run. Below: E[(log r)²] of the tokens whose route changed
     in any layer, divided by E[(log r)²] of the other tokens.
     """
     steps = steps[steps["experts"] > 0]
+    dial = "router_scale" if "router_scale" in steps and steps["router_scale"].nunique() > 1 else "moe_layers"
     experts = steps["experts"].astype(int)
     named = experts.astype(str) + " experts"
     varied = line_names(steps, ["algorithm", "routing", "engine"])
@@ -142,21 +145,26 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
     every = _ramp(f"{count} experts" for count in sorted(set(experts))) if one else looks.of_lines(steps, "line")
     with style.figure_style():
         figure, axes = style.panels(2, 1, 3.6, sharex=True)
-        shares = tables.routing_share(steps, ["line", "moe_layers"]).rename("value").reset_index()
+        shares = tables.routing_share(steps, ["line", dial]).rename("value").reset_index()
         shares = shares.assign(metric="share", step=1)
-        against(axes[0], shares, "moe_layers", RunNumber("share", "last", "share of routing"), every)
-        changed = _ratio(steps, "log_ratio_moment_changed", "log_ratio_moment_unchanged")
+        logx = dial == "router_scale"
+        against(axes[0], shares, dial, RunNumber("share", "last", "share of routing"), every, logx=logx)
+        changed = _ratio(steps, dial, "log_ratio_moment_changed", "log_ratio_moment_unchanged")
         number = RunNumber("ratio", "last", "E[(log r)²], changed/unchanged", log=True)
-        against(axes[1], changed, "moe_layers", number, every)
-        axes[1].set_xlabel("MoE layers")
-        axes[1].set_xticks(sorted(steps["moe_layers"].unique()))
+        against(axes[1], changed, dial, number, every, logx=logx)
+        ticks = sorted(steps[dial].unique())
+        if logx:
+            axes[1].set_xscale("log")
+        axes[1].set_xlabel(_DIALS[dial])
+        axes[1].set_xticks(ticks, style.numbers(ticks))
+        axes[1].set_xticks([], minor=True)
         return style.finish(figure, axes[0], style.points_caption(steps, "moments over all of its updates", log=True))
 
 
-def _ratio(steps: pd.DataFrame, above: str, below: str) -> pd.DataFrame:
+def _ratio(steps: pd.DataFrame, dial: str, above: str, below: str) -> pd.DataFrame:
     """The ratio of two metrics' means over a run, as a metric ``ratio``; runs without both metrics are left out."""
     chosen = steps[steps["metric"].isin([above, below])]
-    means = chosen.groupby(["line", "moe_layers", "seed", "metric"])["value"].mean().unstack("metric")
+    means = chosen.groupby(["line", dial, "seed", "metric"])["value"].mean().unstack("metric")
     both = means.reindex(columns=[above, below]).dropna()
     both = both[(both > 0).all(axis=1)]
     return (both[above] / both[below]).rename("value").reset_index().assign(metric="ratio", step=1)

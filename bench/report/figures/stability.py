@@ -1,13 +1,17 @@
-"""Figures of stability: survival curves, the frontier, and early warnings."""
+"""Figures of stability: survival curves, the frontier, the gain around it, and early warnings."""
 
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.patches import Rectangle
 
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
+
+# The final reward of ``gain_map`` is the mean over the rollouts of so many updates.
+_LAST_UPDATES = 48
 
 
 def survival(curves: pd.DataFrame, table: pd.DataFrame, steps: pd.DataFrame) -> DataFigure:
@@ -103,6 +107,66 @@ def frontier(
             f"Share of seeds that did not collapse, {n} a cell; no smoothing, no interval; line: where, going up, it "
         )
         return style.finish(figure, None, f"{text}falls below one half.{design}")
+
+
+def gain_map(steps: pd.DataFrame) -> DataFigure:
+    """Where training learns: the gain in reward over learning rate and updates per rollout, a panel for each method.
+
+    The gain is the mean reward of the last ``_LAST_UPDATES`` updates' rollouts less the held-out accuracy of the cold
+    start. A frame marks the experiment's own setting.
+    """
+    several = steps["model"].nunique() > 1
+    names = steps["algorithm"] + (" " + steps["model"] if several else "")
+    keys = ["method", "learning_rate", "updates_per_rollout", "seed"]
+    steps = steps.assign(method=names, update=steps["step"] * steps["updates_per_rollout"])
+    rewards = steps[steps["metric"] == "reward"]
+    ends = rewards.groupby(keys)["update"].transform("max")
+    last = rewards[rewards["update"] > ends - _LAST_UPDATES].groupby(keys)["value"].mean()
+    start = steps[(steps["metric"] == "eval_accuracy") & (steps["step"] == 0)].set_index(keys)["value"]
+    gains = (last - start).rename("gain").reset_index()
+    cells = gains.groupby(keys[:3])["gain"].agg(["mean", "min", "max", "size"]).reset_index()
+    xs, ys = (sorted(cells[key].unique()) for key in keys[1:3])
+    methods, most = sorted(cells["method"].unique()), cells["mean"].abs().max()
+    own = steps[~steps["axes"].str.contains("learning_rate|updates_per_rollout")]
+    marked = {(xs.index(x), ys.index(y)) for x, y in own[keys[1:3]].drop_duplicates().itertuples(index=False)}
+    rows = -(-len(methods) // 2)
+    with style.figure_style():
+        size = 0.6 + (0.55 + 0.22 * len(ys)) * rows
+        figure, axes = style.panels(rows, 2, size, style.TWO_COLUMNS, sharex=True, sharey=True)
+        for axis, method in zip(axes, methods, strict=False):
+            axis.set_title(method)
+            ours = cells[cells["method"] == method]
+            wide = ours.pivot(index=keys[2], columns=keys[1], values="mean").reindex(index=ys, columns=xs)
+            image = axis.imshow(wide, origin="lower", cmap="PuOr", vmin=-most, vmax=most, aspect="auto")
+            axis.grid(visible=False)
+            for row, y in enumerate(ys):
+                for column, x in enumerate(xs):
+                    gain = wide.loc[y, x]
+                    text = "–" if pd.isna(gain) else f"{gain:+.2f}".replace("-", "−")
+                    colour = "white" if abs(gain) > 0.6 * most else "black"
+                    axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=6)
+            for x, y in marked:
+                frame = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.4, zorder=3)
+                axis.add_patch(frame)
+            axis.set_xticks(range(len(xs)), style.numbers(xs))
+            axis.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
+            axis.set_xlabel("learning rate")
+            axis.set_ylabel("updates per rollout")
+            axis.label_outer()
+            renamed = {"learning_rate": "x", "updates_per_rollout": "y", "size": "n"}
+            style.note(axis, method, ours.drop(columns="method").rename(columns=renamed), "gain in reward")
+        for axis in axes[len(methods) :]:
+            axis.remove()
+        figure.colorbar(image, ax=axes[: len(methods)], label="gain in reward", shrink=0.9)
+        n = f"n = {style.span(cells['size'].tolist())}"
+        text = (
+            f"Mean over seeds, {n} a cell, of the mean reward over the last {_LAST_UPDATES} updates less the held-out "
+        )
+        text += (
+            "accuracy of the cold start; no interval; the data beside the figure have each cell's lowest and highest "
+        )
+        text += "seed. Frame: the experiment's own setting."
+        return style.finish(figure, None, text + style.design(steps))
 
 
 def early_warning(roc: pd.DataFrame, warnings: pd.DataFrame) -> DataFigure:
