@@ -153,9 +153,9 @@ def test_the_quick_start_ends_as_the_readme_says() -> None:
     for line in wrote[:-1]:
         assert (REFERENCE / line.removeprefix("wrote results/")).exists(), line
     told = (ROOT / "conf" / "experiment" / "quickstart.yaml").read_text()
-    assert "9 runs, 5 minutes on two cores" in told
+    assert "9 runs, 4 minutes on two cores" in told
     for page in ("README.md", "docs/quickstart.md"):
-        assert "about 5 minutes on two cores" in words_of(page)
+        assert "about 4 minutes on two cores" in words_of(page)
 
 
 def test_what_the_quick_starts_page_says_is_in_its_data() -> None:

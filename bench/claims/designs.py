@@ -20,6 +20,7 @@ BRANCHES = {
     name: Arm(f"{shown}, branch", "gates_branches", name, _TRUNK)
     for name, shown in (("grpo", "GRPO"), ("gspo", "GSPO"))
 }
+ARMS = (DISTURBED, *BRANCHES.values())
 _COMPARED = (
     ("whole runs", STALE["gspo"], STALE["grpo"]),
     ("branches of one trunk", BRANCHES["gspo"], BRANCHES["grpo"]),

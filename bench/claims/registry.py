@@ -4,13 +4,12 @@ These are the tables of docs/protocol.md as code. Outcomes and thresholds were f
 after the runs.
 """
 
-from steadymoe.bench.claims import of_gspo, of_others
+from steadymoe.bench.claims import designs, of_gspo, of_others, testbed
 
 CLAIMS = tuple(sorted((*of_gspo.CLAIMS, *of_others.CLAIMS), key=lambda claim: claim.number))
-# Experiments that hold only some of the arms that a claim compares.
+# Experiments that hold only some of the arms that a claim, a gate or a design compares.
 COMPARED_ELSEWHERE = {
-    name
-    for claim in CLAIMS
-    for name in (*claim.experiments, *(arm.experiment for arm in claim.arms))
-    if name != "study"
-}
+    *(name for claim in CLAIMS for name in (*claim.experiments, *(arm.experiment for arm in claim.arms))),
+    *(arm.experiment for arm in (*testbed.ARMS, *designs.ARMS)),
+    "gates_trunk",
+} - {"study"}

@@ -42,6 +42,7 @@ DENSE = Arm("GRPO unclipped, dense", "gates_dense", "grpo_unclipped")
 DENSE_TWIN = Arm("GRPO unclipped, dense, on policy", "gates_dense", "grpo_unclipped", {"updates_per_rollout": 1})
 EXACT = Arm("GRPO, exact sampler", "gates_mismatch", "grpo")
 FP8 = Arm("GRPO, fp8 sampler", "gates_mismatch", "grpo", {"engine": "fp8"})
+ARMS = (*LEARNING.values(), *STALE.values(), TWIN, DENSE, DENSE_TWIN, EXACT, FP8)
 
 # The thresholds of the validity gates.
 LEAST_GAIN = 0.15  # V1

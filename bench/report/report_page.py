@@ -186,7 +186,7 @@ def figures_of(experiment: str, overview_alone: Collection[str] = ()) -> list[Fi
 def _protocol(runs: pd.DataFrame) -> dict[str, str]:
     """Setting → the values that occur in the runs."""
     keys = ["task", "model", "engine", "routing", "correction", "steps", *collect.NUMBERS, "seed"]
-    values = {key.replace("_", " "): sorted(runs[key].dropna().unique().tolist()) for key in keys}
+    values = {key.replace("_", " "): sorted(runs[key].dropna().unique().tolist()) for key in keys if key in runs}
     return {key: ", ".join(map(str, found)) for key, found in values.items()}
 
 
