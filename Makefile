@@ -53,7 +53,8 @@ reference: $(READY)
 	$(MAKE) figures
 
 # The gates of the standard settings, docs/gates.md: Can be stopped, and goes on where it was.
-GATES := gates_stale gates_twin gates_dense gates_learning gates_mismatch
+GATES := gates_stale gates_twin gates_dense gates_learning gates_mismatch gates_noise gates_chaos gates_trunk \
+	gates_branches
 gates: $(READY)
 	for experiment in $(GATES); do \
 		$(BIN)/steadymoe run experiment=$$experiment || exit; \

@@ -1,4 +1,4 @@
-"""The gates of the three standard settings, measured on seeds that no claim uses (200 to 229).
+"""The gates of the standard settings, measured on seeds that no claim uses (200 to 229).
 
 A validity gate is passed, failed or not measured. A realism gate says by which factor a number differs from what is
 published of real MoE models; it never blocks a verdict.
@@ -19,7 +19,7 @@ from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Estimate, over_seeds, share
 
-Setting = Literal["learning", "stale", "mismatch"]
+Setting = Literal["learning", "stale", "mismatch", "mismatch fp8"]
 
 # The learning rates over which the setting *learning* is tuned: conf/experiment/gates_learning.yaml.
 RATES = (1.5e-4, 3e-4, 4.5e-4, 6e-4)
@@ -42,7 +42,8 @@ DENSE = Arm("GRPO unclipped, dense", "gates_dense", "grpo_unclipped")
 DENSE_TWIN = Arm("GRPO unclipped, dense, on policy", "gates_dense", "grpo_unclipped", {"updates_per_rollout": 1})
 EXACT = Arm("GRPO, exact sampler", "gates_mismatch", "grpo")
 FP8 = Arm("GRPO, fp8 sampler", "gates_mismatch", "grpo", {"engine": "fp8"})
-ARMS = (*LEARNING.values(), *STALE.values(), TWIN, DENSE, DENSE_TWIN, EXACT, FP8)
+NOISY = Arm("GRPO, noise on the sampler's routers", "gates_noise", "grpo", {"engine": "router_noise"})
+ARMS = (*LEARNING.values(), *STALE.values(), TWIN, DENSE, DENSE_TWIN, EXACT, FP8, NOISY)
 
 # The thresholds of the validity gates.
 LEAST_GAIN = 0.15  # V1
@@ -75,12 +76,13 @@ def results(study: Study) -> list[Result]:
         ("V2", "stale", _twin_condition(), lambda of: _twin(of, TWIN)),
         ("V2 dense", "stale", _twin_condition(), lambda of: _twin(of, DENSE_TWIN)),
         ("V3", "stale", f"collapsed, or ends below its start, in ≥ {LEAST_FAILURES:.0%} of the seeds", _fails),
-        ("V4", "mismatch", f"≥ {LEAST_COST:g}, with the interval above 0", _costs),
+        ("V4", "mismatch", _cost_condition(), lambda of: _costs(of, NOISY)),
+        ("V4", "mismatch fp8", _cost_condition(), lambda of: _costs(of, FP8)),
         ("V5", "stale", f"≥ {LEAST_KEPT:.0%} of the reward, GRPO and GSPO", _keeps),
         ("V6", "stale", "≥ the rule's patience", lambda of: _confirmed(of, STALE["grpo"])),
-        ("V6", "mismatch", "≥ the rule's patience", lambda of: _confirmed(of, FP8)),
+        ("V6", "mismatch", "≥ the rule's patience", lambda of: _confirmed(of, NOISY)),
         ("V7", "stale", _resolution(), lambda of: _resolves(of, STALE["gspo"], STALE["grpo"], primary)),
-        ("V7", "mismatch", _resolution(), lambda of: _resolves(of, EXACT, FP8, Study.held_out)),
+        ("V7", "mismatch", _resolution(), lambda of: _resolves(of, EXACT, NOISY, Study.held_out)),
     )
     return [_result(study, *gate) for gate in gates]
 
@@ -161,10 +163,14 @@ def _fails(study: Study) -> tuple[Estimate, bool, str]:
     return number, number.mean >= LEAST_FAILURES, seen
 
 
-def _costs(study: Study) -> tuple[Estimate, bool, str]:
-    """V4: held-out accuracy with the exact sampler less held-out accuracy with the uncorrected fp8 sampler."""
-    number = _mean(study.held_out(EXACT) - study.held_out(FP8))
-    return number, number.mean >= LEAST_COST and number.low > 0, f"held-out accuracy of {EXACT.label} less {FP8.label}"
+def _cost_condition() -> str:
+    return f"≥ {LEAST_COST:g}, with the interval above 0"
+
+
+def _costs(study: Study, arm: Arm) -> tuple[Estimate, bool, str]:
+    """V4: held-out accuracy with the exact sampler less held-out accuracy with an uncorrected other sampler."""
+    number = _mean(study.held_out(EXACT) - study.held_out(arm))
+    return number, number.mean >= LEAST_COST and number.low > 0, f"held-out accuracy of {EXACT.label} less {arm.label}"
 
 
 def _keeps(study: Study) -> tuple[Estimate, bool, str]:
@@ -216,6 +222,8 @@ _REALISM = (
     ("R2", STALE["grpo"], "token_any_layer_change_rate", "token_change", ""),
     ("R3", FP8, "rollout_kl_k3", "kl_k3", "fp8"),
     ("R3", FP8, "rollout_set_disagreement", "set_disagreement", "fp8"),
+    ("R3", NOISY, "rollout_kl_k3", "kl_k3", "fp8"),
+    ("R3", NOISY, "rollout_set_disagreement", "set_disagreement", "fp8"),
     ("R4", STALE["grpo"], "clip_fraction", "clip_share", "GRPO"),
     ("R4", STALE["gspo"], "clip_fraction", "clip_share", "GSPO"),
     ("R7", STALE["grpo"], "response_length", "response_length", ""),

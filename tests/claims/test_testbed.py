@@ -10,7 +10,7 @@ import pytest
 from steadymoe.bench import cli
 from steadymoe.bench.claims import designs, gates_page, testbed
 from steadymoe.bench.claims.study import Arm, NotRun, Study
-from steadymoe.bench.claims.testbed import DENSE, DENSE_TWIN, EXACT, FP8, LEARNING, RATES, STALE, TWIN
+from steadymoe.bench.claims.testbed import DENSE, DENSE_TWIN, EXACT, FP8, LEARNING, NOISY, RATES, STALE, TWIN
 from steadymoe.bench.config import compose
 from steadymoe.bench.statistics.collapse import Rule
 
@@ -68,6 +68,7 @@ def sound() -> Made:
         made.add(twin, 0.4, 0.8)
     made.add(EXACT, 0.4, 0.8)
     made.add(FP8, 0.4, 0.7)
+    made.add(NOISY, 0.4, 0.7)
     return made
 
 
@@ -92,7 +93,9 @@ def test_a_sound_testbed_passes_every_gate_and_the_numbers_are_those_that_were_m
         (TWIN, 0.4, 0.49, {("V2", "stale")}),
         (DENSE_TWIN, 0.4, 0.3, {("V2 dense", "stale")}),
         (STALE["grpo_unclipped"], 0.4, 0.5, {("V3", "stale")}),
-        (EXACT, 0.4, 0.74, {("V4", "mismatch")}),
+        (EXACT, 0.4, 0.74, {("V4", "mismatch"), ("V4", "mismatch fp8")}),
+        (NOISY, 0.4, 0.76, {("V4", "mismatch")}),
+        (FP8, 0.4, 0.76, {("V4", "mismatch fp8")}),
         (STALE["gspo"], 0.4, 0.3, {("V5", "stale")}),
     ],
 )
@@ -177,7 +180,7 @@ def test_the_arms_of_the_gates_are_what_their_experiments_run_on_the_seeds_set_a
 
 
 def test_the_settings_run_on_after_the_last_step_that_counts() -> None:
-    for name in ("gates_stale", "gates_mismatch", "gates_learning"):
+    for name in ("gates_stale", "gates_mismatch", "gates_noise", "gates_learning"):
         config = compose.plan([f"experiment={name}"], multirun=True)[0].config
         assert config.total_updates is not None
         assert config.total_updates > 2 * config.collapse.patience_updates
