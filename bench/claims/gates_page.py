@@ -20,8 +20,8 @@ passed is "not testable here". A *realism gate* never blocks a verdict; it says 
 what is published of real MoE models ([calibration.md](calibration.md) names the sources). All runs are on seeds that no
 claim uses. Numbers are means over n seeds with a 95 % interval.
 
-The settings: `experiment=learning`, `stale`, `mismatch_noise` (*mismatch*) and `mismatch_fp8`. The *on-policy twin* of an
-arm has one update a rollout (`updates_per_rollout=1`), with the same learning rate, mini-batch and number of
+The settings: `experiment=learning`, `stale`, `mismatch_noise` (*mismatch*) and `mismatch_fp8`. The *on-policy twin* of
+an arm has one update a rollout (`updates_per_rollout=1`), with the same learning rate, mini-batch and number of
 updates. *Held-out accuracy* is the mean of a run's last five evaluations of 1,024 prompts. The *primary outcome* of
 *stale* is the mean reward over the steps that count: the steps at which a collapse could begin and still be seen.
 """

@@ -10,7 +10,7 @@ import pytest
 from steadymoe.bench import cli
 from steadymoe.bench.claims import designs, gates_page, testbed
 from steadymoe.bench.claims.study import Arm, NotRun, Study
-from steadymoe.bench.claims.testbed import DENSE, DENSE_TWIN, EXACT, FP8, LEARNING, NOISY, RATES, STALE, TWIN
+from steadymoe.bench.claims.testbed import DENSE_TWIN, EXACT, FP8, LEARNING, NOISY, RATES, STALE, TWIN
 from steadymoe.bench.config import compose
 from steadymoe.bench.statistics.collapse import Rule
 
