@@ -86,7 +86,9 @@ def names(trainer: str | None, given: str) -> dict[str, str]:
 def convert(path: Path, about: About, renamed: Mapping[str, str] | None = None) -> tuple[Bundle, list[str]]:
     """The bundle of a file, and the columns that were left out. Raises BadBundle for what cannot become a bundle."""
     renamed = renamed or {}
-    responses, used, left_out = [], None, []
+    responses: list[_Response] = []
+    used: set[str] | None = None
+    left_out: list[str] = []
     for number, raw in _rows(path):
         place = f"{path.name}, row {number}"
         row = _ours(raw, renamed, place)

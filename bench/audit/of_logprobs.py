@@ -150,8 +150,8 @@ def measures(gradient_BT: Tensor, batch: Batch, output: LossOutput, decile_BT: T
 
     ``without_gradient``: the share of tokens whose gradient is 0. ``clip_low`` and ``clip_high``: the shares of tokens
     that the loss marks as clipped. ``ess_tokens``: (Σw)²/(N Σw²) of the weights w = |gradient / advantage| of tokens
-    with an advantage; ``ess_sequences`` the same of the sums of w over responses. ``norm``: the root of the summed
-    squares. ``mass_decile_d``: the share of Σ|gradient| on the tokens in decile d of the old probability.
+    with an advantage; ``ess_sequences``: (ΣW)²/(B ΣW²) of the sums W of w over responses. ``norm``: the root of the
+    summed squares. ``mass_decile_d``: the share of Σ|gradient| on the tokens in decile d of the old probability.
     """
     mask_BT = batch.mask_BT.bool()
     found_N = gradient_BT[mask_BT]
