@@ -208,7 +208,8 @@ class Bundle:
                 f"groups_B must be whole groups of one size; group {int(groups[0])} has {int(counts[0])} responses and "
                 f"group {int(groups[_first(counts != counts[0])])} has {int(counts[_first(counts != counts[0])])}"
             )
-        prompts = self.tokens_BS[:, : self.tokens_BS.shape[1] - self.response_width]
+        numbered_BS = (self.tokens_BS.long() + 1) * self.mask_BS  # 0 on padding alone
+        prompts = numbered_BS[:, : self.tokens_BS.shape[1] - self.response_width]
         begins_B = torch.arange(len(self.groups_B)) // int(counts[0]) * int(counts[0])
         if not torch.equal(prompts, prompts[begins_B]):
             row = _first((prompts != prompts[begins_B]).any(-1))

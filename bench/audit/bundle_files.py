@@ -32,7 +32,7 @@ def write(bundle: Bundle, folder: Path) -> None:
     refuse_existing(folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary.mkdir()
     try:
         tensors = {name: values.contiguous().clone() for name, values in bundle.tensors()}
         save_file(tensors, temporary / TENSORS)

@@ -65,7 +65,7 @@ def _audit(arguments: argparse.Namespace) -> int:
         bundle_files.refuse_existing(arguments.csv)
     advantage = of_logprobs.advantage(arguments.advantage)
     bundle = bundle_files.read(arguments.folder)
-    named = of_logprobs.losses([name.strip() for name in arguments.algorithms.split(",")], bundle)
+    named = of_logprobs.losses([name.strip() for name in arguments.algorithms.split(",")], bundle, advantage)
     audited = of_logprobs.audit(bundle, named, advantage)
     print(of_logprobs.text(audited))
     if arguments.csv is not None:

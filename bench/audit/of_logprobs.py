@@ -53,14 +53,14 @@ class Audited:
     """Two losses → the cosine of their gradients."""
 
 
-def losses(names: Sequence[str], bundle: Bundle) -> dict[str, PolicyLoss]:
+def losses(names: Sequence[str], bundle: Bundle, advantage: object = None) -> dict[str, PolicyLoss]:
     """The named losses with the numbers of their YAML.
 
     Raises BadBundle for an unknown name, one that stands twice, and a loss that reads what the bundle does not hold.
     """
     if len(set(names)) != len(names):
         raise BadBundle(f"an algorithm is named twice: {', '.join(names)}")
-    (first, *_) = batches(bundle)
+    (first, *_) = batches(bundle, advantage)
     found = {}
     for name in names:
         try:
@@ -121,7 +121,7 @@ def gradient(loss: PolicyLoss, batch: Batch) -> tuple[Tensor, LossOutput]:
 def audit(bundle: Bundle, named: Mapping[str, PolicyLoss], advantage: object = None) -> Audited:
     """The measures of each loss, and the cosine of each two, with intervals over mini-batches (Student's t).
 
-    Raises BadBundle for a loss whose gradient is 0 on every token of the bundle.
+    Raises BadBundle for a loss whose gradient is not finite, or is 0 on every token of the bundle.
     """
     parts = batches(bundle, advantage)
     decile_BT = _deciles(bundle)
@@ -131,6 +131,8 @@ def audit(bundle: Bundle, named: Mapping[str, PolicyLoss], advantage: object = N
         gradients = {}
         for name, loss in named.items():
             found_BT, output = gradient(loss, batch)
+            if not found_BT.isfinite().all():
+                raise BadBundle(f"{name}: the gradient is not finite")
             gradients[name] = found_BT.double()
             for measure, value in measures(gradients[name], batch, output, decile_BT[rows_M]).items():
                 found[name].setdefault(measure, []).append(value)
@@ -210,12 +212,18 @@ def _advantages(bundle: Bundle, advantage: object) -> Tensor:
     """(B, T): the bundle's own, or made of its rewards."""
     if advantage is None and bundle.advantages_BT is not None:
         return bundle.advantages_BT
-    if bundle.responses < 2:
+    if advantage is None and bundle.responses < 2:
         raise BadBundle("groups of one response have no advantage of their own: the bundle needs advantages_BT")
     made = GroupMeanStd() if advantage is None else advantage
     assert callable(made)
     lengths_PG = bundle.mask_BT.sum(-1).view(-1, bundle.responses)
-    return made(bundle.rewards_B.view(lengths_PG.shape), lengths_PG).flatten()[:, None] * bundle.mask_BT
+    try:
+        advantages_PG = made(bundle.rewards_B.view(lengths_PG.shape), lengths_PG)
+    except ValueError as error:
+        raise BadBundle(str(error)) from error
+    if not advantages_PG.isfinite().all():
+        raise BadBundle(f"groups of {bundle.responses} responses are too few for this advantage: it is not finite")
+    return advantages_PG.flatten()[:, None] * bundle.mask_BT
 
 
 def _rows(whole: Batch, rows_M: Tensor) -> Batch:

@@ -140,6 +140,15 @@ def unfed(bundle: Bundle) -> Tensor:
     return routes
 
 
+def later(bundle: Bundle, first: int) -> Tensor:
+    """1, but for the first token of the second row's prompt; token 0 is no padding."""
+    place = int(bundle.mask_BS[1].argmax())
+    factor = torch.ones_like(bundle.mask_BS)
+    factor[:4, place] = 0 if first else 1
+    factor[1, place] = 0
+    return factor
+
+
 def torn(bundle: Bundle) -> Tensor:
     return bundle.groups_B[torch.arange(24).roll(1)]
 
@@ -169,6 +178,10 @@ FAULTS: dict[str, tuple[Callable[[Bundle], dict[str, object]], str]] = {
     "other prompt": (
         lambda b: {"groups_B": b.groups_B.div(2, rounding_mode="floor")},
         "groups_B must share a prompt; row 4",
+    ),
+    "shorter prompt": (
+        lambda b: {"tokens_BS": b.tokens_BS * later(b, 1), "mask_BS": b.mask_BS * later(b, 0)},
+        "groups_B must share a prompt; row 1",
     ),
     "torn by mini-batches": (lambda b: {"minibatches_B": put(b.minibatches_B, (1,), 2)}, "must hold whole groups"),
     "gap": (lambda b: {"minibatches_B": b.minibatches_B * 2}, "without a gap"),

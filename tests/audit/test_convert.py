@@ -249,6 +249,17 @@ def test_files_that_are_no_rollouts_are_refused(tmp_path: Path, monkeypatch: pyt
         convert.convert(tmp_path / "b.jsonl", ABOUT)
 
 
+def test_one_long_row_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"prompt": [1], "response": [1] * length, "rewards": 0, "groups": index, "logprobs": [-1.0] * length}
+        for index, length in enumerate([400, *[1] * 99])
+    ]
+    path = jsonl(tmp_path, rows)
+    monkeypatch.setattr(convert, "MOST_BYTES", path.stat().st_size)
+    with pytest.raises(BadBundle, match=r"100 rows padded to 1 \+ 400 tokens are more than"):
+        convert.convert(path, ABOUT)
+
+
 @pytest.mark.parametrize("word", ["a", "a=b", "=tokens", "a=tokens=groups"])
 def test_a_wrong_name_is_answered_with_the_right_ones(word: str) -> None:
     with pytest.raises(BadBundle, match="--map takes theirs=ours with ours one of prompt, response, tokens"):

@@ -1,7 +1,7 @@
 """The audit without a model: gradients of known losses have known numbers, and relations between losses hold."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from steadymoe import algorithms
-from steadymoe.algorithms import Batch
+from steadymoe.algorithms import Batch, Surrogate
 from steadymoe.bench.audit import bundle_files, of_logprobs
 from steadymoe.bench.audit.bundle import About, BadBundle, Bundle
 from steadymoe.bench.statistics.estimates import mean_over_seeds
@@ -191,10 +191,33 @@ def test_a_bundle_without_what_the_audit_needs_is_refused(bundle: Bundle) -> Non
         of_logprobs.losses(["grpo"], replace(bundle, rewards_B=torch.ones(24)))
     with pytest.raises(BadBundle, match="unknown advantage 'mean'; choose from batch_whitened"):
         of_logprobs.advantage("mean")
-    alone = small(groups_B=torch.arange(2), minibatches_B=None, advantages_BT=None)
-    object.__setattr__(alone, "groups_B", torch.arange(2))
-    with pytest.raises(BadBundle, match="groups of one response"):
-        of_logprobs.batches(alone)
+
+
+def test_advantages_of_groups_that_are_too_small_are_refused() -> None:
+    alone = replace(small(), groups_B=torch.arange(2), minibatches_B=None, advantages_BT=None)
+    for name, words in (
+        (None, "groups of one response have no advantage of their own"),
+        ("leave_one_out", "groups of 1 responses are too few"),
+        ("group_mean", "every advantage is 0"),
+        ("leave_one_out_std", "needs at least 3 responses"),
+    ):
+        with pytest.raises(BadBundle, match=words):
+            of_logprobs.losses(["grpo"], alone, of_logprobs.advantage(name))
+    assert of_logprobs.losses(["grpo"], alone, of_logprobs.advantage("plus_minus"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(algorithms.TokenLoss):
+    """log π · ∞ · 0 of every token."""
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        """Not finite."""
+        return Surrogate(batch.logprobs_BT * torch.inf * 0)
+
+
+def test_a_gradient_that_is_not_finite_is_refused(bundle: Bundle) -> None:
+    with pytest.raises(BadBundle, match="broken: the gradient is not finite"):
+        of_logprobs.audit(bundle, {"broken": Broken()})
 
 
 def test_a_loss_without_any_gradient_is_refused() -> None:
