@@ -7,22 +7,20 @@ with its row.
 Shapes: B responses, W positions of a prompt, T response positions, F = W + T − 1, L MoE layers, K experts a token.
 """
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from steadymoe.bench.audit import recorded_rows
 from steadymoe.bench.audit.bundle import MOST, About, BadBundle, Bundle
 from steadymoe.models.routing import NO_ROUTE
 
-# The most bytes of a file, and of the rectangle that its rows are padded to.
+# The most bytes of the rectangle that the rows are padded to.
 MOST_BYTES = 2**30
 _OF_TOKENS = ("rollout_logprobs", "old_logprobs", "logprobs")
 _ROUTES = ("rollout_routes", "old_routes")
@@ -89,7 +87,7 @@ def convert(path: Path, about: About, renamed: Mapping[str, str] | None = None) 
     responses: list[_Response] = []
     used: set[str] | None = None
     left_out: list[str] = []
-    for number, raw in _rows(path):
+    for number, raw in recorded_rows.read(path):
         place = f"{path.name}, row {number}"
         row = _ours(raw, renamed, place)
         if used is None:
@@ -104,44 +102,6 @@ def convert(path: Path, about: About, renamed: Mapping[str, str] | None = None) 
     if used is None:
         raise BadBundle(f"{path.name} has no rows")
     return _bundle(responses, used, about), left_out
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a file with their numbers, from 1."""
-    if not path.is_file():
-        raise BadBundle(f"there is no file {path}")
-    if path.stat().st_size > MOST_BYTES:
-        raise BadBundle(f"{path.name} has {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
-    readers = {".jsonl": _of_jsonl, ".parquet": _of_parquet}
-    if path.suffix not in readers:
-        raise BadBundle(f"{path.name} must be a file .jsonl or .parquet")
-    yield from enumerate(readers[path.suffix](path), start=1)
-
-
-def _of_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        for number, line in enumerate((line for line in file if line.strip()), start=1):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise BadBundle(f"{path.name}, row {number}: no JSON ({error})") from error
-            if not isinstance(row, dict):
-                raise BadBundle(f"{path.name}, row {number}: must be an object with named columns")
-            yield row
-
-
-def _of_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        file = pq.ParquetFile(path)
-        groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-        if sum(group.total_byte_size for group in groups) > MOST_BYTES:
-            raise BadBundle(f"{path.name} holds more than {MOST_BYTES} bytes; convert fewer rollouts")
-        for batch in file.iter_batches(batch_size=256):
-            yield from batch.to_pylist()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, BadBundle):
-            raise
-        raise BadBundle(f"{path.name} is no whole parquet file: {' '.join(str(error).split())[:200]}") from error
 
 
 def _ours(raw: Mapping[str, Any], renamed: Mapping[str, str], place: str) -> dict[str, Any]:

@@ -205,7 +205,7 @@ def text(audited: Audited) -> str:
     if audited.cosines:
         pairs = [{"cosine of": f"{one}, {other}", "": str(each)} for (one, other), each in audited.cosines.items()]
         parts.insert(1, tables.to_markdown(pd.DataFrame(pairs)))
-    return "\n".join(parts)
+    return "\n\n".join(parts)
 
 
 def _advantages(bundle: Bundle, advantage: object) -> Tensor:

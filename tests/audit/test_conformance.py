@@ -48,7 +48,8 @@ def test_the_suites_own_answers_pass_every_line(given: tuple[PreTrainedModel, Bu
 def test_the_committed_folder_is_what_its_command_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert conformance_data.main([str(tmp_path / "made")]) == 0
     one, other = bundle_files.read(tmp_path / "made"), bundle_files.read(FOLDER)
-    assert one.about == other.about  # the weights' SHA-256 among it
+    # Another kind of processor draws weights that differ in their last bits.
+    assert replace(one.about, model_sha256=None) == replace(other.about, model_sha256=None)
     for (name, values), (_, committed) in zip(one.tensors(), other.tensors(), strict=True):
         assert_close(values, committed, rtol=0, atol=1e-5, msg=name)
     gradients = [load_file(folder / conformance.EXPECTED) for folder in (tmp_path / "made", FOLDER)]

@@ -14,7 +14,7 @@ from conftest import MICRO
 from test_bundle import made, same
 from test_cli import steadymoe
 
-from steadymoe.bench.audit import bundle_files, convert
+from steadymoe.bench.audit import bundle_files, convert, recorded_rows
 from steadymoe.bench.audit.bundle import About, BadBundle, Bundle
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
@@ -244,7 +244,7 @@ def test_files_that_are_no_rollouts_are_refused(tmp_path: Path, monkeypatch: pyt
             convert.convert(tmp_path / name, ABOUT)
     with pytest.raises(BadBundle, match="there is no file"):
         convert.convert(tmp_path / "none.jsonl", ABOUT)
-    monkeypatch.setattr(convert, "MOST_BYTES", 3)
+    monkeypatch.setattr(recorded_rows, "MOST_BYTES", 3)
     with pytest.raises(BadBundle, match="at most 3 are read"):
         convert.convert(tmp_path / "b.jsonl", ABOUT)
 
