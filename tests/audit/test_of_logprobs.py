@@ -246,3 +246,16 @@ def test_the_command_prints_tables_and_never_overwrites(
     assert "3 mini-batches" in capsys.readouterr().out
     assert steadymoe(monkeypatch, "bundle", "show", str(tmp_path / "a.csv")) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_hostile_names_are_shown_letter_by_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "a\x1b[31mred\nb\u202e"
+    bundle_files.write(replace(small(), about=About(made_by=hostile, model=hostile)), tmp_path / "b")
+    assert steadymoe(monkeypatch, "bundle", "show", str(tmp_path / "b")) == 0
+    assert steadymoe(monkeypatch, "bundle", "audit", str(tmp_path / "b"), "--algorithms", hostile) == 2
+    said = capsys.readouterr()
+    assert all(letter.isprintable() or letter == "\n" for letter in said.out + said.err)
+    assert "made_by: a\\x1b[31mred\\nb\\u202e" in said.out
+    assert said.err.count("\n") == 1
