@@ -1,4 +1,4 @@
-"""The command ``steadymoe``: run, calibrate, report, figures, claims, status, speed."""
+"""The command ``steadymoe``: run, calibrate, report, figures, claims, gates, status, bundle, speed."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from steadymoe.bench.audit import bundle_request
 from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.support.text import visible
 
@@ -59,6 +60,7 @@ def main() -> None:
         "claims": _claims,
         "gates": _gates,
         "status": _status,
+        "bundle": _bundle,
     }
     try:
         sys.exit(verbs[arguments.verb](arguments))
@@ -110,7 +112,17 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--page", type=Path, help="where the page goes (default: claims.md below the results)")
         if verb == "gates":
             sub.add_argument("--page", type=Path, help="write the page too, to this file")
+    bundle_request.add(verbs)
     return parser
+
+
+def _bundle(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench.audit.bundle import BadBundle
+
+    try:
+        return bundle_request.answer(arguments)
+    except BadBundle as error:
+        return _refuse(error)
 
 
 def _report(arguments: argparse.Namespace) -> int:

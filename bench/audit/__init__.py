@@ -1,0 +1,1 @@
+"""Frozen rollouts: every algorithm is asked about the same data."""

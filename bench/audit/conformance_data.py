@@ -1,0 +1,160 @@
+"""The folder of conformance, and the suite's own answers to it.
+
+``python -m steadymoe.bench.audit.conformance_data FOLDER`` makes the folder anew: weights, bundle, expected gradient.
+
+Shapes: B responses, T response positions, L MoE layers, E experts, H hidden.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+
+from steadymoe.bench.audit import bundle_files
+from steadymoe.bench.audit.bundle import About, BadBundle, Bundle, of_training
+from steadymoe.bench.audit.conformance import EXPECTED, PADDING
+from steadymoe.bench.support.seeding import torch_generator
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training.forward import Forward, Sequences, forward
+from steadymoe.bench.training.old_policy import OldPolicy
+from steadymoe.bench.training.sampling import roll_out
+from steadymoe.models import build
+from steadymoe.models.routing import NO_ROUTE, routers
+
+EXPERTS, TOP_K = 4, 2
+MODEL = {
+    "_target_": "transformers.Qwen3MoeConfig",
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": TOP_K,
+    "moe_intermediate_size": 8,
+    "norm_topk_prob": True,
+    "router_scale": 3.0,
+    "initializer_range": 0.3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "tie_word_embeddings": False,
+}
+PROMPTS, RESPONSES, SEED = ("3+3+1*0=", "5*3=", "1-4*4=", "3-0-1+2+2="), 2, 24
+# No router may be this close to another choice, in probability: rounding could then decide a route.
+_LEAST_MARGIN = 1e-3
+
+
+def made() -> tuple[PreTrainedModel, Bundle]:
+    """The model and its bundle.
+
+    The sampler of this bundle is one whose routers take the next expert in place of each: its routes are another's, and
+    its log-probabilities are computed under them. In one row a token that is fed has no route.
+    """
+    task = Chain(min_operands=2, max_operands=5, modulus=6, spare_tokens=2)
+    model = build.build(MODEL, task.tokenizer, SEED, "cpu")
+    rollout = roll_out(model, task, PROMPTS, RESPONSES, torch_generator(SEED, "conformance"))
+    sequences = rollout.sequences
+    rewards_B = torch.tensor([1.0, 0.0]).repeat(len(PROMPTS))
+    with torch.no_grad():
+        old = forward(model, sequences, "fp32")
+    assert old.routes_LBFK is not None  # of a model with routers
+    _check_fit(sequences, old)
+    other_LBFK = torch.where(old.routes_LBFK == NO_ROUTE, NO_ROUTE, (old.routes_LBFK + 1) % EXPERTS)
+    row = int(sequences.response_mask_BT.sum(-1).argmax())
+    other_LBFK[:, row, -sequences.response_width + 1] = NO_ROUTE
+    with torch.no_grad():
+        sampled = forward(model, sequences, "fp32", forced_LBFK=other_LBFK)
+    about = About(
+        made_by="python -m steadymoe.bench.audit.conformance_data",
+        model="a random Qwen3-MoE of two layers",
+        model_sha256=bundle_files.model_sha256(model),
+        experts=EXPERTS,
+        task="chain",
+        engine="the next expert in place of each",
+        seed=SEED,
+        staleness=0,
+    )
+    rollout = replace(rollout, scores_B=rewards_B, logprobs_BT=sampled.logprobs_BT, routes_LBFK=other_LBFK)
+    old_policy = OldPolicy(old.logprobs_BT, old.routes_LBFK, old.executed_LBFK, None, None, None, None)
+    advantages_BT = (rewards_B - 0.5)[:, None] * sequences.response_mask_BT
+    return model, of_training(about, rollout, old_policy, RESPONSES, advantages_BT=advantages_BT)
+
+
+def _check_fit(sequences: Sequences, old: Forward) -> None:
+    """Raise RuntimeError unless the rollout has what the lines need, and no route that rounding could decide."""
+    prompts = sequences.mask_BS[:, : -sequences.response_width]
+    ordered = torch.stack(
+        [logits_NE.softmax(-1).sort(-1, descending=True).values for logits_NE in old.router_logits_LNE]
+    )
+    margin_LN = (ordered[..., TOP_K - 1] - ordered[..., TOP_K])[:, sequences.route_mask_BF.flatten()]
+    if not margin_LN.min() > _LEAST_MARGIN:
+        raise RuntimeError(f"a router's choice is as near as {float(margin_LN.min()):.1e}; take another seed")
+    for what, lengths in (("prompts", prompts.sum(-1)), ("responses", sequences.response_mask_BT.sum(-1))):
+        if len(lengths.unique()) < 2:
+            raise RuntimeError(f"all {what} have one length, so nothing is padded; take another seed")
+
+
+def answers(model: PreTrainedModel, bundle: Bundle) -> dict[str, Tensor]:
+    """What this suite's own forward answers, by the names of ``conformance.ANSWERS``."""
+    sequences = bundle.sequences
+    with torch.no_grad():
+        old = forward(model, sequences, "fp32")
+    now = forward(model, sequences, "fp32")
+    assert old.routes_LBFK is not None  # of a model with routers
+    wider = Sequences(
+        pad(sequences.tokens_BS, PADDING), pad(sequences.mask_BS, PADDING), bundle.response_width + PADDING[1]
+    )
+    with torch.no_grad():
+        replayed = forward(model, sequences, "fp32", forced_LBFK=old.routes_LBFK)
+        forced = forward(model, sequences, "fp32", forced_LBFK=bundle.rollout_routes_LBFK)
+        padded = forward(model, wider, "fp32")
+    return {
+        "logprobs_BT": now.logprobs_BT.detach(),
+        "old_logprobs_BT": old.logprobs_BT,
+        "routes_LBFK": old.routes_LBFK,
+        "replayed_logprobs_BT": replayed.logprobs_BT,
+        "forced_logprobs_BT": forced.logprobs_BT,
+        "padded_logprobs_BT": padded.logprobs_BT[:, : bundle.response_width].contiguous(),
+        "router_gradient_LEH": router_gradient(model, bundle),
+    }
+
+
+def router_gradient(model: PreTrainedModel, bundle: Bundle) -> Tensor:
+    """The gradient of −Σ A log π / Σ mask by the routers' weights under the bundle's old routes, (L, E, H)."""
+    replayed = forward(model, bundle.sequences, "fp32", forced_LBFK=bundle.old_routes_LBFK)
+    advantages_BT = bundle.get("advantages_BT", "so it is no bundle of conformance")
+    loss = -(advantages_BT * replayed.logprobs_BT * bundle.mask_BT).sum() / bundle.mask_BT.sum()
+    weights = [router.get_parameter("weight") for router in routers(model)]
+    found = torch.autograd.grad(loss, weights, allow_unused=True)
+    return torch.stack([torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)])
+
+
+def write(folder: Path) -> None:
+    """Write the folder of conformance. Raises BadBundle if there is something at ``folder``."""
+    model, bundle = made()
+    bundle_files.write(bundle, folder)
+    model.save_pretrained(folder / "model")
+    (folder / "model" / "generation_config.json").unlink(missing_ok=True)
+    save_file({"router_gradient_LEH": router_gradient(model, bundle)}, folder / EXPECTED)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Write the folder that the command line names; the exit code."""
+    parser = argparse.ArgumentParser(description="write the folder of conformance")
+    parser.add_argument("folder", type=Path)
+    try:
+        write(parser.parse_args(words).folder)
+    except BadBundle as error:
+        print(f"steadymoe: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
