@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from steadymoe.bench.audit import bundle_request
+from steadymoe.bench.bundles import request as bundle_request
 from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.support.text import visible
 
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _bundle(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.audit.bundle import BadBundle
+    from steadymoe.bench.bundles.bundle import BadBundle
 
     try:
         return bundle_request.answer(arguments)

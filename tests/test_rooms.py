@@ -14,7 +14,7 @@ ORDER = (
     ("training",),
     ("runs",),
     ("report",),
-    ("audit", "calibration", "claims", "speed"),
+    ("bundles", "calibration", "claims", "speed"),
     ("cli",),
 )
 LEFT_OF = {

@@ -14,8 +14,8 @@ from conftest import MICRO
 from test_bundle import made, same
 from test_cli import steadymoe
 
-from steadymoe.bench.audit import bundle_files, convert, recorded_rows
-from steadymoe.bench.audit.bundle import About, BadBundle, Bundle
+from steadymoe.bench.bundles import bundle_files, convert, recorded_rows
+from steadymoe.bench.bundles.bundle import About, BadBundle, Bundle
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steadymoe.bench.audit import bundle_files, of_logprobs
-from steadymoe.bench.audit.bundle import MOST, About, BadBundle, Bundle, of_training
+from steadymoe.bench.bundles import bundle_files, of_logprobs
+from steadymoe.bench.bundles.bundle import MOST, About, BadBundle, Bundle, of_training
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.old_policy import OldPolicy

@@ -15,8 +15,8 @@ from torch.testing import assert_close
 
 from steadymoe import algorithms
 from steadymoe.algorithms import Batch, Surrogate
-from steadymoe.bench.audit import bundle_files, of_logprobs
-from steadymoe.bench.audit.bundle import About, BadBundle, Bundle
+from steadymoe.bench.bundles import bundle_files, of_logprobs
+from steadymoe.bench.bundles.bundle import About, BadBundle, Bundle
 from steadymoe.bench.statistics.estimates import mean_over_seeds
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from steadymoe.bench.audit.bundle import BadBundle
+from steadymoe.bench.bundles.bundle import BadBundle
 
 # The most bytes of a file, and of what a parquet file says that it holds.
 MOST_BYTES = 2**30

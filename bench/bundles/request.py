@@ -47,7 +47,7 @@ def answer(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.audit import bundle_files
+    from steadymoe.bench.bundles import bundle_files
 
     bundle = bundle_files.read(arguments.folder)
     for name, value in vars(bundle.about).items():
@@ -59,7 +59,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.audit import bundle_files, of_logprobs
+    from steadymoe.bench.bundles import bundle_files, of_logprobs
 
     if arguments.csv is not None:
         bundle_files.refuse_existing(arguments.csv)
@@ -75,8 +75,8 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.audit import bundle_files, convert
-    from steadymoe.bench.audit.bundle import About
+    from steadymoe.bench.bundles import bundle_files, convert
+    from steadymoe.bench.bundles.bundle import About
 
     bundle_files.refuse_existing(arguments.folder)
     about = About(
@@ -93,7 +93,7 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 
 def _conform(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.audit import conformance
+    from steadymoe.bench.bundles import conformance
 
     found = conformance.check(arguments.folder, arguments.answers)
     for each in found:

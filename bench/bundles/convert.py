@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadymoe.bench.audit import recorded_rows
-from steadymoe.bench.audit.bundle import MOST, About, BadBundle, Bundle
+from steadymoe.bench.bundles import recorded_rows
+from steadymoe.bench.bundles.bundle import MOST, About, BadBundle, Bundle
 from steadymoe.models.routing import NO_ROUTE
 
 # The most bytes of the rectangle that the rows are padded to.

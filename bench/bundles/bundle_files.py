@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from steadymoe.bench.audit.bundle import About, BadBundle, Bundle, check_sizes
+from steadymoe.bench.bundles.bundle import About, BadBundle, Bundle, check_sizes
 
 FORMAT, VERSION = "steadymoe bundle", 1
 MANIFEST, TENSORS = "bundle.json", "tensors.safetensors"

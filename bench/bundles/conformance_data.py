@@ -1,6 +1,6 @@
 """The folder of conformance, and the suite's own answers to it.
 
-``python -m steadymoe.bench.audit.conformance_data FOLDER`` makes the folder anew: weights, bundle, expected gradient.
+``python -m steadymoe.bench.bundles.conformance_data FOLDER`` makes the folder anew: weights, bundle, expected gradient.
 
 Shapes: B responses, T response positions, L MoE layers, E experts, H hidden.
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from steadymoe.bench.audit import bundle_files
-from steadymoe.bench.audit.bundle import About, BadBundle, Bundle, of_training
-from steadymoe.bench.audit.conformance import EXPECTED, PADDING
+from steadymoe.bench.bundles import bundle_files
+from steadymoe.bench.bundles.bundle import About, BadBundle, Bundle, of_training
+from steadymoe.bench.bundles.conformance import EXPECTED, PADDING
 from steadymoe.bench.support.seeding import torch_generator
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.forward import Forward, Sequences, forward
@@ -71,7 +71,7 @@ def made() -> tuple[PreTrainedModel, Bundle]:
     with torch.no_grad():
         sampled = forward(model, sequences, "fp32", forced_LBFK=other_LBFK)
     about = About(
-        made_by="python -m steadymoe.bench.audit.conformance_data",
+        made_by="python -m steadymoe.bench.bundles.conformance_data",
         model="a random Qwen3-MoE of two layers",
         model_sha256=bundle_files.model_sha256(model),
         experts=EXPERTS,

@@ -21,7 +21,7 @@ from torch import Tensor
 from steadymoe import algorithms
 from steadymoe.algorithms import Batch, LossOutput, PolicyLoss
 from steadymoe.algorithms.advantages import GroupMeanStd
-from steadymoe.bench.audit.bundle import BadBundle, Bundle
+from steadymoe.bench.bundles.bundle import BadBundle, Bundle
 from steadymoe.bench.config.names import CONF
 from steadymoe.bench.report import tables
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate, mean_over_seeds

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from steadymoe.bench.audit import bundle_files
-from steadymoe.bench.audit.bundle import BadBundle, Bundle
+from steadymoe.bench.bundles import bundle_files
+from steadymoe.bench.bundles.bundle import BadBundle, Bundle
 from steadymoe.models.routing import NO_ROUTE
 
 EXPECTED = "expected.safetensors"

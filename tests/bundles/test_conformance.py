@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from steadymoe.bench.audit import bundle_files, conformance, conformance_data
-from steadymoe.bench.audit.bundle import BadBundle, Bundle
+from steadymoe.bench.bundles import bundle_files, conformance, conformance_data
+from steadymoe.bench.bundles.bundle import BadBundle, Bundle
 from steadymoe.bench.training import packing
 from steadymoe.bench.training.forward import Sequences, forward
 from steadymoe.models.routing import NO_ROUTE, routers

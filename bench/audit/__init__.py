@@ -1,1 +1,0 @@
-"""Frozen rollouts: every algorithm is asked about the same data."""
