@@ -257,6 +257,7 @@ ANSWERS = {
     "what `steadymoe run` refuses before it starts?": "def _refuse_others",
     "which gates a claim needs?": "STRESS",
     "the gates of the standard settings, and their thresholds?": "LEAST_TWIN_GAIN",
+    "how many seeds a comparison takes, by its design?": "class Design",
     "what `steadymoe calibrate` measures, and the published numbers beside it?": "def calibrate(",
     "what a bundle holds, and what is checked when it is read?": "class Bundle",
     "the columns that `steadymoe bundle convert` reads?": "COLUMNS",
