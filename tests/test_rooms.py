@@ -14,7 +14,7 @@ ORDER = (
     ("training",),
     ("runs",),
     ("report",),
-    ("calibration", "claims", "speed"),
+    ("audit", "calibration", "claims", "speed"),
     ("cli",),
 )
 LEFT_OF = {
