@@ -59,6 +59,11 @@ class Weights:
             first = last
         self.count = first
 
+    def squares(self, gradient_P: Tensor) -> dict[str, float]:
+        """The squared norm of each block of a gradient."""
+        norms = [torch.linalg.vector_norm(gradient_P[place], dtype=torch.float64) for place in self.slices.values()]
+        return dict(zip(self.slices, torch.stack(norms).square().tolist(), strict=True))
+
     def vector(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """The gradients of ``ordered`` as one vector, (P,); 0 for a weight that has none."""
         pairs = zip(self.ordered, gradients, strict=True)
@@ -150,14 +155,8 @@ class Sums:
         self._squares = {name: np.zeros(groups) for name in weights.slices}
         self._counts_G = np.zeros(groups)
 
-    def add(self, group: int, gradient_P: Tensor, most: float | None = None) -> None:
-        """Add one mini-batch's gradient, (P,), scaled down to the norm ``most`` if it is longer (None: as it is)."""
-        squares = {
-            name: float(torch.linalg.vector_norm(gradient_P[place], dtype=torch.float64)) ** 2
-            for name, place in self._slices.items()
-        }
-        norm = sum(squares.values()) ** 0.5
-        scale = 1.0 if most is None else min(1.0, most / (norm + _EPSILON))
+    def add(self, group: int, gradient_P: Tensor, squares: Mapping[str, float], scale: float = 1.0) -> None:
+        """Add ``scale`` times one mini-batch's gradient, (P,), whose squared norm by block is ``squares``."""
         self._sums_GP[group].add_(gradient_P, alpha=scale)
         for name, square in squares.items():
             self._squares[name][group] += scale**2 * square
@@ -201,6 +200,7 @@ def collect(
 ) -> dict[tuple[str, float | None], Sums]:
     """The sums of every arm on a frozen rollout at the model's present weights, by label and norm cut.
 
+    A cut scales a longer gradient of a mini-batch down to this norm, as before an update; None leaves it as it is.
     ``forced_LBFK`` are routes to replay, None for the routers' own choice. Group after group has as many mini-batches
     as the others, in the order of the rollout.
     """
@@ -215,6 +215,9 @@ def collect(
             watch(number, part, now, found)
         group = number * groups // len(frozen.minibatches)
         for label, gradient_P in zip(found, vectors(weights, now, list(found.values())), strict=True):
+            squares = weights.squares(gradient_P)
+            norm = sum(squares.values()) ** 0.5
             for cut in cuts:
-                sums[label, cut].add(group, gradient_P, cut)
+                scale = 1.0 if cut is None else min(1.0, cut / (norm + _EPSILON))
+                sums[label, cut].add(group, gradient_P, squares, scale)
     return sums

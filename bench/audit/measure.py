@@ -31,7 +31,7 @@ COLUMNS = (
     *("quantity", "value", "low", "high", "n", "replicates"),
 )
 # The sums of the arms that share a forward take at most so many bytes.
-_MOST_BYTES = 2**29
+_MOST_BYTES = 640 * 2**20
 # Fresh samples have no old routes to replay.
 _FRESH = "fresh"
 Row = dict[str, Any]

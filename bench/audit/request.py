@@ -151,8 +151,8 @@ def _check(run: Run) -> None:
         raise ConfigError(f"audit.drift must hold 0, the weights that sampled; got {list(audit.drift)}")
     if max(audit.drift) > config.updates_per_rollout:
         raise ConfigError(
-            f"audit.drift={list(audit.drift)}: the prompts of a rollout serve {config.updates_per_rollout} updates; raise "
-            "updates_per_rollout, or leave larger numbers out"
+            f"audit.drift={list(audit.drift)}: the prompts of a rollout serve {config.updates_per_rollout} updates; "
+            "raise updates_per_rollout, or leave larger numbers out"
         )
     if audit.minibatches % audit.groups:
         raise ConfigError(f"audit.groups ({audit.groups}) must divide audit.minibatches ({audit.minibatches})")

@@ -197,7 +197,7 @@ class Audit:
     arms: Mapping[str, Any] = setting("further algorithms: a label, and the words of steadymoe run that it stands for")
     drift: tuple[int, ...] = setting("numbers of neutral updates between the rollout and the gradient", at_least=0)
     routing: tuple[str, ...] = setting("whose experts run in the gradient's forward", choices=("free", "r2", "r3"))
-    router_scale: tuple[float, ...] = setting("factors on the routers' weights after the drift; below 1: margins", above=0)
+    router_scale: tuple[float, ...] = setting("factors on the routers' weights after the drift", above=0)
     minibatches: int = count("mini-batches of the audited rollout, and of the fresh one beside it", at_least=6)
     groups: int = count("groups of mini-batches that the jackknife leaves out", at_least=3)
 
