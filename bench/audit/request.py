@@ -262,10 +262,15 @@ def _facts(planned: Planned) -> dict[str, Any]:
         "versions": provenance.versions(config.experts),
         "revision": revision(),
         "machine": provenance.machine(config.device, config.threads),
-        "arms": {
-            label: {"algorithm": arm.choices["algorithm"], "axes": arm.axes} for label, arm in planned.arms.items()
-        },
+        "arms": {label: _told(arm, run) for label, arm in planned.arms.items()},
         "config": run.plain,
+    }
+
+
+def _told(arm: Run, run: Run) -> dict[str, Any]:
+    """An arm's algorithm, and every number in which it differs from the algorithm's YAML and the audit's config."""
+    return {"algorithm": arm.choices["algorithm"]} | {
+        key: each for key, each in arm.axes.items() if key not in run.axes or run.axes[key] != each
     }
 
 

@@ -59,8 +59,8 @@ def ranking(table: pd.DataFrame, cut: str = "before") -> pd.DataFrame:
 
     A loss whose usefulness is undefined stands last.
     """
-    chosen = over_checkpoints(table[(table["block"] == "whole") & (table["cut"] == cut)])
-    chosen = chosen[chosen["quantity"].isin(_RANKED)]
+    whole = (table["block"] == "whole") & (table["cut"] == cut)
+    chosen = over_checkpoints(table[whole & table["quantity"].isin(_RANKED)])
     keys = ["start", "k", "router_scale", "routing", "loss"]
     chosen = chosen.assign(
         told=[str(Estimate(*each)) for each in chosen[["mean", "low", "high", "n"]].itertuples(index=False, name=None)]

@@ -97,7 +97,7 @@ def draws(count: int) -> dict[str, list[Jackknifed]]:
 
 @pytest.fixture(scope="module")
 def audits() -> dict[str, list[Jackknifed]]:
-    return draws(400)
+    return draws(250)
 
 
 @pytest.mark.parametrize("name", ["squared_norm", "trace", "inner"])
@@ -111,7 +111,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(name: str, audits: dict[s
     known = [each for each in audits[name] if math.isfinite(each.value)]
     assert len(known) > 0.9 * len(audits[name])
     held = np.mean([each.low <= TRUE[name] <= each.high for each in known])
-    assert 0.91 < held < 0.99  # 95 % of 400, five standard errors about it, less for the ratios
+    assert 0.91 < held < 0.99  # of 250 audits
 
 
 def test_an_interval_about_no_signal_is_no_claim_of_one_and_has_no_cosine() -> None:

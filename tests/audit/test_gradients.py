@@ -23,7 +23,7 @@ from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
 
 GROUPS = 4
-ALGORITHMS = ("grpo", "gspo", "rspo_grpo", "vespo", "dppo", "gmpo", "reinforce")
+ALGORITHMS = ("grpo", "gspo", "rspo_grpo", "vespo", "dppo")
 LOSS = "algorithm.loss"
 
 
@@ -94,7 +94,7 @@ def moved(scene: Scene, updates: int) -> None:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """Seven losses four updates off policy."""
+    """Five losses four updates off policy."""
     torch.set_num_threads(1)
     made = scene(tmp_path_factory.mktemp("one"), {name: [f"algorithm={name}"] for name in ALGORITHMS})
     moved(made, 4)
