@@ -1,4 +1,4 @@
-"""The command ``steadymoe``: run, calibrate, report, figures, claims, gates, status, bundle, speed."""
+"""The command ``steadymoe``: run, calibrate, audit, report, figures, claims, gates, status, bundle, speed."""
 
 import argparse
 import sys
@@ -17,6 +17,11 @@ _RUN_HELP = (
 _CALIBRATE_HELP = (
     "a model's routers, ratios and engines beside published numbers: "
     "`steadymoe calibrate model=flat task=sort engine=fp8`; it takes the words of run, for one config"
+)
+
+_AUDIT_HELP = (
+    "the gradients of many algorithms on the same rollouts: `steadymoe audit experiment=audit seed=300`; it takes the "
+    "words of run"
 )
 
 
@@ -48,6 +53,10 @@ def main() -> None:
         from steadymoe.bench.calibration import request as calibration
 
         sys.exit(calibration.answer(words[1:]))
+    if words[:1] == ["audit"]:
+        from steadymoe.bench.audit import request as audit
+
+        sys.exit(audit.answer(words[1:]))
     if words[:1] == ["speed"]:
         from steadymoe.bench.speed.run import main as speed
 
@@ -75,12 +84,13 @@ def _refuse(error: Exception) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Of every verb but ``run``, ``calibrate`` and ``speed``, which take their words as they are."""
+    """Of every verb but ``run``, ``calibrate``, ``audit`` and ``speed``, which take their words as they are."""
     parser = _Parser(prog="steadymoe", description="Is this RL algorithm stable on MoE models?")
     parser.add_argument("--version", action=_Version, nargs=0, help="version and, in a checkout, revision")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run", help=_RUN_HELP)
     verbs.add_parser("calibrate", help=_CALIBRATE_HELP)
+    verbs.add_parser("audit", help=_AUDIT_HELP)
     verbs.add_parser("speed", help="what a step costs, beside TRL and plain transformers: `steadymoe speed --help`")
     for verb, what in (
         ("report", "tables, figures and report.html from recorded runs"),

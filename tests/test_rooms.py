@@ -14,7 +14,7 @@ ORDER = (
     ("training",),
     ("runs",),
     ("report",),
-    ("bundles", "calibration", "claims", "speed"),
+    ("audit", "bundles", "calibration", "claims", "speed"),
     ("cli",),
 )
 LEFT_OF = {

@@ -22,9 +22,9 @@ from omegaconf import DictConfig
 from steadymoe.bench.config import branch
 from steadymoe.bench.config.identity import (
     IMPLIED,
-    NO_NUMBERS,
     OFF,
     axes_name,
+    changes_numbers,
     config_hash,
     flatten,
     implied,
@@ -56,6 +56,8 @@ class Run:
     folder: Path
     config_hash: str
     command: str
+    words: tuple[str, ...]
+    """The overrides that the run was composed of."""
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -118,7 +120,9 @@ def run(words: Sequence[str]) -> Run:
     axes = {
         key: value
         for key, value in flat.items()
-        if key not in ("seed", *NO_NUMBERS, *implied(plain)) and (key not in reference or reference[key] != value)
+        if key not in ("seed", *implied(plain))
+        and changes_numbers(key)
+        and (key not in reference or reference[key] != value)
     }
     axes |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
     if config.start_from is not None:
@@ -137,7 +141,26 @@ def run(words: Sequence[str]) -> Run:
         config_hash=config_hash(plain),
         command=external.prefix(choices, _modules(plain))
         + shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
+        words=tuple(words),
     )
+
+
+def variants(of: Run, words: Mapping[str, Sequence[str]]) -> dict[str, Run]:
+    """The run ``of`` with other words, by the keys of ``words``: a word replaces the run's own word of its key.
+
+    Raises ConfigError.
+    """
+    found = {}
+    with _hydra():
+        for key, given in words.items():
+            replaced = {_key(word) for word in given}
+            with errors_in_one_line(given):
+                found[key] = run([*(word for word in of.words if _key(word) not in replaced), *given])
+    return found
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
 
 
 def _sections(plain: Mapping[str, Any], choices: Mapping[str, str]) -> None:

@@ -14,6 +14,8 @@ NO_NUMBERS = (
     *("experiment_name", "results_dir", "checkpoint_every", "checkpoint_keep", "retry", "log"),
     "savings.reuse_first",
 )
+# The section of ``steadymoe audit``, which no run reads; an audit has a hash of its own.
+_OF_AUDITS = "audit."
 
 # Fields added after the first release, each with the value at which a run is the same as before the field existed. A
 # field with this value is left out of the hash, so the hashes of older runs stay valid. The thresholds of a collapse
@@ -88,6 +90,11 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def changes_numbers(key: str) -> bool:
+    """Whether the field ``key`` can change what a run records."""
+    return key not in NO_NUMBERS and not key.startswith(_OF_AUDITS)
+
+
 def is_neutral(key: str, value: Any) -> bool:
     """Whether the field ``key`` has the value at which a run is what it was before the field existed."""
     return key in NEUTRAL and bool(NEUTRAL[key] == value)
@@ -107,18 +114,22 @@ def config_hash(config: Mapping[str, Any], neutral: Mapping[str, Any] | None = N
 def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
     """A hash of the fields that all runs of a sweep share: no seed, no ``swept`` field, no field of a named config."""
     named = ("algorithm.", "model.", "task.", *(f"{group}." for group in OFF))
-    left_out = ("seed", *NO_NUMBERS, *implied(config))
-    numbers = {k: v for k, v in _with_removed(config).items() if not k.startswith(named) and k not in left_out}
+    left_out = ("seed", *implied(config))
+    numbers = {
+        k: v
+        for k, v in _with_removed(config).items()
+        if not k.startswith(named) and k not in left_out and changes_numbers(k)
+    }
     return _digest({k: v for k, v in numbers.items() if k not in swept and not is_neutral(k, v)})
 
 
 def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str, Any]:
     """The flattened config, without fields that change no number, are implied, or have their neutral value."""
-    left_out = (*NO_NUMBERS, *implied(config))
+    left_out = implied(config)
     numbers = {
         key: value
         for key, value in _with_removed(config).items()
-        if key not in left_out and not (key in neutral and neutral[key] == value)
+        if key not in left_out and changes_numbers(key) and not (key in neutral and neutral[key] == value)
     }
     if config["cold_start"]["path"] is not None:  # the file's content counts, not its place
         weights = Path(config["cold_start"]["path"]).read_bytes()
@@ -180,5 +191,5 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     before, after = _with_removed(old), _with_removed(new)
     keys = [key for key in sorted(before | after) if before.get(key, "absent") != after.get(key, "absent")]
     return ", ".join(
-        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in keys if key not in NO_NUMBERS
+        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in keys if changes_numbers(key)
     )

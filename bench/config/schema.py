@@ -190,6 +190,19 @@ class Routing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What ``steadymoe audit`` measures beside the model, the task and the optimizer of a run. No run reads it."""
+
+    algorithms: tuple[str, ...] = setting("names of algorithms and presets, each at the numbers of its YAML")
+    arms: Mapping[str, Any] = setting("further algorithms: a label, and the words of steadymoe run that it stands for")
+    drift: tuple[int, ...] = setting("numbers of neutral updates between the rollout and the gradient", at_least=0)
+    routing: tuple[str, ...] = setting("whose experts run in the gradient's forward", choices=("free", "r2", "r3"))
+    router_scale: tuple[float, ...] = setting("factors on the routers' weights after the drift", above=0)
+    minibatches: int = count("mini-batches of the audited rollout, and of the fresh one beside it", at_least=6)
+    groups: int = count("groups of mini-batches that the jackknife leaves out", at_least=3)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything that a run reads.
 
@@ -224,6 +237,7 @@ class RunConfig:
     weight_noise: float = setting("standard deviation of the noise on every weight at the start", at_least=0)
     log: str | None = setting("a logger beside the record")
     retry: str = setting("which of the runs that have not ended are run", choices=("all", "failed"))
+    audit: Audit
     correction: Mapping[str, Any] = setting("correction of the mismatch between sampler and trainer")
     routing: Routing
     engine: Mapping[str, Any] = setting("what samples")

@@ -66,6 +66,8 @@ def _value(key: str, value: Any, setting: dataclasses.Field[Any]) -> Any:
         (kind,) = set(typing.get_args(kind)) - {type(None)}
         if value is None:
             return None
+    if typing.get_origin(kind) is tuple:
+        return _several(key, value, setting)
     if kind is float and type(value) is int:
         value = float(value)
     is_group = dataclasses.is_dataclass(kind) or typing.get_origin(kind) is Mapping
@@ -77,6 +79,21 @@ def _value(key: str, value: Any, setting: dataclasses.Field[Any]) -> Any:
     if (wanted := setting.metadata["bounds"].broken_by(value)) is not None:
         raise ConfigError(f"{key} must be {wanted}; got {value!r} ({_meaning(setting)})")
     return value
+
+
+def _several(key: str, values: Any, setting: dataclasses.Field[Any]) -> tuple[Any, ...]:
+    """``values`` if they are a list of the field's type, not empty, without repetition and within its bounds."""
+    kind = typing.get_args(setting.type)[0]
+    if isinstance(values, list) and kind is float:
+        values = [float(each) if type(each) is int else each for each in values]
+    if not isinstance(values, list) or not all(type(each) is kind for each in values):
+        raise ConfigError(f"{key} must be a list, each {_NAMES[kind]}; got {values!r} ({_meaning(setting)})")
+    if not values or len(set(values)) < len(values):
+        raise ConfigError(f"{key} must hold one value or more, each once; got {values!r} ({_meaning(setting)})")
+    for each in values:
+        if (wanted := setting.metadata["bounds"].broken_by(each)) is not None:
+            raise ConfigError(f"{key}: each must be {wanted}; got {each!r} ({_meaning(setting)})")
+    return tuple(values)
 
 
 def _meaning(setting: dataclasses.Field[Any]) -> str:

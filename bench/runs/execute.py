@@ -110,7 +110,7 @@ def _train(run: compose.Run, folder: Record) -> None:
     task, model, made = at_start(
         config, lambda *check: folder.update(progress=dict(zip(cold_start.CHECK, check, strict=True)))
     )
-    trainer = _trainer(model, task, config)
+    trainer = trainer_at_start(model, task, config)
     savings = {"share_prompts": trainer.learner.forwards.unshared or True}
     folder.update(cold_start=folder.run["cold_start"] | made, savings=savings, **build.size(model))
 
@@ -170,7 +170,7 @@ def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, Pre
     return task, model, cold_start.load_or_make(model, task, config, cache, on_check)
 
 
-def _trainer(model: PreTrainedModel, task: Task, config: RunConfig) -> Trainer:
+def trainer_at_start(model: PreTrainedModel, task: Task, config: RunConfig) -> Trainer:
     """The trainer of a run at its start: a branch has the weights and the optimizer's moments of its trunk."""
     if config.start_from is None:
         checkpoint.disturb(model, config.weight_noise, config.seed)

@@ -27,7 +27,7 @@ SHORT = [
 
 # ... and of experiments with a mini-batch or updates of their own, which SHORT's prompts and steps would contradict.
 SHORT_EXPERIMENT = ["updates_per_rollout=2", "rollout.minibatch_prompts=null", "total_updates=null", "seed=0"]
-SHORT_EXPERIMENT += ["evaluation.every_updates=null", "probe.every_updates=null"]
+SHORT_EXPERIMENT += ["evaluation.every_updates=null", "probe.every_updates=null", "checkpoint_keep=null"]
 
 
 def group(name: str) -> list[str]:
@@ -110,7 +110,8 @@ def test_experiments_say_their_command_and_number_of_runs() -> None:
     for name in group("experiment"):
         text = (compose.CONF / "experiment" / f"{name}.yaml").read_text()
         runs = len(compose.plan([f"experiment={name}"]))
-        assert f"steadymoe run experiment={name}" in text
-        assert f"{runs} runs" in text
+        verb, made = ("audit", "audits") if f"steadymoe audit experiment={name} " in text else ("run", "runs")
+        assert f"steadymoe {verb} experiment={name}" in text
+        assert f"{runs} {made}" in text
         shared = {"study_wide": "study_bands", "study_narrow": "study_bands"}  # two arms of one table
         assert yaml.safe_load(text)["experiment_name"] == shared.get(name, name)

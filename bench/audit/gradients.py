@@ -1,0 +1,223 @@
+"""The gradients of many losses on one mini-batch: one forward for all of them, and one backward for each.
+
+Every loss here is a function of the log-probabilities of the sampled tokens (and of the entropy, under a bonus). Its
+slope with respect to these numbers costs next to nothing; the slope is then sent back through the graph of the shared
+forward, which is kept until the last loss has used it. Only sums over groups of mini-batches stay in memory.
+
+Shapes: M rows of a mini-batch, T response positions, P weights, G groups of mini-batches.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steadymoe.algorithms import Batch, LossOutput
+from steadymoe.bench.audit.estimators import Beside, Gradients
+from steadymoe.bench.training.forward import Forward
+from steadymoe.bench.training.learner import Learner
+from steadymoe.bench.training.microbatches import MicroBatch
+from steadymoe.bench.training.old_policy import OldPolicy
+from steadymoe.bench.training.sampling import Rollout
+from steadymoe.bench.training.trainer import Trainer
+from steadymoe.models.routing import routers
+
+WHOLE = "whole"
+# Norms, and whatever else is no feed-forward part, stand with the attention. The feed-forward parts of a dense model
+# are its "experts".
+BLOCKS = ("router", "experts", "attention", "embeddings")
+_FEED_FORWARD = (".mlp.", ".feed_forward.", ".block_sparse_moe.", ".moe.")
+# torch.nn.utils.clip_grad_norm_ adds this to the norm.
+_EPSILON = 1e-6
+
+
+class Weights:
+    """The trained weights of a model as one vector, block by block."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())
+        of_ends = {id(weight) for each in ends if each is not None for weight in each.parameters()}
+        blocks: dict[str, list[Tensor]] = {name: [] for name in BLOCKS}
+        for name, weight in model.named_parameters():
+            if not weight.requires_grad:
+                continue
+            feeds = any(part in name for part in _FEED_FORWARD)
+            block = "experts" if feeds else "attention"
+            block = "router" if id(weight) in of_routers else "embeddings" if id(weight) in of_ends else block
+            blocks[block].append(weight)
+        self.ordered = [weight for name in BLOCKS for weight in blocks[name]]
+        self.slices: dict[str, slice] = {}
+        first = 0
+        for name in BLOCKS:
+            last = first + sum(weight.numel() for weight in blocks[name])
+            if last > first:
+                self.slices[name] = slice(first, last)
+            first = last
+        self.count = first
+
+    def squares(self, gradient_P: Tensor) -> dict[str, float]:
+        """The squared norm of each block of a gradient."""
+        norms = [torch.linalg.vector_norm(gradient_P[place], dtype=torch.float64) for place in self.slices.values()]
+        return dict(zip(self.slices, torch.stack(norms).square().tolist(), strict=True))
+
+    def vector(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """The gradients of ``ordered`` as one vector, (P,); 0 for a weight that has none."""
+        pairs = zip(self.ordered, gradients, strict=True)
+        return torch.cat([(torch.zeros_like(weight) if each is None else each).flatten() for weight, each in pairs])
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One algorithm of an audit: its loss, correction, advantage and initial state, on the model of all arms."""
+
+    label: str
+    trainer: Trainer
+
+    @property
+    def learner(self) -> Learner:
+        """What makes the batch and the objective of this arm."""
+        return self.trainer.learner
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A rollout with everything that losses read of it, by arm."""
+
+    rollout: Rollout
+    minibatches: list[list[MicroBatch]]
+    """One micro-batch for each mini-batch."""
+    old: Mapping[str, OldPolicy]
+    advantages: Mapping[str, Tensor]
+    """(B, T) each."""
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """What a loss did on a mini-batch, and its derivatives."""
+
+    of_logprobs_MT: Tensor
+    of_entropy_MT: Tensor | None
+    """None without an entropy bonus."""
+    batch: Batch
+    output: LossOutput
+
+    def is_as(self, other: "Slopes") -> bool:
+        """Whether both losses have the same derivatives to the bit, and so the same gradient."""
+        mine, others = self.of_entropy_MT, other.of_entropy_MT
+        same = (mine is None and others is None) or (
+            mine is not None and others is not None and torch.equal(mine, others)
+        )
+        return same and torch.equal(self.of_logprobs_MT, other.of_logprobs_MT)
+
+
+def slopes(arm: Arm, frozen: Frozen, rows_M: Tensor, now: Forward) -> Slopes:
+    """The derivatives of an arm's objective with respect to the log-probabilities and the entropy of ``now``."""
+    logprobs_MT = now.logprobs_BT.detach().requires_grad_()
+    entropy_MT = now.entropy_BT.detach().requires_grad_()
+    leaves = replace(now, logprobs_BT=logprobs_MT, entropy_BT=entropy_MT)
+    mask_MT = frozen.rollout.sequences.response_mask_BT[rows_M]
+    counts = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
+    old, advantages_BT = frozen.old[arm.label], frozen.advantages[arm.label]
+    batch = arm.learner.batch(frozen.rollout, old, advantages_BT, rows_M, leaves, counts)
+    output = arm.learner.objective(batch)
+    found: Sequence[Tensor | None] = (None, None)
+    if output.loss.requires_grad:
+        found = torch.autograd.grad(output.loss, (logprobs_MT, entropy_MT), allow_unused=True)
+    of_logprobs = torch.zeros_like(logprobs_MT) if found[0] is None else found[0]
+    return Slopes(of_logprobs, found[1], batch, output)
+
+
+def vectors(weights: Weights, now: Forward, found: Sequence[Slopes]) -> Iterator[Tensor]:
+    """The gradient of each loss with respect to the weights, (P,), in their order; equal slopes share one backward."""
+    known: list[tuple[Slopes, Tensor]] = []
+    for each in found:
+        vector_P = next((vector_P for other, vector_P in known if each.is_as(other)), None)
+        if vector_P is None:
+            outputs, given = [now.logprobs_BT], [each.of_logprobs_MT]
+            if each.of_entropy_MT is not None and now.entropy_BT.requires_grad:
+                outputs, given = [*outputs, now.entropy_BT], [*given, each.of_entropy_MT]
+            pulled = torch.autograd.grad(outputs, weights.ordered, given, retain_graph=True, allow_unused=True)
+            vector_P = weights.vector(pulled)
+            known.append((each, vector_P))
+        yield vector_P
+
+
+class Sums:
+    """Sums of one arm's gradients over groups of mini-batches, and of their squared norms by block."""
+
+    def __init__(self, weights: Weights, groups: int) -> None:
+        self._slices = weights.slices
+        self._sums_GP = torch.zeros(groups, weights.count, device=weights.ordered[0].device)
+        self._squares = {name: np.zeros(groups) for name in weights.slices}
+        self._counts_G = np.zeros(groups)
+
+    def add(self, group: int, gradient_P: Tensor, squares: Mapping[str, float], scale: float = 1.0) -> None:
+        """Add ``scale`` times one mini-batch's gradient, (P,), whose squared norm by block is ``squares``."""
+        self._sums_GP[group].add_(gradient_P, alpha=scale)
+        for name, square in squares.items():
+            self._squares[name][group] += scale**2 * square
+        self._counts_G[group] += 1
+
+    @property
+    def blocks(self) -> list[str]:
+        """The blocks that the model has."""
+        return list(self._slices)
+
+    def of(self, block: str) -> Gradients:
+        """What the estimators need of one block, or of the whole."""
+        return Gradients(self._products(self, block), self._squares_of(block), self._counts_G)
+
+    def beside(self, reference: "Sums", block: str) -> Beside:
+        """This arm and a reference, which has the same groups."""
+        return Beside(self.of(block), reference.of(block), self._products(reference, block))
+
+    def _squares_of(self, block: str) -> np.ndarray:
+        return np.sum(list(self._squares.values()), 0) if block == WHOLE else self._squares[block]
+
+    def _products(self, other: "Sums", block: str) -> np.ndarray:
+        if block == WHOLE:
+            return np.sum([self._products(other, name) for name in self._slices], 0)
+        place = self._slices[block]
+        products_GG = self._sums_GP[:, place].double() @ other._sums_GP[:, place].double().T
+        return products_GG.cpu().numpy()
+
+
+# Told of every mini-batch: its number, its rows, the shared forward, and the slopes by arm.
+Watch = Callable[[int, MicroBatch, Forward, Mapping[str, Slopes]], None]
+
+
+def collect(
+    arms: Sequence[Arm],
+    frozen: Frozen,
+    forced_LBFK: Tensor | None,
+    groups: int,
+    cuts: Sequence[float | None] = (None,),
+    watch: Watch | None = None,
+) -> dict[tuple[str, float | None], Sums]:
+    """The sums of every arm on a frozen rollout at the model's present weights, by label and norm cut.
+
+    A cut scales a longer gradient of a mini-batch down to this norm, as before an update; None leaves it as it is.
+    ``forced_LBFK`` are routes to replay, None for the routers' own choice. Group after group has as many mini-batches
+    as the others, in the order of the rollout.
+    """
+    model = arms[0].trainer.model
+    weights = Weights(model)
+    forwards = next((arm for arm in arms if arm.learner.objective.entropy_bonus > 0), arms[0]).learner.forwards
+    sums = {(arm.label, cut): Sums(weights, groups) for arm in arms for cut in cuts}
+    for number, (part,) in enumerate(frozen.minibatches):
+        now = forwards(model, frozen.rollout, part, forced_LBFK)
+        found = {arm.label: slopes(arm, frozen, part.rows_M, now) for arm in arms}
+        if watch is not None:
+            watch(number, part, now, found)
+        group = number * groups // len(frozen.minibatches)
+        for label, gradient_P in zip(found, vectors(weights, now, list(found.values())), strict=True):
+            squares = weights.squares(gradient_P)
+            norm = sum(squares.values()) ** 0.5
+            for cut in cuts:
+                scale = 1.0 if cut is None else min(1.0, cut / (norm + _EPSILON))
+                sums[label, cut].add(group, gradient_P, squares, scale)
+    return sums

@@ -1,0 +1,104 @@
+"""The tables of audits: read from disk, averaged over checkpoints, ranked, and contrasted pair by pair.
+
+A checkpoint is the replicate: within one, intervals come from the jackknife over mini-batches; over several, from
+Student's t.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from steadymoe.bench.audit import estimators
+from steadymoe.bench.audit.estimators import Jackknifed
+from steadymoe.bench.statistics.estimates import Estimate, mean_over_seeds
+
+# What tells a row from the others of its checkpoint.
+PLACE = ["start", "k", "router_scale", "routing", "loss", "block", "cut", "quantity"]
+# A contrast, and a ranking, are of one block, one cut, one routing, …
+_WHOLE = {"block": "whole", "cut": "before"}
+_RANKED = ("usefulness", "snr", "cosine", "bias", "staleness_bias")
+
+
+def read(folders: Sequence[Path]) -> pd.DataFrame:
+    """The rows of all units in the folders of audits; ``checkpoint`` is the place of the folder among them."""
+    parts = [
+        pd.read_parquet(path).assign(checkpoint=number)
+        for number, folder in enumerate(folders)
+        for path in sorted(folder.glob("k=*.parquet"))
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def over_checkpoints(table: pd.DataFrame) -> pd.DataFrame:
+    """Mean and interval of every quantity over checkpoints: ``PLACE``, mean, low, high, n.
+
+    A checkpoint where a quantity is undefined does not count: ``n`` says how many do. Of one checkpoint the interval is
+    the jackknife's, and ``n`` is 1.
+    """
+    rows = []
+    for place, group in table.groupby(PLACE, sort=True, dropna=False):
+        found = group.dropna(subset=["value"])
+        if len(group) == 1:
+            numbers: Mapping[str, Any] = {
+                "mean": group["value"].iloc[0],
+                "low": group["low"].iloc[0],
+                "high": group["high"].iloc[0],
+                "n": len(found),
+            }
+        else:
+            numbers = vars(mean_over_seeds(found["value"].tolist()))
+        rows.append(dict(zip(PLACE, place, strict=True)) | dict(numbers))
+    return pd.DataFrame(rows, columns=[*PLACE, "mean", "low", "high", "n"])
+
+
+def ranking(table: pd.DataFrame, cut: str = "before") -> pd.DataFrame:
+    """Every loss at every start, drift, scale and routing, by falling usefulness; SNR, cosine and bias stand beside it.
+
+    A loss whose usefulness is undefined stands last.
+    """
+    whole = (table["block"] == "whole") & (table["cut"] == cut)
+    chosen = over_checkpoints(table[whole & table["quantity"].isin(_RANKED)])
+    keys = ["start", "k", "router_scale", "routing", "loss"]
+    chosen = chosen.assign(
+        told=[str(Estimate(*each)) for each in chosen[["mean", "low", "high", "n"]].itertuples(index=False, name=None)]
+    )
+    wide = chosen.pivot(index=keys, columns="quantity", values="told").reset_index()
+    means = chosen[chosen["quantity"] == "usefulness"].set_index(keys)["mean"]
+    wide["order"] = [means.get(tuple(each), math.nan) for each in wide[keys].itertuples(index=False, name=None)]
+    wide = wide.dropna(subset=["usefulness"]).sort_values(
+        ["start", "k", "router_scale", "routing", "order"], ascending=[True, True, True, True, False]
+    )
+    return wide[[*keys, *(name for name in _RANKED if name in wide)]].reset_index(drop=True)
+
+
+def contrast(
+    table: pd.DataFrame, first: str, second: str, quantity: str, **place: Any
+) -> tuple[pd.DataFrame, Estimate]:
+    """``first`` less ``second`` at one ``place``: by checkpoint, paired by mini-batch; and over checkpoints.
+
+    ``place`` gives what is left open by ``loss`` and ``quantity``: k, routing and, if there are several, start and
+    router_scale; block and cut are the whole gradient before the cut unless given. Raises ValueError where a checkpoint
+    has several such rows.
+    """
+    rows = []
+    for checkpoint, group in table.groupby("checkpoint", sort=True):
+        pair = [_one(group, _WHOLE | place | {"loss": loss, "quantity": quantity}) for loss in (first, second)]
+        if pair[0] is not None and pair[1] is not None:
+            apart = pair[0] - pair[1]
+            rows.append({"checkpoint": checkpoint, "value": apart.value, "low": apart.low, "high": apart.high})
+    by_checkpoint = pd.DataFrame(rows, columns=["checkpoint", "value", "low", "high"])
+    return by_checkpoint, mean_over_seeds(by_checkpoint["value"].tolist())
+
+
+def _one(group: pd.DataFrame, place: Mapping[str, Any]) -> Jackknifed | None:
+    """The estimate at one place; None where it is undefined."""
+    for key, value in place.items():
+        group = group[group[key] == value]
+    if len(group) > 1:
+        raise ValueError(f"{dict(place)} names {len(group)} rows of one checkpoint: say its start and router_scale too")
+    if group.empty or group["replicates"].iloc[0] is None:
+        return None
+    return estimators.of_replicates(float(group["value"].iloc[0]), list(group["replicates"].iloc[0]))

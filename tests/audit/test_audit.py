@@ -1,0 +1,373 @@
+"""``steadymoe audit`` at tiny size: its files are made once, its numbers are a run's, wrong words touch nothing."""
+
+import json
+import math
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from conftest import MICRO
+from test_cli import steadymoe
+from test_execute import SMALL, planned
+from transformers import PreTrainedModel
+
+from steadymoe.algorithms import Batch, Surrogate
+from steadymoe.algorithms.grpo import GRPO
+from steadymoe.bench import cli
+from steadymoe.bench.audit import drift, measure, request, splits, tables
+from steadymoe.bench.audit.tokens import deciles
+from steadymoe.bench.config import compose, identity, validate
+from steadymoe.bench.config.compose import ConfigError
+from steadymoe.bench.runs import execute
+from steadymoe.bench.statistics.estimates import mean_over_seeds
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training.trainer import Trainer
+from steadymoe.models import build
+
+NARROW = "algorithm=grpo algorithm.loss.clip_low=3e-4 algorithm.loss.clip_high=4e-4"
+WORDS = [
+    *SMALL,
+    "task.modulus=7",
+    "experiment_name=tiny",
+    "optimizer.learning_rate=3e-3",
+    "audit.drift=[0,2]",
+    "audit.minibatches=8",
+    "audit.groups=4",
+    "audit.algorithms=[grpo]",
+    f'+audit.arms.narrow="{NARROW}"',
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing(GRPO):
+    """A loss without a gradient."""
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        made = super().surrogate(batch)
+        return replace(made, values_BT=0 * made.values_BT)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results folder of one audit through the command line."""
+    results = tmp_path_factory.mktemp("audited")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert steadymoe(monkeypatch, "audit", *WORDS, f"results_dir={results}") == 0
+    return results
+
+
+@pytest.fixture(scope="module")
+def folder(results: Path) -> Path:
+    (found,) = (results / "audits" / "tiny").glob("**/audit.json")
+    return found.parent
+
+
+@pytest.fixture(scope="module")
+def asked(results: Path) -> request.Planned:
+    (found,) = request.plan([*WORDS, f"results_dir={results}"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def table(folder: Path) -> pd.DataFrame:
+    return tables.read([folder])
+
+
+def value(table: pd.DataFrame, **place: Any) -> float:
+    """The value of the one row at ``place``, of the whole gradient before the cut where that is open."""
+    is_of_data = table.loc[table["quantity"] == place["quantity"], "block"].eq("").all()
+    whole = {"block": "", "cut": ""} if is_of_data else {"block": "whole", "cut": "before"}
+    for key, wanted in (whole | place).items():
+        table = table[table[key] == wanted]
+    assert len(table) == 1
+    return float(table["value"].iloc[0])
+
+
+# --- files -------------------------------------------------------------------------------------------
+
+
+def test_the_folder_holds_a_table_for_each_drift_and_says_what_made_it(folder: Path) -> None:
+    assert {path.name for path in folder.iterdir()} == {"k=0.parquet", "k=2.parquet", "audit.json", ".lock"}
+    assert folder.parts[-4:-2] == ("micro", "chain")
+    assert folder.name == "seed=0"
+    facts = json.loads((folder / "audit.json").read_text())
+    assert facts["status"] == "finished"
+    assert facts["command"].startswith("steadymoe audit ")
+    assert "grpo_unclipped" not in facts["command"]
+    band = {"algorithm.loss.clip_low": 3e-4, "algorithm.loss.clip_high": 4e-4}
+    assert facts["arms"] == {"grpo": {"algorithm": "grpo"}, "narrow": {"algorithm": "grpo"} | band}
+    assert {"versions", "machine", "revision", "config", "cold_start", "seconds"} <= set(facts)
+
+
+def test_a_killed_audit_goes_on_to_the_same_bytes(
+    asked: request.Planned, results: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cold_starts").symlink_to(results / "cold_starts")
+    there = replace(asked.run.config, results_dir=str(tmp_path))
+    again = replace(asked, run=replace(asked.run, config=there), folder=tmp_path / "audit")
+    say = request._progress
+
+    def killed(begun: float, text: str) -> None:
+        say(begun, text)
+        if "wrote k=0" in text:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(request, "_progress", killed)
+    with pytest.raises(KeyboardInterrupt):
+        request._make(again, "1/1", redo=False)
+    assert again.missing == [2]
+    assert json.loads(again.facts.read_text())["status"] == "begun"
+    first = (again.folder / "k=0.parquet").stat().st_mtime_ns
+    monkeypatch.setattr(request, "_progress", say)
+    request._make(again, "1/1", redo=False)
+    assert (again.folder / "k=0.parquet").stat().st_mtime_ns == first
+    for name in ("k=0.parquet", "k=2.parquet"):
+        assert (again.folder / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_an_audit_that_is_there_is_shown_and_not_made_again(
+    results: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measure, "audit", lambda *_: pytest.fail("measured again"))
+    assert steadymoe(monkeypatch, "audit", *WORDS, f"results_dir={results}") == 0
+    said = capsys.readouterr()
+    assert "is there" in said.err
+    assert "usefulness" in said.out
+    (folder / "k=2.parquet").rename(folder / "kept")
+    assert steadymoe(monkeypatch, "audit", "--dry", *WORDS, f"results_dir={results}") == 0
+    (folder / "kept").rename(folder / "k=2.parquet")
+    assert capsys.readouterr().out.endswith("to do: k=2\n")
+
+
+def test_an_audit_of_other_numbers_or_code_is_not_mixed_with_this_one(
+    asked: request.Planned, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request._refuse_other(asked)
+    with pytest.raises(ConfigError, match="another config"):
+        request._refuse_other(replace(asked, audit_hash="0" * 16))
+    whole = (folder / "audit.json").read_text()
+    (folder / "audit.json").write_text(whole[:50])
+    with pytest.raises(ConfigError, match="is of no audit"):
+        request._refuse_other(asked)
+    (folder / "audit.json").write_text(whole)
+    monkeypatch.setattr(request, "_code", lambda: "other")
+    with pytest.raises(ConfigError, match="other code"):
+        request._refuse_other(asked)
+
+
+# --- numbers -----------------------------------------------------------------------------------------
+
+
+def test_before_the_drift_every_ratio_is_one_and_replay_is_the_identity(table: pd.DataFrame) -> None:
+    at_start = {"k": 0, "loss": "all"}
+    for routing in ("free", "r2"):
+        assert value(table, routing=routing, quantity="ess", **at_start) == 1
+        assert value(table, routing=routing, quantity="token_ratio_variance", **at_start) == 0
+        assert value(table, routing=routing, quantity="expert_change", **at_start) == 0
+        assert value(table, routing=routing, quantity="clip_fraction", k=0, loss="narrow") == 0
+    here = table[(table["k"] == 0) & (table["block"] != "")]
+    free, replayed = (here[here["routing"] == each].drop(columns=["routing", "replicates"]) for each in ("free", "r2"))
+    pd.testing.assert_frame_equal(free.reset_index(drop=True), replayed.reset_index(drop=True), rtol=1e-3, atol=1e-5)
+    grpo, narrow = (here[(here["loss"] == each) & (here["routing"] == "free")]["value"] for each in ("grpo", "narrow"))
+    assert grpo.to_numpy() == pytest.approx(narrow.to_numpy(), nan_ok=True)  # no band cuts a ratio of 1
+
+
+def test_after_the_drift_a_narrow_band_clips_more_and_routes_have_moved(table: pd.DataFrame) -> None:
+    clips = {
+        loss: value(table, k=2, routing="free", loss=loss, quantity="clip_fraction") for loss in ("grpo", "narrow")
+    }
+    assert clips["narrow"] > clips["grpo"]
+    assert value(table, k=2, routing="free", loss="all", quantity="expert_change") > 0
+    free, pinned = (
+        value(table, k=2, routing="free", loss="all", quantity=f"log_ratio_moment_{each}")
+        for each in ("free", "pinned")
+    )
+    share = value(table, k=2, routing="free", loss="all", quantity="routing_share")
+    assert share == pytest.approx(1 - pinned / free, rel=1e-6)
+    for loss in ("grpo", "narrow"):
+        masses = [
+            value(table, k=2, routing="free", loss=loss, quantity=f"mass_in_decile_{tenth}") for tenth in range(1, 11)
+        ]
+        assert sum(masses) == pytest.approx(1)
+    assert 0 <= value(table, k=2, routing="free", loss="narrow", quantity="mass_on_changed_routes") <= 1
+
+
+def test_blocks_add_up_and_the_reward_is_there(table: pd.DataFrame) -> None:
+    here = {"k": 2, "routing": "r2", "loss": "narrow"}
+    for quantity in ("squared_norm", "trace", "inner"):
+        parts = [value(table, quantity=quantity, block=block, **here) for block in measure.BLOCKS]
+        assert sum(parts) == pytest.approx(value(table, quantity=quantity, **here), rel=1e-6)
+    assert 0 <= value(table, k=2, routing="fresh", loss="all", quantity="reward") <= 1
+
+
+def test_a_contrast_is_paired_by_minibatch_and_a_ranking_by_usefulness(table: pd.DataFrame) -> None:
+    place = {"k": 2, "routing": "free"}
+    apart, over = tables.contrast(table, "grpo", "narrow", "trace", **place)
+    one, two = (value(table, loss=loss, quantity="trace", **place) for loss in ("grpo", "narrow"))
+    assert apart["value"].tolist() == pytest.approx([one - two])
+    assert over.n == 1
+    assert math.isnan(over.low)
+    several = pd.concat([table, table.assign(checkpoint=1, value=2 * table["value"])])
+    several = pd.concat([several, table.assign(checkpoint=2, value=4 * table["value"])])
+    here = (several["quantity"] == "trace") & (several["loss"] == "grpo") & (several["block"] == "whole")
+    here &= (several["k"] == 2) & (several["routing"] == "free") & (several["cut"] == "before")
+    found = tables.over_checkpoints(several[here])
+    expected = mean_over_seeds([one, 2 * one, 4 * one])
+    assert found[["mean", "low", "high", "n"]].to_numpy()[0] == pytest.approx(list(vars(expected).values()))
+    known = table.assign(
+        value=table["value"].where(table["quantity"] != "usefulness", table["loss"].map({"grpo": -0.1, "narrow": 0.2}))
+    )
+    ranked = tables.ranking(known)
+    first = ranked[(ranked["k"] == 2) & (ranked["routing"] == "free")]
+    assert first["loss"].tolist() == ["narrow", "grpo"]
+    with pytest.raises(ValueError, match="rows of one checkpoint"):
+        tables.contrast(table, "grpo", "narrow", "trace", k=2)
+
+
+def test_the_drift_is_that_of_a_run_with_the_neutral_loss(task: Chain, model: PreTrainedModel, tmp_path: Path) -> None:
+    config = planned(tmp_path, "algorithm=grpo_unclipped").config
+    trainer, other = (Trainer(each, task, config) for each in (model, build.build(MICRO, task.tokenizer, 0, "cpu")))
+    rollout, _, _ = trainer.sample(1)
+    ks = []
+    for k in drift.weights_after(trainer, rollout, [2, 0, 1]):
+        ks.append(k)
+        if k:
+            continue
+        before = {name: weight.clone() for name, weight in model.state_dict().items()}
+        with drift.scaled_routers(trainer, 0.5):
+            now = model.state_dict()
+            assert {name for name in now if not torch.equal(now[name], before[name])} == {
+                name for name in now if name.endswith("mlp.gate.weight")
+            }
+        assert all(torch.equal(now[name], before[name]) for name in now)
+    assert ks == [0, 1, 2]
+    other.step(1)  # both took both updates of the rollout
+    for mine, theirs in zip(trainer.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_no_prompt_is_in_two_splits_and_a_task_with_too_few_says_so(task: Chain) -> None:
+    found = splits.split(task, 0, 0, 20, 30)
+    every = [*found.drift, *found.audited, *found.reference]
+    assert len(set(every)) == len(every) == 80
+    assert found != splits.split(task, 1, 0, 20, 30)
+    with pytest.raises(ValueError, match="different prompts"):
+        splits.split(Chain(min_operands=2, max_operands=2, modulus=2, spare_tokens=2), 0, 0, 20, 30)
+
+
+def test_deciles_hold_a_tenth_of_the_tokens_each() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logprobs_BT, mask_BT = -torch.rand(6, 10, generator=generator), torch.ones(6, 10, dtype=torch.long)
+    mask_BT[:, 8:] = 0
+    found_N = deciles(logprobs_BT, mask_BT)[mask_BT.bool()]
+    assert sorted(torch.bincount(found_N).tolist()) == [4, 4, *[5] * 8]  # of 48 tokens
+    order_N = logprobs_BT[mask_BT.bool()].argsort()
+    assert (found_N[order_N].diff() >= 0).all()
+
+
+def test_the_section_of_audits_changes_no_run(tmp_path: Path) -> None:
+    one, other = (planned(tmp_path, *words) for words in ([], ["audit.minibatches=48", "audit.drift=[0,1]"]))
+    assert (one.config_hash, one.folder, one.axes) == (other.config_hash, other.folder, other.axes)
+    older = {key: each for key, each in one.plain.items() if key != "audit"}
+    assert identity.config_hash(older) == one.config_hash
+    assert identity.difference(older, other.plain) == ""
+
+
+# --- refusals ----------------------------------------------------------------------------------------
+
+DENSE = ["model=dense_flat", "task=sort"]
+REFUSED = {
+    "dense": ([*DENSE, "audit.routing=[r2]"], "dense and has no routers"),
+    "an algorithm": (["algorithm=gspo"], "audit.algorithms=[grpo,gspo]"),
+    "routing": (["routing=r2"], "audit.routing"),
+    "an old sampler": (["engine=stale", "engine.strength=2"], "engine=stale"),
+    "unknown algorithm": (["audit.algorithms=[grop]"], "grop"),
+    "no words": (["+audit.arms.wide=3"], "audit.arms.wide must be words with an algorithm"),
+    "words of a run": (['+audit.arms.wide="algorithm=grpo seed=3"'], "audit.arms.wide must be words"),
+    "missing checkpoint": (["start_from=nowhere@3"], "there is no run in"),
+    "no gradient": ([f'+audit.arms.none="algorithm=grpo algorithm.loss._target_={__name__}.Nothing"'], "no gradient"),
+    "a flag": (["--fast"], "no flag of steadymoe audit"),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_audited_is_refused_in_one_line_before_any_work(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measure, "audit", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(sys, "argv", ["steadymoe", "audit", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    found = capsys.readouterr()
+    assert (stopped.value.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert said in found.err
+    assert list(tmp_path.iterdir()) == []
+
+
+WRONG_LISTS = {
+    "drift": (3, "must be a list, each a whole number"),
+    "router_scale": (["a"], "must be a list, each a number"),
+    "algorithms": ([], "must hold one value or more"),
+    "routing": (["free", "r9"], "each must be one of free, r2, r3"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LISTS)
+def test_a_list_of_the_section_is_checked(name: str, asked: request.Planned) -> None:
+    wrong, said = WRONG_LISTS[name]
+    with pytest.raises(ConfigError, match=said):
+        validate.read(asked.run.plain | {"audit": asked.run.plain["audit"] | {name: wrong}})
+    twice = asked.run.plain["audit"] | {"drift": [0, 0]}
+    with pytest.raises(ConfigError, match="each once"):
+        validate.read(asked.run.plain | {"audit": twice})
+
+
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
+    "r3 without an engine": ({"routing": ("free", "r3")}, "use r2"),
+    "too many updates": ({"drift": (0, 32)}, "the prompts of a rollout serve 2 updates"),
+    "no start": ({"drift": (1, 2)}, "must hold 0"),
+    "groups": ({"groups": 5}, "must divide"),
+    "few mini-batches": ({"groups": 8}, "at least twice"),
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_numbers_that_do_not_fit_each_other_are_refused(what: str, asked: request.Planned) -> None:
+    changed, said = IMPOSSIBLE[what]
+    config = asked.run.config
+    with pytest.raises(ConfigError, match=said):
+        request._check(replace(asked.run, config=replace(config, audit=replace(config.audit, **changed))))
+    with pytest.raises(ConfigError, match="microbatch=null"):
+        request._check(replace(asked.run, config=replace(config, microbatch=4)))
+
+
+# --- elsewhere ---------------------------------------------------------------------------------------
+
+
+def test_a_mid_run_audit_begins_at_the_weights_and_moments_of_its_trunk(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cold_starts").symlink_to(results / "cold_starts")
+    words = [word for word in WORDS if not word.startswith(("audit.", "+audit.", "experiment_name"))]
+    trunk = [*words, f"results_dir={tmp_path}", "steps=2", "checkpoint_keep=2", "algorithm=grpo_unclipped"]
+    (run,) = compose.plan(trunk)
+    assert execute.execute(run) in ("finished", "diverged")
+    one = [word for word in WORDS if not word.startswith("+audit.arms")]
+    one += [f"results_dir={tmp_path}", f'start_from="{run.folder}@2"', "audit.drift=[0]", "audit.algorithms=[grpo]"]
+    assert steadymoe(monkeypatch, "audit", *one) == 0
+    (found,) = (tmp_path / "audits").glob("**/k=0.parquet")
+    assert set(pd.read_parquet(found)["start"]) == {2}
+
+
+def test_arms_differ_in_their_own_numbers_alone(asked: request.Planned) -> None:
+    assert list(asked.arms) == ["grpo", "narrow"]
+    grpo, narrow = (each.plain for each in asked.arms.values())
+    band = {"clip_low": 3e-4, "clip_high": 4e-4}
+    assert narrow["algorithm"]["loss"] == grpo["algorithm"]["loss"] | band
+    assert {key for key in grpo if grpo[key] != narrow[key]} == {"algorithm"}
+    assert {(arm.config.seed, arm.config.measure) for arm in asked.arms.values()} == {(0, "all")}
