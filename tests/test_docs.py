@@ -107,6 +107,8 @@ def test_every_command_is_understood(page: str) -> None:
             made |= {run.config.experiment_name for run in runs}
         elif words[1] == "calibrate":
             assert len(compose.plan([word for word in words[2:] if word != "--redo"], multirun=True)) == 1
+        elif words[1] == "audit":
+            assert compose.plan([word for word in words[2:] if not word.startswith("--")], multirun=True)
         elif words[1] != "speed":
             given = cli._parser().parse_args(words[1:])
             assert getattr(given, "experiment", None) in {None, *made}, words
@@ -259,6 +261,7 @@ ANSWERS = {
     "the gates of the standard settings, and their thresholds?": "LEAST_TWIN_GAIN",
     "how many seeds a comparison takes, by its design?": "class Design",
     "what `steadymoe calibrate` measures, and the published numbers beside it?": "def calibrate(",
+    "what `steadymoe audit` measures, and the formula of each estimate?": "def audit(",
     "what a bundle holds, and what is checked when it is read?": "class Bundle",
     "the columns that `steadymoe bundle convert` reads?": "COLUMNS",
     "the lines that another trainer must pass?": "def lines(",
