@@ -16,7 +16,7 @@ from steadymoe.bench import cli
 from steadymoe.bench.audit import archive, figures, report, tables
 from steadymoe.bench.audit.measure import BLOCKS, COLUMNS
 
-BANDS = (1e-3, 1e-2, 0.1)
+BANDS = (1e-3, 0.1)
 LOSSES: dict[str, dict[str, Any]] = {
     "grpo": {"clip_low": 0.2, "clip_high": 0.27},
     "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
@@ -71,8 +71,10 @@ def made(results: Path, seeds: int, strengths: tuple[float, ...] = (0.0,), drift
             table.to_parquet(folder / f"k={k}.parquet", index=False)
 
 
-def joined(results: Path) -> pd.DataFrame:
-    return tables.joined(archive.load(results, "noise").rows)
+def joined(results: Path, *losses: str) -> pd.DataFrame:
+    """What figures draw, of some losses or of all."""
+    rows = archive.load(results, "noise").rows
+    return tables.joined(rows[rows["loss"].isin(["all", *losses])] if losses else rows)
 
 
 @pytest.fixture(scope="module")
@@ -136,15 +138,15 @@ def test_shares_of_blocks_are_stacked_up_and_negative_ones_down(table: pd.DataFr
 
 def test_a_dose_has_a_line_for_each_routing_over_the_strength_of_the_engine(tmp_path: Path) -> None:
     made(tmp_path, seeds=1, strengths=(0.0, 0.25, 1.0), drifts=(0, 4))
-    table = joined(tmp_path)
-    figure = figures.dose(table[table["loss"].isin(["grpo", "all"])])
+    table = joined(tmp_path, "grpo")
+    figure = figures.dose(table)
     free, replayed = (shown(figure, 0)[name] for name in ("free routes", "old routes (R2)"))
     assert free == pytest.approx([0.06 + 0.5 - strength for strength in (0.0, 0.25, 1.0)])
     assert replayed == pytest.approx([0.06] * 3)
     assert "One checkpoint, n = 1; shaded: 95 % jackknife interval over mini-batches" in said(figure)
-    made_of = report.make(tmp_path, "noise", ["svg"])
-    names = {path.name for path in made_of.files if path.suffix == ".svg"}
-    assert {"noise-audit-dose.svg", "noise-audit-bands-strength=0.25.svg"} <= names
+    assert [ending for ending, _ in report._groups(table, over_strengths=True)] == [""]
+    endings = [ending for ending, _ in report._groups(table, over_strengths=False)]
+    assert endings == ["-strength=0", "-strength=0.25", "-strength=1"]
 
 
 def test_the_map_has_a_line_for_each_unit_and_marks_the_bands_of_papers(table: pd.DataFrame) -> None:
@@ -153,14 +155,14 @@ def test_the_map_has_a_line_for_each_unit_and_marks_the_bands_of_papers(table: p
     assert axis.get_title() == "k = 4, free routes"
     token, sequence = (next(line for line in axis.lines if line.get_label().startswith(name)) for name in ("to", "se"))
     assert list(token.get_xdata()) == list(BANDS)
-    start = 0.5 - 0.04 + 0.001
-    assert list(token.get_ydata()) == pytest.approx([start + 0.3, start + 0.4, start + 0.5])
-    assert list(sequence.get_ydata()) == pytest.approx([start + 0.6, start + 0.7, start + 0.8])
+    start = 0.1 - 0.04 + 0.001
+    assert list(token.get_ydata()) == pytest.approx([start + 0.2, start + 0.3])
+    assert list(sequence.get_ydata()) == pytest.approx([start + 0.4, start + 0.5])
     papers = figure.numbers.dropna(subset=["clip_low"])
     assert set(papers["series"]) == {"token ratio (grpo), paper", "sequence ratio (gspo), paper"}
     of_grpo = papers[papers["series"].str.startswith("token")].iloc[0]
     assert of_grpo["x"] == pytest.approx(math.sqrt(0.2 * 0.27))
-    assert of_grpo["mean"] == pytest.approx(start + 0.1)
+    assert of_grpo["mean"] == pytest.approx(start)
 
 
 # --- the report --------------------------------------------------------------------------------------
@@ -202,7 +204,7 @@ def test_an_audit_that_is_not_finished_counts_with_its_tables_and_is_named(tmp_p
     last.unlink()
     made_of = report.make(tmp_path, "noise", ["svg"], losses=["grpo"])
     assert any("seed=1 is not finished: steadymoe audit" in line for line in made_of.missing)
-    assert "n = 1 to 2" in said(figures.over_drift(joined(tmp_path)))
+    assert "n = 1 to 2" in said(figures.over_drift(joined(tmp_path, "grpo")))
 
 
 REFUSED = {
@@ -264,9 +266,6 @@ def test_a_name_from_data_begins_no_formula_and_no_markup(tmp_path: Path, result
     rows = archive.load(results, "noise").rows
     rows = rows.assign(loss=rows["loss"].replace("gspo", "a$_b$|<b>"))
     archive.keep(archive.Archive(rows, []), "noise", tmp_path)
-    made_of = report.make(tmp_path, "noise", ["svg"], losses=["grpo", "a$_b$|<b>"])
+    report.make(tmp_path, "noise", ["svg"], losses=["grpo", "a$_b$|<b>"])
     assert "a$_b$|&lt;b&gt;" in (tmp_path / "figures" / "noise-audit-ranked.svg").read_text()
     assert "a$_b$\\|\\<b>" in (tmp_path / "tables" / "noise-audit-ranking.md").read_text()
-    assert any(path.name == "noise-audit-bands.csv" for path in made_of.files) == (
-        "grpo-0.1" in made_of.ranking["loss"]
-    )
