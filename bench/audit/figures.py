@@ -282,7 +282,11 @@ def _no_doses(table: pd.DataFrame) -> str | None:
 def _no_bands(table: pd.DataFrame) -> str | None:
     whole = _whole(table)
     there = whole[(whole["quantity"] == "usefulness") & (whole["k"] > 0)].dropna(subset=["mean"])
-    return None if _on_map(there) else "two symmetric bands of an algorithm, and k above 0: experiment=audit_bands"
+    return (
+        None
+        if _on_map(there)
+        else "two symmetric bands of one algorithm with a usefulness at k above 0: experiment=audit_bands"
+    )
 
 
 FIGURES: Mapping[str, AuditFigure] = {
