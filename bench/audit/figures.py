@@ -47,6 +47,7 @@ def over_drift(table: pd.DataFrame) -> DataFigure:
             axis.set_xticks(drifts, [str(k) for k in drifts])
             axis.set_xticks([], minor=True)
             _zero(axis)
+            _say_if_empty(axis, shown)
             if place >= 2 * len(routings):
                 axis.set_xlabel("k, updates of drift")
         of_bands = "" if has_bands else " Intervals are in the tables."
@@ -73,6 +74,7 @@ def ranked(table: pd.DataFrame) -> DataFigure:
                     if loss in shown.index and not np.isnan(shown.loc[loss, "mean"]):
                         _across(axis, row + up, loss, shown.loc[[loss]], lines[loss], _ROUTINGS[routing], label)
             axis.axvline(0, color="#999999", linewidth=0.6, zorder=0)
+            _say_if_empty(axis, whole[whole["quantity"] == quantity].dropna(subset=["mean"]))
             axis.grid(visible=False, axis="y")
         for routing in routings:
             axes[0].plot([], [], _mark(routing), color="black", linestyle="none", label=_ROUTINGS[routing])
@@ -224,6 +226,12 @@ def _label(axis: Axes, row: str, column: str, place: int, columns: int) -> None:
 
 def _zero(axis: Axes) -> None:
     axis.axhline(0, color="#999999", linewidth=0.6, zorder=0)
+
+
+def _say_if_empty(axis: Axes, shown: pd.DataFrame) -> None:
+    """Say in the panel why nothing is drawn."""
+    if shown.empty:
+        axis.text(0.5, 0.7, "undefined: no signal", transform=axis.transAxes, ha="center", color="#444444")
 
 
 def _across(axis: Axes, height: float, loss: str, row: pd.DataFrame, look: Look, routing: str, label: str) -> None:
