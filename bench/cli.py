@@ -21,7 +21,7 @@ _CALIBRATE_HELP = (
 
 _AUDIT_HELP = (
     "the gradients of many algorithms on the same rollouts: `steadymoe audit experiment=audit seed=300`; it takes the "
-    "words of run"
+    "words of run, and `steadymoe audit report` draws what was measured"
 )
 
 
@@ -53,7 +53,7 @@ def main() -> None:
         from steadymoe.bench.calibration import request as calibration
 
         sys.exit(calibration.answer(words[1:]))
-    if words[:1] == ["audit"]:
+    if words[:1] == ["audit"] and words[1:2] != ["report"]:
         from steadymoe.bench.audit import request as audit
 
         sys.exit(audit.answer(words[1:]))
@@ -70,6 +70,7 @@ def main() -> None:
         "gates": _gates,
         "status": _status,
         "bundle": _bundle,
+        "audit": _audit_report,
     }
     try:
         sys.exit(verbs[arguments.verb](arguments))
@@ -84,13 +85,16 @@ def _refuse(error: Exception) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Of every verb but ``run``, ``calibrate``, ``audit`` and ``speed``, which take their words as they are."""
+    """Of every verb but ``run``, ``calibrate``, ``audit`` and ``speed``, which take their words as they are.
+
+    ``audit report`` is a verb with arguments.
+    """
     parser = _Parser(prog="steadymoe", description="Is this RL algorithm stable on MoE models?")
     parser.add_argument("--version", action=_Version, nargs=0, help="version and, in a checkout, revision")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run", help=_RUN_HELP)
     verbs.add_parser("calibrate", help=_CALIBRATE_HELP)
-    verbs.add_parser("audit", help=_AUDIT_HELP)
+    _add_audit_report(verbs.add_parser("audit", help=_AUDIT_HELP).add_subparsers(required=True))
     verbs.add_parser("speed", help="what a step costs, beside TRL and plain transformers: `steadymoe speed --help`")
     for verb, what in (
         ("report", "tables, figures and report.html from recorded runs"),
@@ -124,6 +128,27 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--page", type=Path, help="write the page too, to this file")
     bundle_request.add(verbs)
     return parser
+
+
+def _add_audit_report(verbs: Any) -> None:
+    """Add ``report`` to the verbs of ``steadymoe audit``."""
+    verb = verbs.add_parser("report", help="tables and figures over the checkpoints of an experiment: docs/audit.md")
+    verb.add_argument("--experiment", default="audit", help="the experiment of the audits (default: audit)")
+    verb.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
+    verb.add_argument("--losses", metavar="A,B", help="only these losses, by label (default: all)")
+    verb.add_argument("--against", metavar="LOSS", help="the loss that the others are compared with (default: grpo)")
+    verb.add_argument("--drift", type=int, metavar="K", help="the largest k that is shown (default: the largest)")
+    verb.add_argument("--format", metavar="A,B", help="some of png,svg,pdf (default: all)")
+    verb.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what these need, in one file, and draw nothing")
+
+
+def _audit_report(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench.audit import archive, report
+
+    try:
+        return report.answer(arguments)
+    except (archive.NoAudits, report.CannotReport) as error:
+        return _refuse(error)
 
 
 def _bundle(arguments: argparse.Namespace) -> int:

@@ -263,6 +263,7 @@ def _facts(planned: Planned) -> dict[str, Any]:
         "revision": revision(),
         "machine": provenance.machine(config.device, config.threads),
         "arms": {label: _told(arm, run) for label, arm in planned.arms.items()},
+        "losses": {label: arm.plain["algorithm"]["loss"] for label, arm in planned.arms.items()},
         "config": run.plain,
     }
 

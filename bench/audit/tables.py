@@ -10,26 +10,51 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from steadymoe.bench.audit import estimators
 from steadymoe.bench.audit.estimators import Jackknifed
+from steadymoe.bench.audit.measure import COLUMNS
+from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.statistics.estimates import Estimate, mean_over_seeds
 
 # What tells a row from the others of its checkpoint.
 PLACE = ["start", "k", "router_scale", "routing", "loss", "block", "cut", "quantity"]
 # A contrast, and a ranking, are of one block, one cut, one routing, …
 _WHOLE = {"block": "whole", "cut": "before"}
+_CONTRASTED = ("usefulness", "snr")
+# What tells the audits of an experiment apart, beside their checkpoints.
+SETTING = ["setting", "strength"]
 _RANKED = ("usefulness", "snr", "cosine", "bias", "staleness_bias")
 
 
 def read(folders: Sequence[Path]) -> pd.DataFrame:
-    """The rows of all units in the folders of audits; ``checkpoint`` is the place of the folder among them."""
+    """The rows of all units in the folders of audits; ``checkpoint`` is the place of the folder among them.
+
+    Raises Damaged if a table cannot be read or is of no audit.
+    """
     parts = [
-        pd.read_parquet(path).assign(checkpoint=number)
+        _read(path).assign(checkpoint=number)
         for number, folder in enumerate(folders)
         for path in sorted(folder.glob("k=*.parquet"))
     ]
     return pd.concat(parts, ignore_index=True)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    try:
+        table = pd.read_parquet(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise Damaged(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    refuse_lacking(table, path, COLUMNS)
+    return table
+
+
+def refuse_lacking(table: pd.DataFrame, path: Path, columns: Sequence[str]) -> None:
+    """Raise Damaged if the table in ``path`` lacks one of ``columns``."""
+    lacking = [name for name in columns if name not in table]
+    if lacking:
+        raise Damaged(f"{path} is of no audit: it lacks {', '.join(lacking)}")
 
 
 def over_checkpoints(table: pd.DataFrame) -> pd.DataFrame:
@@ -52,6 +77,39 @@ def over_checkpoints(table: pd.DataFrame) -> pd.DataFrame:
             numbers = vars(mean_over_seeds(found["value"].tolist()))
         rows.append(dict(zip(PLACE, place, strict=True)) | dict(numbers))
     return pd.DataFrame(rows, columns=[*PLACE, "mean", "low", "high", "n"])
+
+
+def joined(table: pd.DataFrame) -> pd.DataFrame:
+    """What figures draw of the rows of ``archive.load``: ``over_checkpoints`` of each setting and strength.
+
+    Beside its columns: setting, strength, and of each loss algorithm, clip_low, clip_high.
+    """
+    wanted = table[table["quantity"].isin([*_RANKED, "share", "reward"])]
+    parts = [
+        over_checkpoints(group).assign(setting=setting, strength=strength)
+        for (setting, strength), group in wanted.groupby(SETTING, dropna=False)
+    ]
+    of_losses = table[["loss", "algorithm", "clip_low", "clip_high"]].drop_duplicates("loss")
+    return pd.concat(parts, ignore_index=True).merge(of_losses, on="loss", how="left")
+
+
+def contrasts(table: pd.DataFrame, against: str) -> pd.DataFrame:
+    """Every loss less the loss ``against``, in usefulness and SNR, at every setting, start, drift, scale and routing.
+
+    Columns: the place, then value, low, high, n over checkpoints; of one checkpoint the interval is the jackknife's.
+    """
+    of_losses = table["replicates"].notna() & (table["block"] == "whole") & (table["cut"] == "before")
+    kept = table[of_losses & table["quantity"].isin(_CONTRASTED) & (table["algorithm"] != "")]
+    keys = [*SETTING, "start", "k", "router_scale", "routing", "quantity"]
+    rows = []
+    for place, group in kept.groupby(keys, dropna=False):
+        for loss in sorted(set(group["loss"]) - {against}):
+            one, over = contrast(group, loss, against, str(place[-1]))
+            if over.n:
+                low, high = one[["low", "high"]].iloc[0] if over.n == 1 else (over.low, over.high)
+                numbers = {"loss": f"{loss} − {against}", "value": over.mean, "low": low, "high": high, "n": over.n}
+                rows.append(dict(zip(keys, place, strict=True)) | numbers)
+    return pd.DataFrame(rows, columns=[*keys, "loss", "value", "low", "high", "n"])
 
 
 def ranking(table: pd.DataFrame, cut: str = "before") -> pd.DataFrame:

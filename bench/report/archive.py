@@ -33,7 +33,7 @@ def load(results: Path, experiment: str) -> dict[str, pd.DataFrame]:
     ended = runs[runs["status"].isin(record.ENDED)]
     folder = results / "data" / experiment
     if is_there and ended.empty and folder.is_dir():
-        kept = {name: all_visible(_kept(folder / f"{name}.parquet")) for name in _TABLES}
+        kept = {name: all_visible(read_kept(folder / f"{name}.parquet")) for name in _TABLES}
         return kept | {"runs": collapse.judged(kept["runs"], kept["steps"])}
     steps = collect.steps(ended)
     return {
@@ -44,7 +44,8 @@ def load(results: Path, experiment: str) -> dict[str, pd.DataFrame]:
     }
 
 
-def _kept(path: Path) -> pd.DataFrame:
+def read_kept(path: Path) -> pd.DataFrame:
+    """A table of an archive. Raises Damaged if it cannot be read."""
     try:
         return pd.read_parquet(path)
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -1,0 +1,290 @@
+"""Figures and tables of audits, from made-up audits: what is drawn is what is written, over checkpoints, with n."""
+
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_figures import said, shown
+
+from steadymoe.bench import cli
+from steadymoe.bench.audit import archive, arms, figures, report, tables
+from steadymoe.bench.audit.measure import BLOCKS, COLUMNS
+from steadymoe.bench.config import compose
+
+BANDS = (1e-3, 0.1)
+LOSSES: dict[str, dict[str, Any]] = {
+    "grpo": {"clip_low": 0.2, "clip_high": 0.27},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
+    **{f"{name}-{band:g}": {"clip_low": band, "clip_high": band} for name in ("grpo", "gspo") for band in BANDS},
+}
+SHARES = dict(zip(BLOCKS, (0.5, 0.4, 0.2, -0.1), strict=True))
+Numbers = dict[str, float]
+
+
+def numbers(loss: str, k: int, routing: str, seed: int, strength: float) -> Numbers:
+    """The made-up estimates of a loss: known functions of their place."""
+    useful = 0.1 * (1 + list(LOSSES).index(loss)) - 0.01 * k + 0.001 * seed + (0.5 - strength) * (routing == "free")
+    return {"usefulness": useful, "snr": 2 * useful, "bias": 0.25 * (k > 0)}
+
+
+def rows_of(k: int, seed: int, strength: float) -> list[dict[str, Any]]:
+    """The rows of one table."""
+    place = {"seed": seed, "start": 0, "k": k, "router_scale": 1.0}
+    of_data = {"routing": "fresh", "loss": "all", "block": "", "cut": "", "replicates": None}
+    rows = [place | of_data | {"quantity": "reward", "value": 0.6 - 0.01 * k, "low": 0.5, "high": 0.7, "n": 16}]
+    for loss, routing, cut in itertools.product(LOSSES, ("free", "r2"), ("before", "after")):
+        own = place | {"routing": routing, "loss": loss, "cut": cut, "n": 4}
+        for quantity, value in numbers(loss, k, routing, seed, strength).items():
+            kept = [value - 0.01, value, value, value + 0.01]
+            whole = {"block": "whole", "value": value, "low": value - 0.1, "high": value + 0.1, "replicates": kept}
+            rows.append(own | whole | {"quantity": quantity})
+        for block, share in SHARES.items():
+            ends = {"low": share - 0.05, "high": share + 0.05, "replicates": None}
+            rows.append(own | ends | {"block": block, "quantity": "share", "value": share})
+    return rows
+
+
+def made(results: Path, seeds: int, strengths: tuple[float, ...] = (0.0,), drifts: tuple[int, ...] = (0, 4)) -> None:
+    """Audits of an experiment ``noise`` as ``steadymoe audit`` leaves them."""
+    for seed, strength in itertools.product(range(seeds), strengths):
+        folder = results / "audits" / "noise" / "flat" / "sort" / f"strength={strength}" / f"seed={seed}"
+        folder.mkdir(parents=True)
+        engine = {"_target_": "steadymoe.models.engine.RouterNoise", "strength": strength, "relative": True}
+        told = {name: {"algorithm": name.partition("-")[0]} for name in LOSSES}
+        for name in LOSSES:
+            if "-" in name:
+                told[name] |= {f"algorithm.loss.{key}": value for key, value in LOSSES[name].items()}
+        facts = {
+            "command": "steadymoe audit experiment=noise",
+            "config": {"seed": seed, "engine": engine, "audit": {"drift": list(drifts)}},
+            "arms": told,
+            "losses": LOSSES,
+        }
+        (folder / "audit.json").write_text(json.dumps(facts))
+        for k in drifts:
+            table = pd.DataFrame(rows_of(k, seed, strength), columns=list(COLUMNS))
+            table.to_parquet(folder / f"k={k}.parquet", index=False)
+
+
+def joined(results: Path, *losses: str) -> pd.DataFrame:
+    """What figures draw, of some losses or of all."""
+    rows = archive.load(results, "noise").rows
+    return tables.joined(rows[rows["loss"].isin(["all", *losses])] if losses else rows)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three checkpoints at one strength."""
+    results = tmp_path_factory.mktemp("three")
+    made(results, seeds=3)
+    return results
+
+
+@pytest.fixture(scope="module")
+def table(results: Path) -> pd.DataFrame:
+    return joined(results)
+
+
+def answered(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
+    monkeypatch.setattr(sys, "argv", ["steadymoe", "audit", "report", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return stopped.value.code
+
+
+# --- what figures draw -------------------------------------------------------------------------------
+
+
+def test_usefulness_snr_and_bias_are_drawn_over_the_drift_with_a_line_for_each_loss(
+    table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = figures.over_drift(table)
+    assert [axis.get_title() for axis in figure.axes[:2]] == ["free routes", "old routes (R2)"]
+    expected = [np.mean([numbers("gspo", k, "free", seed, 0.0)["usefulness"] for seed in range(3)]) for k in (0, 4)]
+    assert shown(figure, 0)["gspo"] == pytest.approx(expected)
+    assert set(shown(figure, 0)) == set(LOSSES)
+    assert shown(figure, 3)["grpo"] == pytest.approx([2 * each for each in shown(figure, 1)["grpo"]])
+    assert shown(figure, 4)["grpo"] == [0, 0.25]
+    assert (
+        "n = 3; shaded: 95 % t interval over checkpoints. Reward of fresh samples at the start: 0.60, k = 4: 0.56."
+        in (said(figure))
+    )
+    monkeypatch.setattr(figures, "_MOST_BANDS", 5)
+    assert said(figures.over_drift(table)).endswith("k = 4: 0.56. Intervals are in the tables.")
+
+
+def test_losses_stand_by_usefulness_with_intervals_at_the_largest_drift(table: pd.DataFrame) -> None:
+    figure = figures.ranked(table)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(LOSSES)  # the largest on top
+    drawn = figure.numbers
+    (row,) = drawn[(drawn["panel"] == "usefulness, old routes (R2)") & (drawn["series"] == "gspo")].to_dict("records")
+    assert row["mean"] == pytest.approx(0.2 - 0.04 + 0.001)
+    assert row["high"] - row["mean"] == pytest.approx(4.3027 * 0.001 / math.sqrt(3), rel=1e-4)  # Student, 2 degrees
+    assert said(figure).startswith("k = 4. ")
+
+
+def test_shares_of_blocks_are_stacked_up_and_negative_ones_down(table: pd.DataFrame) -> None:
+    figure = figures.blocks(table)
+    bars = figure.axes[0].patches
+    of_first = bars[:: len(LOSSES)]
+    assert [bar.get_height() for bar in of_first] == pytest.approx(list(SHARES.values()))
+    assert [bar.get_y() for bar in of_first] == pytest.approx([0, 0.5, 0.9, 0])
+    assert len(figure.numbers) == 2 * len(LOSSES) * len(BLOCKS)
+    lacking = table[~((table["quantity"] == "share") & (table["loss"] == "gspo"))]
+    assert "without a bar: gspo." in said(figures.blocks(lacking))
+
+
+def test_a_dose_has_a_line_for_each_routing_over_the_strength_of_the_engine(tmp_path: Path) -> None:
+    made(tmp_path, seeds=1, strengths=(0.0, 0.25, 1.0), drifts=(0, 4))
+    table = joined(tmp_path, "grpo")
+    figure = figures.dose(table)
+    free, replayed = (shown(figure, 0)[name] for name in ("free routes", "old routes (R2)"))
+    assert free == pytest.approx([0.06 + 0.5 - strength for strength in (0.0, 0.25, 1.0)])
+    assert replayed == pytest.approx([0.06] * 3)
+    assert "One checkpoint, n = 1; shaded: 95 % jackknife interval over mini-batches" in said(figure)
+    assert [ending for ending, _ in report._groups(table, over_strengths=True)] == [""]
+    endings = [ending for ending, _ in report._groups(table, over_strengths=False)]
+    assert endings == ["-strength=0", "-strength=0.25", "-strength=1"]
+
+
+def test_the_map_has_a_line_for_each_unit_and_marks_the_bands_of_papers(table: pd.DataFrame) -> None:
+    figure = figures.bands(table)
+    (axis, _) = figure.axes
+    assert axis.get_title() == "k = 4, free routes"
+    token, sequence = (next(line for line in axis.lines if line.get_label().startswith(name)) for name in ("to", "se"))
+    assert list(token.get_xdata()) == list(BANDS)
+    start = 0.5 - 0.04 + 0.001
+    assert list(token.get_ydata()) == pytest.approx([start + 0.3, start + 0.4])
+    assert list(sequence.get_ydata()) == pytest.approx([start + 0.5, start + 0.6])
+    papers = figure.numbers.dropna(subset=["clip_low"])
+    assert set(papers["series"]) == {"token ratio (grpo), paper", "sequence ratio (gspo), paper"}
+    of_grpo = papers[papers["series"].str.startswith("token")].iloc[0]
+    assert of_grpo["x"] == pytest.approx(math.sqrt(0.2 * 0.27))
+    assert of_grpo["mean"] == pytest.approx(start + 0.1)
+
+
+# --- the report --------------------------------------------------------------------------------------
+
+
+def test_a_report_joins_two_checkpoints_and_says_n_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path, seeds=2)
+    words = ["--results", str(tmp_path), "--experiment", "noise", "--format", "svg", "--losses", "grpo,gspo"]
+    assert answered(words, monkeypatch) == 0
+    printed = capsys.readouterr().out
+    assert "noise-audit-over_drift.svg" in printed
+    assert "dose was not drawn: it lacks two strengths of an engine" in printed
+    assert "n = 2; two checkpoints have no interval" in (tmp_path / "figures" / "noise-audit-ranked.svg").read_text()
+    contrasts = pd.read_csv(tmp_path / "tables" / "noise-audit-contrasts.csv")
+    assert set(contrasts["loss"]) == {"gspo − grpo"}
+    assert contrasts.loc[contrasts["quantity"] == "usefulness", "value"].to_numpy() == pytest.approx(0.1)
+    assert set(contrasts["n"]) == {2}
+    drawn = pd.read_csv(tmp_path / "tables" / "noise-audit-over_drift.csv")
+    assert set(drawn["n"]) == {2}
+
+
+def test_figures_are_drawn_again_from_what_is_kept(results: Path, tmp_path: Path, table: pd.DataFrame) -> None:
+    (path, missing) = report.keep(results, "noise", tmp_path)
+    assert (path, missing) == (tmp_path / "audits" / "noise" / "audits.parquet", [])
+    again = archive.load(tmp_path, "noise").rows
+    for name in ("over_drift", "ranked", "blocks", "bands"):
+        draw = figures.FIGURES[name].draw
+        pd.testing.assert_frame_equal(draw(tables.joined(again)).numbers, draw(table).numbers)
+    whole = archive.load(results, "noise").rows
+    pd.testing.assert_frame_equal(tables.contrasts(again, "gspo"), tables.contrasts(whole, "gspo"))
+    assert len(again) < len(whole)
+
+
+def test_an_audit_that_is_not_finished_counts_with_its_tables_and_is_named(tmp_path: Path) -> None:
+    made(tmp_path, seeds=2)
+    last = next((tmp_path / "audits").glob("**/seed=1/k=4.parquet"))
+    last.unlink()
+    made_of = report.make(tmp_path, "noise", ["svg"], losses=["grpo"])
+    assert any("seed=1 is not finished: steadymoe audit" in line for line in made_of.missing)
+    assert "n = 1 to 2" in said(figures.over_drift(joined(tmp_path, "grpo")))
+
+
+REFUSED = {
+    "nothing there": (["--experiment", "other"], "there is no audit in"),
+    "a path": (["--experiment", "../noise"], "is no name of an experiment"),
+    "a loss": (["--experiment", "noise", "--losses", "grop"], "there is no loss 'grop'"),
+    "a comparison": (["--experiment", "noise", "--against", "grop"], "no loss 'grop' to compare with"),
+    "a drift": (["--experiment", "noise", "--drift", "3"], "no audit has k = 3; choose from 0, 4"),
+    "a format": (["--experiment", "noise", "--format", "gif"], "--format takes png, svg, pdf"),
+    "kept in part": (["--experiment", "noise", "--keep", "kept", "--losses", "grpo"], "leave --losses out"),
+    "no number": (["--drift", "many"], "--drift: invalid int value"),
+}
+
+
+@pytest.mark.parametrize(("words", "why"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_reported_is_refused_in_one_line_and_nothing_is_written(
+    words: list[str],
+    why: str,
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "audits").symlink_to(results / "audits")
+    monkeypatch.chdir(tmp_path)
+    assert answered([*words, "--results", str(tmp_path)], monkeypatch) == 2
+    found = capsys.readouterr()
+    assert (found.out, found.err.count("\n")) == ("", 1)
+    assert why in found.err
+    assert [path.name for path in tmp_path.iterdir()] == ["audits"]
+
+
+def test_a_damaged_table_and_a_label_of_two_losses_are_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path, seeds=2)
+    words = ["--results", str(tmp_path), "--experiment", "noise"]
+    facts = next((tmp_path / "audits").glob("**/seed=1/audit.json"))
+    whole = facts.read_text()
+    for text, why in (
+        (whole[:40], "is of no audit"),
+        (whole.replace('"arms"', '"losses_of"'), "is of no audit"),
+        (whole.replace('"algorithm": "gspo"', '"algorithm": "gmpo"'), "is another loss than in"),
+    ):
+        facts.write_text(text)
+        assert answered(words, monkeypatch) == 2
+        assert why in (err := capsys.readouterr().err)
+        assert err.count("\n") == 1
+    facts.write_text(whole)
+    table = facts.with_name("k=0.parquet")
+    for damage in (lambda: pd.DataFrame({"k": [0]}).to_parquet(table), lambda: table.write_bytes(b"PAR1")):
+        damage()
+        assert answered(words, monkeypatch) == 2
+        assert str(table) in (err := capsys.readouterr().err)
+        assert err.count("\n") == 1
+
+
+def test_a_name_from_data_begins_no_formula_and_no_markup(tmp_path: Path, results: Path) -> None:
+    rows = archive.load(results, "noise").rows
+    rows = rows.assign(loss=rows["loss"].replace("gspo", "a$_b$|<b>"))
+    archive.keep(archive.Archive(rows, []), "noise", tmp_path)
+    report.make(tmp_path, "noise", ["svg"], losses=["grpo", "a$_b$|<b>"])
+    assert "a$_b$|&lt;b&gt;" in (tmp_path / "figures" / "noise-audit-ranked.svg").read_text()
+    assert "a$_b$\\|\\<b>" in (tmp_path / "tables" / "noise-audit-ranking.md").read_text()
+
+
+def test_the_experiments_of_the_map_and_of_the_dose_have_their_arms(tmp_path: Path) -> None:
+    common = ["seed=300", f"results_dir={tmp_path}"]
+    (run,) = compose.plan(["experiment=audit_bands", *common], multirun=True)
+    of_arms = [dict(word.split("=") for word in words) for words in arms.words_of(run.config.audit).values()]
+    low, high = "algorithm.loss.clip_low", "algorithm.loss.clip_high"
+    even = [(arm["algorithm"], float(arm[low])) for arm in of_arms if low in arm and arm[low] == arm[high]]
+    wanted = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 0.999)
+    assert sorted(even) == sorted(itertools.product(("grpo", "gspo"), wanted))
+    papers = [{"algorithm": "gspo"}, {"algorithm": "grpo", high: "0.27"}]
+    assert [arm for arm in of_arms if low not in arm] == papers
+    noisy = compose.plan(["experiment=audit_noise", *common], multirun=True)
+    assert [run.config.engine["strength"] for run in noisy] == [0, 0.25, 0.5, 1]
+    assert all(run.config.engine["relative"] and run.config.audit.routing == ("free", "r2", "r3") for run in noisy)
