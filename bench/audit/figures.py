@@ -6,6 +6,7 @@ Every function takes the rows of one setting, and shows the largest drift in the
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -71,7 +72,7 @@ def ranked(table: pd.DataFrame) -> DataFigure:
                 shown = whole[(whole["quantity"] == quantity) & (whole["routing"] == routing)].set_index("loss")
                 up = 0.36 * (0.5 - (place + 0.5) / len(routings))
                 for row, loss in enumerate(order):
-                    if loss in shown.index and not np.isnan(shown.loc[loss, "mean"]):
+                    if loss in shown.index and shown["mean"].notna()[loss]:
                         _across(axis, row + up, loss, shown.loc[[loss]], lines[loss], _ROUTINGS[routing], label)
             axis.axvline(0, color="#999999", linewidth=0.6, zorder=0)
             _say_if_empty(axis, whole[whole["quantity"] == quantity].dropna(subset=["mean"]))
@@ -178,7 +179,7 @@ def _on_axis(axis: Axes, algorithm: str, here: pd.DataFrame, panel: str) -> None
     style.line(axis, name, here.loc[is_even, ["x", *_DRAWN]], marked, panel)
     for row in here[~is_even].to_dict("records"):
         low, high = style.numbers([row["clip_low"], row["clip_high"]])
-        of_axis = {"fmt": "*", "color": look.colour, "markeredgecolor": "black", "markeredgewidth": 0.7}
+        of_axis: Any = {"fmt": "*", "color": look.colour, "markeredgecolor": "black", "markeredgewidth": 0.7}
         bars = None if np.isnan(row["low"]) else [[row["mean"] - row["low"]], [row["high"] - row["mean"]]]
         axis.errorbar(row["x"], row["mean"], bars, markersize=9, elinewidth=0.7, zorder=5, **of_axis)
         axis.annotate(f"{low} / {high}", (row["x"], row["mean"]), (5, 6), textcoords="offset points", fontsize=6)

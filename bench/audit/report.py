@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -53,11 +54,9 @@ def make(
     reference = _reference(rows, against)
     for folder in ("figures", "tables"):
         (results / folder).mkdir(parents=True, exist_ok=True)
+    groups: Any = rows.groupby(tables.SETTING, dropna=False)
     ranking = pd.concat(
-        [
-            tables.ranking(group).assign(setting=setting, strength=strength)
-            for (setting, strength), group in rows.groupby(tables.SETTING, dropna=False)
-        ]
+        [tables.ranking(group).assign(setting=setting, strength=strength) for (setting, strength), group in groups]
     )
     ranking = ranking[[*tables.SETTING, *(name for name in ranking if name not in tables.SETTING)]]
     contrasts = tables.contrasts(rows, reference)

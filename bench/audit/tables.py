@@ -85,9 +85,9 @@ def joined(table: pd.DataFrame) -> pd.DataFrame:
     Beside its columns: setting, strength, and of each loss algorithm, clip_low, clip_high.
     """
     wanted = table[table["quantity"].isin([*_RANKED, "share", "reward"])]
+    groups: Any = wanted.groupby(SETTING, dropna=False)
     parts = [
-        over_checkpoints(group).assign(setting=setting, strength=strength)
-        for (setting, strength), group in wanted.groupby(SETTING, dropna=False)
+        over_checkpoints(group).assign(setting=setting, strength=strength) for (setting, strength), group in groups
     ]
     of_losses = table[["loss", "algorithm", "clip_low", "clip_high"]].drop_duplicates("loss")
     return pd.concat(parts, ignore_index=True).merge(of_losses, on="loss", how="left")

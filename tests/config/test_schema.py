@@ -96,7 +96,8 @@ def test_the_rule_of_collapse_has_the_fields_of_its_group() -> None:
 def test_loading_through_hydra_equals_loading_through_python(words: list[str]) -> None:
     made = compose.plan(words)[0]
     assert read(json.loads(json.dumps(made.plain))) == made.config, "as run.json has it"
-    back = {key: value for key, value in flatten(dataclasses.asdict(made.config)).items() if value is not None}
+    as_lists = json.loads(json.dumps(dataclasses.asdict(made.config)))  # a tuple is a list in YAML and JSON
+    back = {key: value for key, value in flatten(as_lists).items() if value is not None}
     assert back == {key: value for key, value in flatten(made.plain).items() if value is not None}
     assert {key: type(value) for key, value in back.items()} == {key: type(flatten(made.plain)[key]) for key in back}
 
