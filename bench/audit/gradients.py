@@ -32,6 +32,9 @@ BLOCKS = ("router", "experts", "attention", "embeddings")
 _FEED_FORWARD = (".mlp.", ".feed_forward.", ".block_sparse_moe.", ".moe.")
 # torch.nn.utils.clip_grad_norm_ adds this to the norm.
 _EPSILON = 1e-6
+# Derivatives that differ by less, relative to their largest, are multiples of each other: float32 rounds at 6e-8, and a
+# loss sums up to some hundred terms.
+_ROUNDING = 2e-6
 
 
 class Weights:
@@ -105,13 +108,19 @@ class Slopes:
     batch: Batch
     output: LossOutput
 
-    def is_as(self, other: "Slopes") -> bool:
-        """Whether both losses have the same derivatives to the bit, and so the same gradient."""
-        mine, others = self.of_entropy_MT, other.of_entropy_MT
-        same = (mine is None and others is None) or (
-            mine is not None and others is not None and torch.equal(mine, others)
-        )
-        return same and torch.equal(self.of_logprobs_MT, other.of_logprobs_MT)
+    def times(self, other: "Slopes") -> float | None:
+        """The factor f with which these derivatives are f times the other's, up to rounding; None if there is none.
+
+        The gradients then have the same factor. On the samples of the present policy every ratio is 1, and most losses
+        differ by their scale alone.
+        """
+        if self.of_entropy_MT is not None or other.of_entropy_MT is not None:
+            return None
+        mine_MT, others_MT = self.of_logprobs_MT, other.of_logprobs_MT
+        square = float(others_MT.square().sum())
+        factor = float((mine_MT * others_MT).sum()) / square if square > 0 else 0.0
+        apart = (mine_MT - factor * others_MT).abs().max()
+        return factor if bool(apart <= _ROUNDING * mine_MT.abs().max()) else None
 
 
 def slopes(arm: Arm, frozen: Frozen, rows_M: Tensor, now: Forward) -> Slopes:
@@ -132,17 +141,20 @@ def slopes(arm: Arm, frozen: Frozen, rows_M: Tensor, now: Forward) -> Slopes:
 
 
 def vectors(weights: Weights, now: Forward, found: Sequence[Slopes]) -> Iterator[Tensor]:
-    """The gradient of each loss with respect to the weights, (P,), in their order; equal slopes share one backward."""
+    """The gradient of each loss with respect to the weights, (P,), in their order; multiples share one backward."""
     known: list[tuple[Slopes, Tensor]] = []
     for each in found:
-        vector_P = next((vector_P for other, vector_P in known if each.is_as(other)), None)
-        if vector_P is None:
-            outputs, given = [now.logprobs_BT], [each.of_logprobs_MT]
-            if each.of_entropy_MT is not None and now.entropy_BT.requires_grad:
-                outputs, given = [*outputs, now.entropy_BT], [*given, each.of_entropy_MT]
-            pulled = torch.autograd.grad(outputs, weights.ordered, given, retain_graph=True, allow_unused=True)
-            vector_P = weights.vector(pulled)
-            known.append((each, vector_P))
+        factors = ((each.times(other), vector_P) for other, vector_P in known)
+        shared = next(((factor, vector_P) for factor, vector_P in factors if factor is not None), None)
+        if shared is not None:
+            yield shared[0] * shared[1]
+            continue
+        outputs, given = [now.logprobs_BT], [each.of_logprobs_MT]
+        if each.of_entropy_MT is not None and now.entropy_BT.requires_grad:
+            outputs, given = [*outputs, now.entropy_BT], [*given, each.of_entropy_MT]
+        pulled = torch.autograd.grad(outputs, weights.ordered, given, retain_graph=True, allow_unused=True)
+        vector_P = weights.vector(pulled)
+        known.append((each, vector_P))
         yield vector_P
 
 

@@ -172,7 +172,7 @@ def test_every_weight_is_in_one_block_and_the_names_fit(one: Scene) -> None:
     assert {block for name, block in found.items() if "self_attn" in name or "norm" in name} == {"attention"}
 
 
-def test_losses_with_equal_slopes_share_a_backward(one: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_whose_slopes_are_multiples_share_a_backward(one: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     grad = torch.autograd.grad
 
@@ -187,11 +187,31 @@ def test_losses_with_equal_slopes_share_a_backward(one: Scene, monkeypatch: pyte
         one.audited.rollout,
         one.audited.minibatches[:4],
         {label: one.audited.old[label], "twin": one.audited.old[label]},
-        {label: one.audited.advantages[label], "twin": one.audited.advantages[label]},
+        {label: one.audited.advantages[label], "twin": 2.5 * one.audited.advantages[label]},
     )
     found = gradients.collect([one.arms[0], twin], shared, None, GROUPS)
     assert sum(calls) == 4
-    assert torch.equal(found[label, None]._sums_GP, found["twin", None]._sums_GP)
+    ours_GP, twins_GP = found[label, None]._sums_GP, found["twin", None]._sums_GP
+    assert ours_GP.abs().max() > 0
+    assert torch.allclose(twins_GP, 2.5 * ours_GP, rtol=1e-5, atol=1e-7 * float(ours_GP.abs().max()))
+
+
+def test_slopes_of_another_direction_get_a_backward_of_their_own(one: Scene) -> None:
+    (part,) = one.audited.minibatches[0]
+    now = one.arms[0].learner.forwards(one.trainer.model, one.audited.rollout, part)
+    own, *others = (gradients.slopes(arm, one.audited, part.rows_M, now) for arm in one.arms)
+    assert own.times(own) == pytest.approx(1.0)
+    for factor in (-3.0, 1e-3):
+        scaled = replace(own, of_logprobs_MT=factor * own.of_logprobs_MT)
+        assert scaled.times(own) == pytest.approx(factor, rel=1e-5)
+    first = own.of_logprobs_MT.clone()
+    first.view(-1)[first.abs().argmax()] *= 1.001
+    assert replace(own, of_logprobs_MT=first).times(own) is None
+    zero = replace(own, of_logprobs_MT=torch.zeros_like(own.of_logprobs_MT))
+    assert own.times(zero) is None
+    assert zero.times(own) == 0.0
+    assert replace(own, of_entropy_MT=torch.ones_like(first)).times(own) is None
+    assert any(other.times(own) is None for other in others)
 
 
 @contextmanager
