@@ -23,7 +23,6 @@ NUMBERS = {
     "prompts": "rollout.prompts",
     "responses": "rollout.responses",
     "learning_rate": "optimizer.learning_rate",
-    "router_scale": "model.config.router_scale",
 }
 KEYS += NUMBERS
 

@@ -411,15 +411,15 @@ def test_attribution_is_drawn_against_depth_with_a_line_for_each_number_of_exper
     np.testing.assert_allclose(ratio["8 experts"], [200, 1200])
 
 
-def test_attribution_is_drawn_against_the_routers_scale_where_it_varies() -> None:
+def test_attribution_is_drawn_against_the_experts_at_one_depth() -> None:
     values = {
         "log_ratio_moment_free": lambda arm, seed: 2.0,
-        "log_ratio_moment_pinned": lambda arm, seed: 1.0 + arm["router_scale"] / 60,
+        "log_ratio_moment_pinned": lambda arm, seed: 2.0 - arm["experts"] / 64,
     }
-    figure = routing.attribution(long_table(values, arms(router_scale=[0.03, 1, 30])))
-    np.testing.assert_allclose(shown(figure, 0)["8 experts"], [0.5 - x / 120 for x in (0.03, 1, 30)])
+    figure = routing.attribution(long_table(values, arms(experts=[2, 8, 32], algorithm=["grpo"])))
+    np.testing.assert_allclose(shown(figure, 0)["grpo"], [count / 128 for count in (2, 8, 32)])
     assert figure.axes[1].get_xscale() == "log"
-    assert figure.axes[1].get_xlabel() == "routers' scale at initialisation"
+    assert figure.axes[1].get_xlabel() == "experts of a layer"
 
 
 def test_the_map_of_gains_is_the_last_reward_less_the_first_and_frames_the_experiments_own_setting() -> None:

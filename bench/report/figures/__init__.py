@@ -168,10 +168,10 @@ _LIST = [
         routing.attribution,
         "attribution",
         (
-            _varies_one_of("moe_layers", "router_scale"),
+            _varies_one_of("moe_layers", "experts"),
             _records("log_ratio_moment_free", "log_ratio_moment_pinned"),
             _one_model,
-            _nothing_else("algorithm", "routing", "engine", "moe_layers", "experts", "router_scale"),
+            _nothing_else("algorithm", "routing", "engine", "moe_layers", "experts"),
         ),
     ),
     FigureSpec("fig12", "frontier", stability.frontier, "frontier", takes=("frontier_grid", "frontier_line", "steps")),

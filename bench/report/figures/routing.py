@@ -17,7 +17,7 @@ from steadymoe.bench.report.figures.style import DataFigure
 # Axis of figure 10 → its label.
 _AXES = {"updates_per_rollout": "updates per rollout", "learning_rate": "learning rate", "moe_layers": "MoE layers"}
 # Axis of figure 11 → its label.
-_DIALS = {"moe_layers": "MoE layers", "router_scale": "routers' scale at initialisation"}
+_DIALS = {"moe_layers": "MoE layers", "experts": "experts of a layer"}
 
 
 def ratio_distributions(histograms: pd.DataFrame) -> DataFigure:
@@ -130,24 +130,28 @@ def _middle(values: pd.Series) -> float:
 
 
 def attribution(steps: pd.DataFrame) -> DataFigure:
-    """How much of the log-ratio routing causes, against the routers' scale or the depth, and the number of experts.
+    """How much of the log-ratio routing causes, against the depth, or at one depth against the number of experts.
 
     Above: 1 − E[(log r pinned)²] / E[(log r free)²] over a run. Below: E[(log r)²] of the tokens whose route changed
     in any layer, divided by E[(log r)²] of the other tokens.
     """
     steps = steps[steps["experts"] > 0]
-    dial = "router_scale" if "router_scale" in steps and steps["router_scale"].nunique() > 1 else "moe_layers"
-    experts = steps["experts"].astype(int)
-    named = experts.astype(str) + " experts"
-    varied = line_names(steps, ["algorithm", "routing", "engine"])
-    one = varied.nunique() == 1
-    steps = steps.assign(line=named if one else varied + " " + named)
-    every = _ramp(f"{count} experts" for count in sorted(set(experts))) if one else looks.of_lines(steps, "line")
+    dial = "moe_layers" if steps["moe_layers"].nunique() > 1 else "experts"
+    lines = line_names(steps, ["algorithm", "routing", "engine"])
+    every = looks.of_lines(steps.assign(line=lines), "line")
+    if dial == "moe_layers":
+        experts = steps["experts"].astype(int)
+        named = experts.astype(str) + " experts"
+        one = lines.nunique() == 1
+        lines = named if one else lines + " " + named
+        in_order = [f"{count} experts" for count in sorted(set(experts))]
+        every = _ramp(in_order) if one else looks.of_lines(steps.assign(line=lines), "line")
+    steps = steps.assign(line=lines)
     with style.figure_style():
         figure, axes = style.panels(2, 1, 3.6, sharex=True)
         shares = tables.routing_share(steps, ["line", dial]).rename("value").reset_index()
         shares = shares.assign(metric="share", step=1)
-        logx = dial == "router_scale"
+        logx = dial == "experts"
         against(axes[0], shares, dial, RunNumber("share", "last", "share of routing"), every, logx=logx)
         changed = _ratio(steps, dial, "log_ratio_moment_changed", "log_ratio_moment_unchanged")
         number = RunNumber("ratio", "last", "E[(log r)²], changed/unchanged", log=True)
