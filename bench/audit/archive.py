@@ -15,7 +15,8 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.audit import tables
-from steadymoe.bench.audit.measure import BLOCKS, COLUMNS
+from steadymoe.bench.audit.gradients import BLOCKS
+from steadymoe.bench.audit.measure import COLUMNS
 from steadymoe.bench.config import identity
 from steadymoe.bench.report import archive
 from steadymoe.bench.runs.damage import Damaged

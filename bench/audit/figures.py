@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steadymoe.bench.audit.measure import BLOCKS
+from steadymoe.bench.audit.gradients import BLOCKS
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure

@@ -35,6 +35,8 @@ _EPSILON = 1e-6
 # Derivatives that differ by less, relative to their largest, are multiples of each other: float32 rounds at 6e-8, and a
 # loss sums up to some hundred terms.
 _ROUNDING = 2e-6
+# Weights whose products are taken at once.
+_AT_ONCE = 8192
 
 
 class Weights:
@@ -166,36 +168,42 @@ class Sums:
         self._sums_GP = torch.zeros(groups, weights.count, device=weights.ordered[0].device)
         self._squares = {name: np.zeros(groups) for name in weights.slices}
         self._counts_G = np.zeros(groups)
+        self._own: dict[str, np.ndarray] | None = None
 
     def add(self, group: int, gradient_P: Tensor, squares: Mapping[str, float], scale: float = 1.0) -> None:
         """Add ``scale`` times one mini-batch's gradient, (P,), whose squared norm by block is ``squares``."""
+        self._own = None
         self._sums_GP[group].add_(gradient_P, alpha=scale)
         for name, square in squares.items():
             self._squares[name][group] += scale**2 * square
         self._counts_G[group] += 1
 
-    @property
-    def blocks(self) -> list[str]:
-        """The blocks that the model has."""
-        return list(self._slices)
+    def by_block(self) -> dict[str, Gradients]:
+        """What the estimators need of the whole and of each block."""
+        if self._own is None:
+            self._own = self._products(self)
+        squares = {WHOLE: np.sum(list(self._squares.values()), 0), **self._squares}
+        return {name: Gradients(self._own[name], squares[name], self._counts_G) for name in squares}
 
-    def of(self, block: str) -> Gradients:
-        """What the estimators need of one block, or of the whole."""
-        return Gradients(self._products(self, block), self._squares_of(block), self._counts_G)
+    def beside(self, reference: "Sums") -> dict[str, Beside]:
+        """This arm and a reference, which has the same groups: the whole and each block."""
+        mine, others, products = self.by_block(), reference.by_block(), self._products(reference)
+        return {name: Beside(mine[name], others[name], products[name]) for name in mine}
 
-    def beside(self, reference: "Sums", block: str) -> Beside:
-        """This arm and a reference, which has the same groups."""
-        return Beside(self.of(block), reference.of(block), self._products(reference, block))
+    def _products(self, other: "Sums") -> dict[str, np.ndarray]:
+        """The inner products of the groups' sums, (G, G) each, of the whole and of each block, in float64."""
+        found = {name: self._product(other, place) for name, place in self._slices.items()}
+        return {WHOLE: np.sum(list(found.values()), 0), **found}
 
-    def _squares_of(self, block: str) -> np.ndarray:
-        return np.sum(list(self._squares.values()), 0) if block == WHOLE else self._squares[block]
-
-    def _products(self, other: "Sums", block: str) -> np.ndarray:
-        if block == WHOLE:
-            return np.sum([self._products(other, name) for name in self._slices], 0)
-        place = self._slices[block]
-        products_GG = self._sums_GP[:, place].double() @ other._sums_GP[:, place].double().T
-        return products_GG.cpu().numpy()
+    def _product(self, other: "Sums", place: slice) -> np.ndarray:
+        groups = len(self._counts_G)
+        product_GG = torch.zeros(groups, groups, dtype=torch.float64, device=self._sums_GP.device)
+        for first in range(place.start, place.stop, _AT_ONCE):  # a copy of all sums in float64 would not fit a cache
+            part = slice(first, min(first + _AT_ONCE, place.stop))
+            mine = self._sums_GP[:, part].double()
+            others = mine if other is self else other._sums_GP[:, part].double()
+            product_GG += mine @ others.T
+        return product_GG.cpu().numpy()
 
 
 # Told of every mini-batch: its number, its rows, the shared forward, and the slopes by arm.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from steadymoe.bench.audit import arms, drift, estimators, gradients, splits
 from steadymoe.bench.audit.estimators import Jackknifed
-from steadymoe.bench.audit.gradients import BLOCKS, WHOLE, Arm, Frozen, Sums
+from steadymoe.bench.audit.gradients import WHOLE, Arm, Frozen, Sums
 from steadymoe.bench.audit.tokens import ALL, Tokens
 from steadymoe.bench.config import branch
 from steadymoe.bench.config.schema import RunConfig
@@ -183,18 +183,18 @@ def _of_gradients(
     routing: str, loss: str, cut: str, own: Sums, truth: Sums | None = None, on_policy: Sums | None = None
 ) -> Iterator[Row]:
     """The rows of one arm's gradient, whole and by block, beside the references that are given."""
-    blocks = [name for name in BLOCKS if name in own.blocks]
-    whole = own.of(WHOLE)
-    by_block = {name: own.of(name) for name in blocks}
-    shares = estimators.shares(by_block, whole)
-    for block in (WHOLE, *blocks):
-        found: dict[str, Jackknifed] = estimators.of_gradients(whole if block == WHOLE else by_block[block])
+    by_block = own.by_block()
+    shares = estimators.shares({name: each for name, each in by_block.items() if name != WHOLE}, by_block[WHOLE])
+    beside_truth = {} if truth is None else own.beside(truth)
+    beside_itself = {} if on_policy is None else own.beside(on_policy)
+    for block, each_block in by_block.items():
+        found: dict[str, Jackknifed] = estimators.of_gradients(each_block)
         if block != WHOLE:
             found["share"] = shares[block]
         if truth is not None:
-            found |= estimators.beside_truth(own.beside(truth, block))
+            found |= estimators.beside_truth(beside_truth[block])
         if on_policy is not None:
-            found |= estimators.beside_itself(own.beside(on_policy, block))
+            found |= estimators.beside_itself(beside_itself[block])
         for quantity, each in found.items():
             place = {"routing": routing, "loss": loss, "block": block, "cut": cut, "quantity": quantity}
             numbers = {"value": each.value, "low": each.low, "high": each.high, "n": len(each.replicates)}

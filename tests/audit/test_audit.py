@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from steadymoe.algorithms import Batch, Surrogate
 from steadymoe.algorithms.grpo import GRPO
 from steadymoe.bench import cli
-from steadymoe.bench.audit import drift, measure, request, splits, tables
+from steadymoe.bench.audit import drift, gradients, measure, request, splits, tables
 from steadymoe.bench.audit.tokens import deciles
 from steadymoe.bench.config import compose, identity, validate
 from steadymoe.bench.config.compose import ConfigError
@@ -199,7 +199,7 @@ def test_after_the_drift_a_narrow_band_clips_more_and_routes_have_moved(table: p
 def test_blocks_add_up_and_the_reward_is_there(table: pd.DataFrame) -> None:
     here = {"k": 2, "routing": "r2", "loss": "narrow"}
     for quantity in ("squared_norm", "trace", "inner"):
-        parts = [value(table, quantity=quantity, block=block, **here) for block in measure.BLOCKS]
+        parts = [value(table, quantity=quantity, block=block, **here) for block in gradients.BLOCKS]
         assert sum(parts) == pytest.approx(value(table, quantity=quantity, **here), rel=1e-6)
     assert 0 <= value(table, k=2, routing="fresh", loss="all", quantity="reward") <= 1
 

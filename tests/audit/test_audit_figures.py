@@ -14,7 +14,8 @@ from test_figures import said, shown
 
 from steadymoe.bench import cli
 from steadymoe.bench.audit import archive, arms, figures, report, tables
-from steadymoe.bench.audit.measure import BLOCKS, COLUMNS
+from steadymoe.bench.audit.gradients import BLOCKS
+from steadymoe.bench.audit.measure import COLUMNS
 from steadymoe.bench.config import compose
 
 BANDS = (1e-3, 0.1)

@@ -138,9 +138,9 @@ def test_the_squared_norm_is_that_of_the_mean_over_all_minibatches_less_its_nois
     for block, place in places.items():
         products_MM = gradients_MP[:, place] @ gradients_MP[:, place].T
         apart = ~torch.eye(len(products_MM), dtype=torch.bool)
-        assert own.of(block).squared_norm(every_G) == pytest.approx(products_MM[apart].mean().item(), rel=1e-4)
+        assert own.by_block()[block].squared_norm(every_G) == pytest.approx(products_MM[apart].mean().item(), rel=1e-4)
         noise = gradients_MP[:, place].var(0).sum().item()
-        assert own.of(block).trace(every_G) == pytest.approx(noise, rel=1e-4)
+        assert own.by_block()[block].trace(every_G) == pytest.approx(noise, rel=1e-4)
 
 
 def test_after_the_cut_each_minibatch_counts_as_an_update_takes_it(one: Scene) -> None:
@@ -153,7 +153,7 @@ def test_after_the_cut_each_minibatch_counts_as_an_update_takes_it(one: Scene) -
         weight.grad = row_P
         torch.nn.utils.clip_grad_norm_([weight], cut)  # changes the row in place
     assert torch.allclose(own._sums_GP.double(), gradients_MP.view(GROUPS, 2, -1).sum(1), rtol=1e-4, atol=1e-6)
-    assert own.of(WHOLE).squares_G.sum() == pytest.approx(gradients_MP.square().sum().item(), rel=1e-4)
+    assert own.by_block()[WHOLE].squares_G.sum() == pytest.approx(gradients_MP.square().sum().item(), rel=1e-4)
 
 
 def test_every_weight_is_in_one_block_and_the_names_fit(one: Scene) -> None:
@@ -274,9 +274,9 @@ def test_a_flipped_sign_ranks_last_and_a_bonus_for_length_not_first(tmp_path: Pa
     truth: Sums = gradients.collect([made.truth], fresh, None, 8)[arms.TRUTH, None]
     useful, snr = {}, {}
     for label in own:
-        beside = estimators.beside_truth(found[label, None].beside(truth, WHOLE))
+        beside = estimators.beside_truth(found[label, None].beside(truth)[WHOLE])
         useful[label] = beside["usefulness"]
-        snr[label] = estimators.of_gradients(found[label, None].of(WHOLE))["snr"].value
+        snr[label] = estimators.of_gradients(found[label, None].by_block()[WHOLE])["snr"].value
     assert max(useful, key=lambda label: useful[label].value) == "grpo"
     assert min(useful, key=lambda label: useful[label].value) == "flipped"
     assert useful["grpo"].low > 0 > useful["flipped"].high
