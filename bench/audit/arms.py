@@ -72,7 +72,7 @@ def truth(model: PreTrainedModel, task: Task, config: RunConfig) -> Arm:
 
 def top_k(arms: Sequence[Arm]) -> int:
     """How many most likely tokens the losses read."""
-    return max(arm.learner.objective.traits.top_k for arm in arms)
+    return max((arm.learner.objective.traits.top_k for arm in arms), default=0)
 
 
 def _alone(config: RunConfig) -> RunConfig:

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from steadymoe.bench.audit import arms, drift, estimators, gradients, splits
+from steadymoe.bench.audit import arms, clips, drift, estimators, gradients, splits
 from steadymoe.bench.audit.estimators import Jackknifed
 from steadymoe.bench.audit.gradients import WHOLE, Arm, Frozen, Sums
 from steadymoe.bench.audit.tokens import ALL, Tokens
@@ -82,7 +82,7 @@ def audit(config: RunConfig, configs: Mapping[str, RunConfig], folder: Path, say
     truth = arms.truth(model, task, config)
     top_k = arms.top_k(every_arm)
     moves = splits.respond(trainer, prompts.drift, "audit_drift", start, top_k)
-    frozen = _audited(trainer, every_arm, prompts.audited, start, top_k)
+    frozen = _audited(trainer, [*every_arm, truth], prompts.audited, start, top_k)
     study = Study(config, trainer, every_arm, truth, prompts, frozen, start)
     say(f"sampled {len(prompts.drift)} prompts to drift on and {len(prompts.audited)} to audit")
     for k in drift.weights_after(trainer, moves, config.audit.drift):
@@ -133,12 +133,24 @@ def _unit(study: Study, k: int, say: Say) -> Iterator[Row]:
 
 def _at_weights(study: Study, k: int, say: Say) -> Iterator[Row]:
     """The rows at the present weights: fresh samples first, then the audited rollout by routing."""
-    trainer, groups = study.trainer, study.config.audit.groups
+    trainer = study.trainer
     top_k = arms.top_k(study.arms)
     rollout = splits.respond(trainer, study.prompts.reference, f"audit_reference_{k}", study.start, top_k)
     rewards_P = rollout.scores_B.view(-1, study.config.rollout.responses).mean(-1)
     yield _of_data(_FRESH, ALL, "reward", mean_over_seeds(rewards_P.tolist(), bounds=(0.0, 1.0)))
-    fresh = _freeze(trainer.learner, trainer, [*study.arms, study.truth], rollout)
+    if study.config.audit.clips:
+        for routing, frozen in study.audited.items():
+            for loss, quantity, estimate in clips.estimates(study.truth, frozen, _forced(routing, frozen)):
+                yield _of_data(routing, loss, quantity, estimate)
+        say(f"k={k}: clip shares")
+    if study.arms:
+        fresh = _freeze(trainer.learner, trainer, [*study.arms, study.truth], rollout)
+        yield from _of_losses(study, k, fresh, say)
+
+
+def _of_losses(study: Study, k: int, fresh: Frozen, say: Say) -> Iterator[Row]:
+    """The rows of all losses at the present weights, which sampled ``fresh``."""
+    groups = study.config.audit.groups
     truth: Sums | None = None
     for first in range(0, len(study.arms), study.at_once):
         chunk = study.arms[first : first + study.at_once]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.audit import archive, tables
+from steadymoe.bench.audit import archive, clip_atlas, clips, tables
 from steadymoe.bench.audit.figures import FIGURES
 from steadymoe.bench.report import tables as report_tables
 from steadymoe.bench.report.figures import FORMATS, looks, save
@@ -59,12 +59,12 @@ def make(
         [tables.ranking(group).assign(setting=setting, strength=strength) for (setting, strength), group in groups]
     )
     ranking = ranking[[*tables.SETTING, *(name for name in ranking if name not in tables.SETTING)]]
-    contrasts = tables.contrasts(rows, reference)
-    files = [
-        *_tables(results, f"{_stem(experiment)}-ranking", ranking),
-        *_tables(results, f"{_stem(experiment)}-contrasts", contrasts),
-    ]
+    files: list[Path] = []
+    if reference is not None:
+        files += _tables(results, f"{_stem(experiment)}-ranking", ranking)
+        files += _tables(results, f"{_stem(experiment)}-contrasts", tables.contrasts(rows, reference))
     missing = list(found.unfinished)
+    files += _clips(results, experiment, rows, formats)
     joined = tables.joined(rows)
     for name, spec in FIGURES.items():
         for ending, group in _groups(joined, spec.over_strengths):
@@ -81,6 +81,22 @@ def make(
     return Made(files, ranking[ranking["k"] == ranking["k"].max()], missing)
 
 
+def _clips(results: Path, experiment: str, rows: pd.DataFrame, formats: Sequence[str]) -> Iterator[Path]:
+    """Write tables and figures of clip shares, if the audits measured any; yield the files."""
+    if clip_atlas.shares(rows).empty:
+        return
+    stem = _stem(experiment)
+    yield from _tables(results, f"{stem}-clips", clip_atlas.atlas(rows), markdown=False)
+    yield from _tables(results, f"{stem}-equivalent_bands", clip_atlas.equivalent(rows))
+    yield from _tables(results, f"{stem}-clip_prediction", clip_atlas.misses(rows))
+    for anchor in clips.ANCHORS:
+        figure = clip_atlas.figure(without_mathematics(rows), anchor)
+        for suffix in formats:
+            path = results / "figures" / f"{stem}-clips-{anchor.replace(' ', '_')}.{suffix}"
+            atomic_files.write(path, partial(save, figure, suffix=suffix))
+            yield path
+
+
 def _chosen(rows: pd.DataFrame, losses: Sequence[str] | None, drift: int | None) -> pd.DataFrame:
     """The rows of some losses, and of drifts up to ``drift``. Raises CannotReport."""
     labels = sorted(rows.loc[rows["algorithm"] != "", "loss"].unique())
@@ -94,10 +110,12 @@ def _chosen(rows: pd.DataFrame, losses: Sequence[str] | None, drift: int | None)
     return rows if drift is None else rows[rows["k"] <= drift]
 
 
-def _reference(rows: pd.DataFrame, against: str | None) -> str:
-    """The loss that the others are compared with. Raises CannotReport for one that is not there."""
+def _reference(rows: pd.DataFrame, against: str | None) -> str | None:
+    """The loss that the others are compared with, None without losses. Raises CannotReport for one that is missing."""
     of_losses = rows[rows["algorithm"] != ""]
     labels = sorted(of_losses["loss"].unique())
+    if against is None and not labels:
+        return None
     if against is None:
         return looks.reference(looks.of_lines(of_losses, "loss"))
     if against not in labels:
@@ -138,7 +156,8 @@ def _tables(results: Path, stem: str, table: pd.DataFrame, markdown: bool = True
 
 def _short(table: pd.DataFrame) -> pd.DataFrame:
     """A table without the columns that are the same in every row and place no row: setting, strength, start, scale."""
-    same = [key for key in (*tables.SETTING, "start", "router_scale") if table[key].nunique(dropna=False) < 2]
+    keys = [key for key in (*tables.SETTING, "start", "router_scale") if key in table]
+    same = [key for key in keys if table[key].nunique(dropna=False) < 2]
     return table.drop(columns=same)
 
 

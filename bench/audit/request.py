@@ -33,7 +33,10 @@ command again goes on where it was. --dry says what is there and what would be m
 _FLAGS = ("--dry", "--redo")
 # What decides the numbers of an audit, apart from the training code.
 _MEASURES = (
-    *(f"audit/{name}.py" for name in ("arms", "drift", "estimators", "gradients", "measure", "splits", "tokens")),
+    *(
+        f"audit/{name}.py"
+        for name in ("arms", "clips", "drift", "estimators", "gradients", "measure", "splits", "tokens")
+    ),
     "measurement/token_metrics.py",
     "measurement/routing_drift.py",
 )
@@ -147,6 +150,8 @@ def _check(run: Run) -> None:
         raise ConfigError(
             "an audit takes a mini-batch in one forward; set microbatch=null, or make mini-batches smaller"
         )
+    if not (audit.algorithms or audit.arms or audit.clips):
+        raise ConfigError("an audit needs audit.algorithms, audit.arms or audit.clips=true")
     if 0 not in audit.drift:
         raise ConfigError(f"audit.drift must hold 0, the weights that sampled; got {list(audit.drift)}")
     if max(audit.drift) > config.updates_per_rollout:

@@ -120,6 +120,8 @@ def ranking(table: pd.DataFrame, cut: str = "before") -> pd.DataFrame:
     whole = (table["block"] == "whole") & (table["cut"] == cut)
     chosen = over_checkpoints(table[whole & table["quantity"].isin(_RANKED)])
     keys = ["start", "k", "router_scale", "routing", "loss"]
+    if chosen.empty:  # an audit of clips alone
+        return pd.DataFrame(columns=[*keys, *_RANKED])
     chosen = chosen.assign(
         told=[str(Estimate(*each)) for each in chosen[["mean", "low", "high", "n"]].itertuples(index=False, name=None)]
     )

@@ -25,6 +25,7 @@ class Bounds:
     at_most: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
+    may_be_empty: bool = False
 
     def broken_by(self, value: Any) -> str | None:
         """What ``value`` must be and is not, in words; None if it is within the bounds."""
@@ -193,11 +194,14 @@ class Routing:
 class Audit:
     """What ``steadymoe audit`` measures beside the model, the task and the optimizer of a run. No run reads it."""
 
-    algorithms: tuple[str, ...] = setting("names of algorithms and presets, each at the numbers of its YAML")
+    algorithms: tuple[str, ...] = setting(
+        "names of algorithms and presets, each at the numbers of its YAML", may_be_empty=True
+    )
     arms: Mapping[str, Any] = setting("further algorithms: a label, and the words of steadymoe run that it stands for")
     drift: tuple[int, ...] = setting("numbers of neutral updates between the rollout and the gradient", at_least=0)
     routing: tuple[str, ...] = setting("whose experts run in the gradient's forward", choices=("free", "r2", "r3"))
     router_scale: tuple[float, ...] = setting("factors on the routers' weights after the drift", above=0)
+    clips: bool = setting("whether clip shares over the width of a band are measured too")
     minibatches: int = count("mini-batches of the audited rollout, and of the fresh one beside it", at_least=6)
     groups: int = count("groups of mini-batches that the jackknife leaves out", at_least=3)
 

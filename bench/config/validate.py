@@ -82,16 +82,17 @@ def _value(key: str, value: Any, setting: dataclasses.Field[Any]) -> Any:
 
 
 def _several(key: str, values: Any, setting: dataclasses.Field[Any]) -> tuple[Any, ...]:
-    """``values`` if they are a list of the field's type, not empty, without repetition and within its bounds."""
+    """``values`` if they are a list of the field's type, without repetition and within its bounds."""
     kind = typing.get_args(setting.type)[0]
     if isinstance(values, list) and kind is float:
         values = [float(each) if type(each) is int else each for each in values]
     if not isinstance(values, list) or not all(type(each) is kind for each in values):
         raise ConfigError(f"{key} must be a list, each {_NAMES[kind]}; got {values!r} ({_meaning(setting)})")
-    if not values or len(set(values)) < len(values):
+    bounds = setting.metadata["bounds"]
+    if not (values or bounds.may_be_empty) or len(set(values)) < len(values):
         raise ConfigError(f"{key} must hold one value or more, each once; got {values!r} ({_meaning(setting)})")
     for each in values:
-        if (wanted := setting.metadata["bounds"].broken_by(each)) is not None:
+        if (wanted := bounds.broken_by(each)) is not None:
             raise ConfigError(f"{key}: each must be {wanted}; got {each!r} ({_meaning(setting)})")
     return tuple(values)
 

@@ -1,0 +1,185 @@
+"""Clip shares over bands: the losses' own marks, closed forms, and an audit of clips alone from words to figures."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from test_audit import WORDS
+from test_cli import steadymoe
+from test_figures import said, shown
+from test_gradients import Scene, moved, scene
+
+from steadymoe.bench.audit import archive, clip_atlas, clips, report, request
+from steadymoe.bench.config.compose import ConfigError
+from steadymoe.bench.measurement import token_metrics
+from steadymoe.bench.statistics.estimates import Estimate
+
+ALONE = [word for word in WORDS if not word.startswith(("audit.algorithms", "+audit.arms"))]
+ALONE += ["audit.algorithms=[]", "audit.clips=true"]
+BAND = 0.05
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """GRPO and GSPO at one symmetric band, four updates off policy."""
+    torch.set_num_threads(1)
+    words = [f"algorithm.loss.clip_low={BAND}", f"algorithm.loss.clip_high={BAND}"]
+    losses = {name: [f"algorithm={name}", *words] for name in ("grpo", "gspo")}
+    made = scene(tmp_path_factory.mktemp("one"), losses)
+    before = found(made)
+    assert {each.mean for (_, quantity), each in before.items() if quantity.startswith(clips.MEASURED)} == {0.0}
+    moved(made, 4)
+    return made
+
+
+def found(made: Scene) -> dict[tuple[str, str], Estimate]:
+    return {(loss, quantity): each for loss, quantity, each in clips.estimates(made.truth, made.audited, None)}
+
+
+@pytest.mark.parametrize(("name", "unit"), [*zip(("grpo", "gspo"), clips.UNITS, strict=True)])
+def test_the_shares_are_what_the_losses_mark_as_clipped(one: Scene, name: str, unit: str) -> None:
+    arm = next(arm for arm in one.arms if arm.label == name)
+    rollout = one.audited.rollout
+    marks: dict[str, list[float]] = {"low": [], "high": []}
+    for (part,) in one.audited.minibatches:
+        with torch.no_grad():
+            now = arm.learner.forwards(one.trainer.model, rollout, part)
+        mask_MT = rollout.sequences.response_mask_BT[part.rows_M]
+        counts = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
+        old, advantages_BT = one.audited.old[name], one.audited.advantages[name]
+        batch = arm.learner.batch(rollout, old, advantages_BT, part.rows_M, now, counts)
+        numbers = token_metrics.to_floats(token_metrics.of_update(batch, arm.learner.objective(batch))[0])
+        for side in clips.SIDES:
+            marks[side].append(numbers[f"clip_fraction_{side}"])
+    mine = found(one)
+    lengths = [int(rollout.sequences.response_mask_BT[part.rows_M].sum()) for (part,) in one.audited.minibatches]
+    for side in clips.SIDES:
+        share = mine[clips.name(unit, "old policy"), clips.quantity(clips.MEASURED, side, BAND)]
+        if name == "grpo":  # the fraction counts tokens
+            assert share.mean == pytest.approx(np.average(marks[side], weights=lengths), abs=1e-6)
+        assert (share.mean > 0) == (sum(marks[side]) > 0)
+    assert sum(map(sum, marks.values())) > 0
+
+
+def test_a_wider_band_clips_less_and_the_anchors_agree_without_an_engine(one: Scene) -> None:
+    mine = found(one)
+    for unit in clips.UNITS:
+        for side in clips.SIDES:
+            old, sampler = (
+                [
+                    mine[clips.name(unit, anchor), clips.quantity(clips.MEASURED, side, band)].mean
+                    for band in clips.BANDS
+                ]
+                for anchor in clips.ANCHORS
+            )
+            assert old == sorted(old, reverse=True)
+            assert old == pytest.approx(sampler, abs=2 / len(one.audited.rollout.scores_B))
+            assert old[0] > old[-1]
+
+
+def test_the_sequence_ratio_moves_with_the_mean_of_the_tokens(one: Scene) -> None:
+    mine = found(one)
+    tokens, sequences = (clips.name(unit, "old policy") for unit in clips.UNITS)
+    assert mine[sequences, "log_ratio_variance"].mean < mine[tokens, "log_ratio_variance"].mean
+    mask_BT = one.audited.rollout.sequences.response_mask_BT
+    assert mine["all", "response_length"].mean == pytest.approx(mask_BT.sum(-1).double().mean().item())
+
+
+# --- tables ------------------------------------------------------------------------------------------
+
+
+def rows(share: Any, checkpoints: int = 3, settings: tuple[str, ...] = ("",)) -> pd.DataFrame:
+    """Rows of audits whose clip shares, on either side, are ``share(unit, band, checkpoint)``."""
+    made: list[dict[str, Any]] = []
+    for setting in settings:
+        for checkpoint in range(checkpoints):
+            place = {"setting": setting, "strength": 0.0, "start": 0, "k": 4, "router_scale": 1.0, "routing": "free"}
+            place |= {"checkpoint": checkpoint}
+            length = 10.0 + len(setting)
+            made.append(place | {"loss": "all", "quantity": "response_length", "value": length})
+            for unit in clips.UNITS:
+                for band in clips.BANDS:
+                    for side in clips.SIDES:
+                        value = share(unit, band, checkpoint)
+                        for kind, off in ((clips.MEASURED, 0.0), (clips.PREDICTED, 0.01)):
+                            loss, name = clips.name(unit, "old policy"), clips.quantity(kind, side, band)
+                            made.append(place | {"loss": loss, "quantity": name, "value": value + off})
+    return pd.DataFrame(made)
+
+
+def falling(unit: str, band: float, checkpoint: int) -> float:
+    """A sequence band clips as a token band twenty times as wide."""
+    wide = band if unit == clips.UNITS[0] else 20 * band
+    return float(0.3 * (wide * 1e4) ** -0.5 * (1 + 0.1 * checkpoint))
+
+
+def test_an_equivalent_band_clips_the_same_share() -> None:
+    table = clip_atlas.equivalent(rows(falling)).set_index("token_band")
+    for band in (0.1, 0.2, 0.3):
+        assert table.loc[band, "mean"] == pytest.approx(band / 20, rel=1e-6)
+        assert table.loc[band, "share"] == pytest.approx(2 * falling(clips.UNITS[0], band, 1))
+        assert table.loc[band, "n"] == 3
+
+
+def test_a_share_that_no_sequence_band_reaches_has_no_equivalent() -> None:
+    table = clip_atlas.equivalent(rows(lambda unit, band, _: 0.4 if unit == clips.UNITS[0] else 0.1 * (1 - band)))
+    assert table["mean"].isna().all()
+    assert (table["n"] == 0).all()
+
+
+def test_the_atlas_is_the_mean_over_checkpoints_with_its_interval() -> None:
+    table = clip_atlas.atlas(rows(falling)).set_index(["unit", "band", "side"])
+    both, low = (table.loc[(clips.UNITS[0], 0.2, side)] for side in ("both", "low"))
+    assert both["mean"] == pytest.approx(2 * falling(clips.UNITS[0], 0.2, 1))
+    assert low["mean"] == pytest.approx(falling(clips.UNITS[0], 0.2, 1))
+    assert both["low"] < both["mean"] < both["high"]
+    assert both["predicted"] == pytest.approx(both["mean"] + 0.02)
+
+
+def test_misses_are_the_distance_of_the_prediction() -> None:
+    table = clip_atlas.misses(rows(falling))
+    assert table["mean"].tolist() == pytest.approx([0.02, 0.02])
+    assert table["max"].tolist() == pytest.approx([0.02, 0.02])
+
+
+def test_the_figure_has_a_column_for_each_length_and_draws_the_prediction() -> None:
+    figure = clip_atlas.figure(rows(falling, settings=("", "longer")), "old policy")
+    assert [axis.get_title() for axis in figure.axes[:2]] == ["responses of 10 tokens", "responses of 16 tokens"]
+    drawn = shown(figure, 0)["k = 4"]
+    np.testing.assert_allclose(drawn, [2 * falling(clips.UNITS[0], band, 1) for band in clips.BANDS])
+    dashed = [line for line in figure.axes[0].lines if line.get_linestyle() == "--"]
+    np.testing.assert_allclose(dashed[0].get_ydata(), np.array(drawn) + 0.02)
+    assert "n = 3" in said(figure)
+
+
+# --- from words to files -----------------------------------------------------------------------------
+
+
+def test_an_audit_of_clips_alone_takes_no_gradient_and_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert steadymoe(monkeypatch, "audit", *ALONE, f"results_dir={tmp_path}") == 0
+    found = archive.load(tmp_path, "tiny").rows
+    assert set(found["k"]) == {0, 2}
+    assert set(found["block"]) == {""}
+    made = report.make(tmp_path, "tiny", formats=["png"])
+    names = {path.name for path in made.files}
+    assert {f"tiny-audit-{name}.csv" for name in ("clips", "equivalent_bands", "clip_prediction")} <= names
+    assert {f"tiny-audit-clips-{anchor}.png" for anchor in ("old_policy", "sampler")} <= names
+    kept, _ = report.keep(tmp_path, "tiny", tmp_path / "kept")
+    again = report.make(tmp_path / "kept", "tiny", formats=["png"])
+    for name in ("clips", "equivalent_bands"):
+        first, second = (place / "tables" / f"tiny-audit-{name}.csv" for place in (tmp_path, tmp_path / "kept"))
+        assert first.read_bytes() == second.read_bytes()
+    assert {path.name for path in again.files} == names
+    assert kept.exists()
+
+
+def test_an_audit_of_nothing_is_refused(tmp_path: Path) -> None:
+    words = [word for word in ALONE if "clips" not in word]
+    with pytest.raises(ConfigError, match="an audit needs audit\\.algorithms"):
+        request.plan([*words, f"results_dir={tmp_path}"])
+    assert not [*tmp_path.iterdir()]
