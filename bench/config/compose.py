@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from steadymoe.bench.config import branch
+from steadymoe.bench.config import branch, names
 from steadymoe.bench.config.identity import (
     IMPLIED,
     OFF,
@@ -31,7 +31,7 @@ from steadymoe.bench.config.identity import (
     is_name,
     short,
 )
-from steadymoe.bench.config.names import CONF, errors_in_one_line, plain_values, reference_of
+from steadymoe.bench.config.names import CONF, errors_in_one_line, reference_of
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.config.validate import ConfigError, check, read
 from steadymoe.bench.support import external
@@ -96,18 +96,15 @@ def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
 
 def run(words: Sequence[str]) -> Run:
     """Compose and check one run from its overrides. Hydra must be initialised (``plan``, or inside a job)."""
-    composed = hydra.compose("config", list(words), return_hydra_config=True)
-    _refuse_paths(composed.hydra.runtime.choices)
+    plain, chosen = names.compose(words)
+    _refuse_paths(chosen)
     choices = {
-        group: str(name)
-        for group, name in composed.hydra.runtime.choices.items()
-        if not group.startswith("hydra/") and name is not None
+        group: str(name) for group, name in chosen.items() if not group.startswith("hydra/") and name is not None
     }
-    plain = plain_values(composed)
     given = _place(plain)
     named = [f"{group}={name}" for group, name in sorted(choices.items())]
     named += [word for word in words if word.startswith("hydra.searchpath")]
-    reference = reference_of(tuple(named))
+    reference = reference_of(named)
     plain = _with_floats(plain, reference)
     _sections(plain, choices)
     config = _derived(read(plain), words)

@@ -1,5 +1,6 @@
 """The names in the configs: what a named config holds, and what could have been meant by a name that none holds."""
 
+import copy
 import dataclasses
 import difflib
 import functools
@@ -10,34 +11,57 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe.algorithms import class_of, meant
 from steadymoe.bench.config.identity import flatten
 from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.support import external
 
 CONF = Path(__file__).parents[2] / "conf"
 
 _EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 
 
-def plain_values(composed: DictConfig) -> dict[str, Any]:
-    """Our part of a composed config, without Hydra's own, as plain values."""
-    ours = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-    return OmegaConf.to_container(ours, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+def compose(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What ``hydra.compose`` makes of ``words``: our part as plain values, and config group → chosen name.
+
+    Hydra reads and merges all files for every point of a sweep, a quarter of a second each. Here files are merged once
+    for each set of named configs; Hydra's own function then sets the other words on a copy, as it does last of all.
+    """
+    loader: Any = GlobalHydra.instance().config_loader()
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
+    loader.validate_sweep_overrides_legal(overrides=parsed, run_mode=RunMode.RUN, from_shell=False)
+
+    def names(word: Any) -> bool:
+        is_choice = loader.repository.group_exists(word.key_or_group) and not isinstance(word.value(), dict)
+        return is_choice or word.is_hydra_override() or word.package is not None
+
+    named = tuple(word for word, each in zip(words, parsed, strict=True) if names(each))
+    merged, choices = _merged(named, external.versions())
+    ours = copy.deepcopy(merged)
+    ConfigLoaderImpl._apply_overrides_to_config([each for each in parsed if not names(each)], ours)
+    return OmegaConf.to_container(ours, resolve=True, throw_on_missing=True), dict(choices)  # type: ignore[return-value]
 
 
 @functools.cache
-def _composed(words: tuple[str, ...]) -> dict[str, Any]:
-    """The named configs as they stand, without overrides."""
-    return plain_values(hydra.compose("config", list(words)))
+def _merged(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> tuple[DictConfig, dict[str, Any]]:
+    """The named configs as Hydra merges them, and its choices; ``outside``: the configs of users as they are now."""
+    composed = hydra.compose("config", list(words), return_hydra_config=True)
+    ours = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+    OmegaConf.set_struct(ours, True)
+    return ours, dict(composed.hydra.runtime.choices)
 
 
-def reference_of(words: tuple[str, ...]) -> dict[str, Any]:
+def reference_of(words: Sequence[str]) -> dict[str, Any]:
     """The named configs as they stand, flattened: dotted key → value."""
-    return flatten(_composed(words))
+    return flatten(compose(words)[0])
 
 
 @contextmanager
@@ -66,7 +90,7 @@ def _choices(unknown: str, words: Sequence[str]) -> str:
         return "see `steadymoe run --info config` for Hydra's own settings"
     groups = [path.name for path in CONF.iterdir() if path.is_dir()]
     named = (*groups, "hydra.searchpath")
-    keys = list(reference_of(tuple(w for w in words if w.partition("=")[0] in named and "," not in w)))
+    keys = list(reference_of([w for w in words if w.partition("=")[0] in named and "," not in w]))
     parent = unknown.rpartition(".")[0]
     siblings = [key for key in keys if parent and key.startswith(f"{parent}.") and not key.endswith("_target_")]
     if parent.startswith("algorithm.loss"):
@@ -84,7 +108,7 @@ def _of_loss(unknown: str, words: Sequence[str]) -> str:
     parent, _, name = unknown.rpartition(".")
     named = [word for word in words if word.partition("=")[0] in ("algorithm", "hydra.searchpath")]
     swept = [word for word in named if word.startswith("algorithm=") and set(word) & set(",(")]
-    numbers: Any = _composed(tuple(word for word in named if word not in swept))
+    numbers: Any = compose([word for word in named if word not in swept])[0]
     for part in parent.split("."):
         numbers = numbers.get(part, {})
     known = [field.name for field in dataclasses.fields(class_of(numbers))]

@@ -31,6 +31,11 @@ class SearchPath(SearchPathPlugin):
             search_path.append("steadymoe", f"file://{folder}")
 
 
+def versions() -> tuple[tuple[str, int], ...]:
+    """The configs of the folders, each with the time of its last change: another value when one of them changed."""
+    return tuple((str(path), path.stat().st_mtime_ns) for conf in _confs() for path in sorted(conf.rglob("*.yaml")))
+
+
 def activate(suite: Path) -> None:
     """Let this process import the folders' modules, after all others, and let Hydra compose their configs.
 

@@ -1,13 +1,18 @@
 """Every shipped config composes and runs; what Hydra builds is what Python builds."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 import yaml
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe import algorithms
-from steadymoe.bench.config import compose
+from steadymoe.bench.config import compose, names
 from steadymoe.bench.runs import execute, record
 
 SHORT = [
@@ -109,6 +114,41 @@ def test_every_number_in_the_configs_says_where_it_comes_from_or_what_it_is() ->
         for line in path.read_text().splitlines():
             if ": " in line and not line.strip().startswith("#") and "_target_" not in line:
                 assert "#" in line, f"{path.name}: {line}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "experiment=stale seed=1 algorithm=grpo",
+        "model=micro +model.config.router_scale=3 routing=r2 correction=tis seed=3",
+        "algorithm=dapo engine=fp8 engine.strength=0.5 ~engine.scale",
+        "experiment=audit '+audit.arms.x=\"algorithm=grpo algorithm.loss.clip_low=0.1\"' audit.drift=[0,1]",
+        "advantage=leave_one_out hydra.launcher.n_jobs=2 ++optimizer.learning_rate=3e-3",
+        "optimizer.learning_rat=3",
+        "task=sort task.max_length=[",
+        "algorithm=nothing",
+        "+seed=3",
+        "seed=1,2",
+    ],
+)
+def test_a_point_of_a_sweep_is_what_hydra_composes(text: str) -> None:
+    def found(by: Any, words: list[str]) -> Any:
+        try:
+            return by(words)
+        except (HydraException, OmegaConfBaseException) as error:
+            return type(error), str(error)
+
+    def by_hydra(words: list[str]) -> Any:
+        composed = hydra.compose("config", words, return_hydra_config=True)
+        ours = {key: composed[key] for key in composed if key != "hydra"}
+        return OmegaConf.to_container(OmegaConf.create(ours), resolve=True), dict(composed.hydra.runtime.choices)
+
+    with compose._hydra():
+        words = shlex.split(text)
+        assert found(names.compose, words) == found(by_hydra, words)
+        again = found(names.compose, [*words, "steps=7"])  # the cache does not keep a point's own words
+        assert found(names.compose, words) == found(by_hydra, words)
+        assert again == found(by_hydra, [*words, "steps=7"])
 
 
 def test_experiments_say_their_command_and_number_of_runs() -> None:
