@@ -21,8 +21,8 @@ def shares(rows: pd.DataFrame) -> pd.DataFrame:
     found = rows.assign(kind=parts["kind"], side=parts["side"], band=parts["band"].astype(float)).dropna(
         subset=["kind"]
     )
-    of = found["loss"].str.partition(" to ")
-    found = found.assign(unit=of[0], anchor=of[2])
+    of = found["loss"].str.extract(r"^(?P<unit>.*) to (?P<anchor>.*)$")
+    found = found.assign(unit=of["unit"], anchor=of["anchor"])
     keys = [*PLACE, "kind", "checkpoint"]
     both = found.groupby(keys, dropna=False)["value"].sum().reset_index().assign(side="both")
     return pd.concat([found[[*keys, "side", "value"]], both], ignore_index=True)

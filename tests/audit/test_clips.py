@@ -139,6 +139,10 @@ def test_the_atlas_is_the_mean_over_checkpoints_with_its_interval() -> None:
     assert both["predicted"] == pytest.approx(both["mean"] + 0.02)
 
 
+def test_audits_without_clips_have_no_shares() -> None:
+    assert clip_atlas.shares(rows(falling).query("quantity == 'response_length'")).empty
+
+
 def test_misses_are_the_distance_of_the_prediction() -> None:
     table = clip_atlas.misses(rows(falling))
     assert table["mean"].tolist() == pytest.approx([0.02, 0.02])
