@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -64,18 +65,17 @@ def over_checkpoints(table: pd.DataFrame) -> pd.DataFrame:
     the jackknife's, and ``n`` is 1.
     """
     rows = []
-    for place, group in table.groupby(PLACE, sort=True, dropna=False):
-        found = group.dropna(subset=["value"])
-        if len(group) == 1:
-            numbers: Mapping[str, Any] = {
-                "mean": group["value"].iloc[0],
-                "low": group["low"].iloc[0],
-                "high": group["high"].iloc[0],
-                "n": len(found),
-            }
+    numbers_R3 = table[["value", "low", "high"]].to_numpy(dtype=float)
+    groups: Any = table.groupby(PLACE, sort=True, dropna=False).indices
+    for place, group in groups.items():
+        values = numbers_R3[group, 0]
+        known = values[~np.isnan(values)]
+        if len(values) == 1:
+            found = [*numbers_R3[group[0]], len(known)]
         else:
-            numbers = vars(mean_over_seeds(found["value"].tolist()))
-        rows.append(dict(zip(PLACE, place, strict=True)) | dict(numbers))
+            over = mean_over_seeds(known.tolist())
+            found = [over.mean, over.low, over.high, over.n]
+        rows.append([*place, *found])
     return pd.DataFrame(rows, columns=[*PLACE, "mean", "low", "high", "n"])
 
 
@@ -155,8 +155,7 @@ def contrast(
 
 def _one(group: pd.DataFrame, place: Mapping[str, Any]) -> Jackknifed | None:
     """The estimate at one place; None where it is undefined."""
-    for key, value in place.items():
-        group = group[group[key] == value]
+    group = group[np.logical_and.reduce([group[key].to_numpy() == value for key, value in place.items()])]
     if len(group) > 1:
         raise ValueError(f"{dict(place)} names {len(group)} rows of one checkpoint: say its start and router_scale too")
     if group.empty or group["replicates"].iloc[0] is None:
