@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 ORACLES := .oracles
 MEGABLOCKS := $(VENV)/megablocks
 
-.PHONY: quickstart test check reference gates figures lint speed oracles megablocks test-megablocks check-launchers \
+.PHONY: quickstart test check reference gates audits figures lint speed oracles megablocks test-megablocks check-launchers \
 	check-losses clean
 
 $(READY): pyproject.toml constraints.txt
@@ -61,8 +61,27 @@ gates: $(READY)
 		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
 	$(MAKE) figures
 
-# Every table, figure and verdict of results/reference again, from results/reference/data.
+# Every algorithm's gradient on frozen rollouts, docs/audit.md, and the clip atlas, docs/clipping.md. Goes on as `gates` does.
+AUDITS := audit audit_gentle audit_mid audit_dense audit_bands audit_noise clip_atlas clip_atlas_fp8
+audits: $(READY)
+	$(BIN)/steadymoe run experiment=audit_trunk
+	$(BIN)/steadymoe audit experiment=audit
+	$(BIN)/steadymoe audit experiment=audit_gentle
+	$(BIN)/steadymoe audit experiment=audit_gentle experiment_name=audit_mid audit.drift=[0,4,16] \
+		'start_from="results/runs/audit_trunk/grpo_unclipped/flat/sort/seed=$${seed}@160"'
+	$(BIN)/steadymoe audit experiment=audit_dense
+	$(BIN)/steadymoe audit experiment=audit_bands
+	$(BIN)/steadymoe audit experiment=audit_noise
+	$(BIN)/steadymoe audit experiment=clip_atlas
+	$(BIN)/steadymoe audit experiment=clip_atlas experiment_name=clip_atlas_fp8 engine=fp8 task.min_operands=51
+	for experiment in $(AUDITS); do \
+		$(BIN)/steadymoe audit report --experiment $$experiment --keep results/reference || exit; done
+	$(MAKE) figures
+
+# Every table, figure and verdict of results/reference again, from results/reference/data and results/reference/audits.
 figures: $(READY)
+	for experiment in $(AUDITS); do \
+		$(BIN)/steadymoe audit report --results results/reference --experiment $$experiment --format png,svg || exit; done
 	$(BIN)/steadymoe report --results results/reference --format png,svg
 	$(BIN)/steadymoe claims --results results/reference --page docs/claims.md --format png,svg
 	$(BIN)/steadymoe gates --results results/reference --page docs/gates.md

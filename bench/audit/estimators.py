@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
+
+from steadymoe.bench.statistics import estimates
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def of_replicates(value: float, replicates: Sequence[float], level: float = 0.95
     half = math.nan
     if np.isfinite(found_G).all():
         error = math.sqrt((groups - 1) / groups * float(np.square(found_G - found_G.mean()).sum()))
-        half = float(student.ppf((1 + level) / 2, groups - 1)) * error
+        half = estimates.t_quantile(level, groups - 1) * error
     return Jackknifed(value, value - half, value + half, tuple(found_G.tolist()))
 
 

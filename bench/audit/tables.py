@@ -103,10 +103,17 @@ def contrasts(table: pd.DataFrame, against: str) -> pd.DataFrame:
     keys = [*SETTING, "start", "k", "router_scale", "routing", "quantity"]
     rows = []
     for place, group in kept.groupby(keys, dropna=False):
+        columns = (group[name] for name in ("checkpoint", "loss", "value", "replicates"))
+        found = {
+            (checkpoint, loss): estimators.of_replicates(float(value), list(replicates))
+            for checkpoint, loss, value, replicates in zip(*columns, strict=True)
+        }
         for loss in sorted(set(group["loss"]) - {against}):
-            one, over = contrast(group, loss, against, str(place[-1]))
+            pairs = [(found.get((each, loss)), found.get((each, against))) for each in sorted(set(group["checkpoint"]))]
+            apart = [one - other for one, other in pairs if one is not None and other is not None]
+            over = mean_over_seeds([each.value for each in apart])
             if over.n:
-                low, high = one[["low", "high"]].iloc[0] if over.n == 1 else (over.low, over.high)
+                low, high = (apart[0].low, apart[0].high) if over.n == 1 else (over.low, over.high)
                 numbers = {"loss": f"{loss} − {against}", "value": over.mean, "low": low, "high": high, "n": over.n}
                 rows.append(dict(zip(keys, place, strict=True)) | numbers)
     return pd.DataFrame(rows, columns=[*keys, "loss", "value", "low", "high", "n"])
