@@ -75,7 +75,9 @@ def errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
             raise ConfigError(f"{group}={name} needs its package: pip install 'steadymoe[{_EXTRAS[name]}]'") from error
         raise ConfigError(f"there is no {group} {name!r}; choose from {', '.join(error.options or [])}") from error
     except OverrideParseException as error:
-        raise ConfigError(f"cannot read {error.override!r} as key=value") from error
+        key, _, value = str(error.override).partition("=")
+        quoted = f"; a value with '=' needs quotes within quotes: '{key}=\"{value}\"'" if "=" in value else ""
+        raise ConfigError(f"cannot read {error.override!r} as key=value{quoted}") from error
     except (HydraException, OmegaConfBaseException, ValueError, OverflowError) as error:
         message = " ".join(str(error).split())
         unknown = re.search(r"Could not override '([^']+)'", message)
