@@ -105,7 +105,7 @@ WRONG = {
     "hydra.launcher.backend=none": "hydra.launcher.backend must be loky",
     "experiment=quickstart,collapse": "steadymoe run experiment=quickstart; steadymoe run experiment=collapse",
     "nonsense": "cannot read 'nonsense'",
-    "start_from=seed=3@10": "cannot read 'start_from=seed=3@10' as key=value; a value with '=' needs quotes within quotes: ",
+    "start_from=seed=3@10": "cannot read 'start_from=seed=3@10' as key=value; a value with '=' needs quotes",
     "--config-name=x": "no flag of steadymoe run",
 }
 
