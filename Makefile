@@ -80,7 +80,7 @@ audits: $(READY)
 
 # Every table, figure and verdict of results/reference again, from results/reference/data and results/reference/audits.
 figures: $(READY)
-	for experiment in $(AUDITS); do \
+	for experiment in $(notdir $(wildcard results/reference/audits/*)); do \
 		$(BIN)/steadymoe audit report --results results/reference --experiment $$experiment --format png,svg || exit; done
 	$(BIN)/steadymoe report --results results/reference --format png,svg
 	$(BIN)/steadymoe claims --results results/reference --page docs/claims.md --format png,svg

@@ -23,7 +23,20 @@ from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.text import all_visible, visible
 
-_FILE = "audits.parquet"
+_FILE, _MADE = "audits.parquet", "audits.json"
+# What is kept of each audit's ``audit.json``.
+_KEPT = (
+    "command",
+    "revision",
+    "versions",
+    "machine",
+    "audit_hash",
+    "config",
+    "arms",
+    "losses",
+    "seconds",
+    "cold_start",
+)
 # Beside the columns of an audit: the checkpoint, the words by which audits of an experiment differ, the sampler's
 # strength, and of each loss its algorithm and, where it differs from the algorithm in nothing else, its band.
 ADDED = ("checkpoint", "setting", "strength", "algorithm", "clip_low", "clip_high")
@@ -46,6 +59,8 @@ class Archive:
     """The rows of all tables, with ``ADDED``; texts are in one line each."""
     unfinished: list[str]
     """One line for each audit that lacks tables."""
+    made: list[dict[str, Any]]
+    """What made each checkpoint's audit, in the order of ``checkpoint``."""
 
 
 def load(results: Path, experiment: str) -> Archive:
@@ -63,13 +78,19 @@ def load(results: Path, experiment: str) -> Archive:
         raise NoAudits(f"there is no audit in {place}; make some: steadymoe audit experiment={experiment}")
     rows = archive.read_kept(place / _FILE)
     tables.refuse_lacking(rows, place / _FILE, [*COLUMNS, *ADDED])
-    return Archive(all_visible(rows), [])
+    try:
+        made = json.loads((place / _MADE).read_text())
+        unfinished = [visible(str(line)) for line in made["unfinished"]]
+        return Archive(all_visible(rows), unfinished, list(made["audits"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"{place / _MADE} does not say what made the audits beside it") from error
 
 
 def keep(found: Archive, experiment: str, to: Path) -> Path:
-    """Write what tables and figures need to ``to/audits/<experiment>/``, in place of an older file; return the file.
+    """Write what tables and figures need to ``to/audits/<experiment>/``, in place of older files; return the first.
 
-    Blocks keep ``share``, ``snr`` and ``usefulness`` before the cut; replicates stay for ``snr`` and ``usefulness``.
+    Beside it lies what made the audits: commands, revisions, versions, machines, configs. Blocks keep share, snr and
+    usefulness before the cut; replicates stay for snr and usefulness.
     """
     rows = found.rows
     is_whole = ~rows["block"].isin(BLOCKS)
@@ -79,6 +100,8 @@ def keep(found: Archive, experiment: str, to: Path) -> Path:
     path = to / "audits" / experiment / _FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_files.write(path, partial(rows.to_parquet, index=False, compression="zstd"))
+    made = json.dumps({"unfinished": found.unfinished, "audits": found.made}, indent=1, ensure_ascii=False)
+    atomic_files.write(path.parent / _MADE, partial(Path.write_text, data=f"{made}\n"))
     return path
 
 
@@ -96,12 +119,15 @@ def _joined(place: Path, folders: Sequence[Path]) -> Archive:
     )
     rows = tables.read(folders).merge(audits, on="checkpoint", how="left").merge(of_losses, on="loss", how="left")
     rows["algorithm"] = rows["algorithm"].fillna("")
+    made = [
+        {"checkpoint": number} | {key: each[key] for key in _KEPT if key in each} for number, each in enumerate(facts)
+    ]
     unfinished = [
-        f"{folder} is not finished: {each['command']}"
+        f"{folder.relative_to(place)} is not finished: {each['command']}"
         for folder, each in zip(folders, facts, strict=True)
         if not all((folder / f"k={k}.parquet").exists() for k in each["config"]["audit"]["drift"])
     ]
-    return Archive(all_visible(rows), [visible(line) for line in unfinished])
+    return Archive(all_visible(rows), [visible(line) for line in unfinished], made)
 
 
 def _facts(folder: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def shares(rows: pd.DataFrame) -> pd.DataFrame:
     of = found["loss"].str.extract(r"^(?P<unit>.*) to (?P<anchor>.*)$")
     found = found.assign(unit=of["unit"], anchor=of["anchor"])
     keys = [*PLACE, "kind", "checkpoint"]
-    both = found.groupby(keys, dropna=False)["value"].sum().reset_index().assign(side="both")
+    both = found.groupby(keys, dropna=False)["value"].sum(min_count=2).reset_index().assign(side="both")
     return pd.concat([found[[*keys, "side", "value"]], both], ignore_index=True)
 
 
@@ -82,49 +82,66 @@ def misses(rows: pd.DataFrame) -> pd.DataFrame:
     found = shares(rows)
     found = found[(found["side"] == "both") & (found["k"] > 0)]
     keys = ["setting", "strength", "unit", "anchor"]
+    if found.empty:
+        return pd.DataFrame(columns=[*keys, "mean", "max", "count"])
     wide = found.pivot_table("value", [*PLACE, "checkpoint"], "kind", dropna=False).dropna().reset_index()
     wide["apart"] = (wide[clips.PREDICTED] - wide[clips.MEASURED]).abs()
     return wide.groupby(keys, dropna=False)["apart"].agg(["mean", "max", "count"]).reset_index()
 
 
 def figure(rows: pd.DataFrame, anchor: str) -> DataFigure:
-    """Clip share over the width of the band: a row for each unit, a column for each length, a line for each k > 0.
+    """Clip share over the width of the band: a row for each unit, a column for each setting, a line for each k > 0.
 
-    Dashed: what four moments of the same log-ratios predict.
+    ``rows`` are of one start, scale and routing. Dashed: what four moments of the same log-ratios predict.
     """
     table = atlas(rows)
-    table = table[(table["side"] == "both") & (table["anchor"] == anchor)]
-    keys = ["setting", "strength"]
-    lengths = rows[rows["quantity"] == "response_length"].groupby(keys, dropna=False)["value"].mean().sort_values()
-    drifts = sorted(k for k in table["k"].unique() if k > 0 or table.loc[table["k"] == k, "mean"].gt(_LEAST).any())
+    table = table[(table["side"] == "both") & (table["anchor"] == anchor) & (table["k"] > 0)]
+    columns = _columns(rows)
+    drifts = sorted(table["k"].unique())
     with style.figure_style():
-        width = style.TWO_COLUMNS if len(lengths) > 1 else 4.2
-        drawn, axes = style.panels(2, len(lengths), 4.4, width, sharex=True, sharey=True)
+        width = style.TWO_COLUMNS if len(columns) > 1 else 4.2
+        drawn, axes = style.panels(2, len(columns), 4.4, width, sharex=True, sharey=True)
         for place, axis in enumerate(axes):
-            unit, (key, length) = clips.UNITS[place // len(lengths)], list(lengths.items())[place % len(lengths)]
-            panel = f"{unit}, {length:.0f} tokens"
-            here = table[(table["unit"] == unit) & (table[keys] == list(key)).all(axis=1)]  # type: ignore[call-overload]
+            unit, (setting, strength, title) = clips.UNITS[place // len(columns)], columns[place % len(columns)]
+            is_here = (table["unit"] == unit) & (table["setting"] == setting) & (table["strength"] == strength)
             for number, k in enumerate(drifts):
-                of_k = here[here["k"] == k].sort_values("band").rename(columns={"band": "x"})
-                of_k = of_k.assign(
-                    **{name: of_k[name].where(of_k["mean"] >= _LEAST) for name in ("mean", "low", "high")}
-                )
+                of_k = table[is_here & (table["k"] == k)].sort_values("band").rename(columns={"band": "x"})
+                is_drawn = of_k["mean"] >= _LEAST
+                of_k = of_k.assign(**{name: of_k[name].where(is_drawn) for name in ("mean", "low", "high")})
                 look = looks.ramp(number, len(drifts))
                 marked = Look(look.colour, "-", look.marker, marked=True)
-                style.line(axis, f"k = {k}", of_k[["x", "mean", "low", "high", "n"]], marked, panel)
+                style.line(axis, f"k = {k}", of_k[["x", "mean", "low", "high", "n"]], marked, f"{unit}, {title}")
                 predicted = of_k.loc[of_k["predicted"] >= _LEAST, ["x", "predicted"]]
                 axis.plot(predicted["x"], predicted["predicted"], "--", color=look.colour, linewidth=0.8)
-                style.note(axis, f"k = {k}, predicted", predicted, panel)
+                style.note(axis, f"k = {k}, predicted", predicted, f"{unit}, {title}")
             axis.set_xscale("log")
             axis.set_yscale("log")
             axis.set_ylim(_LEAST, 1)
-            if place < len(lengths):
-                axis.set_title(f"responses of {length:.0f} tokens")
+            if place < len(columns):
+                axis.set_title(title)
             else:
                 axis.set_xlabel("width of the band")
-            if place % len(lengths) == 0:
+            if place % len(columns) == 0:
                 axis.set_ylabel(f"clipped share,\n{unit}")
-        text = f"Mean over checkpoints, n = {style.span(table['n'].astype(int).tolist())}; shaded: 95 % t interval. A "
-        text += f"ratio to the {anchor} is clipped outside 1 ± width, where the advantage's sign asks for it. Dashed: "
-        text += "predicted from four moments of the log-ratios of either sign."
+        counts = table["n"].astype(int).tolist()
+        text = (
+            f"Mean over checkpoints, n = {style.span(counts)}{'; shaded: 95 % t interval' if max(counts) > 2 else ''}. "
+        )
+        text += (
+            f"A ratio to the {anchor} is clipped outside 1 ± width, where the advantage's sign asks for it. Dashed: "
+        )
+        text += f"predicted from four moments of the log-ratios of either sign. Shares below {_LEAST:g} are not drawn."
         return style.finish(drawn, axes[0], text)
+
+
+def _columns(rows: pd.DataFrame) -> list[tuple[str, float, str]]:
+    """Setting, strength and title of each column, by the mean length of the responses."""
+    of_length = rows[rows["quantity"] == "response_length"].groupby(["setting", "strength"])["value"].mean()
+    titles = [f"responses of {length:.0f} tokens" for length in of_length]
+    if len(set(titles)) < len(titles):
+        titles = [
+            f"{title}\n{setting} strength {strength:g}"
+            for title, (setting, strength) in zip(titles, of_length.index, strict=True)
+        ]
+    columns = [(*key, title) for key, title in zip(of_length.index, titles, strict=True)]
+    return [column for _, column in sorted(zip(of_length, columns, strict=True))]

@@ -47,7 +47,8 @@ def estimates(arm: Arm, frozen: Frozen, forced_LBFK: Tensor | None) -> Found:
     rollout, old = frozen.rollout, frozen.old[arm.label]
     mask_BT = rollout.sequences.response_mask_BT.bool()
     scores_PR = rollout.scores_B.view(-1, arm.trainer.config.rollout.responses)
-    sign_B = (scores_PR - scores_PR.mean(-1, keepdim=True)).flatten().sign()
+    differ_P1 = scores_PR.amax(-1, keepdim=True) > scores_PR.amin(-1, keepdim=True)  # a mean of equal scores may round
+    sign_B = ((scores_PR - scores_PR.mean(-1, keepdim=True)).sign() * differ_P1).flatten()
     anchors = dict(zip(ANCHORS, (old.logprobs_BT, rollout.logprobs_BT), strict=True))
     ratios: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = {
         (unit, anchor): [] for unit in UNITS for anchor in ANCHORS

@@ -185,6 +185,11 @@ class Sums:
         squares = {WHOLE: np.sum(list(self._squares.values()), 0), **self._squares}
         return {name: Gradients(self._own[name], squares[name], self._counts_G) for name in squares}
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether every gradient so far was finite."""
+        return all(bool(np.isfinite(squares).all()) for squares in self._squares.values())
+
     def beside(self, reference: "Sums") -> dict[str, Beside]:
         """This arm and a reference, which has the same groups: the whole and each block."""
         mine, others, products = self.by_block(), reference.by_block(), self._products(reference)

@@ -34,6 +34,8 @@ COLUMNS = (
 _MOST_BYTES = 640 * 2**20
 # Fresh samples have no old routes to replay.
 _FRESH = "fresh"
+# The quantity of a loss that has no finite gradient here, in place of all estimates.
+NOT_FINITE = "not_finite"
 Row = dict[str, Any]
 Say = Callable[[str], None]
 
@@ -68,8 +70,8 @@ def unit_path(folder: Path, k: int) -> Path:
 def audit(config: RunConfig, configs: Mapping[str, RunConfig], folder: Path, say: Say) -> dict[str, Any]:
     """Write the tables that are missing in ``folder``; returns what is known of the start.
 
-    ``configs`` are the arms' own. Raises ColdStartError if the cold start misses its band, FloatingPointError where a
-    policy or a gradient is not finite, and ValueError if the task has too few prompts.
+    ``configs`` are the arms' own. Raises ColdStartError if the cold start misses its band, FloatingPointError where the
+    policy of the drift is not finite, and ValueError if the task has too few prompts.
     """
     torch.set_num_threads(config.threads)
     task, model, made = execute.at_start(config, lambda *_: None)
@@ -179,6 +181,9 @@ def _of_routing(
     found = gradients.collect(chunk, frozen, forced_LBFK, groups, (None, cut), tokens)
     for arm in chunk:
         before, after = found[arm.label, None], found[arm.label, cut]
+        if not before.is_finite:
+            yield _of_data(routing, arm.label, NOT_FINITE, Estimate(1.0, math.nan, math.nan, 1))
+            continue
         yield from _of_gradients(routing, arm.label, "before", before, truth, on_policy[arm.label, None])
         yield from _of_gradients(routing, arm.label, "after", after, truth)
     for (loss, quantity), estimate in tokens.estimates().items():

@@ -12,6 +12,7 @@ import pandas as pd
 
 from steadymoe.bench.audit import archive, clip_atlas, clips, tables
 from steadymoe.bench.audit.figures import FIGURES
+from steadymoe.bench.audit.measure import NOT_FINITE
 from steadymoe.bench.report import tables as report_tables
 from steadymoe.bench.report.figures import FORMATS, looks, save
 from steadymoe.bench.support import atomic_files
@@ -64,10 +65,17 @@ def make(
         files += _tables(results, f"{_stem(experiment)}-ranking", ranking)
         files += _tables(results, f"{_stem(experiment)}-contrasts", tables.contrasts(rows, reference))
     missing = list(found.unfinished)
+    lost = rows[rows["quantity"] == NOT_FINITE].groupby(["loss", "k", "routing"], as_index=False).size()
+    missing += [
+        f"{each['loss']} has no finite gradient at k = {each['k']}, routing {each['routing']}, at {each['size']} "
+        "checkpoints: no estimate counts them"
+        for each in lost.to_dict("records")
+    ]
     files += _clips(results, experiment, rows, formats)
     joined = tables.joined(rows)
-    for name, spec in FIGURES.items():
-        for ending, group in _groups(joined, spec.over_strengths):
+    for name, spec in FIGURES.items() if reference is not None else ():
+        keys = ["setting", "start", "router_scale", *([] if spec.over_strengths else ["strength"])]
+        for ending, group in _groups(joined, keys):
             lacks = spec.lacks(group)
             if lacks is not None:
                 missing.append(f"{name}{ending} was not drawn: it lacks {lacks}")
@@ -89,12 +97,14 @@ def _clips(results: Path, experiment: str, rows: pd.DataFrame, formats: Sequence
     yield from _tables(results, f"{stem}-clips", clip_atlas.atlas(rows), markdown=False)
     yield from _tables(results, f"{stem}-equivalent_bands", clip_atlas.equivalent(rows))
     yield from _tables(results, f"{stem}-clip_prediction", clip_atlas.misses(rows))
-    for anchor in clips.ANCHORS:
-        figure = clip_atlas.figure(without_mathematics(rows), anchor)
-        for suffix in formats:
-            path = results / "figures" / f"{stem}-clips-{anchor.replace(' ', '_')}.{suffix}"
-            atomic_files.write(path, partial(save, figure, suffix=suffix))
-            yield path
+    measured = rows[rows["quantity"].str.contains("clip_share|response_length") & (rows["routing"] != "fresh")]
+    for ending, group in _groups(measured[measured["k"] > 0], ["start", "router_scale", "routing"]):
+        for anchor in clips.ANCHORS:
+            figure = clip_atlas.figure(without_mathematics(group), anchor)
+            for suffix in formats:
+                path = results / "figures" / f"{stem}-clips-{anchor.replace(' ', '_')}{ending}.{suffix}"
+                atomic_files.write(path, partial(save, figure, suffix=suffix))
+                yield path
 
 
 def _chosen(rows: pd.DataFrame, losses: Sequence[str] | None, drift: int | None) -> pd.DataFrame:
@@ -123,14 +133,15 @@ def _reference(rows: pd.DataFrame, against: str | None) -> str | None:
     return against
 
 
-def _groups(joined: pd.DataFrame, over_strengths: bool) -> Iterator[tuple[str, pd.DataFrame]]:
+def _groups(joined: pd.DataFrame, keys: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
     """The rows of each figure, and what its file's name ends with: "" if there is one such figure."""
-    keys = ["setting", "start", "router_scale", *([] if over_strengths else ["strength"])]
     varying = [key for key in keys if joined[key].nunique() > 1]
     endings: list[str] = []
-    for place, group in joined.groupby(keys, dropna=False):
+    for place, group in joined.groupby([*keys], dropna=False):
         values = dict(zip(keys, place, strict=True))
-        told = " ".join(str(values[key]) if key == "setting" else f"{key}={values[key]:g}" for key in varying)
+        told = " ".join(
+            str(values[key]) if key in ("setting", "routing") else f"{key}={values[key]:g}" for key in varying
+        )
         ending = re.sub(r"[^A-Za-z0-9._=@]+", "-", told)[:_LONGEST_NAME]
         endings.append(ending)
         number = f"-{endings.count(ending)}" if endings.count(ending) > 1 else ""  # two may differ in dropped letters

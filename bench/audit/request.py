@@ -37,9 +37,13 @@ _MEASURES = (
         f"audit/{name}.py"
         for name in ("arms", "clips", "drift", "estimators", "gradients", "measure", "splits", "tokens")
     ),
+    "measurement/clip_prediction.py",
     "measurement/token_metrics.py",
     "measurement/routing_drift.py",
+    "statistics/estimates.py",
 )
+# Younger fields of `audit`, at the values that leave hashes and numbers of older audits as they are.
+_NEUTRAL = {"clips": False}
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,8 @@ def _check(run: Run) -> None:
         raise ConfigError(f"routing={run.choices['routing']}: an audit replays routes by audit.routing=[free,r2]")
     if run.choices["engine"] == "stale":
         raise ConfigError("engine=stale: an audit has one set of weights that samples; audit.drift makes it stale")
+    if config.routing.aux_loss or config.routing.z_loss:
+        raise ConfigError("an audit takes gradients of losses alone; leave routing.aux_loss and routing.z_loss at 0")
     if config.microbatch is not None:
         raise ConfigError(
             "an audit takes a mini-batch in one forward; set microbatch=null, or make mini-batches smaller"
@@ -192,7 +198,9 @@ def _hash(run: Run, of_arms: Mapping[str, Run]) -> str:
     }
     # A drift more or less changes no table of another one.
     audit = {
-        key: value for key, value in asdict(run.config.audit).items() if key not in ("drift", "algorithms", "arms")
+        key: value
+        for key, value in asdict(run.config.audit).items()
+        if key not in ("drift", "algorithms", "arms") and _NEUTRAL.get(key) != value
     }
     whole = json.dumps([run.config_hash, audit, sections], sort_keys=True, default=dict)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
@@ -215,12 +223,12 @@ def _refuse_other(planned: Planned) -> None:
         is_other = facts["audit_hash"] != planned.audit_hash
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is of no audit; add --redo to make it again") from error
+    if code or is_other_code:
+        raise ConfigError(f"{path} was made by {code or 'other code'}; add --redo to make it again")
     if is_other:
         raise ConfigError(
             f"{planned.folder} holds an audit of another config; choose another experiment_name, or add --redo"
         )
-    if code or is_other_code:
-        raise ConfigError(f"{path} was made by {code or 'other code'}; add --redo to make it again")
 
 
 def _arms_code(planned: Planned) -> dict[str, str | None]:

@@ -39,7 +39,11 @@ def compose(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
     loader.validate_sweep_overrides_legal(overrides=parsed, run_mode=RunMode.RUN, from_shell=False)
 
+    has_further = any(each.key_or_group == "hydra.searchpath" for each in parsed)
+
     def names(word: Any) -> bool:
+        if has_further:  # groups of that folder are known to Hydra alone
+            return True
         is_choice = loader.repository.group_exists(word.key_or_group) and not isinstance(word.value(), dict)
         return is_choice or word.is_hydra_override() or word.package is not None
 

@@ -33,7 +33,8 @@ class SearchPath(SearchPathPlugin):
 
 def versions() -> tuple[tuple[str, int], ...]:
     """The configs of the folders, each with the time of its last change: another value when one of them changed."""
-    return tuple((str(path), path.stat().st_mtime_ns) for conf in _confs() for path in sorted(conf.rglob("*.yaml")))
+    files = [path for conf in _confs() for path in sorted(conf.rglob("*.yaml")) if path.is_file()]
+    return tuple((str(path), path.stat().st_mtime_ns) for path in files)
 
 
 def activate(suite: Path) -> None:

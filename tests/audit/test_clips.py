@@ -1,5 +1,7 @@
 """Clip shares over bands: the losses' own marks, closed forms, and an audit of clips alone from words to figures."""
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from test_gradients import Scene, moved, scene
 from steadymoe.bench.audit import archive, clip_atlas, clips, report, request
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.measurement import token_metrics
+from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.statistics.estimates import Estimate
 
 ALONE = [word for word in WORDS if not word.startswith(("audit.algorithms", "+audit.arms"))]
@@ -159,6 +162,28 @@ def test_the_figure_has_a_column_for_each_length_and_draws_the_prediction() -> N
     assert "n = 3" in said(figure)
 
 
+def test_a_table_without_drift_has_no_misses() -> None:
+    assert clip_atlas.misses(rows(falling).assign(k=0)).empty
+
+
+def test_settings_of_one_length_are_told_apart() -> None:
+    table = pd.concat([rows(falling), rows(falling).assign(strength=1.0)])
+    figure = clip_atlas.figure(table, "old policy")
+    titles = [axis.get_title() for axis in figure.axes[:2]]
+    assert [title.partition("\n")[2].strip() for title in titles] == ["strength 0", "strength 1"]
+
+
+def test_equal_scores_have_no_sign_however_their_mean_rounds(one: Scene) -> None:
+    scores_B = torch.full_like(one.audited.rollout.scores_B, 0.01)
+    equal = replace(one.audited, rollout=replace(one.audited.rollout, scores_B=scores_B))
+    shares = [
+        each.mean
+        for _, quantity, each in clips.estimates(one.truth, equal, None)
+        if quantity.startswith((clips.MEASURED, clips.PREDICTED))
+    ]
+    assert max(shares) == 0
+
+
 # --- from words to files -----------------------------------------------------------------------------
 
 
@@ -172,14 +197,30 @@ def test_an_audit_of_clips_alone_takes_no_gradient_and_is_reported(
     made = report.make(tmp_path, "tiny", formats=["png"])
     names = {path.name for path in made.files}
     assert {f"tiny-audit-{name}.csv" for name in ("clips", "equivalent_bands", "clip_prediction")} <= names
-    assert {f"tiny-audit-clips-{anchor}.png" for anchor in ("old_policy", "sampler")} <= names
+    drawn = itertools.product(("old_policy", "sampler"), ("free", "r2"))
+    assert {f"tiny-audit-clips-{anchor}-{routing}.png" for anchor, routing in drawn} <= names
+    assert not any("was not drawn" in line for line in made.missing)
     kept, _ = report.keep(tmp_path, "tiny", tmp_path / "kept")
+    (of_checkpoint,) = archive.load(tmp_path / "kept", "tiny").made
+    assert of_checkpoint["command"].startswith("steadymoe audit ")
+    assert {"revision", "versions", "machine", "config", "audit_hash"} <= set(of_checkpoint)
+    (kept.parent / "audits.json").unlink()
+    with pytest.raises(Damaged, match="does not say what made"):
+        archive.load(tmp_path / "kept", "tiny")
+    report.keep(tmp_path, "tiny", tmp_path / "kept")
     again = report.make(tmp_path / "kept", "tiny", formats=["png"])
     for name in ("clips", "equivalent_bands"):
         first, second = (place / "tables" / f"tiny-audit-{name}.csv" for place in (tmp_path, tmp_path / "kept"))
         assert first.read_bytes() == second.read_bytes()
     assert {path.name for path in again.files} == names
     assert kept.exists()
+
+
+def test_a_field_at_its_neutral_value_leaves_the_hash(tmp_path: Path) -> None:
+    (plain,) = request.plan([*WORDS, f"results_dir={tmp_path}"])
+    (told,) = request.plan([*WORDS, "audit.clips=false", f"results_dir={tmp_path}"])
+    (other,) = request.plan([*WORDS, "audit.clips=true", f"results_dir={tmp_path}"])
+    assert plain.audit_hash == told.audit_hash != other.audit_hash
 
 
 def test_an_audit_of_nothing_is_refused(tmp_path: Path) -> None:

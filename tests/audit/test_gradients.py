@@ -214,6 +214,16 @@ def test_slopes_of_another_direction_get_a_backward_of_their_own(one: Scene) -> 
     assert any(other.times(own) is None for other in others)
 
 
+def test_a_gradient_that_is_not_finite_is_seen(one: Scene) -> None:
+    weights = Weights(one.trainer.model)
+    sums = Sums(weights, 2)
+    assert sums.is_finite
+    gradient_P = torch.ones(weights.count)
+    gradient_P[0] = torch.nan
+    sums.add(0, gradient_P, weights.squares(gradient_P))
+    assert not sums.is_finite
+
+
 @contextmanager
 def in_double() -> Iterator[None]:
     """Forwards in double, also where models and losses ask for float32."""
