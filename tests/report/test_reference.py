@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 TABLES, FIGURES = REFERENCE / "tables", REFERENCE / "figures"
 KEPT = archive.experiments(REFERENCE)
 # Recorded before data were kept: results/README.md.
-WITHOUT_DATA = {"dose_router_noise", "families"}
+WITHOUT_DATA = {"families"}
 
 
 def test_every_table_has_its_data() -> None:
