@@ -62,7 +62,7 @@ gates: $(READY)
 	$(MAKE) figures
 
 # Every algorithm's gradient on frozen rollouts, docs/audit.md, and the clip atlas, docs/clipping.md. Goes on as `gates` does.
-AUDITS := audit audit_gentle audit_mid audit_dense audit_bands audit_noise clip_atlas clip_atlas_fp8
+AUDITS := audit audit_gentle audit_mid audit_dense audit_dense_fast audit_bands audit_noise clip_atlas clip_atlas_fp8
 audits: $(READY)
 	$(BIN)/steadymoe run experiment=audit_trunk
 	$(BIN)/steadymoe audit experiment=audit
@@ -70,6 +70,8 @@ audits: $(READY)
 	$(BIN)/steadymoe audit experiment=audit_gentle experiment_name=audit_mid audit.drift=[0,4,16] \
 		'start_from="results/runs/audit_trunk/grpo_unclipped/flat/sort/seed=$${seed}@160"'
 	$(BIN)/steadymoe audit experiment=audit_dense
+	$(BIN)/steadymoe audit experiment=audit_dense experiment_name=audit_dense_fast optimizer.learning_rate=8e-4 \
+		audit.drift=[0,16]
 	$(BIN)/steadymoe audit experiment=audit_bands
 	$(BIN)/steadymoe audit experiment=audit_noise
 	$(BIN)/steadymoe audit experiment=clip_atlas

@@ -287,5 +287,5 @@ def test_the_experiments_of_the_map_and_of_the_dose_have_their_arms(tmp_path: Pa
     papers = [{"algorithm": "gspo"}, {"algorithm": "grpo", high: "0.27"}]
     assert [arm for arm in of_arms if low not in arm] == papers
     noisy = compose.plan(["experiment=audit_noise", *common], multirun=True)
-    assert [run.config.engine["strength"] for run in noisy] == [0, 0.5, 1]
+    assert [run.config.engine["strength"] for run in noisy] == [0, 1]
     assert all(run.config.engine["relative"] and run.config.audit.routing == ("free", "r2", "r3") for run in noisy)
