@@ -148,8 +148,8 @@ def test_the_readmes_own_loss_is_trained(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_quick_start_ends_as_the_readme_says() -> None:
-    (block,) = re.findall(r"At the end you see\n\n```\n(.*?)```", README, re.DOTALL)
-    first, *wrote = block.splitlines()
+    (line,) = re.findall(r"The last lines say (.*)", README)
+    first, *wrote = re.findall(r"`([^`]+)`", line)
     assert first == f"{len(compose.plan(['experiment=quickstart']))} finished"
     assert wrote[-1] == "wrote results/report.html"
     for line in wrote[:-1]:

@@ -312,7 +312,7 @@ def test_what_cannot_be_audited_is_refused_in_one_line_before_any_work(
 WRONG_LISTS = {
     "drift": (3, "must be a list, each a whole number"),
     "router_scale": (["a"], "must be a list, each a number"),
-    "algorithms": ([], "must hold one value or more"),
+    "algorithms": (["grpo", "grpo"], "each once"),
     "routing": (["free", "r9"], "each must be one of free, r2, r3"),
 }
 
@@ -322,9 +322,10 @@ def test_a_list_of_the_section_is_checked(name: str, asked: request.Planned) -> 
     wrong, said = WRONG_LISTS[name]
     with pytest.raises(ConfigError, match=said):
         validate.read(asked.run.plain | {"audit": asked.run.plain["audit"] | {name: wrong}})
-    twice = asked.run.plain["audit"] | {"drift": [0, 0]}
-    with pytest.raises(ConfigError, match="each once"):
-        validate.read(asked.run.plain | {"audit": twice})
+    for values in ([0, 0], []):
+        audit = asked.run.plain["audit"] | {"drift": values}
+        with pytest.raises(ConfigError, match="must hold one value or more, each once"):
+            validate.read(asked.run.plain | {"audit": audit})
 
 
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {

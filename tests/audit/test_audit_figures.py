@@ -149,8 +149,8 @@ def test_a_dose_has_a_line_for_each_routing_over_the_strength_of_the_engine(tmp_
     assert free == pytest.approx([0.06 + 0.5 - strength for strength in (0.0, 0.25, 1.0)])
     assert replayed == pytest.approx([0.06] * 3)
     assert "One checkpoint, n = 1; shaded: 95 % jackknife interval over mini-batches" in said(figure)
-    assert [ending for ending, _ in report._groups(table, over_strengths=True)] == [""]
-    endings = [ending for ending, _ in report._groups(table, over_strengths=False)]
+    assert [ending for ending, _ in report._groups(table, ["setting"])] == [""]
+    endings = [ending for ending, _ in report._groups(table, ["setting", "strength"])]
     assert endings == ["-strength=0", "-strength=0.25", "-strength=1"]
 
 
@@ -270,7 +270,7 @@ def test_a_damaged_table_and_a_label_of_two_losses_are_named_in_one_line(
 def test_a_name_from_data_begins_no_formula_and_no_markup(tmp_path: Path, results: Path) -> None:
     rows = archive.load(results, "noise").rows
     rows = rows.assign(loss=rows["loss"].replace("gspo", "a$_b$|<b>"))
-    archive.keep(archive.Archive(rows, []), "noise", tmp_path)
+    archive.keep(archive.Archive(rows, [], []), "noise", tmp_path)
     report.make(tmp_path, "noise", ["svg"], losses=["grpo", "a$_b$|<b>"])
     assert "a$_b$|&lt;b&gt;" in (tmp_path / "figures" / "noise-audit-ranked.svg").read_text()
     assert "a$_b$\\|\\<b>" in (tmp_path / "tables" / "noise-audit-ranking.md").read_text()
