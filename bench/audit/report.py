@@ -60,10 +60,12 @@ def make(
         [tables.ranking(group).assign(setting=setting, strength=strength) for (setting, strength), group in groups]
     )
     ranking = ranking[[*tables.SETTING, *(name for name in ranking if name not in tables.SETTING)]]
+    is_whole = losses is None and against is None and drift is None
+    stem = _stem(experiment) if is_whole else f"{_stem(experiment)}-part"  # a part replaces no whole report
     files: list[Path] = []
     if reference is not None:
-        files += _tables(results, f"{_stem(experiment)}-ranking", ranking)
-        files += _tables(results, f"{_stem(experiment)}-contrasts", tables.contrasts(rows, reference))
+        files += _tables(results, f"{stem}-ranking", ranking)
+        files += _tables(results, f"{stem}-contrasts", tables.contrasts(rows, reference))
     missing = list(found.unfinished)
     lost = rows[rows["quantity"] == NOT_FINITE].groupby(["loss", "k", "routing"], as_index=False).size()
     missing += [
@@ -71,7 +73,7 @@ def make(
         "checkpoints: no estimate counts them"
         for each in lost.to_dict("records")
     ]
-    files += _clips(results, experiment, rows, formats)
+    files += _clips(results, stem, rows, formats)
     joined = tables.joined(rows)
     for name, spec in FIGURES.items() if reference is not None else ():
         keys = ["setting", "start", "router_scale", *([] if spec.over_strengths else ["strength"])]
@@ -81,19 +83,18 @@ def make(
                 missing.append(f"{name}{ending} was not drawn: it lacks {lacks}")
                 continue
             figure = spec.draw(without_mathematics(group))
-            stem = f"{_stem(experiment)}-{name}{ending}"
+            named = f"{stem}-{name}{ending}"
             for suffix in formats:
-                files.append(results / "figures" / f"{stem}.{suffix}")
+                files.append(results / "figures" / f"{named}.{suffix}")
                 atomic_files.write(files[-1], partial(save, figure, suffix=suffix))
-            files += _tables(results, stem, figure.numbers, markdown=False)
+            files += _tables(results, named, figure.numbers, markdown=False)
     return Made(files, ranking[ranking["k"] == ranking["k"].max()], missing)
 
 
-def _clips(results: Path, experiment: str, rows: pd.DataFrame, formats: Sequence[str]) -> Iterator[Path]:
+def _clips(results: Path, stem: str, rows: pd.DataFrame, formats: Sequence[str]) -> Iterator[Path]:
     """Write tables and figures of clip shares, if the audits measured any; yield the files."""
     if clip_atlas.shares(rows).empty:
         return
-    stem = _stem(experiment)
     yield from _tables(results, f"{stem}-clips", clip_atlas.atlas(rows), markdown=False)
     yield from _tables(results, f"{stem}-equivalent_bands", clip_atlas.equivalent(rows))
     yield from _tables(results, f"{stem}-clip_prediction", clip_atlas.misses(rows))

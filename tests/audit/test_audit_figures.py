@@ -180,14 +180,15 @@ def test_a_report_joins_two_checkpoints_and_says_n_2(
     words = ["--results", str(tmp_path), "--experiment", "noise", "--format", "svg", "--losses", "grpo,gspo"]
     assert answered(words, monkeypatch) == 0
     printed = capsys.readouterr().out
-    assert "noise-audit-over_drift.svg" in printed
+    assert "noise-audit-part-over_drift.svg" in printed
     assert "dose was not drawn: it lacks two strengths of an engine" in printed
-    assert "n = 2; two checkpoints have no interval" in (tmp_path / "figures" / "noise-audit-ranked.svg").read_text()
-    contrasts = pd.read_csv(tmp_path / "tables" / "noise-audit-contrasts.csv")
+    ranked = (tmp_path / "figures" / "noise-audit-part-ranked.svg").read_text()
+    assert "n = 2; two checkpoints have no interval" in ranked
+    contrasts = pd.read_csv(tmp_path / "tables" / "noise-audit-part-contrasts.csv")
     assert set(contrasts["loss"]) == {"gspo − grpo"}
     assert contrasts.loc[contrasts["quantity"] == "usefulness", "value"].to_numpy() == pytest.approx(0.1)
     assert set(contrasts["n"]) == {2}
-    drawn = pd.read_csv(tmp_path / "tables" / "noise-audit-over_drift.csv")
+    drawn = pd.read_csv(tmp_path / "tables" / "noise-audit-part-over_drift.csv")
     assert set(drawn["n"]) == {2}
 
 
@@ -209,6 +210,7 @@ def test_an_audit_that_is_not_finished_counts_with_its_tables_and_is_named(tmp_p
     last.unlink()
     made_of = report.make(tmp_path, "noise", ["svg"], losses=["grpo"])
     assert any("seed=1 is not finished: steadymoe audit" in line for line in made_of.missing)
+    assert all("noise-audit-part-" in path.name for path in made_of.files)  # a part replaces no whole report
     assert "n = 1 to 2" in said(figures.over_drift(joined(tmp_path, "grpo")))
 
 
@@ -272,8 +274,8 @@ def test_a_name_from_data_begins_no_formula_and_no_markup(tmp_path: Path, result
     rows = rows.assign(loss=rows["loss"].replace("gspo", "a$_b$|<b>"))
     archive.keep(archive.Archive(rows, [], []), "noise", tmp_path)
     report.make(tmp_path, "noise", ["svg"], losses=["grpo", "a$_b$|<b>"])
-    assert "a$_b$|&lt;b&gt;" in (tmp_path / "figures" / "noise-audit-ranked.svg").read_text()
-    assert "a$_b$\\|\\<b>" in (tmp_path / "tables" / "noise-audit-ranking.md").read_text()
+    assert "a$_b$|&lt;b&gt;" in (tmp_path / "figures" / "noise-audit-part-ranked.svg").read_text()
+    assert "a$_b$\\|\\<b>" in (tmp_path / "tables" / "noise-audit-part-ranking.md").read_text()
 
 
 def test_the_experiments_of_the_map_and_of_the_dose_have_their_arms(tmp_path: Path) -> None:
