@@ -208,11 +208,10 @@ def test_an_audit_of_clips_alone_takes_no_gradient_and_is_reported(
     with pytest.raises(Damaged, match="does not say what made"):
         archive.load(tmp_path / "kept", "tiny")
     report.keep(tmp_path, "tiny", tmp_path / "kept")
-    again = report.make(tmp_path / "kept", "tiny", formats=["png"])
+    report.make(tmp_path / "kept", "tiny", formats=[])
     for name in ("clips", "equivalent_bands"):
         first, second = (place / "tables" / f"tiny-audit-{name}.csv" for place in (tmp_path, tmp_path / "kept"))
         assert first.read_bytes() == second.read_bytes()
-    assert {path.name for path in again.files} == names
     assert kept.exists()
 
 
