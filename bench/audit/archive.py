@@ -100,6 +100,10 @@ def keep(found: Archive, experiment: str, to: Path) -> Path:
     path = to / "audits" / experiment / _FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_files.write(path, partial(rows.to_parquet, index=False, compression="zstd"))
+    for each in found.made:  # without the folders of this machine
+        start = each["config"].get("start_from")
+        if isinstance(start, str):
+            each["config"] = each["config"] | {"start_from": start.partition("/runs/")[2] or start}
     made = json.dumps({"unfinished": found.unfinished, "audits": found.made}, indent=1, ensure_ascii=False)
     atomic_files.write(path.parent / _MADE, partial(Path.write_text, data=f"{made}\n"))
     return path
