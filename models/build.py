@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from steadymoe.models import contract, megablocks
-from steadymoe.models.routing import experts_of, routers
+from steadymoe.models.routing import routers
+from steadymoe.models.selection import experts_of
 
 # The tokenizer gives these fields, so that one model YAML serves every task.
 _FROM_TOKENIZER = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")

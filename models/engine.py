@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from steadymoe.models.routing import routers, with_logits
+from steadymoe.models.routing import routers
+from steadymoe.models.selection import with_logits
 
 # Parts of the names of weights that serving engines leave in the precision of training.
 _SPARED = ("embed_tokens", "lm_head", ".gate.weight", ".router.weight", "shared_expert_gate")

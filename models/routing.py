@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-# The route of a position that was never fed to the model: padding, and positions after the end token.
-NO_ROUTE = -1
+from steadymoe.models.selection import Choice, Seen, Tapped, choose, experts_of
 
 
 def routers(model: PreTrainedModel) -> list[nn.Module]:
@@ -58,7 +56,7 @@ class RouteRecorder:
 
     def __init__(self, model: PreTrainedModel, watch: bool = True) -> None:
         self._routers = routers(model) if watch else []
-        self._calls: list[list[tuple[Tensor, Tensor, Tensor, Tensor]]] = [[] for _ in self._routers]
+        self._calls: list[list[Seen]] = [[] for _ in self._routers]
         self._forced: list[Tensor] | None = None
         self._heads: Sequence[Tensor] | None = None
         self._predicted_N: Tensor | None = None
@@ -85,9 +83,8 @@ class RouteRecorder:
         self._forced = list(routes_LNK.long())
 
     def predict(self, heads_LHE: Sequence[Tensor] | None, mask_N: Tensor | None = None) -> None:
-        """From now on the routers choose by logits + input · head (PR², 2606.00395, eq. 4-6); None ends this.
+        """From now on the routers choose by logits + input · head (``Choice.head_HE``); None ends this.
 
-        Only the choice is predicted: gate weights and the recorded ``live`` choice come from the unchanged logits.
         Tokens with a false ``mask_N`` keep the router's own choice. Raises ValueError for another number of layers.
         """
         if heads_LHE is not None and len(heads_LHE) != self.layers:
@@ -97,46 +94,40 @@ class RouteRecorder:
     def __enter__(self) -> "RouteRecorder":
         for layer, router in enumerate(self._routers):
             self._before.append(router.__dict__.get("forward"))
-            # This replaces the method; a hook cannot reach the selection inside it.
-            router.forward = partial(self._run, layer, router.forward)
+            if isinstance(router, Tapped):
+                router.tap.recorder = self, layer
+            else:
+                # This replaces the method; a hook cannot reach the selection inside it.
+                router.forward = partial(self._run, layer, router.forward)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for router, before, calls in zip(self._routers, self._before, self._calls, strict=True):
+            calls.clear()
+            if isinstance(router, Tapped):
+                router.tap.recorder = None
+                continue
             del router.forward  # the method of the class is visible again; an earlier replacement is restored below
             if before is not None:
                 router.forward = before
-            calls.clear()
         self._before.clear()
         self._forced = self._heads = None
 
     def _run(self, layer: int, forward: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-        router = self._routers[layer]
-        inputs_NH = hidden.detach().reshape(-1, hidden.shape[-1])
-        forced_NK = None if self._forced is None else self._forced[layer]
-        if self._heads is not None:
-            moved_NE = (inputs_NH @ self._heads[layer]).detach()
-            with torch.no_grad(), _Selection(experts_of(router), None) as predicted:
-                with_logits(router, forward, lambda logits: logits + moved_NE.view_as(logits), hidden, *args, **kwargs)
-            forced_NK = predicted.live[0]
-            if self._predicted_N is not None:
-                forced_NK = forced_NK.masked_fill(~self._predicted_N[:, None], NO_ROUTE)
-        # A router returns (logits, gate weights, indices): see transformers' XTopKRouter classes.
-        if forced_NK is None:
-            output = forward(hidden, *args, **kwargs)
-            self._calls[layer].append((output[2], output[2], output[0], inputs_NH))
-            return output
-        with _Selection(experts_of(router), forced_NK) as selection:
-            output = forward(hidden, *args, **kwargs)
-        if len(selection.live) != 1:
-            raise RuntimeError(
-                f"router of MoE layer {layer} ({type(router).__name__}) selected its experts "
-                f"{len(selection.live)} times in one call; replay needs exactly one torch.topk"
-            )
-        self._calls[layer].append((output[2], selection.live[0], output[0], inputs_NH))
+        output, seen = choose(self._routers[layer], forward, self.choice(layer), hidden, *args, **kwargs)
+        self.saw(layer, seen)
         return output
+
+    def choice(self, layer: int) -> Choice:
+        """What decides the experts of an MoE layer now."""
+        forced_NK = None if self._forced is None else self._forced[layer]
+        return Choice(forced_NK, None if self._heads is None else self._heads[layer], self._predicted_N)
+
+    def saw(self, layer: int, seen: Seen) -> None:
+        """Keep what the router of an MoE layer saw, until ``take``."""
+        self._calls[layer].append(seen)
 
     def take(self, tokens: int) -> Routed | None:
         """The routes of the one forward since the last call; None for a dense model.
@@ -149,89 +140,15 @@ class RouteRecorder:
         for layer, calls in enumerate(self._calls):
             if len(calls) != 1:
                 raise RuntimeError(f"router of MoE layer {layer} ran {len(calls)} times in one forward")
-            if calls[0][0].shape[0] != tokens:
+            if len(calls[0].live_NK) != tokens:
                 raise RuntimeError(
-                    f"router of MoE layer {layer} saw {calls[0][0].shape[0]} tokens; the forward had {tokens}"
+                    f"router of MoE layer {layer} saw {len(calls[0].live_NK)} tokens; the forward had {tokens}"
                 )
-        executed, live, logits, inputs = zip(*(calls[0] for calls in self._calls), strict=True)
-        for calls in self._calls:
-            calls.clear()
-        executed_LNK = _stacked(executed)
-        free = all(ran is chosen for ran, chosen in zip(executed, live, strict=True))
-        return Routed(executed_LNK, executed_LNK if free else _stacked(live), list(logits), list(inputs))
-
-
-class _Selection(TorchFunctionMode):
-    """Records the one ``torch.topk`` over all experts inside a router, and replaces its selection by a forced one.
-
-    DeepSeek's routers also take a top-k over groups of experts. The top-k over all experts has two-dimensional scores,
-    (N, E).
-    """
-
-    def __init__(self, experts: int, forced_NK: Tensor | None) -> None:
-        super().__init__()
-        self._experts, self._forced_NK = experts, forced_NK
-        self.live: list[Tensor] = []
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func not in (torch.topk, torch.Tensor.topk):
-            return result
-        scores = args[0] if args else kwargs["input"]
-        if scores.dim() != 2 or scores.shape[-1] != self._experts:
-            return result
-        self.live.append(result.indices.detach())
-        if self._forced_NK is None:
-            return result
-        if self._forced_NK.shape != result.indices.shape:
-            raise ValueError(
-                f"routes of {tuple(self._forced_NK.shape)} tokens and experts for a router that chose "
-                f"{tuple(result.indices.shape)}"
-            )
-        indices_NK = torch.where(self._forced_NK == NO_ROUTE, result.indices, self._forced_NK)
-        return torch.return_types.topk((scores.gather(-1, indices_NK), indices_NK))
-
-
-def with_logits(
-    router: nn.Module,
-    forward: Callable[..., Any],
-    change: Callable[[Tensor], Tensor],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Run a router's ``forward`` with ``change`` applied to its logits (N, E), before the rest of the router.
-
-    Raises RuntimeError unless the router computed its logits by exactly one linear map to E features.
-    """
-    with _Logits(experts_of(router), change) as logits:
-        output = forward(*args, **kwargs)
-    if logits.changed != 1:
-        raise RuntimeError(f"a router computed its logits {logits.changed} times in one call; expected one linear map")
-    return output
-
-
-class _Logits(TorchFunctionMode):
-    """Changes the result of the one linear map to E features inside a router."""
-
-    def __init__(self, experts: int, change: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self._experts, self._change, self.changed = experts, change, 0
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is nn.functional.linear and result.shape[-1] == self._experts:
-            self.changed += 1
-            return self._change(result)
-        return result
-
-
-def experts_of(router: nn.Module) -> int:
-    """E, the number of experts that a router chooses from."""
-    return int(router.get_parameter("weight").shape[0])
+        seen = [calls.pop() for calls in self._calls]
+        executed_LNK = _stacked(each.executed_NK for each in seen)
+        free = all(each.executed_NK is each.live_NK for each in seen)
+        live_LNK = executed_LNK if free else _stacked(each.live_NK for each in seen)
+        return Routed(executed_LNK, live_LNK, [each.logits_NE for each in seen], [each.inputs_NH for each in seen])
 
 
 def _stacked(indices: Iterable[Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from steadymoe.algorithms.parts import LEFT_OUT, dimensions, dimensions_of
 from steadymoe.bench.training.forward import Sequences
 from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import Rollout
-from steadymoe.models.routing import NO_ROUTE
+from steadymoe.models.selection import NO_ROUTE
 
 # The largest sizes of a bundle. They are compared with the sizes in a file's header before a tensor is loaded.
 MOST = {"B": 2**16, "S": 2**17, "T": 2**17, "F": 2**17, "L": 2**9, "K": 2**6}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from steadymoe.bench.bundles import bundle_files
 from steadymoe.bench.bundles.bundle import BadBundle, Bundle
-from steadymoe.models.routing import NO_ROUTE
+from steadymoe.models.selection import NO_ROUTE
 
 EXPECTED = "expected.safetensors"
 # More padding, left and right, for ``padded_logprobs_BT``.

@@ -26,7 +26,8 @@ from steadymoe.bench.training.forward import Forward, Sequences, forward
 from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import roll_out
 from steadymoe.models import build
-from steadymoe.models.routing import NO_ROUTE, routers
+from steadymoe.models.routing import routers
+from steadymoe.models.selection import NO_ROUTE
 
 EXPERTS, TOP_K = 4, 2
 MODEL = {

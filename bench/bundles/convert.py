@@ -18,7 +18,7 @@ from torch import Tensor
 
 from steadymoe.bench.bundles import recorded_rows
 from steadymoe.bench.bundles.bundle import MOST, About, BadBundle, Bundle
-from steadymoe.models.routing import NO_ROUTE
+from steadymoe.models.selection import NO_ROUTE
 
 # The most bytes of the rectangle that the rows are padded to.
 MOST_BYTES = 2**30

@@ -22,6 +22,7 @@ _OF_AUDITS = "audit."
 # change no recorded number; they change only what the end of a run is called.
 NEUTRAL: dict[str, Any] = {
     "experts": "grouped_mm",
+    "compile": False,
     "measure": "all",
     "probe.every": 1,
     "savings.share_prompts": False,

@@ -220,6 +220,7 @@ class RunConfig:
     device: str = setting("where the model lies", choices=("cpu", "cuda"))
     precision: str = setting("precision of forwards; weights are fp32", choices=("fp32", "bf16"))
     experts: str = setting("how experts are computed", choices=build.EXPERTS)
+    compile: bool = setting("whether decoder layers are compiled")
     threads: int = count("threads of one run")
     steps: int = count("rollouts of the run")
     total_updates: int | None = count("gradient updates of the run; a number here decides steps")

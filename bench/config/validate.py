@@ -23,7 +23,7 @@ from steadymoe.bench.config import loggers, memory, start, token_limits
 from steadymoe.bench.config.identity import LONGEST_NAME
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.support.blame import users_code
-from steadymoe.models import build, megablocks, pretrained
+from steadymoe.models import build, compiled, megablocks, pretrained
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
 # Groups outside the schema. Other classes read them, and their YAML gives the types.
@@ -152,6 +152,7 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
         raise ConfigError(f"{type(error).__name__}: {' '.join(str(error).split())} ({place})") from error
     _routing(config, flat, reference, has_experts)
     _experts(config, has_experts)
+    _compile(config)
     if traits.routes and not has_experts:
         raise ConfigError("this algorithm weighs tokens by their routers, and the model is dense; choose another")
 
@@ -259,6 +260,16 @@ def _experts(config: RunConfig, has_experts: bool) -> None:
     why = megablocks.reason_against(config.device) if config.experts == megablocks.NAME else None
     if why is not None:
         raise ConfigError(f"experts={megablocks.NAME}: {why}")
+
+
+def _compile(config: RunConfig) -> None:
+    if not config.compile:
+        return
+    family = pretrained.family(config.model["path"]) if "path" in config.model else None
+    family = family or build.config_class(config.model["config"]["_target_"])
+    why = compiled.reason_against(family, config.experts, config.device)
+    if why is not None:
+        raise ConfigError(f"compile=true: {why}")
 
 
 def _places(config: RunConfig) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from steadymoe.bench.config.compose import Run
-from steadymoe.bench.config.identity import flatten
+from steadymoe.bench.config.identity import flatten, is_neutral
 from steadymoe.bench.runs import execute, provenance, record
 from steadymoe.bench.training import cold_start
 
 # The settings that decide the time of a step. Losses cost little beside a forward, so an algorithm counts only with
 # its ``sampling``.
 _COSTS = ["model", "task", "rollout", "savings", "probe", "evaluation", "routing", "engine", "correction"]
-_COSTS += ["updates_per_rollout", "device", "precision", "experts", "threads", "measure", "microbatch"]
+_COSTS += ["updates_per_rollout", "device", "precision", "experts", "compile", "threads", "measure", "microbatch"]
 
 
 def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]:
@@ -79,4 +79,5 @@ def _cost(plain: Mapping[str, Any]) -> str:
     """The numbers of a planned or a recorded config that the time of a step hangs on."""
     sampling = plain["algorithm"].get("sampling")
     numbers = flatten({"sampling": sampling} | {key: plain.get(key) for key in _COSTS})
-    return repr(sorted((key, str(value)) for key, value in numbers.items() if value is not None))
+    given = {key: value for key, value in numbers.items() if value is not None and not is_neutral(key, value)}
+    return repr(sorted((key, str(value)) for key, value in given.items()))

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from steadymoe.bench.training.packing import additive, positions, refusal
-from steadymoe.models.routing import NO_ROUTE, RouteRecorder, log_softmax
+from steadymoe.models.routing import RouteRecorder, log_softmax
+from steadymoe.models.selection import NO_ROUTE
 
 # Responses that have ended leave the batch once no larger share of it than this goes on.
 LEAST_ALIVE = 0.5

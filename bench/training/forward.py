@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 from steadymoe.algorithms.parts import dimensions, joined_by
 from steadymoe.bench.training.packing import Layout, separate
-from steadymoe.models.routing import NO_ROUTE, Routed, RouteRecorder, log_softmax
+from steadymoe.models.routing import Routed, RouteRecorder, log_softmax
+from steadymoe.models.selection import NO_ROUTE
 
 
 @dataclass(frozen=True)

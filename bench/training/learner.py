@@ -24,7 +24,8 @@ from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.router_losses import router_losses
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.models.predictor import RoutePredictor
-from steadymoe.models.routing import experts_of, routers
+from steadymoe.models.routing import routers
+from steadymoe.models.selection import experts_of
 
 
 class Learner:

@@ -18,7 +18,8 @@ from steadymoe.bench.training.forward import Extras, Forward, Sequences, forward
 from steadymoe.bench.training.packing import Layout
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.models import build
-from steadymoe.models.routing import NO_ROUTE, routers
+from steadymoe.models.routing import routers
+from steadymoe.models.selection import NO_ROUTE
 
 # The largest mean difference of log-probabilities that another order of computation may make. A model that cannot share
 # prompts differs by about 1.

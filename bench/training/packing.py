@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from steadymoe.models.routing import NO_ROUTE
+from steadymoe.models.selection import NO_ROUTE
 
 # Attention implementations that take an additive mask, a different one for each row.
 _TAKE_A_MASK = ("sdpa", "eager")

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 from steadymoe.bench.measurement import routing_drift
 from steadymoe.bench.training.forward import Forward, Sequences, forward
 from steadymoe.bench.training.sampling import check_routes
-from steadymoe.models.routing import NO_ROUTE, routers
+from steadymoe.models.routing import routers
+from steadymoe.models.selection import NO_ROUTE
 
 
 class Probe:

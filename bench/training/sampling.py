@@ -16,7 +16,8 @@ from steadymoe.algorithms.parts import dimensions, joined, joined_by
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training.decoding import Decoder
 from steadymoe.bench.training.forward import Sequences, autocast
-from steadymoe.models.routing import NO_ROUTE, RouteRecorder
+from steadymoe.models.routing import RouteRecorder
+from steadymoe.models.selection import NO_ROUTE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import roll_out
 from steadymoe.models import build
-from steadymoe.models.routing import NO_ROUTE
+from steadymoe.models.selection import NO_ROUTE
 
 ROOT = Path(__file__).parents[2]
 EVERY = ("grpo", "gspo", "dapo", "cispo", "reinforce")

@@ -19,7 +19,8 @@ from steadymoe.bench.bundles import bundle_files, conformance, conformance_data
 from steadymoe.bench.bundles.bundle import BadBundle, Bundle
 from steadymoe.bench.training import packing
 from steadymoe.bench.training.forward import Sequences, forward
-from steadymoe.models.routing import NO_ROUTE, routers
+from steadymoe.models.routing import routers
+from steadymoe.models.selection import NO_ROUTE
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "results" / "reference" / "conformance"

@@ -16,7 +16,7 @@ from steadymoe.bench.measurement import columns, routing_drift, token_metrics
 from steadymoe.bench.statistics.collapse import collapsed_at
 from steadymoe.bench.support import seeding
 from steadymoe.bench.training.probes import attribution
-from steadymoe.models.routing import NO_ROUTE
+from steadymoe.models.selection import NO_ROUTE
 
 NONE = [NO_ROUTE, NO_ROUTE]
 

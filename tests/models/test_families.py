@@ -30,7 +30,8 @@ from steadymoe.bench.training.sampling import roll_out
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, contract
 from steadymoe.models.predictor import RoutePredictor
-from steadymoe.models.routing import NO_ROUTE, Routed, RouteRecorder, routers
+from steadymoe.models.routing import Routed, RouteRecorder, routers
+from steadymoe.models.selection import NO_ROUTE
 
 DOCUMENTED = [
     [cell.strip() for cell in line.strip("|").split("|")]

@@ -17,7 +17,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
-from steadymoe.models.routing import NO_ROUTE, RouteRecorder, load_balancing_loss, routers
+from steadymoe.models.routing import RouteRecorder, load_balancing_loss, routers
+from steadymoe.models.selection import NO_ROUTE
 
 CONF = Path(__file__).parents[2] / "conf"
 TOKENS_BS = torch.tensor([[2, 3, 4, 5, 6], [7, 8, 9, 10, 11]])

@@ -28,7 +28,8 @@ from steadymoe.bench.training.sampling import join
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, engine
 from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, Stale, Temperature
-from steadymoe.models.routing import NO_ROUTE, RouteRecorder, routers, z_loss
+from steadymoe.models.routing import RouteRecorder, routers, z_loss
+from steadymoe.models.selection import NO_ROUTE
 
 TOKENS_BS = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]])
 N, L, K, E = 10, 3, 2, 4

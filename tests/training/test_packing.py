@@ -11,7 +11,7 @@ from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import packing
 from steadymoe.bench.training.forward import Forward, Sequences, forward
 from steadymoe.models import build
-from steadymoe.models.routing import NO_ROUTE
+from steadymoe.models.selection import NO_ROUTE
 
 RESPONSES = 3
 WIDTH = 5

@@ -24,7 +24,7 @@ from steadymoe.bench.training.forward import Forward, Sequences, forward
 from steadymoe.bench.training.packing import positions
 from steadymoe.bench.training.sampling import Decoding, Rollout, check_routes, roll_out
 from steadymoe.models import build
-from steadymoe.models.routing import NO_ROUTE
+from steadymoe.models.selection import NO_ROUTE
 
 Script = Callable[[Chain, list[str], list[str]], Rollout]
 PROMPTS = ["3+3+1+1*0=", "5*3-3-5=", "5+1-4*4=", "3-0-1=", "3-4*2=", "5*2*4*5-3="]

@@ -1,0 +1,51 @@
+"""Decoder layers compiled for a run, each of their graphs before the first step.
+
+torch may write other code for a graph whose first sizes are others. Here the first sizes are always the same: neither a
+run's draws, nor a run before it in the process, nor the cache of compiled code changes a bit of a run.
+
+Shapes: B sequences, S positions of prompt and response, W width of the prompts, L MoE layers, F positions fed, K
+experts a token.
+"""
+
+from functools import partial
+
+import torch
+from transformers import BatchEncoding
+
+from steadymoe.bench.training.forward import Extras, Sequences, forward
+from steadymoe.bench.training.learner import Learner
+from steadymoe.bench.training.sampling import Decoding, sample
+from steadymoe.models import compiled
+
+# Sequences and positions. All differ, since torch takes equal sizes for one size; and with the second pair a layer has
+# more than 4096 numbers of a kind, above which torch adds them up in another order.
+_SIZES = ((5, 13), (7, 331))
+_RESPONSE = 5  # positions of a response
+
+
+def compile_layers(learner: Learner) -> None:
+    """Compile the layers of the learner's model, and run each graph that its run needs once or twice."""
+    compiled.compile_layers(learner.model)
+    for sequences, positions in _SIZES:
+        _run_graphs(learner, sequences, positions)
+
+
+def _run_graphs(learner: Learner, count: int, positions: int) -> None:
+    """The forwards of a run on made-up sequences: the sampler's, the old policy's, the probe's and the update's."""
+    model, config = learner.model, learner.config
+    tokens_BS = torch.arange(count * positions, device=model.device).view(count, -1) % model.config.vocab_size
+    made = Sequences(tokens_BS, torch.ones_like(tokens_BS), _RESPONSE)
+    prompts_BW = tokens_BS[:, :-_RESPONSE]
+    encoded = BatchEncoding({"input_ids": prompts_BW, "attention_mask": torch.ones_like(prompts_BW)})
+    generator = torch.Generator(model.device).manual_seed(0)
+    sample(model, encoded, 1, -1, 3, generator, Decoding(precision=config.precision))
+
+    run = partial(forward, model, made, config.precision, Extras(routes=learner.forwards.records_routes))
+    with torch.no_grad():
+        routes_LBFK = run().routes_LBFK
+        if learner.predictor is not None:
+            run(heads_LHE=list(learner.predictor.heads_LHE))
+        if routes_LBFK is not None:
+            run(routes_LBFK)
+    run(None if config.routing.replay == "none" else routes_LBFK).logprobs_BT.sum().backward()
+    learner.optimizer.zero_grad()

@@ -1,0 +1,244 @@
+"""Decoder layers compiled by ``torch.compile``: routes are recorded, forced and predicted as in layers that are not.
+
+One graph serves all layers of a model, every number of rows and every length. A router's choice enters the graph as
+tensors, and what the router saw leaves it as tensors (``selection.Tapped``).
+
+Shapes (docs/shapes.md): P rows of X positions, Q positions fed, H hidden.
+"""
+
+import functools
+import os
+import shutil
+import stat
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from steadymoe.models import build
+from steadymoe.models.routing import routers
+from steadymoe.models.selection import Choice, Seen, Tap, Tapped
+
+# The families that tests/models/test_compiled.py compares with their uncompiled selves.
+FAMILIES = (
+    *("Qwen3MoeConfig", "Qwen3Config", "Qwen2MoeConfig", "OlmoeConfig", "MixtralConfig", "GraniteMoeConfig"),
+    "Glm4MoeConfig",
+)
+# torch's own limit is 8 graphs of a function in a process; a worker of a sweep may meet more models than that.
+_MOST_GRAPHS = 256
+_ONE_QUERY = "one_query"
+
+
+def reason_against(family: type[PreTrainedConfig], experts: str, device: str) -> str | None:
+    """Why layers of this family cannot be compiled on this machine, in one line; None if they can."""
+    if family.__name__ not in FAMILIES:
+        return f"{family.__name__} is none of the families that were compared with it on and off: {', '.join(FAMILIES)}"
+    if experts != build.EXPERTS[0]:
+        return f"experts={experts} runs Python inside a layer; use experts={build.EXPERTS[0]}"
+    if device != "cpu":
+        return f"it was never run on device={device}; use device=cpu"
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        return f"it needs a C++ compiler, and there is no {compiler} (the variable CXX names another)"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return "it needs the headers of Python (the package python3-dev, or a Python that carries them)"
+    return _fault_of(cache_folder())
+
+
+def cache_folder() -> Path:
+    """Where compiled code is kept from process to process: in the user's own cache, and never in a folder of results.
+
+    Code is loaded from here and run.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadymoe" / "compiled"
+
+
+def _fault_of(folder: Path) -> str | None:
+    """Why code must not be loaded from ``folder``, or None."""
+    found = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if found == folder:
+        about = folder.stat()
+        if not stat.S_ISDIR(about.st_mode):
+            return f"{folder}, where compiled code is kept, is no folder"
+        if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others can write to {folder}, and code is loaded from it (XDG_CACHE_HOME moves it)"
+    return None if os.access(found, os.W_OK) else f"{folder}, where compiled code is kept, cannot be written"
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compile each decoder layer of ``model``, at the first forward that needs it; nothing undoes this."""
+    folder = cache_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    limits: Any = torch._dynamo.config
+    limits.recompile_limit = limits.accumulated_recompile_limit = _MOST_GRAPHS
+    _multiply_experts_by_torch()
+    router: Any
+    for router in routers(model):
+        cls: Any = type(router)
+        router.__class__ = _tapped(cls)
+        router.tap = Tap()
+    layer: Any
+    for layer in _decoder_layers(model):
+        layer.forward = _CompiledLayer(layer)
+
+
+def _decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The decoder layers; transformers declares their class as the source of the output ``hidden_states``."""
+    recorded: Any = model.base_model._can_record_outputs
+    cls = getattr(recorded["hidden_states"], "target_class", recorded["hidden_states"])
+    return [module for module in model.modules() if isinstance(module, cls)]
+
+
+@functools.cache
+def _tapped(cls: Any) -> type[nn.Module]:
+    """One class for the routers of all models of a process, so that one graph serves them."""
+    return type(cls.__name__, (Tapped, cls), {})
+
+
+@functools.cache
+def _multiply_experts_by_torch() -> None:
+    """Inside a graph transformers multiplies fp32 experts by a loop in Python; torch's own product takes its place."""
+    product = nn.functional.grouped_mm
+
+    def backward(input: Tensor, weight: Tensor, offs: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+        grad_input = product(grad_output, weight.mT, offs=offs)
+        if weight.stride(-1) == 1:
+            return grad_input, product(input.t(), grad_output, offs=offs)
+        return grad_input, product(grad_output.t(), input, offs=offs).mT  # with the strides of the weight
+
+    torch.library.register_kernel(
+        "transformers::grouped_mm_fallback", "cpu", lambda x, w, offs: product(x, w, offs=offs)
+    )
+    torch.library.register_kernel("transformers::grouped_mm_fallback_backward", "cpu", backward)
+
+
+class _CompiledLayer:
+    """Stands in for the ``forward`` of a decoder layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer: Any = layer
+        self._taps = [module.tap for module in layer.modules() if isinstance(module, Tapped)]
+
+    def __call__(self, hidden_PQH: Tensor, *args: Any, **kwargs: Any) -> Any:
+        choices = [Choice() if tap.recorder is None else tap.recorder[0].choice(tap.recorder[1]) for tap in self._taps]
+        output, seen = self._run(choices, hidden_PQH, args, kwargs)
+        for tap, each in zip(self._taps, seen, strict=True):
+            if tap.recorder is not None:
+                tap.recorder[0].saw(tap.recorder[1], each)
+        return output
+
+    def _run(self, choices: list[Choice], hidden_PQH: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What ``_run_layer`` returns, by the graph that fits; without one where a graph would not pay."""
+        cache = kwargs.get("past_key_values")
+        if len(hidden_PQH) == 1:  # torch would make graphs of their own for a single row
+            return _run_layer(self._layer, self._taps, choices, hidden_PQH, args, kwargs)
+        if cache is None:
+            kwargs["attention_mask"] = _terms(kwargs["attention_mask"], hidden_PQH, hidden_PQH.shape[1])
+            return _graph(_run_layer)(self._layer, self._taps, choices, hidden_PQH, args, kwargs)
+        mine: Any = cache.layers[self._layer.self_attn.layer_idx]
+        if hidden_PQH.shape[1] > 1 or type(mine) is not DynamicLayer or not mine.is_initialized:  # the prompts
+            return _run_layer(self._layer, self._taps, choices, hidden_PQH, args, kwargs)
+        kept: Any = mine.keys, mine.values
+        kwargs["attention_mask"] = _terms(kwargs["attention_mask"], hidden_PQH, kept[0].shape[-2] + 1)
+        del kwargs["past_key_values"]
+        config = self._layer.self_attn.config
+        usual, config._attn_implementation = config._attn_implementation, _ONE_QUERY
+        try:
+            run = _graph(_run_layer_with_cache)
+            output, seen, mine.keys, mine.values = run(self._layer, self._taps, choices, hidden_PQH, args, kwargs, kept)
+        finally:
+            config._attn_implementation = usual
+        return output, seen
+
+
+def _terms(mask: Tensor | None, hidden_PQH: Tensor, keys: int) -> Tensor:
+    """The terms added to attention scores, (P, 1, Q, keys): masks of one kind, so that one graph serves them all."""
+    rows, queries = hidden_PQH.shape[:2]
+    if mask is None:
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=hidden_PQH.device).tril(keys - queries)
+    if mask.dtype == torch.bool:
+        terms = torch.zeros(mask.shape, device=mask.device)
+        mask = terms.masked_fill_(~mask, torch.finfo(torch.float32).min)
+    return mask.expand(rows, 1, queries, keys).contiguous()
+
+
+@functools.cache
+def _graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True, fullgraph=True)
+
+
+def _run_layer(
+    layer: nn.Module,
+    taps: Sequence[Tap],
+    choices: Sequence[Choice],
+    hidden_PQH: Tensor,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> tuple[Any, list[Seen]]:
+    """What a decoder layer returns when ``choices`` decide the experts of its routers, and what the routers saw."""
+    for tap, choice in zip(taps, choices, strict=True):
+        tap.choice, tap.seen = choice, []
+    output = type(layer).forward(layer, hidden_PQH, *args, **kwargs)
+    seen = [tap.seen[0] for tap in taps]
+    for tap in taps:  # nothing of this forward stays in memory
+        tap.choice, tap.seen = Choice(), []
+    return output, seen
+
+
+class _Growing:
+    """Keys and values of one layer, which grow by the new tokens' as in ``DynamicLayer``."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = torch.cat([self.keys, keys], -2), torch.cat([self.values, values], -2)
+        return self.keys, self.values
+
+
+def _run_layer_with_cache(
+    layer: nn.Module,
+    taps: Sequence[Tap],
+    choices: Sequence[Choice],
+    hidden_PQH: Tensor,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    kept: tuple[Tensor, Tensor],
+) -> tuple[Any, list[Seen], Tensor, Tensor]:
+    """As ``_run_layer``, after the tokens whose keys and values are ``kept``; and keys and values with the new ones."""
+    cache = _Growing(*kept)
+    output, seen = _run_layer(layer, taps, choices, hidden_PQH, args, kwargs | {"past_key_values": cache})
+    return output, seen, cache.keys, cache.values
+
+
+def _attend_with_one_query(
+    module: nn.Module,
+    query_PNQD: Tensor,
+    key_PMSD: Tensor,
+    value_PMSD: Tensor,
+    attention_mask: Tensor,
+    scaling: float,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one new token: sums that a graph computes in one loop, where torch's kernel starts once a head.
+
+    N query heads share M heads of keys and values of width D; S tokens are seen. Returns (P, 1, N, D) and no weights.
+    """
+    rows, heads, _, width = query_PNQD.shape
+    shared = key_PMSD.shape[1]
+    query = query_PNQD.view(rows, shared, heads // shared, 1, width)
+    scores = (query * key_PMSD[:, :, None]).sum(-1) * scaling + attention_mask[:, :, :1]
+    weights = scores.softmax(-1)[..., None]
+    output = (weights * value_PMSD[:, :, None]).sum(-2)
+    return output.reshape(rows, 1, heads, width).to(query_PNQD.dtype), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(_ONE_QUERY, _attend_with_one_query)

@@ -1,0 +1,175 @@
+"""How a router selects its experts: seen from outside, and decided from outside.
+
+Shapes (docs/shapes.md): N tokens of a forward, K experts a token, E experts, H hidden.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+# The route of a position that was never fed to the model: padding, and positions after the end token.
+NO_ROUTE = -1
+
+
+class Choice(NamedTuple):
+    """What decides the experts of one router's call beside the router's own logits; by default nothing."""
+
+    forced_NK: Tensor | None = None
+    """Experts that run in place of the router's own choice; ``NO_ROUTE`` leaves the choice to the router."""
+    head_HE: Tensor | None = None
+    """The router chooses by logits + input · head (PR², 2606.00395, eq. 4-6)."""
+    predicted_N: Tensor | None = None
+    """The tokens for which the head counts; None for all."""
+
+
+class Seen(NamedTuple):
+    """What one call of a router saw and chose."""
+
+    executed_NK: Tensor
+    live_NK: Tensor
+    """The same tensor as ``executed_NK`` unless experts were forced."""
+    logits_NE: Tensor
+    inputs_NH: Tensor
+
+
+def choose(
+    router: nn.Module, forward: Callable[..., Any], choice: Choice, hidden: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Any, Seen]:
+    """What the router's ``forward`` returns when ``choice`` decides its experts, and what the router saw.
+
+    Only the selection is decided: gate weights and the ``live`` choice come from the router's unchanged logits. It can
+    be traced by ``torch.compile``. Raises RuntimeError unless the router selects its experts by one ``torch.topk``.
+    """
+    inputs_NH = hidden.detach().reshape(-1, hidden.shape[-1])
+    forced_NK = choice.forced_NK
+    if choice.head_HE is not None:
+        moved_NE = (inputs_NH @ choice.head_HE).detach()
+        predicted: list[Tensor] = []
+        with torch.no_grad(), _Selection(experts_of(router), None, predicted):
+            with_logits(router, forward, lambda logits: logits + moved_NE.view_as(logits), hidden, *args, **kwargs)
+        forced_NK = predicted[0]
+        if choice.predicted_N is not None:
+            forced_NK = forced_NK.masked_fill(~choice.predicted_N[:, None], NO_ROUTE)
+    # A router returns (logits, gate weights, indices): see transformers' XTopKRouter classes.
+    if forced_NK is None:
+        output = forward(hidden, *args, **kwargs)
+        return output, Seen(output[2], output[2], output[0], inputs_NH)
+    live: list[Tensor] = []
+    with _Selection(experts_of(router), forced_NK, live):
+        output = forward(hidden, *args, **kwargs)
+    if len(live) != 1:
+        raise RuntimeError(
+            f"a router ({type(router).__name__}) selected its experts {len(live)} times in one call; replay needs "
+            "exactly one torch.topk"
+        )
+    return output, Seen(output[2], live[0], output[0], inputs_NH)
+
+
+class Recorder(Protocol):
+    """What a tap reports to: ``routing.RouteRecorder``."""
+
+    def choice(self, layer: int) -> Choice:
+        """What decides the experts of an MoE layer now."""
+
+    def saw(self, layer: int, seen: Seen) -> None:
+        """Take what the router of an MoE layer saw."""
+
+
+class Tapped(nn.Module):
+    """A mix-in for the class of a router in a compiled layer (models/compiled.py): ``tap`` decides and sees.
+
+    A ``forward`` set on the router itself, as ``RouteRecorder`` sets one elsewhere, would make a graph for each layer.
+    """
+
+    tap: "Tap"
+
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        output, seen = choose(self, super().forward, self.tap.choice, hidden, *args, **kwargs)
+        self.tap.seen.append(seen)
+        return output
+
+
+class Tap:
+    """What a layer's graph sets and reads of its router, and the recorder that it reports to outside of the graph."""
+
+    def __init__(self) -> None:
+        self.choice, self.seen = Choice(), list[Seen]()
+        self.recorder: tuple[Recorder, int] | None = None
+        """The open recorder, and the number of this router's MoE layer."""
+
+
+class _Selection(TorchFunctionMode):
+    """Appends the choice of the one ``torch.topk`` over all experts inside a router to ``live``, and replaces it.
+
+    The choice is replaced by ``forced_NK``; None replaces nothing. DeepSeek's routers also take a top-k over groups of
+    experts. The top-k over all experts has two-dimensional scores, (N, E).
+    """
+
+    # ``live`` is a list of the caller's: torch.compile does not see what a mode keeps in fields of its own.
+    def __init__(self, experts: int, forced_NK: Tensor | None, live: list[Tensor]) -> None:
+        super().__init__()
+        self._experts, self._forced_NK, self._live = experts, forced_NK, live
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in (torch.topk, torch.Tensor.topk):
+            return result
+        scores = args[0] if args else kwargs["input"]
+        if scores.dim() != 2 or scores.shape[-1] != self._experts:
+            return result
+        self._live.append(result.indices.detach())
+        if self._forced_NK is None:
+            return result
+        if self._forced_NK.shape != result.indices.shape:
+            raise ValueError(
+                f"routes of {tuple(self._forced_NK.shape)} tokens and experts for a router that chose "
+                f"{tuple(result.indices.shape)}"
+            )
+        indices_NK = torch.where(self._forced_NK == NO_ROUTE, result.indices, self._forced_NK)
+        return torch.return_types.topk((scores.gather(-1, indices_NK), indices_NK))
+
+
+def with_logits(
+    router: nn.Module,
+    forward: Callable[..., Any],
+    change: Callable[[Tensor], Tensor],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Run a router's ``forward`` with ``change`` applied to its logits (N, E), before the rest of the router.
+
+    Raises RuntimeError unless the router computed its logits by exactly one linear map to E features.
+    """
+    changed: list[None] = []
+    with _Logits(experts_of(router), change, changed):
+        output = forward(*args, **kwargs)
+    if len(changed) != 1:
+        raise RuntimeError(f"a router computed its logits {len(changed)} times in one call; expected one linear map")
+    return output
+
+
+class _Logits(TorchFunctionMode):
+    """Changes the result of the one linear map to E features inside a router; ``changed`` grows with each change."""
+
+    def __init__(self, experts: int, change: Callable[[Tensor], Tensor], changed: list[None]) -> None:
+        super().__init__()
+        self._experts, self._change, self._changed = experts, change, changed
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is nn.functional.linear and result.shape[-1] == self._experts:
+            self._changed.append(None)
+            return self._change(result)
+        return result
+
+
+def experts_of(router: nn.Module) -> int:
+    """E, the number of experts that a router chooses from."""
+    return int(router.get_parameter("weight").shape[0])

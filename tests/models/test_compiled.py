@@ -1,0 +1,365 @@
+"""Compiled layers say what layers that are not compiled say, and what cannot be compiled is refused.
+
+torch's own tracer runs in every test. Where a test leaves out the C++ compiler (``traced``), the operations of a graph
+run one by one: what is compared is what enters and leaves a graph.
+"""
+
+import copy
+import functools
+import os
+import stat
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_execute import PROPORTIONAL, SMALL, planned, tables
+from test_execute import assert_same as assert_same_tables
+from test_learner import trainer
+from test_models import BUILT, shipped
+from test_savings import assert_same
+from torch import Tensor, nn
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from steadymoe.bench.runs import execute, record
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training.forward import Forward, Sequences, forward
+from steadymoe.bench.training.sampling import Decoding, Rollout, roll_out
+from steadymoe.models import build, compiled
+from steadymoe.models.routing import RouteRecorder, routers
+from steadymoe.models.selection import NO_ROUTE
+
+TRACED = functools.cache(lambda function: torch.compile(function, dynamic=True, fullgraph=True, backend="eager"))
+PROMPTS = ["1+2=", "3-4+5=", "0+1-2+3=", "5+5=", "2-1="]
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs whose operations run one by one, without a C++ compiler."""
+    monkeypatch.setattr(compiled, "_graph", TRACED)
+
+
+def graphs() -> int:
+    """How many graphs this process has made so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def twins(model: PreTrainedModel) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """The model, and its copy with compiled layers."""
+    other = copy.deepcopy(model)
+    compiled.compile_layers(other)
+    return model, other
+
+
+def rolled(model: PreTrainedModel, task: Chain, responses: int = 3, precision: str = "fp32") -> Rollout:
+    generator = torch.Generator().manual_seed(0)
+    return roll_out(model, task, PROMPTS, responses, generator, Decoding(precision=precision, top_k=3))
+
+
+def gradients(model: PreTrainedModel, sequences: Sequences, **given: Any) -> tuple[Forward, list[Tensor]]:
+    made = forward(model, sequences, "fp32", **given)
+    model.zero_grad()
+    (made.logprobs_BT.square() * sequences.response_mask_BT).sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+    return made, [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
+
+
+def assert_equal(ours: Forward, theirs: Forward, sequences: Sequences, tolerance: float = 1e-5) -> None:
+    assert_close(ours.logprobs_BT, theirs.logprobs_BT, atol=tolerance, rtol=tolerance)
+    assert_close(ours.entropy_BT, theirs.entropy_BT, atol=tolerance, rtol=tolerance)
+    if theirs.routes_LBFK is None:
+        assert ours.routes_LBFK is None
+        return
+    assert torch.equal(ours.routes_LBFK, theirs.routes_LBFK)
+    assert torch.equal(ours.executed_LBFK, theirs.executed_LBFK)
+    assert (ours.executed_LBFK is ours.routes_LBFK) == (theirs.executed_LBFK is theirs.routes_LBFK)
+    real_N, real_BT = sequences.route_mask_BF.flatten(), sequences.response_mask_BT.bool()  # padding may say anything
+    for one, other in zip(ours.router_logits_LNE, theirs.router_logits_LNE, strict=True):
+        assert_close(one[real_N], other[real_N], atol=tolerance, rtol=tolerance)
+    for name in ("router_inputs_LBTH", "router_logprobs_LBTE"):
+        one, other = getattr(ours, name), getattr(theirs, name)
+        assert_close(one[:, real_BT], other[:, real_BT], atol=tolerance, rtol=tolerance)
+
+
+# --- the same numbers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["free", "forced", "predicted"])
+def test_routes_are_recorded_forced_and_predicted_in_a_graph_as_outside(
+    traced: None, model: PreTrainedModel, task: Chain, how: str
+) -> None:
+    plain, other = twins(model)
+    rollout = rolled(plain, task)
+    routes_LBFK, given = rollout.routes_LBFK, {}
+    assert routes_LBFK is not None
+    if how == "predicted":
+        generator = torch.Generator().manual_seed(1)
+        shapes = [router.get_parameter("weight").T.shape for router in routers(model)]
+        given = {"heads_LHE": [torch.randn(shape, generator=generator) for shape in shapes]}
+    elif how != "free":
+        moved_LBFK = routes_LBFK.roll(1, 0)  # each layer runs another layer's experts
+        moved_LBFK = torch.where((moved_LBFK == NO_ROUTE).any(-1, keepdim=True), NO_ROUTE, moved_LBFK)
+        moved_LBFK[:, ::3] = NO_ROUTE
+        given = {"forced_LBFK": moved_LBFK}
+    theirs, expected = gradients(plain, rollout.sequences, **given)
+    ours, made = gradients(other, rollout.sequences, **given)
+    assert_equal(ours, theirs, rollout.sequences)
+    if how != "free":
+        assert (theirs.executed_LBFK != theirs.routes_LBFK).any()
+    for one, another in zip(made, expected, strict=True):
+        assert_close(one, another, atol=1e-5, rtol=1e-4)
+
+
+def test_routers_gradients_flow_out_of_a_graph(traced: None, model: PreTrainedModel, task: Chain) -> None:
+    """A loss that reads the routers' logits moves the routers as it does without a graph."""
+    plain, other = twins(model)
+    sequences = rolled(plain, task).sequences
+    found = []
+    for each in (plain, other):
+        logits_LNE = torch.stack(forward(each, sequences, "fp32").router_logits_LNE)
+        logits_LNE[:, sequences.route_mask_BF.flatten()].square().mean().backward()
+        found.append([router.get_parameter("weight").grad for router in routers(each)])
+    for one, another in zip(*found, strict=True):
+        assert one is not None
+        assert one.any()
+        assert_close(one, another, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_compiled_model_samples_the_same_tokens(
+    traced: None, model: PreTrainedModel, task: Chain, precision: str
+) -> None:
+    plain, other = twins(model)
+    theirs, ours = rolled(plain, task, precision=precision), rolled(other, task, precision=precision)
+    if precision == "fp32":
+        assert torch.equal(ours.sequences.tokens_BS, theirs.sequences.tokens_BS)
+        assert torch.equal(ours.routes_LBFK, theirs.routes_LBFK)
+        assert_close(ours.logprobs_BT, theirs.logprobs_BT, atol=1e-5, rtol=1e-5)
+        assert_close(ours.router_logprobs_LBTE, theirs.router_logprobs_LBTE, atol=1e-5, rtol=1e-5)
+    else:  # a draw may fall on the other side of a tie
+        same_B = (ours.sequences.tokens_BS[:, :-1] == theirs.sequences.tokens_BS[:, :-1]).all(-1)
+        assert same_B.float().mean() > 0.5
+        assert_close(ours.logprobs_BT[same_B], theirs.logprobs_BT[same_B], atol=0.1, rtol=0.1)
+
+
+def test_the_recorder_of_another_model_hears_nothing(traced: None, model: PreTrainedModel, task: Chain) -> None:
+    plain, other = twins(model)
+    tokens_BS = rolled(plain, task).sequences.tokens_BS
+    with torch.no_grad(), RouteRecorder(plain) as recorder:
+        other(tokens_BS)
+        with pytest.raises(RuntimeError, match="ran 0 times"):
+            recorder.take(tokens_BS.numel())
+    with torch.no_grad(), RouteRecorder(other) as recorder:
+        other(tokens_BS)
+        assert recorder.take(tokens_BS.numel()) is not None
+    assert all(router.tap.recorder is None and not router.tap.seen for router in routers(other))
+
+
+def test_one_graph_serves_all_layers_rows_and_lengths(
+    traced: None, model: PreTrainedModel, task: Chain, tmp_path: Path
+) -> None:
+    first = graphs()
+    made = trainer(tmp_path, "compile=true")
+    before = graphs()
+    assert 0 < before - first <= 5
+    for step in range(1, 4):
+        made.step(step)
+    wide = rolled(made.model, task, responses=5)
+    for rows in (2, 9, 25):
+        gradients(made.model, wide.sequences.rows(torch.arange(rows)))
+    assert graphs() == before
+
+
+def test_a_forward_and_its_gradients_by_the_cpp_compiler_are_torchs(model: PreTrainedModel, task: Chain) -> None:
+    plain, other = twins(model)
+    sequences = rolled(plain, task).sequences
+    (theirs, expected), (ours, made) = gradients(plain, sequences), gradients(other, sequences)
+    assert_equal(ours, theirs, sequences)
+    assert ours.logprobs_BT.grad_fn is not None
+    for one, another in zip(made, expected, strict=True):
+        assert (one - another).norm() <= 1e-5 * another.norm()
+
+
+@pytest.mark.parametrize(("heads", "shared", "seen"), [(4, 4, 7), (4, 2, 1), (6, 1, 12)])
+def test_attention_of_one_query_is_torchs(heads: int, shared: int, seen: int) -> None:
+    generator = torch.Generator().manual_seed(heads)
+    query = torch.randn(3, heads, 1, 8, generator=generator)
+    key, value = torch.randn(2, 3, shared, seen, 8, generator=generator).unbind()
+    mask = torch.zeros(3, 1, 1, seen)
+    mask[0, :, :, : seen // 2] = torch.finfo(torch.float32).min
+    module = nn.Module()
+    module.num_key_value_groups = heads // shared
+    module.is_causal = True
+    theirs, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
+    ours, _ = compiled._attend_with_one_query(module, query, key, value, mask, scaling=0.3, sliding_window=None)
+    assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_product_of_experts_in_a_graph_is_torchs(model: PreTrainedModel, transposed: bool) -> None:
+    compiled.compile_layers(copy.deepcopy(model))
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(20, 8, generator=generator, requires_grad=True)
+    weight = torch.randn(4, 12, 8, generator=generator).mT if transposed else torch.randn(4, 8, 12, generator=generator)
+    weight.requires_grad_()
+    ends = torch.tensor([5, 5, 17, 20], dtype=torch.int32)  # one expert without a row
+    in_graph = torch.ops.transformers.grouped_mm_fallback
+    found = []
+    for product in (lambda: in_graph(rows, weight, ends), lambda: nn.functional.grouped_mm(rows, weight, offs=ends)):
+        output = product()
+        found.append([output, *torch.autograd.grad(output.square().sum(), (rows, weight))])
+    for one, other in zip(*found, strict=True):
+        assert one.stride() == other.stride() or one.dim() == 3
+        assert_close(one, other)
+    torch.library.opcheck(in_graph, (rows, weight, ends), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("words", [["algorithm=gspo", "routing=r2"], ["model=dense_micro"]])
+def test_updates_with_compiled_layers_are_the_updates_without(traced: None, tmp_path: Path, words: list[str]) -> None:
+    words = [*words, *PROPORTIONAL, "task.max_operands=4", "task.spare_tokens=3"]
+    assert_same(trainer(tmp_path, *words, "compile=true"), trainer(tmp_path, *words))
+
+
+# --- what is refused ---------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_compiled_is_refused_in_one_line(refusal_of: Callable[..., str]) -> None:
+    assert "compile=true: GptOssConfig is none of the families" in refusal_of("compile=true", "model=gpt_oss_micro")
+    assert "compile=true: experts=eager runs Python" in refusal_of("compile=true", "model=micro", "experts=eager")
+    assert "compile must be true or false" in refusal_of("compile=2")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "answer"),
+    [
+        ("CXX", "no-such-compiler", "there is no no-such-compiler (the variable CXX names another)"),
+        ("XDG_CACHE_HOME", "open", "others can write to"),
+        ("XDG_CACHE_HOME", "file", "is no folder"),
+        ("XDG_CACHE_HOME", "closed", "cannot be written"),
+    ],
+)
+def test_a_machine_that_cannot_compile_says_why(
+    refusal_of: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+    variable: str,
+    value: str,
+    answer: str,
+) -> None:
+    home = tmp_path_factory.mktemp("home")
+    (home / "open" / "steadymoe" / "compiled").mkdir(parents=True)
+    (home / "open" / "steadymoe" / "compiled").chmod(0o777)
+    (home / "file" / "steadymoe").mkdir(parents=True)
+    (home / "file" / "steadymoe" / "compiled").write_text("")
+    (home / "closed").mkdir(mode=0o500)
+    if value == "closed" and os.access(home / "closed", os.W_OK):
+        pytest.skip("this user can write everywhere")
+    monkeypatch.setenv(variable, value if variable == "CXX" else str(home / value))
+    said = refusal_of("compile=true", "model=micro")
+    assert said.startswith("steadymoe: compile=true: ")
+    assert answer in said
+
+
+def test_without_pythons_headers_nothing_is_compiled(
+    refusal_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path_factory.mktemp("include")))
+    assert "needs the headers of Python" in refusal_of("compile=true", "model=micro")
+
+
+def test_compiled_code_is_kept_in_a_folder_of_the_users_own(
+    traced: None, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "given"))
+    compiled.compile_layers(model)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(compiled.cache_folder())
+    assert tmp_path / "given" not in (compiled.cache_folder(), *compiled.cache_folder().parents)
+    assert stat.S_IMODE(compiled.cache_folder().stat().st_mode) == 0o700
+
+
+def test_compiled_runs_have_a_name_and_a_hash_of_their_own(tmp_path: Path) -> None:
+    plain, off, on = (planned(tmp_path, *words) for words in ([], ["compile=false"], ["compile=true"]))
+    assert plain.config_hash == off.config_hash != on.config_hash
+    assert on.folder != plain.folder
+    assert on.axes == plain.axes | {"compile": True}
+
+
+# --- what takes minutes ------------------------------------------------------------------------------
+
+FAMILIES = [name for name in BUILT if "micro" in name or name in ("flat", "dense_flat")]
+
+
+@pytest.mark.check
+def test_a_run_with_compiled_layers_is_the_run_without_but_for_rounding(tmp_path: Path) -> None:
+    """With the C++ compiler: sampling, old policy, updates, probes and evaluation of two steps."""
+    words = ["steps=2", "optimizer.learning_rate=3e-3", "optimizer.epsilon=1"]
+    folders = []
+    for word in ("compile=false", "compile=true"):
+        run = planned(tmp_path, *words, word)
+        assert execute.execute(run) == "finished"
+        folders.append(run.folder)
+    for name, theirs in tables(folders[0]).items():
+        ours = tables(folders[1])[name]
+        assert list(ours) == list(theirs)
+        assert len(ours) == len(theirs)
+        for column in theirs.select_dtypes("number"):
+            gap = (ours[column] - theirs[column]).abs().max()
+            assert not gap > 1e-4 * (1 + theirs[column].abs().max()), (name, column, gap)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_compiled_if_it_is_the_same_compiled(name: str, task: Chain) -> None:
+    """With the C++ compiler: sampling, forced routes and gradients of every family that is not refused."""
+    config = shipped(name)
+    refused = compiled.reason_against(build.config_class(config["_target_"]), "grouped_mm", "cpu")
+    if refused is not None:
+        pytest.skip(refused)
+    plain, other = twins(build.build(config, task.tokenizer, 0, "cpu"))
+    theirs, ours = rolled(plain, task), rolled(other, task)
+    assert torch.equal(ours.sequences.tokens_BS, theirs.sequences.tokens_BS)
+    assert_close(ours.logprobs_BT, theirs.logprobs_BT, atol=2e-5, rtol=2e-5)
+    forced = None if theirs.routes_LBFK is None else theirs.routes_LBFK.flip(0)
+    expected, expected_gradients = gradients(plain, theirs.sequences, forced_LBFK=forced)
+    made, made_gradients = gradients(other, theirs.sequences, forced_LBFK=forced)
+    assert_equal(made, expected, theirs.sequences, 2e-5)
+    for one, another in zip(made_gradients, expected_gradients, strict=True):
+        assert (one - another).norm() <= 1e-4 * another.norm()
+
+
+def in_a_process(results: Path, cache: Path, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "steadymoe.bench.cli", "run", *SMALL, f"results_dir={results}", "compile=true"]
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
+    return subprocess.Popen([*command, *words], env=environment, stderr=subprocess.PIPE, **options)
+
+
+@pytest.mark.check
+def test_killed_runs_two_workers_of_one_empty_cache_and_damaged_code_change_no_bit(tmp_path: Path) -> None:
+    """A run is the same to the bit whoever filled the cache, when it is killed and goes on, and after damage."""
+    cache = tmp_path / "cache"
+    both = [in_a_process(tmp_path / name, cache) for name in ("one", "two")]
+    assert [each.wait() for each in both] == [0, 0]
+    killed = in_a_process(tmp_path / "killed", cache)
+    folder = planned(tmp_path / "killed", "compile=true").folder
+    while not (folder / "checkpoint").exists() and killed.poll() is None:
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    assert record.status(folder) == "interrupted"
+    assert in_a_process(tmp_path / "killed", cache).wait() == 0
+    for file in cache.rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    damaged = in_a_process(tmp_path / "damaged", cache)
+    assert damaged.wait() == 0
+    one, *others = (planned(tmp_path / name, "compile=true").folder for name in ("one", "two", "killed", "damaged"))
+    for other in others:
+        assert_same_tables(one, other)
