@@ -1,6 +1,7 @@
 """Seconds of interleaved rounds, their medians, and the ratios of arms in the same rounds with their range."""
 
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from steadymoe.algorithms import names
 from steadymoe.bench.speed.arms import Arm, Ours, Plain
@@ -22,7 +24,6 @@ from steadymoe.models import build
 
 # The number of steps in a block. One step of a block has the forwards of the probes; blocks are compared as a whole.
 BLOCK = 4
-SAVINGS = ("share_prompts",)
 # Dial (a setting that is varied alone) → value → overrides, from few to many.
 DIALS: dict[str, dict[int, list[str]]] = {
     "prompts": {value: [f"rollout.prompts={value}"] for value in (8, 16, 32, 64)},
@@ -97,9 +98,9 @@ def matmul_peak(size: int = 1024, rounds: int = 7) -> float:
 def useful_flop(arm: Ours, row: Mapping[str, Any]) -> float:
     """Useful FLOP of the training in a step: 6 per parameter and token for updates, 2 for the old policy's forward.
 
-    The forward of the first mini-batch serves both and counts once; a prompt counts once per group. ``row`` is the
-    step's row of the table ``steps``. Only the parameters that one token uses count, without the embedding unless it is
-    the output head too. The last token of a response is never fed to the model and does not count.
+    A prompt counts once per group. ``row`` is the step's row of the table ``steps``. Only the parameters that one
+    token uses count, without the embedding unless it is the output head too. The last token of a response is never
+    fed to the model and does not count.
     """
     rollout, model = arm.config.rollout, arm.trainer.model
     active = build.size(model)["active_parameters"]
@@ -108,11 +109,14 @@ def useful_flop(arm: Ours, row: Mapping[str, Any]) -> float:
     every = row["update_tokens_per_second"] * row["update_seconds"]  # prompts once for each of their responses
     prompts = (every - row["response_tokens"]) / rollout.responses
     fed = row["response_tokens"] - rollout.prompts * rollout.responses
-    return (8.0 - 2.0 / arm.config.updates_per_rollout) * active * (prompts + fed)
+    return 8.0 * active * (prompts + fed)
 
 
-def generation(words: Sequence[str], rounds: int) -> TimeRatio:
-    """How many times as fast our sampling is as ``model.generate``, for the same prompts and decoding steps."""
+def generation(words: Sequence[str], rounds: int, by: PreTrainedModel | None = None) -> TimeRatio:
+    """How many times as fast our sampling is as ``model.generate``, for the same prompts and decoding steps.
+
+    Our sampling is by the same model, or by a model of the same weights whose layers are compiled.
+    """
     plain = Plain(words)
     task, ours, theirs = plain.task, [], []
     for number in range(rounds + 1):
@@ -120,7 +124,7 @@ def generation(words: Sequence[str], rounds: int) -> TimeRatio:
         once, repeated = plain.encoded(prompts), plain.encoded(plain.repeated(prompts))
         begun = seconds()
         sample(
-            plain.model,
+            by or plain.model,
             once,
             responses=plain.config.rollout.responses,
             end=-1,  # no response ends early; some responses of ``generate`` go on to the last step
@@ -135,6 +139,12 @@ def generation(words: Sequence[str], rounds: int) -> TimeRatio:
     return ratio(ours, theirs)
 
 
+def seconds_to_begin(words: Sequence[str], cache: Path | None = None) -> float:
+    """Seconds until a new process with these words can make its first step; compiled code comes from ``cache``."""
+    (process,) = _processes(1, "ours", words, 1, cache)
+    return process["begun"]
+
+
 def peak_memory(words: Sequence[str]) -> int:
     """The peak memory of a process that makes two steps, in bytes, interpreter included."""
     (process,) = _processes(1, "ours", words, 2)
@@ -147,10 +157,17 @@ def two_processes(kind: str, words: Sequence[str], steps: int) -> float:
     return 2 * alone["seconds"] / max(each["seconds"] for each in together)
 
 
-def _processes(count: int, kind: str, words: Sequence[str], steps: int) -> list[dict[str, Any]]:
-    """``seconds`` and ``memory`` (bytes) of each of ``count`` processes that make ``steps`` steps at the same time."""
-    line = [sys.executable, "-m", __name__, kind, str(steps), *words]
-    running = [subprocess.Popen(line, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) for _ in range(count)]
+def _processes(
+    count: int, kind: str, words: Sequence[str], steps: int, cache: Path | None = None
+) -> list[dict[str, Any]]:
+    """What each of ``count`` processes says that make ``steps`` steps at the same time.
+
+    ``seconds`` of the steps, ``begun``: seconds from its start to its first step, and ``memory`` in bytes.
+    """
+    line = [sys.executable, "-m", __name__, kind, str(steps), str(time.time()), *words]
+    given = os.environ | ({} if cache is None else {"XDG_CACHE_HOME": str(cache)})
+    pipes: Any = {"stdout": subprocess.PIPE, "stdin": subprocess.PIPE, "text": True, "env": given}
+    running = [subprocess.Popen(line, **pipes) for _ in range(count)]
     try:
         for each in running:
             assert each.stdout is not None  # Popen was given a pipe
@@ -167,10 +184,11 @@ def _processes(count: int, kind: str, words: Sequence[str], steps: int) -> list[
             each.communicate()
 
 
-def _answer(kind: str, steps: int, words: Sequence[str]) -> None:
+def _answer(kind: str, steps: int, started: float, words: Sequence[str]) -> None:
     """The body of one of ``_processes``: make a first step, wait for a line on stdin, then make ``steps`` steps."""
     torch.set_num_threads(1)
     arm = Ours(words) if kind == "ours" else Plain(words)
+    before = time.time() - started
     arm.step()
     print("ready", flush=True)
     sys.stdin.readline()
@@ -178,7 +196,7 @@ def _answer(kind: str, steps: int, words: Sequence[str]) -> None:
     for _ in range(steps):
         arm.step()
     taken = time.perf_counter() - begun
-    print(json.dumps({"seconds": taken, "memory": _most_memory()}))
+    print(json.dumps({"seconds": taken, "begun": before, "memory": _most_memory()}))
 
 
 def _most_memory() -> int:
@@ -231,4 +249,4 @@ def losses(rounds: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    _answer(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    _answer(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
