@@ -125,6 +125,6 @@ def _refuse(words: list[str]) -> None:
 
 def _refuse_other(loss: Any) -> None:
     """Raise ValueError for what is no loss, or what no run could train on."""
-    Objective(loss=loss, correction=Uncorrected(), kl=KL())
-    if not isinstance(loss.traits, Traits):
+    if isinstance(loss, PolicyLoss) and not isinstance(loss.traits, Traits):
         raise ValueError(f"traits of {type(loss).__name__} must be a Traits; got {type(loss.traits).__name__}")
+    Objective(loss=loss, correction=Uncorrected(), kl=KL())
