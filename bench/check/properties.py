@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadymoe.algorithms import Batch, HostedLoss, LossOutput, PolicyLoss, Surrogate
+from steadymoe.algorithms import Batch, HostedLoss, LossOutput, PolicyLoss, RatioLoss, Surrogate, ops
 from steadymoe.bench.check.batches import (
     ADVANTAGES,
     RESPONSES,
@@ -39,7 +39,7 @@ from steadymoe.bench.support import blame
 from steadymoe.bench.support.findings import Fails
 
 # In float64 another order of the same additions differs by less.
-_ROUNDING = {"rtol": 1e-9, "atol": 1e-12}
+_RELATIVE, _ABSOLUTE = 1e-9, 1e-12
 # The largest error of a slope, as a share of gradient times direction, and of the value.
 _OF_GRADIENT, _OF_VALUE = 1e-6, 1e-8
 # Inside a band and outside it, for properties that do not depend on how far outside.
@@ -284,6 +284,8 @@ def _docstrings(loss: PolicyLoss) -> str:
     for cls in classes:
         if cls.__module__ != PolicyLoss.__module__:  # the bases of all losses say what sg[…] is to them
             texts += [inspect.cleandoc(cls.__doc__ or ""), sys.modules[cls.__module__].__doc__ or ""]
+    if isinstance(loss, RatioLoss) and loss.ratio == "product":  # each token has the whole's value and its own gradient
+        texts.append(ops.ratio.__doc__ or "")
     if isinstance(loss, HostedLoss):
         texts.append(_docstrings(loss.host))
     return " ".join(" ".join(texts).split())
@@ -310,7 +312,7 @@ def _same(before: LossOutput, before_BT: Tensor, after: LossOutput, after_BT: Te
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, **_ROUNDING)
+    return torch.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE)
 
 
 def _close_states(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

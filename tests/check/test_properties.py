@@ -50,6 +50,21 @@ def test_every_shipped_algorithm_passes_or_states_why_it_differs(name: str) -> N
     assert not any("though" in sentence for sentence in told.values())  # no trait is there without a need
 
 
+@pytest.mark.parametrize(
+    ("numbers", "held"),
+    [
+        ({"ratio": "sequence", "aggregation": "token-mean"}, False),
+        ({"ratio": "product", "dual_clip": 3.0}, True),
+        ({"anchor": "rollout", "aggregation": "constant", "constant_length": 7}, False),
+    ],
+)
+def test_an_algorithm_with_other_numbers_passes_too(numbers: dict[str, Any], held: bool) -> None:
+    """A product ratio gives each token the value of the whole and its own gradient: the docstring of ``ops.ratio``."""
+    found = {each.name: each for each in ask(properties.of(load("grpo", **numbers)))}
+    assert [each.line for each in found.values() if not each.passed] == []
+    assert ("sg[…] held constant" in found["gradient"].sentence) == held
+
+
 # --- faults ------------------------------------------------------------------------------------------
 
 
