@@ -27,7 +27,10 @@ from steadymoe.algorithms.loss import RatioLoss, Traits, check_cap, check_positi
 
 @dataclass(frozen=True, kw_only=True)
 class DPPO(RatioLoss):
-    """Token ratio under a divergence mask, summed over the tokens of a response."""
+    """Token ratio under a divergence mask, summed over the tokens of a response.
+
+    With ``ratio_cap`` C the gradient is sg[min(r, C)] Â ∇log π, above the cap too.
+    """
 
     anchor: str = "rollout"
     aggregation: str = "seq-mean-token-sum"

@@ -24,7 +24,10 @@ from steadymoe.algorithms.loss import ClippedLoss, Traits
 
 @dataclass(frozen=True, kw_only=True)
 class GEPO(ClippedLoss):
-    """Group-normalised sequence likelihood, clipped; all responses of a group must be in the mini-batch."""
+    """Group-normalised sequence likelihood, clipped; all responses of a group must be in the mini-batch.
+
+    At ratio 1 the policy gradient is multiplied by c_i, and c_i is 1 only in a group of equally likely responses.
+    """
 
     ratio: str = "sequence"
     anchor: str = "rollout"

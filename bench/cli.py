@@ -1,4 +1,4 @@
-"""The command ``steadymoe``: run, calibrate, audit, report, figures, claims, gates, status, bundle, speed."""
+"""The command ``steadymoe``: run, check, calibrate, audit, report, figures, claims, gates, status, bundle, speed."""
 
 import argparse
 import sys
@@ -13,6 +13,10 @@ from steadymoe.bench.support.text import visible
 _RUN_HELP = (
     "train: `steadymoe run algorithm=gspo model=tiny seed=0`; every other word is a Hydra override, -m sweeps, "
     "--dry says what would be run"
+)
+_CHECK_HELP = (
+    "whether an algorithm, also one of yours, has what every loss must have: `steadymoe check algorithm=mine`; a line "
+    "for each property"
 )
 _CALIBRATE_HELP = (
     "a model's routers, ratios and engines beside published numbers: "
@@ -49,6 +53,10 @@ def main() -> None:
         from steadymoe.bench.runs import request
 
         sys.exit(request.answer(words[1:]))
+    if words[:1] == ["check"]:
+        from steadymoe.bench.check import request as check
+
+        sys.exit(check.answer(words[1:]))
     if words[:1] == ["calibrate"]:
         from steadymoe.bench.calibration import request as calibration
 
@@ -85,7 +93,7 @@ def _refuse(error: Exception) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Of every verb but ``run``, ``calibrate``, ``audit`` and ``speed``, which take their words as they are.
+    """Of every verb but ``run``, ``check``, ``calibrate``, ``audit`` and ``speed``, which take their words as they are.
 
     ``audit report`` is a verb with arguments.
     """
@@ -93,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="version and, in a checkout, revision")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run", help=_RUN_HELP)
+    verbs.add_parser("check", help=_CHECK_HELP)
     verbs.add_parser("calibrate", help=_CALIBRATE_HELP)
     _add_audit_report(verbs.add_parser("audit", help=_AUDIT_HELP).add_subparsers(required=True))
     verbs.add_parser("speed", help="what a step costs, beside TRL and plain transformers: `steadymoe speed --help`")

@@ -14,6 +14,7 @@ from test_execute import SMALL
 from steadymoe import bench
 from steadymoe.algorithms import names, provenance
 from steadymoe.bench import cli
+from steadymoe.bench.check import request as check_request
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement import columns, columns_page
 from steadymoe.bench.report import algorithm_page, archive, choices_page, tables
@@ -109,6 +110,8 @@ def test_every_command_is_understood(page: str) -> None:
             assert len(compose.plan([word for word in words[2:] if word != "--redo"], multirun=True)) == 1
         elif words[1] == "audit" and words[2] != "report":
             assert compose.plan([word for word in words[2:] if not word.startswith("--")], multirun=True)
+        elif words[1] == "check":
+            assert check_request.read(words[2:]).name in names(presets=True)
         elif words[1] != "speed":
             given = cli._parser().parse_args(words[1:])
             assert words[1] == "audit" or getattr(given, "experiment", None) in {None, *made}, words
@@ -245,6 +248,7 @@ def test_every_choice_is_on_its_page(group: str) -> None:
 ANSWERS = {
     "the clip of GSPO?": "clip_low: 3",
     "what all clipped losses share?": "class ClippedLoss",
+    "what `steadymoe check` asks of a loss, and on what data?": "def zero_advantage(",
     "how rewards become advantages?": "class GroupMeanStd",
     "the order of the stages of a step?": "def step(",
     "the definition of expert change?": "def change(",

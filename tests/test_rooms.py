@@ -12,7 +12,7 @@ ORDER = (
     ("tasks",),
     ("measurement", "config"),
     ("training",),
-    ("runs",),
+    ("runs", "check"),
     ("report",),
     ("audit", "bundles", "calibration", "claims", "speed"),
     ("cli",),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from steadymoe.bench.bundles import bundle_files
 from steadymoe.bench.bundles.bundle import BadBundle, Bundle
+from steadymoe.bench.support.findings import Fails, Finding, ask
 from steadymoe.models.selection import NO_ROUTE
 
 EXPECTED = "expected.safetensors"
@@ -37,25 +38,7 @@ _APART, _REORDERED = 1e-3, 1e-5
 _GRADIENT = 1e-2
 
 
-@dataclass(frozen=True)
-class Line:
-    """One property of a trainer."""
-
-    name: str
-    fault: str | None
-    """Why the trainer lacks the property, or None if it has it."""
-
-    @property
-    def told(self) -> str:
-        """What follows the name in the line."""
-        return "" if self.fault is None else f": {self.fault}"
-
-
-class _Wrong(Exception):
-    """An answer does not have a property."""
-
-
-def check(folder: Path, answers: Path) -> list[Line]:
+def check(folder: Path, answers: Path) -> list[Finding]:
     """A line for each property. Raises BadBundle for a folder that is no folder of conformance or a file that is none.
 
     An answer that is missing, of another shape or not finite fails in the lines that need it.
@@ -71,10 +54,10 @@ def check(folder: Path, answers: Path) -> list[Line]:
     return list(lines(bundle, expected["router_gradient_LEH"], bundle_files.tensors_of(answers)))
 
 
-def lines(bundle: Bundle, gradient_LEH: Tensor, answers: Mapping[str, Tensor]) -> Iterator[Line]:
+def lines(bundle: Bundle, gradient_LEH: Tensor, answers: Mapping[str, Tensor]) -> Iterator[Finding]:
     """The lines of a trainer's ``answers`` to a bundle and its expected gradient of the routers."""
     asked = _Asked(bundle, gradient_LEH, answers)
-    properties: dict[str, Callable[[], None]] = {
+    properties: Mapping[str, Callable[[], None]] = {
         "the given weights give the expected log-probabilities": asked.logprobs,
         "the ratio is exactly 1 before any update": asked.ratio,
         "the given weights give the expected routes": asked.routes,
@@ -85,17 +68,12 @@ def lines(bundle: Bundle, gradient_LEH: Tensor, answers: Mapping[str, Tensor]) -
         "gradients reach the routers under replay": asked.gradients,
         "padding changes nothing": asked.padding,
     }
-    for name, has in properties.items():
-        try:
-            has()
-            yield Line(name, None)
-        except _Wrong as wrong:
-            yield Line(name, str(wrong))
+    return ask(properties)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What each line compares. A method raises _Wrong if the property is not there."""
+    """What each line compares. A method raises Fails if the property is not there."""
 
     bundle: Bundle
     gradient_LEH: Tensor
@@ -108,7 +86,7 @@ class _Asked:
         now_BT, old_BT = self._tokens("logprobs_BT"), self._tokens("old_logprobs_BT")
         apart_BT = (now_BT - old_BT).abs()
         if (count := int((apart_BT > 0).sum())) > 0:
-            raise _Wrong(
+            raise Fails(
                 f"{count} of {int(self.bundle.mask_BT.sum())} tokens have a log-ratio other than 0, up to "
                 f"{float(apart_BT.max()):.1e}: compute the old policy in the same pass, batches and precision"
             )
@@ -119,7 +97,7 @@ class _Asked:
         wrong_LBF = (found != expected).any(-1) & fed_BF
         if wrong_LBF.any():
             layer, row, place = wrong_LBF.nonzero()[0].tolist()
-            raise _Wrong(
+            raise Fails(
                 f"{int(wrong_LBF.sum())} of {fed_BF.sum() * len(found)} routes differ, first in layer {layer}, "
                 f"row {row}, position {place}: {found[layer, row, place].tolist()} in place of "
                 f"{expected[layer, row, place].tolist()}"
@@ -130,7 +108,7 @@ class _Asked:
         unfed_BF = there_BF & ~self.bundle.sequences.route_mask_BF
         if unfed_BF.any():
             row, place = unfed_BF.nonzero()[0].tolist()
-            raise _Wrong(
+            raise Fails(
                 f"{int(unfed_BF.sum())} positions have a route and none is due, first row {row}, position {place}"
             )
 
@@ -140,7 +118,7 @@ class _Asked:
     def forced(self) -> None:
         moved_BT = (self._tokens("forced_logprobs_BT") - self._field("old_logprobs_BT")).abs()
         if moved_BT.max() < _APART:
-            raise _Wrong("they change no log-probability: the routers' own choice is run")
+            raise Fails("they change no log-probability: the routers' own choice is run")
         self._near("forced_logprobs_BT", self._field("rollout_logprobs_BT"), _APART, ~self._lacking())
 
     def missing(self) -> None:
@@ -149,26 +127,24 @@ class _Asked:
     def gradients(self) -> None:
         found = self._answer("router_gradient_LEH", tuple(self.gradient_LEH.shape)).double()
         if not found.isfinite().all():
-            raise _Wrong("router_gradient_LEH is not finite")
+            raise Fails("router_gradient_LEH is not finite")
         for layer, (given_EH, expected_EH) in enumerate(zip(found, self.gradient_LEH.double(), strict=True)):
             if not given_EH.any():
-                raise _Wrong(
-                    f"the router of MoE layer {layer} has no gradient: gate weights must come from live logits"
-                )
+                raise Fails(f"the router of MoE layer {layer} has no gradient: gate weights must come from live logits")
             apart = float((given_EH - expected_EH).norm() / expected_EH.norm())
             if not apart <= _GRADIENT:
-                raise _Wrong(f"in MoE layer {layer} the gradient is {apart:.1e} of its norm from the expected one")
+                raise Fails(f"in MoE layer {layer} the gradient is {apart:.1e} of its norm from the expected one")
 
     def padding(self) -> None:
         self._near("padded_logprobs_BT", self._tokens("logprobs_BT"), _REORDERED)
 
     def _near(self, name: str, other_BT: Tensor, bound: float, rows_B: Tensor | None = None) -> None:
-        """Raise _Wrong unless an answer is within ``bound`` of ``other_BT`` on all response tokens of some rows."""
+        """Raise Fails unless an answer is within ``bound`` of ``other_BT`` on all response tokens of some rows."""
         apart_BT = (self._tokens(name) - other_BT).abs() * self.bundle.mask_BT
         apart_BT = apart_BT if rows_B is None else apart_BT * rows_B[:, None]
         if not float(apart_BT.max()) <= bound:
             row, place = divmod(int(apart_BT.argmax()), apart_BT.shape[1])
-            raise _Wrong(
+            raise Fails(
                 f"{int((apart_BT > bound).sum())} tokens are further than {bound:.0e} off, most of all row {row}, "
                 f"response position {place}, by {float(apart_BT.max()):.1e}"
             )
@@ -186,19 +162,19 @@ class _Asked:
         mask_BT = self.bundle.mask_BT.bool()
         found_BT = torch.where(mask_BT, self._answer(name, tuple(mask_BT.shape)), 0.0)
         if not found_BT.is_floating_point() or not found_BT.isfinite().all():
-            raise _Wrong(f"{name} must hold finite floating-point numbers")
+            raise Fails(f"{name} must hold finite floating-point numbers")
         return found_BT
 
     def _routes(self) -> Tensor:
         found = self._answer("routes_LBFK", tuple(self._field("old_routes_LBFK").shape))
         if found.is_floating_point() or found.is_complex():
-            raise _Wrong(f"routes_LBFK must hold whole numbers; got {found.dtype}")
+            raise Fails(f"routes_LBFK must hold whole numbers; got {found.dtype}")
         return found
 
     def _answer(self, name: str, shape: tuple[int, ...]) -> Tensor:
         found = self.answers.get(name)
         if found is None:
-            raise _Wrong(f"no answer {name}")
+            raise Fails(f"no answer {name}")
         if tuple(found.shape) != shape:
-            raise _Wrong(f"{name} must have the shape {shape}; got {tuple(found.shape)}")
+            raise Fails(f"{name} must have the shape {shape}; got {tuple(found.shape)}")
         return found

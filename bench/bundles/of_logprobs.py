@@ -9,7 +9,7 @@ Shapes: B responses of a mini-batch, T response positions, N response tokens.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ from steadymoe import algorithms
 from steadymoe.algorithms import Batch, LossOutput, PolicyLoss
 from steadymoe.algorithms.advantages import GroupMeanStd
 from steadymoe.bench.bundles.bundle import BadBundle, Bundle
+from steadymoe.bench.check.derivatives import gradient
 from steadymoe.bench.config.names import CONF
 from steadymoe.bench.report import tables
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate, mean_over_seeds
@@ -106,16 +107,6 @@ def batches(bundle: Bundle, advantage: object = None) -> list[Batch]:
         **optional,
     )
     return [_rows(whole, rows_M) for rows_M in bundle.rows_of_minibatches()]
-
-
-def gradient(loss: PolicyLoss, batch: Batch) -> tuple[Tensor, LossOutput]:
-    """∂loss/∂log π_θ of each token, (B, T), and what the loss returned; 0 for a loss without log π_θ in it."""
-    logprobs_BT = batch.logprobs_BT.detach().requires_grad_()
-    output = loss(replace(batch, logprobs_BT=logprobs_BT, state=loss.initial_state()))
-    if not output.loss.requires_grad:
-        return torch.zeros_like(logprobs_BT), output
-    (found_BT,) = torch.autograd.grad(output.loss, logprobs_BT, allow_unused=True)
-    return torch.zeros_like(logprobs_BT) if found_BT is None else found_BT, output
 
 
 def audit(bundle: Bundle, named: Mapping[str, PolicyLoss], advantage: object = None) -> Audited:

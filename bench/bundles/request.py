@@ -97,5 +97,5 @@ def _conform(arguments: argparse.Namespace) -> int:
 
     found = conformance.check(arguments.folder, arguments.answers)
     for each in found:
-        print(visible(f"{'passes' if each.fault is None else 'FAILS '}  {each.name}{each.told}"))
-    return 0 if all(each.fault is None for each in found) else 1
+        print(each.line)
+    return 0 if all(each.passed for each in found) else 1

@@ -96,17 +96,12 @@ def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
 
 def run(words: Sequence[str]) -> Run:
     """Compose and check one run from its overrides. Hydra must be initialised (``plan``, or inside a job)."""
-    plain, chosen = names.compose(words)
-    _refuse_paths(chosen)
-    choices = {
-        group: str(name) for group, name in chosen.items() if not group.startswith("hydra/") and name is not None
-    }
+    plain, choices = _named(words)
     given = _place(plain)
     named = [f"{group}={name}" for group, name in sorted(choices.items())]
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = reference_of(named)
     plain = _with_floats(plain, reference)
-    _sections(plain, choices)
     config = _derived(read(plain), words)
     plain |= {"steps": config.steps}
     for group, name in (("rollout", "prompts"), ("evaluation", "every"), ("probe", "every")):
@@ -140,6 +135,28 @@ def run(words: Sequence[str]) -> Run:
         + shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
         words=tuple(words),
     )
+
+
+def unchecked(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """One config as plain values, and the chosen name of each group; its values are not checked. Raises ConfigError."""
+    with errors_in_one_line(words):
+        external.activate(CONF)
+    with _hydra(), errors_in_one_line(words):
+        several = swept(words)
+        if several:
+            raise ConfigError(f"{several[0]} has several values, and one config is asked for")
+        return _named(words)
+
+
+def _named(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The composed config of some words as plain values, and the chosen name of each group. Raises ConfigError."""
+    plain, chosen = names.compose(words)
+    _refuse_paths(chosen)
+    choices = {
+        group: str(name) for group, name in chosen.items() if not group.startswith("hydra/") and name is not None
+    }
+    _sections(plain, choices)
+    return plain, choices
 
 
 def variants(of: Run, words: Mapping[str, Sequence[str]]) -> dict[str, Run]:

@@ -22,7 +22,7 @@ from steadymoe.algorithms.objective import KL, Objective
 from steadymoe.bench.config import loggers, memory, start, token_limits
 from steadymoe.bench.config.identity import LONGEST_NAME
 from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.support.blame import users_code
+from steadymoe.bench.support import blame
 from steadymoe.models import build, compiled, megablocks, pretrained
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
@@ -146,10 +146,9 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
     except InstantiationException as error:
         raise ConfigError(" ".join(str(error.__cause__ or error).split())) from error
     except Exception as error:
-        place = users_code(error)
-        if place is None:
+        if blame.users_code(error) is None:
             raise
-        raise ConfigError(f"{type(error).__name__}: {' '.join(str(error).split())} ({place})") from error
+        raise ConfigError(blame.sentence(error)) from error
     _routing(config, flat, reference, has_experts)
     _experts(config, has_experts)
     _compile(config)

@@ -18,6 +18,12 @@ def failure(error: Exception) -> str:
     return text if place is None else f"{text} ({place})"
 
 
+def sentence(error: Exception) -> str:
+    """An error in one line, with the place in the user's own code, if there is such a place."""
+    text, place = f"{type(error).__name__}: {' '.join(str(error).split())}", users_code(error)
+    return text if place is None else f"{text} ({place})"
+
+
 def users_code(error: BaseException) -> str | None:
     """``file, line n`` of the deepest frame of an error outside the suite, Python and installed packages."""
     place = None

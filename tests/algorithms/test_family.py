@@ -10,42 +10,7 @@ from torch import Tensor
 
 from steadymoe.algorithms import Batch, LossOutput, PolicyLoss, load, names
 from steadymoe.algorithms.objective import Objective
-
-LENGTHS = (5, 1, 3, 4, 2, 5)
-# One response's advantage; both signs, and one response without signal.
-ADVANTAGES = (0.7, -1.2, 1.5, -0.4, 0.0, -2.0)
-GROUPS = (4, 4, 4, 9, 9, 9)
-
-
-def ragged(scale: float = 0.4, seed: int = 0) -> Batch:
-    """Six responses in two groups, log-ratios to the old policy and to the sampler of about ``scale``, in float64."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (len(LENGTHS), max(LENGTHS))
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(size or shape, generator=generator, dtype=torch.float64)
-
-    mask_BT = (torch.arange(shape[1]) < torch.tensor(LENGTHS)[:, None]).long()
-    old_BT = (normal() - 2).clamp(max=-0.1)
-    new_BT = (old_BT + scale * normal()).clamp(max=-0.05)
-    base_BTV = normal(*shape, 6)
-    top_BTK, old_top_BTK, rollout_top_BTK = (
-        (base_BTV + scale * part * normal(*shape, 6)).log_softmax(-1)[..., :3] for part in (1, 0.5, 0.3)
-    )
-    # The sampled token, in the last place, is one of the two others every other time.
-    rollout_top_BTK[:, ::2, 2] = -math.inf
-    return Batch(
-        logprobs_BT=new_BT.requires_grad_(),
-        old_logprobs_BT=old_BT,
-        rollout_logprobs_BT=(old_BT + 0.3 * scale * normal()).clamp(max=-0.05),
-        mask_BT=mask_BT,
-        advantages_BT=torch.tensor(ADVANTAGES, dtype=torch.float64)[:, None] * mask_BT,
-        groups_B=torch.tensor(GROUPS),
-        router_log_ratio_LBTK=scale * normal(2, *shape, 3),
-        top_logprobs_BTK=top_BTK,
-        old_top_logprobs_BTK=old_top_BTK,
-        rollout_top_logprobs_BTK=rollout_top_BTK,
-    )
+from steadymoe.bench.check.batches import ADVANTAGES, GROUPS, LENGTHS, RESPONSES, TOKENS, ragged
 
 
 def run(loss: PolicyLoss | Objective, batch: Batch) -> tuple[float, Tensor, LossOutput]:
@@ -223,10 +188,6 @@ def m2po(batch: Batch, i: int) -> Pair:
 
 def r2vpo(r: list[float], a: float) -> Pair:
     return [x * a - ((x - 1) ** 2 - 0.04) for x in r], [x * a - 2 * (x - 1) * x for x in r]
-
-
-TOKENS = sum(LENGTHS)
-RESPONSES = len(LENGTHS)
 
 
 def by_response(T: int) -> float:
@@ -424,44 +385,6 @@ def test_at_the_old_policy_all_have_the_gradient_of_reinforce_up_to_the_weight_o
     _, grad_BT, _ = run(load(name), batch)
     weights_B = torch.tensor([EQUATIONS[name][1](length) for length in LENGTHS], dtype=torch.float64)
     torch.testing.assert_close(grad_BT, -weights_B[:, None] * batch.advantages_BT)
-
-
-@pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("far", [-1000.0, -30.0, 30.0, 1000.0])
-def test_a_ratio_that_ran_away_gives_finite_numbers(name: str, far: float) -> None:
-    batch = ragged()
-    logprobs_BT = batch.logprobs_BT.detach().clone()
-    logprobs_BT[0, 0] += far
-    loss, grad_BT, _ = run(load(name), replace(batch, logprobs_BT=logprobs_BT))
-    assert math.isfinite(loss)
-    assert grad_BT.isfinite().all()
-
-
-def reordered(batch: Batch, order_B: Tensor, spare: int = 0, garbage: float = math.nan) -> Batch:
-    """The batch with its rows in another order, and with ``spare`` more positions of garbage on the right."""
-    changed: dict[str, Tensor] = {}
-    for name, values in vars(batch).items():
-        if not isinstance(values, Tensor):
-            continue
-        values = values.detach()
-        if "BT" in name:
-            last = (0, 0) if name.endswith("BTK") else ()
-            fill = 0 if name == "mask_BT" else garbage
-            values = torch.nn.functional.pad(values, (*last, 0, spare), value=fill)
-        changed[name] = values[:, order_B] if "_LBTK" in name else values[order_B]
-    return Batch(**changed)
-
-
-@pytest.mark.parametrize("name", names())
-def test_padding_and_order_change_nothing(name: str) -> None:
-    batch = ragged()
-    loss, grad_BT, _ = run(load(name), batch)
-    order_B = torch.tensor([3, 0, 5, 1, 4, 2])
-    padded = reordered(batch, order_B, spare=3)
-    other, other_BT, _ = run(load(name), padded)
-    assert other == pytest.approx(loss)
-    torch.testing.assert_close(other_BT[:, :5], grad_BT[order_B])
-    assert (other_BT[:, 5:] == 0).all()
 
 
 @pytest.mark.parametrize(

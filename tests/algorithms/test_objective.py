@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_algorithms import ROOT
-from test_family import ADVANTAGES, LENGTHS, RESPONSES, TOKENS, ragged, run, same
+from test_family import run, same
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -36,6 +36,8 @@ from steadymoe.algorithms.corrections import (
 )
 from steadymoe.algorithms.gepo import GEPO
 from steadymoe.algorithms.objective import KL, Objective
+from steadymoe.bench.check import properties
+from steadymoe.bench.check.batches import ADVANTAGES, LENGTHS, RESPONSES, TOKENS, ragged
 
 CORRECTIONS: list[Correction] = [
     TruncatedIS(),
@@ -213,7 +215,7 @@ def test_the_kl_term_closed_form(name: str, estimator: str) -> None:
     assert_close(with_kl_BT, grad_BT + 0.7 * slope_BT * share_BT)
     assert not added.traits.zero_advantage_is_free
     with pytest.raises(ValueError, match="reference_logprobs_BT"):
-        added(batch)
+        added(replace(batch, reference_logprobs_BT=None))
 
 
 def test_k2_and_k3_are_never_negative_and_k3_has_the_mean_of_k1() -> None:
@@ -249,20 +251,6 @@ def test_the_entropy_bonus_is_the_aggregated_entropy() -> None:
 # --- properties of every loss ------------------------------------------------------------------------
 
 
-def random_batch(seed: int, scale: float) -> Batch:
-    return ragged(scale, seed)
-
-
-def part(batch: Batch, rows_M: Tensor) -> Batch:
-    """Some rows of a batch, with the denominators of the whole."""
-    fields = {
-        name: values[:, rows_M] if "_LBTK" in name else values[rows_M]
-        for name, values in vars(batch).items()
-        if isinstance(values, Tensor)
-    }
-    return Batch(**fields, responses=RESPONSES, tokens=TOKENS)
-
-
 @pytest.mark.parametrize("name", names())
 @settings(max_examples=10, deadline=None)
 @given(
@@ -274,48 +262,21 @@ def part(batch: Batch, rows_M: Tensor) -> Batch:
 def test_micro_batches_add_up_to_the_mini_batch(
     name: str, seed: int, scale: float, order: list[int], cuts: set[int]
 ) -> None:
-    loss, batch = load(name), random_batch(seed, scale)
+    loss, batch = load(name), ragged(scale, seed)
     if loss.traits.whole_minibatch:
         return  # the learner never splits it: test_learner.py
     whole, whole_BT, _ = run(loss, batch)
-    total, total_BT = 0.0, torch.zeros_like(whole_BT)
-    edges = [0, *sorted(cuts), 6]
-    for first, last in itertools.pairwise(edges):
-        rows_M = torch.tensor(order[first:last])
-        value, grad_BT, _ = run(loss, part(batch, rows_M))
-        total += value
-        total_BT[rows_M] += grad_BT
-    assert total == pytest.approx(whole, rel=1e-9, abs=1e-12)
+    rows = [torch.tensor(order[first:last]) for first, last in itertools.pairwise([0, *sorted(cuts), 6])]
+    total, total_BT, _ = properties.of_parts(loss, batch, rows)
+    assert total.item() == pytest.approx(whole, rel=1e-9, abs=1e-12)
     assert_close(total_BT, whole_BT)
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_whole_mini_batch_loss_is_one_whose_parts_do_not_add_up(name: str) -> None:
-    """The trait is declared by every loss that needs it and by no other."""
-    loss, batch = load(name), ragged()
-    _, whole_BT, output = run(loss, batch)
-    halves = [run(loss, part(batch, torch.tensor(rows))) for rows in ([0, 1], [2, 3, 4, 5])]
-    split_BT = torch.cat([grad_BT for _, grad_BT, _ in halves])
-    states = [half.state for _, _, half in halves]
-    differs = not torch.allclose(split_BT, whole_BT, atol=1e-12) or any(state != output.state for state in states)
-    assert differs == loss.traits.whole_minibatch
-
-
-@pytest.mark.parametrize("name", names())
-def test_where_a_zero_advantage_is_free_the_response_may_be_left_out(name: str) -> None:
-    loss, batch = load(name), ragged()
-    _, whole_BT, _ = run(loss, batch)
-    kept = torch.tensor([i for i in range(RESPONSES) if ADVANTAGES[i] != 0])
-    _, without_BT, _ = run(loss, part(batch, kept))
-    free = bool((whole_BT[ADVANTAGES.index(0.0)] == 0).all()) and torch.allclose(without_BT, whole_BT[kept])
-    assert free == loss.traits.zero_advantage_is_free
 
 
 @pytest.mark.parametrize("name", names())
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**31), far=st.floats(-1e6, 1e6), row=st.integers(0, 5))
 def test_any_log_ratio_gives_a_finite_loss_and_gradient(name: str, seed: int, far: float, row: int) -> None:
-    batch = random_batch(seed, 0.4)
+    batch = ragged(0.4, seed)
     logprobs_BT = batch.logprobs_BT.detach().clone()
     logprobs_BT[row, 0] += far
     loss, grad_BT, _ = run(load(name), replace(batch, logprobs_BT=logprobs_BT))

@@ -6,31 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from test_family import ragged
 from torch import Tensor
 
 from steadymoe.algorithms import Batch, ClippedLoss, LossOutput, load
 from steadymoe.algorithms.parts import dimensions, dimensions_of, joined
+from steadymoe.bench.check.batches import part, ragged
 
 FIELDS = [each for each in fields(Batch) if dimensions_of(each)]
 
 
 def full() -> Batch:
     """A batch with a number in every field."""
-    batch = ragged()
-    noise_BT = torch.randn(batch.mask_BT.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    batch = replace(batch, weights_BT=noise_BT.exp(), reference_logprobs_BT=-noise_BT.exp(), entropy_BT=noise_BT.exp())
+    weights_BT = torch.randn((6, 5), generator=torch.Generator().manual_seed(1), dtype=torch.float64).exp()
+    batch = replace(ragged(), weights_BT=weights_BT)
     assert all(value is not None for name, value in vars(batch).items() if name not in ("responses", "tokens"))
     return batch
-
-
-def rows(batch: Batch, first: int, last: int) -> Batch:
-    """Rows of a batch, by the place of B in the names of its tensors."""
-    cut: dict[str, Any] = {
-        each.name: getattr(batch, each.name).narrow(each.name.rpartition("_")[2].index("B"), first, last - first)
-        for each in FIELDS
-    }
-    return Batch(**cut, responses=6, tokens=20)
 
 
 @pytest.mark.parametrize("each", FIELDS, ids=lambda each: each.name)
@@ -95,7 +85,7 @@ def test_a_field_without_metadata_is_refused() -> None:
 @pytest.mark.parametrize("cuts", [(0, 6), (0, 2, 6), (0, 1, 3, 6)])
 def test_parts_of_a_batch_joined_are_the_batch_without_gradient(cuts: tuple[int, ...]) -> None:
     batch = full()
-    together = joined([rows(batch, first, last) for first, last in itertools.pairwise(cuts)])
+    together = joined([part(batch, torch.arange(first, last)) for first, last in itertools.pairwise(cuts)])
     for each in FIELDS:
         values = getattr(together, each.name)
         assert torch.equal(values, getattr(batch, each.name))

@@ -17,6 +17,7 @@ from steadymoe import algorithms
 from steadymoe.algorithms import Batch, Surrogate
 from steadymoe.bench.bundles import bundle_files, of_logprobs
 from steadymoe.bench.bundles.bundle import About, BadBundle, Bundle
+from steadymoe.bench.check.derivatives import gradient
 from steadymoe.bench.statistics.estimates import mean_over_seeds
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
@@ -91,7 +92,7 @@ def test_a_gradient_is_the_one_of_finite_differences(bundle: Bundle) -> None:
     for name in ("grpo", "gspo", "sapo"):
         wide = {"clip_low": 0.9, "clip_high": 9.0} if name != "sapo" else {}
         loss = algorithms.load(name, **wide)
-        found_BT, _ = of_logprobs.gradient(loss, exact)
+        found_BT, _ = gradient(loss, exact)
         for place in [(0, 0), (3, 1), (5, 2)]:
             step = torch.zeros_like(exact.logprobs_BT)
             step[place] = 1e-6
@@ -117,7 +118,7 @@ def test_a_flipped_advantage_flips_the_gradient_and_leaves_the_weights(bundle: B
     (batch, *_) = of_logprobs.batches(bundle)
     flipped = replace(batch, advantages_BT=-batch.advantages_BT)
     loss = algorithms.load("reinforce")
-    one, other = (of_logprobs.gradient(loss, each)[0] for each in (batch, flipped))
+    one, other = (gradient(loss, each)[0] for each in (batch, flipped))
     assert of_logprobs._cosine(one.double(), other.double()) == pytest.approx(-1)
 
 

@@ -1,0 +1,41 @@
+"""A list of properties, asked one after another: each is there, or a sentence says why not."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from steadymoe.bench.support.text import visible
+
+
+class Fails(Exception):
+    """A property is not there; the message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer to one property.
+
+    Attributes:
+        name: the property.
+        passed: whether it is there.
+        sentence: what was found, or why the property is not there; may be empty for a property that is there.
+    """
+
+    name: str
+    passed: bool
+    sentence: str = ""
+
+    @property
+    def line(self) -> str:
+        """The finding in one line of a terminal."""
+        told = f": {self.sentence}" if self.sentence else ""
+        return visible(f"{'passes' if self.passed else 'FAILS '}  {self.name}{told}")
+
+
+def ask(properties: Mapping[str, Callable[[], str | None]]) -> Iterator[Finding]:
+    """A finding for each property, in order. A property returns what it found, or raises ``Fails``."""
+    for name, holds in properties.items():
+        try:
+            finding = Finding(name, True, holds() or "")
+        except Fails as why:
+            finding = Finding(name, False, str(why))
+        yield finding

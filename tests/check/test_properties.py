@@ -1,0 +1,373 @@
+"""What ``steadymoe check`` asks: every shipped algorithm passes, and a fault made on purpose fails in its own line."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from test_execute import SMALL
+from torch import Tensor
+
+from steadymoe.algorithms import Batch, ClippedLoss, RatioLoss, Surrogate, TokenLoss, Traits, load, names, ops
+from steadymoe.bench.check import fields, properties, request, share
+from steadymoe.bench.check.batches import LENGTHS, SCALES, in_dtype, padded, part, ragged, reordered
+from steadymoe.bench.check.derivatives import OF_POLICY, direction, gradient, gradients, slopes
+from steadymoe.bench.config import compose
+from steadymoe.bench.support.findings import Fails, Finding, ask
+
+ALGORITHMS = Path(__file__).parents[2] / "conf" / "algorithm"
+
+
+def sections(name: str) -> dict[str, Any]:
+    """``loss`` and ``advantage`` of a shipped YAML."""
+    numbers = yaml.safe_load((ALGORITHMS / f"{name}.yaml").read_text())
+    return {part: numbers[part] for part in fields.SECTIONS}
+
+
+# The algorithms that lack a property on purpose, by the words in which they say so.
+HELD = {"aspo", "cispo", "minirl", "minpro", "rspo", "rspo_grpo", "rspo_gspo", "topr", "vespo"}
+STATED = {
+    "gradient": ("sg[…] held constant, as the docstring says", HELD),
+    "micro-batches": ("refused by the trait whole_minibatch", {"gepo", "m2po", "r2vpo"}),
+    "zero advantage": ("not free, as the trait zero_advantage_is_free says", {"gepo", "r2vpo"}),
+    "ratio 1": ("another gradient, as its docstring says: At ratio 1 the policy gradient is multiplied", {"gepo"}),
+}
+
+
+@pytest.mark.parametrize("name", names(presets=True))
+def test_every_shipped_algorithm_passes_or_states_why_it_differs(name: str) -> None:
+    given = sections(name)
+    found = list(ask({"fields": lambda: fields.check(given), **properties.of(load(name))}))
+    assert [each.line for each in found if not each.passed] == []
+    told = {each.name: each.sentence for each in found}
+    assert len(told) == 9
+    for line, (words, who) in STATED.items():
+        assert (words in told[line]) == (name.partition("@")[0] in who), told[line]
+    assert not any("though" in sentence for sentence in told.values())  # no trait is there without a need
+
+
+@pytest.mark.parametrize(
+    ("numbers", "held"),
+    [
+        ({"ratio": "sequence", "aggregation": "token-mean"}, False),
+        ({"ratio": "product", "dual_clip": 3.0}, True),
+        ({"anchor": "rollout", "aggregation": "constant", "constant_length": 7}, False),
+    ],
+)
+def test_an_algorithm_with_other_numbers_passes_too(numbers: dict[str, Any], held: bool) -> None:
+    """A product ratio gives each token the value of the whole and its own gradient: the docstring of ``ops.ratio``."""
+    found = {each.name: each for each in ask(properties.of(load("grpo", **numbers)))}
+    assert [each.line for each in found.values() if not each.passed] == []
+    assert ("sg[…] held constant" in found["gradient"].sentence) == held
+
+
+# --- faults ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detached(RatioLoss):
+    """Half of the objective's gradient is lost."""
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        ratio_BT = self.ratio_of(batch)
+        return Surrogate(ratio_BT.detach() * ratio_BT * batch.advantages_BT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOnPurpose(Detached):
+    """J = sg[r] r Â."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongBackward(RatioLoss):
+    """J = sg[w] r Â; but the slope that autograd is told is wrong, whatever is held constant."""
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        return Surrogate(_Cube.apply(self.ratio_of(batch)) * batch.advantages_BT)
+
+
+class _Cube(torch.autograd.Function):
+    """r³ with the derivative of r."""
+
+    @staticmethod
+    def forward(context: Any, ratio_BT: Tensor) -> Tensor:
+        return ratio_BT**3
+
+    @staticmethod
+    def backward(context: Any, *slopes_BT: Tensor) -> Tensor:
+        return slopes_BT[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsPadding(RatioLoss):
+    """The mean log-ratio of a response is taken over its padding too."""
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        log_BT = self.log_ratio(batch)
+        return Surrogate((log_BT.exp() + log_BT.mean(-1, keepdim=True) ** 2) * batch.advantages_BT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstRowIsApart(RatioLoss):
+    """The first response of a mini-batch has a penalty."""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(whole_minibatch=True, zero_advantage_is_free=False)
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        ratio_BT = self.ratio_of(batch)
+        first_B1 = (torch.arange(len(ratio_BT)) == 0)[:, None]
+        return Surrogate(ratio_BT * batch.advantages_BT - first_B1 * (ratio_BT - 1).square())
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDenominator(RatioLoss):
+    """The mean over the responses with a signal that are there, and not over the responses of the mini-batch."""
+
+    def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
+        return ops.masked_mean_T(values_BT, batch.mask_BT)[batch.advantages_BT.any(-1)].mean()
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        return Surrogate(self.ratio_of(batch) * batch.advantages_BT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Penalised(RatioLoss):
+    """A response without signal has a penalty, and no trait says so."""
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        ratio_BT = self.ratio_of(batch)
+        return Surrogate(ratio_BT * batch.advantages_BT - (ratio_BT - 1).square())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubled(RatioLoss):
+    """Twice the policy gradient."""
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        return Surrogate(2 * self.ratio_of(batch) * batch.advantages_BT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoubledOnPurpose(Doubled):
+    """At ratio 1 the gradient is doubled, which the learning rate takes back. Nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unclamped(TokenLoss):
+    """The exponential of a log-ratio that nothing bounds."""
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        return Surrogate((batch.logprobs_BT - batch.get("old_logprobs_BT")).exp() * batch.advantages_BT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InDouble(RatioLoss):
+    """The loss leaves the numbers of its input."""
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        return Surrogate(self.ratio_of(batch).double() * batch.advantages_BT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moving(ClippedLoss):
+    """Marks of another type, with the values in place."""
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        made = super().surrogate(batch)
+        assert made.clipped_low_BT is not None
+        return replace(made, clipped_low_BT=made.clipped_low_BT.long())
+
+
+FAULTS: dict[type[TokenLoss], dict[str, str]] = {
+    Detached: {"gradient": "they agree where all that is detached is held constant"},
+    HeldOnPurpose: {},
+    WrongBackward: {"gradient": "at log-ratios of 0.0005, the loss has the slope"},
+    ReadsPadding: {"padding": "with 3 more positions of padding the loss is"},
+    FirstRowIsApart: {"order": "with the responses in another order the loss is"},
+    OwnDenominator: {"micro-batches": "divide by Batch.responses and Batch.tokens"},
+    Penalised: {"zero advantage": "has a gradient; if this is meant, set the trait zero_advantage_is_free to False"},
+    Doubled: {"ratio 1": "the gradient of token 0 of response 1 is 0.4 in place of 0.2, −A ∇log π"},
+    DoubledOnPurpose: {},
+    Unclamped: {
+        "extreme ratios": "the loss is not finite where the log-ratio of one token of a response is about +1000"
+    },
+    InDouble: {"shapes": "from log-probabilities in torch.float32 the loss is in torch.float64"},
+    Moving: {"shapes": "clipped_low_BT must be bool; got torch.int64"},
+}
+
+
+@pytest.mark.parametrize("cls", FAULTS, ids=lambda cls: cls.__name__)
+def test_a_fault_fails_in_its_own_line_and_in_no_other(cls: type[TokenLoss]) -> None:
+    failed = {each.name: each.sentence for each in ask(properties.of(cls())) if not each.passed}
+    assert failed.keys() == FAULTS[cls].keys(), failed
+    for name, words in FAULTS[cls].items():
+        assert words in failed[name]
+
+
+def test_a_loss_that_raises_fails_in_one_line_with_its_place() -> None:
+    class Raises(RatioLoss):
+        def surrogate(self, batch: Batch) -> Surrogate:
+            raise KeyError("no such\nthing")
+
+    for each in ask(properties.of(Raises())):
+        assert not each.passed
+        assert each.line.startswith(f"FAILS   {each.name}: KeyError: 'no such\\nthing' ({__file__}, line ")
+
+
+def test_a_surrogate_of_another_shape_is_told_with_both_shapes() -> None:
+    class ByResponse(RatioLoss):
+        def surrogate(self, batch: Batch) -> Surrogate:
+            return Surrogate(self.ratio_of(batch).mean(-1))
+
+    first, *_ = ask(properties.of(ByResponse()))
+    assert first.line == "FAILS   shapes: values_BT must be a tensor of the shape (6, 5); got (6,)"
+
+
+# --- fields ------------------------------------------------------------------------------------------
+
+
+def without(numbers: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in numbers.items() if name != key}
+
+
+FIELDS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]], str]] = {
+    "hidden": (
+        "gspo",
+        lambda loss: without(without(loss, "clip_low"), "anchor"),
+        "GSPO has fields without a number in the YAML: loss.anchor, loss.clip_low",
+    ),
+    "unknown": (
+        "gspo",
+        lambda loss: loss | {"epsilon": 0.2},
+        "the YAML has loss.epsilon, and GSPO has no such field: did you mean clip_low?",
+    ),
+    "hidden in the host": (
+        "rspo",
+        lambda loss: loss | {"host": without(loss["host"], "log_clip_low")},
+        "GMPO has fields without a number in the YAML: loss.host.log_clip_low",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FIELDS)
+def test_a_number_that_is_in_the_class_or_in_the_yaml_alone_is_told(fault: str) -> None:
+    name, change, words = FIELDS[fault]
+    given = sections(name)
+    with pytest.raises(Fails) as failed:
+        fields.check(given | {"loss": change(given["loss"])})
+    assert str(failed.value).startswith(words)
+
+
+def test_keys_that_are_no_fields_are_left_out_of_what_is_built() -> None:
+    given = sections("rspo")["loss"]
+    wrong = given | {"clip": 1, "host": given["host"] | {"clip": 1}}
+    assert fields.known(wrong) == given
+
+
+# --- batches and derivatives -------------------------------------------------------------------------
+
+
+def test_a_slope_is_the_gradient_times_the_direction_in_closed_form() -> None:
+    """J = sg[w] log π with w = r² has the gradient w; its value has the slope 2 w log π + w in log π."""
+
+    class Weighted(TokenLoss):
+        def surrogate(self, batch: Batch) -> Surrogate:
+            weight_BT = (2 * (batch.logprobs_BT - batch.get("old_logprobs_BT"))).exp()
+            return Surrogate(weight_BT.detach() * batch.logprobs_BT)
+
+    batch, loss = ragged(), Weighted(aggregation="token-mean")
+    along = direction(batch, torch.Generator().manual_seed(1))
+    weight_BT = (2 * (batch.logprobs_BT - batch.get("old_logprobs_BT"))).exp().detach() * batch.mask_BT / sum(LENGTHS)
+    found, _ = gradients(loss, batch)
+    torch.testing.assert_close(found["logprobs_BT"], -weight_BT)
+    for name in set(OF_POLICY) - {"logprobs_BT"}:
+        assert not found[name].any()
+    held = -(weight_BT * along["logprobs_BT"]).sum().item()
+    whole = -(weight_BT * (1 + 2 * batch.logprobs_BT.detach()) * along["logprobs_BT"]).sum().item()
+    assert slopes(loss, batch, [along], hold=True) == [pytest.approx(held, rel=1e-7)]
+    assert slopes(loss, batch, [along], hold=False) == [pytest.approx(whole, rel=1e-7)]
+
+
+def test_what_is_computed_without_gradient_or_compared_is_held_too() -> None:
+    class Compared(TokenLoss):
+        def surrogate(self, batch: Batch) -> Surrogate:
+            with torch.no_grad():
+                weight_BT = batch.logprobs_BT.exp()
+            return Surrogate(weight_BT * torch.where(batch.logprobs_BT > -2, batch.logprobs_BT, 0.0))
+
+    batch, loss = ragged(), Compared()
+    along = direction(batch, torch.Generator().manual_seed(1))
+    found_BT, _ = gradient(loss, batch)
+    expected = (found_BT * along["logprobs_BT"]).sum().item()
+    assert slopes(loss, batch, [along], hold=True) == [pytest.approx(expected, rel=1e-7)]
+    assert slopes(loss, batch, [along], hold=False) != [pytest.approx(expected, rel=1e-3)]
+
+
+def test_batches_are_cut_padded_and_reordered_in_every_field() -> None:
+    batch = ragged(top_k=20)
+    assert batch.get("top_logprobs_BTK").shape == (6, 5, 21)
+    order_B = torch.tensor([5, 4, 3, 2, 1, 0])
+    twice = reordered(reordered(batch, order_B), order_B)
+    wide, rows = padded(batch, 2, torch.nan), part(batch, torch.tensor([2, 4]))
+    for name, values in vars(batch).items():
+        if not isinstance(values, Tensor):
+            continue
+        rows_first = values.movedim(1, 0) if name.endswith("_LBTK") else values
+        cut = getattr(rows, name).movedim(1, 0) if name.endswith("_LBTK") else getattr(rows, name)
+        assert torch.equal(getattr(twice, name), values), name
+        assert torch.equal(cut, rows_first[[2, 4]]), name
+        assert ("T" not in name.rpartition("_")[2]) == (getattr(wide, name).shape == values.shape), name
+        single = getattr(in_dtype(batch, torch.float32), name)
+        assert single.dtype == (torch.float32 if values.is_floating_point() else values.dtype)
+    assert (rows.responses, rows.tokens, twice.responses) == (6, 20, None)
+
+
+def test_at_a_scale_of_zero_all_policies_and_routers_are_one() -> None:
+    still, moved = ragged(0.0), ragged(SCALES[-1])
+    for name in ("old", "rollout", "reference"):
+        assert torch.equal(still.get(f"{name}_logprobs_BT"), still.logprobs_BT)
+        assert not torch.allclose(moved.get(f"{name}_logprobs_BT"), moved.logprobs_BT)
+    assert not still.get("router_log_ratio_LBTK").any()
+
+
+# --- the share of a step -----------------------------------------------------------------------------
+
+
+def test_a_slow_loss_has_a_larger_share_and_a_large_share_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = compose.plan(["algorithm=grpo", *SMALL, "steps=1"])[0].config
+    target = {"_target_": f"{__name__}.Slow"}
+    dear = replace(fast, algorithm=replace(fast.algorithm, loss=target))
+    measured = share.shares({"fast": fast, "dear": dear}, rounds=1)
+    assert 0 < measured["fast"] < measured["dear"] < 1
+    for found, passes in ((0.03, True), (0.1, True), (0.11, False), (math.nan, False)):
+        monkeypatch.setattr(share, "shares", lambda configs, rounds, found=found: dict.fromkeys(configs, found))
+        questions = request.questions(request.Asked("grpo", sections("grpo"), load("grpo")), fast)
+        (finding,) = ask({"share of a step": questions["share of a step"]})
+        assert finding.passed == passes
+        assert f"forward and backward take {found:.1%} of an update of micro" in finding.sentence
+        assert passes or finding.sentence.endswith(", and 10% at most is asked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(RatioLoss):
+    """Works for what it does not need."""
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        matrix = torch.ones(300, 300)
+        for _ in range(30):
+            matrix = matrix @ matrix / 300
+        return Surrogate(self.ratio_of(batch) * batch.advantages_BT * matrix[0, 0])
+
+
+# --- findings ----------------------------------------------------------------------------------------
+
+
+def test_a_finding_is_one_line_whatever_its_sentence_holds() -> None:
+    assert Finding("order", True).line == "passes  order"
+    assert Finding("order", False, "a\nb\x1b[31m").line == "FAILS   order: a\\nb\\x1b[31m"

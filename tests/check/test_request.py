@@ -1,0 +1,165 @@
+"""``steadymoe check`` as a command: an algorithm outside the checkout, bad input, and what stays on the disk."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from test_cli import steadymoe
+
+from steadymoe.bench.check import request
+from steadymoe.bench.config import compose
+from steadymoe.bench.support import external
+
+ROOT = Path(__file__).parents[2]
+LINES = [
+    *("fields", "shapes", "gradient", "padding", "order", "micro-batches", "zero advantage", "ratio 1"),
+    *("extreme ratios", "share of a step"),
+]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The loss of CONTRIBUTING.md in a folder that STEADYMOE_PATH names; the working folder is another, and empty."""
+    blocks = dict(re.findall(r"`([\w/.]+)`:\n\n```\w+\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL))
+    for name in ("my_losses.py", "conf/algorithm/half_clipped.yaml"):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(blocks[name])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv(external.VARIABLE, str(tmp_path / "mine"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("my_losses", "odd_losses"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path / "mine"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Path → bytes of every file below a folder, without what Python keeps of modules."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def told(text: str) -> dict[str, tuple[bool, str]]:
+    """Line → whether it passed, and its sentence; the last line is left out."""
+    found = [re.fullmatch(r"(passes|FAILS ) {2}([^:]+): (.*)", line) for line in text.splitlines()[:-1]]
+    return {each[2]: (each[1] == "passes", each[3]) for each in found if each}
+
+
+def test_an_algorithm_outside_the_checkout_is_checked_by_the_command(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(mine.parent)
+    assert steadymoe(monkeypatch, "check", "algorithm=half_clipped") == 0
+    said = capsys.readouterr()
+    lines = told(said.out)
+    assert list(lines) == LINES
+    assert all(passed for passed, _ in lines.values())
+    assert lines["fields"][1] == "every field has its number in the YAML: 5 of the loss, 1 of the advantage"
+    assert re.fullmatch(r"forward and backward take \d\.\d% of an update of micro", lines["share of a step"][1])
+    assert said.out.splitlines()[-1] == "half_clipped passes all 10"
+    assert (said.err, contents(mine.parent)) == ("", before)
+
+
+def test_every_fault_of_a_file_outside_the_checkout_has_its_line(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(request, "_ROUNDS", 1)
+    code, config = mine / "my_losses.py", mine / "conf" / "algorithm" / "half_clipped.yaml"
+    code.write_text(code.read_text().replace("self.ratio_of(batch),", "self.ratio_of(batch).detach() * 1.0,"))
+    config.write_text(config.read_text().replace("  clip_high: 0.2 # as GRPO\n", "  epsilon_high: 0.2\n"))
+    before = contents(mine.parent)
+    assert steadymoe(monkeypatch, "check", "algorithm=half_clipped") == 1
+    said = capsys.readouterr()
+    lines = told(said.out)
+    assert [name for name in LINES if not lines[name][0]] == ["fields", "gradient", "ratio 1"]
+    assert (
+        "the YAML has loss.epsilon_high, and HalfClipped has no such field: did you mean clip_high?"
+        in lines["fields"][1]
+    )
+    assert "HalfClipped has fields without a number in the YAML: loss.clip_high" in lines["fields"][1]
+    assert said.out.splitlines()[-1] == "half_clipped passes 7 of 10"
+    assert (said.err, contents(mine.parent)) == ("", before)
+
+
+WRONG = {
+    "": "check takes one algorithm, algorithm=NAME, and these words name none",
+    "algorithm=grpo algorithm=gspo": "check takes one algorithm, algorithm=NAME, and these words name 2",
+    "algorithm=gpro": "there is no algorithm 'gpro'; choose from aspo, ",
+    "algorithm=grpo,gspo": "algorithm=grpo,gspo has several values, and one config is asked for",
+    "algorithm=grpo algorithm.loss.clip_low=0.1,0.2": "algorithm.loss.clip_low=0.1,0.2 has several values",
+    "algorithm=glob(*)": "algorithm=glob(*) has several values",
+    "algorithm=grpo model=micro": "model=micro is no word of an algorithm; check takes algorithm=… and",
+    "algorithm=grpo seed=1": "seed=1 is no word of an algorithm",
+    "-m algorithm=grpo": "-m is no flag of steadymoe check",
+    "algorithm=grpo algorithm.loss.clip_low=-1": "clip_low is an ε on the ratio",
+    "algorithm=grpo algorithm.loss.clip_low=abc": "GRPO: clip_low must be a number; got 'abc'",
+    "algorithm=grpo algorithm.loss.clip=1": "did you mean clip_low?",
+    "algorithm=grpo ~algorithm.loss": "the YAML of algorithm grpo has no section loss",
+    "algorithm=grpo algorithm.kl.estimator=k9": "kl.estimator must be one of k1, k2, k3",
+    "algorithm=grpo algorithm.loss._target_=my_losses.Nothing": "_target_ names no class: my_losses.Nothing",
+    "algorithm=grpo algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMean": (
+        "a loss is a steadymoe.algorithms.PolicyLoss; got GroupMean"
+    ),
+    "algorithm=broken": "_target_ names no class: broken.Broken (ZeroDivisionError: division by zero, ",
+    "algorithm=traitless": "traits of Traitless must be a Traits; got Named",
+    "algorithm=stateful": "Stateful has a state, which follows a whole mini-batch: its traits must say so",
+    "algorithm=raising": "KeyError: 'no number' (",
+}
+BASE = """from dataclasses import dataclass
+from types import SimpleNamespace
+from steadymoe.algorithms.grpo import GRPO
+
+class Named(SimpleNamespace):
+    whole_minibatch = False
+
+@dataclass(frozen=True, kw_only=True)
+class Traitless(GRPO):
+    @property
+    def traits(self):
+        return Named()
+
+@dataclass(frozen=True, kw_only=True)
+class Stateful(GRPO):
+    def initial_state(self):
+        return {"seen": 0}
+
+@dataclass(frozen=True, kw_only=True)
+class Raising(GRPO):
+    def __post_init__(self):
+        raise KeyError("no number")
+"""
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_bad_input_is_one_line_and_touches_nothing(
+    words: str, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (mine / "broken.py").write_text("1 / 0\n")
+    (mine / "odd_losses.py").write_text(BASE)
+    for name, target in (
+        ("broken", "broken.Broken"),
+        *((name, f"odd_losses.{name.capitalize()}") for name in ("traitless", "stateful", "raising")),
+    ):
+        text = (mine / "conf" / "algorithm" / "half_clipped.yaml").read_text().replace("my_losses.HalfClipped", target)
+        (mine / "conf" / "algorithm" / f"{name}.yaml").write_text(text)
+    before = contents(mine.parent)
+    assert steadymoe(monkeypatch, "check", *words.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("steadymoe: ")
+    assert WRONG[words] in said.err
+    assert said.err.count("\n") == 1
+    assert contents(mine.parent) == before
+
+
+def test_help_says_what_the_verb_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert steadymoe(monkeypatch, "check", "--help") == 0
+    assert capsys.readouterr().out.startswith("steadymoe check algorithm=NAME")
+
+
+def test_one_config_without_checks_of_its_values() -> None:
+    plain, choices = compose.unchecked(["algorithm=gspo", "algorithm.loss.clip_low=-7", "model=micro"])
+    assert (plain["algorithm"]["loss"]["clip_low"], choices["algorithm"], choices["model"]) == (-7, "gspo", "micro")
+    with pytest.raises(compose.ConfigError, match="seed=1,2 has several values, and one config is asked for"):
+        compose.unchecked(["seed=1,2"])
