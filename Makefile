@@ -20,7 +20,7 @@ quickstart: $(READY)
 	$(BIN)/steadymoe report --experiment quickstart
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # What takes longer: every algorithm learns, and its table is committed; task=reasoning_gym, which needs a C compiler; the
 # losses alone in a new environment. Last, the tests that rounding or the draw of their data could turn, with torch's

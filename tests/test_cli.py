@@ -323,7 +323,7 @@ def test_a_sweep_runs_reports_and_tells_its_status(
     assert steadymoe(monkeypatch, *words) == 0
     assert "4 of 4 runs have ended before" in capfd.readouterr().out
 
-    assert steadymoe(monkeypatch, "report", "--experiment", "small") == 0
+    assert steadymoe(monkeypatch, "report", "--experiment", "small", "--format", "svg") == 0
     assert "| gspo" in capfd.readouterr().out
     assert (tmp_path / "results" / "report.html").exists()
     assert steadymoe(monkeypatch, "status") == 0

@@ -98,7 +98,7 @@ def run(words: Sequence[str]) -> Run:
     """Compose and check one run from its overrides. Hydra must be initialised (``plan``, or inside a job)."""
     plain, choices = _named(words)
     given = _place(plain)
-    named = [f"{group}={name}" for group, name in sorted(choices.items())]
+    named = names.in_full(chosen)
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = reference_of(named)
     plain = _with_floats(plain, reference)
@@ -109,12 +109,11 @@ def run(words: Sequence[str]) -> Run:
     _needed(config, choices)
     flat = flatten(plain)
     check(config, flat, reference)
+    no_axes = ("seed", *implied(plain))
     axes = {
         key: value
         for key, value in flat.items()
-        if key not in ("seed", *implied(plain))
-        and changes_numbers(key)
-        and (key not in reference or reference[key] != value)
+        if key not in no_axes and changes_numbers(key) and (key not in reference or reference[key] != value)
     }
     axes |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
     if config.start_from is not None:
@@ -287,7 +286,7 @@ def _points(words: list[str], multirun: bool) -> list[list[str]]:
     swept = {word: each for word, each in zip(words, parsed, strict=True) if each.is_sweep_override()}
     for word, each in swept.items():
         _refuse_sweep(word, [str(value) for value in each.sweep_string_iterator()], each.key_or_group, words)
-    settings = hydra.compose("config", unswept, return_hydra_config=True).hydra
+    settings = names.settings(unswept)
     _refuse_launcher(settings.launcher)
     if not multirun and settings.mode != RunMode.MULTIRUN:
         if swept:
@@ -325,7 +324,7 @@ def at_once(words: Sequence[str], multirun: bool) -> int | None:
     """How many runs the launcher of ``words`` makes at the same time; None where a cluster decides."""
     several = swept(words)
     with _hydra(), errors_in_one_line(words):
-        settings = hydra.compose("config", [w for w in words if w not in several], return_hydra_config=True).hydra
+        settings = names.settings([word for word in words if word not in several])
     kind, jobs = str(settings.runtime.choices["hydra/launcher"]), settings.launcher.get("n_jobs")
     if not multirun and settings.mode != RunMode.MULTIRUN:
         return 1

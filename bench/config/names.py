@@ -5,15 +5,18 @@ import dataclasses
 import difflib
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -26,6 +29,8 @@ from steadymoe.bench.support import external
 
 CONF = Path(__file__).parents[2] / "conf"
 
+# A word that chooses one of the suite's configs, and does nothing else.
+_CHOICE = re.compile(r"(?!hydra)\w+=[\w-]+")
 _EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 
 
@@ -35,37 +40,90 @@ def compose(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     Hydra reads and merges all files for every point of a sweep, a quarter of a second each. Here files are merged once
     for each set of named configs; Hydra's own function then sets the other words on a copy, as it does last of all.
     """
+    named, others = _split(words)
+    merged = _merged(named)
+    ours = _with_others(merged.ours, others)
+    return OmegaConf.to_container(ours, resolve=True, throw_on_missing=True), dict(merged.choices)  # type: ignore[return-value]
+
+
+def settings(words: Sequence[str]) -> DictConfig:
+    """What ``hydra.compose`` makes of ``words``: Hydra's own part, ``hydra.launcher`` and its like."""
+    named, others = _split(words)
+    whole: DictConfig = _with_others(_merged(named).whole, others).hydra
+    return whole
+
+
+def reference_of(words: Sequence[str]) -> Mapping[str, Any]:
+    """The named configs as they stand, flattened: dotted key → value."""
+    return _reference(tuple(words), external.versions())
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """Named configs as Hydra merges them. What is kept here is shared: change a copy."""
+
+    whole: DictConfig
+    ours: DictConfig
+    """``whole`` without Hydra's own part."""
+    choices: dict[str, Any]
+    """Config group → chosen name."""
+
+
+# What was merged, by the words that name configs and the configs of users as they were then.
+_MERGED: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], _Merged] = {}
+
+
+def _split(words: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
+    """The words that decide which files are merged and how, and the other words, parsed."""
     loader: Any = GlobalHydra.instance().config_loader()
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
     loader.validate_sweep_overrides_legal(overrides=parsed, run_mode=RunMode.RUN, from_shell=False)
-
     has_further = any(each.key_or_group == "hydra.searchpath" for each in parsed)
 
-    def names(word: Any) -> bool:
+    def names(word: Override) -> bool:
         if has_further:  # groups of that folder are known to Hydra alone
             return True
         is_choice = loader.repository.group_exists(word.key_or_group) and not isinstance(word.value(), dict)
         return is_choice or word.is_hydra_override() or word.package is not None
 
-    named = tuple(word for word, each in zip(words, parsed, strict=True) if names(each))
-    merged, choices = _merged(named, external.versions())
-    ours = copy.deepcopy(merged)
-    ConfigLoaderImpl._apply_overrides_to_config([each for each in parsed if not names(each)], ours)
-    return OmegaConf.to_container(ours, resolve=True, throw_on_missing=True), dict(choices)  # type: ignore[return-value]
+    named = [names(each) for each in parsed]
+    return (
+        tuple(word for word, is_named in zip(words, named, strict=True) if is_named),
+        [each for each, is_named in zip(parsed, named, strict=True) if not is_named],
+    )
+
+
+def _merged(words: tuple[str, ...]) -> _Merged:
+    """The configs that ``words`` name; the same configs named in full are not merged a second time."""
+    outside = external.versions()
+    if (words, outside) not in _MERGED:
+        whole = hydra.compose("config", list(words), return_hydra_config=True)
+        ours = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
+        for config in (whole, ours):
+            OmegaConf.set_struct(config, True)
+        found = _Merged(whole, ours, dict(whole.hydra.runtime.choices))
+        _MERGED[words, outside] = found
+        if all(_CHOICE.fullmatch(word) for word in words):
+            _MERGED.setdefault((tuple(in_full(found.choices)), outside), found)
+    return _MERGED[words, outside]
+
+
+def in_full(choices: Mapping[str, Any]) -> list[str]:
+    """The words that choose every config of ``choices`` (config group → name), but none of Hydra's own."""
+    chosen = {group: name for group, name in choices.items() if not group.startswith("hydra/") and name is not None}
+    return [f"{group}={name}" for group, name in sorted(chosen.items())]
 
 
 @functools.cache
-def _merged(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> tuple[DictConfig, dict[str, Any]]:
-    """The named configs as Hydra merges them, and its choices; ``outside``: the configs of users as they are now."""
-    composed = hydra.compose("config", list(words), return_hydra_config=True)
-    ours = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-    OmegaConf.set_struct(ours, True)
-    return ours, dict(composed.hydra.runtime.choices)
+def _reference(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> Mapping[str, Any]:
+    return MappingProxyType(flatten(compose(words)[0]))
 
 
-def reference_of(words: Sequence[str]) -> dict[str, Any]:
-    """The named configs as they stand, flattened: dotted key → value."""
-    return flatten(compose(words)[0])
+def _with_others(config: DictConfig, others: Sequence[Override]) -> DictConfig:
+    """A copy of ``config`` with what is no choice of a config."""
+    changed = copy.deepcopy(config)
+    ConfigLoaderImpl._apply_overrides_to_config(list(others), changed)
+    return changed
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pandas as pd
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import tables
 from steadymoe.bench.statistics.comparisons import holm, probability_of_improvement, ranking
-from steadymoe.bench.statistics.efficiency import Reached, cost_ratio, cost_to_reward, costs, win_rate
+from steadymoe.bench.statistics.efficiency import METRICS, Reached, cost_ratio, cost_to_reward, costs, win_rate
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate
 from steadymoe.bench.statistics.survival import logrank, of_runs
 
@@ -92,6 +92,7 @@ def target(steps: pd.DataFrame, best: float) -> float | None:
 def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dict[int, Reached]]:
     """Unit of ``COMPARED`` → seed → cost until the arm reached the reward ``goal``."""
     by_unit: dict[str, dict[int, Reached]] = {unit: {} for unit in COMPARED}
+    steps = steps[steps["metric"].isin(["reward", *METRICS])]
     for run in runs.to_dict("records"):
         ours = steps[steps["seed"] == run["seed"]]
         wide = ours.pivot(index="step", columns="metric", values="value").sort_index().reset_index()

@@ -64,11 +64,14 @@ def one_number(curve: pd.Series, how: str) -> float:
     last), ``first`` or ``end`` (the first or the last value), ``median`` or ``mean`` (over steps), or ``area`` (under
     the curve, divided by the number of steps). Raises ValueError for any other word.
     """
-    smooth = curve.rolling(min(LAST_STEPS, len(curve))).mean().dropna()
+
+    def smooth() -> pd.Series:
+        return curve.rolling(min(LAST_STEPS, len(curve))).mean().dropna()
+
     numbers: dict[str, Callable[[], Any]] = {
-        "last": lambda: smooth.iloc[-1],
-        "best": smooth.max,
-        "fall": lambda: smooth.max() - smooth.iloc[-1],
+        "last": lambda: smooth().iloc[-1],
+        "best": lambda: smooth().max(),
+        "fall": lambda: (means := smooth()).max() - means.iloc[-1],
         "first": lambda: curve.iloc[0],
         "end": lambda: curve.iloc[-1],
         "median": curve.median,

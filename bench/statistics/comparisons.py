@@ -35,8 +35,12 @@ def _paired(a: pd.Series, b: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of both arms at their shared seeds, (S,) each. Raises ValueError if a seed occurs twice in an arm."""
     if a.index.has_duplicates or b.index.has_duplicates:
         raise ValueError("one number per seed: a seed stands twice")
-    seeds = a.dropna().index.intersection(b.dropna().index).sort_values()
-    return a[seeds].to_numpy(float), b[seeds].to_numpy(float)
+    if not (a.index.equals(b.index) and a.index.is_monotonic_increasing):
+        seeds = a.index.intersection(b.index).sort_values()
+        a, b = a[seeds], b[seeds]
+    ours, theirs = a.to_numpy(float), b.to_numpy(float)
+    there = ~(np.isnan(ours) | np.isnan(theirs))
+    return ours[there], theirs[there]
 
 
 def paired_difference(a: pd.Series, b: pd.Series, level: float = 0.95, bounds: Bounds | None = None) -> Estimate:

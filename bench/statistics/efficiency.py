@@ -13,6 +13,8 @@ from steadymoe.bench.statistics.estimates import DIFFERENCE, Estimate, over_seed
 COSTS = ("step", "updates", "samples", "tokens", "seconds")
 # The stages that training needs. Probes and evaluations only measure a run, and their seconds do not count.
 _SECONDS = ("rollout_seconds", "old_policy_seconds", "update_seconds")
+# The metrics that ``costs`` reads.
+METRICS = ("prompts_sampled", "tokens_sampled", *_SECONDS)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> di
         found[module] = file
     while waiting:
         module = waiting.pop()
-        for name in _imports(_tree(found[module]), module, found[module].name == "__init__.py"):
+        for name in _imports(_content(found[module]), module, found[module].name == "__init__.py"):
             if name not in found and (file := find(name)) is not None and follow(name, file):
                 found[name] = file
                 waiting.append(name)
@@ -78,18 +78,27 @@ def digest(files: Iterable[Path]) -> str:
     The hash ignores comments, docstrings, blank lines, line breaks and the version of Python. It changes with every
     name. Raises ValueError for a file that is not valid Python here, and OSError for a file that cannot be read.
     """
-    each = sorted(hashlib.sha256(_canonical(_tree(file)).encode()).hexdigest() for file in set(files))
+    each = sorted(_hash(_content(file)) for file in set(files))
     return "ast1:" + hashlib.sha256("".join(each).encode()).hexdigest()[:16]
 
 
-def _tree(file: Path) -> ast.Module:
+def _content(file: Path) -> bytes:
+    """What a file holds, once it is known to be Python."""
+    content = file.read_bytes()
     try:
-        return _parsed(file.read_bytes())
+        _parsed(content)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"{file} is not valid Python {sys.version_info.major}.{sys.version_info.minor}") from error
+    return content
 
 
+# Whoever asks about one run asks about the next, whose code is mostly the same: each content is read into a tree once.
 _parsed = functools.cache(ast.parse)
+
+
+@functools.cache
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(_canonical(_parsed(content)).encode()).hexdigest()
 
 
 def _canonical(node: object) -> str:
@@ -117,10 +126,11 @@ def _does_nothing(node: object) -> bool:
     return is_text or isinstance(node, ast.Pass)
 
 
-def _imports(tree: ast.Module, module: str, is_package: bool) -> set[str]:
+@functools.cache
+def _imports(content: bytes, module: str, is_package: bool) -> frozenset[str]:
     """Every module that a file may import by name: ``from a import b`` may import ``a`` and ``a.b``."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(_parsed(content)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -128,4 +138,5 @@ def _imports(tree: ast.Module, module: str, is_package: bool) -> set[str]:
             above = parents[: len(parents) - node.level + is_package] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
             names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return names | {".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 1)} - {""}
+    packages = {".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 1)}
+    return frozenset(names | packages - {""})

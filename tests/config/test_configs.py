@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe import algorithms
-from steadymoe.bench.config import compose, names
+from steadymoe.bench.config import compose, identity, names
 from steadymoe.bench.runs import execute, record
 
 SHORT = [
@@ -78,9 +78,11 @@ def models() -> list[Any]:
 def test_every_shipped_config_runs_two_steps(words: list[str], tmp_path: Path) -> None:
     if "task=reasoning_gym" in words:
         pytest.importorskip("reasoning_gym")
-    runs = compose.plan([*words, *SHORT, f"results_dir={tmp_path}"])
-    assert execute.execute(runs[0]) == "finished"
-    assert len(record.read_table(runs[0].folder, "steps")) == 2
+    with compose._hydra():
+        points = compose._points([*words, *SHORT, f"results_dir={tmp_path}"], multirun=False)
+        made = compose.run(points[0])
+    assert execute.execute(made) == "finished"
+    assert len(record.read_table(made.folder, "steps")) == 2
 
 
 def test_a_dense_model_has_no_routing_columns_and_all_others(tmp_path: Path) -> None:
@@ -151,16 +153,43 @@ def test_a_point_of_a_sweep_is_what_hydra_composes(text: str) -> None:
         assert again == found(by_hydra, [*words, "steps=7"])
 
 
-def test_experiments_say_their_command_and_number_of_runs() -> None:
-    for name in group("experiment"):
-        text = (compose.CONF / "experiment" / f"{name}.yaml").read_text()
-        with compose._hydra():
-            points = compose._points([f"experiment={name}", "start_from=null"], multirun=False)
-            for point in {tuple(points[0]), tuple(points[-1])}:  # a trunk need not be there
-                compose.run([*point])
-        runs = len(points)
-        verb, made = ("audit", "audits") if f"steadymoe audit experiment={name} " in text else ("run", "runs")
-        assert f"steadymoe {verb} experiment={name}" in text
-        assert f"{runs} {made}" in text
-        shared = {"study_wide": "study_bands", "study_narrow": "study_bands"}  # two arms of one table
-        assert yaml.safe_load(text)["experiment_name"] == shared.get(name, name)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiment=gates_dense", "algorithm=grpo_unclipped", "updates_per_rollout=1", "seed=3"],
+        ["experiment=stale", "model=dense_flat", "optimizer.learning_rate=3e-3"],
+        ["routing=r2", "advantage=leave_one_out"],
+        ["hydra/launcher=basic", "correction=tis"],
+    ],
+    ids=" ".join,
+)
+def test_the_named_configs_of_a_point_are_what_hydra_composes_of_them_in_full(words: list[str]) -> None:
+    with compose._hydra():
+        names._MERGED.clear()
+        choices = names.compose(words)[1]
+        in_full = names.in_full(choices)
+        assert in_full == [f"{k}={v}" for k, v in sorted(choices.items()) if v and not k.startswith("hydra/")]
+        composed = hydra.compose("config", in_full)
+        assert names.reference_of(in_full) == identity.flatten(OmegaConf.to_container(composed, resolve=True))  # type: ignore[arg-type]
+
+
+def test_hydras_own_settings_are_what_hydra_composes() -> None:
+    words = ["experiment=gates_dense", "hydra.launcher.n_jobs=2", "results_dir=elsewhere", "experiment_name=mine"]
+    with compose._hydra():
+        ours, theirs = names.settings(words), hydra.compose("config", words, return_hydra_config=True).hydra
+        assert ours.sweep.dir == theirs.sweep.dir == "elsewhere/sweeps/mine"
+        for part in ("launcher", "sweeper", "sweep", "runtime"):
+            assert OmegaConf.to_container(ours[part], resolve=True) == OmegaConf.to_container(
+                theirs[part], resolve=True
+            )
+
+
+@pytest.mark.parametrize("name", group("experiment"))
+def test_an_experiment_says_its_command_and_number_of_runs(name: str) -> None:
+    text = (compose.CONF / "experiment" / f"{name}.yaml").read_text()
+    runs = compose.plan([f"experiment={name}", "start_from=null"])  # a trunk need not be there
+    verb, made = ("audit", "audits") if f"steadymoe audit experiment={name} " in text else ("run", "runs")
+    assert f"steadymoe {verb} experiment={name}" in text
+    assert f"{len(runs)} {made}" in text
+    shared = {"study_wide": "study_bands", "study_narrow": "study_bands"}  # two arms of one table
+    assert yaml.safe_load(text)["experiment_name"] == shared.get(name, name)

@@ -252,6 +252,12 @@ class Page(HTMLParser):
         self.sources += [value or "" for name, value in attributes if name in ("src", "href")]
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without their figures, which take most of a report's time."""
+    monkeypatch.setattr(report_page, "figures_of", lambda *_: [])
+
+
 def test_the_report_is_made_from_what_is_recorded(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
     made = report_page.make(tmp_path)
@@ -280,17 +286,17 @@ def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
     path = next((tmp_path / "runs").glob("**/run.json"))
     path.write_text(re.sub(r'"command": "', r'"command": "<script>alert(1)</script>', path.read_text()))
-    report_page.make(tmp_path)
+    report_page.make(tmp_path, formats=["svg"])
     page = (tmp_path / "report.html").read_text()
     assert page.count("<script") == 1  # the page's own, which sorts
     assert "&lt;script&gt;" in page
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    monkeypatch.setattr(report_page, "figures_of", lambda *_: [])
     recorded_before = report_page._samples(collect.runs(tmp_path))
     assert recorded_before == {"samples": [], "left_out": 0}
     folders = sorted(path.parent for path in (tmp_path / "runs").glob("**/run.json"))
@@ -315,9 +321,9 @@ def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
     assert found["left_out"] == 5
 
 
-def test_some_arms_alone_are_reported_by_name_or_by_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_figures")
+def test_some_arms_alone_are_reported_by_name_or_by_algorithm(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    monkeypatch.setattr(report_page, "figures_of", lambda *_: [])
     report_page.make(tmp_path, "small", ["svg"], ["gspo", "grpo"])
     assert pd.read_csv(tmp_path / "tables" / "small-summary.csv")["arm"].tolist() == ["gspo", "grpo"]
     page = Page()
@@ -367,6 +373,7 @@ def test_a_figure_of_a_users_own_is_found_listed_drawn_and_reported(
     assert draw.every() == FIGURES
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_runs_that_have_not_ended_are_listed_and_kept_out_of_the_numbers(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
     path = next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json"))
@@ -399,6 +406,7 @@ def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on
     assert summary.loc["gspo", "best minus final reward"].mean > 0.2
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_an_unreadable_run_stops_neither_the_report_nor_the_status(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
     next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json")).write_text("{")
@@ -408,6 +416,7 @@ def test_an_unreadable_run_stops_neither_the_report_nor_the_status(tmp_path: Pat
     assert "1 damaged" in status.lines(tmp_path)[0]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_runs_of_different_configs_or_versions_are_not_mixed_silently(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
     report_page.make(tmp_path)
@@ -478,7 +487,7 @@ def opened(page: Path, profile: Path) -> tuple[str, list[str]]:
 @pytest.mark.check
 def test_the_page_opens_in_a_browser_and_its_leaderboard_sorts(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    report_page.make(tmp_path)
+    report_page.make(tmp_path, formats=["svg"])
     page = tmp_path / "report.html"
     shown, complaints = opened(page, tmp_path / "profile")
     assert complaints == []

@@ -26,6 +26,8 @@ from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.trainer import Trainer
 
 WORDS = [*SMALL, "-m", "algorithm=grpo,gspo", "seed=0,1", "experiment_name=small"]
+# Long enough that a run whose third step is seen on disk is killed before it ends.
+LONG = "steps=16"
 
 
 def launched(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
@@ -70,7 +72,7 @@ def at_work(runs: list[compose.Run], steps: int = 1) -> list[compose.Run]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[compose.Run]:
     """The same sweep, run by run in this process."""
-    runs = runs_of(tmp_path_factory.mktemp("undisturbed"), "steps=30")
+    runs = runs_of(tmp_path_factory.mktemp("undisturbed"), LONG)
     assert [execute.execute(each) for each in runs] == ["finished"] * 4
     return runs
 
@@ -84,8 +86,8 @@ def assert_complete(runs: list[compose.Run], undisturbed: list[compose.Run]) -> 
 def test_a_killed_launcher_takes_its_workers_along_and_the_same_command_goes_on(
     tmp_path: Path, undisturbed: list[compose.Run]
 ) -> None:
-    runs = runs_of(tmp_path, "steps=30")
-    launcher = launched(tmp_path, "steps=30", "hydra.launcher.n_jobs=2")
+    runs = runs_of(tmp_path, LONG)
+    launcher = launched(tmp_path, LONG, "hydra.launcher.n_jobs=2")
     wait_for(lambda: at_work(runs, 3))
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
@@ -97,7 +99,7 @@ def test_a_killed_launcher_takes_its_workers_along_and_the_same_command_goes_on(
     for each in runs:
         if record.status(each.folder) == "missing":
             assert each.command in told
-    second = launched(tmp_path, "steps=30", "hydra.launcher.n_jobs=2")
+    second = launched(tmp_path, LONG, "hydra.launcher.n_jobs=2")
     said, _ = second.communicate(timeout=400)
     assert second.returncode == 0, said
     assert_complete(runs, undisturbed)
@@ -105,8 +107,8 @@ def test_a_killed_launcher_takes_its_workers_along_and_the_same_command_goes_on(
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_after_a_killed_worker_the_sweep_goes_on_by_itself(tmp_path: Path, undisturbed: list[compose.Run]) -> None:
-    runs = runs_of(tmp_path, "steps=30")
-    launcher = launched(tmp_path, "steps=30", "hydra.launcher.n_jobs=2")
+    runs = runs_of(tmp_path, LONG)
+    launcher = launched(tmp_path, LONG, "hydra.launcher.n_jobs=2")
     wait_for(lambda: at_work(runs, 3))
     holders = [pid for pid in children(launcher.pid) if any(holds(pid, each.folder) for each in at_work(runs))]
     os.kill(holders[0], signal.SIGKILL)
@@ -127,8 +129,8 @@ def holds(pid: int, folder: Path) -> bool:
 
 
 def test_two_launchers_on_one_folder_share_the_work(tmp_path: Path, undisturbed: list[compose.Run]) -> None:
-    runs = runs_of(tmp_path, "steps=30")
-    launchers = [launched(tmp_path, "steps=30", "hydra/launcher=basic") for _ in range(2)]
+    runs = runs_of(tmp_path, LONG)
+    launchers = [launched(tmp_path, LONG, "hydra/launcher=basic") for _ in range(2)]
     said = [launcher.communicate(timeout=400)[0] for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [0, 0], said
     # Whichever comes second to a run leaves it to the other: at the end no run is missing.
@@ -235,17 +237,24 @@ def test_slurm_without_slurm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         sweep_plan.refuse_absent_cluster(["hydra/launcher=submitit_slurm"])
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> compose.Run:
+    """A run that nothing disturbs."""
+    made = planned(tmp_path_factory.mktemp("whole"))
+    assert execute.execute(made) == "finished"
+    return made
+
+
 FULL, READ_ONLY = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EROFS, "Read-only file system")
 
 
 @pytest.mark.parametrize("error", [FULL, READ_ONLY], ids=["full disk", "read-only"])
 @pytest.mark.parametrize("where", ["rows", "run.json", "checkpoint", "tables", "everything"])
 def test_a_disk_that_takes_no_more_loses_no_finished_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, where: str
+    whole: compose.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, where: str
 ) -> None:
     """From the third step on nothing can be written, in one place or anywhere; later it can again."""
-    whole, made = planned(tmp_path / "whole"), planned(tmp_path / "made")
-    assert execute.execute(whole) == "finished"
+    made = planned(tmp_path)
     writes, append, steps = atomic_files.write, record.Record.append, [0]
 
     def refuses(path: Path, writer: Callable[[Path], object]) -> None:
