@@ -98,7 +98,7 @@ def run(words: Sequence[str]) -> Run:
     """Compose and check one run from its overrides. Hydra must be initialised (``plan``, or inside a job)."""
     plain, choices = _named(words)
     given = _place(plain)
-    named = names.in_full(chosen)
+    named = names.in_full(choices)
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = reference_of(named)
     plain = _with_floats(plain, reference)

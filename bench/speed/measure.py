@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import torch
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import names
-from steadymoe.bench.speed.arms import Arm, Ours, Plain
+from steadymoe.bench.check.share import shares
+from steadymoe.bench.speed.arms import Arm, Ours, Plain, config_of
 from steadymoe.bench.support.seeding import torch_generator
-from steadymoe.bench.training.microbatches import MicroBatch
 from steadymoe.bench.training.sampling import sample
 from steadymoe.models import build
 
@@ -223,29 +223,7 @@ def scaling(words: Sequence[str]) -> list[dict[str, Any]]:
 
 def losses(rounds: int) -> dict[str, float]:
     """Algorithm → the share of its loss, forward and backward, in the time of an update of micro (median)."""
-    arms = {name: Ours(["model=micro", f"algorithm={name}"]).trainer for name in names()}
-    shares: dict[str, list[float]] = {name: [] for name in arms}
-    prepared = {}
-    for name, trainer in arms.items():
-        made, _, _ = trainer.sample(1)
-        minibatches = trainer.minibatches(1)
-        prepared[name] = made, trainer.learner.old_policy(made, minibatches), minibatches[0]
-    for number in range(rounds + 1):
-        for name, (made, old, parts) in prepared.items():
-            learner, rows = arms[name].learner, torch.cat([part.rows_M for part in parts])
-            advantages_BT = torch.ones_like(made.logprobs_BT)
-            begun = time.process_time()
-            learner.update(made, old, advantages_BT, parts)
-            update = time.process_time() - begun
-            now = learner.forwards(learner.model, made, MicroBatch(rows))
-            whole = len(rows), int(made.sequences.response_mask_BT[rows].sum())
-            batch = learner.batch(made, old, advantages_BT, rows, now, whole)
-            batch = replace(batch, logprobs_BT=batch.logprobs_BT.detach().requires_grad_())
-            begun = time.process_time()
-            learner.objective(batch).loss.backward()
-            if number:  # the first round warms up
-                shares[name].append((time.process_time() - begun) / update)
-    return {name: statistics.median(values) for name, values in shares.items()}
+    return shares({name: config_of(["model=micro", f"algorithm={name}"]) for name in names()}, rounds)
 
 
 if __name__ == "__main__":
