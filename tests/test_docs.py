@@ -272,6 +272,7 @@ ANSWERS = {
     "the lines that another trainer must pass?": "def lines(",
     "what the sampler does differently from the trainer?": "class RouterNoise",
     "how routes are replayed?": "replay",
+    "what is compiled?": "class _CompiledLayer",
     "the prompts and the score of a task?": "def score(",
 }
 

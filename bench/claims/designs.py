@@ -21,12 +21,14 @@ BRANCHES = {
     for name, shown in (("grpo", "GRPO"), ("gspo", "GSPO"))
 }
 ARMS = (DISTURBED, *BRANCHES.values())
-_COMPARED = (
-    ("whole runs", STALE["gspo"], STALE["grpo"]),
-    ("branches of one trunk", BRANCHES["gspo"], BRANCHES["grpo"]),
-    ("floor of chaos", DISTURBED, STALE["grpo"]),
+TRUNK = Arm("trunk", "gates_trunk", "grpo")
+# Design, the two arms, and what else a seed of it needs.
+_COMPARED: tuple[tuple[str, Arm, Arm, tuple[Arm, ...]], ...] = (
+    ("whole runs", STALE["gspo"], STALE["grpo"], ()),
+    ("branches of one trunk", BRANCHES["gspo"], BRANCHES["grpo"], (TRUNK,)),
+    ("floor of chaos", DISTURBED, STALE["grpo"], ()),
 )
-_OUTCOMES = {"mean reward": primary, "held-out accuracy": Study.held_out}
+_OUTCOMES = {"mean reward": primary, "final reward": Study.final, "held-out accuracy": Study.held_out}
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,14 @@ class Design:
     """The standard deviation of the differences, seed by seed."""
     seeds: int
     """How many seeds find a difference of ``testbed.RESOLUTION`` with 80 % power."""
+    updates: float
+    """How many gradient updates the runs of these seeds make."""
 
 
 def designs(study: Study) -> list[Design]:
     """The designs whose arms have ended at three common seeds or more."""
     found = []
-    for name, arm, over in _COMPARED:
+    for name, arm, over, further in _COMPARED:
         for outcome, number in _OUTCOMES.items():
             try:
                 apart = (number(study, arm) - number(study, over)).dropna()
@@ -54,8 +58,35 @@ def designs(study: Study) -> list[Design]:
                 continue
             if len(apart) < LEAST_FOR_INTERVAL:
                 continue
-            difference = over_seeds(apart.tolist(), bounds=DIFFERENCE)
-            deviation = float(np.std(apart, ddof=1))
             needed = seeds_needed(apart.tolist(), RESOLUTION)
-            found.append(Design(name, f"{arm.label} less {over.label}", outcome, difference, deviation, needed))
+            design = Design(
+                name,
+                f"{arm.label} less {over.label}",
+                outcome,
+                difference=over_seeds(apart.tolist(), bounds=DIFFERENCE),
+                deviation=float(np.std(apart, ddof=1)),
+                seeds=needed,
+                updates=needed * sum(_updates(study, each) for each in (arm, over, *further)),
+            )
+            found.append(design)
     return found
+
+
+def seconds_an_update(study: Study) -> float | None:
+    """How long a gradient update takes in a run, all included, on one core; None if no run has ended.
+
+    Runs share a machine with other work, so it is the time of the quickest arm (the median over its seeds).
+    """
+    paces = []
+    for arm in [each for _, one, other, further in _COMPARED for each in (one, other, *further)]:
+        if study.has(arm):
+            wall = float(study.tables([arm])["runs"]["wall_seconds"].median())
+            paces.append(wall / _updates(study, arm))
+    return min(paces, default=None)
+
+
+def _updates(study: Study, arm: Arm) -> float:
+    """The gradient updates of a run of the arm, the median over seeds."""
+    steps = study.tables([arm])["steps"]
+    made = steps[steps["metric"] == "reward"].groupby("seed")["updates_per_rollout"].sum()
+    return float(made.median())

@@ -110,6 +110,8 @@ def _train(run: compose.Run, folder: Record) -> None:
     task, model, made = at_start(
         config, lambda *check: folder.update(progress=dict(zip(cold_start.CHECK, check, strict=True)))
     )
+    if config.compile:
+        folder.update(progress={"compiling": True})
     trainer = trainer_at_start(model, task, config)
     savings = {"share_prompts": trainer.learner.forwards.unshared or True}
     folder.update(cold_start=folder.run["cold_start"] | made, savings=savings, **build.size(model))

@@ -105,7 +105,7 @@ def _line(state: dict[str, Any]) -> str:
     """The words of a line for one run."""
     if state["cold_start_left"] is not None:
         return f"{state['status']}, about {_clock(state['cold_start_left'])} left of it"
-    if state["status"] in ("cold start", "loading"):
+    if state["status"] in ("cold start", "loading", "compiling layers"):
         return state["status"]
     return (
         f"{state['status']}, step {state['step']}/{state['steps']}, reward {_number(state['reward'], '.2f')}, "
@@ -131,6 +131,8 @@ def _state(run: Run) -> dict[str, Any]:
         goal = run.config.cold_start.accuracy_low
         given = "path" in run.config.model or run.config.cold_start.path is not None
         status = "loading" if given else "cold start"
+        if progress.get("compiling"):
+            status = "compiling layers"
         status += "" if update is None else f", {update} updates, accuracy {accuracy:.2f} of {goal:g}"
     return {
         "status": status,

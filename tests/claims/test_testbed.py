@@ -23,6 +23,7 @@ class Made(Study):
     def __init__(self) -> None:
         self.arms: dict[Arm, tuple[np.ndarray, np.ndarray]] = {}
         self.fallen: dict[Arm, Sequence[int]] = {}
+        self.wall_seconds: dict[Arm, float] = {}
 
     def add(self, arm: Arm, start: float, end: float, seeds: int = 10, spread: float = 0.01) -> None:
         """Rewards that go from ``start`` to ``end`` at once; seeds differ by ``spread`` around it."""
@@ -44,10 +45,15 @@ class Made(Study):
                 curves = {"reward": (rewards, 1), "eval_accuracy": (accuracies, 0)}
                 for metric, (values, first) in curves.items():
                     rows = {"step": first + np.arange(len(values)), "value": values}
-                    steps.append(pd.DataFrame({"arm": arm.label, "seed": seed, "metric": metric} | rows))
+                    steps.append(
+                        pd.DataFrame(
+                            {"arm": arm.label, "seed": seed, "metric": metric, "updates_per_rollout": UPDATES} | rows
+                        )
+                    )
                 fell = seed in self.fallen.get(self.key(arm), ())
                 run = {"arm": arm.label, "seed": seed, "steps": STEPS, "updates_per_rollout": UPDATES}
                 run |= {
+                    "wall_seconds": self.wall_seconds.get(self.key(arm), 100.0),
                     "judged_until": STEPS - PATIENCE // UPDATES + 1,
                     "collapse_rule": Rule(patience_updates=PATIENCE).text(),
                 }
@@ -144,9 +150,20 @@ def test_a_design_says_how_many_seeds_a_difference_takes_and_one_without_runs_is
     assert floor.deviation == pytest.approx(np.std(expected, ddof=1))
     assert floor.difference.mean == pytest.approx(expected.mean())
     assert floor.seeds > found["whole runs", "held-out accuracy"].seeds >= 3
-    text = gates_page.page(testbed.results(sound), [], designs.designs(sound))
-    assert "| floor of chaos" in text
-    assert "What a seed buys" not in gates_page.page(testbed.results(sound), [], [])
+    # Two arms, and each makes the same updates.
+    assert floor.updates == floor.seeds * 2 * STEPS * UPDATES
+    text = gates_page.page(testbed.results(sound), [], designs.designs(sound), pace=0.5)
+    row = next(line for line in text.splitlines() if line.startswith("| floor of chaos") and "held-out" in line)
+    assert row.split("|")[-2].strip() == f"{floor.updates * 0.5 / 60:.0f}"
+    assert "What a seed buys" not in gates_page.page(testbed.results(sound), [], [], None)
+
+
+def test_an_update_takes_what_the_quickest_arm_took(sound: Made) -> None:
+    sound.add(designs.DISTURBED, 0.4, 0.6, 5)
+    for name, arm in (("grpo", STALE["grpo"]), ("disturbed", designs.DISTURBED)):
+        sound.wall_seconds[Made.key(arm)] = {"grpo": 60.0, "disturbed": 30.0}[name]
+    assert designs.seconds_an_update(sound) == 30.0 / (STEPS * UPDATES)
+    assert designs.seconds_an_update(Made()) is None
 
 
 def test_a_gate_without_runs_is_not_measured_and_says_what_to_run(tmp_path: Path) -> None:
@@ -193,6 +210,8 @@ def test_the_committed_gates_are_those_of_the_committed_data() -> None:
     root = Path(__file__).parents[2]
     study = Study(root / "results" / "reference")
     found, real = testbed.results(study), testbed.realism(study)
-    assert (root / "docs" / "gates.md").read_text() == gates_page.page(found, real, designs.designs(study))
+    assert (root / "docs" / "gates.md").read_text() == gates_page.page(
+        found, real, designs.designs(study), designs.seconds_an_update(study)
+    )
     for name, text in gates_page.texts(found).items():
         assert (root / "results" / "reference" / "tables" / name).read_text() == text
