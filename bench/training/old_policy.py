@@ -7,8 +7,10 @@ from torch import Tensor
 from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.training.sampling import Rollout
 
-# The largest mean difference between the log-probabilities of the exact sampler and of the trainer.
-_APART = 1e-4
+# The difference from which on a token's log-probability is another in sampler and trainer, and the largest share of such
+# tokens. Where a router's near tie falls the other way, a few tokens are far apart; a sampler that is not the trainer
+# differs in most.
+_APART, _FEW = 1e-4, 0.01
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,11 @@ def as_sampled(made: Rollout, reference_logprobs_BT: Tensor | None) -> OldPolicy
 
 
 def check_sampler(made: Rollout, old: OldPolicy) -> None:
-    """Raise RuntimeError if the sampler's log-probabilities are too far from ``old``, the forward of the old policy."""
-    apart = token_metrics.mean((made.logprobs_BT - old.logprobs_BT).abs(), made.sequences.response_mask_BT)
-    if not apart <= _APART:
+    """Raise RuntimeError unless nearly all log-probabilities of the sampler are those of ``old``, the trainer's forward."""
+    is_apart_BT = ~((made.logprobs_BT - old.logprobs_BT).abs() <= _APART)
+    share = token_metrics.mean(is_apart_BT.float(), made.sequences.response_mask_BT)
+    if share > _FEW:
         raise RuntimeError(
-            f"savings.sampler_as_old: the sampler's log-probabilities are {float(apart):.2g} from the old policy's on "
-            "average; set it to null"
+            f"savings.sampler_as_old: {float(share):.0%} of the tokens have other log-probabilities in the sampler than "
+            "in the old policy; set it to null"
         )

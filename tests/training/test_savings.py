@@ -1,6 +1,9 @@
 """Work that need not be done: with each saving and without it a step says the same, but for rounding."""
 
+import math
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from steadymoe.bench.config import identity
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.speed.measure import SAVINGS
-from steadymoe.bench.training import decoding, microbatches
+from steadymoe.bench.training import decoding, microbatches, old_policy
 from steadymoe.bench.training.learner import Measured
 from steadymoe.bench.training.trainer import Trainer
 
@@ -175,6 +178,22 @@ def test_the_sampler_stands_in_for_the_old_policy_and_is_checked(tmp_path: Path)
     theirs = record.read_table(plain.folder, "steps")
     assert_close(steps["reward"].iloc[0], theirs["reward"].iloc[0])
     assert abs(steps["grad_norm"].iloc[0] - theirs["grad_norm"].iloc[0]) < 1e-3 * theirs["grad_norm"].iloc[0]
+
+
+def test_a_near_tie_of_a_router_does_not_end_a_run(tmp_path: Path) -> None:
+    """One token in a hundred may be far apart, two may not."""
+    made = trainer(tmp_path, "savings.sampler_as_old=1")
+    rollout, _, _ = made.sample(1)
+    old = made.learner.old_policy(rollout, made.minibatches(1))
+    old_policy.check_sampler(rollout, old)
+    places = rollout.sequences.response_mask_BT.nonzero()
+    for share, ends in ((0.01, False), (0.02, True)):
+        few = places[: math.floor(share * len(places))]
+        assert len(few) > 0
+        moved_BT = rollout.logprobs_BT.clone()
+        moved_BT[few[:, 0], few[:, 1]] -= 3.0
+        with pytest.raises(RuntimeError, match="of the tokens") if ends else nullcontext():
+            old_policy.check_sampler(replace(rollout, logprobs_BT=moved_BT), old)
 
 
 def test_a_sampler_that_differs_is_no_stand_in(tmp_path: Path) -> None:
