@@ -7,9 +7,8 @@ from torch import Tensor
 from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.training.sampling import Rollout
 
-# The difference from which on a token's log-probability is another in sampler and trainer, and the largest share of such
-# tokens. Where a router's near tie falls the other way, a few tokens are far apart; a sampler that is not the trainer
-# differs in most.
+# The difference from which on a token is apart in sampler and trainer, and the largest share of tokens that may be. Where
+# a router's near tie falls the other way, a few tokens are apart; a sampler that is not the trainer differs in most.
 _APART, _FEW = 1e-4, 0.01
 
 
@@ -47,11 +46,11 @@ def as_sampled(made: Rollout, reference_logprobs_BT: Tensor | None) -> OldPolicy
 
 
 def check_sampler(made: Rollout, old: OldPolicy) -> None:
-    """Raise RuntimeError unless nearly all log-probabilities of the sampler are those of ``old``, the trainer's forward."""
+    """Raise RuntimeError unless nearly all of the sampler's log-probabilities are those of ``old``, a forward."""
     is_apart_BT = ~((made.logprobs_BT - old.logprobs_BT).abs() <= _APART)
     share = token_metrics.mean(is_apart_BT.float(), made.sequences.response_mask_BT)
     if share > _FEW:
         raise RuntimeError(
-            f"savings.sampler_as_old: {float(share):.0%} of the tokens have other log-probabilities in the sampler than "
-            "in the old policy; set it to null"
+            f"savings.sampler_as_old: {float(share):.0%} of the tokens have another log-probability in the sampler "
+            "than in the old policy; set it to null"
         )

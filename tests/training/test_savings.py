@@ -17,12 +17,11 @@ from steadymoe.algorithms import names
 from steadymoe.bench.config import identity
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import execute, record
-from steadymoe.bench.speed.measure import SAVINGS
 from steadymoe.bench.training import decoding, microbatches, old_policy
 from steadymoe.bench.training.learner import Measured
 from steadymoe.bench.training.trainer import Trainer
 
-OFF = [f"savings.{name}=false" for name in SAVINGS]
+OFF = ["savings.share_prompts=false"]
 # Lengths that differ, so that there is padding, and responses that end before others.
 WORDS = ["task.max_operands=4", "task.spare_tokens=3", "optimizer.learning_rate=3e-3"]
 
