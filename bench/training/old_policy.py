@@ -7,8 +7,8 @@ from torch import Tensor
 from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.training.sampling import Rollout
 
-# The difference from which on a token is apart in sampler and trainer, and the largest share of tokens that may be. Where
-# a router's near tie falls the other way, a few tokens are apart; a sampler that is not the trainer differs in most.
+# The difference from which on a token is apart in sampler and trainer, and the largest share of tokens that may be.
+# Where a router's near tie falls the other way, a few tokens are; in a sampler that is not the trainer most are.
 _APART, _FEW = 1e-4, 0.01
 
 

@@ -82,9 +82,8 @@ def assert_same(saved: Trainer, plain: Trainer) -> None:
     assert_near(weights(saved) - start, moved)
 
 
-@pytest.mark.parametrize("name", SAVINGS)
 @pytest.mark.parametrize("more", [["algorithm=gspo"], ["microbatch=5"], ["routing=r3"], ["model=dense_micro"]])
-def test_an_update_is_the_same_with_each_saving_alone(tmp_path: Path, name: str, more: list[str]) -> None:
+def test_an_update_is_the_same_with_shared_prompts_and_without(tmp_path: Path, more: list[str]) -> None:
     words = [*WORDS, *PROPORTIONAL, *more]
     alone = [word for word in OFF if name not in word]
     assert_same(trainer(tmp_path, *words, *alone), trainer(tmp_path, *words, *OFF))
