@@ -22,7 +22,7 @@ class Choice(NamedTuple):
     head_HE: Tensor | None = None
     """The router chooses by logits + input · head (PR², 2606.00395, eq. 4-6)."""
     predicted_N: Tensor | None = None
-    """The tokens for which the head counts; None for all."""
+    """Tokens whose choice the head moves; None for all."""
 
 
 class Seen(NamedTuple):

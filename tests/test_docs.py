@@ -18,6 +18,7 @@ from steadymoe.bench.check import request as check_request
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement import columns, columns_page
 from steadymoe.bench.report import algorithm_page, archive, choices_page, tables
+from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.estimates import DIFFERENCE, over_seeds
 from steadymoe.bench.support import external
 
@@ -293,3 +294,23 @@ def test_the_architecture_names_every_folder() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     for path in (ROOT / "bench").glob("*/__init__.py"):
         assert f"| `bench/{path.parent.name}/` |" in text
+
+
+def test_the_cost_of_a_decision_is_that_of_the_gates_page_and_of_the_recorded_audit() -> None:
+    def cells(page: str) -> list[list[str]]:
+        lines = (ROOT / "docs" / page).read_text().splitlines()
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+
+    told = {(row[0], row[1]): row[2:] for row in cells("speed.md") if len(row) == 5}
+    gates = {(row[0], row[2]): [row[4], row[6], row[7]] for row in cells("gates.md") if len(row) == 8}
+    assert len(told) == 8  # with the head
+    for key, numbers in told.items():
+        if key[0] in ("whole runs", "branches of one trunk"):
+            assert numbers == gates[key]
+    audits = pd.read_parquet(ROOT / "results" / "reference" / "audits" / "audit" / "audits.parquet")
+    chosen = (audits["quantity"] == "usefulness") & (audits["block"] == "whole") & (audits["k"] == 16)
+    chosen &= (audits["cut"] == "before") & (audits["routing"] == "free")
+    by_loss = audits[chosen].pivot_table(index="checkpoint", columns="loss", values="value")
+    apart = by_loss["gspo"] - by_loss["grpo"]
+    needed = seeds_needed(apart.tolist(), 0.05)
+    assert told["audit", "usefulness"] == [f"{apart.std():.2g}", str(needed), f"{needed * 8.5:.0f}"]

@@ -7,8 +7,8 @@ from torch import Tensor
 from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.training.sampling import Rollout
 
-# The difference from which on a token is apart in sampler and trainer, and the largest share of tokens that may be.
-# Where a router's near tie falls the other way, a few tokens are; in a sampler that is not the trainer most are.
+# A token is apart if its log-probabilities in sampler and trainer differ by more than this; the largest share of such
+# tokens. A near tie of a router moves a few tokens apart; a sampler that is not the trainer moves most.
 _APART, _FEW = 1e-4, 0.01
 
 
@@ -46,7 +46,7 @@ def as_sampled(made: Rollout, reference_logprobs_BT: Tensor | None) -> OldPolicy
 
 
 def check_sampler(made: Rollout, old: OldPolicy) -> None:
-    """Raise RuntimeError unless nearly all of the sampler's log-probabilities are those of ``old``, a forward."""
+    """Raise RuntimeError unless the sampler and ``old``, a forward, agree on nearly all log-probabilities."""
     is_apart_BT = ~((made.logprobs_BT - old.logprobs_BT).abs() <= _APART)
     share = token_metrics.mean(is_apart_BT.float(), made.sequences.response_mask_BT)
     if share > _FEW:

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 from test_execute import SMALL
 
-from steadymoe.bench.speed import measure, run
-from steadymoe.bench.speed.arms import Ours, Plain
+from steadymoe.bench.config import compose
+from steadymoe.bench.speed import measure, page, run
+from steadymoe.bench.speed.arms import Ours, Plain, config_of
 from steadymoe.models import build
 
 ROOT = Path(__file__).parents[2]
@@ -60,16 +61,39 @@ def test_stages_are_shares_and_arithmetic_counts_a_prompt_once() -> None:
     # 4 prompts × 8 responses: (400 − 144)/8 prompt tokens; of 144 response tokens the 32 last are fed to nothing.
     active = build.size(ours.trainer.model)["active_parameters"]
     assert ours.trainer.model.config.tie_word_embeddings
-    updates = ours.config.updates_per_rollout
-    assert updates > 1
-    # 6 for an update and 2 for the old policy, which the first of the updates shares.
-    assert measure.useful_flop(ours, row) == pytest.approx((8 - 2 / updates) * active * (32 + 112))
+    # 6 for an update and 2 for the old policy.
+    assert measure.useful_flop(ours, row) == pytest.approx(8 * active * (32 + 112))
 
 
-def test_an_unknown_model_is_answered_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_setting_is_answered_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        run.main(["--model", "nothing"])
-    assert "there is no model 'nothing'" in capsys.readouterr().err
+        run.main(["--setting", "nothing"])
+    assert "invalid choice: 'nothing'" in capsys.readouterr().err
+
+
+def test_a_machine_that_cannot_compile_is_told_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "everything", lambda *_: pytest.fail("measured"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(SystemExit, match="2"):
+        run.main([])
+    assert "compile=true: it needs a C++ compiler" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [*run.SETTINGS.values(), *run.LENGTHS.values()])
+def test_the_timed_settings_are_runs_and_stale_has_the_model_task_and_minibatch_of_its_experiment(
+    words: list[str],
+) -> None:
+    config = config_of(words)
+    stale = compose.plan(["experiment=stale", "algorithm=gspo", "seed=0"])[0].config
+    if words == run.SETTINGS["stale"]:
+        assert (config.model, config.task) == (stale.model, stale.task)
+    if "model=flat" in words:
+        assert config.model["config"] | {"max_position_embeddings": 0} == stale.model["config"] | {
+            "max_position_embeddings": 0
+        }
+    assert config.updates_per_rollout == 4
 
 
 @pytest.fixture
@@ -79,8 +103,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     numbers = json.loads(RECORDED.read_text())
-    numbers["models"]["micro"]["seconds"]["ours"] = 1234.5
-    monkeypatch.setattr(run, "everything", lambda models, blocks: numbers)
+    numbers["settings"]["micro"]["seconds"]["ours"] = 1234.5
+    monkeypatch.setattr(run, "everything", lambda settings, blocks: numbers)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -98,14 +122,15 @@ def test_a_measurement_leaves_what_is_committed_as_it_was(checkout: Path) -> Non
 def test_a_measurement_is_recorded_when_asked_and_its_page_follows(checkout: Path) -> None:
     run.main(["--record"])
     tables = (checkout / run.RECORDED / "speed.md").read_text()
-    page = (checkout / run.PAGE).read_text()
+    text = (checkout / run.PAGE).read_text()
     assert "1234.500" in tables
-    assert tables in page
-    assert page.replace(tables, "") == (ROOT / run.PAGE).read_text().replace(
+    assert tables in text
+    assert text.replace(tables, "") == (ROOT / run.PAGE).read_text().replace(
         RECORDED.with_suffix(".md").read_text(), ""
     )
     assert (
-        json.loads((checkout / run.RECORDED / "speed.json").read_text())["models"]["micro"]["seconds"]["ours"] == 1234.5
+        json.loads((checkout / run.RECORDED / "speed.json").read_text())["settings"]["micro"]["seconds"]["ours"]
+        == 1234.5
     )
     assert not (checkout / run.MEASURED).exists()
 
@@ -113,7 +138,7 @@ def test_a_measurement_is_recorded_when_asked_and_its_page_follows(checkout: Pat
 def test_nothing_is_measured_for_a_record_that_is_not_there(
     checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "everything", lambda models, blocks: pytest.fail("measured"))
+    monkeypatch.setattr(run, "everything", lambda settings, blocks: pytest.fail("measured"))
     (checkout / run.PAGE).unlink()
     with pytest.raises(SystemExit, match="2"):
         run.main(["--record"])
@@ -137,12 +162,12 @@ def test_a_process_of_its_own_says_what_it_took() -> None:
 
 def test_the_page_and_its_figure_are_those_of_the_recorded_numbers() -> None:
     numbers = json.loads(RECORDED.read_text())
-    page = (ROOT / "docs" / "speed.md").read_text()
-    assert run.markdown(numbers) in page
-    assert run.markdown(numbers) == RECORDED.with_suffix(".md").read_text()
-    figure = run.scaling_figure(pd.DataFrame(numbers["scaling"]))
+    text = (ROOT / "docs" / "speed.md").read_text()
+    assert page.markdown(numbers) in text
+    assert page.markdown(numbers) == RECORDED.with_suffix(".md").read_text()
+    figure = page.scaling_figure(pd.DataFrame(numbers["scaling"]))
     assert len(figure.numbers) == sum(len(values) for values in measure.DIALS.values())
     assert {axis.get_xlabel() for axis in figure.axes} == set(measure.DIALS)
     assert all(axis.get_xscale() == axis.get_yscale() == "log" for axis in figure.axes)
-    for link in re.findall(r"\]\(([^)#:]+)\)", page):
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (ROOT / "docs" / link).exists(), link
