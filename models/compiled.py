@@ -55,9 +55,26 @@ def reason_against(family: type[PreTrainedConfig], experts: str, device: str) ->
 def cache_folder() -> Path:
     """Where compiled code is kept from process to process: in the user's own cache, and never in a folder of results.
 
-    Code is loaded from here and run.
+    Code is loaded from here and run. The folder with the highest number counts (``set_aside``).
     """
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadymoe" / "compiled"
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadymoe" / "compiled"
+    return own / str(max((int(each.name) for each in own.glob("[0-9]*") if each.name.isdigit()), default=1))
+
+
+def set_aside() -> None:
+    """Compile again from now on, in a new folder: what the cache holds cannot be used.
+
+    A process that is killed while it writes code leaves half a file, and torch fails on it for ever. Other processes
+    may still use the old folder, so it stays.
+    """
+    old = cache_folder()
+    _begin(old.with_name(str(int(old.name) + 1)))
+    torch._dynamo.reset()
+
+
+def _begin(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def _fault_of(folder: Path) -> str | None:
@@ -74,9 +91,7 @@ def _fault_of(folder: Path) -> str | None:
 
 def compile_layers(model: PreTrainedModel) -> None:
     """Compile each decoder layer of ``model``, at the first forward that needs it; nothing undoes this."""
-    folder = cache_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    _begin(cache_folder())
     limits: Any = torch._dynamo.config
     limits.recompile_limit = limits.accumulated_recompile_limit = _MOST_GRAPHS
     _multiply_experts_by_torch()

@@ -25,13 +25,13 @@ def markdown(numbers: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in numbers["versions"].items())
     lines = [
         f"{machine['cores']} cores of {machine['cpu']}, one thread; {versions}; fp32 matmul peak "
-        f"{numbers['matmul_gflops']:.0f} GFLOP/s. 8 responses a prompt, 4 updates on 32 prompts (micro, tiny: chain) "
-        f"or 64 prompts (stale: sort). Medians of {numbers['blocks']} blocks of {measure.BLOCK} steps, ratios of the "
+        f"{numbers['matmul_gflops']:.0f} GFLOP/s. 32 prompts × 8 responses; 4 updates on chain (micro, tiny), "
+        f"2 updates on sort (stale). Medians of {numbers['blocks']} blocks of {measure.BLOCK} steps, ratios of the "
         "same blocks with their range.",
         "",
         _table(_rows(numbers["matmul_gflops"]), settings),
         "",
-        "Longer responses with the model of *stale*, 8 responses a prompt, 4 updates:",
+        "Longer responses with the model of *stale*, 8 responses a prompt, 2 updates:",
         "",
         _table(
             {

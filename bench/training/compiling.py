@@ -7,6 +7,7 @@ Shapes: B sequences, S positions of prompt and response, W width of the prompts,
 experts a token.
 """
 
+import sys
 from functools import partial
 
 import torch
@@ -26,6 +27,15 @@ _RESPONSE = 5  # positions of a response
 def compile_layers(learner: Learner) -> None:
     """Compile the layers of the learner's model, and run each graph that its run needs once or twice."""
     compiled.compile_layers(learner.model)
+    try:
+        _run_all(learner)
+    except Exception as error:  # of torch, or of the linker that loads a damaged file
+        print(f"steadymoe: compiled code cannot be used ({type(error).__name__}); compiling again", file=sys.stderr)
+        compiled.set_aside()
+        _run_all(learner)
+
+
+def _run_all(learner: Learner) -> None:
     for sequences, positions in _SIZES:
         _run_graphs(learner, sequences, positions)
 

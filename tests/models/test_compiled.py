@@ -25,17 +25,22 @@ from test_models import BUILT, shipped
 from test_savings import assert_same
 from torch import Tensor, nn
 from torch.testing import assert_close
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3MoeConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training import compiling
 from steadymoe.bench.training.forward import Forward, Sequences, forward
+from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.sampling import Decoding, Rollout, roll_out
 from steadymoe.models import build, compiled
 from steadymoe.models.routing import RouteRecorder, routers
 from steadymoe.models.selection import NO_ROUTE
 
+# A machine without a C++ compiler runs what torch's tracer alone can show.
+WITHOUT = compiled.reason_against(Qwen3MoeConfig, "grouped_mm", "cpu")
+compiles = pytest.mark.skipif(WITHOUT is not None, reason=str(WITHOUT))
 TRACED = functools.cache(lambda function: torch.compile(function, dynamic=True, fullgraph=True, backend="eager"))
 PROMPTS = ["1+2=", "3-4+5=", "0+1-2+3=", "5+5=", "2-1="]
 
@@ -162,6 +167,7 @@ def test_the_recorder_of_another_model_hears_nothing(traced: None, model: PreTra
     assert all(router.tap.recorder is None and not router.tap.seen for router in routers(other))
 
 
+@compiles
 def test_one_graph_serves_all_layers_rows_and_lengths(
     traced: None, model: PreTrainedModel, task: Chain, tmp_path: Path
 ) -> None:
@@ -177,6 +183,7 @@ def test_one_graph_serves_all_layers_rows_and_lengths(
     assert graphs() == before
 
 
+@compiles
 def test_a_forward_and_its_gradients_by_the_cpp_compiler_are_torchs(model: PreTrainedModel, task: Chain) -> None:
     plain, other = twins(model)
     sequences = rolled(plain, task).sequences
@@ -222,6 +229,7 @@ def test_the_product_of_experts_in_a_graph_is_torchs(model: PreTrainedModel, tra
 
 
 @pytest.mark.parametrize("words", [["algorithm=gspo", "routing=r2"], ["model=dense_micro"]])
+@compiles
 def test_updates_with_compiled_layers_are_the_updates_without(traced: None, tmp_path: Path, words: list[str]) -> None:
     words = [*words, *PROPORTIONAL, "task.max_operands=4", "task.spare_tokens=3"]
     assert_same(trainer(tmp_path, *words, "compile=true"), trainer(tmp_path, *words))
@@ -245,6 +253,7 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(refusal_of: Callable[...
         ("XDG_CACHE_HOME", "closed", "cannot be written"),
     ],
 )
+@compiles
 def test_a_machine_that_cannot_compile_says_why(
     refusal_of: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
@@ -254,10 +263,10 @@ def test_a_machine_that_cannot_compile_says_why(
     answer: str,
 ) -> None:
     home = tmp_path_factory.mktemp("home")
-    (home / "open" / "steadymoe" / "compiled").mkdir(parents=True)
-    (home / "open" / "steadymoe" / "compiled").chmod(0o777)
-    (home / "file" / "steadymoe").mkdir(parents=True)
-    (home / "file" / "steadymoe" / "compiled").write_text("")
+    (home / "open" / "steadymoe" / "compiled" / "1").mkdir(parents=True)
+    (home / "open" / "steadymoe" / "compiled" / "1").chmod(0o777)
+    (home / "file" / "steadymoe" / "compiled").mkdir(parents=True)
+    (home / "file" / "steadymoe" / "compiled" / "1").write_text("")
     (home / "closed").mkdir(mode=0o500)
     if value == "closed" and os.access(home / "closed", os.W_OK):
         pytest.skip("this user can write everywhere")
@@ -267,6 +276,7 @@ def test_a_machine_that_cannot_compile_says_why(
     assert answer in said
 
 
+@compiles
 def test_without_pythons_headers_nothing_is_compiled(
     refusal_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -285,6 +295,37 @@ def test_compiled_code_is_kept_in_a_folder_of_the_users_own(
     assert stat.S_IMODE(compiled.cache_folder().stat().st_mode) == 0o700
 
 
+@compiles
+def test_code_that_cannot_be_used_is_compiled_again_in_a_new_folder(
+    traced: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run_all, calls = compiling._run_all, []
+
+    def damaged_at_first(learner: Learner) -> None:
+        calls.append(compiled.cache_folder().name)
+        if len(calls) == 1:
+            raise ImportError("file too short")
+        run_all(learner)
+
+    monkeypatch.setattr(compiling, "_run_all", damaged_at_first)
+    trainer(tmp_path / "results", "compile=true").step(1)
+    assert calls == ["1", "2"]
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(compiled.cache_folder())
+    assert "compiled code cannot be used (ImportError); compiling again" in capsys.readouterr().err
+
+    def damaged(_: Learner) -> None:
+        raise ImportError("no such file")
+
+    monkeypatch.setattr(compiling, "_run_all", damaged)
+    with pytest.raises(ImportError):  # twice is no accident
+        trainer(tmp_path / "results", "compile=true")
+
+
+@compiles
 def test_compiled_runs_have_a_name_and_a_hash_of_their_own(tmp_path: Path) -> None:
     plain, off, on = (planned(tmp_path, *words) for words in ([], ["compile=false"], ["compile=true"]))
     assert plain.config_hash == off.config_hash != on.config_hash
@@ -298,6 +339,7 @@ FAMILIES = [name for name in BUILT if "micro" in name or name in ("flat", "dense
 
 
 @pytest.mark.check
+@compiles
 def test_a_run_with_compiled_layers_is_the_run_without_but_for_rounding(tmp_path: Path) -> None:
     """With the C++ compiler: sampling, old policy, updates, probes and evaluation of two steps."""
     words = ["steps=2", "optimizer.learning_rate=3e-3", "optimizer.epsilon=1"]
@@ -317,6 +359,7 @@ def test_a_run_with_compiled_layers_is_the_run_without_but_for_rounding(tmp_path
 
 @pytest.mark.check
 @pytest.mark.parametrize("name", FAMILIES)
+@compiles
 def test_a_family_is_compiled_if_it_is_the_same_compiled(name: str, task: Chain) -> None:
     """With the C++ compiler: sampling, forced routes and gradients of every family that is not refused."""
     config = shipped(name)
@@ -342,6 +385,7 @@ def in_a_process(results: Path, cache: Path, *words: str, **options: Any) -> sub
 
 
 @pytest.mark.check
+@compiles
 def test_killed_runs_two_workers_of_one_empty_cache_and_damaged_code_change_no_bit(tmp_path: Path) -> None:
     """A run is the same to the bit whoever filled the cache, when it is killed and goes on, and after damage."""
     cache = tmp_path / "cache"

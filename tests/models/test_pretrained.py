@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import MICRO
 from safetensors.torch import load_file, save_file
+from test_compiled import compiles
 from test_execute import SMALL
 from tokenizers.processors import TemplateProcessing
 from torch.testing import assert_close
@@ -197,6 +198,7 @@ def test_weights_that_are_missing_fail_the_run(folder: Path) -> None:
     assert execute.execute(planned(folder)) == "failed"
 
 
+@compiles
 def test_layers_of_a_checkpoint_are_compiled_if_its_family_can_be(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

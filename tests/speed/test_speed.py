@@ -93,7 +93,9 @@ def test_the_timed_settings_are_runs_and_stale_has_the_model_task_and_minibatch_
         assert config.model["config"] | {"max_position_embeddings": 0} == stale.model["config"] | {
             "max_position_embeddings": 0
         }
-    assert config.updates_per_rollout == 4
+    assert config.rollout.prompts % config.updates_per_rollout == 0
+    if words == run.SETTINGS["stale"]:
+        assert config.rollout.prompts / config.updates_per_rollout == stale.rollout.minibatch_prompts
 
 
 @pytest.fixture
