@@ -1,13 +1,14 @@
 """Decoder layers compiled by ``torch.compile``: routes are recorded, forced and predicted as in layers that are not.
 
-One graph serves all layers of a model, every number of rows and every length. A router's choice enters the graph as
-tensors, and what the router saw leaves it as tensors (``selection.Tapped``).
+One graph serves all layers of a model, and all lengths and numbers of rows above one (but for ``compiling._SIZES``). A
+router's choice enters the graph as tensors, and what the router saw leaves it as tensors (``selection.Tapped``).
 
 Shapes (docs/shapes.md): P rows of X positions, Q positions fed, H hidden.
 """
 
 import functools
 import os
+import pickle
 import shutil
 import stat
 import sys
@@ -34,9 +35,11 @@ FAMILIES = (
 # torch's own limit is 8 graphs of a function in a process; a worker of a sweep may meet more models than that.
 _MOST_GRAPHS = 256
 _ONE_QUERY = "one_query"
+# What a loader raises on half a file.
+_OF_DAMAGE = (ImportError, OSError, EOFError, SyntaxError, pickle.UnpicklingError)
 
 
-def reason_against(family: type[PreTrainedConfig], experts: str, device: str) -> str | None:
+def reason_against(family: type[PreTrainedConfig], experts: str, device: str, precision: str = "fp32") -> str | None:
     """Why layers of this family cannot be compiled on this machine, in one line; None if they can."""
     if family.__name__ not in FAMILIES:
         return f"{family.__name__} is none of the families that were compared with it on and off: {', '.join(FAMILIES)}"
@@ -44,12 +47,17 @@ def reason_against(family: type[PreTrainedConfig], experts: str, device: str) ->
         return f"experts={experts} runs Python inside a layer; use experts={build.EXPERTS[0]}"
     if device != "cpu":
         return f"it was never run on device={device}; use device=cpu"
+    if precision != "fp32":
+        return f"it was not compared with precision={precision} on and off; use precision=fp32"
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
         return f"it needs a C++ compiler, and there is no {compiler} (the variable CXX names another)"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return "it needs the headers of Python (the package python3-dev, or a Python that carries them)"
-    return _fault_of(cache_folder())
+    try:
+        return _fault_of(cache_folder())
+    except RuntimeError:
+        return "there is no home folder to keep compiled code in (XDG_CACHE_HOME names another folder)"
 
 
 def cache_folder() -> Path:
@@ -57,7 +65,9 @@ def cache_folder() -> Path:
 
     Code is loaded from here and run. The folder with the highest number counts (``set_aside``).
     """
-    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadymoe" / "compiled"
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    cache = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"  # a relative one is to be ignored
+    own = cache / "steadymoe" / "compiled"
     return own / str(max((int(each.name) for each in own.glob("[0-9]*") if each.name.isdigit()), default=1))
 
 
@@ -73,20 +83,37 @@ def set_aside() -> None:
 
 
 def _begin(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for place in _ours(folder):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    why = _fault_of(folder)
+    if why is not None:  # it was another when the run was planned
+        raise RuntimeError(f"compile=true: {why}")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+
+
+def _ours(folder: Path) -> tuple[Path, ...]:
+    """The folders that this module makes: ``steadymoe``, ``compiled`` and its number."""
+    return folder.parent.parent, folder.parent, folder
 
 
 def _fault_of(folder: Path) -> str | None:
     """Why code must not be loaded from ``folder``, or None."""
-    found = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if found == folder:
-        about = folder.stat()
+    for place in _ours(folder):
+        if not os.path.lexists(place):
+            continue
+        about = place.lstat()
         if not stat.S_ISDIR(about.st_mode):
-            return f"{folder}, where compiled code is kept, is no folder"
+            return f"{place}, where compiled code is kept, is no folder"
         if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"others can write to {folder}, and code is loaded from it (XDG_CACHE_HOME moves it)"
+            return f"others can write to {place}, and code is loaded from it (XDG_CACHE_HOME moves it)"
+    found = next(place for place in (folder, *folder.parents) if place.exists())
     return None if os.access(found, os.W_OK) else f"{folder}, where compiled code is kept, cannot be written"
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether an error comes from half a file in the cache: torch wraps what the loader of the file raised."""
+    seen: list[BaseException | None] = [error, error.__cause__, getattr(error, "inner_exception", None)]
+    return any(isinstance(each, _OF_DAMAGE) for each in seen)
 
 
 def compile_layers(model: PreTrainedModel) -> None:

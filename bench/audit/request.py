@@ -152,6 +152,8 @@ def _check(run: Run) -> None:
         raise ConfigError("engine=stale: an audit has one set of weights that samples; audit.drift makes it stale")
     if config.routing.aux_loss or config.routing.z_loss:
         raise ConfigError("an audit takes gradients of losses alone; leave routing.aux_loss and routing.z_loss at 0")
+    if config.compile:
+        raise ConfigError("compile=true: an audit has many trainers on one model, and was never compiled")
     if config.microbatch is not None:
         raise ConfigError(
             "an audit takes a mini-batch in one forward; set microbatch=null, or make mini-batches smaller"

@@ -95,6 +95,8 @@ def _planned(words: list[str]) -> Run:
     (run,) = runs
     if run.config.start_from is not None:
         raise ConfigError("calibrate measures a model at its cold start; leave start_from out")
+    if run.config.compile:
+        raise ConfigError("compile=true: calibrate has many trainers on one model, and was never compiled")
     model = run.config.model
     layers = pretrained.moe_layers(model["path"]) if "path" in model else build.has_experts(model["config"])
     if not layers:

@@ -212,6 +212,8 @@ def policy_gradient(loss: PolicyLoss) -> str:
         return "−A ∇log π under the loss's own aggregation"
     stated = re.search(r"\bAt ratio 1\b[^.]*", _docstrings(loss))
     if stated is not None:
+        if (found["logprobs_BT"] * expected_BT).sum() < 0:
+            raise Fails(f"the gradient points away from −A ∇log π, which no statement excuses: {stated[0]}")
         return f"another gradient, as its docstring says: {stated[0]}"
     if others:
         raise Fails("the routers or the most likely tokens have a gradient; if this is meant, say why: At ratio 1 …")

@@ -266,7 +266,7 @@ def _compile(config: RunConfig) -> None:
         return
     family = pretrained.family(config.model["path"]) if "path" in config.model else None
     family = family or build.config_class(config.model["config"]["_target_"])
-    why = compiled.reason_against(family, config.experts, config.device)
+    why = compiled.reason_against(family, config.experts, config.device, config.precision)
     if why is not None:
         raise ConfigError(f"compile=true: {why}")
 

@@ -115,7 +115,7 @@ def useful_flop(arm: Ours, row: Mapping[str, Any]) -> float:
 def generation(words: Sequence[str], rounds: int, by: PreTrainedModel | None = None) -> TimeRatio:
     """How many times as fast our sampling is as ``model.generate``, for the same prompts and decoding steps.
 
-    Our sampling is by the same model, or by a model of the same weights whose layers are compiled.
+    Our sampling is by the same untrained model, or by the model ``by`` of the same config.
     """
     plain = Plain(words)
     task, ours, theirs = plain.task, [], []

@@ -20,54 +20,76 @@ _BESIDE = {
 
 
 def markdown(numbers: Mapping[str, Any]) -> str:
-    """The numbers as tables in Markdown."""
-    machine, settings = numbers["machine"], numbers["settings"]
+    """The numbers as tables in Markdown; parts that were not measured are left out."""
+    machine = numbers["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in numbers["versions"].items())
-    lines = [
+    head = (
         f"{machine['cores']} cores of {machine['cpu']}, one thread; {versions}; fp32 matmul peak "
         f"{numbers['matmul_gflops']:.0f} GFLOP/s. 32 prompts × 8 responses; 4 updates on chain (micro, tiny), "
         f"2 updates on sort (stale). Medians of {numbers['blocks']} blocks of {measure.BLOCK} steps, ratios of the "
-        "same blocks with their range.",
-        "",
-        _table(_rows(numbers["matmul_gflops"]), settings),
-        "",
-        "Longer responses with the model of *stale*, 8 responses a prompt, 2 updates:",
-        "",
-        _table(
-            {
-                "seconds a step, compiled": lambda one: f"{one['seconds']['compiled']:.2f}",
-                "not compiled takes": lambda one: f"{TimeRatio(**one['not compiled'])} × the time",
-                **{
-                    f"share of {each.replace('_', ' ')}, compiled": partial(_stage, each, "compiled")
-                    for each in _STAGES
-                },
-            },
-            numbers["lengths"],
-        ),
-    ]
-    ours, compiled, plain = (numbers["two_processes"][kind] for kind in ("ours", "compiled", "plain"))
-    begins = numbers["begins"]
-    lines += [
-        "",
-        f"Two processes of *stale* at once make {ours:.2f} times the steps of one, compiled {compiled:.2f}; of plain "
-        f"transformers {plain:.2f}.",
-        "",
+        "same blocks with their range."
+    )
+    parts: dict[str, Callable[[Any], str]] = {
+        "settings": partial(_of_settings, numbers["matmul_gflops"]),
+        "lengths": _of_lengths,
+        "two_processes": _of_two,
+        "begins": _of_begins,
+        "peak_mib": _of_memory,
+        "losses": _of_losses,
+        "scaling": _of_scaling,
+    }
+    return "\n\n".join([head, *(told(numbers[part]) for part, told in parts.items() if part in numbers)]) + "\n"
+
+
+def _of_settings(peak_gflops: float, settings: Mapping[str, Any]) -> str:
+    return _table(_rows(peak_gflops), settings)
+
+
+def _of_lengths(lengths: Mapping[str, Any]) -> str:
+    rows: dict[str, Callable[[Any], str]] = {
+        "seconds a step, compiled": lambda one: f"{one['seconds']['compiled']:.2f}",
+        "not compiled takes": lambda one: f"{TimeRatio(**one['not compiled'])} × the time",
+        **{f"share of {each.replace('_', ' ')}": partial(_stage, each, "compiled") for each in _STAGES},
+    }
+    said = "Longer responses with the model of *stale*, 8 responses a prompt, 2 updates:"
+    return f"{said}\n\n{_table(rows, lengths)}"
+
+
+def _of_two(ratios: Mapping[str, float]) -> str:
+    return (
+        f"Two processes of *stale* at once make {ratios['ours']:.2f} times the steps of one, compiled "
+        f"{ratios['compiled']:.2f}; of plain transformers {ratios['plain']:.2f}."
+    )
+
+
+def _of_begins(begins: Mapping[str, float]) -> str:
+    return (
         f"A process of *stale* makes its first step after {begins['not compiled']:.1f} s if it is not compiled, after "
         f"{begins['empty cache']:.0f} s with an empty cache of compiled code, and after {begins['filled cache']:.1f} s "
-        "with the filled one (imports included).",
-    ]
-    held = ", ".join(f"{setting} {mib:,.0f}" for setting, mib in numbers["peak_mib"].items())
-    lines += ["", f"Most memory that a process holds, MiB, interpreter and libraries included: {held}."]
-    dearest = sorted(numbers["losses"].items(), key=lambda each: -each[1])[:3]
-    lines += ["", "Share of a loss, forward and backward, in an update of micro, the three dearest algorithms: "]
-    median = statistics.median(numbers["losses"].values())
-    lines[-1] += ", ".join(f"{name} {share:.1%}" for name, share in dearest) + f"; median of all {median:.1%}."
-    frame = pd.DataFrame(numbers["scaling"])
-    lines += ["", "Seconds a step of micro as one dial is turned:", "", "| dial | seconds |", "|---|---|"]
-    for dial, group in frame.groupby("dial", sort=False):
+        "with the filled one (imports included, one process each)."
+    )
+
+
+def _of_memory(held: Mapping[str, float]) -> str:
+    told = ", ".join(f"{setting} {mib:,.0f}" for setting, mib in held.items())
+    return f"Most memory that a process holds, MiB, interpreter and libraries included: {told}."
+
+
+def _of_losses(shares: Mapping[str, float]) -> str:
+    dearest = sorted(shares.items(), key=lambda each: -each[1])[:3]
+    told = ", ".join(f"{name} {share:.1%}" for name, share in dearest)
+    return (
+        f"Share of a loss, forward and backward, in an update of micro, the three dearest algorithms: {told}; median "
+        f"of all {statistics.median(shares.values()):.1%}."
+    )
+
+
+def _of_scaling(rows: list[dict[str, Any]]) -> str:
+    lines = ["Seconds a step of micro as one dial is turned:", "", "| dial | seconds |", "|---|---|"]
+    for dial, group in pd.DataFrame(rows).groupby("dial", sort=False):
         cells = ", ".join(f"{value}: {each:.3f}" for value, each in zip(group["value"], group["seconds"], strict=True))
         lines.append(f"| {dial} | {cells} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 _STAGES = ("rollout", "old_policy", "update", "probe")

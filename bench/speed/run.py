@@ -8,6 +8,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -37,6 +38,17 @@ SETTINGS = {
     "tiny": ["model=tiny", "updates_per_rollout=4"],
     "stale": [*_FLAT, "task=sort", "task.min_length=4", "task.max_length=8"],
 }
+_HOW = {"": [], "compiled": [COMPILED]}
+# What can be measured, and what is said of it meanwhile.
+PARTS = {
+    "settings": "steps beside TRL, plain transformers and the dense twin, compiled and not",
+    "begins": "a worker begins, with an empty and with a filled cache of compiled code",
+    "lengths": "longer responses, compiled and not",
+    "two_processes": "two processes at once",
+    "peak_mib": "the memory of a process",
+    "losses": "the cost of the loss of every algorithm",
+    "scaling": "the growth of a step of micro",
+}
 # The model of *stale* with longer responses: words for about so many tokens of a response, as in the clip atlas.
 LENGTHS = {
     f"{count} tokens, {prompts} prompts": [
@@ -58,6 +70,7 @@ def main(words: list[str]) -> None:
     """
     parser = argparse.ArgumentParser(prog="steadymoe speed", description=__doc__)
     parser.add_argument("--setting", nargs="+", default=list(SETTINGS), choices=SETTINGS, help="what is timed")
+    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS, help="what is measured")
     parser.add_argument("--blocks", type=int, default=6, help=f"interleaved blocks of {measure.BLOCK} steps")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--out", type=Path, default=MEASURED, help=f"folder (default: {MEASURED})")
@@ -72,7 +85,7 @@ def main(words: list[str]) -> None:
         config_of([*SETTINGS["stale"], COMPILED])
     except ConfigError as error:  # no C++ compiler, say
         parser.error(str(error))
-    numbers = everything(arguments.setting, arguments.blocks)
+    numbers = everything(arguments.setting, arguments.blocks, arguments.part)
     numbers["minutes"] = round((time.monotonic() - begun) / 60, 1)
     if arguments.record:
         page = PAGE.read_text().replace((RECORDED / "speed.md").read_text(), markdown(numbers))
@@ -87,9 +100,10 @@ def write(numbers: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in {"speed.json": json.dumps(numbers, indent=1) + "\n", "speed.md": markdown(numbers)}.items():
         atomic_files.write(folder / name, partial(Path.write_text, data=text))
-    figure = scaling_figure(pd.DataFrame(numbers["scaling"]))
-    for suffix in ("png", "svg"):
-        atomic_files.write(folder / f"scaling.{suffix}", partial(style.save, figure, suffix=suffix))
+    if "scaling" in numbers:
+        figure = scaling_figure(pd.DataFrame(numbers["scaling"]))
+        for suffix in ("png", "svg"):
+            atomic_files.write(folder / f"scaling.{suffix}", partial(style.save, figure, suffix=suffix))
 
 
 def _is_recorded() -> bool:
@@ -98,8 +112,8 @@ def _is_recorded() -> bool:
     return PAGE.is_file() and tables.is_file() and tables.read_text() in PAGE.read_text()
 
 
-def everything(settings: list[str], blocks: int) -> dict[str, Any]:
-    """All numbers: machine, versions, and for each setting the cost of a step and of its stages."""
+def everything(settings: list[str], blocks: int, parts: Sequence[str] = tuple(PARTS)) -> dict[str, Any]:
+    """The numbers of some ``PARTS``, and the machine and the versions that they were measured with."""
     names = ["torch", "transformers", *(["trl"] if find_spec("trl") else [])]
     numbers: dict[str, Any] = {
         "machine": {"system": platform.system(), "cpu": provenance.processor(), "cores": os.cpu_count(), "threads": 1},
@@ -109,31 +123,27 @@ def everything(settings: list[str], blocks: int) -> dict[str, Any]:
     }
     if "trl" not in numbers["versions"]:
         _say("TRL is not installed here: `make speed` installs it")
-    _say("a worker begins, with an empty and with a filled cache of compiled code")
-    numbers["begins"] = begins([*SETTINGS["stale"], COMPILED])
-    numbers["settings"] = {}
-    for setting in settings:
-        _say(f"{setting}: steps beside TRL, plain transformers and the dense twin, compiled and not")
-        numbers["settings"][setting] = of_setting(setting, blocks)
-    _say("longer responses, compiled and not")
-    numbers["lengths"] = {name: compiled_or_not(words, blocks) for name, words in LENGTHS.items()}
-    _say("two processes at once")
-    words = SETTINGS["stale"]
-    of_two = {"ours": [], "compiled": [COMPILED], "plain": []}
-    numbers["two_processes"] = {
-        name: measure.two_processes("plain" if name == "plain" else "ours", [*words, *more], steps=6)
-        for name, more in of_two.items()
-    }
-    numbers["peak_mib"] = {
-        name: measure.peak_memory([*words, *more]) / 2**20
-        for setting, words in ((each, SETTINGS[each]) for each in settings)
-        for name, more in ((setting, []), (f"{setting} compiled", [COMPILED]))
-    }
-    _say("the cost of the loss of every algorithm")
-    numbers["losses"] = measure.losses(rounds=5)
-    _say("the growth of a step of micro")
-    numbers["scaling"] = measure.scaling(SETTINGS["micro"])
+    for part in parts:
+        _say(PARTS[part])
+        numbers[part] = _part(part, settings, blocks)
     return numbers
+
+
+def _part(part: str, settings: list[str], blocks: int) -> Any:
+    stale = SETTINGS["stale"]
+    if part == "settings":
+        return {setting: of_setting(setting, blocks) for setting in settings}
+    if part == "begins":
+        return begins([*stale, COMPILED])
+    if part == "lengths":
+        return {name: compiled_or_not(words, blocks) for name, words in LENGTHS.items()}
+    if part == "two_processes":
+        of_two = {"ours": ("ours", stale), "compiled": ("ours", [*stale, COMPILED]), "plain": ("plain", stale)}
+        return {name: measure.two_processes(kind, words, steps=6) for name, (kind, words) in of_two.items()}
+    if part == "peak_mib":
+        named = {(each, how): [*SETTINGS[each], *more] for each in settings for how, more in _HOW.items()}
+        return {f"{each} {how}".strip(): measure.peak_memory(words) / 2**20 for (each, how), words in named.items()}
+    return measure.losses(rounds=5) if part == "losses" else measure.scaling(SETTINGS["micro"])
 
 
 def begins(words: list[str]) -> dict[str, float]:

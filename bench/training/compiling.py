@@ -18,9 +18,10 @@ from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.sampling import Decoding, sample
 from steadymoe.models import compiled
 
-# Sequences and positions. All differ, since torch takes equal sizes for one size; and with the second pair a layer has
-# more than 4096 numbers of a kind, above which torch adds them up in another order.
-_SIZES = ((5, 13), (7, 331))
+# Sequences and positions. All differ, since torch takes equal sizes for one size. More than 4096 numbers are added up
+# in another way, by a graph of its own; a layer's sums run over positions times 1, experts a token, or heads. The
+# products of the two sizes (65 to 5,627) lie on either side of 4096, 2048, 1024 and 512.
+_SIZES = ((5, 13), (7, 53), (5, 149), (11, 131), (7, 331), (17, 331))
 _RESPONSE = 5  # positions of a response
 
 
@@ -29,7 +30,9 @@ def compile_layers(learner: Learner) -> None:
     compiled.compile_layers(learner.model)
     try:
         _run_all(learner)
-    except Exception as error:  # of torch, or of the linker that loads a damaged file
+    except Exception as error:
+        if not compiled.is_damage(error):
+            raise
         print(f"steadymoe: compiled code cannot be used ({type(error).__name__}); compiling again", file=sys.stderr)
         compiled.set_aside()
         _run_all(learner)
