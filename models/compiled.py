@@ -178,26 +178,27 @@ class _CompiledLayer:
         return output
 
     def _run(self, choices: list[Choice], hidden_PQH: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What ``_run_layer`` returns, by the graph that fits; without one where a graph would not pay."""
+        """Output and routes of the layer, by the graph that fits; without one where a graph would not pay."""
         cache = kwargs.get("past_key_values")
         if len(hidden_PQH) == 1:  # torch would make graphs of their own for a single row
-            return _run_layer(self._layer, self._taps, choices, hidden_PQH, args, kwargs)
+            return _run_layer(self._layer, self._taps, choices, hidden_PQH, args, kwargs)[:2]
+        run = _graph(_run_layer)
         if cache is None:
             kwargs["attention_mask"] = _terms(kwargs["attention_mask"], hidden_PQH, hidden_PQH.shape[1])
-            return _graph(_run_layer)(self._layer, self._taps, choices, hidden_PQH, args, kwargs)
+            return run(self._layer, self._taps, choices, hidden_PQH, args, kwargs)[:2]
         mine: Any = cache.layers[self._layer.self_attn.layer_idx]
         if hidden_PQH.shape[1] > 1 or type(mine) is not DynamicLayer or not mine.is_initialized:  # the prompts
-            return _run_layer(self._layer, self._taps, choices, hidden_PQH, args, kwargs)
+            return _run_layer(self._layer, self._taps, choices, hidden_PQH, args, kwargs)[:2]
         kept: Any = mine.keys, mine.values
         kwargs["attention_mask"] = _terms(kwargs["attention_mask"], hidden_PQH, kept[0].shape[-2] + 1)
         del kwargs["past_key_values"]
         config = self._layer.self_attn.config
         usual, config._attn_implementation = config._attn_implementation, _ONE_QUERY
         try:
-            run = _graph(_run_layer_with_cache)
-            output, seen, mine.keys, mine.values = run(self._layer, self._taps, choices, hidden_PQH, args, kwargs, kept)
+            output, seen, grown = run(self._layer, self._taps, choices, hidden_PQH, args, kwargs, kept)
         finally:
             config._attn_implementation = usual
+        mine.keys, mine.values = grown
         return output, seen
 
 
@@ -217,24 +218,6 @@ def _graph(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True, fullgraph=True)
 
 
-def _run_layer(
-    layer: nn.Module,
-    taps: Sequence[Tap],
-    choices: Sequence[Choice],
-    hidden_PQH: Tensor,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-) -> tuple[Any, list[Seen]]:
-    """What a decoder layer returns when ``choices`` decide the experts of its routers, and what the routers saw."""
-    for tap, choice in zip(taps, choices, strict=True):
-        tap.choice, tap.seen = choice, []
-    output = type(layer).forward(layer, hidden_PQH, *args, **kwargs)
-    seen = [tap.seen[0] for tap in taps]
-    for tap in taps:  # nothing of this forward stays in memory
-        tap.choice, tap.seen = Choice(), []
-    return output, seen
-
-
 class _Growing:
     """Keys and values of one layer, which grow by the new tokens' as in ``DynamicLayer``."""
 
@@ -246,19 +229,29 @@ class _Growing:
         return self.keys, self.values
 
 
-def _run_layer_with_cache(
+def _run_layer(
     layer: nn.Module,
     taps: Sequence[Tap],
     choices: Sequence[Choice],
     hidden_PQH: Tensor,
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    kept: tuple[Tensor, Tensor],
-) -> tuple[Any, list[Seen], Tensor, Tensor]:
-    """As ``_run_layer``, after the tokens whose keys and values are ``kept``; and keys and values with the new ones."""
-    cache = _Growing(*kept)
-    output, seen = _run_layer(layer, taps, choices, hidden_PQH, args, kwargs | {"past_key_values": cache})
-    return output, seen, cache.keys, cache.values
+    kept: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Any, list[Seen], tuple[Tensor, Tensor] | None]:
+    """What a decoder layer returns when ``choices`` decide the experts of its routers, and what the routers saw.
+
+    ``kept`` are keys and values of the tokens before; with them the last item is both with the new tokens.
+    """
+    cache = None if kept is None else _Growing(*kept)
+    if cache is not None:
+        kwargs = kwargs | {"past_key_values": cache}
+    for tap, choice in zip(taps, choices, strict=True):
+        tap.choice, tap.seen = choice, []
+    output = type(layer).forward(layer, hidden_PQH, *args, **kwargs)
+    seen = [tap.seen[0] for tap in taps]
+    for tap in taps:  # nothing of this forward stays in memory
+        tap.choice, tap.seen = Choice(), []
+    return output, seen, None if cache is None else (cache.keys, cache.values)
 
 
 def _attend_with_one_query(

@@ -21,6 +21,7 @@ from steadymoe.bench.report import algorithm_page, archive, choices_page, tables
 from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.estimates import DIFFERENCE, over_seeds
 from steadymoe.bench.support import external
+from steadymoe.bench.support.findings import ask
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
@@ -131,7 +132,7 @@ def test_commands_within_a_sentence_are_understood() -> None:
 
 
 def test_the_readmes_own_loss_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = re.findall(r"`~/mine/([\w/.]+)`:\n\n```\w+\n(.*?)```", README, re.DOTALL)
+    files = re.findall(r"`~/mine/([\w/.]+)`[^\n]*:\n\n```\w+\n(.*?)```", README, re.DOTALL)
     assert [name for name, _ in files] == ["my_losses.py", "conf/algorithm/half_clipped.yaml"]
     assert files[0][1].count("\n") <= 18
     for name, text in files:
@@ -147,6 +148,9 @@ def test_the_readmes_own_loss_is_trained(tmp_path: Path, monkeypatch: pytest.Mon
     assert [(run.choices["algorithm"], run.config.seed) for run in planned] == [
         (name, seed) for name in ("half_clipped", "grpo") for seed in range(3)
     ]
+    config = compose.plan(["algorithm=half_clipped"])[0].config
+    asked = check_request.questions(check_request.read(["algorithm=half_clipped"]), config)
+    assert all(found.passed for found in ask({name: asked[name] for name in asked if name != "share of a step"}))
     assert bench.run(planned[0]) == "finished"
     assert bench.results("mine")["runs"]["arm"].tolist() == ["half_clipped"]
 

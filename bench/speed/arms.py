@@ -1,7 +1,7 @@
 """The timed trainers: this suite, TRL's GRPOTrainer with GSPO's loss, and plain transformers, on the same work.
 
 One step is a rollout of P prompts × G responses and the same number of gradient updates on it. Scores are random, so
-that an untrained model has a signal in every group, or in half of the groups.
+that an untrained model has a signal in every group.
 
 Shapes (docs/shapes.md): B sequences, F positions fed, S prompt and response positions, T response positions,
 V vocabulary.
@@ -9,7 +9,6 @@ V vocabulary.
 
 import tempfile
 import threading
-import zlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -40,10 +39,10 @@ class Arm(Protocol):
 
 
 class Scored:
-    """A task with random scores. The share ``signal`` of the prompts has scores that differ; the others score 0."""
+    """A task with random scores."""
 
-    def __init__(self, task: Task, signal: float) -> None:
-        self._task, self._signal = task, signal
+    def __init__(self, task: Task) -> None:
+        self._task = task
         self._generator = torch.Generator().manual_seed(0)
 
     def __getattr__(self, name: str) -> Any:
@@ -51,8 +50,7 @@ class Scored:
 
     def score(self, prompt: str, response: str, finished: bool) -> float:
         """A random score in [0, 1]; the response does not matter."""
-        drawn = float(torch.rand((), generator=self._generator))
-        return drawn if zlib.crc32(prompt.encode()) % 1000 < 1000 * self._signal else 0.0
+        return float(torch.rand((), generator=self._generator))
 
 
 def config_of(words: Sequence[str]) -> RunConfig:
@@ -70,9 +68,9 @@ def model_of(config: RunConfig) -> PreTrainedModel:
 class Ours:
     """This suite."""
 
-    def __init__(self, words: Sequence[str], signal: float = 1.0) -> None:
+    def __init__(self, words: Sequence[str]) -> None:
         self.config = config_of(words)
-        task: Any = Scored(instantiate(self.config.task), signal)
+        task: Any = Scored(instantiate(self.config.task))
         self.trainer = Trainer(model_of(self.config), task, self.config)
         self._steps = 0
 
@@ -156,7 +154,7 @@ class TRL:
     Raises ImportError without TRL (the extra ``oracles``).
     """
 
-    def __init__(self, words: Sequence[str], signal: float = 1.0) -> None:
+    def __init__(self, words: Sequence[str]) -> None:
         from datasets import Dataset
         from transformers import TrainerCallback
         from trl import GRPOConfig, GRPOTrainer
@@ -165,7 +163,7 @@ class TRL:
         rollout, updates = self.config.rollout, self.config.updates_per_rollout
         rows = rollout.prompts * rollout.responses
         task = instantiate(self.config.task)
-        scored = Scored(task, signal)
+        scored = Scored(task)
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._error: BaseException | None = None
 

@@ -26,7 +26,7 @@ _RESPONSE = 5  # positions of a response
 
 
 def compile_layers(learner: Learner) -> None:
-    """Compile the layers of the learner's model, and run each graph that its run needs once or twice."""
+    """Compile the layers of the learner's model, and run each graph that its run needs once at each of ``_SIZES``."""
     compiled.compile_layers(learner.model)
     try:
         _run_all(learner)

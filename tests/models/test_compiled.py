@@ -52,8 +52,9 @@ PROMPTS = ["1+2=", "3-4+5=", "0+1-2+3=", "5+5=", "2-1="]
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compiled code of tests does not mix with the user's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
         yield
 
 

@@ -44,12 +44,10 @@ def test_arms_take_turns_and_the_first_block_warms_up(monkeypatch: pytest.Monkey
     assert measure.ratio([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]) == measure.TimeRatio(0.5, 0.25, 1.0)
 
 
-def test_all_groups_have_a_signal_or_about_half() -> None:
-    rows = [Ours([*WORDS, "rollout.prompts=32"], signal).step() for signal in (1.0, 0.5)]
-    assert rows[0]["reward"] == pytest.approx(0.5, abs=0.1)
-    assert rows[1]["reward"] == pytest.approx(0.25, abs=0.12)
-    assert rows[0]["groups_without_signal"] == 0
-    assert 0.2 < rows[1]["groups_without_signal"] < 0.8
+def test_all_groups_have_a_signal() -> None:
+    row = Ours([*WORDS, "rollout.prompts=32"]).step()
+    assert row["reward"] == pytest.approx(0.5, abs=0.1)
+    assert row["groups_without_signal"] == 0
 
 
 def test_stages_are_shares_and_arithmetic_counts_a_prompt_once() -> None:
