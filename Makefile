@@ -38,17 +38,24 @@ check: $(READY)
 	$(BIN)/python -m pytest -m check -rs
 	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest -n auto --dist loadfile $(SENSITIVE)
 
-# The reference study, docs/protocol.md: two hours on two cores. Can be stopped, and goes on where it was. The last of
-# study_wide is GSPO's best setting, which study_tuning finds.
-STUDY := study study_bands study_rates study_frozen study_tuning study_replay study_twin study_depth study_minirl \
-	study_mismatch study_correction study_shift
-TUNING := experiment_name=study_tuning optimizer.learning_rate=2e-4,6e-4 seed=100,101
+# The reference study, docs/protocol.md, in the order of the protocol: its first group takes some four hours of two cores.
+# Can be stopped, and goes on where it was. study_best runs what study_tuning finds.
+FIRST := study study_paper study_wide study_narrow study_replay study_frozen study_tuning study_best study_twin study_routes
+SECOND := study_mismatch study_correction study_minirl study_shift study_router study_staleness
+KEPT := study study_paper study_bands study_replay study_frozen study_tuning study_best study_twin study_routes $(SECOND)
+GSPOS_BAND := algorithm.loss.clip_low=3e-4 algorithm.loss.clip_high=4e-4
+GRPOS_BAND := algorithm.loss.clip_low=0.2 algorithm.loss.clip_high=0.27
 reference: $(READY)
-	for experiment in study study_wide study_narrow study_rates study_frozen study_tuning \
-		"study_wide $(TUNING)" "study_narrow $(TUNING)" "study_wide optimizer.learning_rate=2e-4" \
-		study_replay study_twin study_depth study_minirl study_mismatch study_correction study_shift; do \
+	for experiment in $(FIRST) \
+		"study_tuning algorithm=grpo $(GSPOS_BAND)" "study_tuning algorithm=gspo $(GRPOS_BAND)" \
+		"study_routes model.config.num_hidden_layers=4 model.config.num_experts=8,128" \
+		"study_routes model.config.num_hidden_layers=4 cold_start.router_factor=1" $(SECOND) \
+		"study_correction correction=none engine.strength=0" "study_router routing=off routing.aux_loss=0.02"; do \
 		$(BIN)/steadymoe run experiment=$$experiment || exit; done
-	for experiment in $(STUDY); do \
+	for experiment in study_audit study_audit_twin; do \
+		$(BIN)/steadymoe audit experiment=$$experiment || exit; \
+		$(BIN)/steadymoe audit report --experiment $$experiment --keep results/reference || exit; done
+	for experiment in $(KEPT); do \
 		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
 	$(MAKE) figures
 

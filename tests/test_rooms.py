@@ -14,7 +14,8 @@ ORDER = (
     ("training",),
     ("runs", "check"),
     ("report",),
-    ("audit", "bundles", "calibration", "claims", "speed"),
+    ("audit", "bundles", "calibration", "speed"),
+    ("claims",),
     ("cli",),
 )
 LEFT_OF = {

@@ -1,46 +1,90 @@
-"""The arms of the reference study: the runs of ``conf/experiment/study*.yaml`` by name, and their limits."""
+"""Arms and audited losses of the reference study by name: ``conf/experiment/study*.yaml`` (docs/protocol.md)."""
 
-from steadymoe.bench.claims.study import Arm
+from collections.abc import Mapping
+
+from steadymoe.bench.claims.study import Arm, Audited
+
+# The bands of GRPO and of GSPO in GSPO's paper: 2507.18071, section 5.1.
+_GRPOS: dict[str, object] = {"algorithm.loss.clip_low": 0.2, "algorithm.loss.clip_high": 0.27}
+_GSPOS: dict[str, object] = {"algorithm.loss.clip_low": 3e-4, "algorithm.loss.clip_high": 4e-4}
+_PAPERS: dict[str, object] = {
+    "algorithm.loss.clip_high": 0.27
+}  # the lower side of conf/algorithm/grpo.yaml is 0.2 already
+_R2: dict[str, object] = {"routing": "r2"}
+_NOISY: dict[str, object] = {"engine": "router_noise"}
 
 
 def _rate(number: float) -> dict[str, object]:
     return {"optimizer.learning_rate": number}
 
 
-# The limits that all claims share, and the limits that the claims about a sampler with router noise share.
-SMALL = "0.45 M parameters, responses of 4 to 10 tokens, 40 steps, one task"
-NOISE = "one strength of router noise, at a third of the study's learning rate, without a control of its own"
-STUDYS_RATE = 6e-4  # conf/experiment/study.yaml
-# The bands of both papers: conf/algorithm/grpo.yaml and gspo.yaml.
-_GRPOS = {"algorithm.loss.clip_low": 0.2, "algorithm.loss.clip_high": 0.2}
-_GSPOS = {"algorithm.loss.clip_low": 3e-4, "algorithm.loss.clip_high": 4e-4}
-_NOISY, _SHOWN = {"engine": "router_noise"}, {"grpo": "GRPO", "gspo": "GSPO", "grpo_unclipped": "GRPO unclipped"}
+# --- the setting *stale*: mean reward decides -----------------------------------------------------------------------
 
 GRPO, GSPO = Arm("GRPO", "study", "grpo"), Arm("GSPO", "study", "gspo")
-UNCLIPPED = Arm("GRPO unclipped", "study", "grpo_unclipped")
-# The policy stays at the cold start: GRPO at a learning rate of 0, with an exact sampler.
+OTHERS = {name: Arm(name.upper(), "study", name) for name in ("vespo", "cispo", "sapo")}
+UNCLIPPED, REINFORCE = Arm("GRPO unclipped", "study", "grpo_unclipped"), Arm("REINFORCE", "study", "reinforce")
+# The policy stays at the cold start.
 FROZEN = Arm("frozen", "study_frozen", "grpo", _rate(0.0))
-CONTROLS = (UNCLIPPED, Arm("REINFORCE", "study", "reinforce"), FROZEN)
-OTHERS = {name: Arm(name.upper(), "study", name) for name in ("cispo", "sapo", "vespo")}
-CONTENDERS = (GRPO, GSPO, *OTHERS.values())
-WIDE = Arm("GSPO, band 0.2", "study_bands", "gspo", _GRPOS)
-NARROW = Arm("GRPO, band 3e-4", "study_bands", "grpo", _GSPOS)
-SLOW = {name: Arm(f"{_SHOWN[name]}, lr 2e-4", "study_rates", name, _rate(2e-4)) for name in ("grpo", "gspo")}
-DENSE = {name: Arm(f"{shown}, dense", "study_twin", name) for name, shown in _SHOWN.items()}
-R2 = {name: Arm(f"{_SHOWN[name]} + R2", "study_replay", name, {"routing": "r2"}) for name in ("grpo", "gspo")}
-SHIFT = {name: Arm(f"{_SHOWN[name]} + shift", "study_shift", f"rspo_{name}") for name in ("grpo", "gspo")}
-MINIRL = {
-    (routing, updates): Arm(
-        f"MiniRL {routing}, {updates} updates",
-        "study_minirl",
-        "minirl",
-        {"engine": "fp8"}
-        | ({} if routing == "off" else {"routing": routing})
-        | ({} if updates == 16 else {"updates_per_rollout": updates}),
-    )
-    for routing in ("off", "r2", "r3")
-    for updates in (4, 16)
+# On the gates' seeds: it learns, so what the stale arms lose is lost to staleness.
+ON_POLICY = Arm("GRPO unclipped, on policy", "gates_twin", "grpo_unclipped")
+CONTROLS = (FROZEN, UNCLIPPED, REINFORCE)
+PAPERS = Arm("GRPO 0.2/0.27", "study_paper", "grpo", _PAPERS)
+PAPERS_R2 = Arm("GRPO 0.2/0.27 + R2", "study_paper", "grpo", _PAPERS | _R2)
+GSPO_R2 = Arm("GSPO + R2", "study_replay", "gspo", _R2)
+WIDE = Arm("GSPO 0.2/0.27", "study_bands", "gspo", _GRPOS)
+NARROW = Arm("GRPO 3e-4/4e-4", "study_bands", "grpo", _GSPOS)
+DENSE = {name: Arm(f"{name.upper()}, dense", "study_twin", name) for name in ("grpo", "gspo")}
+SHIFT = {name: Arm(f"{name.upper()} + shift", "study_shift", f"rspo_{name}") for name in ("grpo", "gspo")}
+FREEZE = Arm("GRPO 0.2/0.27, frozen routers", "study_router", "grpo", _PAPERS | {"routing": "freeze"})
+BALANCED = Arm("GRPO 0.2/0.27, balanced", "study_router", "grpo", _PAPERS | {"routing.aux_loss": 0.02})
+# Updates a rollout → algorithm → arm; 16 are the study's own.
+STALENESS = {
+    updates: {
+        name: Arm(f"{name.upper()}, {updates} updates", "study_staleness", name, {"updates_per_rollout": updates})
+        for name in ("grpo", "gspo", *OTHERS)
+    }
+    for updates in (4, 64)
 }
+
+# --- tuning: no claim uses its seeds --------------------------------------------------------------------------------
+
+RATES = (1e-4, 2e-4, 4e-4, 8e-4)
+_STALES_RATE = 8e-4  # conf/experiment/stale.yaml
+TUNED: Mapping[str, Mapping[tuple[float, str], Arm]] = {
+    name: {
+        (rate, band): Arm(
+            f"{name.upper()} {band}, lr {rate:g}",
+            "study_tuning",
+            name,
+            ({} if rate == _STALES_RATE else _rate(rate)) | axes,
+        )
+        for rate in RATES
+        for band, axes in bands.items()
+    }
+    for name, bands in (("grpo", {"0.2/0.2": {}, "3e-4/4e-4": _GSPOS}), ("gspo", {"3e-4/4e-4": {}, "0.2/0.27": _GRPOS}))
+}
+
+# --- dose and response: claims 4 and 12 -----------------------------------------------------------------------------
+
+# Dial → value → arm, one dial at a time around the model flat.
+_FLAT = Arm("flat", "study_routes", "grpo")
+DIALS: Mapping[str, Mapping[float, Arm]] = {
+    "layers": {
+        2: Arm("2 layers", "study_routes", "grpo", {"model.config.num_hidden_layers": 2}),
+        4: _FLAT,
+        8: Arm("8 layers", "study_routes", "grpo", {"model.config.num_hidden_layers": 8}),
+    },
+    "experts": {
+        8: Arm("8 experts", "study_routes", "grpo", {"model.config.num_experts": 8}),
+        32: _FLAT,
+        128: Arm("128 experts", "study_routes", "grpo", {"model.config.num_experts": 128}),
+    },
+    "margin": {0.02: _FLAT, 1: Arm("trained margins", "study_routes", "grpo", {"cold_start.router_factor": 1.0})},
+}
+DIALLED = {arm.label: arm for values in DIALS.values() for arm in values.values()}
+
+# --- the setting *mismatch*: held-out accuracy decides --------------------------------------------------------------
+
 # Each algorithm has one anchor by default: conf/algorithm/dppo.yaml and gspo.yaml.
 ANCHORED = {
     (name, anchor): Arm(
@@ -52,26 +96,37 @@ ANCHORED = {
     for name, own in (("dppo", "rollout"), ("gspo", "old"))
     for anchor in ("old", "rollout")
 }
-TIS = {
-    "without": Arm("GRPO", "study_correction", "grpo", _NOISY),
-    "with": Arm("GRPO + TIS", "study_correction", "grpo", {"correction": "tis"} | _NOISY),
+NOISY = Arm("GRPO, noisy sampler", "study_correction", "grpo", _NOISY)
+TIS = Arm("GRPO + TIS, noisy sampler", "study_correction", "grpo", {"correction": "tis"} | _NOISY)
+EXACT = Arm("GRPO, exact sampler", "study_correction", "grpo", {"engine.strength": 0.0} | _NOISY)
+MINIRL = {
+    (routing, updates): Arm(
+        f"MiniRL {routing}, {updates} updates",
+        "study_minirl",
+        "minirl",
+        _NOISY
+        | ({} if routing == "off" else {"routing": routing})
+        | ({} if updates == 4 else {"updates_per_rollout": updates}),
+    )
+    for routing in ("off", "r2", "r3")
+    for updates in (4, 16)
 }
-DEPTH = {
-    layers: Arm(f"{layers} layers", "study_depth", "grpo", {"model.config.num_hidden_layers": layers})
-    for layers in (2, 8)
+
+# --- gradients: the labels of conf/experiment/study_audit.yaml ------------------------------------------------------
+
+AUDITED = {
+    label: Audited(shown, "study_audit", label)
+    for label, shown in (
+        ("gspo", "GSPO"),
+        ("grpo-paper", "GRPO 0.2/0.27"),
+        ("gspo-grpo_band", "GSPO 0.2/0.27"),
+        ("grpo-gspo_band", "GRPO 3e-4/4e-4"),
+        ("vespo", "VESPO"),
+        ("cispo", "CISPO"),
+        ("sapo", "SAPO"),
+    )
 }
-# The settings over which the two algorithms of claim 1 are tuned (docs/protocol.md, "Tuning"). No claim uses the seeds
-# of the tuning.
-TUNED = {
-    name: {
-        (rate, band): Arm(
-            f"{_SHOWN[name]}, band {band}, lr {rate:g}",
-            "study_tuning",
-            name,
-            ({} if rate == STUDYS_RATE else _rate(rate)) | ({} if band == own else other),
-        )
-        for rate in (2e-4, STUDYS_RATE)
-        for band in ("0.2", "3e-4")
-    }
-    for name, own, other in (("grpo", "0.2", _GSPOS), ("gspo", "3e-4", _GRPOS))
+AUDITED_R2 = {label: AUDITED[label].replayed() for label in ("gspo", "grpo-paper")}
+AUDITED_DENSE = {
+    label: Audited(f"{AUDITED[label].label}, dense", "study_audit_twin", label) for label in ("gspo", "grpo-paper")
 }

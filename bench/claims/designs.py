@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steadymoe.bench.claims.study import Arm, NotRun, Study
-from steadymoe.bench.claims.testbed import RESOLUTION, STALE, primary
+from steadymoe.bench.claims.testbed import RESOLUTION, STALE
 from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.estimates import DIFFERENCE, LEAST_FOR_INTERVAL, Estimate, over_seeds
 
@@ -28,7 +28,7 @@ _COMPARED: tuple[tuple[str, Arm, Arm, tuple[Arm, ...]], ...] = (
     ("branches of one trunk", BRANCHES["gspo"], BRANCHES["grpo"], (TRUNK,)),
     ("floor of chaos", DISTURBED, STALE["grpo"], ()),
 )
-_OUTCOMES = {"mean reward": primary, "final reward": Study.final, "held-out accuracy": Study.held_out}
+_OUTCOMES = {"mean reward": Study.mean_reward, "final reward": Study.final, "held-out accuracy": Study.held_out}
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,19 @@
 """The effects that decide claims: functions that take arms and return a function from the study to a number."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.claims.arms import GRPO, GSPO, NARROW, TUNED, WIDE
-from steadymoe.bench.claims.study import Arm, Study
-from steadymoe.bench.measurement import columns
+from steadymoe.bench.claims.arms import NARROW, RATES, TUNED, WIDE
+from steadymoe.bench.claims.study import Arm, Audited, Study
+from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.comparisons import ratio_of_means
-from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, over_seeds
+from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, mean_over_seeds, over_seeds
+
+# The updates between the old policy and the audited weights (docs/protocol.md).
+DRIFT = 16
 
 
 class NoNumber(Exception):
@@ -52,17 +55,9 @@ def factor(above: pd.Series, below: pd.Series) -> Seen:
     return Seen(over_seeds(ratios.tolist(), log=True), tuple(np.log(ratios)))
 
 
-def best(study: Study, name: str) -> Arm:
-    """An algorithm's arm with ten seeds at its best setting: highest mean final reward over the seeds of the tuning."""
-    tuned = max(TUNED[name].values(), key=lambda arm: study.final(arm).mean())
-    if "algorithm.loss.clip_low" in tuned.axes:
-        return tuned._replace(experiment="study_bands")
-    return tuned._replace(experiment="study_rates" if "optimizer.learning_rate" in tuned.axes else "study")
-
-
-def gain(arm: Arm, over: Arm) -> Effect:
-    """Final reward of one arm less another's, paired by seed."""
-    return lambda study: by_seed(study.final(arm) - study.final(over), DIFFERENCE)
+def mean_reward(arm: Arm, over: Arm) -> Effect:
+    """Mean reward of one arm less another's, paired by seed."""
+    return lambda study: by_seed(study.mean_reward(arm) - study.mean_reward(over), DIFFERENCE)
 
 
 def held_out(arm: Arm, over: Arm) -> Effect:
@@ -70,52 +65,101 @@ def held_out(arm: Arm, over: Arm) -> Effect:
     return lambda study: by_seed(study.held_out(arm) - study.held_out(over), DIFFERENCE)
 
 
-def clipped(arm: Arm, over: Arm) -> Effect:
-    """Mean clip fraction of one arm divided by another's."""
-    return lambda study: factor(*(study.numbers(each, "clip_fraction", "mean") for each in (arm, over)))
-
-
-def warning(metric: str, lead: int = 1) -> Effect:
-    """Area under the ROC curve of a metric, ``lead`` steps before a collapse, for GRPO and GSPO at both bands."""
-    return lambda study: Seen(study.warning_area([GRPO, GSPO, NARROW, WIDE], metric, lead))
-
-
-def cost(arm: Arm, over: Arm, unit: str) -> Effect:
-    """The amount of ``unit`` (``efficiency.COSTS``) that an arm needs for a reward, over the amount of another arm."""
+def interaction(pairs: Sequence[tuple[Arm, Arm]]) -> Effect:
+    """The difference in mean reward of the first pair of arms less the difference of the second pair, by seed."""
 
     def effect(study: Study) -> Seen:
-        ratio = study.cost_factor(arm, over, unit)
-        if ratio is None:
-            raise NoNumber("no cost: neither arm gains reward")
-        censored = f"median, {ratio.censored} of {ratio.estimate.n} seeds censored"
-        if np.isnan(ratio.estimate.mean):
-            raise NoNumber(f"not known: {censored}")
-        note = f"{censored}, {ratio.bound} this" if ratio.bound else censored
-        return Seen(ratio.estimate, note=note if ratio.censored else "")
+        ours, theirs = (study.mean_reward(arm) - study.mean_reward(over) for arm, over in pairs)
+        return by_seed(ours - theirs, (-2, 2))
 
     return effect
 
 
-def wins(arm: Arm, over: Arm) -> Effect:
-    """The share of held-out prompts that an arm wins against another arm, less the share that it loses."""
-    return lambda study: Seen(study.wins(arm, over))
+def useful(loss: Audited, over: Audited) -> Effect:
+    """Usefulness of one loss's gradient less another's, paired by checkpoint."""
+    return lambda study: by_seed(usefulness(study, loss) - usefulness(study, over))
 
 
-def changed(arm: Arm) -> Effect:
-    """An arm's mean expert change per update."""
-    return lambda study: by_seed(change(study, arm), columns.bounds("expert_change_per_update"))
+def useful_interaction(pairs: Sequence[tuple[Audited, Audited]]) -> Effect:
+    """The difference in usefulness of the first pair of losses less the second pair's, by checkpoint."""
+
+    def effect(study: Study) -> Seen:
+        ours, theirs = (usefulness(study, loss) - usefulness(study, over) for loss, over in pairs)
+        return by_seed(ours - theirs)
+
+    return effect
 
 
-def routed(arm: Arm) -> Effect:
-    """The share of the second moment of an arm's log-ratios that disappears when routes are pinned."""
-    return lambda study: by_seed(study.routing_share(arm))
+def usefulness(study: Study, loss: Audited) -> pd.Series:
+    """The usefulness of a loss's gradient after ``DRIFT`` updates, by seed."""
+    return study.gradient(loss, "usefulness", DRIFT)
 
 
-def fall(study: Study, arm: Arm) -> pd.Series:
-    """The reward of the first step, sampled by the cold start, less the final reward, by seed."""
-    return study.first(arm) - study.final(arm)
+def clipped(loss: Audited, over: Audited, k: int) -> Effect:
+    """The share of tokens that one loss clips after ``k`` updates, divided by another loss's share."""
+    return lambda study: factor(*(study.gradient(each, "clip_fraction", k) for each in (loss, over)))
 
 
-def change(study: Study, arm: Arm) -> pd.Series:
-    """An arm's mean expert change per update, by seed."""
-    return study.numbers(arm, "expert_change_per_update", "mean")
+def routed(arms: Sequence[Arm], less: Sequence[Arm] = ()) -> Effect:
+    """Routing's share of the log-ratio, mean over ``arms``, less its mean over ``less``, by seed."""
+
+    def mean(study: Study, of: Sequence[Arm]) -> pd.Series:
+        shares = [study.routing_share(arm) for arm in of]
+        return pd.concat(shares, axis=1).mean(axis=1, skipna=False)
+
+    return lambda study: by_seed(mean(study, arms) - (mean(study, less) if less else 0.0))
+
+
+def changed(arm: Arm, over: Arm) -> Effect:
+    """Mean expert change per update of one arm over another's."""
+    return lambda study: factor(*(study.numbers(each, "expert_change_per_update", "mean") for each in (arm, over)))
+
+
+def announces(arms: Sequence[Arm], metric: str) -> Effect:
+    """Area under the ROC curve of a metric, a step before a collapse, less the area of the reward itself.
+
+    The interval is Student's on the jackknife over seeds, each left out with the runs of all arms (Miller 1974). It has
+    no number for each seed, and so no p.
+    """
+
+    def effect(study: Study) -> Seen:
+        found = [study.extremes(arms, each) for each in (metric, "reward")]
+        seeds = sorted(set(found[0]["seed"]) & set(found[1]["seed"]))
+
+        def apart(without: int | None = None) -> float:
+            ours, theirs = (early_warning.auc(each[each["seed"] != without]).mean for each in found)
+            return ours - theirs
+
+        whole, n = apart(), len(seeds)
+        pseudo = [n * whole - (n - 1) * apart(seed) for seed in seeds]
+        spread = mean_over_seeds(pseudo)
+        half = (spread.high - spread.low) / 2
+        if np.isnan(whole):
+            raise NoNumber("no area: no run collapsed, or all did")
+        return Seen(Estimate(whole, whole - half, whole + half, n))
+
+    return effect
+
+
+def best_setting(study: Study, name: str) -> tuple[float, str]:
+    """An algorithm's best learning rate and band: highest mean reward over the seeds of the tuning.
+
+    Raises NoNumber if the rate lies at an end of the grid.
+    """
+    means = {key: study.mean_reward(arm).mean() for key, arm in TUNED[name].items()}
+    rate, band = max(means, key=lambda key: means[key])
+    if rate in (RATES[0], RATES[-1]):
+        raise NoNumber(f"{name} is best at a learning rate of {rate:g}, an end of the grid")
+    return rate, band
+
+
+def best(study: Study, name: str) -> Arm:
+    """An algorithm's arm with ten seeds at its best setting. Raises NotRun, NoNumber."""
+    rate, band = best_setting(study, name)
+    other = {"grpo": NARROW, "gspo": WIDE}[name].axes if band != next(iter(TUNED[name]))[1] else {}
+    return Arm(f"{name.upper()} {band}, lr {rate:g}", "study_best", name, {"optimizer.learning_rate": rate, **other})
+
+
+def at_best(study: Study) -> Seen:
+    """Mean reward of GSPO less GRPO, each at its best setting."""
+    return mean_reward(best(study, "gspo"), best(study, "grpo"))(study)

@@ -1,252 +1,192 @@
-"""The claims about GSPO, by its paper and by a published summary of it."""
+"""The claims about GSPO and about routing, by GSPO's paper and by our own audit."""
 
-from steadymoe.bench.claims.arms import (
-    ANCHORED,
-    CONTROLS,
-    DENSE,
-    DEPTH,
-    GRPO,
-    GSPO,
-    NARROW,
-    NOISE,
-    R2,
-    SLOW,
-    SMALL,
-    WIDE,
-)
-from steadymoe.bench.claims.effects import (
-    best,
-    by_seed,
-    change,
-    changed,
-    clipped,
-    cost,
-    factor,
-    fall,
-    gain,
-    routed,
-    wins,
-)
-from steadymoe.bench.claims.gates import MISMATCH, STRESS
-from steadymoe.bench.claims.verdict import Claim, Outcome, disturbed
+from steadymoe.bench.claims import arms, effects
+from steadymoe.bench.claims.arms import AUDITED, AUDITED_DENSE, AUDITED_R2, DENSE, DIALLED, DIALS, GRPO, GSPO
+from steadymoe.bench.claims.gates import MISMATCH, STRESS, STRESS_AND_TWIN
+from steadymoe.bench.claims.outcomes import accuracy, reward, usefulness
+from steadymoe.bench.claims.verdict import Claim, Outcome
 
-_AUTHORS = (
-    "GSPO's authors ran GRPO with a band of 0.2/0.27 and with routing replay (2507.18071, section 5), here it has 0.2 "
-    "and no replay"
-)
-_ANCHORS = disturbed(
-    "GSPO, anchor at the sampler less at the old policy", ANCHORED["gspo", "rollout"], ANCHORED["gspo", "old"], -0.05
-)
+# The limits that all claims at one setting share.
+SMALL = "0.85 M parameters, 32 experts, responses of 5 to 9 tokens, 480 updates, one task"
+NOISE = "one strength of router noise, 80 times the KL that is published of real engines"
+_GRPOS = "GSPO's band was made for responses of thousands of tokens"
+_ROUTES = "updates of 5e-5 and 64 of them: the share falls as updates grow (docs/audit.md)"
+
 CLAIMS = (
     Claim(
         1,
-        "GSPO trains more stably and efficiently than GRPO on MoE.",
+        "GSPO is more stable and efficient than GRPO on MoE.",
         "GSPO (2507.18071), section 5.1, figure 1",
-        ("study", "study_bands", "study_rates", "study_tuning"),
+        ("study", "study_paper", "study_narrow", "study_wide", "study_tuning", "study_best"),
         (
-            Outcome("final reward, GSPO less GRPO, at the papers' bands", gain(GSPO, GRPO), "above", 0),
-            Outcome("final reward, GSPO less GRPO, both with GRPO's band", gain(WIDE, GRPO), "above", 0),
-            Outcome("final reward, GSPO less GRPO, both with GSPO's band", gain(GSPO, NARROW), "above", 0),
-            Outcome(
-                "final reward, GSPO less GRPO, each at its best",
-                lambda study: gain(best(study, "gspo"), best(study, "grpo"))(study),
-                "above",
-                0,
-            ),
+            reward(GSPO, arms.PAPERS),
+            reward(GSPO, arms.PAPERS_R2),
+            reward(arms.WIDE, arms.PAPERS),
+            reward(GSPO, arms.NARROW),
+            Outcome("mean reward, GSPO less GRPO, each at its best", effects.at_best, "above", 0),
+            usefulness(AUDITED["gspo"], AUDITED["grpo-paper"]),
         ),
-        "overview",
-        (GRPO, GSPO, NARROW, WIDE, *CONTROLS),
-        f"{SMALL}; {_AUTHORS}; the band of GSPO's paper was made for responses of thousands of tokens; the last "
-        "outcome is at the best of 4 settings, by two seeds; the learning rate of the others was chosen after GRPO had "
-        "been seen to fall (docs/protocol.md). How many runs collapse depends on the detector: with a patience of 1 "
-        "step in place of 10 GSPO collapses in 5 of 10 seeds and GRPO in 8.",
+        "answer",
+        (GSPO, arms.PAPERS, arms.PAPERS_R2),
+        f"{SMALL}; {_GRPOS}.",
         STRESS,
-        exploratory=(
-            Outcome("final reward, GSPO less GRPO, at 2e-4", gain(SLOW["gspo"], SLOW["grpo"]), "above", 0),
-            Outcome("final reward of GRPO, GSPO's band less its own", gain(NARROW, GRPO), "above", 0),
-        ),
+        exploratory=(reward(GSPO, GRPO),),
     ),
     Claim(
         2,
         "GSPO clips two orders of magnitude more tokens than GRPO, whatever the bands.",
         "GSPO (2507.18071), section 5.2, figure 2",
-        ("study", "study_bands"),
+        ("study_audit",),
         tuple(
-            Outcome(f"clip fraction, GSPO over GRPO, {bands}", clipped(ours, theirs), "above", 30, unit="ratio")
-            for bands, ours, theirs in (
-                ("at the papers' bands", GSPO, GRPO),
-                ("both with GRPO's band", WIDE, GRPO),
-                ("both with GSPO's band", GSPO, NARROW),
-            )
-        ),
-        "fig02",
-        (GRPO, GSPO, NARROW, WIDE),
-        f"{SMALL}; {_AUTHORS}; published are 0.15 and 0.0013. A short response has a wider sequence ratio, "
-        "and log-ratios here are larger than at 30 B, so GRPO's band of 0.2 is met more often. Means over all steps, "
-        "those after a collapse too.",
-        ("dials",),
-        exploratory=(
             Outcome(
-                "clip fraction, GSPO over GRPO, at the papers' bands, at 2e-4",
-                clipped(SLOW["gspo"], SLOW["grpo"]),
+                f"clipped tokens, {AUDITED[ours].label} over {AUDITED[theirs].label}, after {k} updates",
+                effects.clipped(AUDITED[ours], AUDITED[theirs], k),
                 "above",
                 30,
                 unit="ratio",
-            ),
+                leg="mechanism",
+            )
+            for ours, theirs, k in (
+                ("gspo", "grpo-paper", 4),
+                ("gspo", "grpo-paper", 16),
+                ("gspo-grpo_band", "grpo-paper", 16),
+            )
         ),
+        "",
+        (),
+        f"{SMALL}; published are 0.15 and 0.0013. A short response has a wider sequence ratio: docs/clipping.md has "
+        "clipped shares over band, length and staleness.",
+        controls=(),
     ),
     Claim(
         3,
         "GRPO needs routing replay on MoE, GSPO does not.",
         "GSPO (2507.18071), section 5.3, figure 3",
-        ("study", "study_replay"),
+        ("study_paper", "study", "study_replay", "study_audit"),
         (
-            Outcome("final reward of GRPO, with R2 less without", gain(R2["grpo"], GRPO), "above", 0),
-            Outcome("final reward of GSPO, with R2 less without", gain(R2["gspo"], GSPO), "below", 0.05),
+            reward(arms.PAPERS_R2, arms.PAPERS),
+            reward(arms.GSPO_R2, GSPO, "below", 0.05),
+            usefulness(AUDITED_R2["grpo-paper"], AUDITED["grpo-paper"]),
+            usefulness(AUDITED_R2["gspo"], AUDITED["gspo"], "below", 0.1),
         ),
-        "fig03",
-        (GRPO, R2["grpo"], GSPO, R2["gspo"], *CONTROLS[:2]),  # frozen is GRPO by algorithm and routing
-        f"{SMALL}, 4 layers and 8 experts: routing is a smaller part of the ratio than in deep models (claim 12).",
+        "answer",
+        (arms.PAPERS, arms.PAPERS_R2, GSPO, arms.GSPO_R2),
+        f"{SMALL}, 4 layers: routing may be a larger part of the ratio in deep models (claim 12).",
         STRESS,
     ),
     Claim(
         4,
         "About 10 % of the experts change with an update, more in deeper models.",
         "GSPO (2507.18071), section 5.3",
-        ("study", "study_depth"),
+        ("study_routes",),
         (
-            Outcome("GRPO's expert change per update, share", changed(GRPO), "between", 0.05, 0.2, unit="share"),
             Outcome(
-                "GRPO's expert change per update, 8 layers over 2",
-                lambda study: factor(change(study, DEPTH[8]), change(study, DEPTH[2])),
+                "expert change per update, 8 layers over 2",
+                effects.changed(DIALS["layers"][8], DIALS["layers"][2]),
                 "above",
                 1,
                 unit="ratio",
             ),
         ),
         "fig10",
-        tuple(DEPTH.values()),
-        "One gradient update of 16 responses; the paper does not say whether it counts experts or sets, nor at which "
-        "learning rate. Depth on an easier task. The figure shows the change against the old policy.",
-        ("dials",),
-        frozen=False,
-        exploratory=(
-            Outcome(
-                "GRPO's expert change per update, share, at 2e-4",
-                changed(SLOW["grpo"]),
-                "between",
-                0.05,
-                0.2,
-                unit="share",
-            ),
-        ),
+        tuple(DIALS["layers"].values()),
+        f"{_ROUTES}; the paper does not say whether it counts experts or sets, nor at which learning rate, so that "
+        "the number itself gets no verdict.",
+        controls=(),
     ),
     Claim(
         5,
         "What GSPO gains is due to the MoE.",
         "GSPO (2507.18071), sections 1 and 5.3",
-        ("study", "study_twin"),
+        ("study", "study_twin", "study_audit", "study_audit_twin"),
         (
             Outcome(
-                "final reward, GSPO less GRPO, MoE less dense twin",
-                lambda study: by_seed(
-                    (study.final(GSPO) - study.final(GRPO)) - (study.final(DENSE["gspo"]) - study.final(DENSE["grpo"]))
+                "mean reward, GSPO less GRPO, MoE less dense twin",
+                effects.interaction(((GSPO, GRPO), (DENSE["gspo"], DENSE["grpo"]))),
+                "above",
+                0,
+            ),
+            Outcome(
+                "usefulness, GSPO less GRPO 0.2/0.27, MoE less dense twin",
+                effects.useful_interaction(
+                    (
+                        (AUDITED["gspo"], AUDITED["grpo-paper"]),
+                        (AUDITED_DENSE["gspo"], AUDITED_DENSE["grpo-paper"]),
+                    )
                 ),
                 "above",
                 0,
-            ),
-            Outcome(
-                "reward that GRPO loses from first to last steps, MoE less dense twin",
-                lambda study: by_seed(fall(study, GRPO) - fall(study, DENSE["grpo"])),
-                "above",
-                0,
+                unit="usefulness",
+                leg="mechanism",
             ),
         ),
-        "overview",
-        (GRPO, GSPO, *CONTROLS, *DENSE.values()),
-        f"{SMALL}; the twin has as many active parameters and a cold start of its own, to the same accuracy. Both "
-        "outcomes hold GRPO on the MoE.",
-        (*STRESS, "V2 dense"),
-        exploratory=(
-            Outcome("final reward, GSPO less GRPO, dense twin", gain(DENSE["gspo"], DENSE["grpo"]), "above", 0),
-        ),
+        "answer",
+        (GRPO, GSPO, *DENSE.values()),
+        f"{SMALL}; the twin has as many active parameters and a cold start of its own, to the same accuracy.",
+        STRESS_AND_TWIN,
+        exploratory=(reward(DENSE["gspo"], DENSE["grpo"]),),
     ),
     Claim(
         12,
         "Most of the ratio's variance is due to routing.",
         "GSPO (2507.18071), section 5.3; MiniRL (2512.01374), section 3",
-        ("study", "study_depth"),
+        ("study_routes",),
         (
             Outcome(
-                "share of GRPO's log-ratio second moment that goes with pinned routes",
-                routed(GRPO),
+                "routing's share, mean over the dials",
+                effects.routed(tuple(DIALLED.values())),
                 "above",
                 0.5,
                 unit="share",
             ),
-            Outcome(
-                "that share, at 8 layers less at 2",
-                lambda study: by_seed(study.routing_share(DEPTH[8]) - study.routing_share(DEPTH[2])),
-                "above",
-                0,
-                unit="share",
+            *(
+                Outcome(
+                    f"routing's share, {arm.label} less {over.label}",
+                    effects.routed((arm,), (over,)),
+                    "above",
+                    0,
+                    unit="share",
+                )
+                for arm, over in (
+                    (DIALS["layers"][8], DIALS["layers"][2]),
+                    (DIALS["experts"][128], DIALS["experts"][8]),
+                    (DIALS["margin"][0.02], DIALS["margin"][1]),
+                )
             ),
         ),
         "fig11",
-        tuple(DEPTH.values()),
-        "8 experts, 2 of them active; on samples of a rollout, after a collapse too; depth on an easier task. A "
-        "few tokens carry the moment.",
-        ("dials",),
-        frozen=False,
-        exploratory=(Outcome("that share, at 2e-4", routed(SLOW["grpo"]), "above", 0.5, unit="share"),),
+        tuple({arm.label: arm for dial in ("layers", "experts") for arm in DIALS[dial].values()}.values()),
+        f"{_ROUTES}; a few tokens carry the moment.",
+        controls=(),
     ),
     Claim(
         13,
         "GSPO tolerates the sampler's log-probabilities in place of recomputed ones.",
         "GSPO (2507.18071), section 5.4",
         ("study_mismatch",),
-        _ANCHORS[:1],
-        "overview",
-        (ANCHORED["gspo", "old"], ANCHORED["gspo", "rollout"]),
-        f"{SMALL}; {NOISE}; engines differ by other things.",
+        (accuracy(arms.ANCHORED["gspo", "rollout"], arms.ANCHORED["gspo", "old"], -0.05),),
+        "answer",
+        (arms.ANCHORED["gspo", "old"], arms.ANCHORED["gspo", "rollout"]),
+        f"{SMALL}; {NOISE}.",
         MISMATCH,
-        exploratory=_ANCHORS[1:],
+        controls=(arms.EXACT,),
     ),
     Claim(
-        14,
-        "GSPO is 23 % more efficient than GRPO and wins 4.8 % more.",
-        "a published summary of GSPO; the paper has neither number",
-        ("study_rates",),
+        16,
+        "The unit of the ratio matters, its band does not.",
+        "the pilot of our audit",
+        ("study", "study_paper", "study_narrow", "study_wide", "study_audit"),
         (
-            Outcome(
-                "tokens that GRPO needs over those that GSPO needs, at 2e-4",
-                cost(SLOW["grpo"], SLOW["gspo"], "tokens"),
-                "above",
-                1,
-                unit="cost",
-            ),
-            Outcome(
-                "held-out prompts GSPO wins less those it loses, share, at 2e-4",
-                wins(SLOW["gspo"], SLOW["grpo"]),
-                "above",
-                0,
-                unit="share",
-            ),
+            reward(arms.WIDE, arms.PAPERS),
+            reward(arms.NARROW, arms.PAPERS, "between", -0.05, 0.05),
+            reward(GSPO, arms.WIDE, "between", -0.05, 0.05),
+            usefulness(AUDITED["gspo-grpo_band"], AUDITED["grpo-paper"]),
+            usefulness(AUDITED["grpo-gspo_band"], AUDITED["grpo-paper"], "between", -0.1, 0.1),
+            usefulness(AUDITED["gspo"], AUDITED["gspo-grpo_band"], "between", -0.1, 0.1),
         ),
-        "fig01",
-        (SLOW["grpo"], SLOW["gspo"]),
-        f"{SMALL}; at a third of the study's learning rate. Only the direction is looked at, not the numbers.",
-        (),
-        moved="both numbers come from a summary, the paper has neither; they are about efficiency where nothing "
-        "collapses, and no claim about stability",
-        exploratory=(
-            Outcome(
-                "updates that GRPO needs over those that GSPO needs, at 2e-4",
-                cost(SLOW["grpo"], SLOW["gspo"], "updates"),
-                "above",
-                1,
-                unit="cost",
-            ),
-        ),
+        "answer",
+        (arms.WIDE, arms.PAPERS, GSPO, arms.NARROW),
+        f"{SMALL}; {_GRPOS}.",
+        STRESS,
     ),
 )

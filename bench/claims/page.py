@@ -1,4 +1,4 @@
-"""``docs/claims.md``: the verdicts on the recorded runs, with a figure for each claim and one for all claims."""
+"""``docs/claims.md``: what papers claim, and what the recorded runs and gradients say, claim by claim."""
 
 import os
 from collections import Counter
@@ -10,202 +10,255 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.algorithms import provenance
-from steadymoe.bench.claims.arms import CONTENDERS, CONTROLS, FROZEN, GRPO, GSPO, TUNED
-from steadymoe.bench.claims.effects import best
-from steadymoe.bench.claims.gates import blocking, gates, told
+from steadymoe.bench.claims import figures
+from steadymoe.bench.claims.arms import CONTROLS, GRPO, GSPO, ON_POLICY, OTHERS, PAPERS, PAPERS_R2, TUNED
+from steadymoe.bench.claims.contrasts import CONTRASTS
+from steadymoe.bench.claims.effects import DRIFT, NoNumber, best_setting
+from steadymoe.bench.claims.gates import MISMATCH, blocking, keeps, standings
 from steadymoe.bench.claims.registry import CLAIMS
 from steadymoe.bench.claims.study import Arm, NotRun, Study
-from steadymoe.bench.claims.verdict import Claim, Finding, Verdict, findings, learning
+from steadymoe.bench.claims.verdict import LEGS, Claim, Finding, Leg, Verdict, findings
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import draw, tables
-from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec, points
-from steadymoe.bench.statistics.estimates import over_seeds
+from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec
+from steadymoe.bench.statistics.estimates import Estimate, over_seeds
 from steadymoe.bench.support import atomic_files, processes
 
-_HEADLINE = FigureSpec("outcomes", "outcomes", points.outcomes, "study", takes=("outcomes",))
-_HEAD = """# What papers claim, and what the reference study can say
+_OUTCOMES = FigureSpec("outcomes", "outcomes", figures.outcomes, "study", takes=("outcomes",))
+_ANSWER = FigureSpec("answer", "answer", figures.answer, "study", takes=("steps", "standings"))
+_SPECS = FIGURES | {spec.id: spec for spec in (_OUTCOMES, _ANSWER)}
+# The units whose outcomes have a figure.
+_DRAWN = ("reward", "usefulness")
+_HEAD = """# What papers claim, and what the reference study says
 
-`make figures` makes this page from `results/reference/data`; a test makes it again and compares. Questions, outcomes
-and thresholds were fixed in [protocol.md](protocol.md) before the runs. The gates were fixed after the runs, with the
-other changes that the protocol lists under "Changes after the runs". `make reference` runs the study again. Every
-statement holds at this scale alone: 0.45 M parameters and one task.
+`make figures` makes this page from `results/reference`; a test makes it again and compares. Questions, outcomes,
+thresholds and gates were fixed in [protocol.md](protocol.md) before the runs, and `make reference` runs the study
+again. Every statement holds at this scale alone: 0.85 M parameters, one task.
 
-*frozen* is GRPO at a learning rate of 0 with an exact sampler: the policy stays at its cold start. *Held-out accuracy*
-is the mean of a run's last five evaluations, sampled without an engine's noise. *Collapsed* counts runs by today's
-rule ([metrics.md](metrics.md), "Collapse"); – stands for runs too short for the rule. *Falling at the end* counts runs
-whose reward had fallen when they ended, too late to be judged. *Recorded* counts runs that recorded themselves as
-collapsed.
+A claim is asked of runs (*trajectory*) and of gradients on frozen rollouts (*mechanism*). An outcome is *supported* if
+its whole 95 % interval lies on the claimed side, *contradicted* if it lies wholly elsewhere, both at a corrected p of
+at most 5 %; else it is *not decided*. *Not testable here*: a gate that the claim needs is not passed. *Not run*: no
+runs, or not all of a comparison. [What a disagreement of the two means](protocol.md#outcomes).
 
-*Not testable on this testbed*: the testbed has not passed every gate that the claim needs. The effects are shown, and
-answer nothing. Otherwise an outcome is *supported* if its whole interval lies on the claimed side, and *contradicted*
-if the interval lies wholly elsewhere, both at a corrected p of at most 5 %. Else it is *not decided*.
-
-Effects are means over seeds with a 95 % interval (from ten seeds on a BCa bootstrap). Differences are taken seed by
-seed; ratios are geometric means. The interval of an area under a ROC curve keeps the runs of a seed together. For ten
-numbers with two peaks the BCa interval held the truth in 73 to 87 % of draws, so an exact p stands beside it: the
-share, among all ways to flip the signs of the seeds' distances from the threshold, with a mean at least as far off. It
-is corrected by Holm for the outcomes of one claim, not over claims. "Seeds for 80 % power" is the number of seeds that
-would find the effect at 5 % with a probability of 80 %, if the effect has its measured size.
+*Mean reward* is the mean over the steps that count; the *start* is a run's first reward; *frozen* is GRPO at a
+learning rate of 0. *Collapsed* counts runs by today's rule ([metrics.md](metrics.md), "Collapse"). Differences are
+taken seed by seed; p is exact by sign flips, and corrected by Holm for all outcomes of a claim, those that have not run
+too. "Seeds for 80 % power" is the number of seeds that would find the effect, if it has its measured size.
 """
-# The columns that a table of outcomes lacks if the claim gets no answer.
-_ANSWERS = ["verdict", "what would decide it"]
-# The arms that README's first screen shows.
-_FIRST = (FROZEN, GSPO, GRPO, *CONTROLS[:2])
+# The arms of README's first screen.
+FIRST = (ON_POLICY, GSPO, GRPO, *CONTROLS)
 
 
 class Verdicts:
-    """The verdicts on all claims by the runs below ``results``. Raises NotRun if the stressed arms have not run."""
+    """The verdicts on all claims by what is recorded below ``results``. Raises NotRun without runs of the study."""
 
     def __init__(self, results: Path) -> None:
         self.study = Study(results)
-        self._standings: dict[tuple[str, str], dict[str, Any]] = {}
-        self.gates = gates(self.study)
+        if not any(self.study.has(arm) for arm in (GRPO, GSPO)):
+            raise NotRun(f"{GRPO.label} ({GRPO.experiment})")
+        self.gates = standings(self.study)
+        self.kept = {each: keeps(self.study, each, DRIFT) for each in ("study_audit", "study_audit_twin")}
         self.blocking = {claim.number: blocking(claim.needs, self.gates) for claim in CLAIMS}
-        self.found = {
-            claim.number: findings(self.study, claim.outcomes, self.blocking[claim.number]) for claim in CLAIMS
+        self.lost = {
+            claim.number: [self.kept[each] for each in claim.experiments if each in self.kept] for claim in CLAIMS
         }
+        self.lost = {number: [gate for gate in found if gate.state != "passed"] for number, found in self.lost.items()}
+        self.found = {
+            claim.number: findings(self.study, claim.outcomes, self.blocking[claim.number], self._failed(claim))
+            for claim in CLAIMS
+        }
+        self._standings: dict[tuple[str, str, str], dict[str, Any]] = {}
 
-    def of(self, claim: Claim) -> Verdict:
-        """The verdict of a whole claim."""
-        return claim.verdict([each.verdict for each in self.found[claim.number]])
+    def _failed(self, claim: Claim) -> list[Any]:
+        """The gates of the mechanism leg that failed; audits that have not run are "not run", not "not testable"."""
+        return [gate for gate in self.lost[claim.number] if gate.state == "failed"]
 
-    def told(self, claim: Claim) -> str:
-        """The verdict of a whole claim with the gates that block it, or a remark if its outcomes disagree."""
-        verdicts = {each.verdict for each in self.found[claim.number]}
-        if self.blocking[claim.number]:
-            return f"{self.of(claim)}: {told(self.blocking[claim.number])}"
-        mixed = {"supported", "contradicted"} <= verdicts
-        return f"{self.of(claim)}: in part supported, in part contradicted" if mixed else self.of(claim)
+    def of(self, claim: Claim, leg: Leg) -> Verdict | None:
+        """The verdict of one leg; None for a claim without it."""
+        return claim.verdict(self.found[claim.number], leg)
+
+    def told(self, claim: Claim, leg: Leg) -> str:
+        """The verdict of one leg in words, with the outcomes that it comes from; "–" for a claim without it."""
+        verdict = self.of(claim, leg)
+        found = [each.verdict for each in self.found[claim.number] if each.outcome.leg == leg]
+        if verdict is None:
+            return "–"
+        counts = Counter(found)
+        mixed = ", ".join(f"{n} of {len(found)} {each}" for each, n in counts.items())
+        return verdict if len(counts) == 1 else f"{verdict} ({mixed})"
+
+    def answered(self) -> str:
+        """A sentence with the number of claims for each answer of each leg."""
+        lines = []
+        for leg, of in zip(LEGS, ("runs", "gradients"), strict=True):
+            counts = Counter(verdict for claim in CLAIMS if (verdict := self.of(claim, leg)))
+            told = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+            lines.append(f"of {sum(counts.values())} claims about {of}: {told}")
+        return f"**{lines[0][0].upper()}{'; '.join(lines)[1:]}.**"
+
+    def summary(self, page: str = "") -> str:
+        """A table of the answers, with links into ``page``."""
+        rows = [
+            f"| [{claim.number}]({page}#claim-{claim.number}) | {claim.statement} | "
+            f"{self.told(claim, 'trajectory')} | {self.told(claim, 'mechanism')} |"
+            for claim in CLAIMS
+        ]
+        return "\n".join(["| | claim | runs | gradients |", "|---|---|---|---|", *rows])
+
+    # --- tables of arms and outcomes ----------------------------------------------------------------------------
 
     def table(self) -> pd.DataFrame:
-        """One row for each outcome, without the claims that get no answer."""
-        return pd.DataFrame(
-            [_row(claim.number, each) for claim in CLAIMS if not claim.moved for each in self.found[claim.number]]
-        )
+        """One row for each outcome."""
+        return pd.DataFrame([_row(claim.number, each) for claim in CLAIMS for each in self.found[claim.number]])
 
     def texts(self) -> dict[str, str]:
-        """The table as text, by file name."""
-        rows = self.table()
-        return {
-            "claims.md": tables.to_markdown(rows) + "\n",
-            "claims.csv": tables.to_numbers(rows).to_csv(index=False),
-            "claims.tex": tables.to_latex(rows),
-        }
+        """The tables as text, by file name."""
+        found = {"claims": self.table(), "contrasts": self.contrasts()}
+        made: dict[str, str] = {}
+        for name, rows in found.items():
+            made |= {f"{name}.md": tables.to_markdown(rows) + "\n", f"{name}.tex": tables.to_latex(rows)}
+            made[f"{name}.csv"] = tables.to_numbers(rows).to_csv(index=False)
+        return made
+
+    def contrasts(self) -> pd.DataFrame:
+        """The published contrasts beside the study's."""
+        rows = []
+        for each in CONTRASTS:
+            seen, said = each.answer(self.study)
+            rows.append(
+                {"": each.number, "published": f"{each.published} ({each.source})", "here": each.here}
+                | {"difference": "; ".join(str(one.estimate) for one in seen) or "–"}
+                | {"n": seen[0].estimate.n if seen else "–", "sign": said}
+            )
+        return pd.DataFrame(rows)
+
+    def contrasted(self) -> str:
+        """A sentence with the number of contrasts whose sign is right, wrong and open."""
+        counts = Counter(self.contrasts()["sign"])
+        return "Of twelve: " + ", ".join(f"{n} {each}" for each, n in counts.items()) + "."
+
+    def standings(self, arms: Sequence[Arm], accuracy: bool = False) -> pd.DataFrame:
+        """A row for each arm that has run, best first: n, collapses, start, mean and final reward, accuracy."""
+        there = [arm for arm in {arm.label: arm for arm in arms}.values() if self.study.has(arm)]
+        last = self.study.held_out if accuracy else self.study.mean_reward
+        best_first = sorted(there, key=lambda arm: -float(last(arm).mean()))
+        return pd.DataFrame([self._standing(arm, accuracy) for arm in best_first])
+
+    def _standing(self, arm: Arm, accuracy: bool) -> dict[str, Any]:
+        """A row of ``standings``, computed once for all tables."""
+        key = (arm.label, arm.experiment, str(accuracy))
+        if key not in self._standings:
+            collapsed, judged = self.study.collapsed(arm)
+            row = {"arm": arm.label, "n": len(self.study.final(arm)), "collapsed": collapsed if judged else "–"}
+            first = self.study.numbers(arm, "eval_accuracy", "first") if accuracy else self.study.first(arm)
+            numbers = {"start": first, "mean reward": self.study.mean_reward(arm)}
+            numbers |= {"final reward": self.study.final(arm), "held-out accuracy": self.study.held_out(arm)}
+            ends = columns.bounds("reward")
+            self._standings[key] = row | {
+                what: over_seeds(values.tolist(), bounds=ends) for what, values in numbers.items()
+            }
+        return self._standings[key]
+
+    def first_screen(self) -> str:
+        """The arms of README's first screen, as a table."""
+        return tables.to_markdown(self.standings(FIRST).drop(columns="final reward"))
+
+    def tuned(self) -> str:
+        """A sentence with each algorithm's best setting on the seeds of the tuning."""
+        try:
+            found = [
+                f"{name.upper()} at {rate:g} and {band}"
+                for name in TUNED
+                for rate, band in [best_setting(self.study, name)]
+            ]
+        except (NotRun, NoNumber) as missing:
+            return f"Not tuned: {missing}."
+        return f"Best on the seeds of the tuning: {'; '.join(found)}."
+
+    # --- the page -----------------------------------------------------------------------------------------------
 
     def page(self, figures: str) -> str:
         """The text of ``docs/claims.md``; ``figures`` is the path from the page's folder to the figures."""
-        shown = f"![{_HEADLINE.caption}]({figures}/{draw.stem(_HEADLINE, 'claims')}.png)"
-        lines = [_HEAD, self.answered(), "", *self._testbed(), "## Answers", "", self.summary(), "", shown]
+        lines = [_HEAD, self.answered(), "", "## Answers", "", self.summary(), ""]
+        for unit in _DRAWN:
+            if len(self._in(unit)):
+                lines += [f"![{_OUTCOMES.caption}]({figures}/{draw.stem(_OUTCOMES, f'claims_{unit}')}.png)", ""]
+        lines += ["## Published contrasts", "", f"{self.contrasted()} They chose no setting.", ""]
+        lines += [tables.to_markdown(self.contrasts()), "", *self._testbed()]
         for claim in CLAIMS:
-            lines += ["", f"## Claim {claim.number}", "", f"{claim.statement} ({claim.source})", ""]
-            lines += [*self._answer(claim), *self._seen(claim), *self._shown(claim, figures)]
-            lines += [f"Runs: {', '.join(f'`experiment={name}`' for name in claim.experiments)}."]
-        return "\n".join(lines) + "\n"
-
-    def answered(self) -> str:
-        """A sentence with the number of claims for each answer."""
-        asked = [claim for claim in CLAIMS if not claim.moved]
-        counts = Counter(self.of(claim) for claim in asked)
-        return f"**Of {len(asked)} claims: {'; '.join(f'{n} {answer}' for answer, n in counts.items())}.**"
-
-    def first_screen(self) -> str:
-        """The arms of README's first screen with their start, collapses and final scores, as a table."""
-        return tables.to_markdown(self.standings(_FIRST).drop(columns="recorded"))
+            lines += [f"## Claim {claim.number}", "", f"{claim.statement} ({claim.source})", "", *self._answer(claim)]
+            lines += [*self._seen(claim), *self._shown(claim, figures)]
+            lines += [f"Runs: {', '.join(f'`experiment={name}`' for name in claim.experiments)}.", ""]
+        return "\n".join(lines).rstrip() + "\n"
 
     def _testbed(self) -> list[str]:
-        """The section on the testbed: the gates, and a table of every arm under stress and of the frozen policy."""
-        rows = pd.DataFrame([vars(gate) for gate in self.gates.values()]).rename(
-            columns={"id": "gate", "what": "passes when", "state": "here", "reason": "why"}
-        )
+        """The section on the testbed: the gates that are not passed, and every arm of ``study`` beside its controls."""
+        needed = {need for claim in CLAIMS for need in claim.needs}
+        states = [self.gates[need] for need in self.gates if need in needed] + list(self.kept.values())
+        open_gates = [f"- {gate.need} {gate.state}: {gate.seen}." for gate in states if gate.state != "passed"]
+        passed = sum(gate.state == "passed" for gate in states)
+        rivals = (GRPO, GSPO, *OTHERS.values(), PAPERS, PAPERS_R2)
         return [
             "## The testbed",
             "",
-            "Controls on seeds that no claim uses decide whether the testbed is valid. Runs on the claims' own seeds "
-            "can fail a gate and cannot pass one.",
+            f"Of {len(states)} [gates](gates.md) that claims need, {passed} are passed.",
             "",
-            tables.to_markdown(rows),
+            *([*open_gates, ""] if open_gates else []),
+            "The arms of the study at *stale* beside the controls. *On policy* is on the gates' seeds.",
             "",
-            "Every arm of `experiment=study` under stress, and the frozen policy, at which every arm starts:",
-            "",
-            tables.to_markdown(self.standings((FROZEN, *CONTENDERS, *CONTROLS[:2]))),
-            "",
-            learning(self.study, CONTENDERS),
+            tables.to_markdown(self.standings((*rivals, *CONTROLS, ON_POLICY))),
             "",
             self.tuned(),
             "",
         ]
 
     def _answer(self, claim: Claim) -> list[str]:
-        """The answer of a claim and its reason: the gates that failed, or why the claim gets no answer."""
-        if claim.moved:
-            return [f"**No answer**: {claim.moved}.", "", f"Limits: {claim.limits}", ""]
-        gates = self.blocking[claim.number]
-        reasons = [f"- {gate.id}: {gate.reason}." for gate in gates if gate.state == gates[0].state]
+        """The answers of a claim's legs, the gates that block them, and its limits."""
+        told = {leg: self.told(claim, leg) for leg in LEGS if self.of(claim, leg)}
+        answers = "; ".join(f"{leg}: {words}" for leg, words in told.items())
+        gates = [*self.blocking[claim.number], *self._failed(claim)]
+        reasons = [f"- {gate.need} {gate.state}: {gate.seen}." for gate in gates]
         rebuilt = sorted({arm.algorithm for arm in claim.arms if provenance(arm.algorithm) == "reconstruction"})
         rests = [f"It rests on reconstructions, whose equations were not seen: {', '.join(rebuilt)}.", ""]
-        limits = [*(rests if rebuilt else []), f"Limits: {claim.limits}", ""]
-        answer = self.told(claim)
-        return [f"**{answer[0].upper()}{answer[1:]}.**", "", *([*reasons, ""] if reasons else []), *limits]
+        return [
+            f"**{answers[0].upper()}{answers[1:]}.**",
+            "",
+            *([*reasons, ""] if reasons else []),
+            *(rests if rebuilt else []),
+            f"Limits: {claim.limits}",
+            "",
+        ]
 
     def _seen(self, claim: Claim) -> list[str]:
-        """The outcomes of a claim as a table, with verdicts if the claim gets an answer; then exploratory outcomes."""
+        """The outcomes of a claim as a table, then exploratory outcomes."""
         rows = pd.DataFrame([_row(claim.number, each) for each in self.found[claim.number]]).drop(columns="claim")
-        unanswered = claim.moved or self.blocking[claim.number]
-        lines = ["What was seen:", "", tables.to_markdown(rows.drop(columns=_ANSWERS if unanswered else [])), ""]
-        if more := [_row(claim.number, each) for each in findings(self.study, claim.exploratory)]:
+        lines = [tables.to_markdown(rows), ""]
+        more = [_row(claim.number, each) for each in findings(self.study, claim.exploratory) if each.seen.estimate.n]
+        if more:
             looked_at = pd.DataFrame(more)[["outcome", "effect", "n"]]
             lines += ["Exploratory, part of no verdict:", "", tables.to_markdown(looked_at), ""]
         return lines
 
-    def tuned(self) -> str:
-        """A sentence with each algorithm's best setting on the seeds of the tuning."""
-        try:
-            found = [best(self.study, algorithm).label for algorithm in TUNED]
-        except NotRun as missing:
-            return f"No algorithm was tuned: {missing} has not run."
-        return f"The best settings on two seeds that no claim uses: {'; '.join(found)}."
-
-    def summary(self, page: str = "") -> str:
-        """A table of the answers, with links into ``page``, without the claims that get no answer."""
-        rows = [
-            f"| [{claim.number}]({page}#claim-{claim.number}) | {claim.statement} | {self.told(claim)} |"
-            for claim in CLAIMS
-            if not claim.moved
-        ]
-        return "\n".join(["| | claim | answer |", "|---|---|---|", *rows])
-
     def _shown(self, claim: Claim, figures: str) -> list[str]:
-        """The arms of a claim as a table, and its figure."""
-        arms = self.arms(claim)
-        if arms.empty:
-            return []
-        spec = FIGURES[claim.figure] if claim.number in self.drawn else None
-        figure = [f"![{spec.caption}]({figures}/{draw.stem(spec, name(claim))}.png)", ""] if spec else []
-        return [tables.to_markdown(arms), "", *figure]
+        """The arms of a claim with their controls as a table, and its figure."""
+        lines = []
+        if not (rows := self.arms(claim)).empty:
+            lines += [tables.to_markdown(rows), ""]
+        if claim.number in self.drawn:
+            spec = _SPECS[claim.figure]
+            lines += [f"![{spec.caption}]({figures}/{draw.stem(spec, name(claim))}.png)", ""]
+        return lines
 
     def arms(self, claim: Claim) -> pd.DataFrame:
-        """``standings`` of the arms of a claim, and of the frozen policy if the arms begin with it."""
-        return self.standings([*self.there(claim), *([FROZEN] if claim.frozen else [])])
+        """``standings`` of the arms of a claim and its controls; empty for a claim about other numbers."""
+        if claim.figure != _ANSWER.id or not self.there(claim):
+            return pd.DataFrame()
+        return self.standings(self._all(claim), _by_accuracy(claim))
 
-    def standings(self, arms: Sequence[Arm]) -> pd.DataFrame:
-        """A row for each arm that has run, highest final reward first: n, collapses, start, final scores."""
-        ran = [arm for arm in {arm.label: arm for arm in arms}.values() if self.study.has(arm)]
-        return pd.DataFrame([self._standing(arm) for arm in sorted(ran, key=lambda arm: -self.study.final(arm).mean())])
-
-    def _standing(self, arm: Arm) -> dict[str, Any]:
-        """A row of ``standings``, computed once for all tables."""
-        key = (arm.label, arm.experiment)
-        if key not in self._standings:
-            runs, (collapsed, judged) = self.study.judged(arm), self.study.collapsed(arm)
-            falling = int(runs["falling_since"].notna().sum())
-            row = {"arm": arm.label, "n": len(self.study.final(arm)), "collapsed": collapsed if judged else "–"}
-            row |= {"falling at the end": falling if judged else "–", "recorded": self.study.recorded(arm)}
-            numbers = {"start (first reward)": self.study.first(arm), "final reward": self.study.final(arm)}
-            numbers |= {"held-out accuracy": self.study.held_out(arm)}
-            ends = columns.bounds("reward")
-            estimates = {what: over_seeds(values.tolist(), bounds=ends) for what, values in numbers.items()}
-            self._standings[key] = row | estimates
-        return self._standings[key]
+    def _all(self, claim: Claim) -> list[Arm]:
+        """The arms of a claim, its controls and, at *stale*, the on-policy twin."""
+        at_stale = claim.figure == _ANSWER.id and not _by_accuracy(claim)
+        return [*claim.arms, *claim.controls, *([ON_POLICY] if at_stale else [])]
 
     def there(self, claim: Claim) -> list[Arm]:
         """The arms of a claim that have run."""
@@ -213,34 +266,49 @@ class Verdicts:
 
     @cached_property
     def drawn(self) -> dict[int, dict[str, pd.DataFrame]]:
-        """The tables for the figure of each claim whose arms have all run and whose figure lacks nothing, by number."""
+        """The tables for the figure of each claim whose arms have all run, by number."""
         found = {}
         for claim in CLAIMS:
-            if self.there(claim) == list(claim.arms):
-                data = draw.data(self.study.tables(claim.arms), FIGURES[claim.figure].takes)
-                if FIGURES[claim.figure].lacks(data) is None:
+            if claim.figure and self.there(claim) == list(claim.arms):
+                spec = _SPECS[claim.figure]
+                data = draw.data(
+                    self.study.tables([arm for arm in self._all(claim) if self.study.has(arm)]), spec.takes
+                )
+                if claim.figure == _ANSWER.id:
+                    data["standings"] = _primary(self.arms(claim), _by_accuracy(claim))
+                if spec.lacks(data) is None:
                     found[claim.number] = data
         return found
 
-    def figures(self) -> list[tuple[FigureSpec, str, dict[str, pd.DataFrame]]]:
-        """Every figure that can be drawn: the figure, the beginning of its file name, and its tables."""
-        in_reward = [
-            {"claim": number, "outcome": each.outcome.what, "side": each.outcome.side}
-            | {"threshold": each.outcome.threshold, "effect": each.seen.estimate, "verdict": each.verdict}
+    def _in(self, unit: str) -> pd.DataFrame:
+        """The outcomes of one unit that have a number, for their figure."""
+        rows = [
+            {"claim": number, "outcome": each.outcome.what, "unit": unit, "side": each.outcome.side}
+            | {"threshold": each.outcome.threshold, "upper": each.outcome.upper}
+            | {"effect": each.seen.estimate, "verdict": each.verdict}
             for number, found in self.found.items()
             for each in found
-            if each.outcome.unit == "reward" and each.seen.estimate.n
+            if each.outcome.unit == unit and each.seen.estimate.n
         ]
-        every = [(_HEADLINE, "claims", {"steps": pd.DataFrame(), "outcomes": pd.DataFrame(in_reward)})]
+        return pd.DataFrame(rows)
+
+    def figures(self) -> list[tuple[FigureSpec, str, dict[str, pd.DataFrame]]]:
+        """Every figure that can be drawn: the figure, the beginning of its file name, and its tables."""
+        every = [
+            (_OUTCOMES, f"claims_{unit}", {"steps": pd.DataFrame(), "outcomes": rows})
+            for unit in _DRAWN
+            if len(rows := self._in(unit))
+        ]
         by_number = {claim.number: claim for claim in CLAIMS}
-        claims = [(by_number[number], data) for number, data in self.drawn.items()]
-        return every + [(FIGURES[claim.figure], name(claim), data) for claim, data in claims]
+        return every + [
+            (_SPECS[by_number[number].figure], name(by_number[number]), data) for number, data in self.drawn.items()
+        ]
 
 
 def make(results: Path, page: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Write ``tables/claims.*`` and the figures below ``results``, and ``page``; return the paths written.
 
-    Figures are written in ``formats`` and as png, for the page. Raises NotRun if the stressed arms have not run.
+    Figures are written in ``formats`` and as png, for the page. Raises NotRun if nothing of the study has run.
     """
     verdicts = Verdicts(results)
     figures = Path(os.path.relpath(results / "figures", page.parent)).as_posix()
@@ -251,14 +319,16 @@ def make(results: Path, page: Path, formats: Sequence[str] = FORMATS) -> list[Pa
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_files.write(path, partial(Path.write_text, data=text))
     written = list(texts)
-    specs, *others = zip(*verdicts.figures(), strict=True)
+    if not (every := verdicts.figures()):
+        return written
+    specs, *others = zip(*every, strict=True)
     drawn_as = tuple(dict.fromkeys((*formats, "png")))
     drawn = processes.in_processes(partial(_draw, results, drawn_as), [spec.id for spec in specs], *others)
     return written + [path for files in drawn for path in files]
 
 
 def _draw(results: Path, formats: Sequence[str], id: str, named: str, data: dict[str, pd.DataFrame]) -> list[Path]:
-    spec = _HEADLINE if id == _HEADLINE.id else FIGURES[id]
+    spec = _SPECS[id]
     return draw.write(spec, spec.figure(data), results, named, formats)
 
 
@@ -267,9 +337,22 @@ def name(claim: Claim) -> str:
     return f"claim{claim.number:02}"
 
 
+def _by_accuracy(claim: Claim) -> bool:
+    """Whether held-out accuracy decides: at the setting *mismatch*."""
+    return claim.needs == MISMATCH
+
+
+def _primary(standings: pd.DataFrame, accuracy: bool) -> pd.DataFrame:
+    """``standings`` as the figure takes it."""
+    outcome, metric = ("held-out accuracy", "eval_accuracy") if accuracy else ("mean reward", "reward")
+    kept = standings.rename(columns={outcome: "end"})[["arm", "start", "end"]]
+    return kept.assign(outcome=outcome, metric=metric)
+
+
 def _row(number: int, found: Finding) -> dict[str, Any]:
     outcome, effect = found.outcome, found.seen.estimate
     what = f"{outcome.what} ({found.seen.note})" if found.seen.note else outcome.what
-    row = {"claim": number, "outcome": what, "effect": effect, "n": effect.n, "claimed": outcome.claimed}
-    row |= {"p (sign flips)": found.p, "p (Holm)": found.corrected, "seeds for 80 % power": found.power}
-    return row | {"verdict": found.verdict, "what would decide it": found.decides}
+    shown: Estimate | str = effect if effect.n else "–"
+    row = {"claim": number, "outcome": what, "leg": outcome.leg, "effect": shown, "n": effect.n}
+    row |= {"claimed": outcome.claimed, "p (sign flips)": found.p, "p (Holm)": found.corrected}
+    return row | {"seeds for 80 % power": found.power, "verdict": found.verdict, "what would decide it": found.decides}

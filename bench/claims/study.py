@@ -1,8 +1,7 @@
-"""The reference study: the tables of some of its arms, and one number for each run.
+"""The reference study: one number for each recorded run, and one for each audited checkpoint.
 
-Each experiment of the study holds the arms that it adds; the arms to compare with stand in the experiment ``study``. A
-comparison therefore names its arms by experiment, algorithm and axes, and gets the tables of ``archive.load`` for these
-arms alone, under their labels.
+Each experiment of the study holds the arms that it adds. A comparison therefore names its arms by experiment, algorithm
+and axes, and gets the tables of ``archive.load`` for these arms alone, under their labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from steadymoe.bench.audit import archive as audits
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.report import archive, head_to_head, tables
-from steadymoe.bench.statistics import early_warning, efficiency
+from steadymoe.bench.report import archive, tables
+from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.estimates import Estimate
 
 NONE = Estimate(np.nan, np.nan, np.nan, 0)
@@ -32,16 +32,33 @@ class Arm(NamedTuple):
     """The config fields that differ from the experiment's own, with their values (``identity.axes_name``)."""
 
 
+class Audited(NamedTuple):
+    """A loss of an audit, under one routing."""
+
+    label: str
+    experiment: str
+    loss: str
+    """Its label in the audit (``audit.algorithms``, ``audit.arms``)."""
+    routing: str = "free"
+
+    def replayed(self) -> "Audited":
+        """The same loss with the old policy's routes replayed."""
+        return self._replace(label=f"{self.label} + R2", routing="r2")
+
+
 class NotRun(Exception):
-    """An arm has no ended runs; the message names it."""
+    """An arm has no ended runs, or a loss no audits; the message names it."""
 
 
 class Study:
-    """The recorded runs below ``results``, in ``runs/`` or ``data/``."""
+    """The recorded runs and audits below ``results``."""
 
     def __init__(self, results: Path) -> None:
         self._recorded = cache(lambda experiment: archive.load(results, experiment))
+        self._audited = cache(lambda experiment: audits.load(results, experiment).rows)
         self._chosen = cache(self._choose)
+
+    # --- runs ---------------------------------------------------------------------------------------------------
 
     def tables(self, arms: Sequence[Arm]) -> dict[str, pd.DataFrame]:
         """The tables of ``archive.load`` for ``arms``, with their labels as ``arm``. Raises NotRun."""
@@ -57,11 +74,25 @@ class Study:
         (name,) = ours["arm"].unique()
         return {kind: table[table["arm"] == name].assign(arm=label) for kind, table in recorded.items()}
 
+    def has(self, arm: Arm) -> bool:
+        """Whether any run of the arm has ended."""
+        try:
+            self.tables([arm])
+        except NotRun:
+            return False
+        return True
+
     def numbers(self, arm: Arm, metric: str, how: str) -> pd.Series:
         """One number for each run by seed, made from a metric's curve by ``tables.one_number``."""
         steps = self.tables([arm])["steps"]
         curves = steps[steps["metric"] == metric].sort_values("step").groupby("seed")["value"]
         return pd.Series({seed: tables.one_number(curve, how) for seed, curve in curves}, dtype=float)
+
+    def mean_reward(self, arm: Arm) -> pd.Series:
+        """Mean reward by seed over the steps that count: a collapse that began there would be seen before the end."""
+        steps = self.tables([arm])["steps"]
+        counted = steps[(steps["metric"] == "reward") & (steps["step"] <= self.judged(arm)["judged_until"].max())]
+        return counted.groupby("seed")["value"].mean()
 
     def final(self, arm: Arm) -> pd.Series:
         """Final reward by seed."""
@@ -76,13 +107,9 @@ class Study:
         """Held-out accuracy by seed: the mean of a run's last five evaluations, sampled without an engine's noise."""
         return self.numbers(arm, "eval_accuracy", "last")
 
-    def has(self, arm: Arm) -> bool:
-        """Whether any run of the arm has ended."""
-        try:
-            self.tables([arm])
-        except NotRun:
-            return False
-        return True
+    def routing_share(self, arm: Arm) -> pd.Series:
+        """``tables.routing_share`` by seed."""
+        return tables.routing_share(self.tables([arm])["steps"], [])
 
     def judged(self, arm: Arm) -> pd.DataFrame:
         """The runs of the arm that are long enough for today's rule of a collapse."""
@@ -94,45 +121,42 @@ class Study:
         runs = self.judged(arm)
         return int(runs["collapsed_step"].notna().sum()), len(runs)
 
-    def recorded(self, arm: Arm) -> int:
-        """How many runs recorded themselves as collapsed, by the rule of the day on which they ended."""
-        return int((self.tables([arm])["runs"]["status"] == "diverged").sum())
-
-    def routing_share(self, arm: Arm) -> pd.Series:
-        """``tables.routing_share`` by seed."""
-        return tables.routing_share(self.tables([arm])["steps"], [])
-
-    def warning_area(self, arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Estimate:
-        """Area under the ROC curve of a metric's most alarming value up to ``least_lead`` steps before a collapse.
-
-        Runs of all arms count, except runs that fell at their end, too late to be judged. The interval is over seeds.
-        """
+    def extremes(self, arms: Sequence[Arm], metric: str, least_lead: int = 1) -> pd.DataFrame:
+        """``early_warning.extremes`` of the runs of all arms, but those that fell too late to be judged."""
         found = self.tables(arms)
         runs = pd.concat([self.judged(arm).assign(arm=arm.label) for arm in arms])
         runs = runs[runs["collapsed_step"].notna() | runs["falling_since"].isna()]
         runs = runs.assign(collapsed=runs["collapsed_step"])
-        return early_warning.auc(
-            early_warning.extremes(found["steps"], runs, metric, least_lead, falls=columns.falls(metric))
-        )
+        return early_warning.extremes(found["steps"], runs, metric, least_lead, falls=columns.falls(metric))
 
-    def cost_factor(self, arm: Arm, over: Arm, unit: str) -> efficiency.CostRatio | None:
-        """The amount of ``unit`` (``efficiency.COSTS``) that an arm needs for a reward, over the amount of another arm.
+    def warning_area(self, arms: Sequence[Arm], metric: str) -> Estimate:
+        """Area under the ROC curve of a metric's most alarming value before a collapse; the interval is over seeds."""
+        return early_warning.auc(self.extremes(arms, metric))
 
-        The reward is the target of the head-to-head table: nine tenths of the way from the reward of the first step to
-        the final reward of the better arm. None if neither arm gains reward.
+    # --- audits -------------------------------------------------------------------------------------------------
+
+    def gradient(self, of: Audited, quantity: str, k: int) -> pd.Series:
+        """An estimate of the whole gradient before the cut, or a number of tokens, by seed, without undefined ones.
+
+        ``quantity`` and ``k`` as in docs/audit.md. Raises NotRun.
         """
-        found = self.tables([arm, over])
-        target = head_to_head.target(found["steps"], max(self.final(each).mean() for each in (arm, over)))
-        if target is None:
-            return None
-        ours, theirs = (head_to_head.spent(*self._steps_and_runs(each), target)[unit] for each in (arm, over))
-        return efficiency.cost_ratio(ours, theirs)
+        rows = self._rows(of.label, of.experiment)
+        chosen = rows[(rows["loss"] == of.loss) & (rows["routing"] == of.routing) & (rows["k"] == k)]
+        chosen = chosen[(chosen["quantity"] == quantity) & chosen["block"].isin(("whole", ""))]
+        chosen = chosen[chosen["cut"].isin(("before", ""))]
+        if chosen.empty:
+            raise NotRun(f"{of.label} ({of.experiment})")
+        return chosen.set_index("seed")["value"].dropna().sort_index()
 
-    def wins(self, arm: Arm, over: Arm) -> Estimate:
-        """The share of held-out prompts that an arm wins against another arm, less the share that it loses."""
-        ours, theirs = (self.tables([each])["evaluations"] for each in (arm, over))
-        return efficiency.win_rate(ours, theirs)
+    def kept(self, experiment: str, k: int) -> pd.Series:
+        """The reward of fresh samples after ``k`` updates over their reward before, by seed. Raises NotRun."""
+        rows = self._rows("reward", experiment)
+        of_fresh = rows[(rows["quantity"] == "reward") & (rows["routing"] == "fresh")]
+        rewards = of_fresh.pivot_table(index="seed", columns="k", values="value")
+        return (rewards[k] / rewards[0]).dropna()
 
-    def _steps_and_runs(self, arm: Arm) -> tuple[pd.DataFrame, pd.DataFrame]:
-        found = self.tables([arm])
-        return found["steps"], found["runs"]
+    def _rows(self, label: str, experiment: str) -> pd.DataFrame:
+        try:
+            return self._audited(experiment)
+        except audits.NoAudits as error:
+            raise NotRun(f"{label} ({experiment})") from error

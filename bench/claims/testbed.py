@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.claims.gates import State
 from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.measurement.published import Published, beside
@@ -20,6 +19,7 @@ from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Estimate, over_seeds, share
 
 Setting = Literal["learning", "stale", "mismatch", "mismatch fp8"]
+State = Literal["passed", "failed", "not measured"]
 
 # The learning rates over which the setting *learning* is tuned: conf/experiment/gates_learning.yaml.
 RATES = (1.5e-4, 3e-4, 4.5e-4, 6e-4)
@@ -82,7 +82,7 @@ def results(study: Study) -> list[Result]:
         ("V5", "stale", f"≥ {LEAST_KEPT:.0%} of the reward, GRPO and GSPO", _keeps),
         ("V6", "stale", "≥ the rule's patience", lambda of: _confirmed(of, STALE["grpo"])),
         ("V6", "mismatch", "≥ the rule's patience", lambda of: _confirmed(of, NOISY)),
-        ("V7", "stale", _resolution(), lambda of: _resolves(of, STALE["gspo"], STALE["grpo"], primary)),
+        ("V7", "stale", _resolution(), lambda of: _resolves(of, STALE["gspo"], STALE["grpo"], Study.mean_reward)),
         ("V7", "mismatch", _resolution(), lambda of: _resolves(of, QUIET, NOISY, Study.held_out)),
     )
     return [_result(study, *gate) for gate in gates]
@@ -100,16 +100,6 @@ def _result(
     except NotRun as missing:
         return Result(gate, setting, passes, NONE, "not measured", f"to be run: {missing}")
     return Result(gate, setting, passes, number, "passed" if passed else "failed", seen)
-
-
-def primary(study: Study, arm: Arm) -> pd.Series:
-    """The primary outcome by seed: mean reward over the steps that count.
-
-    A step counts if a collapse that began there would still be seen before the run ends.
-    """
-    steps = study.tables([arm])["steps"]
-    counted = steps[(steps["metric"] == "reward") & (steps["step"] <= study.judged(arm)["judged_until"].max())]
-    return counted.groupby("seed")["value"].mean()
 
 
 def gain(study: Study, arm: Arm) -> pd.Series:

@@ -1,22 +1,24 @@
-"""The rules by which a claim is supported, contradicted, not decided or not testable, and the numbers behind it."""
+"""The rules by which a claim's legs are supported, contradicted, not decided, not testable here or not run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.stats import norm  # type: ignore[attr-defined]  # made at run time
 
-from steadymoe.bench.claims.effects import Effect, NoNumber, Seen, gain, held_out
-from steadymoe.bench.claims.gates import Gate
+from steadymoe.bench.claims.arms import CONTROLS
+from steadymoe.bench.claims.effects import Effect, NoNumber, Seen
+from steadymoe.bench.claims.gates import Need, Standing
 from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
 from steadymoe.bench.statistics.comparisons import holm, seeds_needed, sign_flip_p
 
-Verdict = Literal["supported", "contradicted", "not decided", "not testable on this testbed"]
-NOT_TESTABLE: Verdict = "not testable on this testbed"
+Verdict = Literal["supported", "contradicted", "not decided", "not testable here", "not run"]
+Leg = Literal["trajectory", "mechanism"]
+LEGS: tuple[Leg, ...] = ("trajectory", "mechanism")
 LEVEL, POWER = 0.05, 0.8
 # A larger number of seeds is shown as "> 1000".
 _MOST_SEEDS = 1000
+_TO_BE_RUN = "to be run: "
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,10 @@ class Outcome:
     threshold: float
     upper: float = np.nan
     """The upper end of ``between``."""
-    unit: Literal["reward", "accuracy", "share", "ratio", "cost", "area"] = "reward"
-    """Outcomes in reward stand together in one figure; ratios and costs have the interval of their logarithm."""
+    unit: Literal["reward", "accuracy", "usefulness", "share", "ratio", "area"] = "reward"
+    """Outcomes of one unit stand together in a figure; ratios have the interval of their logarithm."""
+    leg: Leg = "trajectory"
+    """Whether it is measured on runs, or on audited rollouts."""
 
     @property
     def claimed(self) -> str:
@@ -41,7 +45,7 @@ class Outcome:
     def ends(self) -> list[float]:
         """The thresholds, on the scale of ``Seen.seeds``."""
         ends = [self.threshold] + ([self.upper] if self.side == "between" else [])
-        return np.log(ends).tolist() if self.unit in ("ratio", "cost") else ends
+        return np.log(ends).tolist() if self.unit == "ratio" else ends
 
     def p(self, seen: Seen) -> float:
         """The exact p of a sign-flip test against the threshold (``comparisons.sign_flip_p``).
@@ -71,20 +75,9 @@ class Outcome:
         return "supported" if supported else "contradicted" if contradicted else "not decided"
 
 
-def disturbed(of: str, arm: Arm, over: Arm, threshold: float = 0.0) -> tuple[Outcome, Outcome]:
-    """The outcomes of a claim about a noisy sampler: held-out accuracy, and the reward sampled with the noise.
-
-    Held-out accuracy decides. The reward is exploratory now; at first it was to decide (docs/protocol.md).
-    """
-    return (
-        Outcome(f"held-out accuracy of {of}", held_out(arm, over), "above", threshold, unit="accuracy"),
-        Outcome(f"final reward, sampled with noise, of {of}", gain(arm, over), "above", threshold),
-    )
-
-
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper, the outcomes that decide it, and the figure of its arms."""
+    """What a paper claims, how the study asks, and what the answer is worth."""
 
     number: int
     statement: str
@@ -92,26 +85,26 @@ class Claim:
     experiments: tuple[str, ...]
     outcomes: tuple[Outcome, ...]
     figure: str
-    """An id of ``figures.FIGURES``."""
+    """An id of ``figures.FIGURES``; empty for a claim without runs of its own."""
     arms: tuple[Arm, ...]
-    """The arms in the figure."""
+    """The arms in the figure and in the table."""
     limits: str
-    needs: tuple[str, ...]
-    """The ids of the gates (``gates.gates``) that a testbed must pass before the claim is answered on it."""
-    moved: str = ""
-    """For a claim that is not about stability, the reason why it gets no answer; empty for a claim about stability."""
-    frozen: bool = True
-    """Whether the arms begin at the policy of the frozen arm (``study_frozen``)."""
+    needs: tuple[Need, ...] = ()
+    """The gates that the trajectory leg needs."""
+    controls: tuple[Arm, ...] = CONTROLS
+    """The controls that stand beside the arms."""
     exploratory: tuple[Outcome, ...] = ()
     """Outcomes that the protocol does not list; they are shown and are part of no verdict."""
 
-    def verdict(self, found: Sequence[Verdict]) -> Verdict:
-        """The verdict of the whole claim, from the verdicts of its outcomes."""
-        if NOT_TESTABLE in found:
-            return NOT_TESTABLE
-        if all(each == "supported" for each in found):
-            return "supported"
-        return "contradicted" if "contradicted" in found and "supported" not in found else "not decided"
+    def verdict(self, found: Sequence["Finding"], leg: Leg) -> Verdict | None:
+        """The verdict of a leg from its findings; None for a claim without this leg."""
+        verdicts = [each.verdict for each in found if each.outcome.leg == leg]
+        if not verdicts:
+            return None
+        for whole in ("not testable here", "supported", "not run"):
+            if all(each == whole for each in verdicts):
+                return whole
+        return "contradicted" if "contradicted" in verdicts and "supported" not in verdicts else "not decided"
 
 
 @dataclass(frozen=True)
@@ -126,26 +119,18 @@ class Finding:
     """``p`` corrected for all outcomes of the claim (``comparisons.holm``)."""
     verdict: Verdict
     lacks: str = ""
-    """What is missing for a verdict: an arm that has not run, a number, or a testbed that passes the gates."""
+    """What is missing for a verdict: an arm that has not run, a number, or a passed gate."""
 
     @property
     def seeds(self) -> float:
         """The number of seeds with 80 % power against the threshold, if the effect has its measured size.
 
-        An area has no number for each seed; the width of its interval is used. nan for a cost, and for an estimate
-        without an interval.
+        nan for an effect without one number for each seed.
         """
-        estimate, ends = self.seen.estimate, self.outcome.ends
-        if np.isnan(estimate.low) or (self.outcome.unit == "cost"):
+        if not self.seen.seeds:
             return np.nan
-        mean = float(np.mean(self.seen.seeds)) if self.seen.seeds else estimate.mean
-        distance = min(abs(mean - end) for end in ends)
-        if not distance:
-            return np.inf
-        if self.seen.seeds:
-            return seeds_needed(self.seen.seeds, distance, POWER, LEVEL)
-        spread = (estimate.high - estimate.low) / 2 / norm.ppf(1 - LEVEL / 2)
-        return float(np.ceil(estimate.n * ((norm.ppf(1 - LEVEL / 2) + norm.ppf(POWER)) * spread / distance) ** 2))
+        distance = min(abs(float(np.mean(self.seen.seeds)) - end) for end in self.outcome.ends)
+        return seeds_needed(self.seen.seeds, distance, POWER, LEVEL) if distance else np.inf
 
     @property
     def power(self) -> str:
@@ -157,44 +142,42 @@ class Finding:
         """What would decide an outcome that is not decided; empty for a decided one."""
         if self.lacks or self.verdict != "not decided":
             return self.lacks
-        estimate = self.seen.estimate
-        if np.isnan(estimate.low):
-            return "longer runs: too few seeds have a number to compare"
-        if self.outcome.unit == "cost":
-            return "longer runs: in some seeds an arm never reached the reward"
+        if np.isnan(self.seeds) or np.isnan(self.seen.estimate.low):
+            return "more seeds"
         if self.seeds > _MOST_SEEDS:
             return "no affordable number of seeds: the effect is at its threshold"
-        return f"about {max(estimate.n + 1, round(self.seeds))} seeds for 80 % power, if the effect is what it seems"
+        n = max(self.seen.estimate.n + 1, round(self.seeds))
+        return f"about {n} seeds for 80 % power, if the effect is what it seems"
 
 
-def learning(study: Study, contenders: Sequence[Arm]) -> str:
-    """A sentence on whether algorithms learn on the testbed; not in the protocol. Raises NotRun for a missing arm."""
-    learn = [arm for arm in contenders if study.final(arm).mean() > study.first(arm).mean()]
-    best = max(contenders, key=lambda arm: study.final(arm).mean())
-    first, final = study.first(best).mean(), study.final(best).mean()
-    return (
-        f"Exploratory: of {len(contenders)} algorithms {len(learn)} end above the mean reward that they began with; "
-        f"the best, {best.label}, goes from {first:.2f} to {final:.2f}."
-        + ("" if learn else " What tells them apart there is how much they lose.")
-    )
+def findings(
+    study: Study, outcomes: Sequence[Outcome], blocking: Sequence[Standing] = (), lost: Sequence[Standing] = ()
+) -> list[Finding]:
+    """The finding of each outcome: "not run" without runs, "not testable here" where a gate of its leg is not passed.
 
-
-def findings(study: Study, outcomes: Sequence[Outcome], blocking: Sequence[Gate] = ()) -> list[Finding]:
-    """The finding of each outcome: not decided if runs are missing, not testable if ``blocking`` holds a gate."""
-    seen: list[Seen] = []
-    lacks = []
-    for outcome in outcomes:
-        try:
-            seen.append(outcome.effect(study))
-            lacks.append("")
-        except (NotRun, NoNumber) as why:
-            lacks.append(f"to be run: {why}" if isinstance(why, NotRun) else str(why))
-            seen.append(Seen(NONE, note=lacks[-1]))
+    ``blocking`` are gates of the trajectory leg that are not passed, ``lost`` of the mechanism leg. Outcomes that have
+    not run count in Holm's correction, so that it does not change when they do.
+    """
+    seen, lacks = zip(*(_look(study, outcome) for outcome in outcomes), strict=True) if outcomes else ((), ())
     p_values = [outcome.p(each) for outcome, each in zip(outcomes, seen, strict=True)]
+    corrected = holm([1.0 if not each.estimate.n else p for each, p in zip(seen, p_values, strict=True)])
     found = []
-    for outcome, each, p, corrected, lack in zip(outcomes, seen, p_values, holm(p_values), lacks, strict=True):
-        verdict: Verdict = "not decided" if lack else outcome.verdict(each, corrected)
-        verdict = NOT_TESTABLE if blocking else verdict
-        reason = lack or (f"a testbed that passes {', '.join(gate.id for gate in blocking)}" if blocking else "")
-        found.append(Finding(outcome, each, p, float(corrected), verdict, reason))
+    for outcome, each, p, with_others, lack in zip(outcomes, seen, p_values, corrected, lacks, strict=True):
+        verdict: Verdict = "not decided" if lack else outcome.verdict(each, with_others)
+        if lack.startswith(_TO_BE_RUN):
+            verdict = "not run"
+        if gates := lost if outcome.leg == "mechanism" else blocking:
+            verdict = "not testable here"
+            lack = lack or f"a testbed that passes {', '.join(str(gate.need) for gate in gates)}"
+        found.append(Finding(outcome, each, p, np.nan if np.isnan(p) else float(with_others), verdict, lack))
     return found
+
+
+def _look(study: Study, outcome: Outcome) -> tuple[Seen, str]:
+    """The size of an outcome's effect, and what is missing for it."""
+    try:
+        return outcome.effect(study), ""
+    except NotRun as missing:
+        return Seen(NONE), f"{_TO_BE_RUN}{missing}"
+    except NoNumber as why:
+        return Seen(NONE, note=str(why)), str(why)

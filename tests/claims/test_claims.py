@@ -11,16 +11,17 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench import cli
-from steadymoe.bench.claims import arms, effects, registry, verdict
-from steadymoe.bench.claims import gates as testbeds
-from steadymoe.bench.claims.effects import NoNumber, Seen
-from steadymoe.bench.claims.gates import Gate, State, blocking
-from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
-from steadymoe.bench.claims.verdict import NOT_TESTABLE, Claim, Finding, Outcome
+from steadymoe.bench.audit.archive import ADDED
+from steadymoe.bench.audit.measure import COLUMNS
+from steadymoe.bench.claims import arms, contrasts, effects, figures, gates, registry, testbed, verdict
+from steadymoe.bench.claims.effects import Seen
+from steadymoe.bench.claims.gates import Need, Standing, blocking
+from steadymoe.bench.claims.study import NONE, Arm, Audited, NotRun, Study
+from steadymoe.bench.claims.testbed import State
+from steadymoe.bench.claims.verdict import Claim, Finding, Outcome
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.report import archive
-from steadymoe.bench.report.figures import points
 from steadymoe.bench.statistics.estimates import Estimate
 
 ROOT = Path(__file__).parents[2]
@@ -74,13 +75,21 @@ def test_between_has_two_ends(low: float, high: float, found: str) -> None:
         (["supported", "contradicted"], "not decided"),
         (["contradicted", "not decided"], "contradicted"),
         (["not decided"], "not decided"),
-        ([NOT_TESTABLE, NOT_TESTABLE], NOT_TESTABLE),
+        (["not testable here", "not testable here"], "not testable here"),
+        (["not run", "not run"], "not run"),
+        (["not run", "supported"], "not decided"),
+        (["not run", "contradicted"], "contradicted"),
     ],
 )
-def test_a_claim_is_supported_by_all_and_contradicted_only_where_nothing_supports_it(
+def test_a_leg_is_supported_by_all_and_contradicted_only_where_nothing_supports_it(
     found: list[verdict.Verdict], whole: str
 ) -> None:
-    assert Claim(1, "", "", (), (), "fig01", (), "", ()).verdict(found) == whole
+    claim = Claim(1, "", "", (), (), "", (), "")
+    of_runs = [Finding(outcome("above", 0), Seen(NONE), NAN, NAN, each) for each in found]
+    other = Finding(replace(outcome("above", 0), leg="mechanism"), Seen(NONE), NAN, NAN, "contradicted")
+    assert claim.verdict([*of_runs, other], "trajectory") == whole
+    assert claim.verdict([*of_runs, other], "mechanism") == "contradicted"
+    assert claim.verdict(of_runs, "mechanism") is None
 
 
 TEN = tuple(0.5 + np.sqrt(0.9) * np.array([1, -1] * 5))  # mean 0.5, standard deviation 1
@@ -98,13 +107,10 @@ def test_what_would_decide_it_is_said_in_seeds_that_have_80_percent_power() -> N
     assert finding(half, threshold=-0.5).power == "10"  # a whole one
     assert "no affordable number" in finding(half, threshold=0.5).decides
     assert finding(half, "supported").decides == ""
-    assert finding(Seen(NONE)).decides.startswith("longer runs")
-    # Ratios are compared by their logarithms, areas by their interval.
+    # Ratios are compared by their logarithms; an area has no number for each seed.
     assert finding(Seen(Estimate(np.exp(0.5), 0.8, 3.4, 10), TEN), unit="ratio", threshold=1).power == "34"
-    assert finding(Seen(Estimate(2, 1.5, np.inf, 10)), unit="cost", threshold=3).decides.startswith("longer runs")
-    area = finding(Seen(Estimate(0.6, 0.4, 0.8, 10)), unit="area", threshold=0.5)
-    assert area.power == "82"  # 10 ((1.96 + 0.84) / 1.96 × 0.2 / 0.1)²
-    assert "82 seeds" in area.decides
+    area = finding(Seen(Estimate(0.1, -0.2, 0.4, 10)), unit="area")
+    assert (area.power, area.decides) == ("–", "more seeds")
 
 
 def test_p_is_exact_and_about_the_threshold() -> None:
@@ -131,30 +137,54 @@ def test_p_is_corrected_by_holm_for_the_outcomes_of_one_claim() -> None:
     assert [(each.p, each.corrected) for each in thrice] == [pytest.approx((22 / 1024, 66 / 1024))] * 3
 
 
-def gate(id: str, state: State) -> Gate:
-    return Gate(id, "it holds", state, f"{id} is {state}", "nowhere")
+def test_an_outcome_that_has_not_run_counts_in_the_correction() -> None:
+    ten = Seen(Estimate(0.5, 0.1, 0.9, 10), TEN)
+    there = replace(outcome("above", 0), effect=lambda study: ten)
+
+    def missing(study: Study) -> Seen:
+        raise NotRun("C (made)")
+
+    absent = replace(outcome("above", 0), effect=missing)
+    alone, one, two = (verdict.findings(Study(Path("nowhere")), [there, *[absent] * n])[0] for n in (0, 1, 2))
+    assert [each.corrected / alone.p for each in (alone, one, two)] == pytest.approx([1, 2, 3])
+    assert one.p == alone.p
+
+
+def gate(id: str, state: State) -> tuple[Need, Standing]:
+    return (need := Need(id, "stale")), Standing(need, state, "seen")
 
 
 def test_a_claim_is_answered_where_every_gate_that_it_needs_is_passed() -> None:
-    testbed = {id: gate(id, state) for id, state in (("A", "passed"), ("B", "not measured"), ("C", "failed"))}  # type: ignore[arg-type]
-    assert blocking(["A"], testbed) == []
-    assert [each.id for each in blocking(["A", "B", "C"], testbed)] == ["C", "B"]
-    assert testbeds.told(blocking(["A", "B", "C"], testbed)) == "C failed; B not measured"
+    known = dict(gate(id, state) for id, state in (("A", "passed"), ("B", "not measured"), ("C", "failed")))  # type: ignore[arg-type]
+    a, b, c = known
+    assert blocking([a], known) == []
+    assert [each.need for each in blocking([a, b, c], known)] == [c, b]
     with pytest.raises(KeyError):
-        blocking(["D"], testbed)
+        blocking([Need("A", "learning")], known)
 
 
 @pytest.mark.parametrize("state", ["failed", "not measured"])
-def test_a_gate_that_is_not_passed_takes_the_verdict_and_leaves_what_was_seen(state: State) -> None:
+def test_a_gate_that_is_not_passed_takes_the_verdict_of_its_leg_and_leaves_what_was_seen(state: State) -> None:
     seen = Seen(Estimate(0.8, 0.1, 1.2, 10), (1.0,) * 10)
-    asked = replace(outcome("above", 0), effect=lambda study: seen)
-    for states, found, lacks in (
-        (("passed", "passed"), "supported", ""),
-        (("passed", state), NOT_TESTABLE, "a testbed that passes B"),
+    of_runs = replace(outcome("above", 0), effect=lambda study: seen)
+    of_gradients = replace(of_runs, leg="mechanism")
+    _, standing = gate("B", state)
+    for blocked, lost, found in (
+        ([], [], ("supported", "supported")),
+        ([standing], [], ("not testable here", "supported")),
+        ([], [standing], ("supported", "not testable here")),
     ):
-        testbed = {id: gate(id, each) for id, each in zip("AB", states, strict=True)}  # type: ignore[arg-type]
-        (each,) = verdict.findings(Study(Path("nowhere")), [asked], blocking(["A", "B"], testbed))
-        assert (each.verdict, each.decides, each.seen, each.p) == (found, lacks, seen, 2 / 2**10)
+        each = verdict.findings(Study(Path("nowhere")), [of_runs, of_gradients], blocked, lost)
+        assert tuple(one.verdict for one in each) == found
+        assert all(one.seen == seen and one.p == 2 / 2**10 for one in each)
+        assert [one.decides for one in each if one.verdict == "not testable here"] == [
+            "a testbed that passes B (stale)"
+        ] * len([*blocked, *lost])
+
+
+def test_every_gate_that_a_claim_needs_is_measured_somewhere() -> None:
+    measured = {Need(each.gate, each.setting) for each in testbed.results(Study(Path("nowhere")))}
+    assert {need for claim in registry.CLAIMS for need in claim.needs} <= measured
 
 
 def test_a_share_of_0_makes_no_ratio_infinite_in_silence() -> None:
@@ -172,11 +202,12 @@ def test_a_share_of_0_makes_no_ratio_infinite_in_silence() -> None:
 
 
 def test_the_figure_of_all_claims_marks_what_is_not_testable() -> None:
-    row = {"claim": 1, "outcome": "x", "side": "above", "threshold": 0.0, "effect": Estimate(0.1, 0.0, 0.2, 10)}
-    sheet = points.outcomes(pd.DataFrame([row | {"verdict": NOT_TESTABLE}]))
+    row = {"claim": 1, "outcome": "mean reward, x less y", "unit": "reward", "side": "above", "threshold": 0.0}
+    row |= {"upper": NAN, "effect": Estimate(0.1, 0.0, 0.2, 10), "verdict": "not testable here"}
+    sheet = figures.outcomes(pd.DataFrame([row]))
     labels = [text.get_text() for legend in sheet.figure.legends for text in legend.get_texts()]
     labels += [text.get_text() for axis in sheet.figure.axes if axis.legend_ for text in axis.legend_.get_texts()]
-    assert labels == [NOT_TESTABLE]
+    assert labels == ["not testable here"]
 
 
 def test_the_registry_is_the_table_of_the_protocol() -> None:
@@ -189,20 +220,31 @@ def test_the_registry_is_the_table_of_the_protocol() -> None:
         statement, experiments, outcomes = rows[claim.number]
         assert claim.statement == statement
         assert experiments == set(claim.experiments)
-        assert len(claim.outcomes) == max(1, len(re.findall(r"\([a-d]\)", outcomes)))
+        letters = [
+            letter for group in re.findall(r"\(([a-em-o](?:, [m-o])*)\)", outcomes) for letter in group.split(", ")
+        ]
+        assert len(claim.outcomes) == max(1, len(letters)), claim.number
+        of_gradients = [each for each in claim.outcomes if each.leg == "mechanism"]
+        if claim.number != 2:  # clipped shares have the letters of runs
+            assert len(of_gradients) == len([letter for letter in letters if letter >= "m"])
         for each in claim.outcomes:
-            shares = {f"{number * 100:g}" for number in (each.threshold, each.upper)}
-            assert re.search(rf"(?<![\d.]){abs(each.threshold):g}(?![\d.])", outcomes) or any(
-                share in outcomes for share in shares
-            )
+            for number in (each.threshold, each.upper):
+                assert np.isnan(number) or re.search(rf"(?<![\d.]){abs(number):g}(?![\d])", outcomes), each.what
 
 
 def test_the_gates_that_a_claim_needs_are_those_of_the_protocol() -> None:
-    rows = {}
-    for line in (ROOT / "docs" / "protocol.md").read_text().partition("## Changes after the runs")[2].splitlines():
-        if found := re.match(r"\| ([\d, ]+) \| ([^|]*) \|$", line.strip()):
-            rows |= dict.fromkeys(map(int, found[1].split(",")), tuple(found[2].split(", ")))
-    assert rows == {claim.number: claim.needs for claim in registry.CLAIMS if not claim.moved}
+    gates_part = (ROOT / "docs" / "protocol.md").read_text().partition("\n## Gates\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| ([\d, ]+) \| (.*?) \|$", gates_part, re.MULTILINE))
+    numbers = {claim.number: claim for claim in registry.CLAIMS}
+    needs = {words: {numbers[int(n)].needs for n in of.split(", ")} for of, words in rows.items()}
+    assert needs == {
+        "V1; V2, V3, V5, V6, V7 at *stale*": {gates.STRESS},
+        "the same, and V2 dense": {gates.STRESS_AND_TWIN},
+        "V1; V4, V6, V7 at *mismatch*": {gates.MISMATCH},
+        next(words for words in rows.values() if words.startswith("none")): {(), gates.STRESS},
+    }
+    assert numbers[16].needs == gates.STRESS
+    assert sorted(int(n) for of in rows for n in of.split(", ")) == sorted(numbers)
 
 
 @functools.cache
@@ -210,10 +252,10 @@ def planned() -> set[tuple[str, str, str]]:
     """Algorithm, experiment and axes of every run that ``make reference`` asks for."""
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", "")
     recipe = makefile.partition("\nreference:")[2].partition("\n\n")[0]
-    tuning = re.search(r"^TUNING := (.*)$", makefile, re.MULTILINE)[1]  # type: ignore[index]
-    listed = re.search(r"for experiment in (.*?);", recipe)[1].replace("$(TUNING)", tuning)  # type: ignore[index]
+    given = dict(re.findall(r"^(\w+) := (.*)$", makefile, re.MULTILINE))
+    listed = re.sub(r"\$\((\w+)\)", lambda name: given[name[1]], re.search(r"for experiment in (.*?);", recipe)[1])  # type: ignore[index]
     commands = [f"experiment={words}".split() for words in shlex.split(listed)]
-    assert len(commands) == 16
+    assert len(commands) == 22
     return {
         (run.choices["algorithm"], run.config.experiment_name, axes_name(run.axes))
         for command in commands
@@ -230,7 +272,8 @@ def every_arm(found: object) -> list[Arm]:
 
 def test_make_reference_runs_every_arm_under_the_name_it_is_looked_for_by() -> None:
     known = [arm for name, found in vars(arms).items() if name.isupper() for arm in every_arm(found)]
-    assert len(known) > 40
+    known = [arm for arm in known if arm.experiment != "gates_twin"]  # `make gates` runs it
+    assert len(known) > 50
     absent = [arm for arm in known if (arm.algorithm, arm.experiment, axes_name(arm.axes)) not in planned()]
     assert absent == []
 
@@ -284,25 +327,16 @@ def test_the_numbers_of_arms_are_those_of_their_runs(made: Study) -> None:
     assert made.final(A).tolist() == pytest.approx([0.2] * 10)
     assert made.first(B).tolist() == pytest.approx([0.6] * 10)
     assert made.collapsed(A) == (9, 10)
-    gain = effects.gain(B, A)(made).estimate
-    assert (gain.mean, gain.n) == (pytest.approx(0.5 + 0.045), 10)
-    assert gain.low < gain.mean < gain.high
-    assert effects.clipped(B, A)(made).estimate.mean == pytest.approx(20)
+    counted = [np.mean(rewards(B, seed)[:11]) - np.mean(rewards(A, seed)[:11]) for seed in SEEDS]
+    gain = effects.mean_reward(B, A)(made)
+    assert gain.seeds == pytest.approx(counted)  # the last nine of 20 steps only confirm
+    assert gain.estimate.low < gain.estimate.mean < gain.estimate.high
+    twice = effects.interaction(((B, A), (A, B)))(made)
+    assert twice.seeds == pytest.approx([2 * each for each in counted])
     assert made.routing_share(A).tolist() == pytest.approx([0.75] * 10)
-    assert made.wins(B, A).mean == pytest.approx(0.25)
+    assert effects.routed((A, B))(made).estimate.mean == pytest.approx(0.75)
+    assert effects.routed((A,), (B,))(made).estimate.mean == pytest.approx(0)
     assert made.tables([B, A])["runs"]["arm"].unique().tolist() == ["B", "A"]
-
-
-def test_a_cost_that_was_never_reached_leaves_the_interval_open(made: Study) -> None:
-    cost = effects.cost(A, B, "tokens")(made)
-    assert cost.estimate.high == np.inf
-    assert cost.estimate.low > 1  # A spends twice as much a step and never gets there
-    assert cost.note == "median, 6 of 6 seeds censored, at least this"  # in the other four B did not get there either
-    cheaper = effects.cost(B, A, "tokens")(made)
-    assert cheaper.estimate.low == 0
-    assert cheaper.estimate.high < 1
-    with pytest.raises(NoNumber, match="neither arm gains"):
-        effects.cost(A, A, "tokens")(made)
 
 
 def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: Study) -> None:
@@ -312,6 +346,14 @@ def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: St
     collapsed, stable = [seed + 1 for seed in range(1, 10)], [seed + 1 for seed in range(10)]
     pairs = [(x > y) + (x == y) / 2 for x in collapsed for y in stable]
     assert area.mean == pytest.approx(np.mean(pairs))
+    # Beside the reward itself, which tells the arms apart at once.
+    reward = made.warning_area([A, B], "reward").mean
+    beside = effects.announces([A, B], "grad_norm")(made)
+    assert beside.estimate.mean == pytest.approx(area.mean - reward)
+    assert beside.estimate.low < beside.estimate.mean < beside.estimate.high
+    assert beside.seeds == ()
+    same = effects.announces([A, B], "reward")(made).estimate
+    assert (same.mean, same.low, same.high) == (0, 0, 0)
 
 
 def test_without_runs_the_command_says_what_to_run_and_writes_nothing(
@@ -321,7 +363,7 @@ def test_without_runs_the_command_says_what_to_run_and_writes_nothing(
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == 2
-    assert "GRPO unclipped (study)" in (said := capsys.readouterr().err)
+    assert "GRPO (study)" in (said := capsys.readouterr().err)
     assert "make reference" in said
     assert list(tmp_path.iterdir()) == []
 
@@ -331,15 +373,94 @@ def test_an_arm_that_was_not_run_is_named_and_decides_nothing(made: Study) -> No
     assert not made.has(absent)
     with pytest.raises(NotRun, match=r"C \(made\)"):
         made.final(absent)
-    (found,) = verdict.findings(made, [Outcome("x", effects.gain(absent, A), "above", 0)])
-    assert (found.verdict, found.decides) == ("not decided", "to be run: C (made)")
+    (found,) = verdict.findings(made, [Outcome("x", effects.mean_reward(absent, A), "above", 0)])
+    assert (found.verdict, found.decides) == ("not run", "to be run: C (made)")
 
 
-def test_whether_algorithms_learn_is_said_of_the_best_and_of_all(made: Study) -> None:
-    said = verdict.learning(made, (A, B))
-    assert (
-        "of 2 algorithms 1 end above the mean reward that they began with; the best, B, goes from 0.60 to 0.74." in said
-    )
-    assert "What tells them apart" not in said
-    assert "of 1 algorithms 0 end above" in verdict.learning(made, (A,))
-    assert "What tells them apart there is how much they lose." in verdict.learning(made, (A,))
+# --- gradients, from an archive made by hand -----------------------------------------------------------------------
+
+LOSS, OTHER = Audited("loss", "made", "grpo"), Audited("other", "made", "gspo")
+
+
+@pytest.fixture
+def audited(tmp_path: Path) -> Study:
+    """Two losses at three checkpoints: usefulness, clipped shares, and a reward that falls to 0.7."""
+    empty = dict.fromkeys((*COLUMNS, *ADDED), "") | dict.fromkeys(("low", "high", "clip_low", "clip_high"), NAN)
+    base = empty | {"start": 0, "router_scale": 1.0, "n": 8, "replicates": None, "strength": 0.0}
+    rows = []
+    for seed in range(3):
+        place = base | {"seed": seed, "checkpoint": seed}
+        for k, reward in ((0, 0.4), (16, 0.28)):
+            rows.append(place | {"k": k, "routing": "fresh", "loss": "all", "quantity": "reward", "value": reward})
+        for loss, routing, useful in (("grpo", "free", 0.1), ("grpo", "r2", 0.3), ("gspo", "free", 0.5 + seed)):
+            of = place | {"k": 16, "routing": routing, "loss": loss, "algorithm": loss}
+            for block, cut, value in (("whole", "before", useful), ("whole", "after", 9.0), ("router", "before", 8.0)):
+                rows.append(of | {"block": block, "cut": cut, "quantity": "usefulness", "value": value})
+            rows.append(of | {"quantity": "clip_fraction", "value": 0.02 if loss == "grpo" else 0.8})
+    folder = tmp_path / "audits" / "made"
+    folder.mkdir(parents=True)
+    pd.DataFrame(rows).to_parquet(folder / "audits.parquet")
+    (folder / "audits.json").write_text('{"unfinished": [], "audits": []}')
+    return Study(tmp_path)
+
+
+def test_gradients_are_compared_checkpoint_by_checkpoint(audited: Study) -> None:
+    assert effects.useful(OTHER, LOSS)(audited).seeds == pytest.approx((0.4, 1.4, 2.4))
+    assert effects.useful(LOSS.replayed(), LOSS)(audited).seeds == pytest.approx((0.2,) * 3)
+    twice = effects.useful_interaction(((OTHER, LOSS), (LOSS, OTHER)))(audited)
+    assert twice.seeds == pytest.approx((0.8, 2.8, 4.8))
+    assert effects.clipped(OTHER, LOSS, 16)(audited).estimate.mean == pytest.approx(40)
+    with pytest.raises(NotRun, match=r"other \+ R2 \(made\)"):
+        audited.gradient(OTHER.replayed(), "usefulness", 16)
+    with pytest.raises(NotRun, match=r"C \(absent\)"):
+        audited.gradient(Audited("C", "absent", "grpo"), "usefulness", 16)
+
+
+def test_an_audit_after_updates_that_lose_the_reward_blocks_its_leg(audited: Study) -> None:
+    assert audited.kept("made", 16).tolist() == pytest.approx([0.7] * 3)
+    lost = gates.keeps(audited, "made", 16)
+    assert (lost.state, str(lost.need)) == ("failed", "reward kept (made)")
+    assert gates.keeps(audited, "absent", 16).state == "not measured"
+
+
+# --- published contrasts --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("intervals", "said"),
+    [
+        ([(0.1, 0.3)], "right"),
+        ([(-0.3, -0.1)], "wrong"),
+        ([(-0.1, 0.1)], "open"),
+        ([(0.1, 0.3), (0.1, 0.3)], "right"),
+        ([(0.1, 0.3), (-0.3, -0.1)], "open"),
+        ([(-0.3, -0.1), (-0.3, -0.1)], "wrong"),
+    ],
+)
+def test_a_contrast_is_right_where_all_of_it_lies_above_0(intervals: list[tuple[float, float]], said: str) -> None:
+    seen = [Seen(Estimate((low + high) / 2, low, high, 10)) for low, high in intervals]
+    asked = contrasts.Contrast(1, "", "", "", tuple(lambda study, each=each: each for each in seen))  # type: ignore[misc]
+    assert asked.answer(Study(Path("nowhere"))) == (seen, said)
+
+
+def test_the_twelve_contrasts_are_there_and_say_what_has_not_run() -> None:
+    assert [each.number for each in contrasts.CONTRASTS] == list(range(1, 13))
+    assert {each.answer(Study(Path("nowhere")))[1] for each in contrasts.CONTRASTS} == {"not run"}
+
+
+# --- tuning ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_setting_lies_inside_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewarded = {(2e-4, "3e-4/4e-4"): 0.6, (4e-4, "0.2/0.27"): 0.7}
+    by_arm = {arm.label: rewarded.get(key, 0.5) for key, arm in arms.TUNED["gspo"].items()}
+    monkeypatch.setattr(Study, "mean_reward", lambda self, arm: pd.Series([by_arm[arm.label]]))
+    study = Study(Path("nowhere"))
+    assert effects.best_setting(study, "gspo") == (4e-4, "0.2/0.27")
+    best = effects.best(study, "gspo")
+    assert best.axes == {"optimizer.learning_rate": 4e-4} | arms.WIDE.axes
+    by_arm[arms.TUNED["gspo"][4e-4, "3e-4/4e-4"].label] = 0.8
+    assert effects.best(study, "gspo").axes == {"optimizer.learning_rate": 4e-4}
+    by_arm[arms.TUNED["gspo"][8e-4, "3e-4/4e-4"].label] = 0.9
+    with pytest.raises(effects.NoNumber, match="an end of the grid"):
+        effects.best(study, "gspo")

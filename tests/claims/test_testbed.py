@@ -137,7 +137,7 @@ def test_the_primary_outcome_leaves_out_the_steps_that_only_confirm(sound: Made)
     last = STEPS - PATIENCE // UPDATES + 1
     rewards = np.concatenate([np.ones((10, last)), np.zeros((10, STEPS - last))], axis=1)
     sound.arms[Made.key(STALE["grpo"])] = rewards, accuracies
-    assert testbed.primary(sound, STALE["grpo"]).tolist() == [1.0] * 10
+    assert sound.mean_reward(STALE["grpo"]).tolist() == [1.0] * 10
 
 
 def test_a_design_says_how_many_seeds_a_difference_takes_and_one_without_runs_is_left_out(sound: Made) -> None:

@@ -1,7 +1,6 @@
 """Figures of one number per run: bars, dumbbells, and lines over an axis of the experiment."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -101,50 +100,6 @@ def _paired(axis: Axes, row: int, name: str, apart: pd.Series, look: Look) -> No
     axis.plot(apart, [row] * len(apart), "|", color=look.colour, markersize=5, alpha=0.8)
     axis.plot(apart.mean(), row, "s", color=look.colour, markersize=4.5)
     style.note(axis, name, pd.DataFrame([{"mean": apart.mean(), "n": len(apart)}]), "Δ last")
-
-
-# Verdict → index of its colour, and its mark (for readers without colour vision).
-_VERDICTS = {
-    "supported": (2, "o"),
-    "contradicted": (1, "X"),
-    "not decided": (7, "s"),
-    "not testable on this testbed": (7, "d"),
-}
-
-
-def outcomes(table: pd.DataFrame) -> DataFigure:
-    """What papers claim of final rewards, and what was seen: effect, 95 % interval, threshold and verdict.
-
-    ``table`` has one row per claim and outcome: claim, outcome, effect, side, threshold, verdict.
-    """
-    with style.figure_style():
-        figure, (axis,) = style.panels(1, 1, 0.9 + 0.19 * len(table), style.TWO_COLUMNS)
-        rows: list[Any] = list(table.itertuples())
-        named = [f"{row.claim}  {row.outcome.replace(' less ', ' − ')}" for row in rows]
-        for row, claimed in enumerate(rows):
-            index, mark = _VERDICTS[claimed.verdict]
-            colour, effect = looks.COLOURS[index], claimed.effect
-            axis.plot([effect.low, effect.high], [row, row], color=colour, linewidth=1.1)
-            axis.plot(effect.mean, row, mark, color=colour, markersize=4.5)
-            axis.plot(claimed.threshold, row, "|", color="black", markersize=9)
-            pointing = {"above": ">", "below": "<"}[claimed.side]
-            axis.plot(claimed.threshold, row, pointing, color="black", markersize=2.6)
-            numbers = vars(effect) | {"threshold": claimed.threshold, "verdict": claimed.verdict}
-            style.note(axis, named[row], pd.DataFrame([numbers]), "difference in final reward")
-        for verdict in [verdict for verdict in _VERDICTS if (table["verdict"] == verdict).any()]:
-            index, mark = _VERDICTS[verdict]
-            axis.plot([], [], mark, color=looks.COLOURS[index], markersize=4.5, label=verdict)
-        axis.axvline(0, color="#999999", linewidth=0.6, zorder=0)
-        axis.set_yticks(range(len(table)), named)
-        axis.set_ylim(len(table) - 0.4, -0.6)
-        axis.set_xlabel("difference in final reward")
-        axis.grid(visible=False, axis="y")
-        of = style.span([effect.n for effect in table["effect"]])
-        text = (
-            f"Means over seeds, n = {of}, of differences seed by seed; bars: 95 % interval. Black: the threshold and "
-            "the claimed side. The number before a comparison is the number of the claim."
-        )
-        return style.finish(figure, axis, text)
 
 
 def dose_response(steps: pd.DataFrame) -> DataFigure:

@@ -1,0 +1,93 @@
+"""The figures of claims: what the arms of one claim did, and the outcomes of all claims."""
+
+from typing import Any
+
+import pandas as pd
+
+from steadymoe.bench.report.figures import looks, style
+from steadymoe.bench.report.figures.curves import curves
+from steadymoe.bench.report.figures.style import DataFigure
+
+# Verdict → index of its colour, and its mark (for readers without colour vision).
+_VERDICTS = {
+    "supported": (2, "o"),
+    "contradicted": (1, "X"),
+    "not decided": (7, "s"),
+    "not testable here": (7, "d"),
+}
+
+
+def answer(steps: pd.DataFrame, standings: pd.DataFrame) -> DataFigure:
+    """The arms of a claim beside their controls: curves over gradient updates, and the primary outcome with its start.
+
+    ``standings`` has a row for each arm, best first: arm, metric, outcome (its name), start and end, both Estimates.
+    """
+    lines, (metric,), (outcome,) = looks.of_lines(steps), *(set(standings[name]) for name in ("metric", "outcome"))
+    with style.figure_style():
+        height = max(2.4, 0.9 + 0.2 * len(standings))
+        figure, axes = style.panels(1, 2, height, style.TWO_COLUMNS)
+        curves(axes[0], steps, metric, lines, x=_updates(steps))
+        axes[0].set_xlabel("gradient updates")
+        rows: list[Any] = list(standings.itertuples())
+        for row, each in enumerate(rows):
+            look = lines[each.arm]
+            axes[1].plot([each.end.low, each.end.high], [row, row], color=look.colour, linewidth=1.1)
+            axes[1].plot(each.end.mean, row, "o", color=look.colour, markersize=4.5)
+            axes[1].plot(each.start.mean, row, "o", color=look.colour, markersize=4.5, markerfacecolor="white")
+            numbers = vars(each.end) | {"start": each.start.mean}
+            style.note(axes[1], each.arm, pd.DataFrame([numbers]), outcome)
+        for face, name in (("black", outcome), ("white", "start")):
+            axes[1].plot([], [], "o", color="black", markerfacecolor=face, markersize=4.5, label=name)
+        axes[1].set_yticks(range(len(rows)), [each.arm for each in rows])
+        axes[1].set_ylim(len(rows) - 0.4, -0.6)
+        axes[1].set_xlabel(outcome)
+        axes[1].grid(visible=False, axis="y")
+        axes[1].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+        text = f"{style.curves_caption(steps)} Right: means over seeds; bars: 95 % interval."
+        return style.finish(figure, axes[0], text)
+
+
+def _updates(steps: pd.DataFrame) -> pd.Series:
+    """The gradient updates that an arm has made after each step, by arm and step."""
+    each = steps[["arm", "step", "updates_per_rollout"]].drop_duplicates()
+    return each.assign(made=each["step"] * each["updates_per_rollout"]).set_index(["arm", "step"])["made"].sort_index()
+
+
+def outcomes(table: pd.DataFrame) -> DataFigure:
+    """What papers claim, and what was seen: effect, 95 % interval, threshold and verdict.
+
+    ``table`` has a row for each outcome, all of one unit: claim, outcome, unit, effect, side, threshold, upper,
+    verdict.
+    """
+    (unit,) = set(table["unit"])
+    label = f"difference in {'mean reward' if unit == 'reward' else unit}"
+    with style.figure_style():
+        figure, (axis,) = style.panels(1, 1, 0.9 + 0.19 * len(table), style.TWO_COLUMNS)
+        rows: list[Any] = list(table.itertuples())
+        named = [f"{row.claim}  {row.outcome.partition(', ')[2].replace(' less ', ' − ')}" for row in rows]
+        for row, claimed in enumerate(rows):
+            index, mark = _VERDICTS[claimed.verdict]
+            colour, effect = looks.COLOURS[index], claimed.effect
+            axis.plot([effect.low, effect.high], [row, row], color=colour, linewidth=1.1)
+            axis.plot(effect.mean, row, mark, color=colour, markersize=4.5)
+            ends = {"above": ">", "below": "<", "between": ">"}[claimed.side], "<"
+            for end, pointing in zip((claimed.threshold, claimed.upper), ends, strict=True):
+                axis.plot(end, row, "|", color="black", markersize=9)
+                axis.plot(end, row, pointing, color="black", markersize=2.6)
+            numbers = vars(effect) | {"threshold": claimed.threshold, "upper": claimed.upper}
+            style.note(axis, named[row], pd.DataFrame([numbers | {"verdict": claimed.verdict}]), label)
+        for verdict in [verdict for verdict in _VERDICTS if (table["verdict"] == verdict).any()]:
+            index, mark = _VERDICTS[verdict]
+            axis.plot([], [], mark, color=looks.COLOURS[index], markersize=4.5, label=verdict)
+        axis.axvline(0, color="#999999", linewidth=0.6, zorder=0)
+        axis.set_yticks(range(len(table)), named)
+        axis.set_ylim(len(table) - 0.4, -0.6)
+        axis.set_xlabel(label)
+        axis.grid(visible=False, axis="y")
+        of = style.span([effect.n for effect in table["effect"]])
+        what = "checkpoints" if unit == "usefulness" else "seeds"
+        text = (
+            f"Means over {what}, n = {of}, of differences {what[:-1]} by {what[:-1]}; bars: 95 % interval. Black: the "
+            "threshold and the claimed side. The number before a comparison is the number of the claim."
+        )
+        return style.finish(figure, axis, text)
