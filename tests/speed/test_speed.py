@@ -166,9 +166,29 @@ def test_the_page_is_of_the_recorded_numbers() -> None:
     text = (ROOT / "docs" / "speed.md").read_text()
     assert page.markdown(numbers) in text
     assert page.markdown(numbers) == RECORDED.with_suffix(".md").read_text()
-    assert RECORDED.with_name("before_compiled.md").read_text() in text
     for link in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (ROOT / "docs" / link).exists(), link
+
+
+def test_what_is_said_of_the_goals_is_what_was_recorded() -> None:
+    numbers = json.loads(RECORDED.read_text())
+    goals = (ROOT / "docs" / "speed.md").read_text().partition("| goal |")[2].partition("\n\n")[0]
+    of = [numbers["settings"][setting]["compiled"] for setting in ("micro", "tiny", "stale")]
+    trl, generate = (
+        [each["median"] for each in found]
+        for found in ([one["beside"]["TRL"] for one in of], [one["generate"] for one in of])
+    )
+    little = [1 - one["beside"]["compiled, little"]["median"] for one in of]
+    peak = [one["useful_gflops"] / numbers["matmul_gflops"] for one in of]
+    for said in (
+        ", ".join(f"{each:.2f}" for each in trl),
+        ", ".join(f"{each:.2f}" for each in generate),
+        ", ".join(f"{100 * each:.0f}" for each in little) + " %",
+        ", ".join(f"{100 * each:.0f}" for each in peak) + " %",
+        f"{numbers['two_processes']['compiled']:.2f} ({numbers['two_processes']['ours']:.2f} not compiled)",
+        f"{numbers['begins']['filled cache']:.0f} s ({numbers['begins']['not compiled']:.0f} s not compiled)",
+    ):
+        assert said in goals, said
 
 
 def made_up() -> dict[str, Any]:
