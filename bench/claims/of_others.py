@@ -24,8 +24,7 @@ CLAIMS = (
         (accuracy(MINIRL["r2", 4], MINIRL["r3", 4]), accuracy(MINIRL["r3", 16], MINIRL["r2", 16])),
         "answer",
         tuple(MINIRL.values()),
-        f"{SMALL}; {NOISE}; the rollout stays as it is, so a rollout is trained on more often as updates grow, while "
-        "the paper keeps the mini-batch and splits a larger rollout.",
+        f"{SMALL}; {NOISE}; the noise was chosen at 4 updates.",
         MISMATCH,
         controls=(arms.EXACT,),
     ),

@@ -127,7 +127,7 @@ def test_the_prediction_is_what_the_loss_itself_marks(name: str, band: tuple[flo
 def recorded() -> list[np.ndarray]:
     """The token log-ratios of each recorded run of three experiments, as counts by bin."""
     found = []
-    for experiment in ("staleness", "study_mismatch", "gates_mismatch"):
+    for experiment in ("staleness", "gates_noise", "gates_mismatch"):
         table = pd.read_parquet(REFERENCE / experiment / "histograms.parquet")
         for _, run in table[table["metric"] == "token_ratio_histogram"].groupby(["arm", "seed"]):
             counts = np.zeros(len(LOG_RATIO_EDGES) + 1)

@@ -259,7 +259,7 @@ def _cut(figure: DataFigure) -> str:
     """The words that name each panel whose limits cut off drawn numbers, with side and limit."""
     cut: dict[str, None] = {}
     for axis in figure.axes:
-        (low, high), height = axis.get_ylim(), 0.0
+        (low, high), height = sorted(axis.get_ylim()), 0.0
         for values in _heights(axis):
             height = 1e-9 * max(abs(low), abs(high))
             for side, limit, beyond in (("below", low, values < low - height), ("above", high, values > high + height)):

@@ -1,0 +1,125 @@
+"""Effects of the reference study from its parquet files by pandas and numpy alone: means, differences, exact p.
+
+    python tests/oracles/study_effects.py > tests/recorded/study_effects.csv
+
+Nothing of steadymoe is imported, so that this is a second opinion on docs/claims.md. tests/report/test_reference.py
+runs it again, and compares it with its recorded output and with the table of claims.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
+# Of 30 steps of 16 updates the last five only confirm a collapse: a patience of 96 updates counts its first step.
+COUNTED = 25
+# Name → experiment, algorithm, a word that the arm's axes hold, and a word that they do not hold.
+ARMS = {
+    "GRPO": ("study", "grpo", "", "none"),
+    "GSPO": ("study", "gspo", "", "none"),
+    "GRPO unclipped": ("study", "grpo_unclipped", "", "none"),
+    "REINFORCE": ("study", "reinforce", "", "none"),
+    "VESPO": ("study", "vespo", "", "none"),
+    "CISPO": ("study", "cispo", "", "none"),
+    "SAPO": ("study", "sapo", "", "none"),
+    "frozen": ("study_frozen", "grpo", "", "none"),
+    "GRPO 0.2/0.27": ("study_paper", "grpo", "", "r2"),
+    "GRPO 0.2/0.27 + R2": ("study_paper", "grpo", "r2", "none"),
+    "GSPO + R2": ("study_replay", "gspo", "r2", "none"),
+    "GSPO 0.2/0.27": ("study_bands", "gspo", "", "none"),
+    "GRPO 3e-4/4e-4": ("study_bands", "grpo", "", "none"),
+    "GRPO, dense": ("study_twin", "grpo", "", "none"),
+    "GSPO, dense": ("study_twin", "gspo", "", "none"),
+}
+RUNS = [
+    ("GSPO", "GRPO 0.2/0.27"),
+    ("GSPO", "GRPO 0.2/0.27 + R2"),
+    ("GSPO 0.2/0.27", "GRPO 0.2/0.27"),
+    ("GSPO", "GRPO 3e-4/4e-4"),
+    ("GSPO", "GSPO 0.2/0.27"),
+    ("GRPO 3e-4/4e-4", "GRPO 0.2/0.27"),
+    ("GRPO 0.2/0.27 + R2", "GRPO 0.2/0.27"),
+    ("GSPO + R2", "GSPO"),
+    ("VESPO", "CISPO"),
+    ("VESPO", "SAPO"),
+    ("VESPO", "GSPO"),
+    ("GSPO", "GRPO"),
+    ("GRPO", "GRPO unclipped"),
+    ("GSPO, dense", "GRPO, dense"),
+]
+# Name → label of the loss in the audit, and routing.
+LOSSES = {
+    "GSPO": ("gspo", "free"),
+    "GRPO 0.2/0.27": ("grpo-paper", "free"),
+    "GSPO 0.2/0.27": ("gspo-grpo_band", "free"),
+    "GRPO 3e-4/4e-4": ("grpo-gspo_band", "free"),
+    "GSPO + R2": ("gspo", "r2"),
+    "GRPO 0.2/0.27 + R2": ("grpo-paper", "r2"),
+    "VESPO": ("vespo", "free"),
+    "CISPO": ("cispo", "free"),
+    "SAPO": ("sapo", "free"),
+}
+GRADIENTS = [
+    ("GSPO", "GRPO 0.2/0.27"),
+    ("GSPO 0.2/0.27", "GRPO 0.2/0.27"),
+    ("GRPO 3e-4/4e-4", "GRPO 0.2/0.27"),
+    ("GSPO", "GSPO 0.2/0.27"),
+    ("GRPO 0.2/0.27 + R2", "GRPO 0.2/0.27"),
+    ("GSPO + R2", "GSPO"),
+    ("VESPO", "CISPO"),
+    ("VESPO", "SAPO"),
+    ("VESPO", "GSPO"),
+]
+
+
+def mean_rewards(name: str) -> pd.Series | None:
+    """Mean reward over the steps that count, by seed; None if the arm has not run."""
+    experiment, algorithm, there, absent = ARMS[name]
+    path = REFERENCE / "data" / experiment / "steps.parquet"
+    if not path.exists():
+        return None
+    steps = pd.read_parquet(path)
+    runs = pd.read_parquet(path.with_name("runs.parquet"))
+    axes = runs["axes"].astype(str)
+    arms = runs[(runs["algorithm"] == algorithm) & axes.str.contains(there) & ~axes.str.contains(absent)]
+    mine = steps[steps["arm"].isin(arms["arm"]) & (steps["metric"] == "reward") & (steps["step"] <= COUNTED)]
+    return mine.groupby("seed")["value"].mean() if len(mine) else None
+
+
+def usefulness(name: str) -> pd.Series | None:
+    """Usefulness after sixteen updates, by seed; None without audits."""
+    path = REFERENCE / "audits" / "study_audit" / "audits.parquet"
+    if not path.exists():
+        return None
+    loss, routing = LOSSES[name]
+    rows = pd.read_parquet(path).query("quantity == 'usefulness' and block == 'whole' and cut == 'before' and k == 16")
+    return rows[(rows["loss"] == loss) & (rows["routing"] == routing)].set_index("seed")["value"]
+
+
+def p_of_sign_flips(differences: np.ndarray) -> float:
+    """The share of all patterns of signs whose mean lies as far from 0 as the observed mean."""
+    n = len(differences)
+    sums = np.zeros(1)
+    for size in np.abs(differences):
+        sums = np.concatenate([sums - size, sums + size])
+    return float((np.abs(sums) >= abs(differences.sum()) - 1e-12 * n).mean())
+
+
+def main() -> None:
+    """Print what, ours, theirs, n, mean, standard deviation and p against 0."""
+    rows = []
+    for what, pairs, number in (("mean reward", RUNS, mean_rewards), ("usefulness", GRADIENTS, usefulness)):
+        for ours, theirs in pairs:
+            found = number(ours), number(theirs)
+            if found[0] is None or found[1] is None:
+                continue
+            apart = (found[0] - found[1]).dropna().to_numpy()
+            rows.append((what, ours, theirs, len(apart), apart.mean(), apart.std(ddof=1), p_of_sign_flips(apart)))
+    names = ["what", "ours", "theirs", "n", "mean", "sd", "p"]
+    pd.DataFrame(rows, columns=names).to_csv(sys.stdout, index=False, float_format="%.10g")
+
+
+if __name__ == "__main__":
+    main()
