@@ -219,7 +219,7 @@ def test_the_thresholds_leave_the_hashes_of_older_runs_as_they_were() -> None:
 def test_the_recorded_study_has_the_hashes_that_its_command_has_today() -> None:
     kept = pd.read_parquet(Path(__file__).parents[2] / "results" / "reference" / "data" / "study" / "runs.parquet")
     recorded = {(run.algorithm, run.seed): run.config_hash for run in kept.itertuples()}
-    words = ["experiment=study", "seed=0,9", "algorithm=grpo,vespo"]
+    words = ["experiment=study", "seed=0,9", "algorithm=grpo,gspo"]
     for made in compose.plan(words, multirun=True):
         assert recorded[made.choices["algorithm"], made.config.seed] == made.config_hash
 
