@@ -1,4 +1,4 @@
-"""The command ``steadymoe``: run, check, calibrate, audit, report, figures, claims, gates, status, bundle, speed."""
+"""The command ``steadymoe``: run, check, score, calibrate, audit, report, figures, claims, gates, status, …"""
 
 import argparse
 import sys
@@ -17,6 +17,10 @@ _RUN_HELP = (
 _CHECK_HELP = (
     "whether an algorithm, also one of yours, has what every loss must have: `steadymoe check algorithm=mine`; a line "
     "for each property"
+)
+_SCORE_HELP = (
+    "where an algorithm, also one of yours, stands beside the recorded ones: `steadymoe score algorithm=mine`; --quick "
+    "for a first look"
 )
 _CALIBRATE_HELP = (
     "a model's routers, ratios and engines beside published numbers: "
@@ -57,6 +61,10 @@ def main() -> None:
         from steadymoe.bench.check import request as check
 
         sys.exit(check.answer(words[1:]))
+    if words[:1] == ["score"]:
+        from steadymoe.bench.scores import request as score
+
+        sys.exit(score.answer(words[1:]))
     if words[:1] == ["calibrate"]:
         from steadymoe.bench.calibration import request as calibration
 
@@ -93,7 +101,7 @@ def _refuse(error: Exception) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Of every verb but ``run``, ``check``, ``calibrate``, ``audit`` and ``speed``, which take their words as they are.
+    """Of every verb but the ones that take their words as they are: run, check, score, calibrate, audit, speed.
 
     ``audit report`` is a verb with arguments.
     """
@@ -102,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run", help=_RUN_HELP)
     verbs.add_parser("check", help=_CHECK_HELP)
+    verbs.add_parser("score", help=_SCORE_HELP)
     verbs.add_parser("calibrate", help=_CALIBRATE_HELP)
     _add_audit_report(verbs.add_parser("audit", help=_AUDIT_HELP).add_subparsers(required=True))
     verbs.add_parser("speed", help="what a step costs, beside TRL and plain transformers: `steadymoe speed --help`")

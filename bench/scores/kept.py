@@ -1,0 +1,130 @@
+"""What was recorded for the standard: one number for each run and checkpoint, and the curves of reward.
+
+    python -m steadymoe.bench.scores.kept results/reference
+
+writes it from the archives of the reference study to ``bench/scores/steadymoe-1/``, which the wheel carries.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from steadymoe.bench.claims.study import Arm, NotRun, Study
+from steadymoe.bench.config.compose import ConfigError, Run
+from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.scores.standard import ANCHORS, PARTS, VERSION, Part
+from steadymoe.bench.support import atomic_files
+
+FOLDER = Path(__file__).parent / VERSION
+_OUTCOMES, _CURVES, _MADE = "outcomes.parquet", "curves.parquet", "made.json"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The recorded numbers of the standard."""
+
+    outcomes: pd.DataFrame
+    """part, arm, algorithm, seed, value, start (nan where there is none)."""
+    curves: pd.DataFrame
+    """part, arm, seed, update, value: reward over gradient updates."""
+    made: Mapping[str, Any]
+    """Part → config hashes of its anchors by algorithm and seed, machine, revision, versions."""
+
+    def of(self, part: Part) -> pd.DataFrame:
+        """The outcomes of one part."""
+        return self.outcomes[self.outcomes["part"] == part.name]
+
+
+def load(folder: Path = FOLDER) -> Kept:
+    """What is kept in ``folder``. Raises Damaged if a file is missing or cannot be read."""
+    try:
+        outcomes, curves = (pd.read_parquet(folder / name) for name in (_OUTCOMES, _CURVES))
+        made = json.loads((folder / _MADE).read_text())
+        outcomes[["part", "arm", "algorithm", "seed", "value", "start"]]
+        curves[["part", "arm", "seed", "update", "value"]]
+    except (OSError, ValueError, KeyError) as error:
+        raise Damaged(f"{folder} does not hold the numbers of {VERSION}: {' '.join(str(error).split())}") from error
+    return Kept(outcomes, curves, made)
+
+
+def refuse_other_settings(part: Part, runs: Mapping[str, Run], kept: Kept) -> None:
+    """Raise ConfigError where an anchor's run would have another config than the recorded one: another standard.
+
+    ``runs`` are planned runs of the anchors by algorithm, at one seed.
+    """
+    known = kept.made[part.name]["hashes"]
+    for algorithm, run in runs.items():
+        if known.get(algorithm, {}).get(str(run.config.seed)) != run.config_hash:
+            raise ConfigError(
+                f"{part.experiment} has other numbers for {algorithm} than {VERSION} was recorded with; a score needs "
+                "the version of steadymoe that has them"
+            )
+
+
+def freeze(results: Path, folder: Path = FOLDER) -> list[Path]:
+    """Write what the reference study below ``results`` holds for the standard to ``folder``; return the files.
+
+    Raises NotRun if an anchor has not run.
+    """
+    study = Study(results)
+    outcomes, curves, made = [], [], {}
+    for part in PARTS:
+        for arm in part.recorded:
+            try:
+                numbers = part.number(study, arm)
+            except NotRun:
+                if arm.label.casefold() in ANCHORS:
+                    raise
+                continue
+            algorithm = arm.algorithm if isinstance(arm, Arm) else arm.loss
+            rows = pd.DataFrame({"seed": numbers.index, "value": numbers.to_numpy()})
+            rows["start"] = study.first(arm).reindex(numbers.index).to_numpy() if isinstance(arm, Arm) else float("nan")
+            outcomes.append(rows.assign(part=part.name, arm=arm.label, algorithm=algorithm))
+            if isinstance(arm, Arm):
+                curves.append(curve(study, arm).assign(part=part.name, arm=arm.label))
+        made[part.name] = _facts(study, part)
+    tables = {_OUTCOMES: pd.concat(outcomes, ignore_index=True), _CURVES: pd.concat(curves, ignore_index=True)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        atomic_files.write(folder / name, partial(table.to_parquet, index=False, compression="zstd"))
+    text = json.dumps(made, indent=1, sort_keys=True) + "\n"
+    atomic_files.write(folder / _MADE, partial(Path.write_text, data=text))
+    return [folder / name for name in (*tables, _MADE)]
+
+
+def curve(study: Study, arm: Arm) -> pd.DataFrame:
+    """The reward of every step of an arm's runs: seed, update, value."""
+    steps = study.tables([arm])["steps"]
+    steps = steps[steps["metric"] == "reward"]
+    return pd.DataFrame(
+        {
+            "seed": steps["seed"].to_numpy(),
+            "update": (steps["step"] * steps["updates_per_rollout"]).to_numpy(),
+            "value": steps["value"].to_numpy(),
+        }
+    )
+
+
+def _facts(study: Study, part: Part) -> dict[str, Any]:
+    """What made the anchors' numbers."""
+    anchors = [arm for arm in part.recorded if isinstance(arm, Arm) and arm.label.casefold() in ANCHORS]
+    if not anchors:
+        return {"hashes": {}}
+    runs = study.tables(anchors)["runs"]
+    hashes = {
+        str(algorithm): {str(row.seed): row.config_hash for row in rows.itertuples()}
+        for algorithm, rows in runs.groupby("algorithm")
+    }
+    last = runs.iloc[-1]
+    return {"hashes": hashes} | {name: str(last[name]) for name in ("machine", "revision", "versions")}
+
+
+if __name__ == "__main__":
+    for path in freeze(Path(sys.argv[1])):
+        print(f"wrote {path}")

@@ -1,0 +1,87 @@
+"""The standard ``steadymoe-1``: the parts of a score, each with its runs and the number that decides it.
+
+The numbers of a part stand in ``conf/experiment/standard_<part>.yaml``. They are frozen: a part with other numbers is
+another version, and scores of two versions are never mixed (``kept.refuse_other_settings``).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+from steadymoe.bench.claims import arms
+from steadymoe.bench.claims.effects import DRIFT
+from steadymoe.bench.claims.study import Arm, Audited, Study
+
+VERSION = "steadymoe-1"
+# Algorithms that are run on the machine of whoever scores, so that differences can be taken seed by seed.
+ANCHORS = ("grpo", "gspo")
+FROZEN = ("algorithm=grpo", "optimizer.learning_rate=0.0")
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One part of a score."""
+
+    name: str
+    asks: str
+    """The question that it answers, for a page."""
+    outcome: str
+    """The number of a run or a checkpoint that decides it."""
+    kind: Literal["runs", "audits"]
+    seeds: tuple[int, ...]
+    quick: tuple[int, ...]
+    """The seeds of a first look."""
+    recorded: Sequence[Arm | Audited]
+    """The arms of the reference study that are recorded at this setting."""
+    number: Callable[[Study, Arm | Audited], pd.Series]
+    """The outcome by seed."""
+    words: tuple[str, ...] = ()
+    """Further words of its runs; none in the standard."""
+
+    @property
+    def experiment(self) -> str:
+        """The file of ``conf/experiment`` with its numbers."""
+        return f"standard_{self.name}"
+
+    @property
+    def folder(self) -> str:
+        """The name under which its runs are recorded."""
+        return f"{VERSION}-{self.name}"
+
+
+def _mean_reward(study: Study, arm: Arm | Audited) -> pd.Series:
+    assert isinstance(arm, Arm)  # of a part of runs
+    return study.mean_reward(arm)
+
+
+def _usefulness(study: Study, loss: Arm | Audited) -> pd.Series:
+    assert isinstance(loss, Audited)  # of a part of audits
+    return study.gradient(loss, "usefulness", DRIFT)
+
+
+STABILITY = Part(
+    "stability",
+    "how much is learned on stale data, sixteen updates on one rollout",
+    "mean reward",
+    "runs",
+    tuple(range(10)),
+    (0, 1, 2),
+    (
+        *(arms.GRPO, arms.GSPO, *arms.OTHERS.values(), *arms.CONTROLS),
+        *(arms.PAPERS, arms.PAPERS_R2, arms.GSPO_R2, arms.WIDE, arms.NARROW),
+    ),
+    _mean_reward,
+)
+GRADIENT = Part(
+    "gradient",
+    "how much of a mini-batch's gradient points where fresh samples point, in units of its noise",
+    "usefulness",
+    "audits",
+    tuple(range(305, 315)),
+    (305,),
+    tuple(arms.AUDITED.values()),
+    _usefulness,
+)
+PARTS = (STABILITY, GRADIENT)
