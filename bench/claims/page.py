@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.algorithms import provenance
-from steadymoe.bench.claims import figures
+from steadymoe.bench.claims import figures, gates_page, testbed
 from steadymoe.bench.claims.arms import CONTROLS, GRPO, GSPO, ON_POLICY, OTHERS, PAPERS, PAPERS_R2, TUNED
 from steadymoe.bench.claims.contrasts import CONTRASTS
 from steadymoe.bench.claims.effects import DRIFT, NoNumber, best_setting
@@ -209,6 +209,10 @@ class Verdicts:
             tables.to_markdown(self.standings((*rivals, *CONTROLS, ON_POLICY))),
             "",
             self.tuned(),
+            "",
+            "How near the settings come to real models; these gates block nothing ([gates](gates.md#realism)):",
+            "",
+            tables.to_markdown(gates_page.realism(testbed.realism(self.study)).drop(columns=["what", "source"])),
             "",
         ]
 
