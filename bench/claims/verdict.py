@@ -63,7 +63,7 @@ class Outcome:
     def verdict(self, seen: Seen, p: float) -> Verdict:
         """Supported if the whole interval lies on the claimed side, contradicted if it lies wholly elsewhere.
 
-        Both need a ``p`` of at most 5 %, corrected for the outcomes of the claim. Otherwise, and without a p, the outcome
+        Both need a ``p`` of at most 5 %, corrected for the outcomes of the claim. Otherwise, and without a p, it
         is not decided.
         """
         found = seen.estimate
