@@ -29,6 +29,8 @@ class Seen:
     """One number for each seed, for a ratio its logarithm; empty for an effect without one number for each seed."""
     note: str = ""
     """A remark that the reader of the estimate needs."""
+    error: float = np.nan
+    """The standard error, for an effect without one number for each seed."""
 
 
 Effect = Callable[[Study], Seen]
@@ -118,8 +120,7 @@ def changed(arm: Arm, over: Arm) -> Effect:
 def announces(arms: Sequence[Arm], metric: str) -> Effect:
     """Area under the ROC curve of a metric, a step before a collapse, less the area of the reward itself.
 
-    The interval is Student's on the jackknife over seeds, each left out with the runs of all arms (Miller 1974). It has
-    no number for each seed, and so no p.
+    Interval and error are Student's on the jackknife over seeds, each left out with the runs of all arms (Miller 1974).
     """
 
     def effect(study: Study) -> Seen:
@@ -136,7 +137,7 @@ def announces(arms: Sequence[Arm], metric: str) -> Effect:
         half = (spread.high - spread.low) / 2
         if np.isnan(whole):
             raise NoNumber("no area: no run collapsed, or all did")
-        return Seen(Estimate(whole, whole - half, whole + half, n))
+        return Seen(Estimate(whole, whole - half, whole + half, n), error=float(np.std(pseudo, ddof=1) / np.sqrt(n)))
 
     return effect
 

@@ -30,7 +30,7 @@ CLAIMS = (
     ),
     Claim(
         7,
-        "With stale data CISPO, SAPO and GSPO collapse and VESPO does not.",
+        "With stale data CISPO, SAPO and GSPO do worse than VESPO (the paper: they collapse and VESPO does not).",
         "VESPO (2602.10693), figure 3",
         ("study", "study_audit"),
         (
@@ -39,7 +39,7 @@ CLAIMS = (
         ),
         "answer",
         (*OTHERS.values(), GSPO),
-        f"{SMALL}; mean rewards are tested, collapses are in the table; verdicts are about 16 updates a rollout.",
+        f"{SMALL}; mean rewards decide, collapses are in the table; verdicts are about 16 updates a rollout.",
         STRESS,
         exploratory=tuple(
             reward(of["vespo"], of[name]) for of in STALENESS.values() for name in ("cispo", "sapo", "gspo")
@@ -47,13 +47,13 @@ CLAIMS = (
     ),
     Claim(
         8,
-        "Anchoring at the old policy collapses where anchoring at the sampler does not.",
+        "An anchor at the old policy does worse than an anchor at the sampler (the paper: it collapses).",
         "DPPO (2602.04879)",
         ("study_mismatch",),
         (accuracy(ANCHORED["dppo", "rollout"], ANCHORED["dppo", "old"]),),
         "answer",
         (ANCHORED["dppo", "old"], ANCHORED["dppo", "rollout"]),
-        f"{SMALL}; {NOISE}.",
+        f"{SMALL}; {NOISE}; accuracies decide, collapses are in the table.",
         MISMATCH,
         controls=(arms.EXACT,),
     ),

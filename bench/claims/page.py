@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.algorithms import provenance
-from steadymoe.bench.claims import figures
+from steadymoe.bench.claims import figures, gates_page, testbed
 from steadymoe.bench.claims.arms import CONTROLS, GRPO, GSPO, ON_POLICY, OTHERS, PAPERS, PAPERS_R2, TUNED
 from steadymoe.bench.claims.contrasts import CONTRASTS
 from steadymoe.bench.claims.effects import DRIFT, NoNumber, best_setting
@@ -21,7 +21,7 @@ from steadymoe.bench.claims.verdict import LEGS, Claim, Finding, Leg, Verdict, f
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import draw, tables
 from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec
-from steadymoe.bench.statistics.estimates import Estimate, over_seeds
+from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.bench.support import atomic_files, processes
 
 _OUTCOMES = FigureSpec("outcomes", "outcomes", figures.outcomes, "study", takes=("outcomes",))
@@ -210,6 +210,10 @@ class Verdicts:
             "",
             self.tuned(),
             "",
+            "How near the settings come to real models; these gates block nothing ([gates](gates.md#realism)):",
+            "",
+            tables.to_markdown(gates_page.realism(testbed.realism(self.study)).drop(columns=["what", "source"])),
+            "",
         ]
 
     def _answer(self, claim: Claim) -> list[str]:
@@ -352,7 +356,6 @@ def _primary(standings: pd.DataFrame, accuracy: bool) -> pd.DataFrame:
 def _row(number: int, found: Finding) -> dict[str, Any]:
     outcome, effect = found.outcome, found.seen.estimate
     what = f"{outcome.what} ({found.seen.note})" if found.seen.note else outcome.what
-    shown: Estimate | str = effect if effect.n else "–"
-    row = {"claim": number, "outcome": what, "leg": outcome.leg, "effect": shown, "n": effect.n}
+    row = {"claim": number, "outcome": what, "leg": outcome.leg, "effect": effect, "n": effect.n}
     row |= {"claimed": outcome.claimed, "p (sign flips)": found.p, "p (Holm)": found.corrected}
     return row | {"seeds for 80 % power": found.power, "verdict": found.verdict, "what would decide it": found.decides}

@@ -153,6 +153,8 @@ class Study:
         rows = self._rows("reward", experiment)
         of_fresh = rows[(rows["quantity"] == "reward") & (rows["routing"] == "fresh")]
         rewards = of_fresh.pivot_table(index="seed", columns="k", values="value")
+        if k not in rewards:
+            raise NotRun(f"k={k} ({experiment})")
         return (rewards[k] / rewards[0]).dropna()
 
     def _rows(self, label: str, experiment: str) -> pd.DataFrame:

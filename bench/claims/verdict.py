@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from scipy.stats import t  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.claims.arms import CONTROLS
 from steadymoe.bench.claims.effects import Effect, NoNumber, Seen
 from steadymoe.bench.claims.gates import Need, Standing
 from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
 from steadymoe.bench.statistics.comparisons import holm, seeds_needed, sign_flip_p
+from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL
 
 Verdict = Literal["supported", "contradicted", "not decided", "not testable here", "not run"]
 Leg = Literal["trajectory", "mechanism"]
@@ -51,18 +53,21 @@ class Outcome:
         """The exact p of a sign-flip test against the threshold (``comparisons.sign_flip_p``).
 
         The null hypothesis: the sign of each seed's distance from the threshold is random. For ``between`` the larger
-        p of the two ends; nan for an effect without one number for each seed.
+        p of the two ends. An effect without one number for each seed has Student's p from its standard error, or nan.
         """
-        return max(sign_flip_p([x - end for x in seen.seeds]) for end in self.ends) if seen.seeds else np.nan
+        if seen.seeds:
+            return max(sign_flip_p([x - end for x in seen.seeds]) for end in self.ends)
+        found = seen.estimate
+        return max(float(2 * t.sf(abs(found.mean - end) / seen.error, found.n - 1)) for end in self.ends)
 
     def verdict(self, seen: Seen, p: float) -> Verdict:
         """Supported if the whole interval lies on the claimed side, contradicted if it lies wholly elsewhere.
 
-        Both need a ``p`` of at most 5 %, corrected for the outcomes of the claim; if ``p`` is nan, the interval decides
-        alone. Otherwise the outcome is not decided.
+        Both need a ``p`` of at most 5 %, corrected for the outcomes of the claim. Otherwise, and without a p, it
+        is not decided.
         """
         found = seen.estimate
-        if np.isnan(found.low) or np.isnan(found.high) or p > LEVEL:
+        if np.isnan(found.low) or np.isnan(found.high) or not p <= LEVEL:
             return "not decided"
         low, high = self.threshold, self.upper if self.side == "between" else self.threshold
         above, below = found.low > low, found.high < high
@@ -127,7 +132,7 @@ class Finding:
 
         nan for an effect without one number for each seed.
         """
-        if not self.seen.seeds:
+        if len(self.seen.seeds) < LEAST_FOR_INTERVAL:
             return np.nan
         distance = min(abs(float(np.mean(self.seen.seeds)) - end) for end in self.outcome.ends)
         return seeds_needed(self.seen.seeds, distance, POWER, LEVEL) if distance else np.inf
@@ -156,20 +161,21 @@ def findings(
     """The finding of each outcome: "not run" without runs, "not testable here" where a gate of its leg is not passed.
 
     ``blocking`` are gates of the trajectory leg that are not passed, ``lost`` of the mechanism leg. Outcomes that have
-    not run count in Holm's correction, so that it does not change when they do.
+    not run, and outcomes without a p, count in Holm's correction, so that it does not change with the data.
     """
     seen, lacks = zip(*(_look(study, outcome) for outcome in outcomes), strict=True) if outcomes else ((), ())
     p_values = [outcome.p(each) for outcome, each in zip(outcomes, seen, strict=True)]
-    corrected = holm([1.0 if not each.estimate.n else p for each, p in zip(seen, p_values, strict=True)])
+    corrected = holm([1.0 if np.isnan(p) else p for p in p_values])
     found = []
     for outcome, each, p, with_others, lack in zip(outcomes, seen, p_values, corrected, lacks, strict=True):
+        with_others = np.nan if np.isnan(p) else float(with_others)
         verdict: Verdict = "not decided" if lack else outcome.verdict(each, with_others)
         if lack.startswith(_TO_BE_RUN):
             verdict = "not run"
         if gates := lost if outcome.leg == "mechanism" else blocking:
             verdict = "not testable here"
             lack = lack or f"a testbed that passes {', '.join(str(gate.need) for gate in gates)}"
-        found.append(Finding(outcome, each, p, np.nan if np.isnan(p) else float(with_others), verdict, lack))
+        found.append(Finding(outcome, each, p, with_others, verdict, lack))
     return found
 
 

@@ -48,7 +48,7 @@ def outcome(side: str, threshold: float, upper: float = NAN) -> Outcome:
 )
 def test_an_outcome_is_decided_by_its_whole_interval(side: str, low: float, high: float, found: str) -> None:
     assert outcome(side, 0).verdict(seen := Seen(Estimate((low + high) / 2, low, high, 10)), 0.05) == found
-    assert outcome(side, 0).verdict(seen, NAN) == found  # areas have no p
+    assert outcome(side, 0).verdict(seen, NAN) == "not decided"  # without a p
     assert outcome(side, 0).verdict(seen, 0.0501) == "not decided"
 
 
@@ -123,6 +123,8 @@ def test_p_is_exact_and_about_the_threshold() -> None:
     ratio = replace(outcome("above", np.exp(5.5)), unit="ratio")
     assert ratio.p(ten) == 1  # seeds are logarithms
     assert np.isnan(outcome("above", 0).p(Seen(NONE)))
+    # An effect with a standard error alone has Student's p: t = 2.262 with 9 degrees of freedom is 5 % (Student 1908).
+    assert outcome("above", 0).p(Seen(Estimate(2.262, 0, 4.5, 10), error=1.0)) == pytest.approx(0.05, abs=1e-4)
 
 
 def test_p_is_corrected_by_holm_for_the_outcomes_of_one_claim() -> None:
@@ -255,7 +257,7 @@ def planned() -> set[tuple[str, str, str]]:
     given = dict(re.findall(r"^(\w+) := (.*)$", makefile, re.MULTILINE))
     listed = re.sub(r"\$\((\w+)\)", lambda name: given[name[1]], re.search(r"for experiment in (.*?);", recipe)[1])  # type: ignore[index]
     commands = [f"experiment={words}".split() for words in shlex.split(listed)]
-    assert len(commands) == 22
+    assert len(commands) == 21
     return {
         (run.choices["algorithm"], run.config.experiment_name, axes_name(run.axes))
         for command in commands
@@ -352,6 +354,8 @@ def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: St
     assert beside.estimate.mean == pytest.approx(area.mean - reward)
     assert beside.estimate.low < beside.estimate.mean < beside.estimate.high
     assert beside.seeds == ()
+    low, high = beside.estimate.low, beside.estimate.high
+    assert beside.error == pytest.approx((high - low) / 2 / 2.262, rel=1e-3)
     same = effects.announces([A, B], "reward")(made).estimate
     assert (same.mean, same.low, same.high) == (0, 0, 0)
 
