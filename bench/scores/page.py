@@ -52,6 +52,7 @@ def table(shown: Shown) -> pd.DataFrame:
                 shown.part.outcome: str(row.numbers),
                 "n": row.numbers.n,
                 "yours less it": "–" if row.apart is None else str(row.apart),
+                "n of both": "–" if row.apart is None else row.apart.n,
                 "p": "–" if row.p != row.p else f"{row.p:.2g}",
                 "so": row.says,
             }

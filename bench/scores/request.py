@@ -1,6 +1,7 @@
 """``steadymoe score`` from its words to its exit code: what is asked, what is missing, runs, and where it stands."""
 
 import argparse
+import hashlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,16 +22,16 @@ from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.scores import entry, kept, page, standing
 from steadymoe.bench.scores import submit as making
 from steadymoe.bench.scores.kept import Kept
-from steadymoe.bench.scores.standard import ANCHORS, FROZEN, PARTS, VERSION, Part
+from steadymoe.bench.scores.standard import ANCHORS, FROZEN, PARTS, STABILITY, VERSION, Part
 from steadymoe.bench.support.text import visible
 
-HELP = """steadymoe score algorithm=NAME [algorithm.loss.KEY=VALUE …] [--quick] [--dry]
+HELP = """steadymoe score algorithm=NAME [algorithm.loss.KEY=VALUE …] [--quick] [--dry] [--redo]
 
 Places an algorithm, also one in a folder of STEADYMOE_PATH, beside the recorded algorithms of the standard: checks
 it, runs what is missing of it and of the anchors (GRPO, GSPO, the policy that never moves), and writes tables, a
 figure and a page to results/scores/. The same command goes on where it was stopped. --quick: yours and GRPO at three
-seeds, a first look; --dry says what would be run. docs/your_algorithm.md"""
-_FLAGS = ("--quick", "--dry")
+seeds, a first look; --dry says what would be run; --redo makes anew what other code made. docs/your_algorithm.md"""
+_FLAGS = ("--quick", "--dry", "--redo")
 # The name of the scored algorithm in audits, and the names of the anchors among the recorded arms.
 _YOURS = "yours"
 _SHOWN = {"grpo": "GRPO", "gspo": "GSPO"}
@@ -43,8 +44,11 @@ class Asked:
     words: tuple[str, ...]
     """The words that name the algorithm and its numbers."""
     label: str
-    """Its name in tables; also a part of file names."""
+    """Its name in tables."""
+    name: str
+    """Its name in file names."""
     quick: bool
+    redo: bool
 
     def seeds(self, part: Part) -> tuple[int, ...]:
         """The seeds that are run."""
@@ -59,7 +63,7 @@ class Asked:
 def answer(words: list[str]) -> int:
     """Score the algorithm that ``words`` name and return the exit code.
 
-    0: scored; 1: a run failed; 2: the request is invalid or the algorithm is refused by ``check``; 130: interrupted.
+    0: scored; 1: a run failed; 2: the request is invalid, or the algorithm is refused by ``check``; 130: interrupted.
     """
     if {"-h", "--help"} & set(words):
         print(HELP)
@@ -70,7 +74,9 @@ def answer(words: list[str]) -> int:
         planned = {part: _plan(part, asked) for part in PARTS}
         for part in PARTS:
             if part.kind == "runs":
-                _refuse_other_settings(part, asked, recorded)
+                _refuse_others(part, asked, recorded)
+            else:
+                audits.refuse_others([each for words in planned[part] for each in audits.plan(words)], asked.redo)
         for part in PARTS:
             for line in _dry(part, planned[part]):
                 console.print(visible(f"{part.name}: {line}"), soft_wrap=True)
@@ -85,24 +91,49 @@ def answer(words: list[str]) -> int:
     for part in PARTS:
         run = runs.answer if part.kind == "runs" else audits.answer
         for each in planned[part]:
-            if code := run(each):
+            if code := run([*each, *(["--redo"] if asked.redo else [])]):
                 return code
     try:
         return _show(asked, recorded, console)
     except (NotRun, Damaged, OSError) as error:
         print(f"steadymoe: {visible(error)}", file=sys.stderr)
-        return 1
+        return 2
 
 
 def _read(words: Sequence[str]) -> Asked:
     """What the words ask for. Raises ConfigError."""
     named = tuple(word for word in words if word not in _FLAGS)
     checked = check.read(list(named))
-    more = [word.partition("algorithm.")[2] for word in named if word.startswith("algorithm.")]
-    label = "-".join([checked.name, *(word.rpartition(".")[2] for word in more)])
-    if not identity.is_name(label.replace("=", "-")):
-        raise ConfigError(f"{label!r} cannot be a part of a file name: give the algorithm a YAML of its own")
-    return Asked(named, label.replace("=", "-"), "--quick" in words)
+    (run,) = compose.plan([f"experiment={STABILITY.experiment}", *STABILITY.words, *named, "seed=0"])
+    axes = identity.axes_name({key: value for key, value in run.axes.items() if key.startswith("algorithm.")})
+    label = f"{checked.name} {axes}" if axes else checked.name
+    name = f"{checked.name}-{hashlib.sha256(axes.encode()).hexdigest()[:8]}" if axes else checked.name
+    return Asked(named, label, name, "--quick" in words, "--redo" in words)
+
+
+def _refuse_others(part: Part, asked: Asked, recorded: Kept) -> None:
+    """Raise ConfigError before anything is run, where a run would stop the score later or would mean something else.
+
+    The anchors' runs must be those of the standard; the scored algorithm's may differ from them in the algorithm alone;
+    folders must hold no runs of other code or another config.
+    """
+    every = [run for words in _plan(part, asked) for run in compose.plan(words[1:], multirun=True)]
+    fixed = [f"experiment={part.experiment}", *part.words, f"seed={part.seeds[0]}"]
+    anchors = {name: compose.plan([*fixed, f"algorithm={name}"])[0] for name in asked.anchors}
+    kept.refuse_other_settings(part, anchors, recorded)
+    mine = next(run for run in every if run.config.seed == part.seeds[0])
+    other = [
+        each
+        for each in identity.difference(identity.flatten(anchors["grpo"].plain), identity.flatten(mine.plain)).split(
+            ", "
+        )
+        if each
+    ]
+    if other := [each for each in other if not each.startswith("algorithm.")]:
+        raise ConfigError(
+            f"{asked.label} changes what the standard fixes: {other[0]}; a score is of an algorithm alone"
+        )
+    runs.refuse_others(every, may_redo=asked.redo)
 
 
 def _plan(part: Part, asked: Asked) -> list[list[str]]:
@@ -129,16 +160,7 @@ def _plan(part: Part, asked: Asked) -> list[list[str]]:
 
 def _audits(part: Part, asked: Asked) -> str:
     """The name under which the audits with the scored algorithm are recorded."""
-    return f"{part.folder}-{asked.label}" + ("-quick" if asked.quick else "")
-
-
-def _refuse_other_settings(part: Part, asked: Asked, recorded: Kept) -> None:
-    seed = part.seeds[0]
-    planned = {
-        name: compose.plan([f"experiment={part.experiment}", *part.words, f"algorithm={name}", f"seed={seed}"])[0]
-        for name in asked.anchors
-    }
-    kept.refuse_other_settings(part, planned, recorded)
+    return f"{part.folder}{'-quick' if asked.quick else ''}-{asked.name}"
 
 
 def _dry(part: Part, commands: Sequence[list[str]]) -> list[str]:
@@ -161,7 +183,7 @@ def _show(asked: Asked, recorded: Kept, console: Console) -> int:
         shown, note = _part(part, asked, study, recorded)
         parts.append(shown)
         notes += [f"{part.name}: {note}"] if note else []
-    folder = Path("results") / "scores" / VERSION / (asked.label + ("-quick" if asked.quick else ""))
+    folder = Path("results") / "scores" / (f"{VERSION}-quick" if asked.quick else VERSION) / asked.name
     command = shlex.join(["steadymoe", "score", *asked.words, *(["--quick"] if asked.quick else [])])
     written = page.write(parts, notes, command, folder)
     for line in [*page.text(parts).splitlines(), *notes, *(f"wrote {path}" for path in written)]:
@@ -176,7 +198,7 @@ def _part(part: Part, asked: Asked, study: Study, recorded: Kept) -> tuple[page.
     here = {name: numbers[numbers.index.isin(seeds)] for name, numbers in here.items()}
     rows = recorded.of(part)
     theirs = {str(arm): group.set_index("seed")["value"] for arm, group in rows.groupby("arm", sort=False)}
-    note = standing.another_machine(here, theirs, [_SHOWN[name] for name in asked.anchors])
+    note = standing.why_not_pooled(here, theirs, [_SHOWN[name] for name in asked.anchors])
     mine = _mine(asked)
     found = standing.rows(mine, here, theirs, pooled=not note)
     starts = {str(arm): float(start) for arm, start in rows.groupby("arm")["start"].mean().dropna().items()}
@@ -223,9 +245,9 @@ def submit(arguments: argparse.Namespace) -> Path:
     for part in PARTS:
         own, *others = _here(part, asked)
         arms[part.name] = {entry.OWN: own} | dict(zip(asked.anchors, others, strict=False))
-    said = {"name": asked.label, "paper": arguments.paper, "equation": arguments.equation}
+    said = {"name": asked.name, "paper": arguments.paper, "equation": arguments.equation}
     said |= {"tuned": bool(arguments.tuned), "tuning": arguments.tuned}
-    text = making.readme(asked.label, arguments.paper, arguments.equation)
+    text = making.readme(asked.name, arguments.paper, arguments.equation)
     files = making.own_files(asked.words) | {"README.md": text}
     try:
         return making.submit(Study(Path("results")), arms, asked.words, said, files, arguments.to)

@@ -12,6 +12,8 @@ from steadymoe.bench.statistics.estimates import Estimate, mean_over_seeds, over
 
 # Below this p the anchors of a machine are another population than the recorded ones.
 _OTHER_MACHINE = 0.01
+# Of fewer seeds no two anchors can have such a p: 2 · 2/2⁹ is the least of nine.
+_LEAST_SEEDS = 9
 
 
 @dataclass(frozen=True)
@@ -71,22 +73,21 @@ def _unpaired(ours: pd.Series, theirs: pd.Series) -> tuple[Estimate, float]:
     return Estimate(mean, float(low), float(high), n), float(test.pvalue)
 
 
-def another_machine(here: Mapping[str, pd.Series], recorded: Mapping[str, pd.Series], anchors: Sequence[str]) -> str:
-    """Why recorded arms are shown beside and not compared: an anchor differs from its record beyond chance; else "".
+def why_not_pooled(here: Mapping[str, pd.Series], recorded: Mapping[str, pd.Series], anchors: Sequence[str]) -> str:
+    """Why recorded arms are shown beside and not compared; "" where they are compared.
 
-    The same seeds differ between machines by rounding alone, which a chaotic run makes large and which has no
-    direction. Holm's correction is over the anchors.
+    The anchors of this machine must be there at enough seeds, and must not differ from their records beyond chance: the
+    same seeds differ between machines by rounding alone, which a chaotic run makes large and which has no direction.
     """
-    found = []
-    for name in anchors:
-        if name in here and name in recorded:
-            apart = (here[name] - recorded[name]).dropna().tolist()
-            if len(apart) >= 8:  # fewer cannot reach the level
-                found.append((sign_flip_p(apart) * len(anchors), name, mean_over_seeds(apart)))
-    for p, name, estimate in found:
+    shared = [name for name in anchors if name in here and name in recorded]
+    common = {name: (here[name] - recorded[name]).dropna().tolist() for name in shared}
+    if not common or min(map(len, common.values())) < _LEAST_SEEDS:
+        return "too few seeds to tell this machine from the recorded one: recorded rows are shown and not compared"
+    for name, apart in common.items():
+        p = min(1.0, sign_flip_p(apart) * len(common))
         if p < _OTHER_MACHINE:
             return (
-                f"{name} of this machine less the recorded {name} is {estimate} (p {p:.2g}): recorded arms are shown "
-                "beside and not compared"
+                f"{name} of this machine less the recorded {name} is {mean_over_seeds(apart)} (p {p:.2g}): recorded "
+                "rows are shown and not compared"
             )
     return ""

@@ -62,14 +62,15 @@ def test_a_difference_of_means_is_welchs() -> None:
     assert few.says == "not decided"
 
 
-def test_recorded_arms_are_only_shown_where_the_anchors_of_the_machine_differ() -> None:
+def test_recorded_rows_are_compared_where_the_anchors_of_the_machine_are_the_recorded_ones() -> None:
     recorded = {"GRPO": GRPO, "GSPO": GSPO}
     close = {"GRPO": GRPO + by_seed(*NOISE[::-1] / 3), "GSPO": GSPO}
-    assert standing.another_machine(close, recorded, ["GRPO", "GSPO"]) == ""
+    assert standing.why_not_pooled(close, recorded, ["GRPO", "GSPO"]) == ""
     far = close | {"GSPO": GSPO + 0.02}
-    said = standing.another_machine(far, recorded, ["GRPO", "GSPO"])
+    said = standing.why_not_pooled(far, recorded, ["GRPO", "GSPO"])
     assert said.startswith("GSPO of this machine less the recorded GSPO is 0.02")
-    assert standing.another_machine({"GRPO": GRPO[:3] + 0.1}, recorded, ["GRPO"]) == ""  # three seeds decide nothing
+    for few in ({"GRPO": GRPO[:8]}, {}, {"GRPO": GRPO, "GSPO": GSPO[:3]}):
+        assert standing.why_not_pooled(few, recorded, ["GRPO", "GSPO"]).startswith("too few seeds")
     found = {row.arm: row for row in standing.rows("mine", {"mine": GRPO}, recorded, pooled=False)}
     assert found["GSPO"].apart is None
     assert np.isnan(found["GSPO"].p)
@@ -255,6 +256,8 @@ def _digests(folder: Path) -> dict[str, str]:
 def test_other_numbers_than_the_recorded_ones_are_another_standard(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    made = {"stability": {"hashes": {"grpo": {"0": "0"}}}, "gradient": {"hashes": {}}}
+    monkeypatch.setattr(kept, "load", lambda: kept.Kept(pd.DataFrame(), pd.DataFrame(), made))
     code, out, err = said("algorithm=same", capsys=capsys, monkeypatch=monkeypatch)
     assert (code, out) == (2, "")
     assert "standard_stability has other numbers for grpo than steadymoe-1 was recorded with" in err
@@ -271,6 +274,26 @@ def test_an_algorithm_that_check_refuses_is_not_run(
     assert code == 2
     assert "an algorithm that check refuses is not scored" in err
     assert not (small / "results").exists()
+
+
+def test_an_algorithm_that_changes_the_setting_is_refused(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {"stability": {"hashes": _hashes()}, "gradient": {"hashes": {}}}
+    monkeypatch.setattr(kept, "load", lambda: kept.Kept(pd.DataFrame(), pd.DataFrame(), made))
+    path = small / "mine" / "conf" / "algorithm" / "greedy.yaml"
+    own = "".join(f"  {line}\n" for line in (path.parent / "same.yaml").read_text().splitlines())
+    path.write_text(f"# @package _global_\nrollout:\n  responses: 16\nalgorithm:\n{own}")
+    code, out, err = said("algorithm=greedy", capsys=capsys, monkeypatch=monkeypatch)
+    assert (code, out) == (2, "")
+    assert "greedy changes what the standard fixes: rollout.responses: 8 -> 16" in err
+    assert not (small / "results").exists()
+
+
+def test_labels_of_two_overrides_are_two() -> None:
+    asked = [request._read(["algorithm=grpo", f"algorithm.loss.clip_{end}=0.1"]) for end in ("low", "high")]
+    assert len({each.name for each in asked}) == len({each.label for each in asked}) == 2
+    assert asked[0].label == "grpo algorithm.loss.clip_low=0.1"
 
 
 def test_a_page_escapes_names(tmp_path: Path) -> None:
