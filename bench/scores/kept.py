@@ -70,7 +70,7 @@ def refuse_other_settings(part: Part, runs: Mapping[str, Run], kept: Kept) -> No
 def freeze(results: Path, folder: Path = FOLDER) -> list[Path]:
     """Write what the reference study below ``results`` holds for the standard to ``folder``; return the files.
 
-    Raises NotRun if an anchor has not run.
+    Of the standard's seeds alone, and of arms that have run at all of them. Raises NotRun if an anchor has not run.
     """
     study = Study(results)
     outcomes, curves, made = [], [], {}
@@ -82,12 +82,16 @@ def freeze(results: Path, folder: Path = FOLDER) -> list[Path]:
                 if arm.label.casefold() in ANCHORS:
                     raise
                 continue
+            numbers = numbers[numbers.index.isin(part.seeds)]
+            if isinstance(arm, Arm) and set(numbers.index) != set(part.seeds):
+                continue  # an arm that is not recorded at every seed is not recorded
             algorithm = arm.algorithm if isinstance(arm, Arm) else arm.loss
             rows = pd.DataFrame({"seed": numbers.index, "value": numbers.to_numpy()})
             rows["start"] = study.first(arm).reindex(numbers.index).to_numpy() if isinstance(arm, Arm) else float("nan")
             outcomes.append(rows.assign(part=part.name, arm=arm.label, algorithm=algorithm))
             if isinstance(arm, Arm):
-                curves.append(curve(study, arm).assign(part=part.name, arm=arm.label))
+                drawn = curve(study, arm)
+                curves.append(drawn[drawn["seed"].isin(part.seeds)].assign(part=part.name, arm=arm.label))
         made[part.name] = _facts(study, part)
     tables = {_OUTCOMES: pd.concat(outcomes, ignore_index=True), _CURVES: pd.concat(curves, ignore_index=True)}
     folder.mkdir(parents=True, exist_ok=True)
