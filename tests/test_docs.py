@@ -112,7 +112,8 @@ def test_every_command_is_understood(page: str) -> None:
             assert len(compose.plan([word for word in words[2:] if word != "--redo"], multirun=True)) == 1
         elif words[1] == "audit" and words[2] != "report":
             assert compose.plan([word for word in words[2:] if not word.startswith("--")], multirun=True)
-        elif words[1] == "check":
+        elif words[1] in ("check", "score"):
+            words = [word for word in words if not word.startswith("--")]
             assert check_request.read(words[2:]).name in names(presets=True)
         elif words[1] != "speed":
             given = cli._parser().parse_args(words[1:])
@@ -253,6 +254,7 @@ ANSWERS = {
     "the clip of GSPO?": "clip_low: 3",
     "what all clipped losses share?": "class ClippedLoss",
     "what `steadymoe check` asks of a loss, and on what data?": "def zero_advantage(",
+    "what a score is made of?": "STABILITY = Part(",
     "how rewards become advantages?": "class GroupMeanStd",
     "the order of the stages of a step?": "def step(",
     "the definition of expert change?": "def change(",

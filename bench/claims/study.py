@@ -71,7 +71,9 @@ class Study:
         ours = runs[(runs["algorithm"] == algorithm) & (runs["axes"] == axes)] if len(runs) else runs
         if ours.empty:
             raise NotRun(f"{label} ({experiment})")
-        (name,) = ours["arm"].unique()
+        name, *others = ours["arm"].unique()
+        if others:  # several models or tasks under one name
+            raise NotRun(f"{label} alone ({experiment} holds {name} and {others[0]})")
         return {kind: table[table["arm"] == name].assign(arm=label) for kind, table in recorded.items()}
 
     def has(self, arm: Arm) -> bool:

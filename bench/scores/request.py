@@ -1,6 +1,5 @@
 """``steadymoe score`` from its words to its exit code: what is asked, what is missing, runs, and where it stands."""
 
-import argparse
 import hashlib
 import shlex
 import sys
@@ -19,8 +18,7 @@ from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs import dry
 from steadymoe.bench.runs import request as runs
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.scores import entry, kept, page, standing
-from steadymoe.bench.scores import submit as making
+from steadymoe.bench.scores import kept, page, standing
 from steadymoe.bench.scores.kept import Kept
 from steadymoe.bench.scores.standard import ANCHORS, FROZEN, PARTS, STABILITY, VERSION, Part
 from steadymoe.bench.support.text import visible
@@ -234,23 +232,3 @@ def _arm(part: Part, label: str, words: Sequence[str]) -> Arm:
     """The runs of a part that ``words`` ask for."""
     (run,) = compose.plan([f"experiment={part.experiment}", *part.words, *words, "seed=0"])
     return Arm(label, part.folder, run.choices["algorithm"], run.axes)
-
-
-def submit(arguments: argparse.Namespace) -> Path:
-    """The entry of a scored algorithm, written to ``arguments.to``. Raises ConfigError, NotRun, BadEntry."""
-    asked = _read(arguments.words)
-    if asked.quick:
-        raise ConfigError("an entry needs the whole score, without --quick")
-    arms = {}
-    for part in PARTS:
-        own, *others = _here(part, asked)
-        arms[part.name] = {entry.OWN: own} | dict(zip(asked.anchors, others, strict=False))
-    said = {"name": asked.name, "paper": arguments.paper, "equation": arguments.equation}
-    said |= {"tuned": bool(arguments.tuned), "tuning": arguments.tuned}
-    text = making.readme(asked.name, arguments.paper, arguments.equation)
-    files = making.own_files(asked.words) | {"README.md": text}
-    try:
-        return making.submit(Study(Path("results")), arms, asked.words, said, files, arguments.to)
-    except NotRun as missing:
-        command = shlex.join(["steadymoe", "score", *asked.words])
-        raise NotRun(f"no ended runs of {missing}: {command}") from missing
