@@ -266,7 +266,7 @@ ANSWERS = {
     "which figures there are, and what each needs?": "fig05",
     "the text of an error about a config?": "ConfigError",
     "what makes two runs the same run?": "def config_hash",
-    "what `steadymoe run` refuses before it starts?": "def _refuse_others",
+    "what `steadymoe run` refuses before it starts?": "def refuse_others",
     "which gates a claim needs?": "STRESS",
     "the gates of the standard settings, and their thresholds?": "LEAST_TWIN_GAIN",
     "how many seeds a comparison takes, by its design?": "class Design",

@@ -5,6 +5,7 @@
 writes it from the archives of the reference study to ``bench/scores/steadymoe-1/``, which the wheel carries.
 """
 
+import hashlib
 import json
 import sys
 from collections.abc import Mapping
@@ -15,8 +16,10 @@ from typing import Any
 
 import pandas as pd
 
+from steadymoe.bench.audit import archive as audits
 from steadymoe.bench.claims.study import Arm, NotRun, Study
-from steadymoe.bench.config.compose import ConfigError, Run
+from steadymoe.bench.config import identity
+from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.scores.standard import ANCHORS, PARTS, VERSION, Part
 from steadymoe.bench.support import atomic_files
@@ -34,11 +37,15 @@ class Kept:
     curves: pd.DataFrame
     """part, arm, seed, update, value: reward over gradient updates."""
     made: Mapping[str, Any]
-    """Part → config hashes of its anchors by algorithm and seed, machine, revision, versions."""
+    """Part → hashes by name and seed (``refuse_other_settings``), machine, revision, versions."""
 
     def of(self, part: Part) -> pd.DataFrame:
         """The outcomes of one part."""
         return self.outcomes[self.outcomes["part"] == part.name]
+
+    def anchors(self, part: Part) -> list[str]:
+        """The anchors that were recorded at one part."""
+        return [name for name in ANCHORS if name in self.made[part.name]["hashes"]]
 
 
 def load(folder: Path = FOLDER) -> Kept:
@@ -53,18 +60,34 @@ def load(folder: Path = FOLDER) -> Kept:
     return Kept(outcomes, curves, made)
 
 
-def refuse_other_settings(part: Part, runs: Mapping[str, Run], kept: Kept) -> None:
-    """Raise ConfigError where an anchor's run would have another config than the recorded one: another standard.
+def refuse_other_settings(part: Part, seed: int, hashes: Mapping[str, str], kept: Kept) -> None:
+    """Raise ConfigError where something would be made by another config than the recorded one: another standard.
 
-    ``runs`` are planned runs of the anchors by algorithm, at one seed.
+    ``hashes`` are of what is planned at ``seed``, by name: the anchors' runs by algorithm, or ``audit_hashes``.
     """
     known = kept.made[part.name]["hashes"]
-    for algorithm, run in runs.items():
-        if known.get(algorithm, {}).get(str(run.config.seed)) != run.config_hash:
+    for name, planned in hashes.items():
+        if known.get(name, {}).get(str(seed)) != planned:
             raise ConfigError(
-                f"{part.experiment} has other numbers for {algorithm} than {VERSION} was recorded with; a score needs "
+                f"{part.experiment} has other numbers for {name} than {VERSION} was recorded with; a score needs "
                 "the version of steadymoe that has them"
             )
+
+
+def audit_hashes(config: Mapping[str, Any], losses: Mapping[str, Any]) -> dict[str, str]:
+    """What identifies an audit apart from its list of losses, and each loss by its label.
+
+    ``config`` is an audit's whole config, ``losses`` the sections ``algorithm.loss`` by label. A loss more or less, or
+    a drift, changes no number of another one (``audit.request``).
+    """
+    drawn = {key: config["audit"][key] for key in ("minibatches", "groups", "router_scale")}
+    return {"the audit": _digest([identity.config_hash(config), drawn])} | {
+        label: _digest(loss) for label, loss in losses.items()
+    }
+
+
+def _digest(what: Any) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=list).encode()).hexdigest()[:16]
 
 
 def freeze(results: Path, folder: Path = FOLDER) -> list[Path]:
@@ -92,7 +115,7 @@ def freeze(results: Path, folder: Path = FOLDER) -> list[Path]:
             if isinstance(arm, Arm):
                 drawn = curve(study, arm)
                 curves.append(drawn[drawn["seed"].isin(part.seeds)].assign(part=part.name, arm=arm.label))
-        made[part.name] = _facts(study, part)
+        made[part.name] = _facts(results, part)
     tables = {_OUTCOMES: pd.concat(outcomes, ignore_index=True), _CURVES: pd.concat(curves, ignore_index=True)}
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
@@ -115,18 +138,29 @@ def curve(study: Study, arm: Arm) -> pd.DataFrame:
     )
 
 
-def _facts(study: Study, part: Part) -> dict[str, Any]:
-    """What made the anchors' numbers."""
-    anchors = [arm for arm in part.recorded if isinstance(arm, Arm) and arm.label.casefold() in ANCHORS]
-    if not anchors:
-        return {"hashes": {}}
-    runs = study.tables(anchors)["runs"]
-    hashes = {
-        str(algorithm): {str(row.seed): row.config_hash for row in rows.itertuples()}
-        for algorithm, rows in runs.groupby("algorithm")
-    }
-    last = runs.iloc[-1]
-    return {"hashes": hashes} | {name: str(last[name]) for name in ("machine", "revision", "versions")}
+def _facts(results: Path, part: Part) -> dict[str, Any]:
+    """What made the numbers of a part: hashes by name and seed, and the machine, revision and versions of the last."""
+    hashes: dict[str, dict[str, str]] = {}
+    last: Mapping[Any, Any] | pd.Series
+    if part.kind == "audits":
+        made = [each for each in audits.load(results, part.source).made if each["config"]["seed"] in part.seeds]
+        for each in made:
+            losses = {label: loss for label, loss in each["losses"].items() if label in ANCHORS}
+            for name, digest in audit_hashes(each["config"], losses).items():
+                hashes.setdefault(name, {})[str(each["config"]["seed"])] = digest
+        last = made[-1]
+    else:
+        anchors = [arm for arm in part.recorded if isinstance(arm, Arm) and arm.label.casefold() in ANCHORS]
+        runs = Study(results).tables(anchors)["runs"]
+        for row in runs.itertuples():
+            hashes.setdefault(str(row.algorithm), {})[str(row.seed)] = str(row.config_hash)
+        last = runs.iloc[-1]
+    return {"hashes": hashes} | {name: _one(last[name]) for name in ("machine", "revision", "versions")}
+
+
+def _one(fact: Any) -> str:
+    """A fact as one text; an archive of audits holds it as a mapping."""
+    return fact if isinstance(fact, str) else json.dumps(fact, sort_keys=True)
 
 
 if __name__ == "__main__":

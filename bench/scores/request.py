@@ -71,10 +71,7 @@ def answer(words: list[str]) -> int:
         asked, recorded = _read(words), kept.load()
         planned = {part: _plan(part, asked) for part in PARTS}
         for part in PARTS:
-            if part.kind == "runs":
-                _refuse_others(part, asked, recorded)
-            else:
-                audits.refuse_others([each for words in planned[part] for each in audits.plan(words)], asked.redo)
+            _refuse_others(part, asked, recorded)
         for part in PARTS:
             for line in _dry(part, planned[part]):
                 console.print(visible(f"{part.name}: {line}"), soft_wrap=True)
@@ -110,28 +107,29 @@ def _read(words: Sequence[str]) -> Asked:
 
 
 def _refuse_others(part: Part, asked: Asked, recorded: Kept) -> None:
-    """Raise ConfigError before anything is run, where a run would stop the score later or would mean something else.
+    """Raise ConfigError before anything is run, where something would stop the score later or would mean another thing.
 
-    The anchors' runs must be those of the standard; the scored algorithm's may differ from them in the algorithm alone;
-    folders must hold no runs of other code or another config.
+    What the anchors make must be of the standard; the scored algorithm's runs may differ from theirs in the algorithm
+    alone; folders must hold nothing of other code or another config.
     """
-    every = [run for words in _plan(part, asked) for run in compose.plan(words[1:], multirun=True)]
-    fixed = [f"experiment={part.experiment}", *part.words, f"seed={part.seeds[0]}"]
-    anchors = {name: compose.plan([*fixed, f"algorithm={name}"])[0] for name in asked.anchors}
-    kept.refuse_other_settings(part, anchors, recorded)
-    mine = next(run for run in every if run.config.seed == part.seeds[0])
-    other = [
-        each
-        for each in identity.difference(identity.flatten(anchors["grpo"].plain), identity.flatten(mine.plain)).split(
-            ", "
-        )
-        if each
-    ]
-    if other := [each for each in other if not each.startswith("algorithm.")]:
+    planned, seed = _plan(part, asked), part.seeds[0]
+    fixed = [f"experiment={part.experiment}", *part.words, f"seed={seed}"]
+    if part.kind == "audits":
+        (anchors,) = audits.plan(fixed)
+        losses = {name: anchors.arms[name].plain["algorithm"]["loss"] for name in recorded.anchors(part)}
+        kept.refuse_other_settings(part, seed, kept.audit_hashes(anchors.run.plain, losses), recorded)
+        return audits.refuse_others([each for words in planned for each in audits.plan(words)], asked.redo)
+    runs_of = {name: compose.plan([*fixed, f"algorithm={name}"])[0] for name in asked.anchors}
+    hashes = {name: run.config_hash for name, run in runs_of.items()}
+    kept.refuse_other_settings(part, seed, hashes, recorded)
+    every = [run for words in planned for run in compose.plan(words[1:], multirun=True)]
+    mine = next(run for run in every if run.config.seed == seed)
+    apart = identity.difference(identity.flatten(runs_of["grpo"].plain), identity.flatten(mine.plain)).split(", ")
+    if other := [each for each in apart if each and not each.startswith("algorithm.")]:
         raise ConfigError(
             f"{asked.label} changes what the standard fixes: {other[0]}; a score is of an algorithm alone"
         )
-    runs.refuse_others(every, may_redo=asked.redo)
+    return runs.refuse_others(every, may_redo=asked.redo)
 
 
 def _plan(part: Part, asked: Asked) -> list[list[str]]:

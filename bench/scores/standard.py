@@ -37,6 +37,8 @@ class Part:
     """The arms of the reference study that are recorded at this setting."""
     number: Callable[[Study, Arm | Audited], pd.Series]
     """The outcome by seed."""
+    source: str
+    """The experiment of the reference study whose records the anchors' numbers are."""
     words: tuple[str, ...] = ()
     """Further words of its runs; none in the standard."""
 
@@ -73,6 +75,7 @@ STABILITY = Part(
         *(arms.PAPERS, arms.PAPERS_R2, arms.GSPO_R2, arms.WIDE, arms.NARROW),
     ),
     _mean_reward,
+    "study",
 )
 GRADIENT = Part(
     "gradient",
@@ -83,5 +86,6 @@ GRADIENT = Part(
     (305,),
     tuple(arms.AUDITED.values()),
     _usefulness,
+    "study_audit",
 )
 PARTS = (STABILITY, GRADIENT)

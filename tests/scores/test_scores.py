@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench import cli
+from steadymoe.bench.audit import request as audits
 from steadymoe.bench.claims.study import Arm, Audited
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
@@ -96,12 +97,24 @@ def test_the_anchors_of_the_standard_are_recorded_at_every_seed_with_todays_conf
     for algorithm in standard.ANCHORS:
         runs = compose.plan(["experiment=standard_stability", f"algorithm={algorithm}", "seed=0,9"], multirun=True)
         for run in runs:
-            kept.refuse_other_settings(STABILITY, {algorithm: run}, found)
+            kept.refuse_other_settings(STABILITY, run.config.seed, {algorithm: run.config_hash}, found)
         (other,) = compose.plan(
             ["experiment=standard_stability", f"algorithm={algorithm}", "seed=0", "optimizer.learning_rate=1e-3"]
         )
         with pytest.raises(ConfigError, match=f"other numbers for {algorithm} than steadymoe-1"):
-            kept.refuse_other_settings(STABILITY, {algorithm: other}, found)
+            kept.refuse_other_settings(STABILITY, 0, {algorithm: other.config_hash}, found)
+    for seed in (305, 314):
+        (audit,) = audits.plan(["experiment=standard_gradient", f"seed={seed}"])
+        assert found.anchors(GRADIENT) == ["gspo"]  # the study audits GRPO with its paper's band
+        losses = {"gspo": audit.arms["gspo"].plain["algorithm"]["loss"]}
+        kept.refuse_other_settings(GRADIENT, seed, kept.audit_hashes(audit.run.plain, losses), found)
+        for changed, of in (
+            ({"audit": audit.run.plain["audit"] | {"minibatches": 48}}, losses),
+            ({"optimizer": audit.run.plain["optimizer"] | {"learning_rate": 1e-3}}, losses),
+            ({}, {"gspo": losses["gspo"] | {"clip_low": 0.1}}),
+        ):
+            with pytest.raises(ConfigError, match="standard_gradient has other numbers for"):
+                kept.refuse_other_settings(GRADIENT, seed, kept.audit_hashes(audit.run.plain | changed, of), found)
     seeds = found.of(STABILITY).groupby("arm")["seed"].agg(set)
     assert seeds["GRPO"] == seeds["GSPO"] == set(STABILITY.seeds)
 
@@ -175,6 +188,8 @@ SMALL = (
     *("cold_start.accuracy_high=1", "cold_start.check_every=60", "cold_start.check_prompts=8"),
 )
 
+AUDIT = ("audit.minibatches=8", "audit.drift=[0,2]", "audit.groups=4")
+
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -186,10 +201,9 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (mine / "same.yaml").write_text(grpo.read_text())
     monkeypatch.setenv("STEADYMOE_PATH", str(tmp_path / "mine"))
     stability = replace(STABILITY, words=SMALL, seeds=(0, 1), quick=(0,))
-    audit = ("audit.minibatches=8", "audit.drift=[0,2]", "audit.groups=4")
     gradient = replace(
         GRADIENT,
-        words=(*SMALL, *audit),
+        words=(*SMALL, *AUDIT),
         seeds=(305,),
         quick=(305,),
         number=lambda study, loss: study.gradient(loss, "snr", 2),  # usefulness is undefined at this size
@@ -212,7 +226,7 @@ def test_one_algorithm_after_the_other_is_scored_beside_the_same_anchors(
             [("stability", "SAPO", seed, update, 0.4) for seed in range(2) for update in (2, 4, 6)],
             columns=["part", "arm", "seed", "update", "value"],
         ),
-        {"stability": {"hashes": _hashes()}, "gradient": {"hashes": {}}},
+        _made(),
     )
     monkeypatch.setattr(kept, "load", lambda: recorded)
     monkeypatch.setattr(request.check, "answer", lambda words: 0)
@@ -235,14 +249,13 @@ def test_one_algorithm_after_the_other_is_scored_beside_the_same_anchors(
     assert _digests(small / "results" / "runs") == before
 
 
-def _hashes() -> dict[str, dict[str, str]]:
-    """The config hashes of the small standard's anchors."""
-    return {
-        name: {
-            "0": compose.plan(["experiment=standard_stability", *SMALL, f"algorithm={name}", "seed=0"])[0].config_hash
-        }
-        for name in standard.ANCHORS
-    }
+def _made() -> dict[str, dict[str, dict[str, dict[str, str]]]]:
+    """The hashes of the small standard: its anchors' runs, and its audit."""
+    fixed = ["experiment=standard_stability", *SMALL, "seed=0"]
+    runs = {name: {"0": compose.plan([*fixed, f"algorithm={name}"])[0].config_hash} for name in standard.ANCHORS}
+    (audit,) = audits.plan(["experiment=standard_gradient", *SMALL, *AUDIT, "seed=305"])
+    of_audit = {name: {"305": digest} for name, digest in kept.audit_hashes(audit.run.plain, {}).items()}
+    return {"stability": {"hashes": runs}, "gradient": {"hashes": of_audit}}
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -261,13 +274,17 @@ def test_other_numbers_than_the_recorded_ones_are_another_standard(
     code, out, err = said("algorithm=same", capsys=capsys, monkeypatch=monkeypatch)
     assert (code, out) == (2, "")
     assert "standard_stability has other numbers for grpo than steadymoe-1 was recorded with" in err
+    made = _made() | {"gradient": {"hashes": {}}}
+    code, out, err = said("algorithm=same", capsys=capsys, monkeypatch=monkeypatch)
+    assert (code, out) == (2, "")
+    assert "standard_gradient has other numbers for the audit than steadymoe-1 was recorded with" in err
     assert not (small / "results").exists()
 
 
 def test_an_algorithm_that_check_refuses_is_not_run(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = {"stability": {"hashes": _hashes()}, "gradient": {"hashes": {}}}
+    made = _made()
     monkeypatch.setattr(kept, "load", lambda: kept.Kept(pd.DataFrame(), pd.DataFrame(), made))
     monkeypatch.setattr(request.check, "answer", lambda words: 1)
     code, _, err = said("algorithm=same", capsys=capsys, monkeypatch=monkeypatch)
@@ -279,7 +296,7 @@ def test_an_algorithm_that_check_refuses_is_not_run(
 def test_an_algorithm_that_changes_the_setting_is_refused(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = {"stability": {"hashes": _hashes()}, "gradient": {"hashes": {}}}
+    made = _made()
     monkeypatch.setattr(kept, "load", lambda: kept.Kept(pd.DataFrame(), pd.DataFrame(), made))
     path = small / "mine" / "conf" / "algorithm" / "greedy.yaml"
     own = "".join(f"  {line}\n" for line in (path.parent / "same.yaml").read_text().splitlines())
