@@ -38,8 +38,8 @@ check: $(READY)
 	$(BIN)/python -m pytest -m check -rs
 	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest -n auto --dist loadfile $(SENSITIVE)
 
-# The reference study, docs/protocol.md, in the order of the protocol: its first group takes some four hours of two cores.
-# Can be stopped, and goes on where it was. study_best is written when study_tuning has found what it runs.
+# The reference study, docs/protocol.md: its first group takes some four hours of two cores. Can be stopped, and goes on
+# where it was. study_best is not there yet: study_tuning has to find what it runs.
 FIRST := study study_paper study_wide study_narrow study_replay study_frozen study_tuning study_twin study_routes
 SECOND := study_mismatch study_correction study_minirl study_shift study_router study_staleness
 KEPT := study study_paper study_bands study_replay study_frozen study_tuning study_twin study_routes $(SECOND)

@@ -118,7 +118,7 @@ def test_the_second_opinion_agrees_with_the_table_of_claims(verdicts: page.Verdi
             assert each.seen.estimate.n == row.n
             assert np.mean(each.seen.seeds) == pytest.approx(row.mean, abs=1e-9)
             if each.outcome.threshold == 0:
-                assert each.p == pytest.approx(row.p, abs=0.01 if row.n > 15 else 1e-9)
+                assert each.p == pytest.approx(row.p, abs=1e-9)
             compared.add(what)
     plain = re.compile(r"(mean reward|usefulness), (?!.*(MoE less|at its best))(?!.*(frozen routers|balanced|shift))")
     assert compared == {what for what, each in known.items() if plain.match(what) and each.seen.estimate.n}
