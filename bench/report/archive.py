@@ -4,6 +4,7 @@ Training writes ``results/runs/<experiment>/``. ``keep`` archives it as ``result
 be committed, and enough for ``steadymoe report`` and ``steadymoe figures``.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -18,30 +19,51 @@ from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.text import all_visible
 
+# What follows the name of an archived arm that stands beside runs.
+RECORDED = " (recorded)"
 _TABLES = ("runs", "steps", "histograms", "evaluations")
 
 
 def load(results: Path, experiment: str) -> dict[str, pd.DataFrame]:
     """The tables ``runs``, ``steps``, ``histograms`` and ``evaluations`` of ``collect``, for the runs that ended.
 
-    ``runs`` has the recorded status and the verdict of today's rule of collapse (``collapse.judged``). The tables come
-    from ``runs/`` if a run has ended there, else from the archive in ``data/``; they are empty without either, and for
-    an unknown ``experiment``. Raises Damaged if a table cannot be read.
+    ``runs`` has the recorded status and the verdict of today's rule of collapse (``collapse.judged``). An arm comes
+    from ``runs/`` if a run of it has ended there, else from the archive in ``data/``; beside runs, archived arms are
+    called recorded. The tables are empty for an unknown ``experiment``. Raises Damaged if one cannot be read.
     """
     is_there = experiment in experiments(results)
     runs = collect.runs(results, experiment) if is_there else collect.none()
     ended = runs[runs["status"].isin(record.ENDED)]
-    folder = results / "data" / experiment
-    if is_there and ended.empty and folder.is_dir():
-        kept = {name: all_visible(read_kept(folder / f"{name}.parquet")) for name in _TABLES}
-        return kept | {"runs": collapse.judged(kept["runs"], kept["steps"])}
     steps = collect.steps(ended)
-    return {
+    found = {
         "runs": ended if ended.empty else collapse.judged(ended, steps),
         "steps": steps,
         "histograms": collect.histograms(ended),
         "evaluations": collect.evaluations(ended),
     }
+    folder = results / "data" / experiment
+    if not is_there or not folder.is_dir():
+        return found
+    kept = {name: all_visible(read_kept(folder / f"{name}.parquet")) for name in _TABLES}
+    kept["runs"] = collapse.judged(kept["runs"], kept["steps"])
+    return kept if ended.empty else _joined(found, kept)
+
+
+def _joined(found: Mapping[str, pd.DataFrame], kept: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The arms of ``found``, and the arms of ``kept`` that are not among them: no arm mixes runs of both."""
+    is_here = _arms_of(kept["runs"]).isin(set(_arms_of(found["runs"])))
+    absent = kept["runs"].loc[~is_here, "arm"].unique()
+    joined = {}
+    for name in _TABLES:
+        rows = kept[name][kept[name]["arm"].isin(absent)]
+        parts = [found[name], rows.assign(arm=rows["arm"] + RECORDED)]
+        joined[name] = pd.concat([part for part in parts if len(part)], ignore_index=True) if len(rows) else parts[0]
+    return joined
+
+
+def _arms_of(runs: pd.DataFrame) -> pd.Series:
+    """What makes an arm of an experiment, for each run."""
+    return runs[["algorithm", "model", "task", "axes"]].agg("\n".join, axis=1)
 
 
 def read_kept(path: Path) -> pd.DataFrame:
@@ -63,7 +85,7 @@ def keep(tables: dict[str, pd.DataFrame], experiment: str, to: Path) -> list[Pat
 
     Of the steps only the metrics that ``columns.kept`` names. Returned: the files written.
     """
-    tables = dict(tables)
+    tables = {name: table.assign(arm=table["arm"].str.removesuffix(RECORDED)) for name, table in tables.items()}
     tables["runs"] = tables["runs"].drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
     tables["steps"] = tables["steps"][tables["steps"]["metric"].isin(columns.kept())]
     folder = to / "data" / experiment

@@ -1,5 +1,6 @@
 """``steadymoe score`` from its words to its exit code: what is asked, what is missing, runs, and where it stands."""
 
+import argparse
 import hashlib
 import shlex
 import sys
@@ -18,7 +19,8 @@ from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs import dry
 from steadymoe.bench.runs import request as runs
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.scores import kept, page, standing
+from steadymoe.bench.scores import entry, kept, page, standing
+from steadymoe.bench.scores import submit as making
 from steadymoe.bench.scores.kept import Kept
 from steadymoe.bench.scores.standard import ANCHORS, FROZEN, PARTS, STABILITY, VERSION, Part
 from steadymoe.bench.support.text import visible
@@ -230,3 +232,28 @@ def _arm(part: Part, label: str, words: Sequence[str]) -> Arm:
     """The runs of a part that ``words`` ask for."""
     (run,) = compose.plan([f"experiment={part.experiment}", *part.words, *words, "seed=0"])
     return Arm(label, part.folder, run.choices["algorithm"], run.axes)
+
+
+def submit(arguments: argparse.Namespace) -> Path:
+    """The entry of a scored algorithm, written to ``arguments.to``. Raises ConfigError, Damaged, NotRun, BadEntry.
+
+    Its runs must be of today's code and of the standard, as for a score.
+    """
+    asked, recorded = _read(arguments.words), kept.load()
+    if asked.quick:
+        raise ConfigError("an entry needs the whole score, without --quick")
+    arms = {}
+    for part in PARTS:
+        _refuse_others(part, asked, recorded)
+        own, *others = _here(part, asked)
+        arms[part.name] = {entry.OWN: own} | dict(zip(asked.anchors, others, strict=False))
+    runs_of = {run.config.seed: run.folder for run in compose.plan(_plan(STABILITY, asked)[0][1:], multirun=True)}
+    said = {"name": arguments.name or asked.name, "words": shlex.join(asked.words), "paper": arguments.paper}
+    said |= {"equation": arguments.equation, "tuned": bool(arguments.tuned), "tuning": arguments.tuned}
+    text = making.readme(said["name"], arguments.paper, arguments.equation)
+    files = making.own_files(asked.words) | {"README.md": text}
+    try:
+        return making.submit(Study(Path("results")), arms, runs_of, said, files, arguments.to)
+    except NotRun as missing:
+        command = shlex.join(["steadymoe", "score", *asked.words])
+        raise NotRun(f"no ended runs of {missing}: {command}") from missing

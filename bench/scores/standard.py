@@ -4,6 +4,7 @@ The numbers of a part stand in ``conf/experiment/standard_<part>.yaml``. They ar
 another version, and scores of two versions are never mixed (``kept.refuse_other_settings``).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -39,6 +40,8 @@ class Part:
     """The outcome by seed."""
     source: str
     """The experiment of the reference study whose records the anchors' numbers are."""
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    """The ends of what the outcome can be."""
     words: tuple[str, ...] = ()
     """Further words of its runs; none in the standard."""
 
@@ -76,6 +79,7 @@ STABILITY = Part(
     ),
     _mean_reward,
     "study",
+    (0.0, 1.0),
 )
 GRADIENT = Part(
     "gradient",

@@ -38,11 +38,30 @@ def test_only_what_tables_and_figures_read_is_kept(tmp_path: Path) -> None:
     assert archive.experiments(tmp_path / "kept") == ["small"]
 
 
-def test_runs_count_before_what_was_kept_of_them(tmp_path: Path) -> None:
+def test_archived_arms_stand_beside_runs_and_an_arm_comes_from_one_place(tmp_path: Path) -> None:
     results = small(tmp_path)
     report_page.keep(results, "small", results)
+    before = {path: path.read_bytes() for path in (results / "data").rglob("*.parquet")}
+    kept = archive.load(RECORDED, "small")["steps"]
     shutil.rmtree(next((results / "runs" / "small").glob("gspo")))
-    assert set(archive.load(results, "small")["runs"]["arm"]) == {"grpo", "reinforce"}
+    one = next((results / "runs" / "small" / "grpo").rglob("seed=1"))
+    shutil.rmtree(one)
+    found = archive.load(results, "small")
+    assert set(found["runs"]["arm"]) == {"grpo", "reinforce", "gspo (recorded)"}
+    assert 1 not in set(found["runs"].query("arm == 'grpo'")["seed"])  # its archived seed does not fill the gap
+    for name in ("steps", "histograms", "evaluations"):
+        assert set(found[name]["arm"]) == set(found["runs"]["arm"])
+    theirs = found["steps"].query("arm == 'gspo (recorded)' and metric == 'reward'")["value"]
+    ours = kept.query("arm == 'gspo' and metric == 'reward'")["value"]
+    assert sorted(theirs) == sorted(ours)
+    made = report_page.make(results, formats=["svg"])
+    assert "gspo (recorded)" in (results / "tables" / "small-leaderboard.csv").read_text()
+    assert "gspo (recorded)" in (results / "report.html").read_text()
+    assert not made.left_out
+    assert not set(pd.read_csv(report_page.export(results, "small", "csv"))["arm"]) & {"gspo", "gspo (recorded)"}
+    assert before == {path: path.read_bytes() for path in (results / "data").rglob("*.parquet")}
+    report_page.keep(results, "small", tmp_path / "again")
+    assert set(archive.load(tmp_path / "again", "small")["runs"]["arm"]) == {"grpo", "reinforce", "gspo"}
 
 
 def test_every_number_cannot_be_exported_from_what_is_kept(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Scores: where an algorithm stands beside recorded ones, and what is run and what is refused for it."""
 
+import argparse
 import hashlib
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from steadymoe.bench.claims.study import Arm, Audited
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.scores import kept, page, request, standard, standing
+from steadymoe.bench.scores import entry, kept, page, repeat, request, standard, standing, submit
 from steadymoe.bench.scores.standard import GRADIENT, PARTS, STABILITY
 from steadymoe.bench.statistics.estimates import Estimate
 
@@ -209,7 +211,10 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         number=lambda study, loss: study.gradient(loss, "snr", 2),  # usefulness is undefined at this size
     )
     monkeypatch.setattr(request, "PARTS", (stability, gradient))
-    monkeypatch.setattr(kept, "PARTS", (stability, gradient))
+    for module in (kept, entry, submit):
+        monkeypatch.setattr(module, "PARTS", (stability, gradient))
+    for module in (repeat, request):
+        monkeypatch.setattr(module, "STABILITY", stability)
     return tmp_path
 
 
@@ -247,6 +252,32 @@ def test_one_algorithm_after_the_other_is_scored_beside_the_same_anchors(
     code, out, _ = said("algorithm=same", capsys=capsys, monkeypatch=monkeypatch)  # again: nothing is made
     assert code == 0
     assert _digests(small / "results" / "runs") == before
+    _is_an_entry_that_is_repeated(small)
+
+
+def _is_an_entry_that_is_repeated(small: Path) -> None:
+    """The entry of GRPO under another name is read as it was scored, and its own runs repeat it."""
+    said = {"name": None, "paper": "none", "equation": "3", "tuned": ""}
+    folder = request.submit(argparse.Namespace(words=["algorithm=same"], to=small / "entry", **said))
+    found = entry.read(folder)
+    assert found.own_files == ["conf/algorithm/same.yaml"]
+    for part in request.PARTS:
+        pd.testing.assert_series_equal(found.by_seed(part), found.by_seed(part, "grpo"))
+    again = small / "again"
+    shutil.copytree(small / "results", again)
+    for path in (again / "runs" / STABILITY.folder).iterdir():
+        if path.is_dir() and path.name != "same":
+            shutil.rmtree(path)
+    assert repeat.compare(found, again) == "repeated"
+    of_first = found.made["first"]
+    for changed, said in (
+        ({"grad_norm": [1.01 * norm for norm in of_first["0"]["grad_norm"]]}, "seed 0: the first updates are others"),
+        ({"cold_start": "of another machine"}, "repeated, from other cold starts"),
+    ):
+        first = of_first | {"0": of_first["0"] | changed}
+        assert repeat.compare(replace(found, made={**found.made, "first": first}), again) == said
+    better = found.outcomes.assign(value=found.outcomes["value"] + 50)  # of two seeds the interval is wide
+    assert "lies outside of [" in repeat.compare(replace(found, outcomes=better), again)
 
 
 def _made() -> dict[str, dict[str, dict[str, dict[str, str]]]]:
@@ -271,11 +302,11 @@ def test_other_numbers_than_the_recorded_ones_are_another_standard(
 ) -> None:
     made = {"stability": {"hashes": {"grpo": {"0": "0"}}}, "gradient": {"hashes": {}}}
     monkeypatch.setattr(kept, "load", lambda: kept.Kept(pd.DataFrame(), pd.DataFrame(), made))
-    code, out, err = said("algorithm=same", capsys=capsys, monkeypatch=monkeypatch)
+    code, out, err = said("algorithm=same", "--quick", capsys=capsys, monkeypatch=monkeypatch)
     assert (code, out) == (2, "")
     assert "standard_stability has other numbers for grpo than steadymoe-1 was recorded with" in err
     made = _made() | {"gradient": {"hashes": {}}}
-    code, out, err = said("algorithm=same", capsys=capsys, monkeypatch=monkeypatch)
+    code, out, err = said("algorithm=same", "--quick", capsys=capsys, monkeypatch=monkeypatch)
     assert (code, out) == (2, "")
     assert "standard_gradient has other numbers for the audit than steadymoe-1 was recorded with" in err
     assert not (small / "results").exists()
@@ -287,7 +318,7 @@ def test_an_algorithm_that_check_refuses_is_not_run(
     made = _made()
     monkeypatch.setattr(kept, "load", lambda: kept.Kept(pd.DataFrame(), pd.DataFrame(), made))
     monkeypatch.setattr(request.check, "answer", lambda words: 1)
-    code, _, err = said("algorithm=same", capsys=capsys, monkeypatch=monkeypatch)
+    code, _, err = said("algorithm=same", "--quick", capsys=capsys, monkeypatch=monkeypatch)
     assert code == 2
     assert "an algorithm that check refuses is not scored" in err
     assert not (small / "results").exists()
@@ -301,7 +332,7 @@ def test_an_algorithm_that_changes_the_setting_is_refused(
     path = small / "mine" / "conf" / "algorithm" / "greedy.yaml"
     own = "".join(f"  {line}\n" for line in (path.parent / "same.yaml").read_text().splitlines())
     path.write_text(f"# @package _global_\nrollout:\n  responses: 16\nalgorithm:\n{own}")
-    code, out, err = said("algorithm=greedy", capsys=capsys, monkeypatch=monkeypatch)
+    code, out, err = said("algorithm=greedy", "--quick", capsys=capsys, monkeypatch=monkeypatch)
     assert (code, out) == (2, "")
     assert "greedy changes what the standard fixes: rollout.responses: 8 -> 16" in err
     assert not (small / "results").exists()
