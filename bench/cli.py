@@ -169,11 +169,12 @@ def _add_board(verbs: Any) -> None:
 
 
 def _board(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench.runs.damage import Damaged
     from steadymoe.bench.scores import board, entry
 
     try:
         return board.answer(arguments)
-    except (entry.BadEntry, OSError) as error:
+    except (entry.BadEntry, Damaged, OSError) as error:
         return _refuse(error)
 
 

@@ -61,6 +61,11 @@ def _joined(found: Mapping[str, pd.DataFrame], kept: Mapping[str, pd.DataFrame])
     return joined
 
 
+def without_recorded(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of runs alone, where archived arms stand beside runs: other machines share no cold start with them."""
+    return table[~table["arm"].str.endswith(RECORDED)]
+
+
 def _arms_of(runs: pd.DataFrame) -> pd.Series:
     """What makes an arm of an experiment, for each run."""
     return runs[["algorithm", "model", "task", "axes"]].agg("\n".join, axis=1)
@@ -85,7 +90,10 @@ def keep(tables: dict[str, pd.DataFrame], experiment: str, to: Path) -> list[Pat
 
     Of the steps only the metrics that ``columns.kept`` names. Returned: the files written.
     """
-    tables = {name: table.assign(arm=table["arm"].str.removesuffix(RECORDED)) for name, table in tables.items()}
+    taken = set(tables["runs"]["arm"])
+    bare = {arm: arm.removesuffix(RECORDED) for arm in taken}
+    bare = {arm: arm if name in taken else name for arm, name in bare.items()}  # two arms stay two
+    tables = {name: table.assign(arm=table["arm"].map(bare)) for name, table in tables.items()}
     tables["runs"] = tables["runs"].drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
     tables["steps"] = tables["steps"][tables["steps"]["metric"].isin(columns.kept())]
     folder = to / "data" / experiment

@@ -114,10 +114,11 @@ def keep(results: Path, experiment: str | None, to: Path) -> list[Path]:
 def shown_tables(data: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str]]:
     """Kind → (table, caption) for one experiment, made from ``draw.data``; empty tables are left out."""
     runs, steps = data["runs"], data["steps"]
+    own = {name: archive.without_recorded(data[name]) for name in ("steps", "runs", "evaluations")}
     every = {
-        "leaderboard": (tables.leaderboard(steps, runs, data["by_arm"]), tables.LEADERBOARD_CAPTION),
+        "leaderboard": (tables.leaderboard(own["steps"], own["runs"], data["by_arm"]), tables.LEADERBOARD_CAPTION),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
-        "head_to_head": (head_to_head.table(steps, runs, data["evaluations"]), head_to_head.CAPTION),
+        "head_to_head": (head_to_head.table(**own), head_to_head.CAPTION),
         "warnings": (data["warnings"], collapse_tables.WARNINGS_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
     }

@@ -55,7 +55,8 @@ def load(folder: Path = FOLDER) -> Kept:
         made = json.loads((folder / _MADE).read_text())
         outcomes[["part", "arm", "algorithm", "seed", "value", "start"]]
         curves[["part", "arm", "seed", "update", "value"]]
-    except (OSError, ValueError, KeyError) as error:
+        [made[part.name]["hashes"].items() for part in PARTS]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{folder} does not hold the numbers of {VERSION}: {' '.join(str(error).split())}") from error
     return Kept(outcomes, curves, made)
 

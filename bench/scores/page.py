@@ -22,8 +22,8 @@ from steadymoe.bench.support.text import visible, without_mathematics
 CAPTION = (
     "Filled: the mean over seeds (checkpoints for gradients) with its 95 % interval; open: the reward at the start. "
     "Here: run on this machine, so differences are taken seed by seed. Recorded: from the machine of the standard; "
-    "differences are of means. p: sign flips for paired differences, Welch's for others; not corrected for the number "
-    "of rows. A part says one thing, and no number sums them up."
+    "differences are of means. p: sign flips for paired differences, Welch's for others, corrected by Holm for the "
+    "rows of the part; below 0.05 a difference is decided. A part says one thing, and no number sums them up."
 )
 _MINE, _OTHERS = "#D55E00", "#9A9A9A"
 
@@ -53,7 +53,7 @@ def table(shown: Shown) -> pd.DataFrame:
                 "n": row.numbers.n,
                 "yours less it": "–" if row.apart is None else str(row.apart),
                 "n of both": "–" if row.apart is None else row.apart.n,
-                "p": "–" if row.p != row.p else f"{row.p:.2g}",
+                "p (Holm)": "–" if row.corrected != row.corrected else f"{row.corrected:.2g}",
                 "so": row.says,
             }
             for number, row in enumerate(shown.rows, start=1)
@@ -120,7 +120,7 @@ def _numbers(shown: Shown) -> pd.DataFrame:
             {"part": shown.part.name, "algorithm": row.arm, "run": row.where, "outcome": shown.part.outcome}
             | vars(row.numbers)
             | ({} if row.apart is None else {f"apart_{key}": value for key, value in vars(row.apart).items()})
-            | {"paired": row.paired, "p": row.p, "standard": VERSION}
+            | {"paired": row.paired, "p": row.p, "p_corrected": row.corrected, "standard": VERSION}
             for row in shown.rows
         ]
     )

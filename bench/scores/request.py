@@ -1,28 +1,26 @@
-"""``steadymoe score`` from its words to its exit code: what is asked, what is missing, runs, and where it stands."""
+"""``steadymoe score`` from its words to its exit code: what is refused, what is missing, runs, and what is shown."""
 
 import argparse
-import hashlib
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
 from rich.console import Console
 
 from steadymoe.bench.audit import request as audits
 from steadymoe.bench.check import request as check
-from steadymoe.bench.claims.study import Arm, Audited, NotRun, Study
+from steadymoe.bench.claims.study import Arm, NotRun, Study
 from steadymoe.bench.config import compose, identity
 from steadymoe.bench.config.compose import ConfigError
-from steadymoe.bench.runs import dry
+from steadymoe.bench.runs import dry, record, redo
 from steadymoe.bench.runs import request as runs
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.scores import entry, kept, page, standing
+from steadymoe.bench.scores import asked as asking
+from steadymoe.bench.scores import entry, kept, page, parts
 from steadymoe.bench.scores import submit as making
+from steadymoe.bench.scores.asked import Asked
 from steadymoe.bench.scores.kept import Kept
-from steadymoe.bench.scores.standard import ANCHORS, FROZEN, PARTS, STABILITY, VERSION, Part
+from steadymoe.bench.scores.standard import PARTS, STABILITY, VERSION, Part
 from steadymoe.bench.support.text import visible
 
 HELP = """steadymoe score algorithm=NAME [algorithm.loss.KEY=VALUE …] [--quick] [--dry] [--redo]
@@ -30,34 +28,8 @@ HELP = """steadymoe score algorithm=NAME [algorithm.loss.KEY=VALUE …] [--quick
 Places an algorithm, also one in a folder of STEADYMOE_PATH, beside the recorded algorithms of the standard: checks
 it, runs what is missing of it and of the anchors (GRPO, GSPO, the policy that never moves), and writes tables, a
 figure and a page to results/scores/. The same command goes on where it was stopped. --quick: yours and GRPO at three
-seeds, a first look; --dry says what would be run; --redo makes anew what other code made. docs/your_algorithm.md"""
-_FLAGS = ("--quick", "--dry", "--redo")
-# The name of the scored algorithm in audits, and the names of the anchors among the recorded arms.
-_YOURS = "yours"
-_SHOWN = {"grpo": "GRPO", "gspo": "GSPO"}
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is scored, and how."""
-
-    words: tuple[str, ...]
-    """The words that name the algorithm and its numbers."""
-    label: str
-    """Its name in tables."""
-    name: str
-    """Its name in file names."""
-    quick: bool
-    redo: bool
-
-    def seeds(self, part: Part) -> tuple[int, ...]:
-        """The seeds that are run."""
-        return part.quick if self.quick else part.seeds
-
-    @property
-    def anchors(self) -> tuple[str, ...]:
-        """The algorithms that are run beside it."""
-        return ANCHORS[:1] if self.quick else ANCHORS
+seeds, a first look; --dry says what would be run; --redo makes anew what other code made, and yours if its numbers
+have changed. docs/your_algorithm.md"""
 
 
 def answer(words: list[str]) -> int:
@@ -70,42 +42,51 @@ def answer(words: list[str]) -> int:
         return 0
     console = Console(markup=False, highlight=False)  # its texts come from data
     try:
-        asked, recorded = _read(words), kept.load()
-        planned = {part: _plan(part, asked) for part in PARTS}
+        asked, recorded = asking.read(words), kept.load()
         for part in PARTS:
             _refuse_others(part, asked, recorded)
         for part in PARTS:
-            for line in _dry(part, planned[part]):
+            for line in _dry(part, asked):
                 console.print(visible(f"{part.name}: {line}"), soft_wrap=True)
     except (ConfigError, Damaged, ValueError, OSError) as error:
-        print(f"steadymoe: {visible(error)}", file=sys.stderr)
-        return 2
+        return _refuse(error)
     if "--dry" in words:
         return 0
     if code := check.answer(list(asked.words)):
         print("steadymoe: an algorithm that check refuses is not scored", file=sys.stderr)
         return 2 if code == 1 else code
     for part in PARTS:
-        run = runs.answer if part.kind == "runs" else audits.answer
-        for each in planned[part]:
-            if code := run([*each, *(["--redo"] if asked.redo else [])]):
-                return code
+        if code := _make(part, asked):
+            return code
     try:
         return _show(asked, recorded, console)
     except (NotRun, Damaged, OSError) as error:
-        print(f"steadymoe: {visible(error)}", file=sys.stderr)
-        return 2
+        return _refuse(error)
 
 
-def _read(words: Sequence[str]) -> Asked:
-    """What the words ask for. Raises ConfigError."""
-    named = tuple(word for word in words if word not in _FLAGS)
-    checked = check.read(list(named))
-    (run,) = compose.plan([f"experiment={STABILITY.experiment}", *STABILITY.words, *named, "seed=0"])
-    axes = identity.axes_name({key: value for key, value in run.axes.items() if key.startswith("algorithm.")})
-    label = f"{checked.name} {axes}" if axes else checked.name
-    name = f"{checked.name}-{hashlib.sha256(axes.encode()).hexdigest()[:8]}" if axes else checked.name
-    return Asked(named, label, name, "--quick" in words, "--redo" in words)
+def submit(arguments: argparse.Namespace) -> Path:
+    """The entry of a scored algorithm, written to ``arguments.to``. Raises ConfigError, Damaged, NotRun, BadEntry.
+
+    Everything of its score has to be there, made by today's code, of the standard, and on one machine.
+    """
+    asked, recorded = asking.read(arguments.words), kept.load()
+    if asked.quick or asked.redo:
+        raise ConfigError("an entry is written from a whole score, without --quick and --redo")
+    command, study = shlex.join(["steadymoe", "score", *asked.words]), Study(Path("results"))
+    for part in PARTS:
+        _refuse_others(part, asked, recorded)
+        if _waits(part, asked):
+            raise NotRun(f"the part {part.name} of {asked.label} has not run whole: {command}")
+        arms = [arm for arm in asked.here(part) if isinstance(arm, Arm)]
+        if arms and (several := parts.several(study, arms)):
+            raise ConfigError(f"the runs of {part.name} are of several kinds ({several[0]}), and an entry is of one")
+    arms_of = {part.name: dict(zip((entry.OWN, *asked.anchors), asked.here(part), strict=False)) for part in PARTS}
+    folders = {run.config.seed: run.folder for run in asked.own_runs(STABILITY)}
+    said = {"name": arguments.name or asked.name, "words": shlex.join(asked.words), "paper": arguments.paper}
+    said |= {"equation": arguments.equation, "tuned": bool(arguments.tuned), "tuning": arguments.tuned}
+    text = making.readme(said["name"], arguments.paper, arguments.equation)
+    files = making.own_files(asked.words) | {"README.md": text}
+    return making.submit(study, arms_of, folders, said, files, arguments.to)
 
 
 def _refuse_others(part: Part, asked: Asked, recorded: Kept) -> None:
@@ -114,55 +95,73 @@ def _refuse_others(part: Part, asked: Asked, recorded: Kept) -> None:
     What the anchors make must be of the standard; the scored algorithm's runs may differ from theirs in the algorithm
     alone; folders must hold nothing of other code or another config.
     """
-    planned, seed = _plan(part, asked), part.seeds[0]
+    commands, seed = asked.commands(part), part.seeds[0]
     fixed = [f"experiment={part.experiment}", *part.words, f"seed={seed}"]
     if part.kind == "audits":
         (anchors,) = audits.plan(fixed)
         losses = {name: anchors.arms[name].plain["algorithm"]["loss"] for name in recorded.anchors(part)}
         kept.refuse_other_settings(part, seed, kept.audit_hashes(anchors.run.plain, losses), recorded)
-        return audits.refuse_others([each for words in planned for each in audits.plan(words)], asked.redo)
+        return audits.refuse_others([each for words in commands for each in audits.plan(words)], asked.redo)
     runs_of = {name: compose.plan([*fixed, f"algorithm={name}"])[0] for name in asked.anchors}
     hashes = {name: run.config_hash for name, run in runs_of.items()}
     kept.refuse_other_settings(part, seed, hashes, recorded)
-    every = [run for words in planned for run in compose.plan(words[1:], multirun=True)]
-    mine = next(run for run in every if run.config.seed == seed)
-    apart = identity.difference(identity.flatten(runs_of["grpo"].plain), identity.flatten(mine.plain)).split(", ")
-    if other := [each for each in apart if each and not each.startswith("algorithm.")]:
+    own = asked.own_runs(part)
+    mine = next(run for run in own if run.config.seed == seed)
+    theirs, ours = identity.flatten(runs_of["grpo"].plain), identity.flatten(mine.plain)
+    keys = [key for key in (theirs | ours) if identity.changes_numbers(key) and not key.startswith("algorithm.")]
+    if other := [key for key in keys if theirs.get(key) != ours.get(key)]:
+        key = other[0]
         raise ConfigError(
-            f"{asked.label} changes what the standard fixes: {other[0]}; a score is of an algorithm alone"
+            f"{asked.label} changes what the standard fixes: {key}: {theirs.get(key)} -> {ours.get(key)}; a score is "
+            "of an algorithm alone"
         )
-    return runs.refuse_others(every, may_redo=asked.redo)
+    if not asked.redo and (changed := [run for run in own if _has_changed(run)]):
+        raise ConfigError(
+            f"{asked.label} has other numbers than when it was scored ({changed[0].folder}); add --redo to score it "
+            "anew, or give it another name"
+        )
+    anchors_runs = [run for words in commands[1:] for run in compose.plan(words[1:], multirun=True)]
+    if asked.redo:
+        return runs.refuse_others(anchors_runs, may_redo=True)
+    return runs.refuse_others([*own, *anchors_runs])
 
 
-def _plan(part: Part, asked: Asked) -> list[list[str]]:
-    """The words of each command that the part takes, the scored algorithm first."""
-    seeds = "seed=" + ",".join(map(str, asked.seeds(part)))
+def _has_changed(run: compose.Run) -> bool:
+    """Whether a run's folder holds a run of another config."""
+    before = record.known(run.folder)
+    return bool(before) and before["config_hash"] != run.config_hash
+
+
+def _make(part: Part, asked: Asked) -> int:
+    """Make what is missing of a part; return the exit code of the first command that fails, else 0."""
+    if part.kind == "runs":
+        if asked.redo:
+            for line in redo.set_aside([run for run in asked.own_runs(part) if _has_changed(run)]):
+                print(visible(line), file=sys.stderr)
+        again = ["--redo"] if asked.redo else []
+        return next((code for words in asked.commands(part) if (code := runs.answer([*words, *again]))), 0)
+    for words in asked.commands(part):
+        try:
+            audits.refuse_others(audits.plan(words))
+            again = []
+        except ConfigError:  # something there is of other code or another config
+            again = ["--redo"]
+        if code := audits.answer([*words, *again]):
+            return code
+    return 0
+
+
+def _waits(part: Part, asked: Asked) -> bool:
+    """Whether something of a part is not made yet."""
     if part.kind == "audits":
-        arm = f'+audit.arms.{_YOURS}="{" ".join(asked.words)}"'
-        name = f"experiment_name={_audits(part, asked)}"
-        return [
-            [
-                f"experiment={part.experiment}",
-                *part.words,
-                arm,
-                f"audit.algorithms=[{','.join(asked.anchors)}]",
-                name,
-                seeds,
-            ]
-        ]
-    anchors = [name for name in asked.anchors if asked.words != (f"algorithm={name}",)]
-    others = [(f"algorithm={','.join(anchors)}",)] if anchors else []
-    each = [asked.words, *others, *([] if asked.quick else [FROZEN])]
-    return [["-m", f"experiment={part.experiment}", *part.words, *words, seeds] for words in each]
+        return any(each.missing for words in asked.commands(part) for each in audits.plan(words))
+    every = [run for words in asked.commands(part) for run in compose.plan(words[1:], multirun=True)]
+    return any(record.status(run.folder) not in record.ENDED for run in every)
 
 
-def _audits(part: Part, asked: Asked) -> str:
-    """The name under which the audits with the scored algorithm are recorded."""
-    return f"{part.folder}{'-quick' if asked.quick else ''}-{asked.name}"
-
-
-def _dry(part: Part, commands: Sequence[list[str]]) -> list[str]:
+def _dry(part: Part, asked: Asked) -> list[str]:
     """What there is of a part and what would be made, a line or two."""
+    commands = asked.commands(part)
     if part.kind == "audits":
         planned = [each for words in commands for each in audits.plan(words)]
         waiting = sum(bool(each.missing) for each in planned)
@@ -173,87 +172,21 @@ def _dry(part: Part, commands: Sequence[list[str]]) -> list[str]:
 
 def _show(asked: Asked, recorded: Kept, console: Console) -> int:
     """Say where the algorithm stands, and write its page."""
-    study = Study(Path("results"))
-    parts, notes = [], []
+    study, shown, notes = Study(Path("results")), [], []
     if asked.quick:
         notes.append("A first look: three seeds and one checkpoint decide little.")
     for part in PARTS:
-        shown, note = _part(part, asked, study, recorded)
-        parts.append(shown)
-        notes += [f"{part.name}: {note}"] if note else []
+        found, remarks = parts.of(part, asked, study, recorded)
+        shown.append(found)
+        notes += remarks
     folder = Path("results") / "scores" / (f"{VERSION}-quick" if asked.quick else VERSION) / asked.name
     command = shlex.join(["steadymoe", "score", *asked.words, *(["--quick"] if asked.quick else [])])
-    written = page.write(parts, notes, command, folder)
-    for line in [*page.text(parts).splitlines(), *notes, *(f"wrote {path}" for path in written)]:
+    written = page.write(shown, notes, command, folder)
+    for line in [*page.text(shown).splitlines(), *notes, *(f"wrote {path}" for path in written)]:
         console.print(visible(line), soft_wrap=True)
     return 0
 
 
-def _part(part: Part, asked: Asked, study: Study, recorded: Kept) -> tuple[page.Shown, str]:
-    """One part of the score, and a remark on the machine; "" for none."""
-    here = {arm.label: part.number(study, arm) for arm in _here(part, asked)}
-    seeds = list(asked.seeds(part))
-    here = {name: numbers[numbers.index.isin(seeds)] for name, numbers in here.items()}
-    rows = recorded.of(part)
-    theirs = {str(arm): group.set_index("seed")["value"] for arm, group in rows.groupby("arm", sort=False)}
-    note = standing.why_not_pooled(here, theirs, [_SHOWN[name] for name in asked.anchors])
-    mine = _mine(asked)
-    found = standing.rows(mine, here, theirs, pooled=not note)
-    starts = {str(arm): float(start) for arm, start in rows.groupby("arm")["start"].mean().dropna().items()}
-    drawn = pd.DataFrame(columns=["arm", "seed", "step", "metric", "value"])
-    if part.kind == "runs":
-        of_here = [arm for arm in _here(part, asked) if isinstance(arm, Arm)]
-        starts |= {arm.label: float(study.first(arm).mean()) for arm in of_here}
-        own = pd.concat([kept.curve(study, arm).assign(arm=arm.label) for arm in of_here])
-        others = recorded.curves[(recorded.curves["part"] == part.name) & ~recorded.curves["arm"].isin(list(here))]
-        drawn = (
-            pd.concat([own[own["seed"].isin(seeds)], others], ignore_index=True)
-            .rename(columns={"update": "step"})
-            .assign(metric="reward")
-        )
-    return page.Shown(part, found, mine, drawn, starts), note
-
-
-def _mine(asked: Asked) -> str:
-    return f"{asked.label} (yours)"
-
-
-def _here(part: Part, asked: Asked) -> list[Arm | Audited]:
-    """The arms of this machine: the scored algorithm, the anchors and, of runs, the policy that never moves."""
-    if part.kind == "audits":
-        name = _audits(part, asked)
-        return [Audited(_mine(asked), name, _YOURS), *(Audited(_SHOWN[each], name, each) for each in asked.anchors)]
-    anchors = [_arm(part, _SHOWN[each], (f"algorithm={each}",)) for each in asked.anchors]
-    frozen = [] if asked.quick else [_arm(part, "frozen", FROZEN)]
-    return [_arm(part, _mine(asked), asked.words), *anchors, *frozen]
-
-
-def _arm(part: Part, label: str, words: Sequence[str]) -> Arm:
-    """The runs of a part that ``words`` ask for."""
-    (run,) = compose.plan([f"experiment={part.experiment}", *part.words, *words, "seed=0"])
-    return Arm(label, part.folder, run.choices["algorithm"], run.axes)
-
-
-def submit(arguments: argparse.Namespace) -> Path:
-    """The entry of a scored algorithm, written to ``arguments.to``. Raises ConfigError, Damaged, NotRun, BadEntry.
-
-    Its runs must be of today's code and of the standard, as for a score.
-    """
-    asked, recorded = _read(arguments.words), kept.load()
-    if asked.quick:
-        raise ConfigError("an entry needs the whole score, without --quick")
-    arms = {}
-    for part in PARTS:
-        _refuse_others(part, asked, recorded)
-        own, *others = _here(part, asked)
-        arms[part.name] = {entry.OWN: own} | dict(zip(asked.anchors, others, strict=False))
-    runs_of = {run.config.seed: run.folder for run in compose.plan(_plan(STABILITY, asked)[0][1:], multirun=True)}
-    said = {"name": arguments.name or asked.name, "words": shlex.join(asked.words), "paper": arguments.paper}
-    said |= {"equation": arguments.equation, "tuned": bool(arguments.tuned), "tuning": arguments.tuned}
-    text = making.readme(said["name"], arguments.paper, arguments.equation)
-    files = making.own_files(asked.words) | {"README.md": text}
-    try:
-        return making.submit(Study(Path("results")), arms, runs_of, said, files, arguments.to)
-    except NotRun as missing:
-        command = shlex.join(["steadymoe", "score", *asked.words])
-        raise NotRun(f"no ended runs of {missing}: {command}") from missing
+def _refuse(error: Exception) -> int:
+    print(f"steadymoe: {visible(error)}", file=sys.stderr)
+    return 2

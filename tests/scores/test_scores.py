@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import re
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,11 @@ import pytest
 
 from steadymoe.bench import cli
 from steadymoe.bench.audit import request as audits
-from steadymoe.bench.claims.study import Arm, Audited
+from steadymoe.bench.claims.study import Arm, Audited, NotRun
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.scores import entry, kept, page, repeat, request, standard, standing, submit
+from steadymoe.bench.scores import asked, entry, kept, page, repeat, request, standard, standing, submit
 from steadymoe.bench.scores.standard import GRADIENT, PARTS, STABILITY
 from steadymoe.bench.statistics.estimates import Estimate
 
@@ -68,15 +67,29 @@ def test_a_difference_of_means_is_welchs() -> None:
 def test_recorded_rows_are_compared_where_the_anchors_of_the_machine_are_the_recorded_ones() -> None:
     recorded = {"GRPO": GRPO, "GSPO": GSPO}
     close = {"GRPO": GRPO + by_seed(*NOISE[::-1] / 3), "GSPO": GSPO}
-    assert standing.why_not_pooled(close, recorded, ["GRPO", "GSPO"]) == ""
-    far = close | {"GSPO": GSPO + 0.02}
-    said = standing.why_not_pooled(far, recorded, ["GRPO", "GSPO"])
-    assert said.startswith("GSPO of this machine less the recorded GSPO is 0.02")
+    agree, said = standing.agreement(close, recorded, ["GRPO", "GSPO"])
+    assert agree
+    assert "GSPO of this machine less the recorded GSPO is 0 [0, 0], n 10" in said
+    agree, said = standing.agreement(close | {"GSPO": GSPO + 0.02}, recorded, ["GRPO", "GSPO"])
+    assert not agree
+    assert "GSPO of this machine less the recorded GSPO is 0.02" in said
     for few in ({"GRPO": GRPO[:8]}, {}, {"GRPO": GRPO, "GSPO": GSPO[:3]}):
-        assert standing.why_not_pooled(few, recorded, ["GRPO", "GSPO"]).startswith("too few seeds")
+        agree, said = standing.agreement(few, recorded, ["GRPO", "GSPO"])
+        assert not agree
+        assert said.startswith("too few seeds")
     found = {row.arm: row for row in standing.rows("mine", {"mine": GRPO}, recorded, pooled=False)}
     assert found["GSPO"].apart is None
     assert np.isnan(found["GSPO"].p)
+
+
+def test_an_undefined_outcome_stands_last_and_p_is_corrected_for_the_rows() -> None:
+    here = {"mine": GSPO, "GRPO": GRPO, "empty": by_seed(*[np.nan] * 10), "same": GSPO}
+    found = standing.rows("mine", here, {})
+    assert [row.arm for row in found] == ["mine", "same", "GRPO", "empty"]
+    of = {row.arm: row for row in found}
+    assert of["GRPO"].p == 2 / 2**10
+    assert of["GRPO"].corrected == 2 * of["GRPO"].p  # "empty" counts as no comparison
+    assert of["same"].says == of["empty"].says == "not decided"
 
 
 # --- what is kept ---------------------------------------------------------------------------------------------------
@@ -213,7 +226,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(request, "PARTS", (stability, gradient))
     for module in (kept, entry, submit):
         monkeypatch.setattr(module, "PARTS", (stability, gradient))
-    for module in (repeat, request):
+    for module in (asked, repeat, request):
         monkeypatch.setattr(module, "STABILITY", stability)
     return tmp_path
 
@@ -235,6 +248,7 @@ def test_one_algorithm_after_the_other_is_scored_beside_the_same_anchors(
     )
     monkeypatch.setattr(kept, "load", lambda: recorded)
     monkeypatch.setattr(request.check, "answer", lambda words: 0)
+    reference = {path: path.read_bytes() for path in kept.FOLDER.iterdir()}
     code, out, err = said("algorithm=same", capsys=capsys, monkeypatch=monkeypatch)
     assert code == 0, err
     rows = pd.read_csv("results/scores/steadymoe-1/same/score.csv").set_index(["part", "algorithm"])
@@ -253,31 +267,61 @@ def test_one_algorithm_after_the_other_is_scored_beside_the_same_anchors(
     assert code == 0
     assert _digests(small / "results" / "runs") == before
     _is_an_entry_that_is_repeated(small)
+    _the_tutorials_algorithm_gets_a_first_look(small, capsys, monkeypatch)
+    assert {path: path.read_bytes() for path in kept.FOLDER.iterdir()} == reference
+
+
+def _the_tutorials_algorithm_gets_a_first_look(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two files of docs/your_algorithm.md, as they stand there; then with another number."""
+    text = (Path(__file__).parents[2] / "docs" / "your_algorithm.md").read_text()
+    (loss, *_), (numbers, *_) = (re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("python", "yaml"))
+    (small / "mine" / "my_losses.py").write_text(loss)
+    yaml = small / "mine" / "conf" / "algorithm" / "half_clipped.yaml"
+    yaml.write_text(numbers)
+    words = ("algorithm=half_clipped", "--quick")
+    code, out, err = said(*words, capsys=capsys, monkeypatch=monkeypatch)
+    assert code == 0, err
+    assert "half_clipped (yours)" in out
+    assert "too few seeds to tell this machine from the recorded one" in out
+    assert Path("results/scores/steadymoe-1-quick/half_clipped/score.html").exists()
+    assert "results/scores/steadymoe-1-quick/half_clipped/score.html" in text
+    yaml.write_text(numbers.replace("clip_high: 0.2", "clip_high: 0.3"))
+    code, _, err = said(*words, capsys=capsys, monkeypatch=monkeypatch)
+    assert code == 2
+    assert "half_clipped has other numbers than when it was scored" in err
+    assert "add --redo" in err
+    code, _, err = said(*words, "--redo", capsys=capsys, monkeypatch=monkeypatch)
+    assert code == 0, err
+    assert "another config (algorithm.loss.clip_high: 0.2 -> 0.3)" in err
 
 
 def _is_an_entry_that_is_repeated(small: Path) -> None:
-    """The entry of GRPO under another name is read as it was scored, and its own runs repeat it."""
+    """The entry of GRPO under another name is read as it was scored, and the runs themselves repeat it."""
     said = {"name": None, "paper": "none", "equation": "3", "tuned": ""}
     folder = request.submit(argparse.Namespace(words=["algorithm=same"], to=small / "entry", **said))
     found = entry.read(folder)
     assert found.own_files == ["conf/algorithm/same.yaml"]
     for part in request.PARTS:
         pd.testing.assert_series_equal(found.by_seed(part), found.by_seed(part, "grpo"))
-    again = small / "again"
-    shutil.copytree(small / "results", again)
-    for path in (again / "runs" / STABILITY.folder).iterdir():
-        if path.is_dir() and path.name != "same":
-            shutil.rmtree(path)
-    assert repeat.compare(found, again) == "repeated"
-    of_first = found.made["first"]
-    for changed, said in (
+    results = small / "results"
+    assert repeat.compare(found, results, [0, 1]) == "repeated (seeds 0, 1)"
+    of_first = found.about["first"]
+    for changed, verdict in (
         ({"grad_norm": [1.01 * norm for norm in of_first["0"]["grad_norm"]]}, "seed 0: the first updates are others"),
-        ({"cold_start": "of another machine"}, "repeated, from other cold starts"),
+        ({"cold_start": "of another machine"}, "not decided (seeds 0, 1): other cold starts"),
     ):
         first = of_first | {"0": of_first["0"] | changed}
-        assert repeat.compare(replace(found, made={**found.made, "first": first}), again) == said
-    better = found.outcomes.assign(value=found.outcomes["value"] + 50)  # of two seeds the interval is wide
-    assert "lies outside of [" in repeat.compare(replace(found, outcomes=better), again)
+        assert repeat.compare(replace(found, about={**found.about, "first": first}), results, [0, 1]) == verdict
+    for arm in ("yours", "grpo"):  # of two seeds the interval is wide
+        shifted = found.outcomes.assign(value=found.outcomes["value"] + 50 * (found.outcomes["arm"] == arm))
+        assert f"of {arm}: " in repeat.compare(replace(found, outcomes=shifted), results, [0, 1])
+    assert repeat.compare(found, small / "mine", [0, 1]).startswith("its runs cannot be read")
+    one = next((results / "audits").rglob("k=2.parquet"))
+    one.rename(one.with_suffix(".away"))
+    with pytest.raises(NotRun, match="gradient of same has not run whole: steadymoe score algorithm=same"):
+        request.submit(argparse.Namespace(words=["algorithm=same"], to=small / "again", **said))
 
 
 def _made() -> dict[str, dict[str, dict[str, dict[str, str]]]]:
@@ -339,14 +383,14 @@ def test_an_algorithm_that_changes_the_setting_is_refused(
 
 
 def test_labels_of_two_overrides_are_two() -> None:
-    asked = [request._read(["algorithm=grpo", f"algorithm.loss.clip_{end}=0.1"]) for end in ("low", "high")]
-    assert len({each.name for each in asked}) == len({each.label for each in asked}) == 2
-    assert asked[0].label == "grpo algorithm.loss.clip_low=0.1"
+    found = [asked.read(["algorithm=grpo", f"algorithm.loss.clip_{end}=0.1"]) for end in ("low", "high")]
+    assert len({each.name for each in found}) == len({each.label for each in found}) == 2
+    assert found[0].label == "grpo algorithm.loss.clip_low=0.1"
 
 
 def test_a_page_escapes_names(tmp_path: Path) -> None:
     name = "<script>x</script>"
-    row = standing.Row(name, "here", Estimate(0.5, 0.4, 0.6, 10), None, False, np.nan)
+    row = standing.Row(name, "here", Estimate(0.5, 0.4, 0.6, 10), None, False, np.nan, np.nan)
     curves = pd.DataFrame([(name, 0, 1, "reward", 0.5)], columns=["arm", "seed", "step", "metric", "value"])
     page.write([page.Shown(STABILITY, [row], name, curves, {name: 0.3})], ["a <b>note</b>"], name, tmp_path)
     text = (tmp_path / "score.html").read_text()
