@@ -2,8 +2,10 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from steadymoe.bench.audit import request as audits
 from steadymoe.bench.check import request as check
 from steadymoe.bench.claims.study import Arm, Audited
 from steadymoe.bench.config import compose, identity
@@ -27,6 +29,7 @@ class Asked:
     """Its name in file names."""
     quick: bool
     redo: bool
+    _planned: dict[str, list[Any]] = field(default_factory=dict, compare=False)
 
     @property
     def mine(self) -> str:
@@ -55,18 +58,34 @@ class Asked:
         each = [self.words, *others, *([] if self.quick else [FROZEN])]
         return [["-m", f"experiment={part.experiment}", *part.words, *words, seeds] for words in each]
 
+    def runs(self, part: Part) -> list[list[compose.Run]]:
+        """The runs of each command of a part of runs. They are planned once."""
+        if part.name not in self._planned:
+            commands = self.commands(part)
+            self._planned[part.name] = [compose.plan(words[1:], multirun=True) for words in commands]
+        return self._planned[part.name]
+
+    def audits(self, part: Part) -> list[audits.Planned]:
+        """The audits of a part of audits. They are planned once."""
+        if part.name not in self._planned:
+            self._planned[part.name] = [each for words in self.commands(part) for each in audits.plan(words)]
+        return self._planned[part.name]
+
     def here(self, part: Part) -> list[Arm | Audited]:
         """The arms of this machine: the scored algorithm, the anchors and, of runs, the policy that never moves."""
         if part.kind == "audits":
             name = self._audits(part)
             return [Audited(self.mine, name, _YOURS), *(Audited(SHOWN[each], name, each) for each in self.anchors)]
-        anchors = [_arm(part, SHOWN[each], (f"algorithm={each}",)) for each in self.anchors]
-        frozen = [] if self.quick else [_arm(part, "frozen", FROZEN)]
-        return [_arm(part, self.mine, self.words), *anchors, *frozen]
+        own, *others = self.runs(part)
+        anchors = [_arm(SHOWN[name], part, runs[0]) for name, runs in self.anchor_runs(part).items()]
+        frozen = [] if self.quick else [_arm("frozen", part, others[-1][0])]
+        return [_arm(self.mine, part, own[0]), *anchors, *frozen]
 
-    def own_runs(self, part: Part) -> list[compose.Run]:
-        """The scored algorithm's runs in a part of runs."""
-        return compose.plan(self.commands(part)[0][1:], multirun=True)
+    def anchor_runs(self, part: Part) -> dict[str, list[compose.Run]]:
+        """The runs of each anchor in a part of runs; an anchor that is scored has its own runs."""
+        own, *others = self.runs(part)
+        beside = [run for runs in (others if self.quick else others[:-1]) for run in runs]
+        return {name: [run for run in beside if run.choices["algorithm"] == name] or own for name in self.anchors}
 
     def _audits(self, part: Part) -> str:
         """The name under which the audits with the scored algorithm are recorded; a preset's @ is no letter of it."""
@@ -84,7 +103,6 @@ def read(words: Sequence[str]) -> Asked:
     return Asked(named, label, name, "--quick" in words, "--redo" in words)
 
 
-def _arm(part: Part, label: str, words: Sequence[str]) -> Arm:
-    """The runs of a part that ``words`` ask for."""
-    (run,) = compose.plan([f"experiment={part.experiment}", *part.words, *words, "seed=0"])
+def _arm(label: str, part: Part, run: compose.Run) -> Arm:
+    """The arm that a run of a part belongs to."""
     return Arm(label, part.folder, run.choices["algorithm"], run.axes)

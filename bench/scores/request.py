@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +21,7 @@ from steadymoe.bench.scores import entry, kept, page, parts
 from steadymoe.bench.scores import submit as making
 from steadymoe.bench.scores.asked import Asked
 from steadymoe.bench.scores.kept import Kept
-from steadymoe.bench.scores.standard import PARTS, STABILITY, VERSION, Part
+from steadymoe.bench.scores.standard import PARTS, VERSION, Part
 from steadymoe.bench.support.text import visible
 
 HELP = """steadymoe score algorithm=NAME [algorithm.loss.KEY=VALUE …] [--quick] [--dry] [--redo]
@@ -81,7 +82,7 @@ def submit(arguments: argparse.Namespace) -> Path:
         if arms and (several := parts.several(study, arms)):
             raise ConfigError(f"the runs of {part.name} are of several kinds ({several[0]}), and an entry is of one")
     arms_of = {part.name: dict(zip((entry.OWN, *asked.anchors), asked.here(part), strict=False)) for part in PARTS}
-    folders = {run.config.seed: run.folder for run in asked.own_runs(STABILITY)}
+    folders = {run.config.seed: run.folder for run in asked.runs(PARTS[0])[0]}
     said = {"name": arguments.name or asked.name, "words": shlex.join(asked.words), "paper": arguments.paper}
     said |= {"equation": arguments.equation, "tuned": bool(arguments.tuned), "tuning": arguments.tuned}
     text = making.readme(said["name"], arguments.paper, arguments.equation)
@@ -95,19 +96,16 @@ def _refuse_others(part: Part, asked: Asked, recorded: Kept) -> None:
     What the anchors make must be of the standard; the scored algorithm's runs may differ from theirs in the algorithm
     alone; folders must hold nothing of other code or another config.
     """
-    commands, seed = asked.commands(part), part.seeds[0]
-    fixed = [f"experiment={part.experiment}", *part.words, f"seed={seed}"]
+    seed = asked.seeds(part)[0]
     if part.kind == "audits":
-        (anchors,) = audits.plan(fixed)
+        (anchors,) = audits.plan([f"experiment={part.experiment}", *part.words, f"seed={seed}"])
         losses = {name: anchors.arms[name].plain["algorithm"]["loss"] for name in recorded.anchors(part)}
         kept.refuse_other_settings(part, seed, kept.audit_hashes(anchors.run.plain, losses), recorded)
-        return audits.refuse_others([each for words in commands for each in audits.plan(words)], asked.redo)
-    runs_of = {name: compose.plan([*fixed, f"algorithm={name}"])[0] for name in asked.anchors}
-    hashes = {name: run.config_hash for name, run in runs_of.items()}
-    kept.refuse_other_settings(part, seed, hashes, recorded)
-    own = asked.own_runs(part)
-    mine = next(run for run in own if run.config.seed == seed)
-    theirs, ours = identity.flatten(runs_of["grpo"].plain), identity.flatten(mine.plain)
+        return audits.refuse_others(asked.audits(part), asked.redo)
+    own, *others = asked.runs(part)
+    runs_of = {name: _at(seed, runs) for name, runs in asked.anchor_runs(part).items()}
+    kept.refuse_other_settings(part, seed, {name: run.config_hash for name, run in runs_of.items()}, recorded)
+    theirs, ours = identity.flatten(runs_of["grpo"].plain), identity.flatten(_at(seed, own).plain)
     keys = [key for key in (theirs | ours) if identity.changes_numbers(key) and not key.startswith("algorithm.")]
     if other := [key for key in keys if theirs.get(key) != ours.get(key)]:
         key = other[0]
@@ -120,10 +118,12 @@ def _refuse_others(part: Part, asked: Asked, recorded: Kept) -> None:
             f"{asked.label} has other numbers than when it was scored ({changed[0].folder}); add --redo to score it "
             "anew, or give it another name"
         )
-    anchors_runs = [run for words in commands[1:] for run in compose.plan(words[1:], multirun=True)]
-    if asked.redo:
-        return runs.refuse_others(anchors_runs, may_redo=True)
-    return runs.refuse_others([*own, *anchors_runs])
+    beside = [run for each in others for run in each]
+    return runs.refuse_others(beside if asked.redo else [*own, *beside], may_redo=asked.redo)
+
+
+def _at(seed: int, planned: Sequence[compose.Run]) -> compose.Run:
+    return next(run for run in planned if run.config.seed == seed)
 
 
 def _has_changed(run: compose.Run) -> bool:
@@ -136,16 +136,16 @@ def _make(part: Part, asked: Asked) -> int:
     """Make what is missing of a part; return the exit code of the first command that fails, else 0."""
     if part.kind == "runs":
         if asked.redo:
-            for line in redo.set_aside([run for run in asked.own_runs(part) if _has_changed(run)]):
+            for line in redo.set_aside([run for run in asked.runs(part)[0] if _has_changed(run)]):
                 print(visible(line), file=sys.stderr)
         again = ["--redo"] if asked.redo else []
         return next((code for words in asked.commands(part) if (code := runs.answer([*words, *again]))), 0)
+    try:
+        audits.refuse_others(asked.audits(part))
+        again = []
+    except ConfigError:  # something there is of other code or another config
+        again = ["--redo"]
     for words in asked.commands(part):
-        try:
-            audits.refuse_others(audits.plan(words))
-            again = []
-        except ConfigError:  # something there is of other code or another config
-            again = ["--redo"]
         if code := audits.answer([*words, *again]):
             return code
     return 0
@@ -154,20 +154,18 @@ def _make(part: Part, asked: Asked) -> int:
 def _waits(part: Part, asked: Asked) -> bool:
     """Whether something of a part is not made yet."""
     if part.kind == "audits":
-        return any(each.missing for words in asked.commands(part) for each in audits.plan(words))
-    every = [run for words in asked.commands(part) for run in compose.plan(words[1:], multirun=True)]
-    return any(record.status(run.folder) not in record.ENDED for run in every)
+        return any(each.missing for each in asked.audits(part))
+    return any(record.status(run.folder) not in record.ENDED for runs_of in asked.runs(part) for run in runs_of)
 
 
 def _dry(part: Part, asked: Asked) -> list[str]:
     """What there is of a part and what would be made, a line or two."""
-    commands = asked.commands(part)
     if part.kind == "audits":
-        planned = [each for words in commands for each in audits.plan(words)]
+        planned = asked.audits(part)
         waiting = sum(bool(each.missing) for each in planned)
         return [f"{len(planned)} audits: {waiting} to do, {len(planned) - waiting} done"]
-    every = [run for words in commands for run in compose.plan(words[1:], multirun=True)]
-    return dry.lines(every, 0, compose.at_once(commands[0][1:], True))
+    every = [run for runs_of in asked.runs(part) for run in runs_of]
+    return dry.lines(every, 0, compose.at_once(asked.commands(part)[0][1:], True))
 
 
 def _show(asked: Asked, recorded: Kept, console: Console) -> int:

@@ -226,7 +226,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(request, "PARTS", (stability, gradient))
     for module in (kept, entry, submit):
         monkeypatch.setattr(module, "PARTS", (stability, gradient))
-    for module in (asked, repeat, request):
+    for module in (asked, repeat):
         monkeypatch.setattr(module, "STABILITY", stability)
     return tmp_path
 
