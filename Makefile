@@ -55,8 +55,13 @@ reference: $(READY)
 	for experiment in study_audit study_audit_twin; do \
 		$(BIN)/steadymoe audit experiment=$$experiment || exit; \
 		$(BIN)/steadymoe audit report --experiment $$experiment --keep results/reference || exit; done
+	$(BIN)/steadymoe audit experiment=standard_gradient audit.algorithms=[grpo,gspo,reinforce,vespo,cispo,sapo]
+	$(BIN)/steadymoe audit report --experiment steadymoe-1-gradient --keep results/reference
 	for experiment in $(KEPT); do \
 		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
+	$(BIN)/python -m steadymoe.bench.scores.kept results/reference
+	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.scores.core_entries results results/board
+	$(BIN)/steadymoe board results/board --page results/board/board.html
 	$(MAKE) figures
 
 # The gates of the standard settings, docs/gates.md: Can be stopped, and goes on where it was.

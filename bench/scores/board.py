@@ -97,8 +97,7 @@ def less_grpo(each: Entry, part: Part) -> Estimate | None:
     ours = each.by_seed(part)
     if ours.empty:
         return None
-    low, high = part.bounds
-    return paired_difference(ours, each.by_seed(part, "grpo"), bounds=(low - high, high - low))
+    return paired_difference(ours, each.by_seed(part, "grpo"), bounds=part.difference_bounds)
 
 
 def standings(entries: Sequence[Entry]) -> pd.DataFrame:

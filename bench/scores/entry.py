@@ -266,7 +266,9 @@ def _refuse_part(path: Path, part: Part, rows: pd.DataFrame) -> None:
     if defined < (len(part.seeds) if part.kind == "runs" else min(_LEAST_DEFINED, len(part.seeds))):
         raise BadEntry(f"{path}: {part.name} has too few defined values")
     values = rows["value"].dropna()
-    if not np.isfinite(values).all() or not values.between(*part.bounds).all():
+    if not np.isfinite(values).all():
+        raise BadEntry(f"{path}: {part.outcome} is finite")
+    if part.bounds is not None and not values.between(*part.bounds).all():
         raise BadEntry(f"{path}: {part.outcome} lies between {part.bounds[0]:g} and {part.bounds[1]:g}")
 
 

@@ -21,9 +21,9 @@ from steadymoe.bench.support.text import visible, without_mathematics
 
 CAPTION = (
     "Filled: the mean over seeds (checkpoints for gradients) with its 95 % interval; open: the reward at the start. "
-    "Here: run on this machine, so differences are taken seed by seed. Recorded: from the machine of the standard; "
-    "differences are of means. p: sign flips for paired differences, Welch's for others, corrected by Holm for the "
-    "rows of the part; below 0.05 a difference is decided. A part says one thing, and no number sums them up."
+    "Here (circles): run on this machine, so differences are taken seed by seed. Recorded (squares): from the machine "
+    "of the standard; differences are of means. p: sign flips for paired differences, Welch's for others, Holm for the "
+    "rows of a part; below 0.05 a difference is decided. A part says one thing, and no number sums them up."
 )
 _MINE, _OTHERS = "#D55E00", "#9A9A9A"
 

@@ -18,7 +18,7 @@ def of(part: Part, asked: Asked, study: Study, recorded: Kept) -> tuple[Shown, l
     rows = rows[rows["seed"].isin(seeds)]
     theirs = {str(arm): group.set_index("seed")["value"] for arm, group in rows.groupby("arm", sort=False)}
     agree, told = standing.agreement(here, theirs, [SHOWN[name] for name in asked.anchors])
-    found = standing.rows(asked.mine, here, theirs, pooled=agree, bounds=part.bounds)
+    found = standing.rows(asked.mine, here, theirs, part, pooled=agree)
     starts = {str(arm): float(start) for arm, start in rows.groupby("arm")["start"].mean().dropna().items()}
     runs = [arm for arm in arms if isinstance(arm, Arm)]
     starts |= {arm.label: float(study.first(arm).mean()) for arm in runs}

@@ -4,7 +4,6 @@ The numbers of a part stand in ``conf/experiment/standard_<part>.yaml``. They ar
 another version, and scores of two versions are never mixed (``kept.refuse_other_settings``).
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +13,7 @@ import pandas as pd
 from steadymoe.bench.claims import arms
 from steadymoe.bench.claims.effects import DRIFT
 from steadymoe.bench.claims.study import Arm, Audited, Study
+from steadymoe.bench.statistics.estimates import Bounds
 
 VERSION = "steadymoe-1"
 # Algorithms that are run on the machine of whoever scores, so that differences can be taken seed by seed.
@@ -40,10 +40,15 @@ class Part:
     """The outcome by seed."""
     source: str
     """The experiment of the reference study whose records the anchors' numbers are."""
-    bounds: tuple[float, float] = (-math.inf, math.inf)
-    """The ends of what the outcome can be."""
+    bounds: Bounds | None = None
+    """The ends of what the outcome can be; None if it has none."""
     words: tuple[str, ...] = ()
     """Further words of its runs; none in the standard."""
+
+    @property
+    def difference_bounds(self) -> Bounds | None:
+        """The ends of what a difference of two outcomes can be."""
+        return None if self.bounds is None else (self.bounds[0] - self.bounds[1], self.bounds[1] - self.bounds[0])
 
     @property
     def experiment(self) -> str:
@@ -66,6 +71,15 @@ def _usefulness(study: Study, loss: Arm | Audited) -> pd.Series:
     return study.gradient(loss, "usefulness", DRIFT)
 
 
+# The audits that are recorded for the standard: the anchors and the core algorithms, with the numbers of their YAML.
+_GRADIENTS = f"{VERSION}-gradient"
+AUDITED = {
+    name: Audited(shown, _GRADIENTS, name)
+    for name, shown in (
+        *(("grpo", "GRPO"), ("gspo", "GSPO"), ("reinforce", "REINFORCE")),
+        *(("vespo", "VESPO"), ("cispo", "CISPO"), ("sapo", "SAPO")),
+    )
+}
 STABILITY = Part(
     "stability",
     "how much is learned on stale data, sixteen updates on one rollout",
@@ -88,8 +102,8 @@ GRADIENT = Part(
     "audits",
     tuple(range(305, 315)),
     (305,),
-    tuple(arms.AUDITED.values()),
+    (*AUDITED.values(), *(arms.AUDITED[label] for label in ("grpo-paper", "gspo-grpo_band", "grpo-gspo_band"))),
     _usefulness,
-    "study_audit",
+    _GRADIENTS,
 )
 PARTS = (STABILITY, GRADIENT)

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from steadymoe.bench.scores.standard import Part
 from steadymoe.bench.statistics.comparisons import holm, p_value, paired_difference, sign_flip_p
-from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL, Bounds, Estimate, over_seeds
+from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL, Estimate, over_seeds
 
 # Below this p the anchors of a machine are another population than the recorded ones.
 _OTHER_MACHINE = 0.01
@@ -49,22 +50,20 @@ def rows(
     mine: str,
     here: Mapping[str, pd.Series],
     recorded: Mapping[str, pd.Series],
+    part: Part,
     pooled: bool = True,
-    bounds: Bounds | None = None,
 ) -> list[Row]:
     """The rows of one part, highest first.
 
     ``here`` holds outcomes by seed of this machine, with the scored algorithm ``mine`` among them; ``recorded`` those
     of the standard. A recorded arm that was run here too is left out. Differences are taken seed by seed from arms of
     this machine; from recorded arms they are differences of means, and with ``pooled=False`` there are none.
-    ``bounds`` are the ends of an outcome.
     """
     ours = here[mine]
     apart: dict[str, tuple[Estimate | None, float]] = {mine: (None, np.nan)}
-    ends = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
     for arm, numbers in here.items():
         if arm != mine:
-            apart[arm] = (paired_difference(ours, numbers, bounds=ends), p_value(ours, numbers))
+            apart[arm] = (paired_difference(ours, numbers, bounds=part.difference_bounds), p_value(ours, numbers))
     others = {arm: numbers for arm, numbers in recorded.items() if arm not in here}
     for arm, numbers in others.items():
         apart[arm] = _unpaired(ours, numbers) if pooled else (None, np.nan)
@@ -73,7 +72,7 @@ def rows(
         Row(
             arm,
             "here" if arm in here else "recorded",
-            over_seeds(numbers.dropna().tolist(), bounds=bounds),
+            over_seeds(numbers.dropna().tolist(), bounds=part.bounds),
             apart[arm][0],
             arm in here and arm != mine,
             apart[arm][1],

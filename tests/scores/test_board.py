@@ -14,10 +14,11 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench import cli
-from steadymoe.bench.scores import board, entry, kept, repeat, submit
+from steadymoe.bench.claims.study import Arm, Audited, Study
+from steadymoe.bench.scores import board, core_entries, entry, kept, repeat, submit
 from steadymoe.bench.scores.asked import SHOWN
 from steadymoe.bench.scores.entry import OWN, BadEntry
-from steadymoe.bench.scores.standard import GRADIENT, STABILITY, VERSION
+from steadymoe.bench.scores.standard import ANCHORS, GRADIENT, STABILITY, VERSION
 
 NOISE = np.linspace(-0.05, 0.05, 10)
 YAML = "conf/algorithm/mine.yaml"
@@ -159,7 +160,7 @@ FAULTS = {
     "words for numbers": (table(value="x"), "cannot be read"),
     "a fraction of a seed": (table(seed=0.5), "cannot be read"),
     "no number": (table(value=float("nan")), "too few defined values"),
-    "an infinite number": (table(value=float("inf")), "mean reward lies between 0 and 1"),
+    "an infinite number": (table(value=float("inf")), "mean reward is finite"),
     "a reward above 1": (table(value=1.1), "mean reward lies between 0 and 1"),
     "a column less": (lambda f: data(f, outcomes(0.1).drop(columns="seed").to_csv(index=False)), "cannot be read"),
     "too many rows": (
@@ -303,3 +304,19 @@ def test_the_files_of_an_entry_are_those_of_its_author(tmp_path: Path, monkeypat
     monkeypatch.setattr(sys, "path", [*sys.path, str(other.parent)])
     importlib.import_module("gentle_other")
     assert submit.own_files(["algorithm=gentle"]) == {k: v for k, v in texts.items() if k != "gentle/other.py"}
+
+
+def test_the_committed_entries_are_of_the_reference_study() -> None:
+    root = Path(__file__).parents[2] / "results"
+    entries = board.load([root / "board"])
+    assert {each.name for each in entries} == core_entries.CORE.keys()
+    study = Study(root / "reference")
+    for each in entries:
+        assert not each.own_files
+        for arm in (OWN, *ANCHORS):
+            name = each.name if arm == OWN else arm
+            recorded = STABILITY.number(study, Arm(name, STABILITY.source, name))
+            assert each.by_seed(STABILITY, arm).tolist() == pytest.approx(recorded[list(STABILITY.seeds)].tolist())
+            audited = GRADIENT.number(study, Audited(name, GRADIENT.source, name)).reindex(list(GRADIENT.seeds))
+            assert each.by_seed(GRADIENT, arm).tolist() == pytest.approx(audited.tolist(), nan_ok=True)
+    assert (root / "board" / "board.html").read_text() == board.html(entries, board.standings(entries))

@@ -36,7 +36,10 @@ GRPO, GSPO = by_seed(*(0.5 + NOISE)), by_seed(*(0.65 + NOISE[::-1]))
 
 
 def test_grpo_under_another_name_is_0_away_from_grpo() -> None:
-    found = {row.arm: row for row in standing.rows("mine", {"mine": GRPO, "GRPO": GRPO}, {"GRPO": GSPO, "GSPO": GSPO})}
+    found = {
+        row.arm: row
+        for row in standing.rows("mine", {"mine": GRPO, "GRPO": GRPO}, {"GRPO": GSPO, "GSPO": GSPO}, STABILITY)
+    }
     assert found.keys() == {"mine", "GRPO", "GSPO"}  # of GRPO what was run here stands, not what was recorded
     assert (found["GRPO"].apart.mean, found["GRPO"].paired, found["GRPO"].says) == (0, True, "not decided")  # type: ignore[union-attr]
     assert (found["GSPO"].where, found["GSPO"].paired, found["GSPO"].says) == ("recorded", False, "yours is lower")
@@ -45,7 +48,7 @@ def test_grpo_under_another_name_is_0_away_from_grpo() -> None:
 
 def test_rows_stand_by_their_outcome_and_the_worst_is_last() -> None:
     flipped = by_seed(*(0.1 + NOISE))
-    found = standing.rows("flipped", {"flipped": flipped, "GRPO": GRPO, "GSPO": GSPO}, {})
+    found = standing.rows("flipped", {"flipped": flipped, "GRPO": GRPO, "GSPO": GSPO}, {}, STABILITY)
     assert [row.arm for row in found] == ["GSPO", "GRPO", "flipped"]
     assert {row.says for row in found if row.arm != "flipped"} == {"yours is lower"}
     assert found[1].p == 2 / 2**10
@@ -53,12 +56,12 @@ def test_rows_stand_by_their_outcome_and_the_worst_is_last() -> None:
 
 
 def test_a_difference_of_means_is_welchs() -> None:
-    (row,) = [row for row in standing.rows("mine", {"mine": GRPO}, {"GSPO": GSPO}) if row.arm == "GSPO"]
+    (row,) = [row for row in standing.rows("mine", {"mine": GRPO}, {"GSPO": GSPO}, STABILITY) if row.arm == "GSPO"]
     spread = np.sqrt(GRPO.var() / 10 + GSPO.var() / 10)
     assert row.apart is not None
     assert row.apart.mean == pytest.approx(-0.15)
     assert row.apart.high - row.apart.mean == pytest.approx(2.101 * spread, rel=1e-3)  # t of 18 degrees of freedom
-    (few,) = [row for row in standing.rows("mine", {"mine": GRPO[:2]}, {"GSPO": GSPO}) if row.arm == "GSPO"]
+    (few,) = [row for row in standing.rows("mine", {"mine": GRPO[:2]}, {"GSPO": GSPO}, STABILITY) if row.arm == "GSPO"]
     assert few.apart is not None
     assert np.isnan([few.apart.low, few.p]).all()
     assert few.says == "not decided"
@@ -77,14 +80,14 @@ def test_recorded_rows_are_compared_where_the_anchors_of_the_machine_are_the_rec
         agree, said = standing.agreement(few, recorded, ["GRPO", "GSPO"])
         assert not agree
         assert said.startswith("too few seeds")
-    found = {row.arm: row for row in standing.rows("mine", {"mine": GRPO}, recorded, pooled=False)}
+    found = {row.arm: row for row in standing.rows("mine", {"mine": GRPO}, recorded, STABILITY, pooled=False)}
     assert found["GSPO"].apart is None
     assert np.isnan(found["GSPO"].p)
 
 
 def test_an_undefined_outcome_stands_last_and_p_is_corrected_for_the_rows() -> None:
     here = {"mine": GSPO, "GRPO": GRPO, "empty": by_seed(*[np.nan] * 10), "same": GSPO}
-    found = standing.rows("mine", here, {})
+    found = standing.rows("mine", here, {}, GRADIENT)
     assert [row.arm for row in found] == ["mine", "same", "GRPO", "empty"]
     of = {row.arm: row for row in found}
     assert of["GRPO"].p == 2 / 2**10
@@ -120,13 +123,13 @@ def test_the_anchors_of_the_standard_are_recorded_at_every_seed_with_todays_conf
             kept.refuse_other_settings(STABILITY, 0, {algorithm: other.config_hash}, found)
     for seed in (305, 314):
         (audit,) = audits.plan(["experiment=standard_gradient", f"seed={seed}"])
-        assert found.anchors(GRADIENT) == ["gspo"]  # the study audits GRPO with its paper's band
-        losses = {"gspo": audit.arms["gspo"].plain["algorithm"]["loss"]}
+        assert found.anchors(GRADIENT) == ["grpo", "gspo"]
+        losses = {name: audit.arms[name].plain["algorithm"]["loss"] for name in standard.ANCHORS}
         kept.refuse_other_settings(GRADIENT, seed, kept.audit_hashes(audit.run.plain, losses), found)
         for changed, of in (
             ({"audit": audit.run.plain["audit"] | {"minibatches": 48}}, losses),
             ({"optimizer": audit.run.plain["optimizer"] | {"learning_rate": 1e-3}}, losses),
-            ({}, {"gspo": losses["gspo"] | {"clip_low": 0.1}}),
+            ({}, losses | {"gspo": losses["gspo"] | {"clip_low": 0.1}}),
         ):
             with pytest.raises(ConfigError, match="standard_gradient has other numbers for"):
                 kept.refuse_other_settings(GRADIENT, seed, kept.audit_hashes(audit.run.plain | changed, of), found)
