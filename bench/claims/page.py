@@ -11,7 +11,18 @@ import pandas as pd
 
 from steadymoe.algorithms import provenance
 from steadymoe.bench.claims import contrasts, figures, gates_page, testbed
-from steadymoe.bench.claims.arms import CONTROLS, GRPO, GSPO, ON_POLICY, OTHERS, PAPERS, PAPERS_R2, TUNED
+from steadymoe.bench.claims.arms import (
+    CONTROLS,
+    FROZEN,
+    GRPO,
+    GSPO,
+    ON_POLICY,
+    OTHERS,
+    PAPERS,
+    PAPERS_R2,
+    TUNED,
+    UNCLIPPED,
+)
 from steadymoe.bench.claims.effects import DRIFT, NoNumber, best_setting
 from steadymoe.bench.claims.gates import MISMATCH, blocking, keeps, standings
 from steadymoe.bench.claims.registry import CLAIMS
@@ -45,7 +56,7 @@ outcomes of a claim, those that have not run too. "Seeds for 80 % power" is the 
 effect, if it has its measured size.
 """
 # The arms of README's first screen.
-FIRST = (ON_POLICY, GSPO, GRPO, *CONTROLS)
+FIRST = (ON_POLICY, GSPO, GRPO, FROZEN, UNCLIPPED)
 
 
 class Verdicts:
