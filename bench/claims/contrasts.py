@@ -125,6 +125,11 @@ CONTRASTS = (
     ),
 )
 
+RULE = (
+    "They chose no setting. *Right*: the whole 95 % interval has the published sign; *wrong*: the opposite sign; "
+    "*open*: it holds 0. Intervals are not corrected for the number of contrasts."
+)
+
 
 def table(study: Study) -> pd.DataFrame:
     """The published contrasts beside the study's."""

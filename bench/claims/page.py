@@ -41,13 +41,15 @@ _DRAWN = ("reward", "usefulness")
 _HEAD = """# What papers claim, and what the reference study says
 
 `make figures` makes this page from `results/reference`; a test makes it again and compares. Questions, outcomes,
-thresholds and gates were fixed in [protocol.md](protocol.md) before the runs, and `make reference` runs the study
-again. Every statement holds at this scale alone: 0.85 M parameters, one task.
+thresholds and gates were fixed in [protocol.md](protocol.md) before the runs; what changed later stands at its end.
+`make reference` runs the study again. Every statement holds at this scale alone: 0.85 M parameters, one task.
 
 A claim is asked of runs (*trajectory*) and of gradients on frozen rollouts (*mechanism*). An outcome is *supported* if
 its whole 95 % interval lies on the claimed side, *contradicted* if it lies wholly elsewhere, both at a corrected p of
 at most 5 %; else it is *not decided*. *Not testable here*: a gate that the claim needs is not passed. *Not run*: no
-runs, or not all of a comparison. [What a disagreement of the two means](protocol.md#outcomes).
+runs, or not all of a comparison. The verdict of the runs, or of the gradients, comes from its outcomes: *supported* if
+all are; *contradicted* if one is and none is supported, also where others have not run; *not run* if none has run; else
+*not decided*. [What a disagreement of the two means](protocol.md#outcomes).
 
 *Mean reward* is the mean over the steps that count; the *start* is a run's first reward; *frozen* is GRPO at a
 learning rate of 0. *Collapsed* counts runs by today's rule ([metrics.md](metrics.md), "Collapse"). Differences are
@@ -143,7 +145,7 @@ class Verdicts:
                 for rate, band in [best_setting(self.study, name)]
             ]
         except (NotRun, NoNumber) as missing:
-            return f"Not tuned: {missing}."
+            return f"The tuning has not run whole; first to be run: {missing}."
         return f"Best on the seeds of the tuning: {'; '.join(found)}."
 
     # --- the page -----------------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ class Verdicts:
         for unit in _DRAWN:
             if len(self._in(unit)):
                 lines += [f"![{_OUTCOMES.caption}]({figures}/{draw.stem(_OUTCOMES, f'claims_{unit}')}.png)", ""]
-        lines += ["## Published contrasts", "", f"{contrasts.told(self.contrasts)} They chose no setting.", ""]
+        lines += ["## Published contrasts", "", f"{contrasts.told(self.contrasts)} {contrasts.RULE}", ""]
         lines += [tables.to_markdown(self.contrasts), "", *self._testbed()]
         for claim in CLAIMS:
             lines += [f"## Claim {claim.number}", "", f"{claim.statement} ({claim.source})", "", *self._answer(claim)]
@@ -172,7 +174,8 @@ class Verdicts:
         return [
             "## The testbed",
             "",
-            f"Of {len(states)} [gates](gates.md) that claims need, {passed} are passed.",
+            f"Claims need {len(states)} gates: {len(states) - len(self.kept)} of the [settings](gates.md) and "
+            f"{len(self.kept)} of the audits, in which the reward of fresh samples has to stay. {passed} are passed.",
             "",
             *([*open_gates, ""] if open_gates else []),
             "The arms of the study at *stale* beside the controls. *On policy* is on the gates' seeds.",
