@@ -21,8 +21,11 @@ from steadymoe.bench.support.text import all_visible
 _TABLES = ("runs", "steps", "histograms", "evaluations")
 
 
-def load(results: Path, experiment: str) -> dict[str, pd.DataFrame]:
+def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.DataFrame]:
     """The tables ``runs``, ``steps``, ``histograms`` and ``evaluations`` of ``collect``, for the runs that ended.
+
+    Runs of other trainers, whose column ``origin`` names the trainer, are left out unless they are asked for
+    (``foreign``): a claim or a board must never hold one by accident.
 
     ``runs`` has the recorded status and the verdict of today's rule of collapse (``collapse.judged``). The tables come
     from ``runs/`` if a run has ended there, else from the archive in ``data/``; they are empty without either, and for
@@ -34,7 +37,13 @@ def load(results: Path, experiment: str) -> dict[str, pd.DataFrame]:
     folder = results / "data" / experiment
     if is_there and ended.empty and folder.is_dir():
         kept = {name: all_visible(read_kept(folder / f"{name}.parquet")) for name in _TABLES}
+        if not foreign and "origin" in kept["runs"]:
+            kept["runs"] = kept["runs"][kept["runs"]["origin"] == ""]
+            ours = set(kept["runs"]["arm"])  # an arm has one trainer: it is one of the arm's axes
+            kept |= {name: kept[name][kept[name]["arm"].isin(ours)] for name in _TABLES}
         return kept | {"runs": collapse.judged(kept["runs"], kept["steps"])}
+    if not foreign and not ended.empty:
+        ended = ended[ended["origin"] == ""]
     steps = collect.steps(ended)
     return {
         "runs": ended if ended.empty else collapse.judged(ended, steps),

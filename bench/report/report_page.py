@@ -141,7 +141,7 @@ def ended(results: Path, experiment: str | None) -> dict[str, dict[str, pd.DataF
     Raises NothingToReport if no run has ended, and Damaged where kept tables cannot be read.
     """
     names = archive.experiments(results) if experiment is None else [experiment]
-    recorded = {name: archive.load(results, name) for name in names}
+    recorded = {name: archive.load(results, name, foreign=True) for name in names}
     recorded = {name: tables for name, tables in recorded.items() if not tables["runs"].empty}
     if not recorded:
         where = visible(results / "runs" / (experiment or ""))

@@ -21,7 +21,7 @@ class ForeignStep(StepRows):
 
     def add_sampled(self, row: Mapping[str, Any], scores_PG: Tensor, shown: Measured) -> None:
         """Numbers of the rollout, the scores of its groups, and its measurements."""
-        self._of_step |= token_metrics.of_rewards(scores_PG) | token_metrics.to_floats(shown.overall) | row
+        self._of_step |= token_metrics.of_rewards(scores_PG) | token_metrics.to_floats(shown.overall) | dict(row)
         self._add(0, shown)
 
 

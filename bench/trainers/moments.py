@@ -9,6 +9,7 @@ Shapes: B responses, T response positions, N response tokens, L MoE layers, F po
 E experts, C = K + 1 counts.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -39,9 +40,9 @@ class Routes(NamedTuple):
 class Moments:
     """What one part of a mini-batch or rollout adds to its columns."""
 
-    sums: Mapping[str, Tensor] = field(default_factory=dict)
-    largest: Mapping[str, Tensor] = field(default_factory=dict)
-    values: Mapping[str, Tensor] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    largest: dict[str, Tensor] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
     """One number a token, one part below the other."""
 
     def __or__(self, other: "Moments") -> "Moments":
@@ -52,7 +53,7 @@ class Moments:
         """The same on the CPU."""
         return Moments(*({name: each.cpu() for name, each in part.items()} for part in self._parts()))
 
-    def _parts(self) -> tuple[Mapping[str, Tensor], ...]:
+    def _parts(self) -> tuple[dict[str, Tensor], ...]:
         return self.sums, self.largest, self.values
 
 
@@ -125,7 +126,9 @@ def _slots(one_LBFK: Tensor, other_LBFK: Tensor, mask_BT: Tensor) -> Tensor:
 
 def columns_of_update(found: Moments) -> Measured:
     """The columns of one update from the moments of the whole mini-batch."""
-    sums, overall, layers, histograms = found.sums, {"loss": found.sums["loss"]}, {}, {}
+    sums, overall = found.sums, {"loss": found.sums["loss"]}
+    layers: dict[str, Tensor] = {}
+    histograms: dict[str, Tensor] = {}
     if "tokens" not in sums:
         return Measured(overall, layers, histograms)
     tokens, responses = sums["tokens"], sums["responses"]
@@ -199,8 +202,8 @@ def of_rollout(
             gap_N, p_N, q_N = gap_BT[known_BT], old_logprobs_BT[known_BT], rollout_logprobs_BT[known_BT]
             rho_N, p_N, q_N = gap_N.expm1(), p_N.double().exp(), q_N.double().exp()
             product_B = product_log_ratio(gap_BT, known_BT)[known_BT.any(-1)]
-            moments = (gap_N, rho_N, rho_N.square(), (2 * product_B).exp(), gap_N.abs() > torch.tensor(2.0).log())
-            moments += (p_N, q_N, p_N.square(), q_N.square(), p_N * q_N)
+            of_gap = gap_N, rho_N, rho_N.square(), (2 * product_B).exp(), gap_N.abs() > math.log(2)
+            moments = *of_gap, p_N, q_N, p_N.square(), q_N.square(), p_N * q_N
             sums |= {name: each.double().sum() for name, each in zip(_MISMATCH, moments, strict=True)}
             sums |= {"known": known_BT.sum().double(), "known_responses": known_BT.any(-1).sum().double()}
             largest["rollout_logprob_gap_max"] = gap_N.abs().max()

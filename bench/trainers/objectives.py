@@ -5,6 +5,7 @@ Shapes: B responses, T response positions, L MoE layers, K experts a token.
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import torch
 import yaml
@@ -69,7 +70,7 @@ def check(objective: Objective, holds: Collection[str], is_split: bool) -> None:
         torch.zeros(2, 1),
         {"groups_B": torch.arange(2), "router_log_ratio_LBTK": torch.zeros(1, 2, 1, 1)},
     )
-    values = {field: optional.get(field, one_BT) for field in holds}
+    values: dict[str, Any] = {field: optional.get(field, one_BT) for field in holds}
     batch = Batch(logprobs_BT=one_BT, mask_BT=one_BT + 1, advantages_BT=one_BT, **values)
     try:
         objective(replace(batch, state=objective.loss.initial_state()))

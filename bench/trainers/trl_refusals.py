@@ -79,12 +79,12 @@ def check_routing(routing: str, layers: int) -> None:
 
 def layers_of(model: str | PreTrainedModel, args: GRPOConfig) -> int:
     """The number of MoE layers, from the model's config alone. Raises ConfigError for an MoE outside the contract."""
-    config: Any = model.config if not isinstance(model, str) else None
-    if config is None:
+    if isinstance(model, str):
         given = args.model_init_kwargs if isinstance(args.model_init_kwargs, dict) else {}
-        config = AutoConfig.from_pretrained(
-            model, trust_remote_code=args.trust_remote_code, revision=given.get("revision")
-        )
+        trust, revision = args.trust_remote_code, given.get("revision")
+        config: Any = AutoConfig.from_pretrained(model, trust_remote_code=trust, revision=revision)
+    else:
+        config = model.config
     try:
         return moe_layers(config)
     except OutsideContractError as error:
