@@ -283,6 +283,16 @@ class SteadyGRPOTrainer(GRPOTrainer):
         }
         return self._steps.before_update["grad_norm"]
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """As transformers, and then the experts, which transformers 5.23 leaves as they are.
+
+        A checkpoint holds every expert by itself, the model holds them in one tensor, and ``Trainer`` does not convert.
+        """
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self._experts and self.core is self.model:
+            saved = type(self.core).from_pretrained(resume_from_checkpoint, dtype=self.core.dtype)
+            self.core.load_state_dict(saved.state_dict())
+
     def train(self, *more: Any, **named: Any) -> Any:
         """``Trainer.train``, recorded by the main process."""
         if self._run is None or not self.accelerator.is_main_process:
