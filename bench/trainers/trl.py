@@ -10,7 +10,6 @@ positions, P prompts, G responses to each, L MoE layers, E experts, K experts a 
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +25,13 @@ from steadymoe.algorithms.objective import Objective
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.support.clock import Clock
 from steadymoe.bench.trainers import journal, moments, objectives, trl_record, trl_refusals
-from steadymoe.bench.trainers.moments import Moments, Routes
+from steadymoe.bench.trainers.moments import Moments
 from steadymoe.bench.trainers.run_folder import ForeignRun
-from steadymoe.models.routing import RouteRecorder, log_softmax, routers
+from steadymoe.bench.trainers.scoring import Scored, routes_of, sampled_mask
+from steadymoe.models.routing import RouteRecorder, routers
 from steadymoe.models.selection import experts_of
 
 _KEY = "steadymoe"
-
-
-@dataclass(frozen=True)
-class Scored:
-    """One forward of a micro-batch under the training arithmetic."""
-
-    logprobs_BT: Tensor
-    entropy_BT: Tensor
-    aux_loss: Tensor | None
-    routes: Routes | None
-    """None for a dense model."""
-    executed_LNK: Tensor | None
-    """The experts that ran at every position fed, for replay."""
 
 
 class SteadyGRPOTrainer(GRPOTrainer):
@@ -178,7 +165,7 @@ class SteadyGRPOTrainer(GRPOTrainer):
         found, sizes = [], []
         for inputs in parts:
             old = inputs[_KEY] = self._score(self.model, inputs)
-            mask_BT = _mask(inputs)
+            mask_BT = sampled_mask(inputs)
             sampler_BT, reference_BT = inputs.get("sampling_per_token_logps"), inputs.get("ref_per_token_logps")
             of_part = moments.of_rollout(mask_BT, old.logprobs_BT, sampler_BT, reference_BT, old.routes, self._experts)
             fed = (inputs["prompt_mask"].sum() + inputs["completion_mask"].sum()) * self.num_iterations
@@ -216,17 +203,9 @@ class SteadyGRPOTrainer(GRPOTrainer):
                 compute_aux_loss=self.aux_loss_enabled and torch.is_grad_enabled(),
             )
             routed = recorder.take(tokens_BS.numel())
-        if routed is None:
-            return Scored(logprobs_BT, entropy_BT, aux_loss, None, None)
-
-        def placed(values_LNX: Tensor) -> Tensor:  # the last position predicts nothing
-            return values_LNX.unflatten(1, tokens_BS.shape)[:, :, :-1]
-
-        responses = [
-            logits_NE.detach().unflatten(0, tokens_BS.shape)[:, -width - 1 : -1] for logits_NE in routed.logits_LNE
-        ]
-        routes = Routes(placed(routed.live_LNK), placed(routed.executed_LNK), log_softmax(torch.stack(responses)))
-        return Scored(logprobs_BT, entropy_BT, aux_loss, routes, routed.executed_LNK if self._replays else None)
+        routes = None if routed is None else routes_of(routed, tokens_BS.shape, width)
+        kept_LNK = routed.executed_LNK if routed is not None and self._replays else None
+        return Scored(logprobs_BT, entropy_BT, aux_loss, routes, kept_LNK)
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
         """The micro-batch's part of the loss, times the number of processes, by which DDP divides."""
@@ -258,7 +237,7 @@ class SteadyGRPOTrainer(GRPOTrainer):
             log_ratio_LBTK = (now.routes.logprobs_LBTE - old.routes.logprobs_LBTE).gather(-1, chosen_LBTK)
         together = self.args.gradient_accumulation_steps
         responses, tokens = self._sizes[self._step % self.args.steps_per_generation // together]
-        advantages, mask_BT = inputs["advantages"], _mask(inputs)
+        advantages, mask_BT = inputs["advantages"], sampled_mask(inputs)
         return Batch(
             logprobs_BT=now.logprobs_BT,
             mask_BT=mask_BT,
@@ -301,9 +280,3 @@ class SteadyGRPOTrainer(GRPOTrainer):
         self._steps.journal = journal.Journal(self._run)
         with self._steps.journal.open():
             return super().train(*more, **named)
-
-
-def _mask(inputs: Mapping[str, Any]) -> Tensor:
-    """1 on the tokens that the policy sampled: response tokens that no tool wrote, (B, T)."""
-    mask_BT: Tensor = inputs["completion_mask"]
-    return mask_BT * inputs["tool_mask"] if "tool_mask" in inputs else mask_BT

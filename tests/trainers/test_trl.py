@@ -35,7 +35,8 @@ from steadymoe.bench.measurement import columns, routing_drift, token_metrics
 from steadymoe.bench.report import archive
 from steadymoe.bench.runs import record
 from steadymoe.bench.trainers import moments, objectives, trl_record, trl_refusals
-from steadymoe.bench.trainers.trl import Scored, SteadyGRPOTrainer
+from steadymoe.bench.trainers.scoring import Scored
+from steadymoe.bench.trainers.trl import SteadyGRPOTrainer
 from steadymoe.bench.training.forward import Extras, Sequences, forward
 
 pytestmark = pytest.mark.trl
@@ -94,7 +95,6 @@ def run_with_processes(folder: Path, processes: int, wait: bool = True, **argume
             stdout=log,
             stderr=log,
             text=True,
-            start_new_session=True,
         )
     if wait:
         assert started.wait() == 0, (folder / "log").read_text()
@@ -405,9 +405,10 @@ def test_a_killed_run_has_whole_steps_and_is_interrupted(tmp_path: Path) -> None
         time.sleep(0.2)
         if list(tmp_path.glob("rank0/runs/**/run.json")):
             steps = record.read_table(folder_of(tmp_path / "rank0"), "steps")
-    os.killpg(started.pid, signal.SIGKILL)
+    for process in [started.pid, *(int(path.read_text()) for path in tmp_path.glob("pid*"))]:
+        os.kill(process, signal.SIGKILL)
     started.wait()
-    time.sleep(0.5)
+    time.sleep(1)
     folder = folder_of(tmp_path / "rank0")
     assert record.status(folder) == "interrupted"
     found = tables(tmp_path / "rank0")

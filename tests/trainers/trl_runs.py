@@ -4,6 +4,7 @@ Responses do not depend on how a rollout is split: they follow from the prompt a
 """
 
 import json
+import os
 import sys
 import zlib
 from collections.abc import Sequence
@@ -146,6 +147,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
+    (folder / f"pid{rank}").write_text(str(os.getpid()))
     trainer(folder, record=folder / f"rank{rank}", **arguments).train()
     torch.distributed.destroy_process_group()
 
