@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -551,3 +552,21 @@ def test_a_dense_model_has_ratios_and_no_routes(tmp_path: Path) -> None:
     assert (found["updates"]["token_ratio_variance"] > 0).tolist() == [False, True]
     assert found["updates"]["expert_change_rate"].isna().all()
     assert found["layers"].empty
+
+
+def test_the_pages_script_trains_by_python_and_by_accelerate(tmp_path: Path) -> None:
+    page = (HERE.parents[1] / "docs" / "on_your_trainer.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert "max_steps=40," in script
+    (tmp_path / "train_micro.py").write_text(script.replace("max_steps=40,", "max_steps=4,"))
+    commands = [line for line in page.splitlines() if line.endswith(" train_micro.py")]
+    assert len(commands) == 2
+    for command in commands:
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        subprocess.run(command.split(), cwd=tmp_path, env=environment, check=True, capture_output=True)
+    runs = archive.load(tmp_path / "results", "trl_micro", foreign=True)["runs"]
+    assert sorted(runs["axes"]) == [f"engine=transformers,processes={count},trainer=trl" for count in (1, 2)]
+    assert set(runs["status"]) == {"finished"}
