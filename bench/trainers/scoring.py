@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from steadymoe.bench.trainers.moments import Routes
+from steadymoe.bench.training.forward import Sequences
 from steadymoe.models.routing import Routed, log_softmax
 
 
@@ -36,6 +37,13 @@ def routes_of(routed: Routed, shape: tuple[int, ...], width: int) -> Routes:
 
     responses = [logits_NE.detach().unflatten(0, shape)[:, -width - 1 : -1] for logits_NE in routed.logits_LNE]
     return Routes(placed(routed.live_LNK), placed(routed.executed_LNK), log_softmax(torch.stack(responses)))
+
+
+def sequences_of(inputs: Mapping[str, Any], rows: int) -> Sequences:
+    """The first ``rows`` sequences of a micro-batch, as the suite's own forward takes them."""
+    tokens_BS = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    mask_BS = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    return Sequences(tokens_BS[:rows], mask_BS[:rows], inputs["completion_ids"].shape[1])
 
 
 def sampled_mask(inputs: Mapping[str, Any]) -> Tensor:

@@ -27,7 +27,8 @@ from steadymoe.bench.support.clock import Clock
 from steadymoe.bench.trainers import journal, moments, objectives, trl_record, trl_refusals
 from steadymoe.bench.trainers.moments import Moments
 from steadymoe.bench.trainers.run_folder import ForeignRun
-from steadymoe.bench.trainers.scoring import Scored, routes_of, sampled_mask
+from steadymoe.bench.trainers.scoring import Scored, routes_of, sampled_mask, sequences_of
+from steadymoe.bench.training.probes import UpdateProbe
 from steadymoe.models.routing import RouteRecorder, routers
 from steadymoe.models.selection import experts_of
 
@@ -47,6 +48,9 @@ class SteadyGRPOTrainer(GRPOTrainer):
         routing: ``off``, ``r2`` (the old policy's experts run in every update) or ``freeze`` (routers do not learn).
         record: the results folder below which the run is recorded; None records nothing.
         experiment, task: names in the record.
+        probe: how many responses of a rollout are measured once more after every update, with the routers free and with
+            the old routes forced, for ``expert_change_per_update`` and ``routing_share``; 0 for none. They are responses
+            of the main process.
         axes: what tells this run from others of the experiment, such as ``{"learning_rate": 1e-6}``.
 
     Raises ConfigError, in one line and before the model is loaded, for what cannot be trained or measured.
@@ -65,6 +69,7 @@ class SteadyGRPOTrainer(GRPOTrainer):
         experiment: str = "trl",
         task: str = "own",
         axes: Mapping[str, Any] | None = None,
+        probe: int = 4,
         **named: Any,
     ) -> None:
         trl = trl_refusals.check_trl()
@@ -81,7 +86,9 @@ class SteadyGRPOTrainer(GRPOTrainer):
         corrects = not isinstance(self.objective.correction, Uncorrected)
         trl_refusals.check_settings(args, corrects or self.objective.traits.corrects_for_sampler)
         trl_refusals.check_routing(routing, layers)
-        self._replays = routing == "r2"
+        if probe < 0:
+            raise ConfigError(f"probe is a number of responses, at least 0; got {probe}")
+        self._replays, self._probed = routing == "r2", probe
         self._run: ForeignRun | None = None
         if record is not None:
             self._run = trl_record.foreign_run(
@@ -173,6 +180,9 @@ class SteadyGRPOTrainer(GRPOTrainer):
             sizes.append(torch.stack([mask_BT.any(-1).sum(), mask_BT.sum()]))
         sizes_U2 = torch.stack(sizes).unflatten(0, (-1, self.args.gradient_accumulation_steps)).sum(1)
         self._sizes = self.accelerator.reduce(sizes_U2, "sum").tolist()
+        if self._probed and self._experts and self.accelerator.is_main_process:
+            watched = sequences_of(parts[0], self._probed)
+            self._steps.probe = UpdateProbe(self.core, watched, "bf16" if self.args.bf16 else "fp32")
         return trl_record.gathered(found)
 
     # --- one micro-batch ----------------------------------------------------------------------------------

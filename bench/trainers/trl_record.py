@@ -15,10 +15,12 @@ from trl import GRPOConfig
 from steadymoe.algorithms.objective import Objective
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.measurement import token_metrics
+from steadymoe.bench.support.clock import Clock
 from steadymoe.bench.trainers import journal, moments
 from steadymoe.bench.trainers.moments import Moments
 from steadymoe.bench.trainers.run_folder import ForeignRun
 from steadymoe.bench.training.columns_of_step import Measured, Row
+from steadymoe.bench.training.probes import UpdateProbe
 from steadymoe.models import build
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class Steps(TrainerCallback):
         """The micro-batches of the current update, of this process."""
         self.before_update: dict[str, float] = {}
         """Gradient norm and learning rate of the current update."""
+        self.probe: UpdateProbe | None = None
+        """Some responses of the current rollout; the main process alone may have it."""
         self._rows = journal.ForeignStep(0)
         self._seconds: dict[str, float] = {}
         self._fed = self._missing = 0
@@ -51,7 +55,11 @@ class Steps(TrainerCallback):
         tokens, responses = int(whole.sums["tokens"]), int(whole.sums["responses"])
         self._fed = int(whole.sums["fed"])
         self._missing += int(whole.sums.get("missing", 0))
-        self._seconds = {**seconds, "update_seconds": -sum(seconds.values())}  # these stages are part of an update
+        self._seconds = {
+            **seconds,
+            "update_seconds": -sum(seconds.values()),
+            "probe_seconds": 0.0,
+        }  # these stages are part of an update
         row = {"response_length": tokens / max(1, responses), "response_tokens": tokens, "tokens_sampled": tokens}
         self._rows = journal.ForeignStep(self._trainer.state.global_step // self._updates_per_step + 1)
         self._rows.add_sampled(row, scores_PG, moments.columns_of_rollout(whole))
@@ -78,6 +86,12 @@ class Steps(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         measured = moments.columns_of_update(gathered(self.of_update))
         self.of_update.clear()
+        if self.probe is not None:
+            clock = Clock(self._trainer.accelerator.device)
+            with clock("probe_seconds"):
+                measured |= Measured(*self.probe.after_update(self._trainer.core), {})
+            self._seconds["probe_seconds"] += clock.seconds["probe_seconds"]
+            self._begun += clock.seconds["probe_seconds"]  # a probe is no part of an update
         overall = token_metrics.to_floats(measured.overall) | {"grad_norm": self.before_update["grad_norm"]}
         for name, value in overall.items():
             self._trainer._metrics["train"][f"steadymoe/{name}"].append(value)

@@ -377,6 +377,24 @@ def test_the_columns_of_a_frozen_rollout_are_the_suites_own(tmp_path: Path) -> N
     assert change.expert > 0
 
 
+def test_a_probe_measures_what_each_update_moved(tmp_path: Path, whole: Path) -> None:
+    trainer(tmp_path, record=tmp_path, probe=16).train()
+    found, without = tables(tmp_path), tables(whole)
+    probed = [name for name in found["updates"] if found["updates"][name].notna().any() and name not in EXACT]
+    probed = [name for name in probed if without["updates"][name].isna().all()]
+    assert {"expert_change_per_update", "log_ratio_moment_free", "log_ratio_moment_pinned", "routing_share"} <= set(
+        probed
+    )
+    for name in set(without["updates"]) - set(probed):
+        np.testing.assert_allclose(found["updates"][name], without["updates"][name], rtol=1e-6, atol=1e-6)
+    # All sixteen responses are probed: after an update they moved as far as the next update finds them.
+    first, second = (found["updates"][found["updates"]["update"] == update] for update in (1, 2))
+    moved, change = first["expert_change_per_update"].to_numpy(), second["expert_change_rate"].to_numpy()
+    np.testing.assert_allclose(moved, change, atol=1e-6)
+    assert (moved > 0).all()
+    assert record.read_table(folder_of(tmp_path), "steps")["probe_seconds"].gt(0).all()
+
+
 def test_a_micro_batch_without_tokens_adds_nothing() -> None:
     values_BT: Tensor = torch.zeros(2, 3)
     batch = Batch(
