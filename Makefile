@@ -38,8 +38,8 @@ check: $(READY)
 	$(BIN)/python -m pytest -m check -rs
 	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest -n auto --dist loadfile $(SENSITIVE)
 
-# The reference study, docs/protocol.md, in the order of the protocol: its first group takes some four hours of two cores.
-# Can be stopped, and goes on where it was. study_best is written when study_tuning has found what it runs.
+# The reference study, docs/protocol.md: its first group takes some four hours of two cores. Can be stopped, and goes on
+# where it was. study_best is not there yet: study_tuning has to find what it runs.
 FIRST := study study_paper study_wide study_narrow study_replay study_frozen study_tuning study_twin study_routes
 SECOND := study_mismatch study_correction study_minirl study_shift study_router study_staleness
 KEPT := study study_paper study_bands study_replay study_frozen study_tuning study_twin study_routes $(SECOND)
@@ -55,8 +55,13 @@ reference: $(READY)
 	for experiment in study_audit study_audit_twin; do \
 		$(BIN)/steadymoe audit experiment=$$experiment || exit; \
 		$(BIN)/steadymoe audit report --experiment $$experiment --keep results/reference || exit; done
+	$(BIN)/steadymoe audit experiment=standard_gradient audit.algorithms=[grpo,gspo,reinforce,vespo,cispo,sapo]
+	$(BIN)/steadymoe audit report --experiment steadymoe-1-gradient --keep results/reference
 	for experiment in $(KEPT); do \
 		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
+	$(BIN)/python -m steadymoe.bench.scores.kept results/reference
+	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.scores.core_entries results results/board
+	$(BIN)/steadymoe board results/board --page results/board/board.html
 	$(MAKE) figures
 
 # The gates of the standard settings, docs/gates.md: Can be stopped, and goes on where it was.

@@ -1,4 +1,4 @@
-"""The command ``steadymoe``: run, check, calibrate, audit, report, figures, claims, gates, status, bundle, speed."""
+"""The command ``steadymoe``: run, check, score, calibrate, audit, report, figures, claims, gates, status, …"""
 
 import argparse
 import sys
@@ -17,6 +17,10 @@ _RUN_HELP = (
 _CHECK_HELP = (
     "whether an algorithm, also one of yours, has what every loss must have: `steadymoe check algorithm=mine`; a line "
     "for each property"
+)
+_SCORE_HELP = (
+    "where an algorithm, also one of yours, stands beside the recorded ones: `steadymoe score algorithm=mine`; --quick "
+    "for a first look"
 )
 _CALIBRATE_HELP = (
     "a model's routers, ratios and engines beside published numbers: "
@@ -57,6 +61,10 @@ def main() -> None:
         from steadymoe.bench.check import request as check
 
         sys.exit(check.answer(words[1:]))
+    if words[:1] == ["score"]:
+        from steadymoe.bench.scores import request as score
+
+        sys.exit(score.answer(words[1:]))
     if words[:1] == ["calibrate"]:
         from steadymoe.bench.calibration import request as calibration
 
@@ -76,6 +84,8 @@ def main() -> None:
         "figures": _figures,
         "claims": _claims,
         "gates": _gates,
+        "board": _board,
+        "submit": _submit,
         "status": _status,
         "bundle": _bundle,
         "audit": _audit_report,
@@ -93,7 +103,7 @@ def _refuse(error: Exception) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Of every verb but ``run``, ``check``, ``calibrate``, ``audit`` and ``speed``, which take their words as they are.
+    """Of every verb but the ones that take their words as they are: run, check, score, calibrate, audit, speed.
 
     ``audit report`` is a verb with arguments.
     """
@@ -102,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run", help=_RUN_HELP)
     verbs.add_parser("check", help=_CHECK_HELP)
+    verbs.add_parser("score", help=_SCORE_HELP)
     verbs.add_parser("calibrate", help=_CALIBRATE_HELP)
     _add_audit_report(verbs.add_parser("audit", help=_AUDIT_HELP).add_subparsers(required=True))
     verbs.add_parser("speed", help="what a step costs, beside TRL and plain transformers: `steadymoe speed --help`")
@@ -135,8 +146,49 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--page", type=Path, help="where the page goes (default: claims.md below the results)")
         if verb == "gates":
             sub.add_argument("--page", type=Path, help="write the page too, to this file")
+    _add_board(verbs)
     bundle_request.add(verbs)
     return parser
+
+
+def _add_board(verbs: Any) -> None:
+    """Add ``board`` and ``submit`` to the verbs."""
+    board = verbs.add_parser("board", help="entries of the board verified, as a table and a page: docs/board.md")
+    board.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="an entry, or a folder of entries")
+    board.add_argument("--run", action="store_true", help="import each entry's code, check it, and repeat two seeds")
+    board.add_argument("--page", type=Path, help="write an HTML page too, to this file")
+    submit = verbs.add_parser("submit", help="a scored algorithm as an entry of the board: docs/board.md")
+    submit.add_argument("words", nargs="+", metavar="algorithm=NAME", help="the words that were scored")
+    submit.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the new folder of the entry")
+    submit.add_argument("--name", help="its name on the board (default: the algorithm's)")
+    submit.add_argument("--paper", required=True, help="where the algorithm comes from")
+    submit.add_argument("--equation", required=True, help="which equation of it the loss is")
+    submit.add_argument(
+        "--tuned", default="", metavar="HOW", help="what was chosen, and on which seeds; none: as published"
+    )
+
+
+def _board(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench.runs.damage import Damaged
+    from steadymoe.bench.scores import board, entry
+
+    try:
+        return board.answer(arguments)
+    except (entry.BadEntry, Damaged, OSError) as error:
+        return _refuse(error)
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench.claims import study
+    from steadymoe.bench.config.compose import ConfigError
+    from steadymoe.bench.runs.damage import Damaged
+    from steadymoe.bench.scores import entry, request
+
+    try:
+        print(visible(f"wrote {request.submit(arguments)}"))
+    except (entry.BadEntry, ConfigError, Damaged, study.NotRun, ValueError, OSError) as error:
+        return _refuse(error)
+    return 0
 
 
 def _add_audit_report(verbs: Any) -> None:

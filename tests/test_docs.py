@@ -115,7 +115,8 @@ def test_every_command_is_understood(page: str) -> None:
             assert len(compose.plan([word for word in words[2:] if word != "--redo"], multirun=True)) == 1
         elif words[1] == "audit" and words[2] != "report":
             assert compose.plan([word for word in words[2:] if not word.startswith("--")], multirun=True)
-        elif words[1] == "check":
+        elif words[1] in ("check", "score"):
+            words = [word for word in words if not word.startswith("--")]
             assert check_request.read(words[2:]).name in names(presets=True)
         elif words[1] != "speed":
             given = cli._parser().parse_args(words[1:])
@@ -258,6 +259,7 @@ ANSWERS = {
     "what TRL's trainer does under the suite's losses, and what is refused there?": "class SteadyGRPOTrainer",
     "how columns add up over micro-batches and processes?": "def pooled(",
     "what `steadymoe check` asks of a loss, and on what data?": "def zero_advantage(",
+    "what a score is made of?": "STABILITY = Part(",
     "how rewards become advantages?": "class GroupMeanStd",
     "the order of the stages of a step?": "def step(",
     "the definition of expert change?": "def change(",
@@ -269,7 +271,7 @@ ANSWERS = {
     "which figures there are, and what each needs?": "fig05",
     "the text of an error about a config?": "ConfigError",
     "what makes two runs the same run?": "def config_hash",
-    "what `steadymoe run` refuses before it starts?": "def _refuse_others",
+    "what `steadymoe run` refuses before it starts?": "def refuse_others",
     "which gates a claim needs?": "STRESS",
     "the gates of the standard settings, and their thresholds?": "LEAST_TWIN_GAIN",
     "how many seeds a comparison takes, by its design?": "class Design",

@@ -65,7 +65,7 @@ def test_the_wheel_holds_every_module_config_and_template(wheel: Path) -> None:
         f"steadymoe/{path.relative_to(ROOT)}"
         for name in PACKAGES
         for path in (ROOT / name).rglob("*")
-        if path.suffix in (".py", ".yaml", ".html")
+        if path.suffix in (".py", ".yaml", ".html", ".parquet", ".json")
     }
     assert wanted <= held
     assert not [name for name in held if name.split("/")[0] in PACKAGES]  # no bare `models` beside others' packages

@@ -16,6 +16,7 @@ ORDER = (
     ("report",),
     ("audit", "bundles", "calibration", "speed", "trainers"),
     ("claims",),
+    ("scores",),
     ("cli",),
 )
 LEFT_OF = {

@@ -82,9 +82,7 @@ def answer(words: list[str]) -> int:
     console = Console(markup=False, highlight=False)  # its texts come from data
     try:
         planned = plan([word for word in words if word not in _FLAGS])
-        if "--redo" not in words:
-            for each in planned:
-                _refuse_other(each)
+        refuse_others(planned, "--redo" in words)
         if "--dry" in words:
             for each in planned:
                 missing = ", ".join(f"k={k}" for k in each.missing)
@@ -106,6 +104,13 @@ def answer(words: list[str]) -> int:
     for line in [*shown.to_markdown(index=False).splitlines(), *(f"in {each.folder}" for each in planned)]:
         _say(console, line)
     return 0
+
+
+def refuse_others(planned: Sequence[Planned], may_redo: bool = False) -> None:
+    """Raise ConfigError where a folder holds an audit of another config or, without ``may_redo``, of other code."""
+    if not may_redo:
+        for each in planned:
+            _refuse_other(each)
 
 
 def plan(words: Sequence[str]) -> list[Planned]:

@@ -1,6 +1,9 @@
 """Twelve contrasts that papers published, beside the study's: a summary by sign, which chose no setting."""
 
+from collections import Counter
 from dataclasses import dataclass
+
+import pandas as pd
 
 from steadymoe.bench.claims import arms, effects
 from steadymoe.bench.claims.arms import ANCHORED, DENSE, GRPO, GSPO, MINIRL, OTHERS, STALENESS
@@ -121,3 +124,26 @@ CONTRASTS = (
         (effects.interaction(((GSPO, GRPO), (DENSE["gspo"], DENSE["grpo"]))),),
     ),
 )
+
+RULE = (
+    "They chose no setting. *Right*: the whole 95 % interval has the published sign; *wrong*: the opposite sign; "
+    "*open*: it holds 0. Intervals are not corrected for the number of contrasts."
+)
+
+
+def table(study: Study) -> pd.DataFrame:
+    """The published contrasts beside the study's."""
+    rows = []
+    for each in CONTRASTS:
+        seen, said = each.answer(study)
+        rows.append(
+            {"": each.number, "published": f"{each.published} ({each.source})", "here": each.here}
+            | {"difference": "; ".join(str(one.estimate) for one in seen) or "–"}
+            | {"n": seen[0].estimate.n if seen else "–", "sign": said}
+        )
+    return pd.DataFrame(rows)
+
+
+def told(rows: pd.DataFrame) -> str:
+    """A sentence with the number of contrasts of ``table`` whose sign is right, wrong or open, or that have not run."""
+    return f"Of {len(rows)}: " + ", ".join(f"{n} {each}" for each, n in Counter(rows["sign"]).items()) + "."

@@ -8,6 +8,7 @@ from steadymoe.bench.claims.verdict import Claim, Outcome
 
 # The limits that all claims at one setting share.
 SMALL = "0.85 M parameters, 32 experts, responses of 5 to 9 tokens, 480 updates, one task"
+AUDITS = "0.85 M parameters, 32 experts, responses of 5 to 9 tokens, 4 or 16 updates of 3e-4, one task"
 NOISE = "one strength of router noise, 80 times the KL that is published of real engines"
 _GRPOS = "GSPO's band was made for responses of thousands of tokens"
 _ROUTES = "updates of 5e-5 and 64 of them: the share falls as updates grow (docs/audit.md)"
@@ -54,7 +55,7 @@ CLAIMS = (
         ),
         "",
         (),
-        f"{SMALL}; published are 0.15 and 0.0013. A short response has a wider sequence ratio: docs/clipping.md has "
+        f"{AUDITS}; published are 0.15 and 0.0013. A short response has a wider sequence ratio: docs/clipping.md has "
         "clipped shares over band, length and staleness.",
         controls=(),
     ),

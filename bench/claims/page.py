@@ -10,18 +10,27 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.algorithms import provenance
-from steadymoe.bench.claims import figures, gates_page, testbed
-from steadymoe.bench.claims.arms import CONTROLS, GRPO, GSPO, ON_POLICY, OTHERS, PAPERS, PAPERS_R2, TUNED
-from steadymoe.bench.claims.contrasts import CONTRASTS
+from steadymoe.bench.claims import contrasts, figures, gates_page, testbed
+from steadymoe.bench.claims.arms import (
+    CONTROLS,
+    FROZEN,
+    GRPO,
+    GSPO,
+    ON_POLICY,
+    OTHERS,
+    PAPERS,
+    PAPERS_R2,
+    TUNED,
+    UNCLIPPED,
+)
 from steadymoe.bench.claims.effects import DRIFT, NoNumber, best_setting
 from steadymoe.bench.claims.gates import MISMATCH, blocking, keeps, standings
 from steadymoe.bench.claims.registry import CLAIMS
+from steadymoe.bench.claims.standings import Standings
 from steadymoe.bench.claims.study import Arm, NotRun, Study
 from steadymoe.bench.claims.verdict import LEGS, Claim, Finding, Leg, Verdict, findings
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import draw, tables
 from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec
-from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.bench.support import atomic_files, processes
 
 _OUTCOMES = FigureSpec("outcomes", "outcomes", figures.outcomes, "study", takes=("outcomes",))
@@ -32,21 +41,24 @@ _DRAWN = ("reward", "usefulness")
 _HEAD = """# What papers claim, and what the reference study says
 
 `make figures` makes this page from `results/reference`; a test makes it again and compares. Questions, outcomes,
-thresholds and gates were fixed in [protocol.md](protocol.md) before the runs, and `make reference` runs the study
-again. Every statement holds at this scale alone: 0.85 M parameters, one task.
+thresholds and gates were fixed in [protocol.md](protocol.md) before the runs; what changed later stands at its end.
+`make reference` runs the study again. Every statement holds at this scale alone: 0.85 M parameters, one task.
 
 A claim is asked of runs (*trajectory*) and of gradients on frozen rollouts (*mechanism*). An outcome is *supported* if
 its whole 95 % interval lies on the claimed side, *contradicted* if it lies wholly elsewhere, both at a corrected p of
 at most 5 %; else it is *not decided*. *Not testable here*: a gate that the claim needs is not passed. *Not run*: no
-runs, or not all of a comparison. [What a disagreement of the two means](protocol.md#outcomes).
+runs, or not all of a comparison. The verdict of the runs, or of the gradients, comes from its outcomes: *supported* if
+all are; *contradicted* if one is and none is supported, also where others have not run; *not run* if none has run; else
+*not decided*. [What a disagreement of the two means](protocol.md#outcomes).
 
 *Mean reward* is the mean over the steps that count; the *start* is a run's first reward; *frozen* is GRPO at a
 learning rate of 0. *Collapsed* counts runs by today's rule ([metrics.md](metrics.md), "Collapse"). Differences are
-taken seed by seed; p is exact by sign flips, and corrected by Holm for all outcomes of a claim, those that have not run
-too. "Seeds for 80 % power" is the number of seeds that would find the effect, if it has its measured size.
+taken seed by seed; p is exact by sign flips (Student's for areas under a ROC curve), and corrected by Holm for all
+outcomes of a claim, those that have not run too. "Seeds for 80 % power" is the number of seeds that would find the
+effect, if it has its measured size.
 """
 # The arms of README's first screen.
-FIRST = (ON_POLICY, GSPO, GRPO, *CONTROLS)
+FIRST = (ON_POLICY, GSPO, GRPO, FROZEN, UNCLIPPED)
 
 
 class Verdicts:
@@ -59,19 +71,19 @@ class Verdicts:
         self.gates = standings(self.study)
         self.kept = {each: keeps(self.study, each, DRIFT) for each in ("study_audit", "study_audit_twin")}
         self.blocking = {claim.number: blocking(claim.needs, self.gates) for claim in CLAIMS}
-        self.lost = {
-            claim.number: [self.kept[each] for each in claim.experiments if each in self.kept] for claim in CLAIMS
-        }
-        self.lost = {number: [gate for gate in found if gate.state != "passed"] for number, found in self.lost.items()}
-        self.found = {
-            claim.number: findings(self.study, claim.outcomes, self.blocking[claim.number], self._failed(claim))
+        # Audits that have not run are "not run", not "not testable": of the mechanism leg only failed gates count.
+        self.failed = {
+            claim.number: [
+                self.kept[each] for each in claim.experiments if each in self.kept and self.kept[each].state == "failed"
+            ]
             for claim in CLAIMS
         }
-        self._standings: dict[tuple[str, str, str], dict[str, Any]] = {}
-
-    def _failed(self, claim: Claim) -> list[Any]:
-        """The gates of the mechanism leg that failed; audits that have not run are "not run", not "not testable"."""
-        return [gate for gate in self.lost[claim.number] if gate.state == "failed"]
+        self.found = {
+            claim.number: findings(self.study, claim.outcomes, self.blocking[claim.number], self.failed[claim.number])
+            for claim in CLAIMS
+        }
+        self.standings = Standings(self.study)
+        self.contrasts = contrasts.table(self.study)
 
     def of(self, claim: Claim, leg: Leg) -> Verdict | None:
         """The verdict of one leg; None for a claim without it."""
@@ -113,55 +125,16 @@ class Verdicts:
 
     def texts(self) -> dict[str, str]:
         """The tables as text, by file name."""
-        found = {"claims": self.table(), "contrasts": self.contrasts()}
+        found = {"claims": self.table(), "contrasts": self.contrasts}
         made: dict[str, str] = {}
         for name, rows in found.items():
             made |= {f"{name}.md": tables.to_markdown(rows) + "\n", f"{name}.tex": tables.to_latex(rows)}
             made[f"{name}.csv"] = tables.to_numbers(rows).to_csv(index=False)
         return made
 
-    def contrasts(self) -> pd.DataFrame:
-        """The published contrasts beside the study's."""
-        rows = []
-        for each in CONTRASTS:
-            seen, said = each.answer(self.study)
-            rows.append(
-                {"": each.number, "published": f"{each.published} ({each.source})", "here": each.here}
-                | {"difference": "; ".join(str(one.estimate) for one in seen) or "–"}
-                | {"n": seen[0].estimate.n if seen else "–", "sign": said}
-            )
-        return pd.DataFrame(rows)
-
-    def contrasted(self) -> str:
-        """A sentence with the number of contrasts whose sign is right, wrong and open."""
-        counts = Counter(self.contrasts()["sign"])
-        return "Of twelve: " + ", ".join(f"{n} {each}" for each, n in counts.items()) + "."
-
-    def standings(self, arms: Sequence[Arm], accuracy: bool = False) -> pd.DataFrame:
-        """A row for each arm that has run, best first: n, collapses, start, mean and final reward, accuracy."""
-        there = [arm for arm in {arm.label: arm for arm in arms}.values() if self.study.has(arm)]
-        last = self.study.held_out if accuracy else self.study.mean_reward
-        best_first = sorted(there, key=lambda arm: -float(last(arm).mean()))
-        return pd.DataFrame([self._standing(arm, accuracy) for arm in best_first])
-
-    def _standing(self, arm: Arm, accuracy: bool) -> dict[str, Any]:
-        """A row of ``standings``, computed once for all tables."""
-        key = (arm.label, arm.experiment, str(accuracy))
-        if key not in self._standings:
-            collapsed, judged = self.study.collapsed(arm)
-            row = {"arm": arm.label, "n": len(self.study.final(arm)), "collapsed": collapsed if judged else "–"}
-            first = self.study.numbers(arm, "eval_accuracy", "first") if accuracy else self.study.first(arm)
-            numbers = {"start": first, "mean reward": self.study.mean_reward(arm)}
-            numbers |= {"final reward": self.study.final(arm), "held-out accuracy": self.study.held_out(arm)}
-            ends = columns.bounds("reward")
-            self._standings[key] = row | {
-                what: over_seeds(values.tolist(), bounds=ends) for what, values in numbers.items()
-            }
-        return self._standings[key]
-
     def first_screen(self) -> str:
         """The arms of README's first screen, as a table."""
-        return tables.to_markdown(self.standings(FIRST).drop(columns="final reward"))
+        return tables.to_markdown(self.standings.table(FIRST).drop(columns="final reward"))
 
     def tuned(self) -> str:
         """A sentence with each algorithm's best setting on the seeds of the tuning."""
@@ -172,7 +145,7 @@ class Verdicts:
                 for rate, band in [best_setting(self.study, name)]
             ]
         except (NotRun, NoNumber) as missing:
-            return f"Not tuned: {missing}."
+            return f"The tuning has not run whole; first to be run: {missing}."
         return f"Best on the seeds of the tuning: {'; '.join(found)}."
 
     # --- the page -----------------------------------------------------------------------------------------------
@@ -183,8 +156,8 @@ class Verdicts:
         for unit in _DRAWN:
             if len(self._in(unit)):
                 lines += [f"![{_OUTCOMES.caption}]({figures}/{draw.stem(_OUTCOMES, f'claims_{unit}')}.png)", ""]
-        lines += ["## Published contrasts", "", f"{self.contrasted()} They chose no setting.", ""]
-        lines += [tables.to_markdown(self.contrasts()), "", *self._testbed()]
+        lines += ["## Published contrasts", "", f"{contrasts.told(self.contrasts)} {contrasts.RULE}", ""]
+        lines += [tables.to_markdown(self.contrasts), "", *self._testbed()]
         for claim in CLAIMS:
             lines += [f"## Claim {claim.number}", "", f"{claim.statement} ({claim.source})", "", *self._answer(claim)]
             lines += [*self._seen(claim), *self._shown(claim, figures)]
@@ -201,12 +174,13 @@ class Verdicts:
         return [
             "## The testbed",
             "",
-            f"Of {len(states)} [gates](gates.md) that claims need, {passed} are passed.",
+            f"Claims need {len(states)} gates: {len(states) - len(self.kept)} of the [settings](gates.md) and "
+            f"{len(self.kept)} of the audits, in which the reward of fresh samples has to stay. {passed} are passed.",
             "",
             *([*open_gates, ""] if open_gates else []),
             "The arms of the study at *stale* beside the controls. *On policy* is on the gates' seeds.",
             "",
-            tables.to_markdown(self.standings((*rivals, *CONTROLS, ON_POLICY))),
+            tables.to_markdown(self.standings.table((*rivals, *CONTROLS, ON_POLICY))),
             "",
             self.tuned(),
             "",
@@ -220,7 +194,7 @@ class Verdicts:
         """The answers of a claim's legs, the gates that block them, and its limits."""
         told = {leg: self.told(claim, leg) for leg in LEGS if self.of(claim, leg)}
         answers = "; ".join(f"{leg}: {words}" for leg, words in told.items())
-        gates = [*self.blocking[claim.number], *self._failed(claim)]
+        gates = [*self.blocking[claim.number], *self.failed[claim.number]]
         reasons = [f"- {gate.need} {gate.state}: {gate.seen}." for gate in gates]
         rebuilt = sorted({arm.algorithm for arm in claim.arms if provenance(arm.algorithm) == "reconstruction"})
         rests = [f"It rests on reconstructions, whose equations were not seen: {', '.join(rebuilt)}.", ""]
@@ -257,7 +231,7 @@ class Verdicts:
         """``standings`` of the arms of a claim and its controls; empty for a claim about other numbers."""
         if claim.figure != _ANSWER.id or not self.there(claim):
             return pd.DataFrame()
-        return self.standings(self._all(claim), _by_accuracy(claim))
+        return self.standings.table(self._all(claim), _by_accuracy(claim))
 
     def _all(self, claim: Claim) -> list[Arm]:
         """The arms of a claim, its controls and, at *stale*, the on-policy twin."""

@@ -71,7 +71,9 @@ class Study:
         ours = runs[(runs["algorithm"] == algorithm) & (runs["axes"] == axes)] if len(runs) else runs
         if ours.empty:
             raise NotRun(f"{label} ({experiment})")
-        (name,) = ours["arm"].unique()
+        name, *others = ours["arm"].unique()
+        if others:  # several models or tasks under one name
+            raise NotRun(f"{label} alone ({experiment} holds {name} and {others[0]})")
         return {kind: table[table["arm"] == name].assign(arm=label) for kind, table in recorded.items()}
 
     def has(self, arm: Arm) -> bool:
@@ -121,17 +123,13 @@ class Study:
         runs = self.judged(arm)
         return int(runs["collapsed_step"].notna().sum()), len(runs)
 
-    def extremes(self, arms: Sequence[Arm], metric: str, least_lead: int = 1) -> pd.DataFrame:
+    def extremes(self, arms: Sequence[Arm], metric: str) -> pd.DataFrame:
         """``early_warning.extremes`` of the runs of all arms, but those that fell too late to be judged."""
         found = self.tables(arms)
         runs = pd.concat([self.judged(arm).assign(arm=arm.label) for arm in arms])
         runs = runs[runs["collapsed_step"].notna() | runs["falling_since"].isna()]
         runs = runs.assign(collapsed=runs["collapsed_step"])
-        return early_warning.extremes(found["steps"], runs, metric, least_lead, falls=columns.falls(metric))
-
-    def warning_area(self, arms: Sequence[Arm], metric: str) -> Estimate:
-        """Area under the ROC curve of a metric's most alarming value before a collapse; the interval is over seeds."""
-        return early_warning.auc(self.extremes(arms, metric))
+        return early_warning.extremes(found["steps"], runs, metric, falls=columns.falls(metric))
 
     # --- audits -------------------------------------------------------------------------------------------------
 

@@ -182,9 +182,10 @@ def _confirmed(study: Study, arm: Arm) -> tuple[Estimate, bool, str]:
     updates = (runs["steps"] - runs["judged_until"] + 1) * runs["updates_per_rollout"]
     needed = max(Rule.from_text(text).patience_updates for text in runs["collapse_rule"])
     number = Estimate(float(updates.min()), np.nan, np.nan, len(runs))
-    counted = int((runs["judged_until"] * runs["updates_per_rollout"]).min())
+    counted = int(((runs["judged_until"] - 1) * runs["updates_per_rollout"]).min())
     passed = bool(runs["judged_until"].min() > 0) and number.mean >= needed
-    seen = f"updates of {arm.label} after update {counted}, the last that counts; the rule's patience is {needed}"
+    last = "when the last step that counts is sampled"
+    seen = f"updates of {arm.label} from update {counted} on, {last}; the rule's patience is {needed}"
     return number, passed, seen
 
 

@@ -4,6 +4,7 @@ Training writes ``results/runs/<experiment>/``. ``keep`` archives it as ``result
 be committed, and enough for ``steadymoe report`` and ``steadymoe figures``.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.text import all_visible
 
+# What follows the name of an archived arm that stands beside runs.
+RECORDED = " (recorded)"
 _TABLES = ("runs", "steps", "histograms", "evaluations")
 
 
@@ -25,32 +28,72 @@ def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.
     """The tables ``runs``, ``steps``, ``histograms`` and ``evaluations`` of ``collect``, for the runs that ended.
 
     Runs of other trainers, whose column ``origin`` names the trainer, are left out unless they are asked for
-    (``foreign``): a claim or a board must never hold one by accident.
+    (``foreign``): a claim, a board or a score must never hold one by accident.
 
-    ``runs`` has the recorded status and the verdict of today's rule of collapse (``collapse.judged``). The tables come
-    from ``runs/`` if a run has ended there, else from the archive in ``data/``; they are empty without either, and for
-    an unknown ``experiment``. Raises Damaged if a table cannot be read.
+    ``runs`` has the recorded status and the verdict of today's rule of collapse (``collapse.judged``). An arm comes
+    from ``runs/`` if a run of it has ended there, else from the archive in ``data/``; beside runs, archived arms are
+    called recorded. The tables are empty for an unknown ``experiment``. Raises Damaged if one cannot be read.
     """
     is_there = experiment in experiments(results)
     runs = collect.runs(results, experiment) if is_there else collect.none()
     ended = runs[runs["status"].isin(record.ENDED)]
-    folder = results / "data" / experiment
-    if is_there and ended.empty and folder.is_dir():
-        kept = {name: all_visible(read_kept(folder / f"{name}.parquet")) for name in _TABLES}
-        if not foreign and "origin" in kept["runs"]:
-            kept["runs"] = kept["runs"][kept["runs"]["origin"] == ""]
-            ours = set(kept["runs"]["arm"])  # an arm has one trainer: it is one of the arm's axes
-            kept |= {name: kept[name][kept[name]["arm"].isin(ours)] for name in _TABLES}
-        return kept | {"runs": collapse.judged(kept["runs"], kept["steps"])}
-    if not foreign and not ended.empty:
-        ended = ended[ended["origin"] == ""]
+    ended = ended if foreign else ended[_origins(ended) == ""]
     steps = collect.steps(ended)
-    return {
+    found = {
         "runs": ended if ended.empty else collapse.judged(ended, steps),
         "steps": steps,
         "histograms": collect.histograms(ended),
         "evaluations": collect.evaluations(ended),
     }
+    folder = results / "data" / experiment
+    if not is_there or not folder.is_dir():
+        return found
+    kept = {name: all_visible(read_kept(folder / f"{name}.parquet")) for name in _TABLES}
+    if not foreign:
+        kept = _made_by(kept, "")
+    kept["runs"] = collapse.judged(kept["runs"], kept["steps"])
+    return kept if ended.empty else _joined(found, kept)
+
+
+def one_trainer(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The arms of ``tables`` that may be ranked: the suite's own, or of another trainer where the suite made none.
+
+    Runs of two trainers share neither a start nor a stream of random numbers, and are never ranked together.
+    """
+    return _made_by(tables, _origins(tables["runs"]).min())  # the suite's own origin is empty, and comes first
+
+
+def _made_by(tables: Mapping[str, pd.DataFrame], origin: str) -> dict[str, pd.DataFrame]:
+    """The rows of the arms that ``origin`` made; an arm has one trainer, for it is one of the arm's axes."""
+    arms = set(tables["runs"].loc[_origins(tables["runs"]) == origin, "arm"])
+    return {name: table[table["arm"].isin(arms)] for name, table in tables.items()}
+
+
+def _origins(runs: pd.DataFrame) -> pd.Series:
+    """The trainer of each run, empty for the suite's own; an older archive has no such column."""
+    return runs["origin"].fillna("") if "origin" in runs else pd.Series("", index=runs.index)
+
+
+def _joined(found: Mapping[str, pd.DataFrame], kept: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The arms of ``found``, and the arms of ``kept`` that are not among them: no arm mixes runs of both."""
+    is_here = _arms_of(kept["runs"]).isin(set(_arms_of(found["runs"])))
+    absent = kept["runs"].loc[~is_here, "arm"].unique()
+    joined = {}
+    for name in _TABLES:
+        rows = kept[name][kept[name]["arm"].isin(absent)]
+        parts = [found[name], rows.assign(arm=rows["arm"] + RECORDED)]
+        joined[name] = pd.concat([part for part in parts if len(part)], ignore_index=True) if len(rows) else parts[0]
+    return joined
+
+
+def without_recorded(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of runs alone, where archived arms stand beside runs: other machines share no cold start with them."""
+    return table[~table["arm"].str.endswith(RECORDED)]
+
+
+def _arms_of(runs: pd.DataFrame) -> pd.Series:
+    """What makes an arm of an experiment, for each run."""
+    return runs[["algorithm", "model", "task", "axes"]].agg("\n".join, axis=1)
 
 
 def read_kept(path: Path) -> pd.DataFrame:
@@ -72,7 +115,10 @@ def keep(tables: dict[str, pd.DataFrame], experiment: str, to: Path) -> list[Pat
 
     Of the steps only the metrics that ``columns.kept`` names. Returned: the files written.
     """
-    tables = dict(tables)
+    taken = set(tables["runs"]["arm"])
+    bare = {arm: arm.removesuffix(RECORDED) for arm in taken}
+    bare = {arm: arm if name in taken else name for arm, name in bare.items()}  # two arms stay two
+    tables = {name: table.assign(arm=table["arm"].map(bare)) for name, table in tables.items()}
     tables["runs"] = tables["runs"].drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
     tables["steps"] = tables["steps"][tables["steps"]["metric"].isin(columns.kept())]
     folder = to / "data" / experiment

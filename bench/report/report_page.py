@@ -96,7 +96,7 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
 
     Raises NothingToReport if no run of the experiment has ended, or if the archive alone is left of the runs.
     """
-    runs = [each["runs"] for each in ended(results, experiment).values() if "folder" in each["runs"]]
+    runs = [_with_folder(each["runs"]) for each in ended(results, experiment).values() if "folder" in each["runs"]]
     if not runs:
         raise NothingToReport(f"{results / 'data'} holds tables without their runs, and cannot be exported")
     tidy = collect.tidy(pd.concat(runs))
@@ -114,10 +114,12 @@ def keep(results: Path, experiment: str | None, to: Path) -> list[Path]:
 def shown_tables(data: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str]]:
     """Kind → (table, caption) for one experiment, made from ``draw.data``; empty tables are left out."""
     runs, steps = data["runs"], data["steps"]
+    own = {name: archive.without_recorded(data[name]) for name in ("steps", "runs", "evaluations")}
+    own = archive.one_trainer(own)
     every = {
-        "leaderboard": (tables.leaderboard(steps, runs, data["by_arm"]), tables.LEADERBOARD_CAPTION),
+        "leaderboard": (tables.leaderboard(own["steps"], own["runs"], data["by_arm"]), tables.LEADERBOARD_CAPTION),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
-        "head_to_head": (head_to_head.table(steps, runs, data["evaluations"]), head_to_head.CAPTION),
+        "head_to_head": (head_to_head.table(**own), head_to_head.CAPTION),
         "warnings": (data["warnings"], collapse_tables.WARNINGS_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
     }
@@ -214,7 +216,8 @@ def _section(
     runs = data["runs"]
     found = runs
     if "folder" in runs:  # the list of runs also has the runs that have not ended
-        found = collect.runs(results, name).merge(runs[["folder", *collapse.JUDGED]], how="left", on="folder")
+        every = collect.runs(results, name).merge(runs[["folder", *collapse.JUDGED]], how="left", on="folder")
+        found = pd.concat([every, runs[runs["folder"].isna()]], ignore_index=True)
     found = found if arms is None else found[found["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(data)
     files = []
@@ -251,6 +254,11 @@ def _section(
     return section, files, tables.to_markdown(shown["summary"][0]), lacking
 
 
+def _with_folder(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that are not archived."""
+    return runs[runs["folder"].notna()]
+
+
 def _samples(runs: pd.DataFrame) -> dict[str, Any]:
     """Samples of a few runs, one seed of every arm first, up to ``_MOST_SAID`` characters; the number of runs left out.
 
@@ -258,6 +266,7 @@ def _samples(runs: pd.DataFrame) -> dict[str, Any]:
     """
     if "folder" not in runs:
         return {"samples": [], "left_out": 0}
+    runs = _with_folder(runs)
     ordered = runs.assign(place=runs.sort_values("seed").groupby("arm").cumcount()).sort_values(["place", "arm"])
     said = {f"{run['arm']} seed={run['seed']}": samples.read(Path(run["folder"])) for run in ordered.to_dict("records")}
     found = [{"run": name, "rows": rows} for name, rows in said.items() if rows]

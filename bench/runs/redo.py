@@ -5,7 +5,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from steadymoe.bench.config import branch, compose
+from steadymoe.bench.config import branch, compose, identity
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import provenance, record
 
@@ -26,7 +26,8 @@ def set_aside(runs: Sequence[compose.Run]) -> list[str]:
     """Move the stale runs among ``runs`` away, so that they are made anew; return one line for each.
 
     A run is stale if it has ended and was made by other code, other training code or other library versions, as in
-    ``steadymoe status``, or if it lacks the checkpoint that ``checkpoint_keep`` asks for. Its folder moves to
+    ``steadymoe status``, or if it lacks the checkpoint that ``checkpoint_keep`` asks for; also if it is of another
+    config (``steadymoe run`` has refused such a run before). Its folder moves to
     ``results/replaced/`` under its own name and a number; no command reads that place.
     """
     lines = []
@@ -61,7 +62,13 @@ def left(runs: Sequence[compose.Run]) -> list[str]:
 
 
 def _why(run: compose.Run) -> str | None:
-    """The reason to make a run anew; None if there is none, or if the run has not ended."""
+    """The reason to make a run anew; None if there is none, or if the run has not ended.
+
+    A run of another config is one too: only ``steadymoe score`` asks to make such a run anew.
+    """
+    before = record.known(run.folder)
+    if before and before["config_hash"] != run.config_hash:
+        return f"another config ({identity.difference(before['config'], run.plain)})"
     if (found := _difference(run)) is not None and found.said is not None:
         return found.said
     return f"checkpoint {run.config.checkpoint_keep} was not kept" if _lacks_checkpoint(run) else None

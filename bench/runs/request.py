@@ -37,7 +37,7 @@ def answer(words: list[str]) -> int:
             execute.launch([*flags.prints, *flags.overrides])
             return 0
         sweep_plan.refuse_absent_cluster(flags.overrides)
-        _refuse_others(runs, may_redo=flags.redo)
+        refuse_others(runs, may_redo=flags.redo)
         asked, overrides = len(runs), flags.overrides
         if flags.only_failed:
             runs, overrides = _failed(runs), [*overrides, "retry=failed"]
@@ -130,12 +130,12 @@ def make_one(run: Run) -> str:
 
     Raises ConfigError where the run's folder holds a run of another config or an ended run of other code.
     """
-    _refuse_others([run])
+    refuse_others([run])
     _begin([run])
     return execute.execute(run)
 
 
-def _refuse_others(runs: Sequence[Run], may_redo: bool = False) -> None:
+def refuse_others(runs: Sequence[Run], may_redo: bool = False) -> None:
     """Raise ConfigError where a run's folder holds a run of another config or, without ``may_redo``, of other code."""
     for each in runs:
         execute.refuse_other_config(each)

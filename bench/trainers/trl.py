@@ -48,9 +48,8 @@ class SteadyGRPOTrainer(GRPOTrainer):
         routing: ``off``, ``r2`` (the old policy's experts run in every update) or ``freeze`` (routers do not learn).
         record: the results folder below which the run is recorded; None records nothing.
         experiment, task: names in the record.
-        probe: how many responses of a rollout are measured once more after every update, with the routers free and with
-            the old routes forced, for ``expert_change_per_update`` and ``routing_share``; 0 for none. They are responses
-            of the main process.
+        probe: how many responses of a rollout, of the main process, are measured once more after every update, with
+            routers free and with old routes forced: ``expert_change_per_update``, ``routing_share``. 0 for none.
         axes: what tells this run from others of the experiment, such as ``{"learning_rate": 1e-6}``.
 
     Raises ConfigError, in one line and before the model is loaded, for what cannot be trained or measured.

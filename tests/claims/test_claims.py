@@ -22,6 +22,7 @@ from steadymoe.bench.claims.verdict import Claim, Finding, Outcome
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.report import archive
+from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.estimates import Estimate
 
 ROOT = Path(__file__).parents[2]
@@ -344,12 +345,12 @@ def test_the_numbers_of_arms_are_those_of_their_runs(made: Study) -> None:
 def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: Study) -> None:
     # grad_norm is seed + 1 in both arms; those of A collapse, so they are the higher ones. Its seed 0 is falling when
     # it ends, too late to be judged: it is neither collapsed nor stable.
-    area = made.warning_area([A, B], "grad_norm")
+    area = early_warning.auc(made.extremes([A, B], "grad_norm"))
     collapsed, stable = [seed + 1 for seed in range(1, 10)], [seed + 1 for seed in range(10)]
     pairs = [(x > y) + (x == y) / 2 for x in collapsed for y in stable]
     assert area.mean == pytest.approx(np.mean(pairs))
     # Beside the reward itself, which tells the arms apart at once.
-    reward = made.warning_area([A, B], "reward").mean
+    reward = early_warning.auc(made.extremes([A, B], "reward")).mean
     beside = effects.announces([A, B], "grad_norm")(made)
     assert beside.estimate.mean == pytest.approx(area.mean - reward)
     assert beside.estimate.low < beside.estimate.mean < beside.estimate.high

@@ -13,6 +13,7 @@ from test_execute import SMALL
 from steadymoe.bench.config import compose
 from steadymoe.bench.speed import measure, page, run
 from steadymoe.bench.speed.arms import Ours, Plain, config_of
+from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.models import build
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +95,24 @@ def test_the_timed_settings_are_runs_and_stale_has_the_model_task_and_minibatch_
     assert config.rollout.prompts % config.updates_per_rollout == 0
     if words == run.SETTINGS["stale"]:
         assert config.rollout.prompts / config.updates_per_rollout == stale.rollout.minibatch_prompts
+
+
+def test_the_sweep_with_and_without_compilation_is_told_as_it_was_recorded() -> None:
+    runs = pd.read_csv(ROOT / "results" / "speed" / "compiled_sweep.csv")
+    told = (ROOT / "docs" / "speed.md").read_text()
+    assert runs.groupby("compiled").size().tolist() == [30, 30]
+    for name, each in (
+        ("median seconds of a run's steps", runs.groupby("compiled")["seconds_of_steps"].median()),
+        ("seconds of all steps", runs.groupby("compiled")["seconds_of_steps"].sum()),
+        ("all seconds, with", runs.groupby("compiled")["wall_seconds"].sum()),
+    ):
+        (row,) = [line for line in told.splitlines() if line.startswith(f"| {name}")]
+        assert row.endswith(f"| {each[False]:,.0f} | {each[True]:,.0f} |")
+    rewards = runs.pivot(index="seed", columns=["compiled", "algorithm"], values="mean_reward")
+    leads = [over_seeds((rewards[each]["gspo"] - rewards[each]["grpo"]).tolist()) for each in (False, True)]
+    assert f"| {leads[0]} | {leads[1]} |" in told
+    apart = runs.pivot(index=["algorithm", "seed"], columns="compiled", values="mean_reward")
+    assert f"is {over_seeds((apart[True] - apart[False]).tolist())} in mean\nreward (n = 30)" in told
 
 
 @pytest.fixture

@@ -1,0 +1,159 @@
+"""``steadymoe board``: entries verified, and a table and a page of where they stand."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+
+from steadymoe.algorithms import names
+from steadymoe.bench.report import tables
+from steadymoe.bench.scores import entry, kept, repeat, standing
+from steadymoe.bench.scores.asked import SHOWN
+from steadymoe.bench.scores.entry import BadEntry, Entry
+from steadymoe.bench.scores.standard import ANCHORS, PARTS, VERSION, Part
+from steadymoe.bench.statistics.comparisons import paired_difference
+from steadymoe.bench.statistics.estimates import Estimate, over_seeds
+from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.text import visible
+
+CAPTION = (
+    "Each part: the outcome, and the outcome less GRPO's on the same machine, seed by seed, with 95 % intervals; n "
+    "counts seeds, of gradients checkpoints. An entry is ranked by the first of these differences. Anchors: whether "
+    "the entry's runs of GRPO and GSPO agree with the recorded ones. Unchecked: nobody has repeated its runs. "
+    "docs/board.md says what may be tuned and what is verified."
+)
+_UNCHECKED = "unchecked"
+# Verdicts of --run, beside the folders of the entries.
+_CHECKED = "checked.json"
+
+
+def answer(arguments: argparse.Namespace) -> int:
+    """Verify the entries below the folders, repeat some of their runs if asked, and write table and page.
+
+    0: done; 1: an entry could not be repeated; 130: interrupted. Raises BadEntry, Damaged.
+    """
+    entries = load(arguments.folders)
+    said: dict[str, str] = {}
+    if arguments.run:
+        try:
+            said = _repeat(entries)
+        except KeyboardInterrupt:
+            print("steadymoe: interrupted", file=sys.stderr)
+            return 130
+    rows = standings(entries)
+    print(tables.to_markdown(rows))
+    if arguments.page is not None:
+        arguments.page.parent.mkdir(parents=True, exist_ok=True)
+        atomic_files.write(arguments.page, partial(Path.write_text, data=html(entries, rows)))
+        print(visible(f"wrote {arguments.page}"))
+    return 0 if all(each.startswith(repeat.REPEATED) for each in said.values()) else 1
+
+
+def _repeat(entries: Sequence[Entry]) -> dict[str, str]:
+    """What came of repeating each entry, by name; kept beside the entry's folder."""
+    found = {}
+    for number, each in enumerate(entries, start=1):
+        print(visible(f"[{number}/{len(entries)}] {each.name}: check and two seeds"), file=sys.stderr, flush=True)
+        found[each.name] = repeat.verdict(each)
+        place = each.folder.parent / _CHECKED
+        atomic_files.write_json(place, _verdicts(place) | {each.digest: found[each.name]})
+    return found
+
+
+def _verdicts(place: Path) -> dict[str, str]:
+    """Hash of an entry → what came of repeating it. Raises BadEntry for a file that is no such list."""
+    try:
+        known = json.loads(place.read_text())
+        return {str(digest): str(said) for digest, said in known.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadEntry(f"{place} does not hold verdicts of --run; remove it") from error
+
+
+def load(folders: Sequence[Path]) -> list[Entry]:
+    """The entries in the folders, or below them. Raises BadEntry for a bad one and for two of one name."""
+    found: dict[str, Entry] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise BadEntry(f"there is no folder {folder}")
+        below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        for place in [folder] if (folder / "entry.json").exists() or not below else below:
+            each = entry.read(place)
+            if each.name in found:
+                raise BadEntry(f"{place} and {found[each.name].folder} are both entries of {each.name}")
+            found[each.name] = each
+    return list(found.values())
+
+
+def less_grpo(each: Entry, part: Part) -> Estimate | None:
+    """The entry's outcome less the outcome of GRPO on the same machine; None for a part that was not run."""
+    ours = each.by_seed(part)
+    if ours.empty:
+        return None
+    return paired_difference(ours, each.by_seed(part, "grpo"), bounds=part.difference_bounds)
+
+
+def standings(entries: Sequence[Entry]) -> pd.DataFrame:
+    """A row for each entry, by the mean of its differences in the first part, untuned entries first."""
+    recorded = kept.load()
+    ordered = sorted(entries, key=lambda one: (bool(one.about["tuned"]), -_first(one)))
+    return pd.DataFrame([_row(each, recorded) for each in ordered])
+
+
+def _first(each: Entry) -> float:
+    apart = less_grpo(each, PARTS[0])
+    return float("-inf") if apart is None else apart.mean
+
+
+def _row(each: Entry, recorded: kept.Kept) -> dict[str, Any]:
+    row: dict[str, Any] = {"entry": visible(each.name), "tuned": "yes" if each.about["tuned"] else "no"}
+    for part in PARTS:
+        ours, apart = each.by_seed(part), less_grpo(each, part)
+        row[f"{part.name}: {part.outcome}"] = (
+            "not run" if apart is None else over_seeds(ours.dropna().tolist(), bounds=part.bounds)
+        )
+        row[f"{part.name}: less GRPO"] = "–" if apart is None else apart
+        row[f"{part.name}: n"] = 0 if apart is None else apart.n
+    row["anchors"] = _anchors(each, recorded)
+    row["repeated"] = visible(_verdicts(each.folder.parent / _CHECKED).get(each.digest, _UNCHECKED))[:80]
+    return row | {key: visible(each.about[key])[:80] for key in ("paper", "machine", "revision")}
+
+
+def _anchors(each: Entry, recorded: kept.Kept) -> str:
+    """Whether the entry's runs of the anchors agree with the recorded ones in the first part."""
+    rows = recorded.of(PARTS[0])
+    theirs = {SHOWN[name]: rows[rows["arm"] == SHOWN[name]].set_index("seed")["value"] for name in ANCHORS}
+    here = {SHOWN[name]: each.by_seed(PARTS[0], name) for name in ANCHORS}
+    agree, _ = standing.agreement(here, theirs, list(here))
+    return "agree" if agree else "differ from the recorded ones"
+
+
+def html(entries: Sequence[Entry], rows: pd.DataFrame) -> str:
+    """The page of ``standings``: entries with and without tuning apart, sortable; algorithms without an entry named."""
+    environment = jinja2.Environment(autoescape=True, loader=jinja2.PackageLoader("steadymoe.bench.scores", "."))
+    columns = [str(name) for name in rows if name != "tuned"]
+    groups: dict[str, list[list[dict[str, Any]]]] = {}
+    for title, tuned in (("As published", "no"), ("Tuned", "yes")):
+        chosen = rows[rows["tuned"] == tuned] if len(rows) else rows
+        groups[title] = [
+            [{"text": tables.to_text(row[name]), "order": _order(row[name])} for name in columns]
+            for _, row in chosen.iterrows()
+        ]
+    there = {each.algorithm for each in entries if not each.own_files}
+    lacking = ", ".join(name for name in names() if name not in there)
+    return environment.get_template("board.html").render(
+        version=VERSION, caption=CAPTION, columns=columns, tables=groups, lacking=lacking
+    )
+
+
+def _order(cell: Any) -> Any:
+    """What a cell is sorted by; "" comes last."""
+    number = tables.to_number(cell)
+    return "" if number != number or number == "–" else number

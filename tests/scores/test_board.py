@@ -1,0 +1,322 @@
+"""The board: entries are verified without running their code, and stand where their data put them."""
+
+import argparse
+import importlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from steadymoe.bench import cli
+from steadymoe.bench.claims.study import Arm, Audited, Study
+from steadymoe.bench.scores import board, core_entries, entry, kept, repeat, submit
+from steadymoe.bench.scores.asked import SHOWN
+from steadymoe.bench.scores.entry import OWN, BadEntry
+from steadymoe.bench.scores.standard import ANCHORS, GRADIENT, STABILITY, VERSION
+
+NOISE = np.linspace(-0.05, 0.05, 10)
+YAML = "conf/algorithm/mine.yaml"
+FIRST = {str(seed): {"cold_start": "c0", "loss": [0.0, 0.1], "grad_norm": [0.5, 2.0]} for seed in STABILITY.seeds}
+GRPO = Path(__file__).parents[2] / "conf" / "algorithm" / "grpo.yaml"
+
+
+def outcomes(shift: float) -> pd.DataFrame:
+    """Ten seeds of the first part: GRPO around 0.5, GSPO around 0.65, and one's own ``shift`` above GRPO."""
+    means = {OWN: 0.5 + shift, "grpo": 0.5, "gspo": 0.65}
+    rows = [("stability", arm, seed, mean + NOISE[seed]) for arm, mean in means.items() for seed in STABILITY.seeds]
+    return pd.DataFrame(rows, columns=["part", "arm", "seed", "value"])
+
+
+def about(name: str, **said: Any) -> dict[str, Any]:
+    texts = {"standard": VERSION, "name": name, "words": "algorithm=mine", "paper": "mine", "equation": "1"}
+    made = {"machine": "a processor", "revision": "abc", "versions": "torch 2", "first": FIRST}
+    return texts | {"tuned": False, "tuning": ""} | made | said
+
+
+def write(folder: Path, name: str, shift: float = 0.1, **said: Any) -> Path:
+    files = {"README.md": f"# {name}\n", YAML: "loss: {}\n"}
+    return entry.write(folder / name, about(name, **said), outcomes(shift), files)
+
+
+def test_an_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
+    found = entry.read(write(tmp_path, "mine"))
+    assert (found.name, found.algorithm, found.own_files) == ("mine", "mine", [YAML])
+    assert found.by_seed(STABILITY).tolist() == pytest.approx((0.6 + NOISE).tolist(), abs=1e-15)
+    assert found.by_seed(GRADIENT).empty
+    assert found.about["machine"] == "a processor"
+    with pytest.raises(BadEntry, match="is there already"):
+        write(tmp_path, "mine")
+
+
+def test_what_would_be_refused_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(BadEntry, match="name must be a name"):
+        write(tmp_path, "my algorithm")
+    assert not list(tmp_path.iterdir())
+
+
+def test_gradients_that_are_undefined_at_a_checkpoint_are_left_out(tmp_path: Path) -> None:
+    seeds = list(GRADIENT.seeds)
+    tables = [
+        pd.DataFrame({"part": "gradient", "arm": arm, "seed": seeds, "value": [np.nan, *np.full(9, value)]})
+        for arm, value in ((OWN, 0.5), ("grpo", 0.2), ("gspo", 0.4))
+    ]
+    rows = pd.concat([outcomes(0.1), *tables])
+    found = entry.read(entry.write(tmp_path / "a", about("mine"), rows, {"README.md": "", YAML: ""}))
+    apart = board.less_grpo(found, GRADIENT)
+    assert apart is not None
+    assert (apart.mean, apart.n) == (pytest.approx(0.3), 9)
+    few = rows.assign(value=rows["value"].where((rows["part"] == "stability") | (rows["seed"] > 308)))
+    with pytest.raises(BadEntry, match="gradient has too few defined values"):
+        entry.write(tmp_path / "b", about("mine"), few, {"README.md": "", YAML: ""})
+
+
+def said_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "entry.json").read_text()))
+
+
+def rewrite(folder: Path, **changed: Any) -> None:
+    """entry.json with other content; None takes a field away."""
+    said = said_of(folder) | changed
+    (folder / "entry.json").write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+
+
+def data(folder: Path, text: str) -> None:
+    """Other data, with their own hash: only their content can be refused."""
+    (folder / "outcomes.csv").write_text(text)
+    rewrite(folder, files=said_of(folder)["files"] | {"outcomes.csv": entry._hash(folder / "outcomes.csv")})
+
+
+def table(**changed: Any) -> Any:
+    return lambda folder: data(folder, outcomes(0.1).assign(**changed).to_csv(index=False))
+
+
+def lines(text: str) -> Any:
+    return lambda folder: data(folder, text)
+
+
+def first(**changed: Any) -> Any:
+    return lambda folder: rewrite(folder, first=FIRST | {"3": FIRST["3"] | changed})
+
+
+def words(text: str, **said: Any) -> Any:
+    return lambda folder: rewrite(folder, words=text, **said)
+
+
+FAULTS = {
+    "an edited file": (
+        lambda f: (f / YAML).write_text("loss: {x: 1}\n"),
+        "is not the file that entry.json was written",
+    ),
+    "a file of another kind": (lambda f: (f / "run.sh").write_text("x"), "run.sh is no file of an entry"),
+    "a module that is not named": (lambda f: (f / "more.py").write_text("x"), "more.py is not named in entry.json"),
+    "a file that names itself allowed": (
+        lambda f: ((f / "data.bin").write_text("x"), rewrite(f, files={"data.bin": entry._hash(f / "data.bin")})),
+        "data.bin is no file of an entry",
+    ),
+    "an absent file": (lambda f: (f / YAML).unlink(), "lacks conf/algorithm/mine.yaml"),
+    "a link": (lambda f: (f / "data.py").symlink_to("/etc/hostname"), "is a link"),
+    "a link in place of entry.json": (
+        lambda f: ((f / "entry.json").unlink(), (f / "entry.json").symlink_to("/dev/zero")),
+        "is a link",
+    ),
+    "a pipe": (lambda f: os.mkfifo(f / "wait.py"), "is a link or no plain file"),
+    "a large file": (lambda f: (f / "big.py").write_bytes(b"0" * (2**20 + 1)), "larger than 1 MiB"),
+    "many files": (lambda f: [(f / f"m{i}.py").write_text("") for i in range(101)], "more than 100 files"),
+    "no entry.json": (lambda f: (f / "entry.json").unlink(), "is no entry"),
+    "no JSON": (lambda f: (f / "entry.json").write_text("{"), "cannot be read"),
+    "a JSON without end": (lambda f: (f / "entry.json").write_text("[" * 100_000), "cannot be read"),
+    "a list": (lambda f: (f / "entry.json").write_text("[]"), "lacks standard"),
+    "no text": (lambda f: (f / "entry.json").write_bytes(b"\xff"), "cannot be read"),
+    "a field less": (lambda f: rewrite(f, paper=None), "lacks paper"),
+    "a list for a text": (lambda f: rewrite(f, paper=["x"]), "paper must be a text"),
+    "a long text": (lambda f: rewrite(f, paper="x" * 1001), "paper must be a text of at most 1000"),
+    "another standard": (lambda f: rewrite(f, standard="steadymoe-0"), "is an entry of steadymoe-0"),
+    "no name": (lambda f: rewrite(f, name="../x"), "name must be a name"),
+    "files as a list": (lambda f: rewrite(f, files=[1]), "does not name outcomes.csv and README.md"),
+    "words that end in a quote": (words("algorithm=mine '"), "words cannot be read"),
+    "words for the command": (words("algorithm=mine results_dir=/x"), "results_dir=/x names no algorithm"),
+    "words that look outside": (
+        words("algorithm=mine algorithm.loss.x=${oc.env:HOME}"),
+        "names no algorithm and none of its numbers",
+    ),
+    "words without an algorithm": (words("algorithm.loss.x=1"), "must name one algorithm"),
+    "words for another algorithm": (words("algorithm=gspo"), "must name the algorithm of its one YAML"),
+    "other numbers than published": (words("algorithm=mine algorithm.loss.clip_low=0.1"), "are tuned"),
+    "tuned without a word": (lambda f: rewrite(f, tuned=True), "tuning says what was chosen"),
+    "a word without tuning": (lambda f: rewrite(f, tuning="all of it"), "tuning says what was chosen"),
+    "a file outside": (lambda f: rewrite(f, files=said_of(f)["files"] | {"../x": "0"}), "lacks ../x"),
+    "no anchor": (table(arm=lambda t: t["arm"].replace("grpo", "x")), "stability has no runs of grpo"),
+    "no own runs": (table(arm=lambda t: t["arm"].replace(OWN, "x")), "stability has no runs of yours"),
+    "no first part": (table(part="gradient"), "lacks the part stability"),
+    "a seed less": (lambda f: data(f, outcomes(0.1).query("seed != 3").to_csv(index=False)), "has other seeds of"),
+    "a seed twice": (table(seed=lambda t: t["seed"].replace(3, 4)), "has other seeds of"),
+    "an unknown part": (table(part="speed"), "there is no part speed"),
+    "words for numbers": (table(value="x"), "cannot be read"),
+    "a fraction of a seed": (table(seed=0.5), "cannot be read"),
+    "no number": (table(value=float("nan")), "too few defined values"),
+    "an infinite number": (table(value=float("inf")), "mean reward is finite"),
+    "a reward above 1": (table(value=1.1), "mean reward lies between 0 and 1"),
+    "a column less": (lambda f: data(f, outcomes(0.1).drop(columns="seed").to_csv(index=False)), "cannot be read"),
+    "too many rows": (
+        lambda f: data(f, pd.concat([outcomes(0.1)] * 400).to_csv(index=False)),
+        "has more than 10000 rows",
+    ),
+    "an empty table": (lines(""), "cannot be read"),
+    "no first updates": (lambda f: rewrite(f, first=[1]), "must have the first updates of seeds 0"),
+    "first updates of two seeds": (lambda f: rewrite(f, first={"0": FIRST["0"]}), "must have the first updates"),
+    "words for first updates": (first(loss="x"), "first updates are cold_start, a text, and lists"),
+    "a number beyond all": (first(loss=[10**400]), "first updates are cold_start, a text, and lists"),
+    "no cold start": (first(cold_start=None), "first updates are cold_start, a text, and lists"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_folder_that_is_no_entry_is_one_line_and_exit_2(
+    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage, message = FAULTS[fault]
+    folder = write(tmp_path, "mine")
+    damage(folder)
+    monkeypatch.setattr(sys, "argv", ["steadymoe", "board", str(folder), "--page", str(tmp_path / "board.html")])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    found = capsys.readouterr()
+    assert (stopped.value.code, found.out) == (2, "")
+    assert message in found.err
+    assert len(found.err.splitlines()) == 1
+    assert not (tmp_path / "board.html").exists()
+
+
+def test_no_code_of_an_entry_is_run_unless_asked(tmp_path: Path) -> None:
+    files = {
+        "README.md": "x",
+        "my_loss.py": f"open({str(tmp_path / 'ran')!r}, 'w')",
+        YAML: GRPO.read_text().replace("steadymoe.algorithms.grpo.GRPO", "my_loss.X"),
+    }
+    folder = entry.write(tmp_path / "board" / "mine", about("mine"), outcomes(0.1), files)
+    (found,) = board.load([folder])
+    board.html([found], board.standings([found]))
+    assert not (tmp_path / "ran").exists()
+    assert board.answer(argparse.Namespace(folders=[folder], run=True, page=None)) == 1
+    assert (tmp_path / "ran").exists()
+    assert entry.read(folder).name == "mine"  # nothing was added to it, no compiled module
+    assert board.standings([found])["repeated"].tolist() == ["its algorithm cannot be built"]  # and kept
+    rewrite(folder, paper="another")
+    assert board.standings(board.load([folder]))["repeated"].tolist() == ["unchecked"]
+    (tmp_path / "board" / "checked.json").write_text("[")
+    with pytest.raises(BadEntry, match=r"checked\.json does not hold verdicts"):
+        board.standings([found])
+
+
+def test_entries_stand_by_their_difference_from_grpo_and_tuned_ones_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, shift, tuned in (("good", 0.2, ""), ("bad", -0.3, ""), ("same", 0.0, ""), ("best", 0.4, "clip_low")):
+        write(tmp_path, name, shift, tuned=bool(tuned), tuning=tuned)
+    (tmp_path / ".git").mkdir()
+    found = board.load([tmp_path])
+    rows = board.standings(found)
+    assert rows["entry"].tolist() == ["good", "same", "bad", "best"]
+    assert rows["stability: less GRPO"].map(str).tolist() == [
+        "0.2 [0.2, 0.2]",
+        "0 [0, 0]",
+        "-0.3 [-0.3, -0.3]",
+        "0.4 [0.4, 0.4]",
+    ]
+    assert rows["stability: n"].tolist() == [10, 10, 10, 10]
+    assert rows["gradient: less GRPO"].unique().tolist() == ["–"]
+    assert set(rows["anchors"]) <= {"agree", "differ from the recorded ones"}
+    page = tmp_path / "out" / "board.html"
+    assert board.answer(argparse.Namespace(folders=[tmp_path], run=False, page=page)) == 0
+    text = page.read_text()
+    first, tuned, lacking = re.split("<h2>Tuned</h2>|<h2>Not run</h2>", text)
+    assert "good" in first
+    assert "best" in tuned
+    assert "sapo" in lacking
+    assert 'data-order="0.2' in first
+    assert 'data-order="nan' not in text
+    assert "| good" in capsys.readouterr().out
+
+
+def test_anchors_that_differ_from_the_recorded_ones_are_told(tmp_path: Path) -> None:
+    recorded = kept.load().of(STABILITY)
+    numbers = {name: recorded[recorded["arm"] == shown].set_index("seed")["value"] for name, shown in SHOWN.items()}
+    rows = [
+        ("stability", arm, seed, values[seed])
+        for arm, values in (numbers | {OWN: numbers["gspo"]}).items()
+        for seed in STABILITY.seeds
+    ]
+    honest = pd.DataFrame(rows, columns=["part", "arm", "seed", "value"])
+    lowered = honest.assign(value=honest["value"] - 0.1 * (honest["arm"] == "grpo"))
+    files = {"README.md": "", YAML: ""}
+    for name, found in (("honest", honest), ("lowered", lowered)):
+        entry.write(tmp_path / name, about(name), found, files)
+    said = board.standings(board.load([tmp_path])).set_index("entry")["anchors"]
+    assert said["honest"] == "agree"
+    assert said["lowered"] == "differ from the recorded ones"
+
+
+def test_two_entries_of_one_name_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a", "mine")
+    write(tmp_path / "b", "mine")
+    with pytest.raises(BadEntry, match="are both entries of mine"):
+        board.load([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(BadEntry, match="there is no folder"):
+        board.load([tmp_path / "c"])
+
+
+def test_a_page_escapes_what_an_entry_says(tmp_path: Path) -> None:
+    folder = write(tmp_path, "mine", paper="<script>x</script>")
+    entries = board.load([folder])
+    assert "<script>x" not in board.html(entries, board.standings(entries))
+
+
+def test_a_further_run_lies_in_the_prediction_interval_as_often_as_it_says() -> None:
+    draws = np.random.default_rng(0).normal(size=(2000, 11))
+    inside = [low <= one <= high for *known, one in draws.tolist() for low, high in [repeat.prediction(known)]]
+    assert np.mean(inside) == pytest.approx(0.9875, abs=0.01)  # four of them: 0.95
+
+
+def test_the_files_of_an_entry_are_those_of_its_author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert submit.own_files(["algorithm=grpo"]) == {}
+    folder = tmp_path / "mine"
+    texts = {
+        "conf/algorithm/gentle.yaml": GRPO.read_text().replace(
+            "steadymoe.algorithms.grpo.GRPO", "gentle.losses.Gentle"
+        ),
+        "gentle/losses.py": "from gentle.band import LOW\nfrom steadymoe.algorithms.grpo import GRPO as Gentle\n",
+        "gentle/band.py": "LOW = 0.2\n",
+        "gentle/other.py": "UNUSED = 1\n",
+    }
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    other = folder / ".venv" / "lib" / "python3.11" / "site-packages" / "gentle_other.py"
+    other.parent.mkdir(parents=True)
+    other.write_text("")
+    monkeypatch.setenv("STEADYMOE_PATH", str(folder))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(other.parent)])
+    importlib.import_module("gentle_other")
+    assert submit.own_files(["algorithm=gentle"]) == {k: v for k, v in texts.items() if k != "gentle/other.py"}
+
+
+def test_the_committed_entries_are_of_the_reference_study() -> None:
+    root = Path(__file__).parents[2] / "results"
+    entries = board.load([root / "board"])
+    assert {each.name for each in entries} == core_entries.CORE.keys()
+    study = Study(root / "reference")
+    for each in entries:
+        assert not each.own_files
+        for arm in (OWN, *ANCHORS):
+            name = each.name if arm == OWN else arm
+            recorded = STABILITY.number(study, Arm(name, STABILITY.source, name))
+            assert each.by_seed(STABILITY, arm).tolist() == pytest.approx(recorded[list(STABILITY.seeds)].tolist())
+            audited = GRADIENT.number(study, Audited(name, GRADIENT.source, name)).reindex(list(GRADIENT.seeds))
+            assert each.by_seed(GRADIENT, arm).tolist() == pytest.approx(audited.tolist(), nan_ok=True)
+    assert (root / "board" / "board.html").read_text() == board.html(entries, board.standings(entries))
