@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer with the suite's losses, routing replay and columns, on one process or several (DDP).
+"""TRL's GRPOTrainer with the suite's losses, routing replay and columns, on one process or several (DDP, FSDP2).
 
 TRL samples, rewards, forms advantages and steps the optimizer. A rollout is one step of the record, and an optimizer
 step is one update. The old policy is computed after TRL has shuffled and split the rollout, in the micro-batches that
@@ -48,8 +48,8 @@ class SteadyGRPOTrainer(GRPOTrainer):
         routing: ``off``, ``r2`` (the old policy's experts run in every update) or ``freeze`` (routers do not learn).
         record: the results folder below which the run is recorded; None records nothing.
         experiment, task: names in the record.
-        probe: how many responses of a rollout, of the main process, are measured once more after every update, with
-            routers free and with old routes forced: ``expert_change_per_update``, ``routing_share``. 0 for none.
+        probe: how many responses of a process are measured once more after every update, with routers free and with
+            old routes forced: ``expert_change_per_update``, ``routing_share``. The main process's count. 0 for none.
         axes: what tells this run from others of the experiment, such as ``{"learning_rate": 1e-6}``.
 
     Raises ConfigError, in one line and before the model is loaded, for what cannot be trained or measured.
@@ -85,6 +85,7 @@ class SteadyGRPOTrainer(GRPOTrainer):
         corrects = not isinstance(self.objective.correction, Uncorrected)
         trl_refusals.check_settings(args, corrects or self.objective.traits.corrects_for_sampler)
         trl_refusals.check_routing(routing, layers)
+        trl_refusals.check_sharding(model, args)
         if probe < 0:
             raise ConfigError(f"probe is a number of responses, at least 0; got {probe}")
         self._replays, self._probed = routing == "r2", probe
@@ -179,7 +180,7 @@ class SteadyGRPOTrainer(GRPOTrainer):
             sizes.append(torch.stack([mask_BT.any(-1).sum(), mask_BT.sum()]))
         sizes_U2 = torch.stack(sizes).unflatten(0, (-1, self.args.gradient_accumulation_steps)).sum(1)
         self._sizes = self.accelerator.reduce(sizes_U2, "sum").tolist()
-        if self._probed and self._experts and self.accelerator.is_main_process:
+        if self._probed and self._experts:  # in every process, for all must take part in a sharded model's forward
             watched = sequences_of(parts[0], self._probed)
             self._steps.probe = UpdateProbe(self.core, watched, "bf16" if self.args.bf16 else "fp32")
         return trl_record.gathered(found)

@@ -38,7 +38,7 @@ class Steps(TrainerCallback):
         self.before_update: dict[str, float] = {}
         """Gradient norm and learning rate of the current update."""
         self.probe: UpdateProbe | None = None
-        """Some responses of the current rollout; the main process alone may have it."""
+        """Some responses of this process in the current rollout; the main process records what its own measure."""
         self._rows = journal.ForeignStep(0)
         self._seconds: dict[str, float] = {}
         self._fed = self._missing = 0
@@ -55,11 +55,8 @@ class Steps(TrainerCallback):
         tokens, responses = int(whole.sums["tokens"]), int(whole.sums["responses"])
         self._fed = int(whole.sums["fed"])
         self._missing += int(whole.sums.get("missing", 0))
-        self._seconds = {
-            **seconds,
-            "update_seconds": -sum(seconds.values()),
-            "probe_seconds": 0.0,
-        }  # these stages are part of an update
+        # These stages are part of TRL's update, and the probe is not: ``on_step_end``.
+        self._seconds = {**seconds, "update_seconds": -sum(seconds.values()), "probe_seconds": 0.0}
         row = {"response_length": tokens / max(1, responses), "response_tokens": tokens, "tokens_sampled": tokens}
         self._rows = journal.ForeignStep(self._trainer.state.global_step // self._updates_per_step + 1)
         self._rows.add_sampled(row, scores_PG, moments.columns_of_rollout(whole))
@@ -91,7 +88,7 @@ class Steps(TrainerCallback):
             with clock("probe_seconds"):
                 measured |= Measured(*self.probe.after_update(self._trainer.core), {})
             self._seconds["probe_seconds"] += clock.seconds["probe_seconds"]
-            self._begun += clock.seconds["probe_seconds"]  # a probe is no part of an update
+            self._begun += clock.seconds["probe_seconds"]
         overall = token_metrics.to_floats(measured.overall) | {"grad_norm": self.before_update["grad_norm"]}
         for name, value in overall.items():
             self._trainer._metrics["train"][f"steadymoe/{name}"].append(value)

@@ -1,6 +1,7 @@
 """What ``steadymoe.bench.trainers.trl`` refuses before any work: another TRL, and settings that would say nothing."""
 
 import inspect
+import os
 from dataclasses import fields
 from importlib.metadata import version
 from typing import Any
@@ -77,6 +78,31 @@ def check_routing(routing: str, layers: int) -> None:
         raise ConfigError(f"unknown routing {routing!r}; choose from {', '.join(ROUTINGS)}")
     if routing != "off" and layers == 0:
         raise ConfigError(f"routing={routing}: the model is dense, it has no router")
+
+
+def check_sharding(model: str | PreTrainedModel, args: GRPOConfig) -> None:
+    """Raise ConfigError where processes would share responses, and where accelerate would silently not shard.
+
+    transformers shards a model that is loaded with a ``distributed_config``; accelerate shards a loaded model, on
+    accelerators alone: on CPU processes it trains a whole copy in each (accelerate 1.15, ``AcceleratorState``).
+    """
+    if isinstance(model, str):
+        given = (args.model_init_kwargs if isinstance(args.model_init_kwargs, dict) else {}).get("distributed_config")
+    else:
+        given = getattr(model.config, "distributed_config", None)
+    sizes = given if isinstance(given, dict) else vars(given) if given is not None else {}
+    for name in ("tp_size", "pp_size"):
+        if (sizes.get(name) or 1) > 1:
+            raise ConfigError(
+                f"distributed_config: with {name}={sizes[name]} processes share responses, and the columns would "
+                "count them twice; shard by fsdp_size, dp_replicate_size and ep_size"
+            )
+    is_asked = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" or bool(args.fsdp)
+    if is_asked and args.device.type == "cpu":
+        raise ConfigError(
+            "accelerate does not shard (FSDP) on CPU processes, and would train a whole copy in each without a word: "
+            "give model_init_kwargs={'distributed_config': {'fsdp_size': <processes>}} in its place"
+        )
 
 
 def layers_of(model: str | PreTrainedModel, args: GRPOConfig) -> int:

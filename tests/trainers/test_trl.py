@@ -51,6 +51,8 @@ EXACT = (
     "step",
     "update",
 )
+PROBED = [name for name in columns.TABLES["updates"] if name.startswith(("log_ratio_", "routing_share"))]
+PROBED += ["expert_change_per_update"]
 FIELDS = ("advantages", "groups", "sampling_per_token_logps")
 TENSORS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 ENTROPY = Extras(entropy_gradient=True)
@@ -223,6 +225,32 @@ def test_two_processes_are_one(tmp_path: Path, whole: Path, rows: int, accumulat
     assert not (tmp_path / "rank1").exists()
 
 
+@pytest.mark.parametrize(
+    ("sizes", "routing"), [({"fsdp_size": 2}, "off"), ({"fsdp_size": 2, "ep_size": 2}, "r2")], ids=["fsdp2", "experts"]
+)
+def test_two_processes_with_half_of_the_weights_each_are_one(
+    tmp_path: Path, whole: Path, sizes: dict[str, int], routing: str
+) -> None:
+    if routing == "r2":
+        trainer(tmp_path / "one", record=tmp_path / "one", routing=routing).train()
+    settings = {"model_init_kwargs": {"distributed_config": sizes}}
+    run_with_processes(tmp_path, 2, rows=8, settings=settings, routing=routing, probe=2)
+    found, expected = tables(tmp_path / "rank0"), tables(tmp_path / "one" if routing == "r2" else whole)
+    for table in found.values():
+        table.drop(columns=[name for name in PROBED if name in table], inplace=True)
+    for table in expected.values():
+        table.drop(columns=[name for name in PROBED if name in table], inplace=True)
+    assert_equal(found, expected, 1e-6)
+    assert not (tmp_path / "rank1").exists()
+    probed = record.read_table(folder_of(tmp_path / "rank0"), "updates")
+    assert (probed["log_ratio_moment_free"] > 0).all()
+    shares = [json.loads((tmp_path / f"shares{rank}.json").read_text()) for rank in (0, 1)]
+    assert shares[0]
+    for name in shares[0]:  # every parameter is a DTensor, and the two processes hold it together, once
+        assert sum(share[name] for share in shares) == pytest.approx(1), name
+        assert 0 < shares[0][name] < 1, name
+
+
 def test_checkpointed_layers_give_the_same_columns(tmp_path: Path, whole: Path) -> None:
     trainer(tmp_path, record=tmp_path, settings={"gradient_checkpointing": True}).train()
     assert_equal(tables(tmp_path), tables(whole), 1e-6)
@@ -380,13 +408,10 @@ def test_the_columns_of_a_frozen_rollout_are_the_suites_own(tmp_path: Path) -> N
 def test_a_probe_measures_what_each_update_moved(tmp_path: Path, whole: Path) -> None:
     trainer(tmp_path, record=tmp_path, probe=16).train()
     found, without = tables(tmp_path), tables(whole)
-    probed = [name for name in found["updates"] if found["updates"][name].notna().any() and name not in EXACT]
-    probed = [name for name in probed if without["updates"][name].isna().all()]
-    assert {"expert_change_per_update", "log_ratio_moment_free", "log_ratio_moment_pinned", "routing_share"} <= set(
-        probed
-    )
-    for name in set(without["updates"]) - set(probed):
-        np.testing.assert_allclose(found["updates"][name], without["updates"][name], rtol=1e-6, atol=1e-6)
+    assert found["updates"][PROBED].notna().any().all()
+    assert without["updates"][PROBED].isna().all().all()
+    left = {name: table.drop(columns=PROBED, errors="ignore") for name, table in found.items()}
+    assert_equal(left, {name: table.drop(columns=PROBED, errors="ignore") for name, table in without.items()}, 1e-6)
     # All sixteen responses are probed: after an update they moved as far as the next update finds them.
     first, second = (found["updates"][found["updates"]["update"] == update] for update in (1, 2))
     moved, change = first["expert_change_per_update"].to_numpy(), second["expert_change_rate"].to_numpy()
@@ -511,6 +536,8 @@ def test_a_foreign_run_is_reported_and_enters_no_claim(
         ({"settings": {"loss_type": "grpo"}}, "belongs to TRL's own loss"),
         ({"settings": {"use_vllm": True}, "correction": "tis"}, "two corrections at once"),
         ({"settings": {"use_vllm": True}}, "TRL's own correction"),
+        ({"probe": -1}, "probe is a number of responses"),
+        ({"settings": {"model_init_kwargs": {"distributed_config": {"tp_size": 2}}}}, "tp_size=2 processes share"),
         ({"rows": 4, "accumulation": 4, "settings": {"steps_per_generation": 6}}, "must be a multiple"),
         ({"task": "a/b", "record": "results"}, "task must be letters"),
     ],
@@ -525,6 +552,12 @@ def test_bad_requests_are_one_line_before_any_work(
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "results").exists()
+
+
+def test_sharding_that_would_silently_be_left_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="accelerate does not shard"):
+        trainer(tmp_path)
 
 
 def test_an_unknown_field_names_the_fields() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 from trl import GRPOConfig
 
@@ -93,11 +94,13 @@ def trainer(
     rollout: Any = None,
     eval_prompts: int = 0,
     with_rollout: bool = True,
-    processes: int = 1,
     settings: dict[str, Any] | None = None,
     **named: Any,
 ) -> SteadyGRPOTrainer:
-    """A trainer of two updates on every rollout of two groups, with a plain gradient step."""
+    """A trainer of two updates on every rollout of two groups, with a plain gradient step.
+
+    The model is loaded from a folder if TRL needs it there, for a reference model (``beta``) or to shard it.
+    """
     given: dict[str, Any] = {
         "output_dir": str(folder / "trl"),
         "max_steps": updates,
@@ -128,13 +131,16 @@ def trainer(
     if eval_prompts:
         named["eval_dataset"] = Dataset.from_dict({"prompt": PROMPTS[-eval_prompts:]})
     made: PreTrainedModel | str = model(dense=dense)
-    if given.get("beta"):  # TRL loads the reference model from where the policy came from
-        made.save_pretrained(folder / "model")
+    args = GRPOConfig(**given)
+    if given.get("beta") or "model_init_kwargs" in given:
+        with args.distributed_state.main_process_first():
+            if not (folder / "model").exists():
+                made.save_pretrained(folder / "model")
         made = str(folder / "model")
     return SteadyGRPOTrainer(
         made,
         reward,
-        GRPOConfig(**given),
+        args,
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
         processing_class=TASK.tokenizer,
         **named,
@@ -142,13 +148,23 @@ def trainer(
 
 
 def main() -> None:
-    """``torchrun trl_runs.py <folder> <json of arguments of trainer>``: each process records below its own rank."""
+    """``torchrun trl_runs.py <folder> <json of arguments of trainer>``: each process records below its own rank.
+
+    ``shares<rank>.json`` holds, by name, the share of each parameter that this process has; null for a parameter that
+    is not sharded.
+    """
     folder, arguments = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     (folder / f"pid{rank}").write_text(str(os.getpid()))
-    trainer(folder, record=folder / f"rank{rank}", **arguments).train()
+    made = trainer(folder, record=folder / f"rank{rank}", **arguments)
+    made.train()
+    here = {
+        name: weight.to_local().numel() / weight.numel() if isinstance(weight, DTensor) else None
+        for name, weight in made.model.named_parameters()
+    }
+    (folder / f"shares{rank}.json").write_text(json.dumps(here))
     torch.distributed.destroy_process_group()
 
 
