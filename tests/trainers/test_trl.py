@@ -18,12 +18,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from torch import Tensor
 from torch.testing import assert_close
 
 pytest.importorskip("trl")
 
-from trl import GRPOTrainer
+from accelerate.commands.config import load_config_from_file
+from transformers import DistributedConfig
+from trl import GRPOConfig, GRPOTrainer
 from trl_runs import GROUP, PROMPTS, Frozen, model, trainer
 
 from steadymoe.algorithms import Batch, load, names
@@ -43,6 +46,7 @@ from steadymoe.bench.training.forward import Extras, Sequences, forward
 pytestmark = pytest.mark.trl
 
 HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs"
 EXACT = (
     "expert_change_rate",
     "expert_set_change_rate",
@@ -605,19 +609,43 @@ def test_a_dense_model_has_ratios_and_no_routes(tmp_path: Path) -> None:
     assert found["layers"].empty
 
 
-def test_the_pages_script_trains_by_python_and_by_accelerate(tmp_path: Path) -> None:
-    page = (HERE.parents[1] / "docs" / "on_your_trainer.md").read_text()
+def test_the_pages_script_trains_by_every_command_of_the_page(tmp_path: Path) -> None:
+    page = (DOCS / "on_your_trainer.md").read_text()
     (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert "max_steps=40," in script
-    (tmp_path / "train_micro.py").write_text(script.replace("max_steps=40,", "max_steps=4,"))
-    commands = [line for line in page.splitlines() if line.endswith(" train_micro.py")]
-    assert len(commands) == 2
+    assert '"max_steps": 40,' in script
+    (tmp_path / "train_micro.py").write_text(script.replace('"max_steps": 40,', '"max_steps": 4,'))
+    (tmp_path / "docs").symlink_to(DOCS)
+    commands = [line for line in page.splitlines() if re.match(r"(python|accelerate|torchrun) .*train_micro\.py", line)]
+    commands = [line for line in commands if "olmoe" not in line]  # never run
+    assert len(commands) == 4
     for command in commands:
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
-        subprocess.run(command.split(), cwd=tmp_path, env=environment, check=True, capture_output=True)
+        done = subprocess.run(command.split(), cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert not done.returncode, done.stderr
     runs = archive.load(tmp_path / "results", "trl_micro", foreign=True)["runs"]
-    assert sorted(runs["axes"]) == [f"engine=transformers,processes={count},trainer=trl" for count in (1, 2)]
+    axes = ["processes=1", "processes=2", "processes=2,sharded=experts", "processes=2,sharded=fsdp2"]
+    assert sorted(runs["axes"]) == [f"engine=transformers,{each},trainer=trl" for each in axes]
     assert set(runs["status"]) == {"finished"}
+    assert set(runs["model"]) == {"micro"}
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "trainers").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_file_is_one_that_trl_accelerate_and_the_adapter_take(path: Path) -> None:
+    given = yaml.safe_load(path.read_text())
+    if path.stem.startswith("accelerate"):
+        loaded = load_config_from_file(str(path))
+        assert loaded.fsdp_config["fsdp_version"] == 2
+        assert not loaded.use_cpu
+        return
+    assert given.keys() <= {"model", "axes", "trainer", "settings"}
+    settings = {"output_dir": "x", "num_generations": 8, **given["settings"], "use_cpu": True}  # no GPU is at hand
+    args, chosen = GRPOConfig(**settings), given.get("trainer", {})
+    trl_refusals.check_settings(args, corrects="correction" in chosen)
+    trl_refusals.check_routing(chosen.get("routing", "off"), layers=1)
+    assert objectives.chosen("gspo", chosen.get("correction", "none"), args.beta)
+    assert ("model" in given) == ("Never run." in path.read_text())
+    if "model" not in given:
+        assert DistributedConfig(**args.model_init_kwargs["distributed_config"]).dp_size == 2
