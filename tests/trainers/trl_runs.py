@@ -19,9 +19,11 @@ from trl import GRPOConfig
 
 from steadymoe.bench.tasks.sort import Sort
 from steadymoe.bench.trainers.trl import SteadyGRPOTrainer
+from steadymoe.bench.training.forward import Sequences
 from steadymoe.models import build
 
 GROUP = 8
+TENSORS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 TASK = Sort(symbols="0123456789", min_length=3, max_length=6, spare_tokens=2)
 PROMPTS = ["3175=", "82=".rjust(5, "4"), "90215=", "641=", "7788=", "305=", "1234=", "999="]
 SIZES = {
@@ -145,6 +147,34 @@ def trainer(
         processing_class=TASK.tokenizer,
         **named,
     )
+
+
+def parts_of(made: SteadyGRPOTrainer) -> list[dict[str, Any]]:
+    """The micro-batches of one rollout of the trainer, in the order of its groups."""
+    made.model.train()
+    made.current_gradient_accumulation_steps = made.args.gradient_accumulation_steps
+    whole = made._generate_and_score_completions([{"prompt": text} for text in PROMPTS[:2] for _ in range(GROUP)])
+    size = made.args.per_device_train_batch_size
+    return [
+        {name: each[start : start + size] if each.ndim else each for name, each in whole.items()}
+        for start in range(0, 2 * GROUP, size)
+    ]
+
+
+def sequences_of(parts: list[dict[str, Any]]) -> Sequences:
+    """The same rollout as the suite's own forward takes it."""
+    joined = {name: torch.cat([part[name] for part in parts]) for name in TENSORS}
+    tokens_BS = torch.cat([joined["prompt_ids"], joined["completion_ids"]], 1)
+    mask_BS = torch.cat([joined["prompt_mask"], joined["completion_mask"]], 1)
+    return Sequences(tokens_BS, mask_BS, joined["completion_ids"].shape[1])
+
+
+def disturb(made: SteadyGRPOTrainer) -> None:
+    """Move the weights, so that ratios differ from 1."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for weight in made.model.parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=generator)
 
 
 def main() -> None:

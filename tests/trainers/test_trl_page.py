@@ -1,0 +1,44 @@
+"""docs/on_your_trainer.md: its script, and what it says of costs and of runs side by side.
+
+`make check-trainers` runs this file in an environment that has TRL.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl")
+
+
+from steadymoe.bench.report import archive
+
+pytestmark = pytest.mark.trl
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_pages_script_trains_by_every_command_of_the_page(tmp_path: Path) -> None:
+    page = (DOCS / "on_your_trainer.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert '"max_steps": 40,' in script
+    (tmp_path / "train_micro.py").write_text(script.replace('"max_steps": 40,', '"max_steps": 4,'))
+    (tmp_path / "docs").symlink_to(DOCS)
+    commands = [line for line in page.splitlines() if re.match(r"(python|accelerate|torchrun) .*train_micro\.py", line)]
+    commands = [line for line in commands if "olmoe" not in line]  # never run
+    assert len(commands) == 4
+    for command in commands:
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        done = subprocess.run(command.split(), cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert not done.returncode, done.stderr
+    runs = archive.load(tmp_path / "results", "trl_micro", foreign=True)["runs"]
+    axes = ["processes=1", "processes=2", "processes=2,sharded=experts", "processes=2,sharded=fsdp2"]
+    assert sorted(runs["axes"]) == [f"engine=transformers,{each},trainer=trl" for each in axes]
+    assert set(runs["status"]) == {"finished"}
+    assert set(runs["model"]) == {"micro"}
