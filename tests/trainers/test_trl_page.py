@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("trl")
 
+import side_by_side
 
-from steadymoe.bench.report import archive
+from steadymoe.bench.report import archive, report_page
 
 pytestmark = pytest.mark.trl
 
@@ -42,3 +43,19 @@ def test_the_pages_script_trains_by_every_command_of_the_page(tmp_path: Path) ->
     assert sorted(runs["axes"]) == [f"engine=transformers,{each},trainer=trl" for each in axes]
     assert set(runs["status"]) == {"finished"}
     assert set(runs["model"]) == {"micro"}
+
+
+def test_the_same_frozen_rollouts_give_the_same_columns_in_three_trainers(tmp_path: Path) -> None:
+    short = ("cold_start.accuracy_low=0.1", "cold_start.accuracy_high=0.9", "evaluation.prompts=16")
+    side_by_side.make(tmp_path, "steps=2", "rollout.prompts=8", "updates_per_rollout=2", *short)
+    found = side_by_side.apart(tmp_path).set_index(["table", "column"])
+    assert found.loc["updates", "largest"]["expert_change_rate"] > 0
+    assert len(found.loc["updates"]) > 15
+    for run in ("one process", "sharded"):
+        assert (found[run] < 1e-4).all(), found[run].sort_values()
+        for name in ("expert_change_rate", "expert_set_change_rate", "token_any_layer_change_rate"):
+            assert found.loc[("updates", name), run] == 0, name
+    report_page.make(tmp_path, formats=["svg"])
+    made = {kind: (tmp_path / "tables" / f"side_by_side-{kind}.csv").read_text() for kind in ("summary", "leaderboard")}
+    assert made["summary"].count("trl") >= 2
+    assert "trl" not in made["leaderboard"]
