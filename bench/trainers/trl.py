@@ -79,13 +79,14 @@ class SteadyGRPOTrainer(GRPOTrainer):
         holds = {"old_logprobs_BT", "groups_B", "entropy_BT"} | ({"reference_logprobs_BT"} if args.beta else set())
         samples_elsewhere = args.use_vllm or named.get("rollout_func") is not None
         holds |= {"rollout_logprobs_BT"} if samples_elsewhere else set()
-        layers = trl_refusals.layers_of(model, args)
+        config = trl_refusals.config_of(model, args)
+        layers = trl_refusals.layers_of(config)
         holds |= {"router_log_ratio_LBTK"} if layers else set()
         objectives.check(self.objective, holds, is_split=processes * args.gradient_accumulation_steps > 1)
         corrects = not isinstance(self.objective.correction, Uncorrected)
         trl_refusals.check_settings(args, corrects or self.objective.traits.corrects_for_sampler)
         trl_refusals.check_routing(routing, layers)
-        trl_refusals.check_sharding(model, args)
+        trl_refusals.check_sharding(config, args)
         if probe < 0:
             raise ConfigError(f"probe is a number of responses, at least 0; got {probe}")
         self._replays, self._probed = routing == "r2", probe

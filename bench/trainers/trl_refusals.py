@@ -6,7 +6,7 @@ from dataclasses import fields
 from importlib.metadata import version
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 
 from steadymoe.bench.config.validate import ConfigError
@@ -80,23 +80,27 @@ def check_routing(routing: str, layers: int) -> None:
         raise ConfigError(f"routing={routing}: the model is dense, it has no router")
 
 
-def check_sharding(model: str | PreTrainedModel, args: GRPOConfig) -> None:
-    """Raise ConfigError where processes would share responses, and where accelerate would silently not shard.
+def check_sharding(config: PreTrainedConfig, args: GRPOConfig) -> None:
+    """Raise ConfigError for sharding under which a model would learn wrongly or not be sharded, without a word.
 
     transformers shards a model that is loaded with a ``distributed_config``; accelerate shards a loaded model, on
     accelerators alone: on CPU processes it trains a whole copy in each (accelerate 1.15, ``AcceleratorState``).
     """
-    if isinstance(model, str):
-        given = (args.model_init_kwargs if isinstance(args.model_init_kwargs, dict) else {}).get("distributed_config")
-    else:
-        given = getattr(model.config, "distributed_config", None)
-    sizes = given if isinstance(given, dict) else vars(given) if given is not None else {}
+    given: Any = (args.model_init_kwargs if isinstance(args.model_init_kwargs, dict) else {}).get("distributed_config")
+    given = given or getattr(config, "distributed_config", None) or {}
+    sizes = {name: value or 1 for name, value in (given if isinstance(given, dict) else vars(given)).items()}
     for name in ("tp_size", "pp_size"):
-        if (sizes.get(name) or 1) > 1:
+        if sizes.get(name, 1) > 1:
             raise ConfigError(
                 f"distributed_config: with {name}={sizes[name]} processes share responses, and the columns would "
                 "count them twice; shard by fsdp_size, dp_replicate_size and ep_size"
             )
+    shards, text = sizes.get("fsdp_size", 1), config.get_text_config()
+    if getattr(text, "tie_word_embeddings", False) and text.vocab_size % shards:
+        raise ConfigError(
+            f"distributed_config: with tied embeddings of {text.vocab_size} tokens in {shards} unequal shards the "
+            "output layer would keep its first weights (transformers 5.23, torch 2.13); take another fsdp_size"
+        )
     is_asked = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" or bool(args.fsdp)
     if is_asked and args.device.type == "cpu":
         raise ConfigError(
@@ -105,14 +109,19 @@ def check_sharding(model: str | PreTrainedModel, args: GRPOConfig) -> None:
         )
 
 
-def layers_of(model: str | PreTrainedModel, args: GRPOConfig) -> int:
+def config_of(model: str | PreTrainedModel, args: GRPOConfig) -> PreTrainedConfig:
+    """The model's config, before the model is loaded."""
+    if not isinstance(model, str):
+        return model.config
+    given = args.model_init_kwargs if isinstance(args.model_init_kwargs, dict) else {}
+    found: PreTrainedConfig = AutoConfig.from_pretrained(
+        model, trust_remote_code=args.trust_remote_code, revision=given.get("revision")
+    )
+    return found
+
+
+def layers_of(config: PreTrainedConfig) -> int:
     """The number of MoE layers, from the model's config alone. Raises ConfigError for an MoE outside the contract."""
-    if isinstance(model, str):
-        given = args.model_init_kwargs if isinstance(args.model_init_kwargs, dict) else {}
-        trust, revision = args.trust_remote_code, given.get("revision")
-        config: Any = AutoConfig.from_pretrained(model, trust_remote_code=trust, revision=revision)
-    else:
-        config = model.config
     try:
         return moe_layers(config)
     except OutsideContractError as error:

@@ -42,6 +42,7 @@ from steadymoe.bench.training.trainer import Trainer
 
 EXPERIMENT = "side_by_side"
 WORDS = ("model=micro", "task=sort", "algorithm=gspo", "advantage=group_mean", f"experiment_name={EXPERIMENT}")
+WORDS += ("task.symbols='012345678'",)  # 12 tokens: tied embeddings cannot be sharded unequally
 SIZES = ("steps=6", "rollout.prompts=16", "updates_per_rollout=4", "optimizer.learning_rate=1e-3")
 # Columns that are of other responses in the adapter, or of the time.
 _OTHERS = ("_seconds", "_per_second", "routing_share", "per_update")

@@ -50,6 +50,7 @@ DOCS = Path(__file__).parents[2] / "docs"
         ({"settings": {"use_vllm": True}}, "TRL's own correction"),
         ({"probe": -1}, "probe is a number of responses"),
         ({"settings": {"model_init_kwargs": {"distributed_config": {"tp_size": 2}}}}, "tp_size=2 processes share"),
+        ({"settings": {"model_init_kwargs": {"distributed_config": {"fsdp_size": 4}}}}, "tied embeddings of 14 tokens"),
         ({"rows": 4, "accumulation": 4, "settings": {"steps_per_generation": 6}}, "must be a multiple"),
         ({"task": "a/b", "record": "results"}, "task must be letters"),
     ],

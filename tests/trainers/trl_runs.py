@@ -24,7 +24,7 @@ from steadymoe.models import build
 
 GROUP = 8
 TENSORS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-TASK = Sort(symbols="0123456789", min_length=3, max_length=6, spare_tokens=2)
+TASK = Sort(symbols="0123456789a", min_length=3, max_length=6, spare_tokens=2)
 PROMPTS = ["3175=", "82=".rjust(5, "4"), "90215=", "641=", "7788=", "305=", "1234=", "999="]
 SIZES = {
     "num_hidden_layers": 3,
@@ -189,12 +189,12 @@ def main() -> None:
     rank = torch.distributed.get_rank()
     (folder / f"pid{rank}").write_text(str(os.getpid()))
     made = trainer(folder, record=folder / f"rank{rank}", **arguments)
-    made.train()
     here = {
         name: weight.to_local().numel() / weight.numel() if isinstance(weight, DTensor) else None
         for name, weight in made.model.named_parameters()
     }
     (folder / f"shares{rank}.json").write_text(json.dumps(here))
+    made.train()
     torch.distributed.destroy_process_group()
 
 
