@@ -42,10 +42,11 @@ from steadymoe.bench.training.trainer import Trainer
 
 EXPERIMENT = "side_by_side"
 WORDS = ("model=micro", "task=sort", "algorithm=gspo", "advantage=group_mean", f"experiment_name={EXPERIMENT}")
-WORDS += ("task.symbols='012345678'",)  # 12 tokens: tied embeddings cannot be sharded unequally
+WORDS += ("engine=temperature", "task.symbols='012345678'")  # 12 tokens: tied embeddings cannot be sharded unequally
 SIZES = ("steps=6", "rollout.prompts=16", "updates_per_rollout=4", "optimizer.learning_rate=1e-3")
-# Columns that are of other responses in the adapter, or of the time.
-_OTHERS = ("_seconds", "_per_second", "routing_share", "per_update")
+# Columns that are no measurement, or of time, or of a probe's responses, which are others in the adapter.
+_OTHERS = ("_seconds", "_per_second", "routing_share", "per_update", "log_ratio_moment", "log_ratio_covariance")
+_KEYS = ("step", "update", "layer", "learning_rate")
 
 
 class Keeps(Trainer):
@@ -196,7 +197,7 @@ def apart(results: Path) -> pd.DataFrame:
         found = {name: record.read_table(folder, table) for name, folder in folders.items()}
         assert len({len(each) for each in found.values()}) == 1
         for column in columns.TABLES[table]:
-            if any(part in column for part in _OTHERS) or column.startswith(("log_ratio_", "eval")):
+            if column in _KEYS or any(part in column for part in _OTHERS):
                 continue
             if not all(column in each and each[column].dtype.kind in "if" for each in found.values()):
                 continue
