@@ -40,10 +40,12 @@ def routes_of(routed: Routed, shape: tuple[int, ...], width: int) -> Routes:
 
 
 def sequences_of(inputs: Mapping[str, Any], rows: int) -> Sequences:
-    """The first ``rows`` sequences of a micro-batch, as the suite's own forward takes them."""
+    """``rows`` sequences of a micro-batch, as the suite's own forward takes them; sequences with tokens come first."""
     tokens_BS = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     mask_BS = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-    return Sequences(tokens_BS[:rows], mask_BS[:rows], inputs["completion_ids"].shape[1])
+    is_empty_B = ~inputs["completion_mask"].bool().any(-1)
+    chosen_B = is_empty_B.int().argsort(stable=True)[:rows]
+    return Sequences(tokens_BS[chosen_B], mask_BS[chosen_B], inputs["completion_ids"].shape[1])
 
 
 def sampled_mask(inputs: Mapping[str, Any]) -> Tensor:

@@ -32,7 +32,7 @@ from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.measurement import routing_drift, token_metrics
 from steadymoe.bench.report import archive
 from steadymoe.bench.runs import record
-from steadymoe.bench.trainers import moments, trl_record
+from steadymoe.bench.trainers import moments, scoring, trl_record
 from steadymoe.bench.trainers.scoring import Scored
 from steadymoe.bench.training.forward import forward
 
@@ -148,6 +148,14 @@ def test_a_probe_measures_what_each_update_moved(tmp_path: Path, whole: Path) ->
     np.testing.assert_allclose(moved, change, atol=1e-6)
     assert (moved > 0).all()
     assert record.read_table(folder_of(tmp_path), "steps")["probe_seconds"].gt(0).all()
+
+
+def test_a_probe_takes_responses_that_have_tokens() -> None:
+    tokens_BT, mask_BT = torch.arange(12).view(4, 3), torch.tensor([[0, 0, 0], [1, 1, 0], [0, 0, 0], [1, 1, 1]])
+    inputs = {"prompt_ids": tokens_BT + 20, "prompt_mask": mask_BT * 0 + 1}
+    found = scoring.sequences_of(inputs | {"completion_ids": tokens_BT, "completion_mask": mask_BT}, 3)
+    assert found.tokens_BS[:, 3:].tolist() == [[3, 4, 5], [9, 10, 11], [0, 1, 2]]
+    assert found.response_mask_BT.tolist() == [[1, 1, 0], [1, 1, 1], [0, 0, 0]]
 
 
 def test_a_micro_batch_without_tokens_adds_nothing() -> None:
