@@ -52,9 +52,11 @@ def test_the_same_frozen_rollouts_give_the_same_columns_in_three_trainers(tmp_pa
     assert found.loc["updates", "largest"]["expert_change_rate"] > 0
     assert len(found.loc["updates"]) > 15
     for run in ("one process", "sharded"):
-        assert (found[run] < 1e-4).all(), found[run].sort_values()
+        first = found[f"{run}, first step"].dropna()
+        assert (first < 1e-5).all(), first.sort_values()
+        assert (found[run] < 0.1).all(), found[run].sort_values()
         for name in ("expert_change_rate", "expert_set_change_rate", "token_any_layer_change_rate"):
-            assert found.loc[("updates", name), run] < 1e-6, name  # equal counts; the suite divides in fp32
+            assert first["updates", name] < 1e-6, name  # equal counts; the suite divides in fp32
     report_page.make(tmp_path, formats=["svg"])
     made = {kind: (tmp_path / "tables" / f"side_by_side-{kind}.csv").read_text() for kind in ("summary", "leaderboard")}
     assert made["summary"].count("trl") >= 2
