@@ -49,7 +49,7 @@ class SteadyGRPOTrainer(GRPOTrainer):
         record: the results folder below which the run is recorded; None records nothing.
         experiment, task: names in the record.
         probe: how many responses of a process are measured once more after every update, with routers free and with
-            old routes forced: ``expert_change_per_update``, ``routing_share``. The main process's count. 0 for none.
+            old routes forced: ``expert_change_per_update``, ``routing_share``. The main process's count. Off by default: it costs a forward.
         axes: what tells this run from others of the experiment, such as ``{"learning_rate": 1e-6}``.
 
     Raises ConfigError, in one line and before the model is loaded, for what cannot be trained or measured.
@@ -68,7 +68,7 @@ class SteadyGRPOTrainer(GRPOTrainer):
         experiment: str = "trl",
         task: str = "own",
         axes: Mapping[str, Any] | None = None,
-        probe: int = 4,
+        probe: int = 0,
         **named: Any,
     ) -> None:
         trl = trl_refusals.check_trl()

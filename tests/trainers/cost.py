@@ -77,7 +77,7 @@ def measured(folder: Path, rounds: int) -> pd.DataFrame:
     """Seconds of the processor: a row for each round, a column for each trainer. The first round is left out."""
     trainers = {
         "trl": made(folder, GRPOTrainer),
-        "steadymoe": made(folder, SteadyGRPOTrainer, loss="gspo", probe=0),
+        "steadymoe": made(folder, SteadyGRPOTrainer, loss="gspo"),
         "steadymoe with a probe of 4": made(folder, SteadyGRPOTrainer, loss="gspo", probe=4),
     }
     rows = []

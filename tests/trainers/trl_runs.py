@@ -127,7 +127,7 @@ def trainer(
         "disable_tqdm": True,
     }
     given |= settings or {}
-    named = {"loss": "gspo", "probe": 0} | named  # a probe's responses depend on the split
+    named = {"loss": "gspo"} | named
     if with_rollout:
         named["rollout_func"] = rollout or Frozen(noise=0.1)
     if eval_prompts:
