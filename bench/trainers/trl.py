@@ -49,7 +49,7 @@ class SteadyGRPOTrainer(GRPOTrainer):
         record: the results folder below which the run is recorded; None records nothing.
         experiment, task: names in the record.
         probe: how many responses of a process are measured once more after every update, with routers free and with
-            old routes forced: ``expert_change_per_update``, ``routing_share``. The main process's count. Off by default: it costs a forward.
+            old routes forced, for ``expert_change_per_update`` and ``routing_share``. The main process's are recorded.
         axes: what tells this run from others of the experiment, such as ``{"learning_rate": 1e-6}``.
 
     Raises ConfigError, in one line and before the model is loaded, for what cannot be trained or measured.
