@@ -23,7 +23,7 @@ def test_three_trainers_side_by_side_have_the_columns_that_the_page_says() -> No
     ):
         (said,) = re.findall(pattern, PAGE)
         assert f"{found[runs].max(axis=None):.1g}" == f"{float(said):.1g}", runs
-    assert found[FIRST].max(axis=None) < 1e-5
+    assert found[FIRST].max(axis=None) < 2e-4
     for name in ("expert_change_rate", "expert_set_change_rate", "token_any_layer_change_rate"):
         row = found.loc[("updates", name)]
         assert row["largest"] > 0

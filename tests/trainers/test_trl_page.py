@@ -53,7 +53,7 @@ def test_the_same_frozen_rollouts_give_the_same_columns_in_three_trainers(tmp_pa
     assert len(found.loc["updates"]) > 15
     for run in ("one process", "sharded"):
         first = found[f"{run}, first step"].dropna()
-        assert (first < 1e-5).all(), first.sort_values()
+        assert (first < 2e-4).all(), first.sort_values()
         assert (found[run] < 0.1).all(), found[run].sort_values()
         for name in ("expert_change_rate", "expert_set_change_rate", "token_any_layer_change_rate"):
             assert first["updates", name] < 1e-6, name  # equal counts; the suite divides in fp32
