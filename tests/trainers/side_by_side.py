@@ -239,7 +239,9 @@ if __name__ == "__main__":
         to = Path(sys.argv[1])
         with tempfile.TemporaryDirectory() as name:
             make(Path(name))
-            report_page.keep(Path(name), EXPERIMENT, to)
+            archived, *_ = report_page.keep(Path(name), EXPERIMENT, to)
             table = apart(Path(name))
+        runs = pd.read_parquet(archived).assign(command="make side-by-side")  # no names of temporary folders
+        atomic_files.write(archived, partial(runs.to_parquet, index=False, compression="zstd"))
         atomic_files.write(to / f"{EXPERIMENT}.csv", partial(table.to_csv, index=False, float_format="%.3g"))
         print(table.to_string())
