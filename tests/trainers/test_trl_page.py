@@ -40,7 +40,7 @@ def test_the_pages_script_trains_by_every_command_of_the_page(tmp_path: Path) ->
         assert not done.returncode, done.stderr
     runs = archive.load(tmp_path / "results", "trl_micro", foreign=True)["runs"]
     axes = ["processes=1", "processes=2", "processes=2,sharded=experts", "processes=2,sharded=fsdp2"]
-    assert sorted(runs["axes"]) == [f"engine=transformers,{each},trainer=trl" for each in axes]
+    assert set(runs["axes"]) == {f"engine=transformers,{each},trainer=trl" for each in axes}
     assert set(runs["status"]) == {"finished"}
     assert set(runs["model"]) == {"micro"}
 
