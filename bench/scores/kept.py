@@ -37,7 +37,7 @@ class Kept:
     curves: pd.DataFrame
     """part, arm, seed, update, value: reward over gradient updates."""
     made: Mapping[str, Any]
-    """Part → hashes by name and seed (``refuse_other_settings``), machine, revision, versions."""
+    """Part → hashes by name and seed (``refuse_other_settings``), minutes, machine, revision, versions."""
 
     def of(self, part: Part) -> pd.DataFrame:
         """The outcomes of one part."""
@@ -48,6 +48,12 @@ class Kept:
         return [name for name in ANCHORS if name in self.made[part.name]["hashes"]]
 
 
+    def pace(self, part: Part) -> str:
+        """How long one run or audit of a part took on the machine of the record."""
+        made, one = self.made[part.name], "run" if part.kind == "runs" else "audit"
+        return f"where it was recorded ({made['machine']}), one {one} took {made['minutes']} minutes of one core"
+
+
 def load(folder: Path = FOLDER) -> Kept:
     """What is kept in ``folder``. Raises Damaged if a file is missing or cannot be read."""
     try:
@@ -55,7 +61,7 @@ def load(folder: Path = FOLDER) -> Kept:
         made = json.loads((folder / _MADE).read_text())
         outcomes[["part", "arm", "algorithm", "seed", "value", "start"]]
         curves[["part", "arm", "seed", "update", "value"]]
-        [made[part.name]["hashes"].items() for part in PARTS]
+        [(made[part.name]["hashes"].items(), float(made[part.name]["minutes"])) for part in PARTS]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{folder} does not hold the numbers of {VERSION}: {' '.join(str(error).split())}") from error
     return Kept(outcomes, curves, made)
@@ -75,14 +81,14 @@ def refuse_other_settings(part: Part, seed: int, hashes: Mapping[str, str], kept
             )
 
 
-def audit_hashes(config: Mapping[str, Any], losses: Mapping[str, Any]) -> dict[str, str]:
+def audit_hashes(plain: Mapping[str, Any], losses: Mapping[str, Any]) -> dict[str, str]:
     """What identifies an audit apart from its list of losses, and each loss by its label.
 
-    ``config`` is an audit's whole config, ``losses`` the sections ``algorithm.loss`` by label. A loss more or less, or
+    ``plain`` is an audit's whole config, ``losses`` the sections ``algorithm.loss`` by label. A loss more or less, or
     a drift, changes no number of another one (``audit.request``).
     """
-    drawn = {key: config["audit"][key] for key in ("minibatches", "groups", "router_scale")}
-    return {"the audit": _digest([identity.config_hash(config), drawn])} | {
+    drawn = {key: plain["audit"][key] for key in ("minibatches", "groups", "router_scale")}
+    return {"the audit": _digest([identity.config_hash(plain), drawn])} | {
         label: _digest(loss) for label, loss in losses.items()
     }
 
@@ -140,7 +146,9 @@ def curve(study: Study, arm: Arm) -> pd.DataFrame:
 
 
 def _facts(results: Path, part: Part) -> dict[str, Any]:
-    """What made the numbers of a part: hashes by name and seed, and the machine, revision and versions of the last."""
+    """What made the numbers of a part: hashes by name and seed, the median minutes of one run or audit, and of the last
+    the machine, revision and versions.
+    """
     hashes: dict[str, dict[str, str]] = {}
     last: Mapping[Any, Any] | pd.Series
     if part.kind == "audits":
@@ -149,14 +157,16 @@ def _facts(results: Path, part: Part) -> dict[str, Any]:
             losses = {label: loss for label, loss in each["losses"].items() if label in ANCHORS}
             for name, digest in audit_hashes(each["config"], losses).items():
                 hashes.setdefault(name, {})[str(each["config"]["seed"])] = digest
-        last = made[-1]
+        last = made[-1] | {"machine": f"{made[-1]['machine']['cpu']}, {made[-1]['config']['device']}"}
+        seconds = pd.Series([each["seconds"] for each in made])
     else:
         anchors = [arm for arm in part.recorded if isinstance(arm, Arm) and arm.label.casefold() in ANCHORS]
         runs = Study(results).tables(anchors)["runs"]
         for row in runs.itertuples():
             hashes.setdefault(str(row.algorithm), {})[str(row.seed)] = str(row.config_hash)
-        last = runs.iloc[-1]
-    return {"hashes": hashes} | {name: _one(last[name]) for name in ("machine", "revision", "versions")}
+        last, seconds = runs.iloc[-1], runs["wall_seconds"]
+    facts = {"hashes": hashes, "minutes": round(float(seconds.median()) / 60, 1)}
+    return facts | {name: _one(last[name]) for name in ("machine", "revision", "versions")}
 
 
 def _one(fact: Any) -> str:

@@ -47,7 +47,7 @@ def answer(words: list[str]) -> int:
         for part in PARTS:
             _refuse_others(part, asked, recorded)
         for part in PARTS:
-            for line in _dry(part, asked):
+            for line in _dry(part, asked, recorded):
                 console.print(visible(f"{part.name}: {line}"), soft_wrap=True)
     except (ConfigError, Damaged, ValueError, OSError) as error:
         return _refuse(error)
@@ -158,14 +158,15 @@ def _waits(part: Part, asked: Asked) -> bool:
     return any(record.status(run.folder) not in record.ENDED for runs_of in asked.runs(part) for run in runs_of)
 
 
-def _dry(part: Part, asked: Asked) -> list[str]:
-    """What there is of a part and what would be made, a line or two."""
+def _dry(part: Part, asked: Asked, recorded: Kept) -> list[str]:
+    """What there is of a part, what would be made, and how long that takes, in two or three lines."""
+    pace = [recorded.pace(part)] if _waits(part, asked) else []
     if part.kind == "audits":
         planned = asked.audits(part)
         waiting = sum(bool(each.missing) for each in planned)
-        return [f"{len(planned)} audits: {waiting} to do, {len(planned) - waiting} done"]
+        return [f"{len(planned)} audits: {waiting} to do, {len(planned) - waiting} done", *pace]
     every = [run for runs_of in asked.runs(part) for run in runs_of]
-    return dry.lines(every, 0, compose.at_once(asked.commands(part)[0][1:], True))
+    return [*dry.lines(every, 0, compose.at_once(asked.commands(part)[0][1:], True)), *pace]
 
 
 def _show(asked: Asked, recorded: Kept, console: Console) -> int:

@@ -128,7 +128,7 @@ def _does_nothing(node: object) -> bool:
 
 @functools.cache
 def _imports(content: bytes, module: str, is_package: bool) -> frozenset[str]:
-    """Every module that a file may import by name: ``from a import b`` may import ``a`` and ``a.b``."""
+    """Every module but Python's own that a file may import: ``from a import b`` may import ``a`` and ``a.b``."""
     names: set[str] = set()
     for node in ast.walk(_parsed(content)):
         if isinstance(node, ast.Import):
@@ -139,4 +139,5 @@ def _imports(content: bytes, module: str, is_package: bool) -> frozenset[str]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
     packages = {".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 1)}
-    return frozenset(names | packages - {""})
+    # Python's own modules lie before all others on its path: none of them is followed.
+    return frozenset(each for each in names | packages if each.partition(".")[0] not in {"", *sys.stdlib_module_names})

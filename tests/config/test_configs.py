@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from steadymoe import algorithms
 from steadymoe.bench.config import compose, identity, names
 from steadymoe.bench.runs import execute, record
+from steadymoe.bench.scores import standard
 
 SHORT = [
     "rollout.prompts=8",
@@ -191,5 +192,6 @@ def test_an_experiment_says_its_command_and_number_of_runs(name: str) -> None:
     verb, made = ("audit", "audits") if f"steadymoe audit experiment={name} " in text else ("run", "runs")
     assert f"steadymoe {verb} experiment={name}" in text
     assert f"{len(runs)} {made}" in text
-    shared = {"study_wide": "study_bands", "study_narrow": "study_bands"}  # two arms of one table
-    assert yaml.safe_load(text)["experiment_name"] == shared.get(name, name)
+    others = {"study_wide": "study_bands", "study_narrow": "study_bands"}  # two arms of one table
+    others |= {part.experiment: part.folder for part in standard.PARTS}
+    assert yaml.safe_load(text)["experiment_name"] == others.get(name, name)

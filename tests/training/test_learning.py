@@ -1,5 +1,6 @@
 """Reinforcement works: held-out accuracy rises by more than its noise, for every algorithm by itself."""
 
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +18,9 @@ CORE_SIX = ("grpo", "gspo", "dapo", "cispo", "minirl", "dppo")
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("learning")
+    """One folder for all processes of pytest, so that a cold start is trained once; the suite locks what is made."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "learning"
 
 
 def rise(folder: Path) -> estimates.Estimate:
