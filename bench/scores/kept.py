@@ -47,7 +47,6 @@ class Kept:
         """The anchors that were recorded at one part."""
         return [name for name in ANCHORS if name in self.made[part.name]["hashes"]]
 
-
     def pace(self, part: Part) -> str:
         """How long one run or audit of a part took on the machine of the record."""
         made, one = self.made[part.name], "run" if part.kind == "runs" else "audit"
