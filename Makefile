@@ -7,7 +7,7 @@ ORACLES := .oracles
 MEGABLOCKS := $(VENV)/megablocks
 
 .PHONY: quickstart test check reference gates audits figures lint speed oracles megablocks test-megablocks check-launchers \
-	check-losses clean
+	check-losses check-trainers side-by-side clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "steadymoe needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (choose another with PYTHON=python3.12)")'
@@ -165,6 +165,16 @@ check-launchers: $(READY)
 # The losses alone, losses/pyproject.toml, in a new environment with what pip adds to them: torch, PyYAML and their own.
 check-losses: $(READY)
 	$(BIN)/python -m pytest -m bare tests/test_packaging.py
+
+# The suite inside TRL's trainer, on one process and on two of gloo.
+check-trainers: $(ORACLES)/trl/.ready
+	$(ORACLES)/trl/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[trl]' pytest
+	$(ORACLES)/trl/bin/python -m pytest -m trl tests/trainers
+
+# Recorded anew in results/trainers: the same frozen rollouts through three trainers, and what the instruments cost.
+side-by-side: $(ORACLES)/trl/.ready
+	$(ORACLES)/trl/bin/python tests/trainers/side_by_side.py results/trainers
+	$(ORACLES)/trl/bin/python tests/trainers/cost.py results/trainers
 
 clean:
 	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info losses/build losses/*.egg-info

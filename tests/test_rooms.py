@@ -14,7 +14,7 @@ ORDER = (
     ("training",),
     ("runs", "check"),
     ("report",),
-    ("audit", "bundles", "calibration", "speed"),
+    ("audit", "bundles", "calibration", "speed", "trainers"),
     ("claims",),
     ("scores",),
     ("cli",),

@@ -174,10 +174,20 @@ class Load:
 
 def load(routes_LBFK: Tensor, mask_BT: Tensor, experts: int) -> Load:
     """The load of ``experts`` experts by the response tokens of ``mask_BT``. Raises ValueError like ``change``."""
+    return load_of(choices(routes_LBFK, mask_BT, experts))
+
+
+def choices(routes_LBFK: Tensor, mask_BT: Tensor, experts: int) -> Tensor:
+    """How often response tokens chose each of ``experts`` experts, (L, E). Raises ValueError like ``change``."""
     chosen_LX = of_response_tokens(routes_LBFK, mask_BT).flatten(1).long()
     counts_LE = torch.zeros(chosen_LX.shape[0], experts, device=chosen_LX.device)
-    counts_LE.scatter_add_(1, chosen_LX, torch.ones_like(chosen_LX, dtype=counts_LE.dtype))
-    share_LE = counts_LE / chosen_LX.shape[1]
+    return counts_LE.scatter_add_(1, chosen_LX, torch.ones_like(chosen_LX, dtype=counts_LE.dtype))
+
+
+def load_of(counts_LE: Tensor) -> Load:
+    """The load behind ``choices``, which may be summed over parts of a mini-batch."""
+    experts = counts_LE.shape[1]
+    share_LE = counts_LE / counts_LE.sum(-1, keepdim=True)
     # A single expert is always evenly loaded.
     entropy_L = torch.special.entr(share_LE).sum(-1) / math.log(experts) if experts > 1 else share_LE[:, 0]
     return Load(entropy_L, share_LE.amax(-1) * experts - 1, (counts_LE == 0).float().mean(-1))

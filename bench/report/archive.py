@@ -24,8 +24,11 @@ RECORDED = " (recorded)"
 _TABLES = ("runs", "steps", "histograms", "evaluations")
 
 
-def load(results: Path, experiment: str) -> dict[str, pd.DataFrame]:
+def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.DataFrame]:
     """The tables ``runs``, ``steps``, ``histograms`` and ``evaluations`` of ``collect``, for the runs that ended.
+
+    Runs of other trainers, whose column ``origin`` names the trainer, are left out unless they are asked for
+    (``foreign``): a claim, a board or a score must never hold one by accident.
 
     ``runs`` has the recorded status and the verdict of today's rule of collapse (``collapse.judged``). An arm comes
     from ``runs/`` if a run of it has ended there, else from the archive in ``data/``; beside runs, archived arms are
@@ -34,6 +37,7 @@ def load(results: Path, experiment: str) -> dict[str, pd.DataFrame]:
     is_there = experiment in experiments(results)
     runs = collect.runs(results, experiment) if is_there else collect.none()
     ended = runs[runs["status"].isin(record.ENDED)]
+    ended = ended if foreign else ended[_origins(ended) == ""]
     steps = collect.steps(ended)
     found = {
         "runs": ended if ended.empty else collapse.judged(ended, steps),
@@ -45,8 +49,29 @@ def load(results: Path, experiment: str) -> dict[str, pd.DataFrame]:
     if not is_there or not folder.is_dir():
         return found
     kept = {name: all_visible(read_kept(folder / f"{name}.parquet")) for name in _TABLES}
+    if not foreign:
+        kept = _made_by(kept, "")
     kept["runs"] = collapse.judged(kept["runs"], kept["steps"])
     return kept if ended.empty else _joined(found, kept)
+
+
+def one_trainer(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The arms of ``tables`` that may be ranked: the suite's own, or of another trainer where the suite made none.
+
+    Runs of two trainers share neither a start nor a stream of random numbers, and are never ranked together.
+    """
+    return _made_by(tables, _origins(tables["runs"]).min())  # the suite's own origin is empty, and comes first
+
+
+def _made_by(tables: Mapping[str, pd.DataFrame], origin: str) -> dict[str, pd.DataFrame]:
+    """The rows of the arms that ``origin`` made; an arm has one trainer, for it is one of the arm's axes."""
+    arms = set(tables["runs"].loc[_origins(tables["runs"]) == origin, "arm"])
+    return {name: table[table["arm"].isin(arms)] for name, table in tables.items()}
+
+
+def _origins(runs: pd.DataFrame) -> pd.Series:
+    """The trainer of each run, empty for the suite's own; an older archive has no such column."""
+    return runs["origin"].fillna("") if "origin" in runs else pd.Series("", index=runs.index)
 
 
 def _joined(found: Mapping[str, pd.DataFrame], kept: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:

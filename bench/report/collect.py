@@ -44,6 +44,7 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
             {key: facts[key] for key in ("experiment", "algorithm", "model", "task", "seed")}
             | {
                 "axes": facts["axes_name"],
+                "origin": facts.get("origin", ""),
                 "status": status,
                 "diverged_reason": (facts["diverged"] or {}).get("reason"),
                 "diverged_step": (facts["diverged"] or {}).get("step"),

@@ -137,10 +137,12 @@ def make(
 ) -> list[Path]:
     """Draw a figure from the runs of ``experiment`` (default: the figure's own) and ``arms``; return the files.
 
+    Runs of other trainers are drawn where the experiment is named.
+
     Raises CannotDraw if the data of the figure are missing.
     """
     name = experiment or spec.experiment
-    recorded = archive.load(results, name)
+    recorded = archive.load(results, name, foreign=experiment is not None)
     if recorded["runs"].empty:
         raise CannotDraw(
             f"{spec.id} lacks ended runs of {visible(name)} below {results / 'runs'}; start some: {command(spec)}"

@@ -115,6 +115,7 @@ def shown_tables(data: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame,
     """Kind → (table, caption) for one experiment, made from ``draw.data``; empty tables are left out."""
     runs, steps = data["runs"], data["steps"]
     own = {name: archive.without_recorded(data[name]) for name in ("steps", "runs", "evaluations")}
+    own = archive.one_trainer(own)
     every = {
         "leaderboard": (tables.leaderboard(own["steps"], own["runs"], data["by_arm"]), tables.LEADERBOARD_CAPTION),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
@@ -142,7 +143,7 @@ def ended(results: Path, experiment: str | None) -> dict[str, dict[str, pd.DataF
     Raises NothingToReport if no run has ended, and Damaged where kept tables cannot be read.
     """
     names = archive.experiments(results) if experiment is None else [experiment]
-    recorded = {name: archive.load(results, name) for name in names}
+    recorded = {name: archive.load(results, name, foreign=True) for name in names}
     recorded = {name: tables for name, tables in recorded.items() if not tables["runs"].empty}
     if not recorded:
         where = visible(results / "runs" / (experiment or ""))

@@ -54,8 +54,10 @@ class Difference:
 def difference(facts: Mapping[str, Any]) -> Difference:
     """The differences between today's code and libraries and the recorded ones; ``facts`` is a run's ``run.json``.
 
-    Modules that the facts name are found and read, and never imported.
+    Modules that the facts name are found and read, and never imported. The code of another trainer is not at hand.
     """
+    if facts.get("origin"):
+        return Difference(None, f"made by another trainer, {facts['origin']}", None)
     config, recorded = facts["config"], facts["algorithm_code"]
     training = facts.get("training_version", 1)
     code = unknown = None

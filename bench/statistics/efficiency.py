@@ -51,15 +51,17 @@ def costs(steps: pd.DataFrame, updates_per_rollout: int, responses: int) -> pd.D
 
     ``responses`` is the number of responses per prompt. ``samples`` and ``tokens`` count everything that was sampled,
     dropped groups included. ``seconds`` count sampling, the old policy's forward and the updates, and no measurement.
+    A cost whose columns are not there, as in a run of another trainer, is nan.
     """
     steps = steps.sort_values("step").reset_index(drop=True)
+    steps = steps.reindex(columns=[*dict.fromkeys([*steps.columns, *METRICS])])
     return pd.DataFrame(
         {
             "step": steps["step"],
             "updates": steps["step"] * updates_per_rollout,
             "samples": steps["prompts_sampled"].cumsum() * responses,
             "tokens": steps["tokens_sampled"].cumsum(),
-            "seconds": steps[list(_SECONDS)].sum(axis=1).cumsum(),
+            "seconds": steps[list(_SECONDS)].sum(axis=1, min_count=1).cumsum(),
         }
     )
 

@@ -1,5 +1,6 @@
 """What is kept of an experiment gives the report that its runs gave."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench import cli
+from steadymoe.bench.claims.study import Arm, Study
+from steadymoe.bench.config import identity
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, report_page
 
@@ -82,3 +85,66 @@ def test_the_command_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         cli.main()
     assert "runs.parquet" in capsys.readouterr().out
     assert len(pd.read_parquet(kept / "data" / "small" / "runs.parquet")) == 9
+
+
+def other_trainers(results: Path, algorithm: str = "gspo") -> None:
+    """Make the runs of one algorithm another trainer's."""
+    for path in (results / "runs" / "small" / algorithm).rglob("run.json"):
+        facts = json.loads(path.read_text())
+        axes = {"trainer": "trl", **facts["axes"]}
+        facts |= {"origin": "trl 1.16.0", "axes": axes, "axes_name": identity.axes_name(axes)}
+        path.write_text(json.dumps(facts))
+
+
+def test_runs_of_another_trainer_stand_on_the_page_and_are_joined_to_nothing(tmp_path: Path) -> None:
+    results = small(tmp_path)
+    other_trainers(results)
+    everything = archive.load(results, "small", foreign=True)["runs"]
+    (foreign,) = set(everything.loc[everything["origin"] != "", "arm"])
+    assert foreign not in set(archive.load(results, "small")["runs"]["arm"])
+    report_page.make(results, formats=["svg"])
+    assert foreign in (results / "tables" / "small-summary.csv").read_text()
+    for ranked in ("leaderboard", "head_to_head"):
+        assert foreign not in (results / "tables" / f"small-{ranked}.csv").read_text()
+    report_page.keep(results, "small", results)
+
+    # Archived: beside the suite's own runs, and beside runs of the trainer alone.
+    kept_foreign = f"{foreign}{archive.RECORDED}"
+    shutil.rmtree(results / "runs" / "small" / "gspo")
+    study, own = Study(results), everything.query("algorithm == 'grpo'")  # claims, scores and entries read runs by it
+    axes, theirs = own["axes_values"].iloc[0], everything.query("algorithm == 'gspo'")["axes_values"].iloc[0]
+    assert theirs == {"trainer": "trl", **axes}
+    assert study.has(Arm("grpo", "small", "grpo", axes))
+    assert not study.has(Arm("gspo", "small", "gspo", theirs))
+    assert not study.has(Arm("gspo", "small", "gspo", axes))
+    for name in ("runs", "steps", "histograms", "evaluations"):
+        assert set(archive.load(results, "small")[name]["arm"]) == {"grpo", "reinforce"}
+        assert kept_foreign in set(archive.load(results, "small", foreign=True)[name]["arm"])
+    shutil.copytree(RECORDED / "runs" / "small" / "gspo", results / "runs" / "small" / "gspo")
+    other_trainers(results)
+    for algorithm in ("grpo", "reinforce"):
+        shutil.rmtree(results / "runs" / "small" / algorithm)
+    own = archive.load(results, "small")["runs"]
+    assert set(own["arm"]) == {"grpo", "reinforce"}  # archived, and nothing stands beside them
+    assert archive.load(results, "small", foreign=True)["runs"]["arm"].nunique() == 3
+
+
+def test_where_one_other_trainer_made_every_run_its_arms_are_ranked(tmp_path: Path) -> None:
+    results = small(tmp_path)
+    for algorithm in ("grpo", "gspo", "reinforce"):
+        other_trainers(results, algorithm)
+    assert archive.load(results, "small")["runs"].empty
+    report_page.make(results, formats=["svg"])
+    assert pd.read_csv(results / "tables" / "small-leaderboard.csv")["arm"].nunique() == 3
+
+
+def test_an_archive_of_an_older_version_names_no_trainer_and_is_the_suites(tmp_path: Path) -> None:
+    results = small(tmp_path)
+    report_page.keep(results, "small", results)
+    path = results / "data" / "small" / "runs.parquet"
+    pd.read_parquet(path).drop(columns="origin").to_parquet(path, index=False)
+    shutil.rmtree(next((results / "runs" / "small").glob("gspo")))
+    assert set(archive.load(results, "small")["runs"]["arm"]) == {"grpo", "reinforce", "gspo (recorded)"}
+    assert (results / "tables").exists() is False
+    report_page.make(results, formats=["svg"])
+    assert "gspo" not in (results / "tables" / "small-leaderboard.csv").read_text()
