@@ -39,15 +39,16 @@ check: $(READY)
 	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest -n auto --dist loadfile $(SENSITIVE)
 
 # The reference study, docs/protocol.md: its first group takes some four hours of two cores. Can be stopped, and goes on
-# where it was. study_best is not there yet: study_tuning has to find what it runs.
-FIRST := study study_paper study_wide study_narrow study_replay study_frozen study_tuning study_twin study_routes
+# where it was. What study_best runs was chosen by study_tuning.
+FIRST := study study_paper study_wide study_narrow study_replay study_frozen study_tuning study_best study_twin study_routes
 SECOND := study_mismatch study_correction study_minirl study_shift study_router study_staleness
-KEPT := study study_paper study_bands study_replay study_frozen study_tuning study_twin study_routes $(SECOND)
+KEPT := study study_paper study_bands study_replay study_frozen study_tuning study_best study_twin study_routes $(SECOND)
 GSPOS_BAND := algorithm.loss.clip_low=3e-4 algorithm.loss.clip_high=4e-4
 GRPOS_BAND := algorithm.loss.clip_low=0.2 algorithm.loss.clip_high=0.27
 reference: $(READY)
 	for experiment in $(FIRST) \
 		"study_tuning algorithm=grpo $(GSPOS_BAND)" "study_tuning algorithm=gspo $(GRPOS_BAND)" \
+		"study_best algorithm=gspo optimizer.learning_rate=4e-4 $(GRPOS_BAND)" \
 		"study_routes model.config.num_hidden_layers=4 model.config.num_experts=8,128" \
 		"study_routes model.config.num_hidden_layers=4 cold_start.router_factor=1" $(SECOND) \
 		"study_correction correction=none engine.strength=0" "study_router routing=off routing.aux_loss=0.02"; do \

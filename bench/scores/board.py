@@ -123,7 +123,8 @@ def _row(each: Entry, recorded: kept.Kept) -> dict[str, Any]:
         row[f"{part.name}: n"] = 0 if apart is None else apart.n
     row["anchors"] = _anchors(each, recorded)
     row["repeated"] = visible(_verdicts(each.folder.parent / _CHECKED).get(each.digest, _UNCHECKED))[:80]
-    return row | {key: visible(each.about[key])[:80] for key in ("paper", "machine", "revision")}
+    shown = {"paper": 80, "machine": 80, "revision": 12}  # letters
+    return row | {key: visible(each.about[key])[:letters] for key, letters in shown.items()}
 
 
 def _anchors(each: Entry, recorded: kept.Kept) -> str:
