@@ -1,4 +1,4 @@
-"""The command ``steadymoe``: run, check, calibrate, audit, report, figures, claims, gates, status, bundle, speed."""
+"""The command ``steadymoe``: its verbs and their exit codes."""
 
 import argparse
 import sys
@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from steadymoe.bench.bundles import request as bundle_request
 from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.support.text import visible
+from steadymoe.bench.trainers import request as trainers_request
 
 _RUN_HELP = (
     "train: `steadymoe run algorithm=gspo model=tiny seed=0`; every other word is a Hydra override, -m sweeps, "
@@ -78,6 +79,7 @@ def main() -> None:
         "gates": _gates,
         "status": _status,
         "bundle": _bundle,
+        "import": _import,
         "audit": _audit_report,
     }
     try:
@@ -136,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         if verb == "gates":
             sub.add_argument("--page", type=Path, help="write the page too, to this file")
     bundle_request.add(verbs)
+    trainers_request.add(verbs)
     return parser
 
 
@@ -166,6 +169,15 @@ def _bundle(arguments: argparse.Namespace) -> int:
     try:
         return bundle_request.answer(arguments)
     except BadBundle as error:
+        return _refuse(error)
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench.config.validate import ConfigError
+
+    try:
+        return trainers_request.answer(arguments)
+    except ConfigError as error:
         return _refuse(error)
 
 
