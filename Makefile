@@ -166,7 +166,7 @@ check-trainers: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
 	$(ORACLES)/trl/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[trl]' pytest
 	$(ORACLES)/trl/bin/python -m pytest -m trl tests/trainers
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps ./losses
-	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check PyYAML pytest
+	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check PyYAML pytest datasets pillow
 	$(ORACLES)/verl/bin/python -m pytest -m verl --noconftest tests/trainers/test_verl.py
 
 clean:

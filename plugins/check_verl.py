@@ -86,7 +86,7 @@ def _computed(core_algos: Any) -> Found:
 
 
 def of_verl(core_algos: Any, mode: str, **fields: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A loss by its name in verl and its gradient on a few random tokens; ``fields`` are verl's settings of an actor."""
+    """A loss by its name in verl and its gradient on a few random tokens; ``fields`` are settings of verl's actor."""
     from verl.workers.config import ActorConfig
 
     # A dynamic batch size lifts a demand for sizes of micro-batches, which no loss looks at.

@@ -1,7 +1,7 @@
 """The losses as verl calls them: chosen by ``steadymoe/<name>``, with numbers in the name and metrics as sums.
 
-verl hands a loss the log-probabilities under the policy and under the old policy, advantages, a mask, and the weights of
-its own correction if it has one. Its configuration has no room for the numbers of other losses, so they stand in the
+verl hands a loss the log-probabilities under the policy and under the old policy, advantages, a mask, and the weights
+of its own correction if it has one. Its configuration has no room for the numbers of other losses, so they stand in the
 name: ``steadymoe/gspo/clip_low:1e-3/clip_high:2e-3``. verl averages the metrics of a loss over micro-batches of unequal
 size, so the metrics here are sums and counts; ``columns`` makes the mean and the variance of the whole from their
 averages. Importing this module needs torch and PyYAML alone, and no verl.
@@ -39,8 +39,8 @@ _ACTOR = "actor_rollout_ref.actor"
 def named(mode: str) -> PolicyLoss:
     """The loss of ``steadymoe/<name>/<field>:<value>/…``; a name is an algorithm or a preset.
 
-    A value is JSON, or text where it is none; a field of a host is ``host.<field>``. Raises ValueError, in one line, for
-    an unknown name, field or value, and for a loss that verl cannot feed.
+    A value is JSON, or text where it is none; a field of a host is ``host.<field>``. Raises ValueError, in one line,
+    for an unknown name, field or value, and for a loss that verl cannot feed.
     """
     name, *words = mode.removeprefix(PREFIX).split("/")
     overrides: dict[str, Any] = {}
@@ -159,7 +159,9 @@ def columns(logged: Mapping[str, float]) -> dict[str, float]:
     prefix = next((each for each in ("actor/", "") if f"{each}{PREFIX}tokens" in logged), None)
     if prefix is None:
         return {}
-    mean = {key.removeprefix(prefix + PREFIX): value for key, value in logged.items() if key.startswith(prefix + PREFIX)}
+    mean = {
+        key.removeprefix(prefix + PREFIX): value for key, value in logged.items() if key.startswith(prefix + PREFIX)
+    }
     if not mean["tokens"]:
         return {}
     first, second = mean["ratio_1"] / mean["tokens"], mean["ratio_2"] / mean["tokens"]
@@ -207,8 +209,8 @@ def _check_settings(mode: str, loss: PolicyLoss, loss_agg_mode: str, config: Any
     for name, usual in _OF_VERLS_LOSSES.items():
         if config.get(name, usual) not in (usual, None):
             raise ValueError(
-                f"{_ACTOR}.{name}={config.get(name)} belongs to verl's own losses; leave it out, and write numbers into "
-                f"the name: {mode}/field:value"
+                f"{_ACTOR}.{name}={config.get(name)} belongs to verl's own losses; leave it out, and write numbers "
+                f"into the name: {mode}/field:value"
             )
     given = {"loss_agg_mode": loss_agg_mode, "loss_scale_factor": config.get("loss_scale_factor")}
     for name, value in settings(loss).items():

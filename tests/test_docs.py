@@ -257,6 +257,8 @@ ANSWERS = {
     "what all clipped losses share?": "class ClippedLoss",
     "what TRL's trainer does under the suite's losses, and what is refused there?": "class SteadyGRPOTrainer",
     "how columns add up over micro-batches and processes?": "def pooled(",
+    "how verl calls the losses, and what it cannot feed?": "def reason_against(",
+    "which columns of another trainer's log are read?": "VERL = {",
     "what `steadymoe check` asks of a loss, and on what data?": "def zero_advantage(",
     "how rewards become advantages?": "class GroupMeanStd",
     "the order of the stages of a step?": "def step(",

@@ -54,10 +54,11 @@ def write(arguments: argparse.Namespace) -> list[str]:
 def judged(rows: Sequence[Numbers], updates: int) -> tuple[list[Numbers], dict[str, Any] | None, list[str]]:
     """The rows up to the end of the run, how it diverged (None if it did not), and what is said of dropped numbers.
 
-    A run whose last rows hold a number that is not finite, in a column that no run can lack, ended at the first of these
+    A run whose last rows all hold a number that is not finite, in a column of ``FINITE``, ended at the first of these
     rows. Where such numbers come and go, as where a trainer skips an update, they count as absent. The rule of collapse
     is asked of the columns that are there.
     """
+
     def broken(row: Numbers) -> list[str]:
         return [name for name in FINITE if not math.isfinite(row.get(name, 0.0))]
 

@@ -16,7 +16,6 @@ from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import provenance, record
 from steadymoe.bench.support.revision import revision
 
-
 # The choice in a group that a log does not name.
 UNKNOWN = "unknown"
 

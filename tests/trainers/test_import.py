@@ -75,7 +75,9 @@ def write_csv(path: Path, header: list[str], rows: list[list[Any]]) -> Path:
 def plain(tmp_path: Path, name: str = "train.csv", seed: int = 0) -> Path:
     """A CSV file without routing, ratio or time."""
     random = np.random.default_rng(seed)
-    rows = [[n, 0.3 + 0.4 * n / STEPS + 0.02 * random.random(), 0.5, "" if n % 10 else 0.4] for n in range(1, STEPS + 1)]
+    rows = [
+        [n, 0.3 + 0.4 * n / STEPS + 0.02 * random.random(), 0.5, "" if n % 10 else 0.4] for n in range(1, STEPS + 1)
+    ]
     return write_csv(tmp_path / name, ["iteration", "score", "grad_norm", "heldout"], rows)
 
 
