@@ -154,16 +154,20 @@ def _steps(rows: Sequence[tuple[str, Numbers]], file: str) -> tuple[list[Numbers
             raise ConfigError(f"{place}: a second {twice[0]} of step {row['step']}")
         before |= row
     notes = []
-    if found[0]["step"] == 0 and "reward" in found[0]:
+    if found[0]["step"] == 0 and _has_reward(found[0]):
         found = [row | {"step": row["step"] + 1} for row in found]
         notes.append("the log counts its steps from 0, the run from 1")
     elif found[0]["step"] == 0:
         found = found[1:]
         notes.append("left out: step 0, before training, which has no reward")
     found = [row for row in found if len(row) > 1]
-    if not any("reward" in row for row in found):
+    if not any(map(_has_reward, found)):
         raise ConfigError(f"{file} has no step with a reward")
     return found, notes
+
+
+def _has_reward(row: Numbers) -> bool:
+    return math.isfinite(row.get("reward", math.nan))
 
 
 def _with_nan(data: Mapping[str, Any]) -> dict[str, Any]:
