@@ -107,7 +107,8 @@ def policy_loss(
     data-parallel processes, by which gradients are averaged. Raises ValueError, in one line, as ``named`` does, and for
     settings of verl that contradict the loss.
     """
-    loss, info = named(mode), {}
+    loss = named(mode)
+    info: Mapping[str, Any] = {}
     if config is not None:
         _check_settings(mode, loss, loss_agg_mode, config)
         info = config.get("global_batch_info") or {}
