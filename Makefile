@@ -105,7 +105,7 @@ figures: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	mkdir -p .typecheck/steadymoe && for p in bench models algorithms; do ln -sfn ../../$$p .typecheck/steadymoe/$$p; done
+	mkdir -p .typecheck/steadymoe && for p in bench models algorithms plugins; do ln -sfn ../../$$p .typecheck/steadymoe/$$p; done
 	$(BIN)/mypy
 
 # Beside TRL, so in an environment that has it. `make speed RECORD=--record` replaces the committed numbers.
@@ -167,10 +167,13 @@ check-launchers: $(READY)
 check-losses: $(READY)
 	$(BIN)/python -m pytest -m bare tests/test_packaging.py
 
-# The suite inside TRL's trainer, on one process and on two of gloo.
-check-trainers: $(ORACLES)/trl/.ready
+# The suite inside TRL's trainer, on one process and on two of gloo; the losses alone inside verl, which excludes the suite.
+check-trainers: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
 	$(ORACLES)/trl/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[trl]' pytest
 	$(ORACLES)/trl/bin/python -m pytest -m trl tests/trainers
+	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps ./losses
+	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check PyYAML pytest datasets pillow
+	$(ORACLES)/verl/bin/python -m pytest -m verl --noconftest tests/trainers/test_verl.py
 
 # Recorded anew in results/trainers: the same frozen rollouts through three trainers, and what the instruments cost.
 side-by-side: $(ORACLES)/trl/.ready

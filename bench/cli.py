@@ -1,4 +1,4 @@
-"""The command ``steadymoe``: run, check, score, calibrate, audit, report, figures, claims, gates, status, …"""
+"""The command ``steadymoe``: its verbs and their exit codes."""
 
 import argparse
 import sys
@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from steadymoe.bench.bundles import request as bundle_request
 from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.support.text import visible
+from steadymoe.bench.trainers import request as trainers_request
 
 _RUN_HELP = (
     "train: `steadymoe run algorithm=gspo model=tiny seed=0`; every other word is a Hydra override, -m sweeps, "
@@ -88,6 +89,7 @@ def main() -> None:
         "submit": _submit,
         "status": _status,
         "bundle": _bundle,
+        "import": _import,
         "audit": _audit_report,
     }
     try:
@@ -148,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--page", type=Path, help="write the page too, to this file")
     _add_board(verbs)
     bundle_request.add(verbs)
+    trainers_request.add(verbs)
     return parser
 
 
@@ -218,6 +221,15 @@ def _bundle(arguments: argparse.Namespace) -> int:
     try:
         return bundle_request.answer(arguments)
     except BadBundle as error:
+        return _refuse(error)
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench.config.validate import ConfigError
+
+    try:
+        return trainers_request.answer(arguments)
+    except ConfigError as error:
         return _refuse(error)
 
 

@@ -28,7 +28,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "READM
 README = (ROOT / "README.md").read_text()
 REFERENCE = ROOT / "results" / "reference"
 # Packages of an extra, which the environment of these tests need not have.
-EXTRAS = {"accelerate", "datasets", "trl"}
+EXTRAS = {"accelerate", "datasets", "trl", "register_verl"}
 # A user's own files, which pages show and the checkout does not have.
 USERS = {"conf/algorithm/half_clipped.yaml", "conf/algorithm/mine.yaml", "conf/task/reverse.yaml"}
 USERS |= {"conf/model/shallow.yaml", "conf/experiment/reversal.yaml", "conf/experiment/study_<name>.yaml"}
@@ -83,7 +83,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_and_module_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
-    files = set(re.findall(r"(?<![\w/.<])(?:bench|models|algorithms|tests|conf|losses)/[\w/@.<>-]+\.\w+", text)) - USERS
+    folders = "bench|models|algorithms|plugins|tests|conf|losses"
+    files = set(re.findall(rf"(?<![\w/.<])(?:{folders})/[\w/@.<>-]+\.\w+", text)) - USERS
     missing = {name for name in files if "<" not in name and not (ROOT / name).exists()}
     for name in set(re.findall(r"\bsteadymoe(?:\.\w+)+", text)):
         try:
@@ -120,6 +121,7 @@ def test_every_command_is_understood(page: str) -> None:
             assert check_request.read(words[2:]).name in names(presets=True)
         elif words[1] != "speed":
             given = cli._parser().parse_args(words[1:])
+            made |= {given.experiment} if words[1] == "import" else set()
             assert words[1] == "audit" or getattr(given, "experiment", None) in {None, *made}, words
     assert {words[1] for words in commands("README.md")} >= {"run", "report", "figures", "status", "claims"}
 
@@ -258,6 +260,8 @@ ANSWERS = {
     "what all clipped losses share?": "class ClippedLoss",
     "what TRL's trainer does under the suite's losses, and what is refused there?": "class SteadyGRPOTrainer",
     "how columns add up over micro-batches and processes?": "def pooled(",
+    "how verl calls the losses, and what it cannot feed?": "def reason_against(",
+    "which columns of another trainer's log are read?": "VERL = {",
     "what `steadymoe check` asks of a loss, and on what data?": "def zero_advantage(",
     "what a score is made of?": "STABILITY = Part(",
     "how rewards become advantages?": "class GroupMeanStd",

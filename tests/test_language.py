@@ -12,7 +12,7 @@ OF_BENCH = (
     *("support", "tasks", "statistics", "config", "training", "runs", "report", "claims", "speed"),
     *("audit", "bundles", "calibration", "check", "trainers"),
 )
-ROOMS = ("algorithms", "models", *(f"bench/{room}" for room in OF_BENCH))
+ROOMS = ("algorithms", "models", "plugins", *(f"bench/{room}" for room in OF_BENCH))
 # docs/protocol.md is left out: it was committed before the runs and stays as it was registered.
 PAGES = (
     *("metrics", "routing", "models", "sweeps", "speed", "backends", "shapes", "algorithms", "claims", "choices"),

@@ -17,12 +17,12 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("algorithms", "models", "bench", "conf")
+PACKAGES = ("algorithms", "models", "plugins", "bench", "conf")
 
 
 def test_the_list_of_packages_is_the_tree() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {path.parent.relative_to(ROOT) for name in PACKAGES[:3] for path in (ROOT / name).rglob("*.py")}
+    folders = {path.parent.relative_to(ROOT) for name in PACKAGES[:4] for path in (ROOT / name).rglob("*.py")}
     assert set(listed) == {"steadymoe.conf", *("steadymoe." + ".".join(folder.parts) for folder in folders)}
 
 
@@ -112,7 +112,7 @@ def needed(*names: str) -> dict[str, Distribution]:
 
 def test_the_losses_alone_are_the_equations_and_their_numbers(losses: Path) -> None:
     archive = zipfile.ZipFile(losses)
-    folders = ("algorithms", "conf/algorithm", "conf/advantage", "conf/correction")
+    folders = ("algorithms", "plugins", "conf/algorithm", "conf/advantage", "conf/correction")
     wanted = {
         f"steadymoe/{path.relative_to(ROOT)}": path.read_bytes()
         for folder in folders
@@ -132,6 +132,15 @@ def test_the_losses_alone_are_the_same_project_and_version_and_require_less(loss
     for field in ("Requires-Python", "License-Expression", "Author"):
         assert small[field] == whole[field]
     assert small.get_all("Requires-Dist") == ["torch>=2.6", "PyYAML"]
+
+
+def test_both_builds_announce_the_plugin_of_verl(losses: Path, wheel: Path) -> None:
+    for each in (losses, wheel):
+        archive = zipfile.ZipFile(each)
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        said = archive.read(name).decode()
+        assert "[verl.plugins]\nsteadymoe = steadymoe.plugins.register_verl\n" in f"{said}\n"
+        assert "steadymoe/plugins/register_verl.py" in archive.namelist()
 
 
 def test_the_losses_alone_give_the_suites_numbers_where_only_torch_and_yaml_are(losses: Path, tmp_path: Path) -> None:

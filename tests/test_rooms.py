@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "bench"
 ORDER = (
     ("support", "algorithms", "models", "statistics"),
-    ("tasks",),
+    ("tasks", "plugins"),
     ("measurement", "config"),
     ("training",),
     ("runs", "check"),
@@ -19,6 +19,7 @@ ORDER = (
     ("scores",),
     ("cli",),
 )
+AT_THE_ROOT = ("algorithms", "models", "plugins")
 LEFT_OF = {
     room: {left for rooms in ORDER[:place] for left in rooms} for place, rooms in enumerate(ORDER) for room in rooms
 }
@@ -42,7 +43,7 @@ def room_of(name: str) -> str:
 
 @pytest.mark.parametrize("room", sorted(LEFT_OF))
 def test_a_folder_imports_only_what_stands_left_of_it(room: str) -> None:
-    place = ROOT / room if room in ("algorithms", "models") else BENCH / room
+    place = ROOT / room if room in AT_THE_ROOT else BENCH / room
     files = [BENCH / "cli.py"] if room == "cli" else sorted(place.rglob("*.py"))
     assert files
     wrong = {
@@ -55,7 +56,7 @@ def test_a_folder_imports_only_what_stands_left_of_it(room: str) -> None:
 
 
 def test_every_folder_has_a_place_in_the_order() -> None:
-    assert {path.parent.name for path in BENCH.glob("*/__init__.py")} == set(LEFT_OF) - {"algorithms", "models", "cli"}
+    assert {path.parent.name for path in BENCH.glob("*/__init__.py")} == set(LEFT_OF) - {*AT_THE_ROOT, "cli"}
 
 
 def test_the_way_in_from_python_stands_on_top_and_imports_when_it_is_called() -> None:
@@ -65,6 +66,11 @@ def test_the_way_in_from_python_stands_on_top_and_imports_when_it_is_called() ->
     at_once = [node for node in ast.parse(top.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
     assert {node.module for node in at_once if isinstance(node, ast.ImportFrom)} == {"pathlib", "typing"}
     assert all(isinstance(node, ast.ImportFrom) for node in at_once)
+
+
+def test_plugins_import_only_what_the_losses_alone_hold() -> None:
+    names = {name for path in (ROOT / "plugins").glob("*.py") for name in imported(path)}
+    assert {room_of(name) for name in names} == {"algorithms", "plugins"}
 
 
 def test_training_takes_of_config_the_schema_alone() -> None:

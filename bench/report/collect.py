@@ -54,7 +54,7 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 "tokens_sampled": facts.get("tokens"),
                 **{key: facts[key] for key in ("routing", "correction", "engine")},
                 "strength": facts["config"]["engine"].get("strength"),
-                **{key: facts.get(key) for key in SIZES},
+                **{key: facts.get(key, np.nan) for key in SIZES},
                 **{key: numbers.get(field, np.nan) for key, field in NUMBERS.items()},
                 "config_hash": facts["config_hash"],
                 "config_without_seed": facts["config_hash_without_seed"],

@@ -100,7 +100,7 @@ def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dic
         wide = wide.dropna(subset="tokens_sampled")  # no step took place after a number that was not finite
         if wide.empty:
             continue
-        so_far = costs(wide, int(run["updates_per_rollout"]), int(run["responses"]))
+        so_far = costs(wide, int(run["updates_per_rollout"]), float(run["responses"]))
         for unit in [unit for unit in COMPARED if so_far[unit].notna().all()]:
             by_unit[unit][run["seed"]] = cost_to_reward(wide["reward"], so_far[unit], goal, tables.LAST_STEPS)
     return by_unit

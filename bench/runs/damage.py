@@ -36,6 +36,8 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
     "config.rollout.responses": int,
     "config.optimizer.learning_rate": (int, float),
 }
+# Facts of a run's config that a log of another trainer may lack.
+_MAY_LACK = ("config.rollout.prompts", "config.rollout.responses", "config.optimizer.learning_rate")
 # Facts that are null or have the inner fields.
 _OR_NULL: dict[str, dict[str, type]] = {
     "revision": {"commit": str, "changed": bool},
@@ -54,7 +56,8 @@ def in_facts(facts: Any) -> str | None:
     if not isinstance(facts, dict):
         return f"it holds {type(facts).__name__} in place of a run's facts"
     for place, kind in _FACTS.items():
-        if not isinstance(_at(facts, place), kind):
+        may_lack = place in _MAY_LACK and bool(facts.get("origin")) and _at(facts, place) is None
+        if not may_lack and not isinstance(_at(facts, place), kind):
             return f"it has no proper {place}"
     for name, inner in _OR_NULL.items():
         value = facts.get(name)

@@ -46,12 +46,12 @@ class CostRatio:
         return f"{shown} (n = {self.estimate.n}{of})"
 
 
-def costs(steps: pd.DataFrame, updates_per_rollout: int, responses: int) -> pd.DataFrame:
+def costs(steps: pd.DataFrame, updates_per_rollout: int, responses: float) -> pd.DataFrame:
     """The cumulative cost of a run after every step, from its ``steps`` table: the columns ``COSTS``.
 
-    ``responses`` is the number of responses per prompt. ``samples`` and ``tokens`` count everything that was sampled,
-    dropped groups included. ``seconds`` count sampling, the old policy's forward and the updates, and no measurement.
-    A cost whose columns are not there, as in a run of another trainer, is nan.
+    ``responses`` is the number of responses per prompt, nan where it is not known. ``samples`` and ``tokens`` count
+    everything that was sampled, dropped groups included. ``seconds`` count sampling, the old policy's forward and the
+    updates, and no measurement. A cost whose columns are not there, as in a run of another trainer, is nan.
     """
     steps = steps.sort_values("step").reset_index(drop=True)
     steps = steps.reindex(columns=[*dict.fromkeys([*steps.columns, *METRICS])])

@@ -16,6 +16,9 @@ from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import provenance, record
 from steadymoe.bench.support.revision import revision
 
+# The choice in a group that a log does not name.
+UNKNOWN = "unknown"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignRun:
@@ -40,9 +43,9 @@ class ForeignRun:
 
     @property
     def all_axes(self) -> dict[str, Any]:
-        """``axes``, the trainer, and each group that is not off, as in the suite's own runs."""
+        """``axes``, the trainer, and each group that is known and not off, as in the suite's own runs."""
         groups = {"correction": self.correction, "routing": self.routing, "engine": self.engine}
-        chosen = {group: name for group, name in groups.items() if name != identity.OFF[group]}
+        chosen = {group: name for group, name in groups.items() if name not in (identity.OFF[group], UNKNOWN)}
         return {**self.axes, **chosen, "trainer": self.origin.split()[0]}
 
     @property
