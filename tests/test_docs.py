@@ -28,7 +28,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "READM
 README = (ROOT / "README.md").read_text()
 REFERENCE = ROOT / "results" / "reference"
 # Packages of an extra, which the environment of these tests need not have.
-EXTRAS = {"accelerate", "datasets", "trl", "verl"}
+EXTRAS = {"accelerate", "datasets", "trl", "register_verl"}
 # A user's own files, which pages show and the checkout does not have.
 USERS = {"conf/algorithm/half_clipped.yaml", "conf/algorithm/mine.yaml", "conf/task/reverse.yaml"}
 USERS |= {"conf/model/shallow.yaml", "conf/experiment/reversal.yaml", "conf/experiment/study_<name>.yaml"}
@@ -83,7 +83,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_and_module_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
-    files = set(re.findall(r"(?<![\w/.<])(?:bench|models|algorithms|plugins|tests|conf|losses)/[\w/@.<>-]+\.\w+", text)) - USERS
+    folders = "bench|models|algorithms|plugins|tests|conf|losses"
+    files = set(re.findall(rf"(?<![\w/.<])(?:{folders})/[\w/@.<>-]+\.\w+", text)) - USERS
     missing = {name for name in files if "<" not in name and not (ROOT / name).exists()}
     for name in set(re.findall(r"\bsteadymoe(?:\.\w+)+", text)):
         try:
