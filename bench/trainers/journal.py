@@ -71,7 +71,7 @@ class Journal:
             self._record.update(status="interrupted")
             return
         steps = record.read_table(self._record.folder, "steps")
-        collapse = detect(steps, Rule(), int(self._run.config["updates_per_rollout"]))
+        collapse = detect(steps, Rule(), self._run.updates_per_rollout)
         diverged = None if collapse is None else {"reason": collapse.reason, "step": collapse.step, "update": None}
         tokens = int(steps["tokens_sampled"].sum())
         self._record.end("finished" if collapse is None else "diverged", diverged=diverged, tokens=tokens)

@@ -42,6 +42,11 @@ class ForeignRun:
     command: str
 
     @property
+    def updates_per_rollout(self) -> int:
+        """Optimizer steps on one rollout."""
+        return int(dict(self.config)["updates_per_rollout"])
+
+    @property
     def all_axes(self) -> dict[str, Any]:
         """``axes``, the trainer, and each group that is known and not off, as in the suite's own runs."""
         groups = {"correction": self.correction, "routing": self.routing, "engine": self.engine}
