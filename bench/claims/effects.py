@@ -142,6 +142,10 @@ def announces(arms: Sequence[Arm], metric: str) -> Effect:
     return effect
 
 
+# The rate in conf/experiment/study_best.yaml, which is no axis of its runs.
+_RATE_OF_BEST = 2e-4
+
+
 def best_setting(study: Study, name: str) -> tuple[float, str]:
     """An algorithm's best learning rate and band: highest mean reward over the seeds of the tuning.
 
@@ -158,7 +162,8 @@ def best(study: Study, name: str) -> Arm:
     """An algorithm's arm with ten seeds at its best setting. Raises NotRun, NoNumber."""
     rate, band = best_setting(study, name)
     other = {"grpo": NARROW, "gspo": WIDE}[name].axes if band != next(iter(TUNED[name]))[1] else {}
-    return Arm(f"{name.upper()} {band}, lr {rate:g}", "study_best", name, {"optimizer.learning_rate": rate, **other})
+    rates = {} if rate == _RATE_OF_BEST else {"optimizer.learning_rate": rate}
+    return Arm(f"{name.upper()} {band}, lr {rate:g}", "study_best", name, {**rates, **other})
 
 
 def at_best(study: Study) -> Seen:
