@@ -107,7 +107,7 @@ def answer(words: list[str]) -> int:
 
 
 def refuse_others(planned: Sequence[Planned], may_redo: bool = False) -> None:
-    """Raise ConfigError where a folder holds an audit of another config or, without ``may_redo``, of other code."""
+    """Raise ConfigError where a folder holds an audit of another config or of other code; with ``may_redo`` never."""
     if not may_redo:
         for each in planned:
             _refuse_other(each)

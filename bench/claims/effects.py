@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pandas as pd
 
 from steadymoe.bench.claims.arms import NARROW, RATES, TUNED, WIDE
 from steadymoe.bench.claims.study import Arm, Audited, Study
+from steadymoe.bench.config import compose
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.comparisons import ratio_of_means
 from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, mean_over_seeds, over_seeds
@@ -142,8 +144,11 @@ def announces(arms: Sequence[Arm], metric: str) -> Effect:
     return effect
 
 
-# The rate in conf/experiment/study_best.yaml, which is no axis of its runs.
-_RATE_OF_BEST = 2e-4
+@cache
+def _named_rate() -> float:
+    """The learning rate in conf/experiment/study_best.yaml: of runs with this rate it is no axis."""
+    plain, _ = compose.unchecked(["experiment=study_best"])
+    return float(plain["optimizer"]["learning_rate"])
 
 
 def best_setting(study: Study, name: str) -> tuple[float, str]:
@@ -162,7 +167,7 @@ def best(study: Study, name: str) -> Arm:
     """An algorithm's arm with ten seeds at its best setting. Raises NotRun, NoNumber."""
     rate, band = best_setting(study, name)
     other = {"grpo": NARROW, "gspo": WIDE}[name].axes if band != next(iter(TUNED[name]))[1] else {}
-    rates = {} if rate == _RATE_OF_BEST else {"optimizer.learning_rate": rate}
+    rates = {} if rate == _named_rate() else {"optimizer.learning_rate": rate}
     return Arm(f"{name.upper()} {band}, lr {rate:g}", "study_best", name, {**rates, **other})
 
 

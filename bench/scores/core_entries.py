@@ -2,7 +2,7 @@
 
     python -m steadymoe.bench.scores.core_entries results results/board
 
-takes run folders, not their archive: an entry holds the first updates of two runs.
+takes run folders, not their archive: an entry holds the first updates of its runs.
 """
 
 import sys

@@ -159,7 +159,7 @@ def _waits(part: Part, asked: Asked) -> bool:
 
 
 def _dry(part: Part, asked: Asked, recorded: Kept) -> list[str]:
-    """What there is of a part, what would be made, and how long that takes, in two or three lines."""
+    """The runs or audits of a part that are done, the missing ones, and their minutes, in two or three lines."""
     pace = [recorded.pace(part)] if _waits(part, asked) else []
     if part.kind == "audits":
         planned = asked.audits(part)

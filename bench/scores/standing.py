@@ -55,8 +55,8 @@ def rows(
 ) -> list[Row]:
     """The rows of one part, highest first.
 
-    ``here`` holds outcomes by seed of this machine, with the scored algorithm ``mine`` among them; ``recorded`` those
-    of the standard. A recorded arm that was run here too is left out. Differences are taken seed by seed from arms of
+    ``here`` holds outcomes by seed of this machine, with the scored algorithm ``mine`` among them; ``recorded`` holds
+    the standard's. A recorded arm that was run here too is left out. Differences are taken seed by seed from arms of
     this machine; from recorded arms they are differences of means, and with ``pooled=False`` there are none.
     """
     ours = here[mine]

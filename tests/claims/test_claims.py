@@ -281,6 +281,11 @@ def test_make_reference_runs_every_arm_under_the_name_it_is_looked_for_by() -> N
     assert absent == []
 
 
+def test_make_reference_runs_what_the_recorded_tuning_found_best() -> None:
+    best = [effects.best(Study(ROOT / "results" / "reference"), name) for name in arms.TUNED]
+    assert {(arm.algorithm, arm.experiment, axes_name(arm.axes)) for arm in best} <= planned()
+
+
 # --- numbers, from runs made by hand -------------------------------------------------------------------------------
 
 SEEDS, STEPS = range(10), 20
