@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from steadymoe.bench.bundles import request as bundle_request
 from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.scores import verbs as scores_verbs
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.trainers import request as trainers_request
 
@@ -85,8 +86,8 @@ def main() -> None:
         "figures": _figures,
         "claims": _claims,
         "gates": _gates,
-        "board": _board,
-        "submit": _submit,
+        "board": _of_scores,
+        "submit": _of_scores,
         "status": _status,
         "bundle": _bundle,
         "import": _import,
@@ -148,50 +149,10 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--page", type=Path, help="where the page goes (default: claims.md below the results)")
         if verb == "gates":
             sub.add_argument("--page", type=Path, help="write the page too, to this file")
-    _add_board(verbs)
+    scores_verbs.add(verbs)
     bundle_request.add(verbs)
     trainers_request.add(verbs)
     return parser
-
-
-def _add_board(verbs: Any) -> None:
-    """Add ``board`` and ``submit`` to the verbs."""
-    board = verbs.add_parser("board", help="entries of the board verified, as a table and a page: docs/board.md")
-    board.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="an entry, or a folder of entries")
-    board.add_argument("--run", action="store_true", help="import each entry's code, check it, and repeat two seeds")
-    board.add_argument("--page", type=Path, help="write an HTML page too, to this file")
-    submit = verbs.add_parser("submit", help="a scored algorithm as an entry of the board: docs/board.md")
-    submit.add_argument("words", nargs="+", metavar="algorithm=NAME", help="the words that were scored")
-    submit.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the new folder of the entry")
-    submit.add_argument("--name", help="its name on the board (default: the algorithm's)")
-    submit.add_argument("--paper", required=True, help="where the algorithm comes from")
-    submit.add_argument("--equation", required=True, help="which equation of it the loss is")
-    submit.add_argument(
-        "--tuned", default="", metavar="HOW", help="what was chosen, and on which seeds; none: as published"
-    )
-
-
-def _board(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.runs.damage import Damaged
-    from steadymoe.bench.scores import board, entry
-
-    try:
-        return board.answer(arguments)
-    except (entry.BadEntry, Damaged, OSError) as error:
-        return _refuse(error)
-
-
-def _submit(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.claims import study
-    from steadymoe.bench.config.compose import ConfigError
-    from steadymoe.bench.runs.damage import Damaged
-    from steadymoe.bench.scores import entry, request
-
-    try:
-        print(visible(f"wrote {request.submit(arguments)}"))
-    except (entry.BadEntry, ConfigError, Damaged, study.NotRun, ValueError, OSError) as error:
-        return _refuse(error)
-    return 0
 
 
 def _add_audit_report(verbs: Any) -> None:
@@ -221,6 +182,17 @@ def _bundle(arguments: argparse.Namespace) -> int:
     try:
         return bundle_request.answer(arguments)
     except BadBundle as error:
+        return _refuse(error)
+
+
+def _of_scores(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench.claims.study import NotRun
+    from steadymoe.bench.config.validate import ConfigError
+    from steadymoe.bench.scores.entry import BadEntry
+
+    try:
+        return scores_verbs.answer(arguments)
+    except (BadEntry, ConfigError, NotRun, ValueError) as error:
         return _refuse(error)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pandas as pd
 
 from steadymoe.bench.calibration.readings import ENGINES, LABELS
+from steadymoe.bench.report import web
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.support.text import visible, without_mathematics
 
@@ -134,12 +134,14 @@ def _dot(axis: Any, ours: pd.Series, level: float, mark: dict[str, Any]) -> None
 
 def html(table: pd.DataFrame, facts: Mapping[str, Any], drawn: Path) -> str:
     """One self-contained page; what comes from the config or the machine is escaped. ``drawn`` is the figure as PNG."""
-    environment = jinja2.Environment(autoescape=True, loader=jinja2.PackageLoader("steadymoe.bench.calibration", "."))
     image = base64.b64encode(drawn.read_bytes()).decode()
     sections = {
-        name: {"header": list(rows.columns), "rows": rows.to_numpy().tolist()} for name, rows in shown(table).items()
+        name: {
+            "columns": list(rows.columns),
+            "rows": [{"mine": False, "cells": cells} for cells in rows.to_numpy().tolist()],
+        }
+        for name, rows in shown(table).items()
     }
     told = {key: value for key, value in facts.items() if key not in ("readings", "config")}
-    return environment.get_template("page.html").render(
-        name=facts["name"], sections=sections, image=image, facts=told, caption=CAPTION
-    )
+    values = {"name": facts["name"], "sections": sections, "image": image, "facts": told, "caption": CAPTION}
+    return web.render("calibration", "page.html", **values)

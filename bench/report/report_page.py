@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pandas as pd
 
-from steadymoe.bench.report import archive, collapse_tables, collect, draw, head_to_head, tables
+from steadymoe.bench.report import archive, collapse_tables, collect, draw, head_to_head, tables, web
 from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
@@ -76,9 +75,8 @@ def make(
         warning = f"These runs differ in {', '.join(section['mixed'])}.\n\n" if section["mixed"] else ""
         warning += "".join(f"Nothing to learn from: {visible(line)}.\n\n" for line in section["silent"])
         markdown.append(f"{visible(name)}\n\n{warning}{table}\n")
-    environment = jinja2.Environment(autoescape=True, loader=jinja2.PackageLoader("steadymoe.bench.report", "."))
     lines, absent = left_out(results, experiment), list(missing.values())
-    page = environment.get_template("report_page.html").render(sections=sections, missing=absent, left_out=lines)
+    page = web.render("report", "report_page.html", sections=sections, missing=absent, left_out=lines)
     atomic_files.write(results / "report.html", lambda temporary: temporary.write_text(page))
     return Report([*files, results / "report.html"], "\n".join(markdown), absent, lines)
 
@@ -241,7 +239,7 @@ def _section(
         "name": visible(name),
         "arms": arms,
         "tables": [
-            {"header": list(table.columns), "rows": _cells(table), "caption": caption}
+            {"header": list(table.columns), "rows": web.cells(table), "caption": caption}
             for table, caption in shown.values()
         ],
         "figures": figures,
@@ -273,16 +271,3 @@ def _samples(runs: pd.DataFrame) -> dict[str, Any]:
     sizes = pd.Series([sum(len(row["prompt"] + row["response"]) for row in rows) for rows in said.values() if rows])
     shown = int((sizes.cumsum() <= _MOST_SAID).sum())
     return {"samples": found[:shown], "left_out": len(found) - shown}
-
-
-def _cells(table: pd.DataFrame) -> list[list[dict[str, Any]]]:
-    """For each cell its text, and the number by which the page sorts it, or ""."""
-    shown = table.map(tables.to_text).to_numpy().tolist()
-    numbers = table.map(tables.to_number).to_numpy().tolist()
-    return [
-        [
-            {"text": text, "number": "" if isinstance(number, str) or number != number else number}
-            for text, number in zip(*row, strict=True)
-        ]
-        for row in zip(shown, numbers, strict=True)
-    ]

@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pandas as pd
 
 from steadymoe.algorithms import names
-from steadymoe.bench.report import tables
+from steadymoe.bench.report import tables, web
 from steadymoe.bench.scores import entry, kept, repeat, standing
 from steadymoe.bench.scores.asked import SHOWN
 from steadymoe.bench.scores.entry import BadEntry, Entry
@@ -138,23 +137,12 @@ def _anchors(each: Entry, recorded: kept.Kept) -> str:
 
 def html(entries: Sequence[Entry], rows: pd.DataFrame) -> str:
     """The page of ``standings``: entries with and without tuning apart, sortable; algorithms without an entry named."""
-    environment = jinja2.Environment(autoescape=True, loader=jinja2.PackageLoader("steadymoe.bench.scores", "."))
     columns = [str(name) for name in rows if name != "tuned"]
     groups: dict[str, list[list[dict[str, Any]]]] = {}
     for title, tuned in (("As published", "no"), ("Tuned", "yes")):
         chosen = rows[rows["tuned"] == tuned] if len(rows) else rows
-        groups[title] = [
-            [{"text": tables.to_text(row[name]), "order": _order(row[name])} for name in columns]
-            for _, row in chosen.iterrows()
-        ]
+        groups[title] = web.cells(chosen[columns])
     there = {each.algorithm for each in entries if not each.own_files}
     lacking = ", ".join(name for name in names() if name not in there)
-    return environment.get_template("board.html").render(
-        version=VERSION, caption=CAPTION, columns=columns, tables=groups, lacking=lacking
-    )
-
-
-def _order(cell: Any) -> Any:
-    """What a cell is sorted by; "" comes last."""
-    number = tables.to_number(cell)
-    return "" if number != number or number == "–" else number
+    shown = {"version": VERSION, "caption": CAPTION, "columns": columns, "tables": groups, "lacking": lacking}
+    return web.render("scores", "board.html", **shown)

@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pandas as pd
 
-from steadymoe.bench.report import tables
+from steadymoe.bench.report import tables, web
 from steadymoe.bench.report.figures import style
 from steadymoe.bench.report.figures.curves import curves
 from steadymoe.bench.report.figures.looks import Look
@@ -128,7 +127,6 @@ def _numbers(shown: Shown) -> pd.DataFrame:
 
 def html(parts: Sequence[Shown], notes: Sequence[str], command: str, drawn: Path) -> str:
     """One self-contained page; names and the command are escaped. ``drawn`` is the figure as PNG."""
-    environment = jinja2.Environment(autoescape=True, loader=jinja2.PackageLoader("steadymoe.bench.scores", "."))
     told = []
     for each in parts:
         cells = table(each)
@@ -137,7 +135,9 @@ def html(parts: Sequence[Shown], notes: Sequence[str], command: str, drawn: Path
             for row, values in zip(each.rows, cells.itertuples(index=False, name=None), strict=True)
         ]
         told.append({"name": each.part.name, "asks": each.part.asks, "columns": list(cells.columns), "rows": rows})
-    return environment.get_template("page.html").render(
+    return web.render(
+        "scores",
+        "page.html",
         name=visible(parts[0].mine),
         version=VERSION,
         command=visible(command),

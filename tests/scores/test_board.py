@@ -239,8 +239,8 @@ def test_entries_stand_by_their_difference_from_grpo_and_tuned_ones_apart(
     assert "good" in first
     assert "best" in tuned
     assert "sapo" in lacking
-    assert 'data-order="0.2' in first
-    assert 'data-order="nan' not in text
+    assert 'data-number="0.2' in first
+    assert 'data-number="nan' not in text
     assert "| good" in capsys.readouterr().out
 
 
