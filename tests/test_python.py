@@ -99,6 +99,5 @@ def test_importing_the_package_and_the_command_line_is_cheap() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     package, command_line = (set(line.split()) for line in done.splitlines())
-    heavy = {"torch", "transformers", "hydra", "matplotlib"}
-    assert not (heavy | {"pandas"}) & package
-    assert not heavy & command_line
+    heavy = {"torch", "transformers", "hydra", "matplotlib", "pandas", "scipy", "jinja2"}
+    assert not heavy & (package | command_line)

@@ -1,10 +1,13 @@
 """Text from recorded data, made harmless for the place that shows it: a terminal, Markdown, a matplotlib figure."""
 
+from __future__ import annotations  # pandas takes half a second, and `steadymoe --help` needs none of it
+
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Characters that would break a Markdown table, or begin code, emphasis or HTML in one of its cells.
 _OF_MARKDOWN = "\\|<`*"
