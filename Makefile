@@ -40,9 +40,11 @@ check: $(READY)
 
 # The reference study, docs/protocol.md: its first group takes some four hours of two cores. Can be stopped, and goes on
 # where it was. What study_best runs was chosen by study_tuning.
-FIRST := study study_paper study_wide study_narrow study_replay study_frozen study_tuning study_best study_twin study_routes
+FIRST := study study_paper study_wide study_narrow study_replay study_frozen study_tuning study_best study_twin study_routes \
+	study_arithmetic
 SECOND := study_mismatch study_correction study_minirl study_shift study_router study_staleness
-KEPT := study study_paper study_bands study_replay study_frozen study_tuning study_best study_twin study_routes $(SECOND)
+KEPT := study study_paper study_bands study_replay study_frozen study_tuning study_best study_twin \
+	study_routes study_arithmetic $(SECOND)
 GSPOS_BAND := algorithm.loss.clip_low=3e-4 algorithm.loss.clip_high=4e-4
 GRPOS_BAND := algorithm.loss.clip_low=0.2 algorithm.loss.clip_high=0.27
 reference: $(READY)

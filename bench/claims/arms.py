@@ -81,6 +81,11 @@ DIALS: Mapping[str, Mapping[float, Arm]] = {
     },
     "margin": {0.02: _FLAT, 1: Arm("trained margins", "study_routes", "grpo", {"cold_start.router_factor": 1.0})},
 }
+# The same with a sampler in bf16: what arithmetic alone changes. Added after the protocol, part of no verdict.
+BF16 = {
+    layers: Arm(f"{arm.label}, bf16 sampler", "study_arithmetic", arm.algorithm, {**arm.axes, "engine": "bf16"})
+    for layers, arm in DIALS["layers"].items()
+}
 DIALLED = {arm.label: arm for values in DIALS.values() for arm in values.values()}
 
 # --- the setting *mismatch*: held-out accuracy decides --------------------------------------------------------------

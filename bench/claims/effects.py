@@ -114,6 +114,11 @@ def routed(arms: Sequence[Arm], less: Sequence[Arm] = ()) -> Effect:
     return lambda study: by_seed(mean(study, arms) - (mean(study, less) if less else 0.0))
 
 
+def level(arm: Arm, metric: str) -> Effect:
+    """A metric that is a share, of one arm by itself: its mean over the steps, by seed."""
+    return lambda study: by_seed(study.numbers(arm, metric, "mean"), (0.0, 1.0))
+
+
 def changed(arm: Arm, over: Arm) -> Effect:
     """Mean expert change per update of one arm over another's."""
     return lambda study: factor(*(study.numbers(each, "expert_change_per_update", "mean") for each in (arm, over)))

@@ -1,9 +1,9 @@
 """The claims about GSPO and about routing, by GSPO's paper and by our own audit."""
 
 from steadymoe.bench.claims import arms, effects
-from steadymoe.bench.claims.arms import AUDITED, AUDITED_DENSE, AUDITED_R2, DENSE, DIALLED, DIALS, GRPO, GSPO
+from steadymoe.bench.claims.arms import AUDITED, AUDITED_DENSE, AUDITED_R2, BF16, DENSE, DIALLED, DIALS, GRPO, GSPO
 from steadymoe.bench.claims.gates import MISMATCH, STRESS, STRESS_AND_TWIN
-from steadymoe.bench.claims.outcomes import accuracy, reward, usefulness
+from steadymoe.bench.claims.outcomes import accuracy, reward, share, usefulness
 from steadymoe.bench.claims.verdict import Claim, Outcome
 
 # The limits that all claims at one setting share.
@@ -94,6 +94,13 @@ CLAIMS = (
         f"{_ROUTES}; the paper does not say whether it counts experts or sets, nor at which learning rate, so that "
         "the number itself gets no verdict.",
         controls=(),
+        exploratory=(
+            *(share(arm, "experts that change with an update", "expert_change_per_update") for arm in DIALLED.values()),
+            *(
+                share(arm, "experts that differ in sampler and trainer, equal weights", "rollout_expert_disagreement")
+                for arm in BF16.values()
+            ),
+        ),
     ),
     Claim(
         5,
@@ -159,6 +166,10 @@ CLAIMS = (
         tuple({arm.label: arm for dial in ("layers", "experts") for arm in DIALS[dial].values()}.values()),
         f"{_ROUTES}; a few tokens carry the moment.",
         controls=(),
+        exploratory=tuple(
+            Outcome(f"routing's share, {arm.label}", effects.routed((arm,)), "above", 0.5, unit="share")
+            for arm in DIALLED.values()
+        ),
     ),
     Claim(
         13,

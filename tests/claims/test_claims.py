@@ -258,7 +258,7 @@ def planned() -> set[tuple[str, str, str]]:
     given = dict(re.findall(r"^(\w+) := (.*)$", makefile, re.MULTILINE))
     listed = re.sub(r"\$\((\w+)\)", lambda name: given[name[1]], re.search(r"for experiment in (.*?);", recipe)[1])  # type: ignore[index]
     commands = [f"experiment={words}".split() for words in shlex.split(listed)]
-    assert len(commands) == 23
+    assert len(commands) == 24
     return {
         (run.choices["algorithm"], run.config.experiment_name, axes_name(run.axes))
         for command in commands
