@@ -38,19 +38,20 @@ check: $(READY)
 	$(BIN)/python -m pytest -m check -rs
 	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest -n auto --dist loadfile $(SENSITIVE)
 
-# The reference study, docs/protocol.md: its first group takes some four hours of two cores. Can be stopped, and goes on
+# The reference study, docs/protocol.md: its first group takes four to six hours of two cores. Can be stopped, and goes on
 # where it was. What study_best runs was chosen by study_tuning.
 FIRST := study study_paper study_wide study_narrow study_replay study_frozen study_tuning study_best study_twin study_routes \
-	study_arithmetic
+	study_arithmetic first_testbed
 SECOND := study_mismatch study_correction study_minirl study_shift study_router study_staleness
 KEPT := study study_paper study_bands study_replay study_frozen study_tuning study_best study_twin \
-	study_routes study_arithmetic $(SECOND)
+	study_routes study_arithmetic first_testbed $(SECOND)
 GSPOS_BAND := algorithm.loss.clip_low=3e-4 algorithm.loss.clip_high=4e-4
 GRPOS_BAND := algorithm.loss.clip_low=0.2 algorithm.loss.clip_high=0.27
 reference: $(READY)
 	for experiment in $(FIRST) \
 		"study_tuning algorithm=grpo $(GSPOS_BAND)" "study_tuning algorithm=gspo $(GRPOS_BAND)" \
 		"study_best algorithm=gspo optimizer.learning_rate=4e-4 $(GRPOS_BAND)" \
+		"study_best algorithm=gspo optimizer.learning_rate=4e-4" \
 		"study_routes model.config.num_hidden_layers=4 model.config.num_experts=8,128" \
 		"study_routes model.config.num_hidden_layers=4 cold_start.router_factor=1" $(SECOND) \
 		"study_correction correction=none engine.strength=0" "study_router routing=off routing.aux_loss=0.02"; do \

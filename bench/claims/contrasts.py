@@ -90,7 +90,11 @@ CONTRASTS = (
         (effects.mean_reward(GSPO, OTHERS["sapo"]),),
     ),
     Contrast(
-        8, "CISPO collapses with stale data", "VESPO", "CISPO, first less final reward", (_fall(OTHERS["cispo"]),)
+        8,
+        "CISPO falls with stale data (VESPO: it collapses)",
+        "VESPO",
+        "CISPO, first less final reward",
+        (_fall(OTHERS["cispo"]),),
     ),
     Contrast(
         9,
@@ -139,7 +143,7 @@ def table(study: Study) -> pd.DataFrame:
         rows.append(
             {"": each.number, "published": f"{each.published} ({each.source})", "here": each.here}
             | {"difference": "; ".join(str(one.estimate) for one in seen) or "–"}
-            | {"n": seen[0].estimate.n if seen else "–", "sign": said}
+            | {"n": "; ".join(str(one.estimate.n) for one in seen) or "–", "sign": said}
         )
     return pd.DataFrame(rows)
 

@@ -149,6 +149,11 @@ def announces(arms: Sequence[Arm], metric: str) -> Effect:
     return effect
 
 
+def area(arms: Sequence[Arm], metric: str) -> Effect:
+    """Area under the ROC curve of a metric, a step before a collapse (``early_warning.auc``)."""
+    return lambda study: Seen(early_warning.auc(study.extremes(arms, metric)))
+
+
 @cache
 def _named_rate() -> float:
     """The learning rate in conf/experiment/study_best.yaml: of runs with this rate it is no axis."""

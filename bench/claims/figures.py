@@ -4,10 +4,14 @@ from typing import Any
 
 import pandas as pd
 
+from steadymoe.bench.claims.arms import FROZEN
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.curves import curves
+from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 
+# Dial → label of its axis.
+_DIALS = {"layers": "layers", "experts": "experts", "margin": "factor of the routers' weights"}
 # Verdict → index of its colour, and its mark (for readers without colour vision).
 _VERDICTS = {
     "supported": (2, "o"),
@@ -20,13 +24,21 @@ _VERDICTS = {
 def answer(steps: pd.DataFrame, standings: pd.DataFrame) -> DataFigure:
     """The arms of a claim beside their controls: curves over gradient updates, and the primary outcome with its start.
 
-    ``standings`` has a row for each arm, best first: arm, metric, outcome (its name), start and end, both Estimates.
+    ``standings`` has a row for each arm, best first: arm, metric, outcome (its name), start and end, both Estimates,
+    and whether the arm has a curve.
     """
     lines, (metric,), (outcome,) = looks.of_lines(steps), *(set(standings[name]) for name in ("metric", "outcome"))
+    lines |= {arm: Look(looks.COLOURS[7], ":", "o") for arm in lines if arm == FROZEN.label}
     with style.figure_style():
         height = max(2.4, 0.9 + 0.2 * len(standings))
         figure, axes = style.panels(1, 2, height, style.TWO_COLUMNS)
-        curves(axes[0], steps, metric, lines, x=_updates(steps))
+        most = int(steps["updates_per_rollout"].max())
+        steps = steps[steps["arm"].isin(standings.loc[standings["curve"], "arm"])]
+        for updates in sorted(steps["updates_per_rollout"].unique()):  # arms are smoothed over equally many updates
+            of = steps[steps["updates_per_rollout"] == updates]
+            ours = {arm: look for arm, look in lines.items() if arm in set(of["arm"])}
+            over = style.smoothed_over(metric) * most // int(updates) if style.smoothed_over(metric) > 1 else 1
+            curves(axes[0], of, metric, ours, x=_updates(steps), smoothed_over=over)
         axes[0].set_xlabel("gradient updates")
         rows: list[Any] = list(standings.itertuples())
         for row, each in enumerate(rows):
@@ -43,8 +55,43 @@ def answer(steps: pd.DataFrame, standings: pd.DataFrame) -> DataFigure:
         axes[1].set_xlabel(outcome)
         axes[1].grid(visible=False, axis="y")
         axes[1].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-        text = f"{style.curves_caption(steps)} Right: means over seeds; bars: 95 % interval."
+        smoothed = f", of curves smoothed over {most * style.SMOOTHED_OVER} updates" if metric == "reward" else ""
+        told = style.curves_caption(steps).replace(f", of curves smoothed over {style.SMOOTHED_OVER} steps", smoothed)
+        text = f"{told} Right: means over seeds; bars: 95 % interval."
         return style.finish(figure, axes[0], text)
+
+
+def dose(table: pd.DataFrame) -> DataFigure:
+    """Dose and response: shares over the layers, the experts and the factor of the routers' weights.
+
+    ``table`` is ``doses.table``. One dial is turned at a time, around 4 layers, 32 experts and a factor of 0.02.
+    """
+    dials, quantities = list(dict.fromkeys(table["dial"])), list(dict.fromkeys(table["quantity"]))
+    with style.figure_style():
+        figure, axes = style.panels(1, len(dials), 2.2, style.TWO_COLUMNS, sharey=True)
+        for axis, dial in zip(axes, dials, strict=True):
+            for place, quantity in enumerate(quantities):
+                rows = table[(table["dial"] == dial) & (table["quantity"] == quantity)]
+                if rows.empty:
+                    continue
+                look, x = looks.look(place), range(len(rows))
+                ends = [[each.low for each in rows["number"]], [each.high for each in rows["number"]]]
+                axis.vlines(x, *ends, color=look.colour, linewidth=1.1)
+                means = [each.mean for each in rows["number"]]
+                axis.plot(x, means, look.marker, linestyle=look.dashes, color=look.colour, markersize=4.5, linewidth=1)
+                numbers = pd.DataFrame([vars(each) for each in rows["number"]]).assign(x=rows["value"].to_numpy())
+                style.note(axis, quantity, numbers, dial)
+            values = table.loc[table["dial"] == dial, "value"].drop_duplicates()
+            axis.set_xticks(range(len(values)), [f"{value:g}" for value in values])
+            axis.set_xlim(-0.4, len(values) - 0.6)
+            axis.set_xlabel(_DIALS[dial])
+            axis.set_ylim(bottom=0)
+        for place, quantity in enumerate(quantities):
+            look = looks.look(place)
+            axes[0].plot([], [], look.marker, linestyle=look.dashes, color=look.colour, markersize=4.5, label=quantity)
+        axes[0].set_ylabel("share of the experts" if len(quantities) > 1 else quantities[0])
+        n = style.span([each.n for each in table["number"]])
+        return style.finish(figure, axes[0], f"Means over seeds, n = {n}; bars: 95 % interval.")
 
 
 def _updates(steps: pd.DataFrame) -> pd.Series:

@@ -15,6 +15,8 @@ _STALE = (
     *(arms.PAPERS, arms.PAPERS_R2, arms.GSPO_R2, arms.WIDE, arms.NARROW),
 )
 
+_WARNINGS = ("token_ratio_variance", "expert_change_rate", "sequence_ratio_variance")
+
 CLAIMS = (
     Claim(
         6,
@@ -93,13 +95,24 @@ CLAIMS = (
                 0,
                 unit="area",
             )
-            for metric in ("token_ratio_variance", "expert_change_rate", "sequence_ratio_variance")
+            for metric in _WARNINGS
         ),
         "",
         (),
-        "What tells arms apart tells collapses apart too: runs of twelve arms are pooled.",
+        "asked is whether they announce it better than the reward itself, by whose fall a collapse is defined; what "
+        "tells arms apart tells collapses apart too: runs of twelve arms are pooled.",
         STRESS,
         controls=(),
+        exploratory=tuple(
+            Outcome(
+                f"area under the ROC curve, {columns.short(metric)}",
+                effects.area(_STALE, metric),
+                "above",
+                0.5,
+                unit="area",
+            )
+            for metric in (*_WARNINGS, "reward")
+        ),
     ),
     Claim(
         15,
@@ -112,7 +125,8 @@ CLAIMS = (
         ),
         "answer",
         (arms.PAPERS, arms.PAPERS_R2, arms.FREEZE, arms.BALANCED),
-        f"{SMALL}; one coefficient of the load-balancing loss, 0.02.",
+        f"{SMALL}; one coefficient of the load-balancing loss, 0.02; asked is whether the reward stays above R2's less "
+        "0.05, and R2 itself lowered the reward (claim 3).",
         STRESS,
     ),
 )

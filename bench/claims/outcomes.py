@@ -22,11 +22,6 @@ def accuracy(arm: Arm, over: Arm, threshold: float = 0.0) -> Outcome:
     return Outcome(what, effects.held_out(arm, over), "above", threshold, unit="accuracy")
 
 
-def share(arm: Arm, what: str, metric: str) -> Outcome:
-    """A share that is measured in ``arm`` alone, mean over its steps; for what is looked at beside a claim."""
-    return Outcome(f"{what}, {arm.label}", effects.level(arm, metric), "above", 0.0, unit="share")
-
-
 def usefulness(
     loss: Audited, over: Audited, side: Side = "above", threshold: float = 0.0, upper: float = nan
 ) -> Outcome:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, log2
 from typing import Literal
 
 import numpy as np
 from scipy.stats import t  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.claims.arms import CONTROLS
+from steadymoe.bench.claims.doses import Dose
 from steadymoe.bench.claims.effects import Effect, NoNumber, Seen
 from steadymoe.bench.claims.gates import Need, Standing
 from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
@@ -18,6 +20,8 @@ Verdict = Literal["supported", "contradicted", "not decided", "not testable here
 Leg = Literal["trajectory", "mechanism"]
 LEGS: tuple[Leg, ...] = ("trajectory", "mechanism")
 LEVEL, POWER = 0.05, 0.8
+# With fewer seeds the p of a sign-flip test, at least 2/2ⁿ, cannot be 5 % or less.
+_LEAST_SEEDS = 1 + ceil(-log2(LEVEL))
 # A larger number of seeds is shown as "> 1000".
 _MOST_SEEDS = 1000
 _TO_BE_RUN = "to be run: "
@@ -90,7 +94,7 @@ class Claim:
     experiments: tuple[str, ...]
     outcomes: tuple[Outcome, ...]
     figure: str
-    """An id of ``figures.FIGURES``; empty for a claim without runs of its own."""
+    """``answer`` (arms beside their controls), ``dose`` (numbers over dials), or empty: no figure."""
     arms: tuple[Arm, ...]
     """The arms in the figure and in the table."""
     limits: str
@@ -100,6 +104,10 @@ class Claim:
     """The controls that stand beside the arms."""
     exploratory: tuple[Outcome, ...] = ()
     """Outcomes that the protocol does not list; they are shown and are part of no verdict."""
+    beside: tuple[Arm, ...] = ()
+    """Further arms in the table, without a curve."""
+    doses: tuple[Dose, ...] = ()
+    """Numbers over the values of dials, in a table and in the figure ``dose``."""
 
     def verdict(self, found: Sequence["Finding"], leg: Leg) -> Verdict | None:
         """The verdict of a leg from its findings; None for a claim without this leg."""
@@ -135,7 +143,7 @@ class Finding:
         if len(self.seen.seeds) < LEAST_FOR_INTERVAL:
             return np.nan
         distance = min(abs(float(np.mean(self.seen.seeds)) - end) for end in self.outcome.ends)
-        return seeds_needed(self.seen.seeds, distance, POWER, LEVEL) if distance else np.inf
+        return max(_LEAST_SEEDS, seeds_needed(self.seen.seeds, distance, POWER, LEVEL)) if distance else np.inf
 
     @property
     def power(self) -> str:

@@ -13,7 +13,8 @@ import pytest
 from steadymoe.bench import cli
 from steadymoe.bench.audit.archive import ADDED
 from steadymoe.bench.audit.measure import COLUMNS
-from steadymoe.bench.claims import arms, contrasts, effects, figures, gates, registry, testbed, verdict
+from steadymoe.bench.claims import arms, contrasts, doses, effects, figures, gates, registry, testbed, verdict
+from steadymoe.bench.claims.doses import Dose
 from steadymoe.bench.claims.effects import Seen
 from steadymoe.bench.claims.gates import Need, Standing, blocking
 from steadymoe.bench.claims.study import NONE, Arm, Audited, NotRun, Study
@@ -258,7 +259,7 @@ def planned() -> set[tuple[str, str, str]]:
     given = dict(re.findall(r"^(\w+) := (.*)$", makefile, re.MULTILINE))
     listed = re.sub(r"\$\((\w+)\)", lambda name: given[name[1]], re.search(r"for experiment in (.*?);", recipe)[1])  # type: ignore[index]
     commands = [f"experiment={words}".split() for words in shlex.split(listed)]
-    assert len(commands) == 24
+    assert len(commands) == 26
     return {
         (run.choices["algorithm"], run.config.experiment_name, axes_name(run.axes))
         for command in commands
@@ -329,6 +330,21 @@ def made(tmp_path: Path) -> Study:
     folder = tmp_path / "data" / "made"
     tables["steps"].to_parquet(folder / "steps.parquet")  # what archive keeps leaves some out
     return Study(tmp_path)
+
+
+def test_doses_are_levels_of_arms_in_a_table_and_a_figure(made: Study) -> None:
+    never = Arm("C", "made", "cispo")
+    clipped = [effects.level(arm, "clip_fraction") for arm in (A, B)]
+    asked = [Dose("clipped", dial, value, clipped[value]) for dial in ("layers", "experts") for value in (0, 1)]
+    asked += [Dose("share", "layers", 1, effects.routed((B,))), Dose("share", "layers", 2, effects.routed((A, never)))]
+    rows = doses.table(made, asked)
+    assert [each.mean for each in rows["number"]] == pytest.approx([0.055, 1.1, 0.055, 1.1, 0.75])
+    shown = doses.shown(rows)
+    assert (shown["dial"] + " " + shown["value"]).tolist() == ["layers 0", "layers 1", "experts 0", "experts 1"]
+    assert shown["share"].map(str).tolist() == ["–", "0.75 [0.75, 0.75]", "–", "–"]
+    assert shown["n"].tolist() == [10] * 4
+    numbers = figures.dose(rows).numbers
+    assert numbers.loc[numbers["series"] == "clipped", "mean"].tolist() == pytest.approx([0.055, 1.1, 0.055, 1.1])
 
 
 def test_the_numbers_of_arms_are_those_of_their_runs(made: Study) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from test_claims import every_arm
 
-from steadymoe.bench.claims import page, registry
+from steadymoe.bench.claims import arms, page, registry
 from steadymoe.bench.claims.gates import Need, Standing
 from steadymoe.bench.claims.verdict import LEGS, findings
 from steadymoe.bench.report import archive, draw, report_page
@@ -89,6 +90,25 @@ def test_a_claim_is_answered_where_its_runs_and_gates_are_there(verdicts: page.V
             controls = ("frozen", "GRPO unclipped", "on policy") if "stale" in str(claim.needs) else ("exact",)
             assert all(control in section for control in controls), claim.number
         assert ("rests on reconstructions" in section) is (claim.number == 10)
+
+
+def test_every_arm_has_the_seeds_of_the_protocol(verdicts: page.Verdicts) -> None:
+    known = [arm for name, found in vars(arms).items() if name.isupper() for arm in every_arm(found)]
+    there = [arm for arm in known if verdicts.study.has(arm)]
+    assert len(there) > 30
+    for arm in there:
+        seeds = {"study_tuning": range(100, 103), "gates_twin": range(200, 210)}.get(arm.experiment, range(10))
+        if arm.experiment in ("study_routes", "study_arithmetic"):
+            seeds = range(8)
+        assert verdicts.study.first(arm).index.tolist() == list(seeds), arm
+
+
+def test_arms_of_one_setting_start_with_the_same_rollouts(verdicts: page.Verdicts) -> None:
+    stale = ("study", "study_paper", "study_bands", "study_replay", "study_frozen", "study_best", "study_shift")
+    known = [arm for name, found in vars(arms).items() if name.isupper() for arm in every_arm(found)]
+    for arm in known:
+        if arm.experiment in (*stale, "study_router") and verdicts.study.has(arm):
+            assert verdicts.study.first(arm).tolist() == verdicts.study.first(arms.GRPO).tolist(), arm
 
 
 def test_with_a_gate_failed_nothing_is_answered(verdicts: page.Verdicts) -> None:

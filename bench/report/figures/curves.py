@@ -163,15 +163,16 @@ def curves(
     log: bool = False,
     x: pd.Series | None = None,
     panel: str = "",
+    smoothed_over: int | None = None,
 ) -> None:
     """One line per arm of ``lines`` over steps, or over ``x`` (indexed by arm and step); no line without the metric.
 
     A line has its interval from ten seeds on; below ten seeds every seed has a thin line. ``panel`` names the panel
-    among the figure's numbers, in place of the label of its y axis.
+    among the figure's numbers, in place of the label of its y axis. ``smoothed_over`` steps; None: as the metric asks.
     """
     axis.set_xlabel("step (rollout)")
     axis.set_ylabel(columns.label(metric))
-    means = estimates.curves(steps, metric, style.smoothed_over(metric), log, columns.bounds(metric))
+    means = estimates.curves(steps, metric, smoothed_over or style.smoothed_over(metric), log, columns.bounds(metric))
     few_seeds = style.few_seeds(steps)
     of_seeds = seeds.smoothed(steps, metric, log) if few_seeds else means.iloc[:0].assign(seed=0)
     for arm, look in lines.items():
