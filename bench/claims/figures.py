@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from steadymoe.bench.claims.arms import FROZEN
@@ -85,8 +86,8 @@ def dose(table: pd.DataFrame) -> DataFigure:
             axis.set_xticks(range(len(values)), [f"{value:g}" for value in values])
             axis.set_xlim(-0.4, len(values) - 0.6)
             axis.set_xlabel(_DIALS[dial])
-            axis.set_ylim(bottom=0)
-        for place, quantity in enumerate(quantities):
+            axis.set_ylim(0, 1.06 * max(np.nanmax([each.mean, each.high]) for each in table["number"]))
+        for place, quantity in enumerate(quantities if len(quantities) > 1 else []):
             look = looks.look(place)
             axes[0].plot([], [], look.marker, linestyle=look.dashes, color=look.colour, markersize=4.5, label=quantity)
         axes[0].set_ylabel("share of the experts" if len(quantities) > 1 else quantities[0])
