@@ -1,6 +1,7 @@
 """``docs/claims.md``: what papers claim, and what the recorded runs and gradients say, claim by claim."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -37,6 +38,8 @@ _OUTCOMES = FigureSpec("outcomes", "outcomes", figures.outcomes, "study", takes=
 _ANSWER = FigureSpec("answer", "answer", figures.answer, "study", takes=("steps", "standings"))
 _DOSE = FigureSpec("dose", "dose", figures.dose, "study_routes", takes=("doses",))
 _SPECS = {spec.id: spec for spec in (_OUTCOMES, _ANSWER, _DOSE)}
+# A page that is named in a claim's limits, and its link from the page of claims.
+_LINKED, _LINK = re.compile(r"\bdocs/((\w+)\.md)"), r"[\2](\1)"
 # The units whose outcomes have a figure.
 _DRAWN = ("reward", "accuracy", "usefulness")
 _HEAD = """# What papers claim, and what the reference study says
@@ -208,7 +211,7 @@ class Verdicts:
             "",
             *([*reasons, ""] if reasons else []),
             *(rests if rebuilt else []),
-            f"Limits: {claim.limits}",
+            f"Limits: {_LINKED.sub(_LINK, claim.limits)}",
             "",
         ]
 

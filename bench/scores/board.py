@@ -46,7 +46,7 @@ def answer(arguments: argparse.Namespace) -> int:
             print("steadymoe: interrupted", file=sys.stderr)
             return 130
     rows = standings(entries)
-    print(tables.to_markdown(rows))
+    print(tables.to_markdown(rows), reference(), sep="\n\n")
     if arguments.page is not None:
         arguments.page.parent.mkdir(parents=True, exist_ok=True)
         atomic_files.write(arguments.page, partial(Path.write_text, data=html(entries, rows)))
@@ -106,6 +106,17 @@ def standings(entries: Sequence[Entry]) -> pd.DataFrame:
     return pd.DataFrame([_row(each, recorded) for each in ordered])
 
 
+def reference() -> str:
+    """The recorded start and frozen policy of the first part in a sentence: what no training gives."""
+    rows = kept.load().of(PARTS[0])
+    frozen = rows[rows["arm"] == "frozen"]
+    start, end = (over_seeds(frozen[name].tolist(), bounds=PARTS[0].bounds) for name in ("start", "value"))
+    return (
+        f"Without training, as recorded: the reward begins at {start}, and the {PARTS[0].outcome} of the frozen policy "
+        f"is {end}, n = {end.n}."
+    )
+
+
 def _first(each: Entry) -> float:
     apart = less_grpo(each, PARTS[0])
     return float("-inf") if apart is None else apart.mean
@@ -144,5 +155,5 @@ def html(entries: Sequence[Entry], rows: pd.DataFrame) -> str:
         groups[title] = web.cells(chosen[columns])
     there = {each.algorithm for each in entries if not each.own_files}
     lacking = ", ".join(name for name in names() if name not in there)
-    shown = {"version": VERSION, "caption": CAPTION, "columns": columns, "tables": groups, "lacking": lacking}
-    return web.render("scores", "board.html", **shown)
+    shown = {"version": VERSION, "caption": f"{reference()} {CAPTION}", "columns": columns, "tables": groups}
+    return web.render("scores", "board.html", lacking=lacking, **shown)
