@@ -32,6 +32,20 @@ ARMS = {
     "GRPO 3e-4/4e-4": ("study_bands", "grpo", "", "none"),
     "GRPO, dense": ("study_twin", "grpo", "", "none"),
     "GSPO, dense": ("study_twin", "gspo", "", "none"),
+    "GRPO + shift": ("study_shift", "rspo_grpo", "", "none"),
+    "GSPO + shift": ("study_shift", "rspo_gspo", "", "none"),
+    "GRPO 0.2/0.27, frozen routers": ("study_router", "grpo", "freeze", "none"),
+    "GRPO 0.2/0.27, balanced": ("study_router", "grpo", "aux_loss", "none"),
+    "DPPO, anchor at the sampler": ("study_mismatch", "dppo", "", "anchor=old"),
+    "DPPO, anchor at the old policy": ("study_mismatch", "dppo", "anchor=old", "none"),
+    "GSPO, anchor at the sampler": ("study_mismatch", "gspo", "anchor=rollout", "none"),
+    "GSPO, anchor at the old policy": ("study_mismatch", "gspo", "", "anchor=rollout"),
+    "GRPO, noisy sampler": ("study_correction", "grpo", "", "tis|strength"),
+    "GRPO + TIS, noisy sampler": ("study_correction", "grpo", "tis", "none"),
+    "MiniRL r2, 4 updates": ("study_minirl", "minirl", "r2", "updates"),
+    "MiniRL r3, 4 updates": ("study_minirl", "minirl", "r3", "updates"),
+    "MiniRL r2, 16 updates": ("study_minirl", "minirl", "r2.*updates|updates.*r2", "none"),
+    "MiniRL r3, 16 updates": ("study_minirl", "minirl", "r3.*updates|updates.*r3", "none"),
 }
 RUNS = [
     ("GSPO", "GRPO 0.2/0.27"),
@@ -48,6 +62,17 @@ RUNS = [
     ("GSPO", "GRPO"),
     ("GRPO", "GRPO unclipped"),
     ("GSPO, dense", "GRPO, dense"),
+    ("GRPO + shift", "GRPO"),
+    ("GSPO + shift", "GSPO"),
+    ("GRPO 0.2/0.27, frozen routers", "GRPO 0.2/0.27 + R2"),
+    ("GRPO 0.2/0.27, balanced", "GRPO 0.2/0.27 + R2"),
+]
+ACCURACIES = [
+    ("DPPO, anchor at the sampler", "DPPO, anchor at the old policy"),
+    ("GSPO, anchor at the sampler", "GSPO, anchor at the old policy"),
+    ("GRPO + TIS, noisy sampler", "GRPO, noisy sampler"),
+    ("MiniRL r2, 4 updates", "MiniRL r3, 4 updates"),
+    ("MiniRL r3, 16 updates", "MiniRL r2, 16 updates"),
 ]
 # Name → label of the loss in the audit, and routing.
 LOSSES = {
@@ -74,8 +99,8 @@ GRADIENTS = [
 ]
 
 
-def mean_rewards(name: str) -> pd.Series | None:
-    """Mean reward over the steps that count, by seed; None if the arm has not run."""
+def curves(name: str, metric: str) -> pd.DataFrame | None:
+    """A metric of every run of an arm: seed, step, value; None if the arm has not run."""
     experiment, algorithm, there, absent = ARMS[name]
     path = REFERENCE / "data" / experiment / "steps.parquet"
     if not path.exists():
@@ -84,8 +109,24 @@ def mean_rewards(name: str) -> pd.Series | None:
     runs = pd.read_parquet(path.with_name("runs.parquet"))
     axes = runs["axes"].astype(str)
     arms = runs[(runs["algorithm"] == algorithm) & axes.str.contains(there) & ~axes.str.contains(absent)]
-    mine = steps[steps["arm"].isin(arms["arm"]) & (steps["metric"] == "reward") & (steps["step"] <= COUNTED)]
-    return mine.groupby("seed")["value"].mean() if len(mine) else None
+    mine = steps[steps["arm"].isin(arms["arm"]) & (steps["metric"] == metric)]
+    return mine[["seed", "step", "value"]] if len(mine) else None
+
+
+def mean_rewards(name: str) -> pd.Series | None:
+    """Mean reward over the steps that count, by seed; None if the arm has not run."""
+    found = curves(name, "reward")
+    return None if found is None else found[found["step"] <= COUNTED].groupby("seed")["value"].mean()
+
+
+def accuracies(name: str) -> pd.Series | None:
+    """The mean of the last five evaluations, by seed; None if the arm has not run."""
+    found = curves(name, "eval_accuracy")
+    return (
+        None
+        if found is None
+        else found.sort_values("step").groupby("seed")["value"].apply(lambda x: x.iloc[-5:].mean())
+    )
 
 
 def usefulness(name: str) -> pd.Series | None:
@@ -110,7 +151,12 @@ def p_of_sign_flips(differences: np.ndarray) -> float:
 def main() -> None:
     """Print what, ours, theirs, n, mean, standard deviation and p against 0."""
     rows = []
-    for what, pairs, number in (("mean reward", RUNS, mean_rewards), ("usefulness", GRADIENTS, usefulness)):
+    asked = (
+        ("mean reward", RUNS, mean_rewards),
+        ("held-out accuracy", ACCURACIES, accuracies),
+        ("usefulness", GRADIENTS, usefulness),
+    )
+    for what, pairs, number in asked:
         for ours, theirs in pairs:
             found = number(ours), number(theirs)
             if found[0] is None or found[1] is None:
