@@ -30,6 +30,7 @@ def test_every_table_has_its_data() -> None:
     named = {stem.split("-audit-" if "-audit-" in stem else "-")[0] for stem in stems}
     claims = {
         "claims",
+        "claims_accuracy",
         "claims_reward",
         "claims_usefulness",
         "contrasts",
