@@ -14,6 +14,7 @@ from test_claims import every_arm
 from steadymoe.bench.claims import arms, page, registry
 from steadymoe.bench.claims.gates import Need, Standing
 from steadymoe.bench.claims.verdict import LEGS, findings
+from steadymoe.bench.claims.verdicts import Verdicts, stem
 from steadymoe.bench.report import archive, draw, report_page
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
@@ -35,7 +36,7 @@ def test_every_table_has_its_data() -> None:
         "claims_usefulness",
         "contrasts",
         "gates",
-        *(page.name(claim) for claim in registry.CLAIMS),
+        *(stem(claim) for claim in registry.CLAIMS),
     }
     audits = {path.parent.name for path in (REFERENCE / "audits").glob("*/audits.parquet")}
     assert named - claims == {*KEPT, *WITHOUT_DATA, *audits}
@@ -59,16 +60,16 @@ def test_tables_and_figures_are_those_of_the_data(experiment: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> page.Verdicts:
-    return page.Verdicts(REFERENCE)
+def verdicts() -> Verdicts:
+    return Verdicts(REFERENCE)
 
 
 @pytest.fixture(scope="module")
-def shown(verdicts: page.Verdicts) -> str:
-    return verdicts.page("../results/reference/figures")
+def shown(verdicts: Verdicts) -> str:
+    return page.text(verdicts, "../results/reference/figures")
 
 
-def test_the_verdicts_are_those_of_the_data(verdicts: page.Verdicts, shown: str) -> None:
+def test_the_verdicts_are_those_of_the_data(verdicts: Verdicts, shown: str) -> None:
     for name, text in verdicts.texts().items():
         assert (TABLES / name).read_text() == text, name
     committed = (DOCS / "claims.md").read_text()
@@ -78,7 +79,7 @@ def test_the_verdicts_are_those_of_the_data(verdicts: page.Verdicts, shown: str)
     assert len(re.findall(r"\.png\)", committed)) == len(verdicts.figures())
 
 
-def test_a_claim_is_answered_where_its_runs_and_gates_are_there(verdicts: page.Verdicts, shown: str) -> None:
+def test_a_claim_is_answered_where_its_runs_and_gates_are_there(verdicts: Verdicts, shown: str) -> None:
     for claim in registry.CLAIMS:
         section = shown.partition(f"## Claim {claim.number}\n")[2].partition("\n## ")[0]
         for leg in LEGS:
@@ -93,7 +94,7 @@ def test_a_claim_is_answered_where_its_runs_and_gates_are_there(verdicts: page.V
         assert ("rests on reconstructions" in section) is (claim.number == 10)
 
 
-def test_every_arm_has_the_seeds_of_the_protocol(verdicts: page.Verdicts) -> None:
+def test_every_arm_has_the_seeds_of_the_protocol(verdicts: Verdicts) -> None:
     known = [arm for name, found in vars(arms).items() if name.isupper() for arm in every_arm(found)]
     there = [arm for arm in known if verdicts.study.has(arm)]
     assert len(there) > 30
@@ -104,7 +105,7 @@ def test_every_arm_has_the_seeds_of_the_protocol(verdicts: page.Verdicts) -> Non
         assert verdicts.study.first(arm).index.tolist() == list(seeds), arm
 
 
-def test_arms_of_one_setting_start_with_the_same_rollouts(verdicts: page.Verdicts) -> None:
+def test_arms_of_one_setting_start_with_the_same_rollouts(verdicts: Verdicts) -> None:
     stale = ("study", "study_paper", "study_bands", "study_replay", "study_frozen", "study_best", "study_shift")
     known = [arm for name, found in vars(arms).items() if name.isupper() for arm in every_arm(found)]
     for arm in known:
@@ -112,14 +113,14 @@ def test_arms_of_one_setting_start_with_the_same_rollouts(verdicts: page.Verdict
             assert verdicts.study.first(arm).tolist() == verdicts.study.first(arms.GRPO).tolist(), arm
 
 
-def test_with_a_gate_failed_nothing_is_answered(verdicts: page.Verdicts) -> None:
+def test_with_a_gate_failed_nothing_is_answered(verdicts: Verdicts) -> None:
     failed = Standing(Need("V2", "stale"), "failed", "seen")
     for claim in registry.CLAIMS:
         for each in findings(verdicts.study, claim.outcomes, [failed], [failed]):
             assert each.verdict == "not testable here"
 
 
-def test_the_readmes_first_screen_is_what_the_study_says(verdicts: page.Verdicts) -> None:
+def test_the_readmes_first_screen_is_what_the_study_says(verdicts: Verdicts) -> None:
     readme = (DOCS.parent / "README.md").read_text()
     result = readme.partition("## What was found")[2].partition("\n## ")[0]
     assert verdicts.first_screen() in result
@@ -130,7 +131,7 @@ def test_the_readmes_first_screen_is_what_the_study_says(verdicts: page.Verdicts
     assert re.findall(r"\(claim (\d+) \w\)", result)
 
 
-def test_the_second_opinion_agrees_with_the_table_of_claims(verdicts: page.Verdicts) -> None:
+def test_the_second_opinion_agrees_with_the_table_of_claims(verdicts: Verdicts) -> None:
     script = DOCS.parent / "tests" / "oracles" / "study_effects.py"
     made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
     assert made == (DOCS.parent / "tests" / "recorded" / "study_effects.csv").read_text()
