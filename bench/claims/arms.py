@@ -46,6 +46,14 @@ STALENESS = {
     for updates in (4, 64)
 }
 
+# The first edition's setting, whose mini-batches are so small that it also falls on policy (docs/first_testbed.md). On
+# policy REINFORCE is GRPO without a clip.
+FIRST_TESTBED = (
+    Arm("GRPO unclipped, on policy", "first_testbed", "grpo_unclipped", {"updates_per_rollout": 1}),
+    Arm("GRPO unclipped", "first_testbed", "grpo_unclipped"),
+    Arm("REINFORCE", "first_testbed", "reinforce"),
+)
+
 # --- tuning: no claim uses its seeds --------------------------------------------------------------------------------
 
 RATES = (1e-4, 2e-4, 4e-4, 8e-4)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from steadymoe.algorithms import provenance
 from steadymoe.bench.claims import contrasts, doses, gates_page, testbed
-from steadymoe.bench.claims.arms import CONTROLS, GRPO, GSPO, ON_POLICY, OTHERS, PAPERS, PAPERS_R2
+from steadymoe.bench.claims.arms import CONTROLS, FIRST_TESTBED, GRPO, GSPO, ON_POLICY, OTHERS, PAPERS, PAPERS_R2
 from steadymoe.bench.claims.registry import CLAIMS
 from steadymoe.bench.claims.verdict import LEGS, Claim, findings
 from steadymoe.bench.claims.verdicts import DRAWN, OUTCOMES, SPECS, Verdicts, rows, stem
@@ -41,6 +41,11 @@ sign flips (Student's for areas under a ROC curve), and corrected by Holm for al
 not run too. "Seeds for 80 % power" is the number of seeds, at least six, that would find the effect at 5 %, if it has
 its measured size. Letters are the protocol's: pages cite an outcome as 1 a. The target `reference` of the
 [Makefile](../Makefile) has the commands of all runs.
+"""
+
+_FIRST_TESTBED = """[The first testbed](first_testbed.md) fell on policy too, so it could say nothing about stale data:
+
+![Rewards on the first testbed over gradient updates, on policy and not]({figures}/claims_first_testbed-answer.png)
 """
 
 
@@ -88,7 +93,7 @@ def text(verdicts: Verdicts, figures: str) -> str:
             file = f"{figures}/{draw.stem(OUTCOMES, f'claims_{unit}')}.png"
             lines += [f"![{OUTCOMES.caption} In {unit}.]({file})", ""]
     lines += ["## Published contrasts", "", f"{contrasts.told(verdicts.contrasts)} {contrasts.RULE}", ""]
-    lines += [tables.to_markdown(verdicts.contrasts), "", *_testbed(verdicts)]
+    lines += [tables.to_markdown(verdicts.contrasts), "", *_testbed(verdicts, figures)]
     for claim in CLAIMS:
         lines += [f"## Claim {claim.number}", "", f"{claim.statement} ({claim.source})", "", *_answer(verdicts, claim)]
         lines += [*_seen(verdicts, claim), *_shown(verdicts, claim, figures)]
@@ -96,12 +101,13 @@ def text(verdicts: Verdicts, figures: str) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _testbed(verdicts: Verdicts) -> list[str]:
+def _testbed(verdicts: Verdicts, figures: str) -> list[str]:
     """The section on the testbed: the gates that are not passed, and every arm of ``study`` beside its controls."""
     needed = {need for claim in CLAIMS for need in claim.needs}
     states = [verdicts.gates[need] for need in verdicts.gates if need in needed] + list(verdicts.kept.values())
     open_gates = [f"- {gate.need} {gate.state}: {gate.seen}." for gate in states if gate.state != "passed"]
     passed = sum(gate.state == "passed" for gate in states)
+    drawn = all(verdicts.study.has(arm) for arm in FIRST_TESTBED)
     rivals = (GRPO, GSPO, *OTHERS.values(), PAPERS, PAPERS_R2)
     return [
         "## The testbed",
@@ -120,6 +126,7 @@ def _testbed(verdicts: Verdicts) -> list[str]:
         "",
         tables.to_markdown(gates_page.realism(testbed.realism(verdicts.study)).drop(columns=["what", "source"])),
         "",
+        *(_FIRST_TESTBED.format(figures=figures).split("\n") if drawn else []),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.claims import contrasts, doses, figures
-from steadymoe.bench.claims.arms import FROZEN, GRPO, GSPO, ON_POLICY, PAPERS, TUNED, UNCLIPPED
+from steadymoe.bench.claims.arms import FIRST_TESTBED, FROZEN, GRPO, GSPO, ON_POLICY, PAPERS, TUNED, UNCLIPPED
 from steadymoe.bench.claims.effects import DRIFT, NoNumber, best_setting
 from steadymoe.bench.claims.gates import MISMATCH, blocking, keeps, standings
 from steadymoe.bench.claims.registry import CLAIMS
@@ -160,6 +160,10 @@ class Verdicts:
             if len(rows := self.of_unit(unit))
         ]
         by_number = {claim.number: claim for claim in CLAIMS}
+        if all(self.study.has(arm) for arm in FIRST_TESTBED):
+            data = draw.data(self.study.tables(FIRST_TESTBED), ANSWER.takes)
+            data["standings"] = _primary(self.standings.table(FIRST_TESTBED), accuracy=False).assign(curve=True)
+            every.append((ANSWER, "claims_first_testbed", data))
         return every + [
             (SPECS[by_number[number].figure], stem(by_number[number]), data) for number, data in self.drawn.items()
         ]

@@ -32,6 +32,7 @@ def test_every_table_has_its_data() -> None:
     claims = {
         "claims",
         "claims_accuracy",
+        "claims_first_testbed",
         "claims_reward",
         "claims_usefulness",
         "contrasts",
@@ -98,11 +99,10 @@ def test_every_arm_has_the_seeds_of_the_protocol(verdicts: Verdicts) -> None:
     known = [arm for name, found in vars(arms).items() if name.isupper() for arm in every_arm(found)]
     there = [arm for arm in known if verdicts.study.has(arm)]
     assert len(there) > 30
+    seeds = {"study_tuning": range(100, 103), "first_testbed": range(100, 103), "gates_twin": range(200, 210)}
+    seeds |= {"study_routes": range(8), "study_arithmetic": range(8)}
     for arm in there:
-        seeds = {"study_tuning": range(100, 103), "gates_twin": range(200, 210)}.get(arm.experiment, range(10))
-        if arm.experiment in ("study_routes", "study_arithmetic"):
-            seeds = range(8)
-        assert verdicts.study.first(arm).index.tolist() == list(seeds), arm
+        assert verdicts.study.first(arm).index.tolist() == list(seeds.get(arm.experiment, range(10))), arm
 
 
 def test_arms_of_one_setting_start_with_the_same_rollouts(verdicts: Verdicts) -> None:

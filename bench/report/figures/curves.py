@@ -172,9 +172,10 @@ def curves(
     """
     axis.set_xlabel("step (rollout)")
     axis.set_ylabel(columns.label(metric))
-    means = estimates.curves(steps, metric, smoothed_over or style.smoothed_over(metric), log, columns.bounds(metric))
+    over = smoothed_over or style.smoothed_over(metric)
+    means = estimates.curves(steps, metric, over, log, columns.bounds(metric))
     few_seeds = style.few_seeds(steps)
-    of_seeds = seeds.smoothed(steps, metric, log) if few_seeds else means.iloc[:0].assign(seed=0)
+    of_seeds = seeds.smoothed(steps, metric, log, over) if few_seeds else means.iloc[:0].assign(seed=0)
     for arm, look in lines.items():
         curve = means[means["arm"] == arm]
         if curve.empty:

@@ -9,9 +9,12 @@ from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.statistics import estimates
 
 
-def smoothed(steps: pd.DataFrame, metric: str, log: bool = False) -> pd.DataFrame:
-    """One metric of every seed by itself, smoothed as ``estimates.curves`` does: arm, seed, step, mean."""
-    chosen, window = steps[steps["metric"] == metric], style.smoothed_over(metric)
+def smoothed(steps: pd.DataFrame, metric: str, log: bool = False, over: int | None = None) -> pd.DataFrame:
+    """One metric of every seed by itself, smoothed as ``estimates.curves`` does: arm, seed, step, mean.
+
+    ``over`` that many steps; None: as the metric asks.
+    """
+    chosen, window = steps[steps["metric"] == metric], over or style.smoothed_over(metric)
     parts = [estimates.curves(ours, metric, window, log).assign(seed=seed) for seed, ours in chosen.groupby("seed")]
     names = ["arm", "seed", "step", "mean"]
     return pd.concat(parts, ignore_index=True)[names] if parts else pd.DataFrame(columns=names)
