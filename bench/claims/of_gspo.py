@@ -104,6 +104,7 @@ CLAIMS = (
         f"{_ROUTES}; the paper does not say whether it counts experts or sets, nor at which learning rate, so that "
         "the number itself gets no verdict.",
         controls=(),
+        about="of depth; the number has no verdict",
         doses=EXPERT_CHANGE,
     ),
     Claim(

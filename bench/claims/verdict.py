@@ -104,6 +104,8 @@ class Claim:
     """The controls that stand beside the arms."""
     exploratory: tuple[Outcome, ...] = ()
     """Outcomes that the protocol does not list; they are shown and are part of no verdict."""
+    about: str = ""
+    """The part of the statement that the outcomes ask, where it is not the whole."""
     beside: tuple[Arm, ...] = ()
     """Further arms in the table, without a curve."""
     doses: tuple[Dose, ...] = ()

@@ -65,7 +65,8 @@ class Verdicts:
             return "–"
         counts = Counter(found)
         mixed = ", ".join(f"{n} of {len(found)} {each}" for each, n in counts.items())
-        return verdict if len(counts) == 1 else f"{verdict} ({mixed})"
+        remarks = [*([mixed] if len(counts) > 1 else []), *([claim.about] if claim.about else [])]
+        return f"{verdict} ({'; '.join(remarks)})" if remarks else verdict
 
     def answered(self) -> str:
         """A sentence with the number of claims for each answer of each leg."""
