@@ -129,10 +129,7 @@ def test_the_readmes_first_screen_is_what_the_study_says(verdicts: Verdicts) -> 
         effects = [str(each.seen.estimate) for each in verdicts.found[int(outcome)]]
         assert number.replace("−", "-") in effects, (number, effects)
     assert re.findall(r"\(claim (\d+) \w\)", result)
-    of_runs = [verdicts.of(claim, "trajectory") for claim in registry.CLAIMS]
-    numbers = ("no", "one", "two", "three", "four")
-    assert f"about runs {numbers[of_runs.count('not run')]} ha" in result
-    assert len(of_runs) - of_runs.count(None) == 14
+    assert verdicts.answered() in result
 
 
 def test_the_second_opinion_agrees_with_the_table_of_claims(verdicts: Verdicts) -> None:
