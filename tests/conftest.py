@@ -99,3 +99,14 @@ def task() -> Chain:
 def model(task: Chain) -> PreTrainedModel:
     """A fresh random MoE model, smaller than micro."""
     return build.build(MICRO, task.tokenizer, seed=0, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results folder of a run of TRL's trainer on one process, without accumulation; skipped without TRL."""
+    pytest.importorskip("trl")
+    from trl_runs import trainer
+
+    results = tmp_path_factory.mktemp("whole")
+    trainer(results, record=results).train()
+    return results

@@ -109,6 +109,14 @@ def test_replay_compares_routing_alone() -> None:
     assert [axis.get_yscale() for axis in figure.axes] == ["linear", "log", "linear"]
 
 
+def test_a_metric_that_no_run_recorded_has_no_panel() -> None:
+    three = ("reward", "token_ratio_variance", "clip_fraction")
+    for metrics in (three, three[:1]):
+        figure = curves.overview(long_table(dict.fromkeys(metrics, reward), arms(algorithm=["grpo"])))
+        assert [axis.get_ylabel() for axis in figure.axes] == [columns.label(metric) for metric in metrics]
+        assert ("Clipped shares" in said(figure)) is (metrics == three)
+
+
 def stale(grow: bool) -> list[dict[str, object]]:
     made = arms(algorithm=["grpo", "gspo", "vespo"], updates_per_rollout=[4, 8])
     return [each | {"prompts": 4 * each["updates_per_rollout"] if grow else 32} for each in made]  # type: ignore[operator]

@@ -13,25 +13,34 @@ from steadymoe.bench.statistics import estimates
 
 # Shares of clipped tokens are drawn on a logarithmic scale that turns linear below this, so that 0 is shown.
 LEAST_CLIPPED = 1e-3
+_OVERVIEW = ("reward", "expert_change_rate", "token_ratio_variance", "clip_fraction")
 # A variance below this is one of rounding.
 _NOTHING = 10 * estimates.LEAST_LOG
 
 
 def overview(steps: pd.DataFrame) -> DataFigure:
-    """Reward, expert change, token-ratio variance and clip fraction side by side."""
+    """Reward, expert change, token-ratio variance and clip fraction side by side.
+
+    A metric that no run recorded (``measure=little``, a dense model) has no panel.
+    """
     lines = looks.of_lines(steps)
     against = seeds.compared(steps, lines)
+    recorded = set(steps["metric"])
+    shown = [metric for metric in _OVERVIEW if metric in recorded]
+    rows = -(-len(shown) // 2)
     with style.figure_style():
-        figure, axes = style.panels(2 if against is None else 3, 2, 4.2 if against is None else 6.2, style.TWO_COLUMNS)
-        curves(axes[0], steps, "reward", lines)
-        curves(axes[1], steps, "expert_change_rate", lines)
-        curves(axes[2], steps, "token_ratio_variance", lines, log=True)
-        curves(axes[3], steps, "clip_fraction", lines)
-        axes[3].set_yscale("symlog", linthresh=LEAST_CLIPPED)
+        more = 0 if against is None else 1
+        figure, axes = style.panels(rows + more, 2, 2.1 * rows + 2.0 * more, style.TWO_COLUMNS)
+        for axis, metric in zip(axes, shown, strict=False):
+            curves(axis, steps, metric, lines, log=metric == "token_ratio_variance")
+            if metric == "clip_fraction":
+                axis.set_yscale("symlog", linthresh=LEAST_CLIPPED)
+        if len(shown) % 2:  # an empty place in the grid of panels
+            axes[len(shown)].remove()
         if against is not None:
-            seeds.differences(axes[4], steps, "reward", lines)
-            seeds.differences(axes[5], steps, "eval_accuracy", lines)
-        notes = " Clipped shares: the plain mean." + style.without_clip(steps)
+            seeds.differences(axes[2 * rows], steps, "reward", lines)
+            seeds.differences(axes[2 * rows + 1], steps, "eval_accuracy", lines)
+        notes = " Clipped shares: the plain mean." + style.without_clip(steps) if "clip_fraction" in shown else ""
         notes += style.below(steps, "token_ratio_variance", _NOTHING)
         return style.finish(figure, axes[0], style.curves_caption(steps, True, against) + notes)
 
