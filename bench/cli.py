@@ -190,9 +190,11 @@ def _of_scores(arguments: argparse.Namespace) -> int:
     from steadymoe.bench.config.validate import ConfigError
     from steadymoe.bench.scores.entry import BadEntry
 
+    # Words that cannot be composed are a ValueError of ``submit``; in ``board`` it would be a mistake of ours.
+    refused = (BadEntry, ConfigError, NotRun, *((ValueError,) if arguments.verb == "submit" else ()))
     try:
         return scores_verbs.answer(arguments)
-    except (BadEntry, ConfigError, NotRun, ValueError) as error:
+    except refused as error:
         return _refuse(error)
 
 

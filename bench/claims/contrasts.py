@@ -91,7 +91,7 @@ CONTRASTS = (
     ),
     Contrast(
         8,
-        "CISPO falls with stale data (VESPO: it collapses)",
+        "with stale data CISPO collapses (asked here: falls)",
         "VESPO",
         "CISPO, first less final reward",
         (_fall(OTHERS["cispo"]),),

@@ -14,7 +14,7 @@ NOISE = "one strength of router noise, 80 times the KL that is published of real
 _GRPOS = "GSPO's band was made for responses of thousands of tokens"
 _ROUTES = (
     "2 to 8 layers, 8 to 128 experts, one task, eight seeds; 64 updates of 5e-5: routing's share falls as updates grow "
-    "(docs/audit.md), and the number of changed experts rises"
+    "(docs/audit.md), and the share of changed experts rises"
 )
 
 CLAIMS = (

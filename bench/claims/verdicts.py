@@ -30,7 +30,10 @@ FIRST = (ON_POLICY, GSPO, PAPERS, FROZEN, UNCLIPPED)
 
 
 class Verdicts:
-    """The verdicts on all claims by what is recorded below ``results``. Raises NotRun without runs of the study."""
+    """The verdicts on all claims, from the runs and audits recorded below ``results``.
+
+    Raises NotRun if neither GRPO nor GSPO of the study has run.
+    """
 
     def __init__(self, results: Path) -> None:
         self.study = Study(results)

@@ -107,6 +107,7 @@ def test_what_would_decide_it_is_said_in_seeds_that_have_80_percent_power() -> N
     assert finding(half).power == "34"
     assert finding(half).decides == "about 34 seeds for 80 % power, if the effect is what it seems"
     assert finding(half, threshold=-0.5).power == "10"  # a whole one
+    assert finding(half, threshold=-9).power == "6"  # with five the exact p is at least 1/16
     assert "no affordable number" in finding(half, threshold=0.5).decides
     assert finding(half, "supported").decides == ""
     # Ratios are compared by their logarithms; an area has no number for each seed.
@@ -284,7 +285,9 @@ def test_make_reference_runs_every_arm_under_the_name_it_is_looked_for_by() -> N
 
 def test_make_reference_runs_what_the_recorded_tuning_found_best() -> None:
     best = [effects.best(Study(ROOT / "results" / "reference"), name) for name in arms.TUNED]
-    assert {(arm.algorithm, arm.experiment, axes_name(arm.axes)) for arm in best} <= planned()
+    run = {(arm.algorithm, arm.experiment, axes_name(arm.axes)) for arm in best}
+    assert run <= planned()
+    assert run <= {(arm.algorithm, arm.experiment, axes_name(arm.axes)) for arm in arms.BEST.values()}
 
 
 # --- numbers, from runs made by hand -------------------------------------------------------------------------------

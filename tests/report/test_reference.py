@@ -125,10 +125,13 @@ def test_the_readmes_first_screen_is_what_the_study_says(verdicts: Verdicts) -> 
     result = readme.partition("## What was found")[2].partition("\n## ")[0]
     assert verdicts.first_screen() in result
     assert "frozen" in verdicts.first_screen()
-    for number, outcome in re.findall(r"(-?\d\.\d+ \[[-−\d., ]+\]) \(claim (\d+) \w\)", result):
-        effects = [str(each.seen.estimate) for each in verdicts.found[int(outcome)]]
-        assert number.replace("−", "-") in effects, (number, effects)
-    assert re.findall(r"\(claim (\d+) \w\)", result)
+    effects = {(row["claim"], row["letter"]): str(row["effect"]) for _, row in verdicts.table().iterrows()}
+    cited = re.findall(r"(-?\d\.\d+ \[[-\d., ]+\]) \(claim (\d+) (\w)\)", result)
+    assert len(cited) == len(re.findall(r"\(claim", result)) > 10
+    for number, claim, letter in cited:
+        assert number == effects[int(claim), letter], (claim, letter)
+    page_of_claims = (DOCS / "claims.md").read_text()
+    assert all(number in page_of_claims for number in re.findall(r"-?\d\.\d+ \[[-\d., ]+\]", result))
     assert verdicts.answered() in result
 
 

@@ -241,7 +241,11 @@ def test_entries_stand_by_their_difference_from_grpo_and_tuned_ones_apart(
     assert "sapo" in lacking
     assert 'data-number="0.2' in first
     assert 'data-number="nan' not in text
-    assert "| good" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| good" in printed
+    # The row of the frozen policy in results/reference/tables/claim01-answer.csv and in docs/claims.md.
+    assert "begins at 0.368 [0.339, 0.395], and the mean reward of the frozen policy is 0.366 [0.344, 0.392]" in printed
+    assert "0.366 [0.344, 0.392]" in text
 
 
 def test_anchors_that_differ_from_the_recorded_ones_are_told(tmp_path: Path) -> None:
