@@ -63,10 +63,6 @@ def commands(page: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
-def test_the_readme_is_a_screen_and_a_half() -> None:
-    assert README.count("\n") <= 130
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
     broken = []
