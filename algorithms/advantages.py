@@ -97,10 +97,12 @@ class BatchWhitened(_Divided):
     epsilon: float = 1e-8
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
-        """A group of equal rewards may have an advantage here."""
+        """Exactly 0 if all rewards of the rollout are equal; a group of equal rewards may have an advantage."""
         values_PG = _centred(rewards_PG) if self.subtract_group_mean else rewards_PG
         tokens = lengths_PG.sum()
         centred_PG = values_PG - (values_PG * lengths_PG).sum() / tokens
+        # As in ``_centred``: the mean of equal values can miss them by a rounding error, and 1/√ε magnifies it.
+        centred_PG = centred_PG.masked_fill((values_PG == values_PG[0, 0]).all(), 0.0)
         return centred_PG * self._square((centred_PG.square() * lengths_PG).sum(), tokens).rsqrt()
 
     def _square(self, squares: Tensor, tokens: Tensor) -> Tensor:

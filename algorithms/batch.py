@@ -17,8 +17,8 @@ from steadymoe.algorithms.parts import LEFT_OUT, dimensions, dimensions_of, join
 class Batch:
     """One mini-batch of whole groups, or a part of one, on response positions only.
 
-    The metadata of a field names the dimensions of its tensor. A tensor with response positions is masked: its
-    values on padding, inf and nan too, are replaced by 0 when the batch is made, and reach no value and no gradient.
+    The metadata of a field names the dimensions of its tensor. A tensor with response positions is masked: where the
+    mask is 0 its values, inf and nan too, are replaced by 0 when the batch is made, and reach no value and no gradient.
     bfloat16 and float16 become float32.
 
     Raises ValueError, with the name of the field, for a tensor of another shape than its field says (a vector of B
@@ -28,7 +28,8 @@ class Batch:
 
     Attributes:
         logprobs_BT: log π_θ of the sampled tokens under the weights being trained; carries the gradient.
-        mask_BT: 1 on response tokens (the end token included), 0 on padding.
+        mask_BT: 1 on response tokens (the end token included), 0 on padding and on tokens that the policy did not
+            sample, such as a tool's output inside a response.
         advantages_BT: the advantage of each token; constant along a response for outcome rewards.
         old_logprobs_BT: log π_old of the same tokens: the training forward at the weights that sampled.
         rollout_logprobs_BT: log μ of the same tokens as the sampling engine computed them.

@@ -48,17 +48,19 @@ class GEPO(ClippedLoss):
         return self.clipped(ops.ratio(log_ratio_BT, batch.mask_BT, self.ratio), advantages_B1)
 
     def _log_expected(self, batch: Batch) -> Tensor:
-        """log E of each response's group, (B,), at any likelihood.
+        """log E of each response's group, (B,), at any likelihood; responses without tokens do not count, and get 0.
 
         q² underflows in fp32 below a mean log-probability of −44 a token, and the quotient is then 0/0. Therefore, in a
         group below −20, every q is divided by the group's largest q, and log E is shifted back by its log.
         """
         mean_B = ops.masked_mean_T(self.anchor_logprobs(batch), batch.mask_BT)
-        numbers, group_B = batch.get("groups_B").unique(return_inverse=True)
-        largest_G = torch.full((len(numbers),), -torch.inf, dtype=mean_B.dtype, device=mean_B.device)
-        largest_G = largest_G.scatter_reduce(0, group_B, mean_B, "amax")
-        shift_B = torch.where(largest_G < -20, largest_G, 0.0)[group_B]
-        shifted_B = (mean_B - shift_B).exp()
-        sums_2G = torch.zeros(2, len(numbers), dtype=mean_B.dtype, device=mean_B.device)
-        sums_2G.index_add_(1, group_B, torch.stack([shifted_B, shifted_B.square()]))
-        return shift_B + (sums_2G[1] / sums_2G[0])[group_B].log()
+        some_B = batch.mask_BT.bool().any(-1)
+        mean_M = mean_B[some_B]
+        numbers, group_M = batch.get("groups_B")[some_B].unique(return_inverse=True)
+        largest_G = mean_M.new_full((len(numbers),), -torch.inf).scatter_reduce(0, group_M, mean_M, "amax")
+        shift_M = torch.where(largest_G < -20, largest_G, 0.0)[group_M]
+        shifted_M = (mean_M - shift_M).exp()
+        sums_2G = mean_M.new_zeros(2, len(numbers))
+        sums_2G.index_add_(1, group_M, torch.stack([shifted_M, shifted_M.square()]))
+        log_M = shift_M + (sums_2G[1] / sums_2G[0])[group_M].log()
+        return torch.zeros_like(mean_B).masked_scatter(some_B, log_M)
