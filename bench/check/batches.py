@@ -88,6 +88,26 @@ def padded(batch: Batch, spare: int, garbage: float) -> Batch:
     return replace(batch, mask_BT=mask_BT, **changed)
 
 
+def interleaved(batch: Batch, garbage: float) -> Batch:
+    """The batch, (B, 2T), with a masked token of ``garbage`` before every token: a token stands at 2t + 1."""
+    mask_BT = torch.stack([torch.zeros_like(batch.mask_BT), batch.mask_BT], -1).flatten(1)
+    changed: dict[str, Any] = {}
+    for name, letters, values in _tensors(batch):
+        if "T" in letters and name != "mask_BT":
+            place = letters.index("T")
+            between = torch.full_like(values, garbage)
+            changed[name] = torch.stack([between, values], place + 1).flatten(place, place + 1)
+    return replace(batch, mask_BT=mask_BT, **changed)
+
+
+def with_empty_response(batch: Batch) -> Batch:
+    """The batch of ``ragged`` with one more response, (B + 1, T), all of whose tokens are masked."""
+    longer = reordered(batch, torch.tensor([*range(RESPONSES), 0]))
+    mask_BT = longer.mask_BT.clone()
+    mask_BT[-1] = 0
+    return replace(longer, mask_BT=mask_BT)
+
+
 def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
     """The batch with its floating-point numbers in ``dtype``."""
     changed: dict[str, Any] = {

@@ -29,10 +29,12 @@ from steadymoe.bench.check.batches import (
     SCALES,
     TOKENS,
     in_dtype,
+    interleaved,
     padded,
     part,
     ragged,
     reordered,
+    with_empty_response,
 )
 from steadymoe.bench.check.derivatives import direction, gradient, gradients, slopes
 from steadymoe.bench.support import blame
@@ -123,6 +125,23 @@ def padding(loss: PolicyLoss) -> str:
         cut = {name: each[:, :width] if each.ndim else each for name, each in after.metrics.items()}
         _same(before, before_BT, replace(after, metrics=cut), after_BT[:, :width], "with 3 more positions of padding")
     return "numbers under padding, and 3 more positions of it, change nothing"
+
+
+def masked_tokens(loss: PolicyLoss) -> str:
+    """Masked tokens inside a response, as those of a tool, and a response without tokens change nothing."""
+    for scale, garbage in zip(_IN_AND_OUT, (torch.nan, 1e3), strict=True):
+        batch = _batch(loss, scale)
+        before_BT, before = gradient(loss, batch)
+        for masked, tokens, when in (
+            (interleaved(batch, garbage), (slice(None), slice(1, None, 2)), "with a masked token before every token"),
+            (with_empty_response(batch), slice(RESPONSES), "with a response without tokens"),
+        ):
+            after_BT, after = gradient(loss, masked)
+            if after_BT[~masked.mask_BT.bool()].any():
+                raise Fails(f"{when} a masked token has a gradient")
+            cut = {name: each[tokens] if each.ndim else each for name, each in after.metrics.items()}
+            _same(before, before_BT, replace(after, metrics=cut), after_BT[tokens], when)
+    return "masked tokens inside responses, and a response without tokens, change nothing"
 
 
 def order(loss: PolicyLoss) -> str:
@@ -247,6 +266,7 @@ _PROPERTIES: Mapping[str, Callable[[PolicyLoss], str]] = {
     "shapes": shapes,
     "gradient": derivative,
     "padding": padding,
+    "masked tokens": masked_tokens,
     "order": order,
     "micro-batches": micro_batches,
     "zero advantage": zero_advantage,

@@ -11,10 +11,11 @@ import torch
 import yaml
 from test_execute import SMALL
 from torch import Tensor
+from torch.nn.functional import pad
 
 from steadymoe.algorithms import Batch, ClippedLoss, RatioLoss, Surrogate, TokenLoss, Traits, load, names, ops
 from steadymoe.bench.check import fields, properties, request, share
-from steadymoe.bench.check.batches import LENGTHS, SCALES, in_dtype, padded, part, ragged, reordered
+from steadymoe.bench.check.batches import LENGTHS, SCALES, in_dtype, interleaved, padded, part, ragged, reordered
 from steadymoe.bench.check.derivatives import OF_POLICY, direction, gradient, gradients, slopes
 from steadymoe.bench.config import compose
 from steadymoe.bench.support.findings import Fails, Finding, ask
@@ -44,7 +45,7 @@ def test_every_shipped_algorithm_passes_or_states_why_it_differs(name: str) -> N
     found = list(ask({"fields": lambda: fields.check(given), **properties.of(load(name))}))
     assert [each.line for each in found if not each.passed] == []
     told = {each.name: each.sentence for each in found}
-    assert len(told) == 9
+    assert len(told) == 10
     for line, (words, who) in STATED.items():
         assert (words in told[line]) == (name.partition("@")[0] in who), told[line]
     assert not any("though" in sentence for sentence in told.values())  # no trait is there without a need
@@ -104,11 +105,36 @@ class _Cube(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadsPadding(RatioLoss):
-    """The mean log-ratio of a response is taken over its padding too."""
+    """The last position of the batch is read as every response's last token."""
 
     def surrogate(self, batch: Batch) -> Surrogate:
         log_BT = self.log_ratio(batch)
-        return Surrogate((log_BT.exp() + log_BT.mean(-1, keepdim=True) ** 2) * batch.advantages_BT)
+        return Surrogate((log_BT.exp() + log_BT[:, -1:] ** 2) * batch.advantages_BT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsMasked(RatioLoss):
+    """J = sg[r_{t−1}] r_t Â, and a masked token is a ratio of 1."""
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        log_BT = self.log_ratio(batch)
+        before_BT = pad(log_BT.detach()[:, :-1], (1, 0))
+        return Surrogate((before_BT + log_BT).exp() * batch.advantages_BT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountsEmpty(RatioLoss):
+    """The mean over all rows, also over those without tokens."""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(whole_minibatch=True, zero_advantage_is_free=False)
+
+    def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
+        return ops.masked_mean_T(values_BT, batch.mask_BT).mean()
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        return Surrogate(self.ratio_of(batch) * batch.advantages_BT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +215,8 @@ FAULTS: dict[type[TokenLoss], dict[str, str]] = {
     HeldOnPurpose: {},
     WrongBackward: {"gradient": "at log-ratios of 0.0005, the loss has the slope"},
     ReadsPadding: {"padding": "with 3 more positions of padding the loss is"},
+    ReadsMasked: {"masked tokens": "with a masked token before every token the loss is"},
+    CountsEmpty: {"masked tokens": "with a response without tokens the loss is"},
     FirstRowIsApart: {"order": "with the responses in another order the loss is"},
     OwnDenominator: {"micro-batches": "divide by Batch.responses and Batch.tokens"},
     Penalised: {"zero advantage": "has a gradient; if this is meant, set the trait zero_advantage_is_free to False"},
@@ -315,6 +343,7 @@ def test_batches_are_cut_padded_and_reordered_in_every_field() -> None:
     order_B = torch.tensor([5, 4, 3, 2, 1, 0])
     twice = reordered(reordered(batch, order_B), order_B)
     wide, rows = padded(batch, 2, torch.nan), part(batch, torch.tensor([2, 4]))
+    twin = interleaved(batch, 7.0)
     for name, values in vars(batch).items():
         if not isinstance(values, Tensor):
             continue
@@ -323,6 +352,11 @@ def test_batches_are_cut_padded_and_reordered_in_every_field() -> None:
         assert torch.equal(getattr(twice, name), values), name
         assert torch.equal(cut, rows_first[[2, 4]]), name
         assert ("T" not in name.rpartition("_")[2]) == (getattr(wide, name).shape == values.shape), name
+        if "T" in name.rpartition("_")[2]:
+            place = name.rpartition("_")[2].index("T")
+            between, tokens = getattr(twin, name).unflatten(place, (-1, 2)).unbind(place + 1)
+            assert torch.equal(tokens, values), name
+            assert not between.any(), name  # a batch puts 0 where it is masked
         single = getattr(in_dtype(batch, torch.float32), name)
         assert single.dtype == (torch.float32 if values.is_floating_point() else values.dtype)
     assert (rows.responses, rows.tokens, twice.responses) == (6, 20, None)

@@ -13,8 +13,8 @@ from steadymoe.bench.support import external
 
 ROOT = Path(__file__).parents[2]
 LINES = [
-    *("fields", "shapes", "gradient", "padding", "order", "micro-batches", "zero advantage", "ratio 1"),
-    *("extreme ratios", "share of a step"),
+    *("fields", "shapes", "gradient", "padding", "masked tokens", "order", "micro-batches", "zero advantage"),
+    *("ratio 1", "extreme ratios", "share of a step"),
 ]
 
 
@@ -57,7 +57,7 @@ def test_an_algorithm_outside_the_checkout_is_checked_by_the_command(
     assert all(passed for passed, _ in lines.values())
     assert lines["fields"][1] == "every field has its number in the YAML: 5 of the loss, 1 of the advantage"
     assert re.fullmatch(r"forward and backward take \d\.\d% of an update of micro", lines["share of a step"][1])
-    assert said.out.splitlines()[-1] == "half_clipped passes all 10"
+    assert said.out.splitlines()[-1] == "half_clipped passes all 11"
     assert (said.err, contents(mine.parent)) == ("", before)
 
 
@@ -78,7 +78,7 @@ def test_every_fault_of_a_file_outside_the_checkout_has_its_line(
         in lines["fields"][1]
     )
     assert "HalfClipped has fields without a number in the YAML: loss.clip_high" in lines["fields"][1]
-    assert said.out.splitlines()[-1] == "half_clipped passes 7 of 10"
+    assert said.out.splitlines()[-1] == "half_clipped passes 8 of 11"
     assert (said.err, contents(mine.parent)) == ("", before)
 
 
