@@ -33,7 +33,7 @@ class Kept:
     """The recorded numbers of the standard."""
 
     outcomes: pd.DataFrame
-    """part, arm, algorithm, seed, value, start (nan where there is none)."""
+    """part, arm, algorithm, seed, value, start and tokens (nan where there are none)."""
     curves: pd.DataFrame
     """part, arm, seed, update, value: reward over gradient updates."""
     made: Mapping[str, Any]
@@ -58,7 +58,7 @@ def load(folder: Path = FOLDER) -> Kept:
     try:
         outcomes, curves = (pd.read_parquet(folder / name) for name in (_OUTCOMES, _CURVES))
         made = json.loads((folder / _MADE).read_text())
-        outcomes[["part", "arm", "algorithm", "seed", "value", "start"]]
+        outcomes[["part", "arm", "algorithm", "seed", "value", "start", "tokens"]]
         curves[["part", "arm", "seed", "update", "value"]]
         [(made[part.name]["hashes"].items(), float(made[part.name]["minutes"])) for part in PARTS]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -116,7 +116,8 @@ def freeze(results: Path, folder: Path = FOLDER) -> list[Path]:
                 continue  # an arm that is not recorded at every seed is not recorded
             algorithm = arm.algorithm if isinstance(arm, Arm) else arm.loss
             rows = pd.DataFrame({"seed": numbers.index, "value": numbers.to_numpy()})
-            rows["start"] = study.first(arm).reindex(numbers.index).to_numpy() if isinstance(arm, Arm) else float("nan")
+            for name, of in (("start", study.first), ("tokens", partial(tokens, study))):
+                rows[name] = of(arm).reindex(numbers.index).to_numpy() if isinstance(arm, Arm) else float("nan")
             outcomes.append(rows.assign(part=part.name, arm=arm.label, algorithm=algorithm))
             if isinstance(arm, Arm):
                 drawn = curve(study, arm)
@@ -129,6 +130,11 @@ def freeze(results: Path, folder: Path = FOLDER) -> list[Path]:
     text = json.dumps(made, indent=1, sort_keys=True) + "\n"
     atomic_files.write(folder / _MADE, partial(Path.write_text, data=text))
     return [folder / name for name in (*tables, _MADE)]
+
+
+def tokens(study: Study, arm: Arm) -> pd.Series:
+    """The response tokens that each run of an arm sampled, by seed; nan where they are not recorded."""
+    return study.tables([arm])["runs"].set_index("seed")["tokens_sampled"].astype(float)
 
 
 def curve(study: Study, arm: Arm) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """What a score shows: a table for each part, a figure with the scored algorithm in front, and one HTML page."""
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +22,9 @@ from steadymoe.bench.support.text import visible, without_mathematics
 CAPTION = (
     "Filled: the mean over seeds (checkpoints for gradients) with its 95 % interval; open: the reward at the start. "
     "Here (circles): run on this machine, so differences are taken seed by seed. Recorded (squares): from the machine "
-    "of the standard; differences are of means. p: sign flips for paired differences, Welch's for others, Holm for the "
-    "rows of a part; below 0.05 a difference is decided. A part says one thing, and no number sums them up."
+    "of the standard; differences are of means. Tokens: sampled by a run, mean over seeds. p: sign flips for paired "
+    "differences, Welch's for others, Holm for the rows of a part; below 0.05 a difference is decided. A part says one "
+    "thing, and no number sums them up."
 )
 _MINE, _OTHERS = "#D55E00", "#9A9A9A"
 
@@ -38,6 +40,8 @@ class Shown:
     """arm, seed, step (gradient updates), metric, value; empty for a part without runs."""
     starts: Mapping[str, float]
     """Arm → the mean reward at the start; empty for a part without runs."""
+    tokens: Mapping[str, float]
+    """Arm → response tokens that a run sampled, the mean over seeds; nan where they are not recorded."""
 
 
 def table(shown: Shown) -> pd.DataFrame:
@@ -50,6 +54,7 @@ def table(shown: Shown) -> pd.DataFrame:
                 "run": row.where,
                 shown.part.outcome: str(row.numbers),
                 "n": row.numbers.n,
+                **({"tokens": _tokens(shown.tokens.get(row.arm, math.nan))} if shown.part.kind == "runs" else {}),
                 "yours less it": "–" if row.apart is None else str(row.apart),
                 "n of both": "–" if row.apart is None else row.apart.n,
                 "p (Holm)": "–" if row.corrected != row.corrected else f"{row.corrected:.2g}",
@@ -58,6 +63,10 @@ def table(shown: Shown) -> pd.DataFrame:
             for number, row in enumerate(shown.rows, start=1)
         ]
     )
+
+
+def _tokens(count: float) -> str:
+    return "not recorded" if math.isnan(count) else f"{count:,.0f}"
 
 
 def text(parts: Sequence[Shown]) -> str:
@@ -118,6 +127,7 @@ def _numbers(shown: Shown) -> pd.DataFrame:
         [
             {"part": shown.part.name, "algorithm": row.arm, "run": row.where, "outcome": shown.part.outcome}
             | vars(row.numbers)
+            | {"tokens": shown.tokens.get(row.arm, math.nan)}
             | ({} if row.apart is None else {f"apart_{key}": value for key, value in vars(row.apart).items()})
             | {"paired": row.paired, "p": row.p, "p_corrected": row.corrected, "standard": VERSION}
             for row in shown.rows

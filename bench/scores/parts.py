@@ -20,11 +20,13 @@ def of(part: Part, asked: Asked, study: Study, recorded: Kept) -> tuple[Shown, l
     agree, told = standing.agreement(here, theirs, [SHOWN[name] for name in asked.anchors])
     found = standing.rows(asked.mine, here, theirs, part, pooled=agree)
     starts = {str(arm): float(start) for arm, start in rows.groupby("arm")["start"].mean().dropna().items()}
+    tokens = {str(arm): float(each) for arm, each in rows.groupby("arm")["tokens"].mean().items()}
     runs = [arm for arm in arms if isinstance(arm, Arm)]
     starts |= {arm.label: float(study.first(arm).mean()) for arm in runs}
+    tokens |= {arm.label: float(_at(kept.tokens(study, arm), seeds).mean()) for arm in runs}
     curves = _curves(part, runs, study, recorded, seeds)
     remarks = [told, *_of_machines(study, arms)]
-    return Shown(part, found, asked.mine, curves, starts), [f"{part.name}: {each}" for each in remarks]
+    return Shown(part, found, asked.mine, curves, starts, tokens), [f"{part.name}: {each}" for each in remarks]
 
 
 def _at(numbers: pd.Series, seeds: list[int]) -> pd.Series:

@@ -6,13 +6,15 @@ reads their results alone.
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import pandas as pd
 
 from steadymoe.bench.claims.study import Arm, Study
 from steadymoe.bench.scores.entry import OWN, Entry
-from steadymoe.bench.scores.standard import STABILITY
+from steadymoe.bench.scores.standard import STABILITY, changed_setting
 from steadymoe.bench.statistics.estimates import t_quantile
 
 REPEATED = "repeated"
@@ -32,8 +34,20 @@ _ALSO = "grpo"
 _UPDATES = 2
 # The largest relative difference of their loss and gradient norm; the first update's loss is 0 but for rounding.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
+# The largest relative difference of outcomes that repeat bit for bit: pandas may add them up in another order.
+_SAME = 1e-12
 # All four runs lie inside their intervals with at least 95 %.
 _LEVEL = 1 - 0.05 / (2 * _SEEDS)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of the repetition."""
+
+    first: Mapping[str, Any]
+    outcome: float
+    machine: str
+    config: Mapping[str, Any]
 
 
 def verdict(entry: Entry) -> str:
@@ -56,42 +70,60 @@ def verdict(entry: Entry) -> str:
 def compare(entry: Entry, results: Path, seeds: Sequence[int]) -> str:
     """Whether the runs of ``seeds`` below ``results`` repeat the entry.
 
-    From the same cold start, bit for bit, the first updates must be equal; another machine trains another one, and then
-    nothing is decided. Outcomes, GRPO's too, must lie in the prediction interval of the recorded ones.
+    They must have GRPO's setting. From the same cold start, bit for bit, the first updates must be equal, and on the
+    same machine the outcomes, GRPO's too. Another machine trains another cold start; then outcomes must lie in the
+    prediction interval of the recorded ones, and nothing is decided.
     """
     try:
         found = {arm: _found(results, entry.algorithm if arm == OWN else arm, seeds) for arm in (OWN, _ALSO)}
+        changed = [changed_setting(found[_ALSO][seed].config, found[OWN][seed].config) for seed in seeds]
     except Exception as error:  # what the entry's code wrote
         return f"its runs cannot be read: {type(error).__name__}"
-    is_same_start = True
-    for seed in seeds:
-        known, (first, _) = entry.about["first"][str(seed)], found[OWN][seed]
-        if known["cold_start"] != first["cold_start"]:
-            is_same_start = False
-        elif not _equal(known, first):
+    if any(changed):
+        return f"its runs change what the standard fixes: {next(filter(None, changed))}"
+    same_start = {seed for seed in seeds if _first(entry, seed)["cold_start"] == found[OWN][seed].first["cold_start"]}
+    for seed in sorted(same_start):
+        if not _equal(_first(entry, seed), found[OWN][seed].first):
             return f"seed {seed}: the first updates are others"
     for arm, runs in found.items():
-        low, high = prediction(entry.by_seed(STABILITY, arm).tolist())
+        recorded = entry.by_seed(STABILITY, arm)
+        low, high = prediction(recorded.tolist())
         for seed in seeds:
-            if not low <= runs[seed][1] <= high:
-                return f"seed {seed} of {arm}: {runs[seed][1]:.3g} lies outside of [{low:.3g}, {high:.3g}]"
+            outcome, known = runs[seed].outcome, float(recorded[seed])
+            if seed in same_start and runs[seed].machine == entry.about["machine"]:
+                if not math.isclose(outcome, known, rel_tol=_SAME):
+                    return f"seed {seed} of {arm}: {outcome:.6g} on the same machine and cold start, not {known:.6g}"
+            elif not low <= outcome <= high:
+                return f"seed {seed} of {arm}: {outcome:.3g} lies outside of [{low:.3g}, {high:.3g}]"
     told = f"seeds {', '.join(map(str, seeds))}"
-    return f"{REPEATED} ({told})" if is_same_start else f"not decided ({told}): other cold starts"
+    same = len(same_start) == len(seeds)
+    return f"{REPEATED} ({told})" if same else f"not decided ({told}): other cold starts"
 
 
-def _found(results: Path, algorithm: str, seeds: Sequence[int]) -> dict[int, tuple[dict[str, Any], float]]:
-    """Seed → first updates and outcome of an algorithm's runs below ``results``."""
+def _first(entry: Entry, seed: int) -> Mapping[str, Any]:
+    """The recorded first updates of a seed."""
+    first: Mapping[str, Any] = entry.about["first"][str(seed)]
+    return first
+
+
+def _found(results: Path, algorithm: str, seeds: Sequence[int]) -> dict[int, _Run]:
+    """Seed → the run of an algorithm below ``results``."""
     runs = {}
     for path in (results / "runs").rglob("run.json"):
         facts = json.loads(path.read_text())
         if facts["algorithm"] == algorithm:
             runs[facts["seed"]] = (path.parent, facts)
     _, facts = runs[seeds[0]]
-    outcomes = STABILITY.number(Study(results), Arm("", facts["experiment"], algorithm, facts["axes"]))
-    return {seed: (first_updates(runs[seed][0]), float(outcomes[seed])) for seed in seeds}
+    study, arm = Study(results), Arm("", facts["experiment"], algorithm, facts["axes"])
+    outcomes, machines = STABILITY.number(study, arm), study.tables([arm])["runs"].set_index("seed")["machine"]
+    return {
+        seed: _Run(first_updates(folder), float(outcomes[seed]), str(machines[seed]), facts["config"])
+        for seed in seeds
+        for folder, facts in [runs[seed]]
+    }
 
 
-def _equal(known: dict[str, Any], found: dict[str, Any]) -> bool:
+def _equal(known: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
     return all(
         len(known[key]) == len(found[key]) and np.allclose(known[key], found[key], rtol=_RELATIVE, atol=_ABSOLUTE)
         for key in ("loss", "grad_norm")

@@ -11,7 +11,7 @@ from rich.console import Console
 from steadymoe.bench.audit import request as audits
 from steadymoe.bench.check import request as check
 from steadymoe.bench.claims.study import Arm, NotRun, Study
-from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs import dry, record, redo
 from steadymoe.bench.runs import request as runs
@@ -21,7 +21,7 @@ from steadymoe.bench.scores import entry, kept, page, parts
 from steadymoe.bench.scores import submit as making
 from steadymoe.bench.scores.asked import Asked
 from steadymoe.bench.scores.kept import Kept
-from steadymoe.bench.scores.standard import PARTS, VERSION, Part
+from steadymoe.bench.scores.standard import PARTS, VERSION, Part, changed_setting
 from steadymoe.bench.support.text import visible
 
 HELP = """steadymoe score algorithm=NAME [algorithm.loss.KEY=VALUE …] [--quick] [--dry] [--redo]
@@ -94,7 +94,7 @@ def _refuse_others(part: Part, asked: Asked, recorded: Kept) -> None:
     """Raise ConfigError before anything is run, where something would stop the score later or would mean another thing.
 
     What the anchors make must be of the standard; the scored algorithm's runs may differ from theirs in the algorithm
-    alone; folders must hold nothing of other code or another config.
+    alone, without its sampling (``changed_setting``); folders must hold nothing of other code or another config.
     """
     seed = asked.seeds(part)[0]
     if part.kind == "audits":
@@ -105,17 +105,14 @@ def _refuse_others(part: Part, asked: Asked, recorded: Kept) -> None:
     own, *others = asked.runs(part)
     runs_of = {name: _at(seed, runs) for name, runs in asked.anchor_runs(part).items()}
     kept.refuse_other_settings(part, seed, {name: run.config_hash for name, run in runs_of.items()}, recorded)
-    theirs, ours = identity.flatten(runs_of["grpo"].plain), identity.flatten(_at(seed, own).plain)
-    keys = [key for key in (theirs | ours) if identity.changes_numbers(key) and not key.startswith("algorithm.")]
-    if other := [key for key in keys if theirs.get(key) != ours.get(key)]:
-        key = other[0]
+    if changed := changed_setting(runs_of["grpo"].plain, _at(seed, own).plain):
         raise ConfigError(
-            f"{asked.label} changes what the standard fixes: {key}: {theirs.get(key)} -> {ours.get(key)}; a score is "
-            "of an algorithm alone"
+            f"{asked.label} changes what the standard fixes: {changed}; every algorithm gets the same setting and the "
+            "same number of rollouts"
         )
-    if not asked.redo and (changed := [run for run in own if _has_changed(run)]):
+    if not asked.redo and (older := [run for run in own if _has_changed(run)]):
         raise ConfigError(
-            f"{asked.label} has other numbers than when it was scored ({changed[0].folder}); add --redo to score it "
+            f"{asked.label} has other numbers than when it was scored ({older[0].folder}); add --redo to score it "
             "anew, or give it another name"
         )
     beside = [run for each in others for run in each]

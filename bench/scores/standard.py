@@ -4,15 +4,16 @@ The numbers of a part stand in ``conf/experiment/standard_<part>.yaml``. They ar
 another version, and scores of two versions are never mixed (``kept.refuse_other_settings``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
 from steadymoe.bench.claims import arms
 from steadymoe.bench.claims.effects import DRIFT
 from steadymoe.bench.claims.study import Arm, Audited, Study
+from steadymoe.bench.config import identity
 from steadymoe.bench.statistics.estimates import Bounds
 
 VERSION = "steadymoe-1"
@@ -107,3 +108,17 @@ GRADIENT = Part(
     _GRADIENTS,
 )
 PARTS = (STABILITY, GRADIENT)
+
+
+def changed_setting(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
+    """Return the first field that the standard fixes and that two configs differ in, ``key: theirs -> ours``, or None.
+
+    An algorithm chooses its own section of the config, except ``algorithm.sampling``: dynamic sampling draws more
+    rollouts for the same number of updates.
+    """
+    before, after = identity.flatten(theirs), identity.flatten(ours)
+    for key in before | after:
+        fixed = not key.startswith("algorithm.") or key.startswith("algorithm.sampling.")
+        if fixed and identity.changes_numbers(key) and before.get(key) != after.get(key):
+            return f"{key}: {before.get(key)} -> {after.get(key)}"
+    return None

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steadymoe.bench import cli
+from steadymoe.bench import cli, results
 from steadymoe.bench.audit import request as audits
 from steadymoe.bench.claims.study import Arm, Audited, NotRun
 from steadymoe.bench.config import compose
@@ -168,6 +168,8 @@ def said(*words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         (["algorithm=grpo", "model=tiny"], "model=tiny is no word of an algorithm"),
         (["algorithm=grpo", "--fast"], "--fast is no flag"),
         (["algorithm=grpo", "algorithm.loss.clip_low=-1"], "clip_low"),
+        (["algorithm=dapo"], "dapo changes what the standard fixes: algorithm.sampling.max_rollouts: 1 -> 10"),
+        (["algorithm=gspo", "algorithm.sampling.max_rollouts=2"], "algorithm.sampling.max_rollouts: 1 -> 2"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_one_line_and_touches_nothing(
@@ -198,6 +200,8 @@ def test_dry_says_what_is_missing_and_runs_nothing(
         assert 0.2 < float(minutes) < 10
     _, quick, _ = said("algorithm=grpo", "--quick", "--dry", capsys=capsys, monkeypatch=monkeypatch)
     assert "stability: 3 runs: 3 waiting" in quick  # GRPO is its own anchor
+    words = ("algorithm=dapo", "algorithm.sampling.max_rollouts=1", "--dry")
+    assert said(*words, capsys=capsys, monkeypatch=monkeypatch)[0] == 0
     assert not list(tmp_path.iterdir())
 
 
@@ -246,8 +250,9 @@ def test_one_algorithm_after_the_other_is_scored_beside_the_same_anchors(
     """GRPO under another name is 0 away; a second algorithm makes its own runs alone; recorded files stay."""
     recorded = kept.Kept(
         pd.DataFrame(
-            [("stability", "SAPO", "sapo", seed, 0.4 + seed / 100, 0.3) for seed in range(2)],
-            columns=["part", "arm", "algorithm", "seed", "value", "start"],
+            [("stability", "SAPO", "sapo", seed, 0.4 + seed / 100, 0.3, 1000.0 + 2 * seed) for seed in range(2)]
+            + [("stability", "VESPO", "vespo", seed, 0.4 + seed / 100, 0.3, np.nan) for seed in range(2)],
+            columns=["part", "arm", "algorithm", "seed", "value", "start", "tokens"],
         ),
         pd.DataFrame(
             [("stability", "SAPO", seed, update, 0.4) for seed in range(2) for update in (2, 4)],
@@ -261,7 +266,13 @@ def test_one_algorithm_after_the_other_is_scored_beside_the_same_anchors(
     code, out, err = said("algorithm=same", capsys=capsys, monkeypatch=monkeypatch)
     assert code == 0, err
     rows = pd.read_csv("results/scores/steadymoe-1/same/score.csv").set_index(["part", "algorithm"])
-    assert set(rows.loc["stability"].index) == {"same (yours)", "GRPO", "GSPO", "frozen", "SAPO"}
+    assert set(rows.loc["stability"].index) == {"same (yours)", "GRPO", "GSPO", "frozen", "SAPO", "VESPO"}
+    sampled = results("steadymoe-1-stability")["steps"].query("metric == 'tokens_sampled' and algorithm == 'same'")
+    own = sampled.groupby("seed")["value"].sum().mean()
+    assert own > 0
+    assert rows.loc[("stability", "same (yours)"), "tokens"] == own
+    assert rows.loc[("stability", "SAPO"), "tokens"] == 1001
+    assert {f"{own:,.0f}", "1,001", "not recorded"} <= {cell.strip() for cell in re.split(r"[|\n]", out)}
     assert rows.loc[("stability", "GRPO"), "apart_mean"] == 0
     assert rows.loc[("gradient", "GRPO"), "apart_mean"] == 0
     assert rows.loc[("stability", "GSPO"), "run"] == "here"
@@ -323,9 +334,22 @@ def _is_an_entry_that_is_repeated(small: Path) -> None:
     ):
         first = of_first | {"0": of_first["0"] | changed}
         assert repeat.compare(replace(found, about={**found.about, "first": first}), results, [0, 1]) == verdict
-    for arm in ("yours", "grpo"):  # of two seeds the interval is wide
-        shifted = found.outcomes.assign(value=found.outcomes["value"] + 50 * (found.outcomes["arm"] == arm))
-        assert f"of {arm}: " in repeat.compare(replace(found, outcomes=shifted), results, [0, 1])
+    elsewhere = {**found.about, "machine": "another"}
+    for arm in ("yours", "grpo"):
+        near, far = (
+            found.outcomes.assign(value=found.outcomes["value"] + shift * (found.outcomes["arm"] == arm))
+            for shift in (1e-9, 50)  # of two seeds the interval is wide
+        )
+        same = f"seed 0 of {arm}: {found.by_seed(STABILITY, arm)[0]:.6g} on the same machine and cold start, not "
+        for shifted in (near, far):
+            assert repeat.compare(replace(found, outcomes=shifted), results, [0, 1]).startswith(same)
+        assert repeat.compare(replace(found, outcomes=near, about=elsewhere), results, [0, 1]).startswith("repeated")
+        assert "lies outside" in repeat.compare(replace(found, outcomes=far, about=elsewhere), results, [0, 1])
+    path = next((results / "runs").glob("*/same/**/seed=1/run.json"))
+    known = path.read_text()
+    path.write_text(known.replace('"responses": 8', '"responses": 16'))
+    assert repeat.compare(found, results, [0, 1]).endswith("the standard fixes: rollout.responses: 8 -> 16")
+    path.write_text(known)
     assert repeat.compare(found, small / "mine", [0, 1]).startswith("its runs cannot be read")
     one = next((results / "audits").rglob("k=2.parquet"))
     one.rename(one.with_suffix(".away"))
@@ -402,7 +426,7 @@ def test_a_page_escapes_names(tmp_path: Path) -> None:
     name = "<script>x</script>"
     row = standing.Row(name, "here", Estimate(0.5, 0.4, 0.6, 10), None, False, np.nan, np.nan)
     curves = pd.DataFrame([(name, 0, 1, "reward", 0.5)], columns=["arm", "seed", "step", "metric", "value"])
-    page.write([page.Shown(STABILITY, [row], name, curves, {name: 0.3})], ["a <b>note</b>"], name, tmp_path)
+    page.write([page.Shown(STABILITY, [row], name, curves, {name: 0.3}, {})], ["a <b>note</b>"], name, tmp_path)
     text = (tmp_path / "score.html").read_text()
     assert "<script>" not in text
     assert "&lt;script&gt;" in text
