@@ -115,17 +115,15 @@ CLAIMS = (
         (
             Outcome(
                 "mean reward, GSPO less GRPO, MoE less dense twin",
-                effects.interaction(((GSPO, GRPO), (DENSE["gspo"], DENSE["grpo"]))),
+                effects.interaction((GSPO, GRPO), (DENSE["gspo"], DENSE["grpo"])),
                 "above",
                 0,
             ),
             Outcome(
                 "usefulness, GSPO less GRPO 0.2/0.27, MoE less dense twin",
                 effects.useful_interaction(
-                    (
-                        (AUDITED["gspo"], AUDITED["grpo-paper"]),
-                        (AUDITED_DENSE["gspo"], AUDITED_DENSE["grpo-paper"]),
-                    )
+                    (AUDITED["gspo"], AUDITED["grpo-paper"]),
+                    (AUDITED_DENSE["gspo"], AUDITED_DENSE["grpo-paper"]),
                 ),
                 "above",
                 0,

@@ -62,7 +62,7 @@ class Outcome:
         if seen.seeds:
             return max(sign_flip_p([x - end for x in seen.seeds]) for end in self.ends)
         found = seen.estimate
-        return max(float(2 * t.sf(abs(found.mean - end) / seen.error, found.n - 1)) for end in self.ends)
+        return max(float(2 * t.sf(abs(found.mean - end) / seen.error, seen.degrees)) for end in self.ends)
 
     def verdict(self, seen: Seen, p: float) -> Verdict:
         """Supported if the whole interval lies on the claimed side, contradicted if it lies wholly elsewhere.

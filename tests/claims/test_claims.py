@@ -127,7 +127,9 @@ def test_p_is_exact_and_about_the_threshold() -> None:
     assert ratio.p(ten) == 1  # seeds are logarithms
     assert np.isnan(outcome("above", 0).p(Seen(NONE)))
     # An effect with a standard error alone has Student's p: t = 2.262 with 9 degrees of freedom is 5 % (Student 1908).
-    assert outcome("above", 0).p(Seen(Estimate(2.262, 0, 4.5, 10), error=1.0)) == pytest.approx(0.05, abs=1e-4)
+    nine = Seen(Estimate(2.262, 0, 4.5, 10), error=1.0, degrees=9)
+    assert outcome("above", 0).p(nine) == pytest.approx(0.05, abs=1e-4)
+    assert outcome("above", 0).p(replace(nine, degrees=18)) == pytest.approx(0.0363, abs=1e-4)  # two samples of ten
 
 
 def test_p_is_corrected_by_holm_for_the_outcomes_of_one_claim() -> None:
@@ -358,8 +360,10 @@ def test_the_numbers_of_arms_are_those_of_their_runs(made: Study) -> None:
     gain = effects.mean_reward(B, A)(made)
     assert gain.seeds == pytest.approx(counted)  # the last nine of 20 steps only confirm
     assert gain.estimate.low < gain.estimate.mean < gain.estimate.high
-    twice = effects.interaction(((B, A), (A, B)))(made)
-    assert twice.seeds == pytest.approx([2 * each for each in counted])
+    twice = effects.interaction((B, A), (A, B))(made)
+    assert twice.estimate.mean == pytest.approx(2 * np.mean(counted))
+    assert twice.error == pytest.approx(np.sqrt(2 * np.var(counted, ddof=1) / 10))  # the variances add
+    assert (twice.seeds, twice.degrees) == ((), pytest.approx(18))
     assert made.routing_share(A).tolist() == pytest.approx([0.75] * 10)
     assert effects.routed((A, B))(made).estimate.mean == pytest.approx(0.75)
     assert effects.routed((A,), (B,))(made).estimate.mean == pytest.approx(0)
@@ -369,12 +373,12 @@ def test_the_numbers_of_arms_are_those_of_their_runs(made: Study) -> None:
 def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: Study) -> None:
     # grad_norm is seed + 1 in both arms; those of A collapse, so they are the higher ones. Its seed 0 is falling when
     # it ends, too late to be judged: it is neither collapsed nor stable.
-    area = early_warning.auc(made.extremes([A, B], "grad_norm"))
+    area = early_warning.auc(*made.stable_or_collapsed([A, B]), "grad_norm")
     collapsed, stable = [seed + 1 for seed in range(1, 10)], [seed + 1 for seed in range(10)]
     pairs = [(x > y) + (x == y) / 2 for x in collapsed for y in stable]
     assert area.mean == pytest.approx(np.mean(pairs))
     # Beside the reward itself, which tells the arms apart at once.
-    reward = early_warning.auc(made.extremes([A, B], "reward")).mean
+    reward = early_warning.auc(*made.stable_or_collapsed([A, B]), "reward", falls=True).mean
     beside = effects.announces([A, B], "grad_norm")(made)
     assert beside.estimate.mean == pytest.approx(area.mean - reward)
     assert beside.estimate.low < beside.estimate.mean < beside.estimate.high
@@ -383,6 +387,29 @@ def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: St
     assert beside.error == pytest.approx((high - low) / 2 / 2.262, rel=1e-3)
     same = effects.announces([A, B], "reward")(made).estimate
     assert (same.mean, same.low, same.high) == (0, 0, 0)
+
+
+def test_announcing_a_collapse_has_the_error_of_runs_whose_horizon_the_left_out_seed_had_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Areas of grad_norm: 0 of all seeds and without one of 1 to 3, 1 without seed 0, whose collapse at step 20 sets the
+    # horizon; a constant reward has 0.5. So the error is √(3/4 · (0.75² + 3 · 0.25²)) = 0.75; a fixed horizon has 0.
+    steps, runs = [], []
+    for seed in range(4):
+        runs += [("A", seed, 5.0 if seed else 20.0), ("B", seed, NAN)]
+        for step in range(1, 25):
+            steps += [("A", seed, step, "grad_norm", 1.0), ("B", seed, step, "grad_norm", 2.0 * (step >= 10))]
+            steps += [(arm, seed, step, "reward", 0.5) for arm in "AB"]
+    tables = (
+        pd.DataFrame(steps, columns=["arm", "seed", "step", "metric", "value"]),
+        pd.DataFrame(runs, columns=["arm", "seed", "collapsed"]),
+    )
+    monkeypatch.setattr(Study, "stable_or_collapsed", lambda self, of: tables)
+    found = effects.announces([A, B], "grad_norm")(Study(Path("nowhere")))
+    assert (found.estimate.mean, found.error, found.degrees) == pytest.approx((-0.5, 0.75, 3))
+    # Eleven steps ahead seed 0's horizon is step 9, before the jump; what collapses at step 5 cannot warn.
+    far = effects.announces([A, B], "grad_norm", 11)(Study(Path("nowhere"))).estimate
+    assert far.mean == pytest.approx(0.25 - 0.125)
 
 
 def test_without_runs_the_command_says_what_to_run_and_writes_nothing(
@@ -436,8 +463,8 @@ def audited(tmp_path: Path) -> Study:
 def test_gradients_are_compared_checkpoint_by_checkpoint(audited: Study) -> None:
     assert effects.useful(OTHER, LOSS)(audited).seeds == pytest.approx((0.4, 1.4, 2.4))
     assert effects.useful(LOSS.replayed(), LOSS)(audited).seeds == pytest.approx((0.2,) * 3)
-    twice = effects.useful_interaction(((OTHER, LOSS), (LOSS, OTHER)))(audited)
-    assert twice.seeds == pytest.approx((0.8, 2.8, 4.8))
+    twice = effects.useful_interaction((OTHER, LOSS), (LOSS, OTHER))(audited)
+    assert (twice.estimate.mean, twice.error) == pytest.approx((2.8, np.sqrt(2 / 3)))  # of 0.4, 1.4 and 2.4
     assert effects.clipped(OTHER, LOSS, 16)(audited).estimate.mean == pytest.approx(40)
     with pytest.raises(NotRun, match=r"other \+ R2 \(made\)"):
         audited.gradient(OTHER.replayed(), "usefulness", 16)
