@@ -17,6 +17,7 @@ from scipy.stats import t as student  # type: ignore[attr-defined]  # made at ru
 from steadymoe.bench.statistics.estimates import (
     DIFFERENCE,
     LEAST_FOR_INTERVAL,
+    LEAST_LOG,
     Bounds,
     Estimate,
     over_seeds,
@@ -126,6 +127,31 @@ def ratio_of_means(above: pd.Series, below: pd.Series, level: float = 0.95) -> M
     error = (ours / ours.mean() - theirs / theirs.mean()).std(ddof=1) / np.sqrt(n)
     factor = float(np.exp(student.ppf((1 + level) / 2, n - 1) * error))
     return MeanRatio(Estimate(ratio, ratio / factor, ratio * factor, n), zeros)
+
+
+def unpaired_difference(a: pd.Series, b: pd.Series, level: float = 0.95) -> Estimate:
+    """Return the mean of a less the mean of b with Welch's interval (1947), for arms that share no cold starts.
+
+    nan is left out. The estimate's ``n`` is the size of the smaller arm; no interval below three seeds in an arm.
+    """
+    ours, theirs = a.dropna().to_numpy(float), b.dropna().to_numpy(float)
+    n = min(len(ours), len(theirs))
+    if not n:
+        return Estimate(np.nan, np.nan, np.nan, 0)
+    difference = float(ours.mean() - theirs.mean())
+    if n < LEAST_FOR_INTERVAL:
+        return Estimate(difference, np.nan, np.nan, n)
+    interval = scipy_stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(level)
+    return Estimate(difference, float(interval.low), float(interval.high), n)
+
+
+def unpaired_ratio(above: pd.Series, below: pd.Series, level: float = 0.95) -> Estimate:
+    """Return the ratio of two arms' geometric means, with the interval of ``unpaired_difference`` on the logarithms.
+
+    A number below ``LEAST_LOG`` counts as ``LEAST_LOG``.
+    """
+    logs = unpaired_difference(*(np.log(arm.clip(lower=LEAST_LOG)) for arm in (above, below)), level=level)
+    return Estimate(*np.exp([logs.mean, logs.low, logs.high]).tolist(), logs.n)
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:

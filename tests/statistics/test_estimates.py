@@ -365,6 +365,21 @@ def test_a_ratio_of_means_covers_as_often_as_it_says() -> None:
     assert 0.92 < np.mean(held) < 0.98
 
 
+def test_an_unpaired_difference_has_welchs_interval_and_ignores_the_seeds() -> None:
+    a, b = by_seed(1.0, 2.0, 4.0, 9.0), by_seed(0.5, 0.7, 0.6)
+    found = comparisons.unpaired_difference(a, b)
+    u, v = a.var() / 4, b.var() / 3  # squared standard errors
+    degrees = (u + v) ** 2 / (u**2 / 3 + v**2 / 2)  # Welch and Satterthwaite
+    half = scipy_stats.t.ppf(0.975, degrees) * np.sqrt(u + v)
+    assert [found.mean, found.low, found.high] == pytest.approx([3.4, 3.4 - half, 3.4 + half])
+    assert found.n == 3
+    elsewhere = pd.Series([9.0, 1.0, np.nan, 4.0, 2.0], index=range(50, 55))
+    assert vars(comparisons.unpaired_difference(elsewhere, b)) == pytest.approx(vars(found))
+    assert np.isnan(comparisons.unpaired_difference(a, by_seed(1.0, 2.0)).low)
+    ratio = comparisons.unpaired_ratio(np.exp(a), np.exp(b))
+    assert [ratio.mean, ratio.low, ratio.high] == pytest.approx(np.exp([found.mean, found.low, found.high]).tolist())
+
+
 def test_holm_on_his_textbook_case() -> None:
     np.testing.assert_allclose(comparisons.holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
     np.testing.assert_allclose(comparisons.holm([0.01, np.nan, 0.9]), [0.02, np.nan, 0.9])
