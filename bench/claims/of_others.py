@@ -54,6 +54,7 @@ CLAIMS = (
         (*OTHERS.values(), GSPO),
         f"{SMALL}; mean rewards decide, collapses are in the table; verdicts are about 16 updates a rollout.",
         STRESS,
+        moe_effect_at="stale",
         exploratory=tuple(
             reward(of["vespo"], of[name]) for of in STALENESS.values() for name in ("cispo", "sapo", "gspo")
         ),
@@ -92,6 +93,7 @@ CLAIMS = (
         (GRPO, SHIFT["grpo"], GSPO, SHIFT["gspo"]),
         f"{SMALL}; the paper's floor is not known, 0.8 is a re-implementation's; two hosts of three.",
         STRESS,
+        moe_effect_at="stale",
     ),
     Claim(
         11,
@@ -140,5 +142,6 @@ CLAIMS = (
         f"{SMALL}; one coefficient of the load-balancing loss, 0.02; asked is whether the reward stays above R2's less "
         "0.05, and R2 itself lowered the reward (claim 3).",
         STRESS,
+        moe_effect_at="stale",
     ),
 )

@@ -129,28 +129,40 @@ def ratio_of_means(above: pd.Series, below: pd.Series, level: float = 0.95) -> M
     return MeanRatio(Estimate(ratio, ratio / factor, ratio * factor, n), zeros)
 
 
-def unpaired_difference(a: pd.Series, b: pd.Series, level: float = 0.95) -> Estimate:
-    """Return the mean of a less the mean of b with Welch's interval (1947), for arms that share no cold starts.
+class Welch(NamedTuple):
+    """The difference in mean of two independent samples."""
 
-    nan is left out. The estimate's ``n`` is the size of the smaller arm; no interval below three seeds in an arm.
+    estimate: Estimate
+    """n is the size of the smaller sample."""
+    error: float
+    """The standard error of the difference."""
+    degrees: float
+    """Welch's degrees of freedom."""
+
+
+def welch(a: pd.Series, b: pd.Series) -> Welch:
+    """Return mean of a less mean of b with Welch's 95 % t interval (1947), for numbers that share nothing but an index.
+
+    Without an interval if a sample has fewer than three numbers; nan is left out.
     """
-    ours, theirs = a.dropna().to_numpy(float), b.dropna().to_numpy(float)
-    n = min(len(ours), len(theirs))
-    if not n:
-        return Estimate(np.nan, np.nan, np.nan, 0)
-    difference = float(ours.mean() - theirs.mean())
+    ours, theirs = (each.dropna().to_numpy(float) for each in (a, b))
+    sizes = np.array([len(ours), len(theirs)])
+    apart, n = float(ours.mean() - theirs.mean()) if sizes.all() else np.nan, int(sizes.min())
     if n < LEAST_FOR_INTERVAL:
-        return Estimate(difference, np.nan, np.nan, n)
-    interval = scipy_stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(level)
-    return Estimate(difference, float(interval.low), float(interval.high), n)
+        return Welch(Estimate(apart, np.nan, np.nan, n), np.nan, np.nan)
+    variances = np.array([ours.var(ddof=1), theirs.var(ddof=1)]) / sizes
+    error = float(np.sqrt(variances.sum()))
+    degrees = float(error**4 / (variances**2 / (sizes - 1)).sum()) if error else float(sizes.sum() - 2)
+    half = float(student.ppf(0.975, degrees)) * error
+    return Welch(Estimate(apart, apart - half, apart + half, n), error, degrees)
 
 
-def unpaired_ratio(above: pd.Series, below: pd.Series, level: float = 0.95) -> Estimate:
-    """Return the ratio of two arms' geometric means, with the interval of ``unpaired_difference`` on the logarithms.
+def unpaired_ratio(above: pd.Series, below: pd.Series) -> Estimate:
+    """Return the ratio of two arms' geometric means, with the interval of ``welch`` on the logarithms.
 
     A number below ``LEAST_LOG`` counts as ``LEAST_LOG``.
     """
-    logs = unpaired_difference(*(np.log(arm.clip(lower=LEAST_LOG)) for arm in (above, below)), level=level)
+    logs = welch(*(np.log(arm.clip(lower=LEAST_LOG)) for arm in (above, below))).estimate
     return Estimate(*np.exp([logs.mean, logs.low, logs.high]).tolist(), logs.n)
 
 
@@ -190,17 +202,26 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     return (1 + beyond) / (1 + SIGNS_DRAWN)
 
 
-def _power(n: int, deviation: float, effect: float, level: float = 0.05) -> float:
-    """The probability that a two-sided paired t test of n seeds finds the mean difference ``effect`` (noncentral t).
+def _power(away: float, degrees: float, level: float) -> float:
+    """The probability that a two-sided t test finds a mean that lies ``away`` standard errors off (noncentral t).
 
-    ``deviation`` is the standard deviation of the differences, above 0. A finding with the wrong sign does not count:
-    it is rarer than 1e-4 if the power is a half or more.
+    A finding with the wrong sign does not count: it is rarer than 1e-4 if the power is a half or more.
     """
-    bound = student.ppf(1 - level / 2, n - 1)
-    away = abs(effect) / deviation * np.sqrt(n)
+    bound = student.ppf(1 - level / 2, degrees)
     if away > bound + 10:  # scipy's series fails there
         return 1.0
-    return float(nct.sf(bound, n - 1, away))
+    return float(nct.sf(bound, degrees, away))
+
+
+def detectable(error: float, degrees: float, power: float = 0.8, level: float = 0.05) -> float:
+    """Return the difference that a two-sided t test at ``level`` finds with probability ``power``.
+
+    ``error`` is the standard error of the measured difference and is taken for the true one.
+    """
+    if error == 0:
+        return 0.0
+    most = float(student.ppf(1 - level / 2, degrees)) + 11
+    return error * float(brentq(lambda away: _power(away, degrees, level) - power, 0.0, most))
 
 
 def seeds_needed(differences: Sequence[float], effect: float, power: float = 0.8, level: float = 0.05) -> int:
@@ -215,7 +236,7 @@ def seeds_needed(differences: Sequence[float], effect: float, power: float = 0.8
     deviation = float(np.std(np.asarray(differences, dtype=float), ddof=1))
 
     def enough(n: int) -> bool:
-        return effect != 0 and (deviation == 0 or _power(n, deviation, effect, level) >= power)
+        return effect != 0 and (deviation == 0 or _power(abs(effect) / deviation * np.sqrt(n), n - 1, level) >= power)
 
     if not enough(MOST_SEEDS):
         return MOST_SEEDS
@@ -224,34 +245,6 @@ def seeds_needed(differences: Sequence[float], effect: float, power: float = 0.8
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
-
-
-class Welch(NamedTuple):
-    """The difference in mean of two independent samples."""
-
-    estimate: Estimate
-    """n is the size of the smaller sample."""
-    error: float
-    """The standard error of the difference."""
-    degrees: float
-    """Welch's degrees of freedom."""
-
-
-def welch(a: pd.Series, b: pd.Series) -> Welch:
-    """Return mean of a less mean of b with Welch's 95 % t interval (1947), for numbers that share nothing but an index.
-
-    Without an interval if a sample has fewer than three numbers; nan is left out.
-    """
-    ours, theirs = (each.dropna().to_numpy(float) for each in (a, b))
-    sizes = np.array([len(ours), len(theirs)])
-    apart, n = float(ours.mean() - theirs.mean()) if sizes.all() else np.nan, int(sizes.min())
-    if n < LEAST_FOR_INTERVAL:
-        return Welch(Estimate(apart, np.nan, np.nan, n), np.nan, np.nan)
-    variances = np.array([ours.var(ddof=1), theirs.var(ddof=1)]) / sizes
-    error = float(np.sqrt(variances.sum()))
-    degrees = float(error**4 / (variances**2 / (sizes - 1)).sum()) if error else float(sizes.sum() - 2)
-    half = float(student.ppf(0.975, degrees)) * error
-    return Welch(Estimate(apart, apart - half, apart + half, n), error, degrees)
 
 
 def p_value(a: pd.Series, b: pd.Series) -> float:

@@ -74,7 +74,8 @@ def test_between_has_two_ends(low: float, high: float, found: str) -> None:
     [
         (["supported", "supported"], "supported"),
         (["supported", "not decided"], "not decided"),
-        (["supported", "contradicted"], "not decided"),
+        (["supported", "contradicted"], "mixed"),
+        (["supported", "contradicted", "not decided"], "mixed"),
         (["contradicted", "not decided"], "contradicted"),
         (["not decided"], "not decided"),
         (["not testable here", "not testable here"], "not testable here"),
@@ -83,7 +84,7 @@ def test_between_has_two_ends(low: float, high: float, found: str) -> None:
         (["not run", "contradicted"], "contradicted"),
     ],
 )
-def test_a_leg_is_supported_by_all_and_contradicted_only_where_nothing_supports_it(
+def test_a_leg_is_supported_by_all_contradicted_by_one_and_mixed_by_both(
     found: list[verdict.Verdict], whole: str
 ) -> None:
     claim = Claim(1, "", "", (), (), "", (), "")
@@ -94,6 +95,53 @@ def test_a_leg_is_supported_by_all_and_contradicted_only_where_nothing_supports_
     assert claim.verdict(of_runs, "mechanism") is None
 
 
+@pytest.mark.parametrize("state", ["failed", "not measured"])
+def test_runs_without_the_moe_effect_answer_under_stress_only_and_keep_their_outcomes(state: State) -> None:
+    claim = Claim(1, "", "", (), (), "", (), "")
+    _, absent = gate("R5 or R8", state)
+    _, present = gate("R5 or R8", "passed")
+
+    def runs(*found: verdict.Verdict) -> list[Finding]:
+        return [Finding(outcome("above", 0), Seen(NONE), NAN, NAN, each) for each in found]
+
+    for each in (runs("supported"), runs("supported", "contradicted"), runs("not decided"), runs("contradicted")):
+        assert claim.verdict(each, "trajectory", absent) == "under stress only"
+        assert claim.verdict(each, "trajectory", present) == claim.verdict(each, "trajectory")
+    assert claim.verdict(runs("not testable here"), "trajectory", absent) == "not testable here"
+    assert claim.verdict(runs("not run"), "trajectory", absent) == "not run"
+    gradients = [replace(each, outcome=replace(each.outcome, leg="mechanism")) for each in runs("supported")]
+    assert claim.verdict(gradients, "mechanism", absent) == "supported"
+    assert claim.verdict(gradients, "trajectory", absent) is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "state"),
+    [
+        ({"R5": 1.08, "R8": 0.3}, "failed"),
+        ({"R5": 2.04, "R8": 0.3}, "passed"),
+        ({"R5": NAN, "R8": 0.554}, "passed"),
+        ({"R5": NAN, "R8": 0.3}, "failed"),
+        ({"R5": NAN, "R8": NAN}, "not measured"),
+        ({}, "not measured"),
+    ],
+)
+def test_the_moe_effect_is_present_by_either_realism_gate_of_the_setting(
+    numbers: dict[str, float], state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row(name: str, setting: testbed.Setting, number: float) -> testbed.Realism:
+        return testbed.Realism(name, setting, "", "", Estimate(number, NAN, NAN, 0 if np.isnan(number) else 5), None)
+
+    rows = [row(name, "stale", number) for name, number in numbers.items()]
+    rows += [row("R8", "learning", 0.9), row("R1", "stale", 9.0)]  # another setting's, another gate
+    monkeypatch.setattr(testbed, "realism", lambda study: rows)
+    assert gates.moe_effect(Study(Path("nowhere")), "stale").state == state
+
+
+def test_the_claims_about_moe_are_asked_where_the_moe_effect_is_looked_for() -> None:
+    about = {claim.number: claim.moe_effect_at for claim in registry.CLAIMS if claim.moe_effect_at}
+    assert about == dict.fromkeys((1, 3, 5, 7, 10, 15), "stale")
+
+
 TEN = tuple(0.5 + np.sqrt(0.9) * np.array([1, -1] * 5))  # mean 0.5, standard deviation 1
 
 
@@ -101,19 +149,34 @@ def finding(seen: Seen, found: str = "not decided", **given: object) -> Finding:
     return Finding(replace(outcome("above", 0), **given), seen, NAN, NAN, found)  # type: ignore[arg-type]
 
 
-def test_what_would_decide_it_is_said_in_seeds_that_have_80_percent_power() -> None:
-    # A paired t test with an effect of half of a standard deviation needs 34 seeds (Cohen 1988, table 2.4.1).
-    half = Seen(Estimate(0.5, -0.2, 1.2, 10), TEN)
-    assert finding(half).power == "34"
-    assert finding(half).decides == "about 34 seeds for 80 % power, if the effect is what it seems"
-    assert finding(half, threshold=-0.5).power == "10"  # a whole one
-    assert finding(half, threshold=-9).power == "6"  # with five the exact p is at least 1/16
-    assert "no affordable number" in finding(half, threshold=0.5).decides
-    assert finding(half, "supported").decides == ""
-    # Ratios are compared by their logarithms; an area has no number for each seed.
-    assert finding(Seen(Estimate(np.exp(0.5), 0.8, 3.4, 10), TEN), unit="ratio", threshold=1).power == "34"
-    area = finding(Seen(Estimate(0.1, -0.2, 0.4, 10)), unit="area")
-    assert (area.power, area.decides) == ("–", "more seeds")
+def test_what_is_detectable_follows_from_the_spread_and_not_from_the_effect() -> None:
+    # With n = 34 a paired t test finds half of a standard deviation (Cohen 1988, table 2.4.1).
+    paired = outcome("above", 0)
+    seeds = tuple(0.5 + np.sqrt(33 / 34) * np.array([1, -1] * 17))  # a standard deviation of 1
+    half = paired.detectable(Seen(NONE, seeds), 0.05)
+    assert half == pytest.approx(0.5, abs=0.01)
+    assert paired.detectable(Seen(NONE, tuple(x + 9 for x in seeds)), 0.05) == pytest.approx(half)
+    assert replace(paired, unit="ratio").detectable(Seen(NONE, seeds), 0.05) == pytest.approx(np.exp(half))
+    welch = Seen(NONE, error=1 / np.sqrt(34), degrees=33)  # an effect with a standard error alone
+    assert paired.detectable(welch, 0.05) == pytest.approx(half)
+    assert np.isnan(paired.detectable(Seen(NONE), 0.05))
+    # With five seeds the exact p is at least 1/16, so nothing is.
+    assert np.isnan(paired.detectable(Seen(NONE, seeds[:5]), 0.05))
+    assert not np.isnan(paired.detectable(Seen(NONE, seeds[:6]), 0.05))
+    # More outcomes, a stricter level: the protocol's table has 0.041 for one and 0.057 for six.
+    ten = Seen(Estimate(0.5, 0.1, 0.9, 10), TEN)
+    there = replace(paired, effect=lambda study: ten)
+    one, six = (verdict.findings(Study(Path("nowhere")), [there] * n)[0].detectable for n in (1, 6))
+    assert six / one == pytest.approx(0.057 / 0.041, abs=0.02)
+
+
+def test_an_outcome_that_is_not_decided_takes_more_seeds_and_a_decided_one_nothing() -> None:
+    def finding(found: verdict.Verdict, lacks: str = "") -> Finding:
+        return Finding(outcome("above", 0), Seen(NONE), NAN, NAN, found, lacks=lacks)
+
+    assert finding("not decided").decides == "more seeds"
+    assert finding("not decided", "no number").decides == "no number"
+    assert finding("supported").decides == finding("contradicted").decides == ""
 
 
 def test_p_is_exact_and_about_the_threshold() -> None:
