@@ -154,7 +154,7 @@ def announces(arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Effect:
             )
             return ours - theirs
 
-        seeds = runs["seed"].unique()
+        seeds = runs["seed"].unique().tolist()
         whole, error = early_warning.jackknife(apart, runs, seeds)
         if np.isnan(whole):
             raise NoNumber("no area: no run collapsed, or all did")

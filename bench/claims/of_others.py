@@ -104,8 +104,9 @@ CLAIMS = (
         "",
         (),
         "asked is whether a metric beats the reward one step before a collapse, an event that is itself defined by the "
-        "reward: exploratory outcomes ask it 3 and 5 steps before, with REINFORCE and without, which collapses most "
-        "often; what tells arms apart tells collapses apart too: runs of twelve arms are pooled.",
+        "reward; exploratory outcomes ask it 3 and 5 steps before, with REINFORCE and without (it collapses in every "
+        "seed, mostly at step 5, and so has nothing to show 5 steps before); what tells arms apart tells collapses "
+        "apart too: runs of twelve arms are pooled.",
         STRESS,
         controls=(),
         exploratory=(

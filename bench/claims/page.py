@@ -134,7 +134,7 @@ def _testbed(verdicts: Verdicts, figures: str) -> list[str]:
         "",
         verdicts.tuned(),
         "",
-        "How near the settings come to real models; these gates block nothing ([gates](gates.md#realism)):",
+        "How near the settings come to real models ([gates](gates.md#realism)). Claims about MoE need R5 or R8:",
         "",
         tables.to_markdown(gates_page.realism(testbed.realism(verdicts.study)).drop(columns=["what", "source"])),
         "",

@@ -163,7 +163,8 @@ def unpaired_ratio(above: pd.Series, below: pd.Series) -> Estimate:
     A number below ``LEAST_LOG`` counts as ``LEAST_LOG``.
     """
     logs = welch(*(np.log(arm.clip(lower=LEAST_LOG)) for arm in (above, below))).estimate
-    return Estimate(*np.exp([logs.mean, logs.low, logs.high]).tolist(), logs.n)
+    mean, low, high = (float(np.exp(part)) for part in (logs.mean, logs.low, logs.high))
+    return Estimate(mean, low, high, logs.n)
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:

@@ -105,7 +105,7 @@ def auc(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int = 
         return extremes(steps, runs, metric, least_lead, falls=falls)
 
     whole = worst(runs)
-    seeds, gone = whole["seed"].unique(), whole["collapsed"].notna()
+    seeds, gone = whole["seed"].unique().tolist(), whole["collapsed"].notna()
     found, error = jackknife(lambda runs: area(worst(runs)), runs, seeds)
     n = 0 if np.isnan(found) else len(seeds)
     if n < LEAST_FOR_INTERVAL:
