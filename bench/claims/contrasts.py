@@ -125,7 +125,7 @@ CONTRASTS = (
         "GSPO gains more on MoE than on a dense model",
         "VESPO",
         "GSPO less GRPO, MoE less dense twin, mean reward",
-        (effects.interaction(((GSPO, GRPO), (DENSE["gspo"], DENSE["grpo"]))),),
+        (effects.interaction((GSPO, GRPO), (DENSE["gspo"], DENSE["grpo"])),),
     ),
 )
 

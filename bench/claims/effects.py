@@ -10,9 +10,10 @@ import pandas as pd
 from steadymoe.bench.claims.arms import NARROW, RATES, TUNED, WIDE
 from steadymoe.bench.claims.study import Arm, Audited, Study
 from steadymoe.bench.config import compose
+from steadymoe.bench.measurement import columns
 from steadymoe.bench.statistics import early_warning
-from steadymoe.bench.statistics.comparisons import ratio_of_means
-from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, mean_over_seeds, over_seeds
+from steadymoe.bench.statistics.comparisons import ratio_of_means, welch
+from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, over_seeds, t_quantile
 
 # The updates between the old policy and the audited weights (docs/protocol.md).
 DRIFT = 16
@@ -33,6 +34,14 @@ class Seen:
     """A remark that the reader of the estimate needs."""
     error: float = np.nan
     """The standard error, for an effect without one number for each seed."""
+    degrees: float = np.nan
+    """The degrees of freedom of ``error``."""
+
+    @classmethod
+    def unpaired(cls, ours: pd.Series, theirs: pd.Series) -> "Seen":
+        """Return the difference in mean of two samples that share no cold starts (``comparisons.welch``)."""
+        found = welch(ours, theirs)
+        return cls(found.estimate, error=found.error, degrees=found.degrees)
 
 
 Effect = Callable[[Study], Seen]
@@ -69,14 +78,17 @@ def held_out(arm: Arm, over: Arm) -> Effect:
     return lambda study: by_seed(study.held_out(arm) - study.held_out(over), DIFFERENCE)
 
 
-def interaction(pairs: Sequence[tuple[Arm, Arm]]) -> Effect:
-    """The difference in mean reward of the first pair of arms less the difference of the second pair, by seed."""
+def interaction(ours: tuple[Arm, Arm], theirs: tuple[Arm, Arm]) -> Effect:
+    """The difference in mean reward of a pair of arms less that of a pair of another model, paired within each model.
 
-    def effect(study: Study) -> Seen:
-        ours, theirs = (study.mean_reward(arm) - study.mean_reward(over) for arm, over in pairs)
-        return by_seed(ours - theirs, (-2, 2))
+    A seed of two models is two cold starts that share nothing, so the models are compared by ``comparisons.welch``.
+    """
 
-    return effect
+    def difference(study: Study, pair: tuple[Arm, Arm]) -> pd.Series:
+        arm, over = pair
+        return study.mean_reward(arm) - study.mean_reward(over)
+
+    return lambda study: Seen.unpaired(difference(study, ours), difference(study, theirs))
 
 
 def useful(loss: Audited, over: Audited) -> Effect:
@@ -84,14 +96,14 @@ def useful(loss: Audited, over: Audited) -> Effect:
     return lambda study: by_seed(usefulness(study, loss) - usefulness(study, over))
 
 
-def useful_interaction(pairs: Sequence[tuple[Audited, Audited]]) -> Effect:
-    """The difference in usefulness of the first pair of losses less the second pair's, by checkpoint."""
+def useful_interaction(ours: tuple[Audited, Audited], theirs: tuple[Audited, Audited]) -> Effect:
+    """The difference in usefulness of a pair of losses less that of a pair on another model, as in ``interaction``."""
 
-    def effect(study: Study) -> Seen:
-        ours, theirs = (usefulness(study, loss) - usefulness(study, over) for loss, over in pairs)
-        return by_seed(ours - theirs)
+    def difference(study: Study, pair: tuple[Audited, Audited]) -> pd.Series:
+        loss, over = pair
+        return usefulness(study, loss) - usefulness(study, over)
 
-    return effect
+    return lambda study: Seen.unpaired(difference(study, ours), difference(study, theirs))
 
 
 def usefulness(study: Study, loss: Audited) -> pd.Series:
@@ -124,34 +136,37 @@ def changed(arm: Arm, over: Arm) -> Effect:
     return lambda study: factor(*(study.numbers(each, "expert_change_per_update", "mean") for each in (arm, over)))
 
 
-def announces(arms: Sequence[Arm], metric: str) -> Effect:
-    """Area under the ROC curve of a metric, a step before a collapse, less the area of the reward itself.
+def announces(arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Effect:
+    """Area under the ROC curve of a metric, ``least_lead`` steps before a collapse, less the area of the reward itself.
 
-    Interval and error are Student's on the jackknife over seeds, each left out with the runs of all arms (Miller 1974).
+    Interval and p are Student's with the error of ``early_warning.jackknife``: each seed is left out with the runs of
+    all arms.
     """
 
     def effect(study: Study) -> Seen:
-        found = [study.extremes(arms, each) for each in (metric, "reward")]
-        seeds = sorted(set(found[0]["seed"]) & set(found[1]["seed"]))
+        steps, runs = study.stable_or_collapsed(arms)
+        steps = steps[steps["metric"].isin((metric, "reward"))]
 
-        def apart(without: int | None = None) -> float:
-            ours, theirs = (early_warning.auc(each[each["seed"] != without]).mean for each in found)
+        def apart(runs: pd.DataFrame) -> float:
+            ours, theirs = (
+                early_warning.area(early_warning.extremes(steps, runs, each, least_lead, falls=columns.falls(each)))
+                for each in (metric, "reward")
+            )
             return ours - theirs
 
-        whole, n = apart(), len(seeds)
-        pseudo = [n * whole - (n - 1) * apart(seed) for seed in seeds]
-        spread = mean_over_seeds(pseudo)
-        half = (spread.high - spread.low) / 2
+        seeds = runs["seed"].unique().tolist()
+        whole, error = early_warning.jackknife(apart, runs, seeds)
         if np.isnan(whole):
             raise NoNumber("no area: no run collapsed, or all did")
-        return Seen(Estimate(whole, whole - half, whole + half, n), error=float(np.std(pseudo, ddof=1) / np.sqrt(n)))
+        half = t_quantile(0.95, len(seeds) - 1) * error
+        return Seen(Estimate(whole, whole - half, whole + half, len(seeds)), error=error, degrees=len(seeds) - 1)
 
     return effect
 
 
 def area(arms: Sequence[Arm], metric: str) -> Effect:
     """Area under the ROC curve of a metric, a step before a collapse (``early_warning.auc``)."""
-    return lambda study: Seen(early_warning.auc(study.extremes(arms, metric)))
+    return lambda study: Seen(early_warning.auc(*study.stable_or_collapsed(arms), metric, falls=columns.falls(metric)))
 
 
 @cache

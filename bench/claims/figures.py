@@ -135,7 +135,7 @@ def outcomes(table: pd.DataFrame) -> DataFigure:
         of = style.span([effect.n for effect in table["effect"]])
         what = "checkpoints" if unit == "usefulness" else "seeds"
         text = (
-            f"Means over {what}, n = {of}, of differences {what[:-1]} by {what[:-1]}; bars: 95 % interval. Black: the "
-            "threshold and the claimed side. The number before a comparison is the number of the claim."
+            f"Mean differences, n = {of} {what}; bars: nominal 95 % interval. Black: the threshold and the claimed "
+            "side. The number before a comparison is the number of the claim."
         )
         return style.finish(figure, axis, text)

@@ -39,6 +39,8 @@ _LEARNS = Need("V1", "learning")
 STRESS = (_LEARNS, *(Need(gate, "stale") for gate in ("V2", "V3", "V5", "V6", "V7")))
 STRESS_AND_TWIN = (*STRESS, Need("V2 dense", "stale"))
 MISMATCH = (_LEARNS, *(Need(gate, "mismatch") for gate in ("V4", "V6", "V7")))
+# The MoE effect is present at a setting if one of these realism gates is at least as large.
+PRESENT = {"R5": 2.0, "R8": 0.5}
 # The share of the reward that the updates before an audit keep.
 LEAST_KEPT = 0.8
 
@@ -61,6 +63,17 @@ def keeps(study: Study, experiment: str, k: int) -> Standing:
         return Standing(need, "not measured", "its audits have not run")
     state: State = "passed" if kept.mean >= LEAST_KEPT else "failed"
     return Standing(need, state, f"{kept} of the reward after {k} updates, n = {kept.n}")
+
+
+def moe_effect(study: Study, setting: str) -> Standing:
+    """Whether an MoE differs from a dense model at a setting: in ratio variance (R5), or by routing's share (R8)."""
+    need = Need("R5 ≥ {R5:g} or R8 ≥ {R8:g}".format(**PRESENT), setting)
+    rows = [each for each in testbed.realism(study) if each.setting == setting and each.gate in PRESENT]
+    measured = {each.gate: each.number for each in rows if each.number.n}
+    if not measured:
+        return Standing(need, "not measured", "neither was recorded")
+    state: State = "passed" if any(number.mean >= PRESENT[gate] for gate, number in measured.items()) else "failed"
+    return Standing(need, state, ", ".join(f"{gate} is {number}" for gate, number in measured.items()))
 
 
 def blocking(needs: Sequence[Need], gates: Mapping[Need, Standing]) -> list[Standing]:

@@ -55,10 +55,12 @@ def realism(found: Sequence[testbed.Realism]) -> pd.DataFrame:
         published = each.published
         spans = "–" if published is None else f"{published.low:g} to {published.high:g}"
         rows.append(
-            {"gate": each.gate, "what": each.what, "arm": each.arm, "here": each.number, "n": each.number.n}
-            | {"published": spans, "factor": f"{each.factor:.2g}", "source": published.source if published else "–"}
+            {"gate": each.gate, "setting": each.setting, "what": each.what, "arm": each.arm}
+            | {"here": each.number if each.number.n else "not recorded", "n": each.number.n or "–"}
+            | {"published": spans, "factor": f"{each.factor:.2g}" if each.number.n else "–"}
+            | {"source": published.source if published else "–"}
         )
-    return pd.DataFrame(rows, columns=["gate", "what", "arm", "here", "n", "published", "factor", "source"])
+    return pd.DataFrame(rows, columns=["gate", "setting", "what", "arm", "here", "n", "published", "factor", "source"])
 
 
 def of_designs(compared: Sequence[Design], pace: float | None) -> pd.DataFrame:

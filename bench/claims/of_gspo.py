@@ -36,6 +36,7 @@ CLAIMS = (
         f"{SMALL}; {_GRPOS}; GSPO and GRPO 0.2/0.27 collapse in no seed: their learning is compared, not their "
         "collapses; the tuning had three seeds and 7 of 12 rollouts, and at 4e-4 GSPO's two bands were 0.003 apart.",
         STRESS,
+        moe_effect_at="stale",
         exploratory=(
             reward(GSPO, GRPO),
             reward(BEST["gspo, own band"], BEST["grpo"]),
@@ -84,6 +85,7 @@ CLAIMS = (
         (arms.PAPERS, arms.PAPERS_R2, GSPO, arms.GSPO_R2),
         f"{SMALL}, 4 layers: routing may be a larger part of the ratio in deep models (claim 12).",
         STRESS,
+        moe_effect_at="stale",
     ),
     Claim(
         4,
@@ -115,17 +117,15 @@ CLAIMS = (
         (
             Outcome(
                 "mean reward, GSPO less GRPO, MoE less dense twin",
-                effects.interaction(((GSPO, GRPO), (DENSE["gspo"], DENSE["grpo"]))),
+                effects.interaction((GSPO, GRPO), (DENSE["gspo"], DENSE["grpo"])),
                 "above",
                 0,
             ),
             Outcome(
                 "usefulness, GSPO less GRPO 0.2/0.27, MoE less dense twin",
                 effects.useful_interaction(
-                    (
-                        (AUDITED["gspo"], AUDITED["grpo-paper"]),
-                        (AUDITED_DENSE["gspo"], AUDITED_DENSE["grpo-paper"]),
-                    )
+                    (AUDITED["gspo"], AUDITED["grpo-paper"]),
+                    (AUDITED_DENSE["gspo"], AUDITED_DENSE["grpo-paper"]),
                 ),
                 "above",
                 0,
@@ -137,6 +137,7 @@ CLAIMS = (
         (GRPO, GSPO, *DENSE.values()),
         f"{SMALL}; the twin has as many active parameters and a cold start of its own, to the same accuracy.",
         STRESS_AND_TWIN,
+        moe_effect_at="stale",
         exploratory=(reward(DENSE["gspo"], DENSE["grpo"]),),
     ),
     Claim(

@@ -5,6 +5,7 @@ from steadymoe.bench.claims.arms import ANCHORED, AUDITED, GRPO, GSPO, MINIRL, O
 from steadymoe.bench.claims.gates import MISMATCH, STRESS
 from steadymoe.bench.claims.of_gspo import NOISE, SMALL
 from steadymoe.bench.claims.outcomes import accuracy, reward, usefulness
+from steadymoe.bench.claims.study import Arm
 from steadymoe.bench.claims.verdict import Claim, Outcome
 from steadymoe.bench.measurement import columns
 
@@ -16,6 +17,16 @@ _STALE = (
 )
 
 _WARNINGS = ("token_ratio_variance", "expert_change_rate", "sequence_ratio_variance")
+
+
+def _announces(metric: str, least_lead: int = 1, without: Arm | None = None) -> Outcome:
+    """The area under a metric's ROC curve less the reward's own, over all arms at *stale* but one."""
+    what = f"area under the ROC curve, {columns.short(metric)} less the reward itself"
+    what += f", {least_lead} steps ahead" if least_lead > 1 else ""
+    what += f", without {without.label}" if without else ""
+    kept = tuple(arm for arm in _STALE if arm != without)
+    return Outcome(what, effects.announces(kept, metric, least_lead), "above", 0, unit="area")
+
 
 CLAIMS = (
     Claim(
@@ -43,6 +54,7 @@ CLAIMS = (
         (*OTHERS.values(), GSPO),
         f"{SMALL}; mean rewards decide, collapses are in the table; verdicts are about 16 updates a rollout.",
         STRESS,
+        moe_effect_at="stale",
         exploratory=tuple(
             reward(of["vespo"], of[name]) for of in STALENESS.values() for name in ("cispo", "sapo", "gspo")
         ),
@@ -81,37 +93,40 @@ CLAIMS = (
         (GRPO, SHIFT["grpo"], GSPO, SHIFT["gspo"]),
         f"{SMALL}; the paper's floor is not known, 0.8 is a re-implementation's; two hosts of three.",
         STRESS,
+        moe_effect_at="stale",
     ),
     Claim(
         11,
         "Ratio variance and expert change announce a collapse.",
         "MiniRL (2512.01374), R3 (2510.11370), RSPO (2510.23027)",
         ("study", "study_paper", "study_replay", "study_narrow", "study_wide"),
-        tuple(
-            Outcome(
-                f"area under the ROC curve, {columns.short(metric)} less the reward itself",
-                effects.announces(_STALE, metric),
-                "above",
-                0,
-                unit="area",
-            )
-            for metric in _WARNINGS
-        ),
+        tuple(_announces(metric) for metric in _WARNINGS),
         "",
         (),
-        "asked is whether they announce it better than the reward itself, by whose fall a collapse is defined; what "
-        "tells arms apart tells collapses apart too: runs of twelve arms are pooled.",
+        "asked is whether a metric beats the reward one step before a collapse, an event that is itself defined by the "
+        "reward; exploratory outcomes ask it 3 and 5 steps before, with REINFORCE and without (it collapses in every "
+        "seed, mostly at step 5, and so has nothing to show 5 steps before); what tells arms apart tells collapses "
+        "apart too: runs of twelve arms are pooled.",
         STRESS,
         controls=(),
-        exploratory=tuple(
-            Outcome(
-                f"area under the ROC curve, {columns.short(metric)}",
-                effects.area(_STALE, metric),
-                "above",
-                0.5,
-                unit="area",
-            )
-            for metric in (*_WARNINGS, "reward")
+        exploratory=(
+            *(
+                _announces(metric, least_lead, without)
+                for without in (None, arms.REINFORCE)
+                for least_lead in (1, 3, 5)
+                for metric in _WARNINGS
+                if least_lead > 1 or without
+            ),
+            *(
+                Outcome(
+                    f"area under the ROC curve, {columns.short(metric)}",
+                    effects.area(_STALE, metric),
+                    "above",
+                    0.5,
+                    unit="area",
+                )
+                for metric in (*_WARNINGS, "reward")
+            ),
         ),
     ),
     Claim(
@@ -128,5 +143,6 @@ CLAIMS = (
         f"{SMALL}; one coefficient of the load-balancing loss, 0.02; asked is whether the reward stays above R2's less "
         "0.05, and R2 itself lowered the reward (claim 3).",
         STRESS,
+        moe_effect_at="stale",
     ),
 )

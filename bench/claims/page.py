@@ -27,20 +27,32 @@ thresholds and gates were fixed in [protocol.md](protocol.md) before the runs; w
 `make reference` runs the study again. Every statement holds at this scale alone: 0.85 M parameters, one task.
 
 A claim is asked of runs (*trajectory*) and of gradients on frozen rollouts (*mechanism*). An outcome is *supported* if
-its whole 95 % interval lies on the claimed side, *contradicted* if it lies wholly elsewhere, both at a corrected p of
-at most 5 %; else it is *not decided*. *Not testable here*: a gate that the claim needs is not passed. *Not run*: no
-runs, or not all of a comparison. The verdict of the runs, or of the gradients, comes from its outcomes: *supported* if
-all are; *contradicted* if one is and none is supported, also where others have not run; *not run* if none has run; else
-*not decided*. [What a disagreement of the two means](protocol.md#outcomes).
+its whole nominal 95 % interval lies on the claimed side, *contradicted* if it lies wholly elsewhere, both at a
+corrected p of at most 5 %; otherwise it is *not decided*. The verdict on the runs, or on the gradients, of a claim is
+the first of these that applies:
+
+- *not testable here*: a gate that the claim needs is not passed;
+- *not run*: no outcome has all of its runs;
+- *under stress only*: the claim is about MoE, and the MoE effect is absent where it was run. Neither is the token
+  ratio's variance at least twice the dense twin's (R5), nor routing's share of the log-ratio at least a half (R8). The
+  outcomes hold under this stress and say little about MoE;
+- *mixed*: some outcomes are supported, others contradicted;
+- *supported*: all outcomes are; *contradicted*: at least one is; otherwise *not decided*.
+
+[What a disagreement of runs and gradients means](protocol.md#outcomes).
 
 *Mean reward* is the mean over the steps that count; the *start* is a run's first reward; *frozen* is GRPO at a
 learning rate of 0. Claims 6, 8, 9 and 13 have a noisy sampler: held-out accuracy decides, sampled without the noise,
 and the start in their tables is the first held-out accuracy; their rewards are sampled with the noise. *Collapsed*
-counts runs by today's rule ([metrics.md](metrics.md), "Collapse"). Differences are taken seed by seed; p is exact by
-sign flips (Student's for areas under a ROC curve), and corrected by Holm for all outcomes of a claim, those that have
-not run too. "Seeds for 80 % power" is the number of seeds, at least six, that would find the effect at 5 %, if it has
-its measured size. Letters are the protocol's: pages cite an outcome as 1 a. The target `reference` of the
-[Makefile](../Makefile) has the commands of all runs.
+counts runs by today's rule ([metrics.md](metrics.md), "Collapse").
+
+Differences are taken seed by seed. Only MoE and dense twin are compared by Welch's t, because their cold starts have
+nothing in common. p is exact by sign flips, or Student's (Welch's t, areas under a ROC curve), and corrected by Holm
+for all outcomes of a claim, those that have not run too. Intervals are nominal: [metrics.md](metrics.md) says how they
+are made and how often they hold the truth. *Detectable* is the distance from the threshold that these seeds find with
+80 % power, given their spread, at 5 % divided by the number of the claim's outcomes; for a ratio it is a factor.
+Letters are the protocol's: pages cite an outcome as 1 a. The target `reference` of the [Makefile](../Makefile) has the
+commands of all runs.
 """
 
 _FIRST_TESTBED = """[The first testbed](first_testbed.md) fell on policy too, so it could say nothing about stale data:
@@ -122,7 +134,7 @@ def _testbed(verdicts: Verdicts, figures: str) -> list[str]:
         "",
         verdicts.tuned(),
         "",
-        "How near the settings come to real models; these gates block nothing ([gates](gates.md#realism)):",
+        "How near the settings come to real models ([gates](gates.md#realism)). Claims about MoE need R5 or R8:",
         "",
         tables.to_markdown(gates_page.realism(testbed.realism(verdicts.study)).drop(columns=["what", "source"])),
         "",
@@ -135,6 +147,8 @@ def _answer(verdicts: Verdicts, claim: Claim) -> list[str]:
     told = {leg: verdicts.told(claim, leg) for leg in LEGS if verdicts.of(claim, leg)}
     answers = "; ".join(f"{leg}: {words}" for leg, words in told.items())
     gates = [*verdicts.blocking[claim.number], *verdicts.failed[claim.number]]
+    if verdicts.of(claim, "trajectory") == "under stress only":
+        gates.append(verdicts.moe_effect[claim.number])
     reasons = [f"- {gate.need} {gate.state}: {gate.seen}." for gate in gates]
     rebuilt = sorted({arm.algorithm for arm in claim.arms if provenance(arm.algorithm) == "reconstruction"})
     rests = [f"It rests on reconstructions, whose equations were not seen: {', '.join(rebuilt)}.", ""]

@@ -14,9 +14,7 @@ import pandas as pd
 
 from steadymoe.bench.audit import archive as audits
 from steadymoe.bench.config.identity import axes_name
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, tables
-from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.estimates import Estimate
 
 NONE = Estimate(np.nan, np.nan, np.nan, 0)
@@ -123,13 +121,11 @@ class Study:
         runs = self.judged(arm)
         return int(runs["collapsed_step"].notna().sum()), len(runs)
 
-    def extremes(self, arms: Sequence[Arm], metric: str) -> pd.DataFrame:
-        """``early_warning.extremes`` of the runs of all arms, but those that fell too late to be judged."""
-        found = self.tables(arms)
+    def stable_or_collapsed(self, arms: Sequence[Arm]) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Steps and runs of all arms as ``early_warning`` takes them, without runs that fell too late to be judged."""
         runs = pd.concat([self.judged(arm).assign(arm=arm.label) for arm in arms])
         runs = runs[runs["collapsed_step"].notna() | runs["falling_since"].isna()]
-        runs = runs.assign(collapsed=runs["collapsed_step"])
-        return early_warning.extremes(found["steps"], runs, metric, falls=columns.falls(metric))
+        return self.tables(arms)["steps"], runs.assign(collapsed=runs["collapsed_step"])
 
     # --- audits -------------------------------------------------------------------------------------------------
 

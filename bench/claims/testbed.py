@@ -15,7 +15,7 @@ from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.measurement.published import Published, beside
 from steadymoe.bench.statistics.collapse import Rule
-from steadymoe.bench.statistics.comparisons import seeds_needed
+from steadymoe.bench.statistics.comparisons import seeds_needed, unpaired_ratio
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Estimate, over_seeds, share
 
 Setting = Literal["learning", "stale", "mismatch", "mismatch fp8"]
@@ -208,28 +208,45 @@ def _resolves(
     return number, deviation <= RESOLUTION or len(differences) >= needed, seen
 
 
-# A realism gate: its id, the arm, the column of updates or steps, and the key and case of the published range.
-_REALISM = (
-    ("R1", STALE["grpo"], "expert_change_per_update", "expert_change", "per update"),
-    ("R2", STALE["grpo"], "token_any_layer_change_rate", "token_change", ""),
-    ("R3", FP8, "rollout_kl_k3", "kl_k3", "fp8"),
-    ("R3", FP8, "rollout_set_disagreement", "set_disagreement", "fp8"),
-    ("R3", NOISY, "rollout_kl_k3", "kl_k3", "fp8"),
-    ("R3", NOISY, "rollout_set_disagreement", "set_disagreement", "fp8"),
-    ("R4", STALE["grpo"], "clip_fraction", "clip_share", "GRPO"),
-    ("R4", STALE["gspo"], "clip_fraction", "clip_share", "GSPO"),
-    ("R7", STALE["grpo"], "response_length", "response_length", ""),
+# The arm that stands for a setting, at its own learning rate.
+_OF_SETTING: dict[Setting, Arm] = {
+    "stale": STALE["grpo"],
+    "learning": LEARNING["grpo", 3e-4],  # conf/experiment/learning.yaml
+    "mismatch": NOISY,
+    "mismatch fp8": FP8,
+}
+# A realism gate: its id, setting and arm, the column of updates or steps, and the key and case of the published range.
+_REALISM: tuple[tuple[str, Setting, Arm, str, str, str], ...] = (
+    ("R1", "stale", STALE["grpo"], "expert_change_per_update", "expert_change", "per update"),
+    ("R2", "stale", STALE["grpo"], "token_any_layer_change_rate", "token_change", ""),
+    ("R3", "mismatch", NOISY, "rollout_kl_k3", "kl_k3", "fp8"),
+    ("R3", "mismatch", NOISY, "rollout_set_disagreement", "set_disagreement", "fp8"),
+    ("R3", "mismatch fp8", FP8, "rollout_kl_k3", "kl_k3", "fp8"),
+    ("R3", "mismatch fp8", FP8, "rollout_set_disagreement", "set_disagreement", "fp8"),
+    ("R4", "stale", STALE["grpo"], "clip_fraction", "clip_share", "GRPO"),
+    ("R4", "stale", STALE["gspo"], "clip_fraction", "clip_share", "GSPO"),
+    ("R7", "stale", STALE["grpo"], "response_length", "response_length", ""),
+    *(("R8", setting, arm, "routing_share", "routing_share", "") for setting, arm in _OF_SETTING.items()),
 )
+# R5: the arm of a setting and its dense twin, None where no dense model has run.
+_TWINS: dict[Setting, tuple[Arm, Arm | None]] = {
+    "stale": (STALE["grpo_unclipped"], DENSE),
+    "learning": (_OF_SETTING["learning"], None),
+    "mismatch": (_OF_SETTING["mismatch"], None),
+    "mismatch fp8": (_OF_SETTING["mismatch fp8"], None),
+}
 
 
 @dataclass(frozen=True)
 class Realism:
-    """A realism gate: a number of ours beside the range that is published for real models."""
+    """A realism gate of one setting: our number next to the range published for real models."""
 
     gate: str
+    setting: Setting
     what: str
     arm: str
     number: Estimate
+    """n is 0 if the runs did not record it."""
     published: Published | None
 
     @property
@@ -239,22 +256,31 @@ class Realism:
 
 
 def realism(study: Study) -> list[Realism]:
-    """The realism gates whose runs have ended."""
+    """Return the realism gates of every arm that has run, in the order of their ids."""
     found = []
-    for gate, arm, column, key, of in _REALISM:
+    for gate, setting, arm, column, key, of in _REALISM:
         if study.has(arm):
-            number = over_seeds(study.numbers(arm, column, "mean").tolist(), bounds=columns.bounds(column))
-            if number.n:  # an archive does not keep every column
-                found.append(Realism(gate, columns.of_metric(column).meaning, arm.label, number, beside(key, of)))
-    grpo, control = STALE["grpo"], STALE["grpo_unclipped"]
-    if study.has(grpo):
-        number = _mean(study.routing_share(grpo))
-        found.append(
-            Realism("R8", columns.of_metric("routing_share").meaning, grpo.label, number, beside("routing_share", ""))
-        )
-    if study.has(DENSE) and study.has(control):
-        moe, dense = (study.numbers(arm, "token_ratio_variance", "median") for arm in (control, DENSE))
-        number = over_seeds((moe / dense).dropna().tolist(), log=True)
-        what = "variance of the token ratio over its dense twin's, median over steps"
-        found.append(Realism("R5", what, control.label, number, beside("ratio_variance_over_dense", "")))
+            what, number = columns.of_metric(column).meaning, _level(study, arm, column)
+            found.append(Realism(gate, setting, what, arm.label, number, beside(key, of)))
+    what = "variance of the token ratio over its dense twin's, median over steps"
+    published = beside("ratio_variance_over_dense", "")
+    found += [
+        Realism("R5", setting, what, arm.label, _over_dense(study, arm, twin), published)
+        for setting, (arm, twin) in _TWINS.items()
+        if study.has(arm)
+    ]
     return sorted(found, key=lambda each: each.gate)
+
+
+def _level(study: Study, arm: Arm, column: str) -> Estimate:
+    """A column's mean over the steps; no number if the archive lacks the column."""
+    if column == "routing_share":
+        return _mean(study.routing_share(arm))
+    return over_seeds(study.numbers(arm, column, "mean").tolist(), bounds=columns.bounds(column))
+
+
+def _over_dense(study: Study, arm: Arm, twin: Arm | None) -> Estimate:
+    """The token-ratio variance of an arm over its dense twin's, whose cold starts it does not share."""
+    if twin is None or not study.has(twin):
+        return NONE
+    return unpaired_ratio(*(study.numbers(each, "token_ratio_variance", "median") for each in (arm, twin)))

@@ -1,8 +1,7 @@
-"""The rules by which a claim's legs are supported, contradicted, not decided, not testable here or not run."""
+"""The rules by which outcomes are decided, and the legs of a claim from their outcomes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, log2
 from typing import Literal
 
 import numpy as np
@@ -13,17 +12,14 @@ from steadymoe.bench.claims.doses import Dose
 from steadymoe.bench.claims.effects import Effect, NoNumber, Seen
 from steadymoe.bench.claims.gates import Need, Standing
 from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
-from steadymoe.bench.statistics.comparisons import holm, seeds_needed, sign_flip_p
+from steadymoe.bench.statistics.comparisons import detectable, holm, sign_flip_p
 from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL
 
 Verdict = Literal["supported", "contradicted", "not decided", "not testable here", "not run"]
+LegVerdict = Verdict | Literal["mixed", "under stress only"]
 Leg = Literal["trajectory", "mechanism"]
 LEGS: tuple[Leg, ...] = ("trajectory", "mechanism")
-LEVEL, POWER = 0.05, 0.8
-# With fewer seeds the p of a sign-flip test, at least 2/2ⁿ, cannot be 5 % or less.
-_LEAST_SEEDS = 1 + ceil(-log2(LEVEL))
-# A larger number of seeds is shown as "> 1000".
-_MOST_SEEDS = 1000
+LEVEL = 0.05
 _TO_BE_RUN = "to be run: "
 
 
@@ -62,7 +58,22 @@ class Outcome:
         if seen.seeds:
             return max(sign_flip_p([x - end for x in seen.seeds]) for end in self.ends)
         found = seen.estimate
-        return max(float(2 * t.sf(abs(found.mean - end) / seen.error, found.n - 1)) for end in self.ends)
+        return max(float(2 * t.sf(abs(found.mean - end) / seen.error, seen.degrees)) for end in self.ends)
+
+    def detectable(self, seen: Seen, level: float) -> float:
+        """Return the distance from a threshold that a t test at ``level`` finds with 80 % power; for a ratio a factor.
+
+        It is about the spread of the seeds and not about the measured effect. nan without a standard error, or with so
+        few seeds that no sign-flip p reaches ``level``.
+        """
+        n, error, degrees = len(seen.seeds), seen.error, seen.degrees
+        if n:
+            reached = n >= LEAST_FOR_INTERVAL and 2 ** (1 - n) <= level
+            error, degrees = float(np.std(seen.seeds, ddof=1) / np.sqrt(n)) if reached else np.nan, n - 1
+        if np.isnan(error):
+            return np.nan
+        distance = detectable(error, degrees, level=level)
+        return float(np.exp(distance)) if self.unit == "ratio" else distance
 
     def verdict(self, seen: Seen, p: float) -> Verdict:
         """Supported if the whole interval lies on the claimed side, contradicted if it lies wholly elsewhere.
@@ -100,6 +111,8 @@ class Claim:
     limits: str
     needs: tuple[Need, ...] = ()
     """The gates that the trajectory leg needs."""
+    moe_effect_at: str = ""
+    """For a claim about MoE, the setting of its runs: the MoE effect should be present there (``gates.moe_effect``)."""
     controls: tuple[Arm, ...] = CONTROLS
     """The controls that stand beside the arms."""
     exploratory: tuple[Outcome, ...] = ()
@@ -111,15 +124,24 @@ class Claim:
     doses: tuple[Dose, ...] = ()
     """Numbers over the values of dials, in a table and in the figure ``dose``."""
 
-    def verdict(self, found: Sequence["Finding"], leg: Leg) -> Verdict | None:
-        """The verdict of a leg from its findings; None for a claim without this leg."""
-        verdicts = [each.verdict for each in found if each.outcome.leg == leg]
+    def verdict(self, found: Sequence["Finding"], leg: Leg, effect: Standing | None = None) -> LegVerdict | None:
+        """The verdict of a leg from its findings; None for a claim without this leg.
+
+        ``effect`` says whether the MoE effect is present where a claim about MoE was run. If it is not, its runs are an
+        answer "under stress only", whatever their outcomes.
+        """
+        verdicts = {each.verdict for each in found if each.outcome.leg == leg}
         if not verdicts:
             return None
-        for whole in ("not testable here", "supported", "not run"):
-            if all(each == whole for each in verdicts):
-                return whole
-        return "contradicted" if "contradicted" in verdicts and "supported" not in verdicts else "not decided"
+        if verdicts in ({"not testable here"}, {"not run"}):
+            return verdicts.pop()
+        if leg == "trajectory" and effect is not None and effect.state != "passed":
+            return "under stress only"
+        if {"supported", "contradicted"} <= verdicts:
+            return "mixed"
+        if "contradicted" in verdicts:
+            return "contradicted"
+        return "supported" if verdicts == {"supported"} else "not decided"
 
 
 @dataclass(frozen=True)
@@ -133,36 +155,15 @@ class Finding:
     corrected: float
     """``p`` corrected for all outcomes of the claim (``comparisons.holm``)."""
     verdict: Verdict
+    detectable: float = np.nan
+    """``Outcome.detectable`` at 5 % divided by the number of the claim's outcomes, the strictest step of Holm."""
     lacks: str = ""
     """What is missing for a verdict: an arm that has not run, a number, or a passed gate."""
 
     @property
-    def seeds(self) -> float:
-        """The number of seeds with 80 % power against the threshold, if the effect has its measured size.
-
-        nan for an effect without one number for each seed.
-        """
-        if len(self.seen.seeds) < LEAST_FOR_INTERVAL:
-            return np.nan
-        distance = min(abs(float(np.mean(self.seen.seeds)) - end) for end in self.outcome.ends)
-        return max(_LEAST_SEEDS, seeds_needed(self.seen.seeds, distance, POWER, LEVEL)) if distance else np.inf
-
-    @property
-    def power(self) -> str:
-        """``seeds`` as text for a table."""
-        return "–" if np.isnan(self.seeds) else f"> {_MOST_SEEDS}" if self.seeds > _MOST_SEEDS else f"{self.seeds:.0f}"
-
-    @property
     def decides(self) -> str:
         """What would decide an outcome that is not decided; empty for a decided one."""
-        if self.lacks or self.verdict != "not decided":
-            return self.lacks
-        if np.isnan(self.seeds) or np.isnan(self.seen.estimate.low):
-            return "more seeds"
-        if self.seeds > _MOST_SEEDS:
-            return "no affordable number of seeds: the effect is at its threshold"
-        n = max(self.seen.estimate.n + 1, round(self.seeds))
-        return f"about {n} seeds for 80 % power, if the effect is what it seems"
+        return self.lacks or ("more seeds" if self.verdict == "not decided" else "")
 
 
 def findings(
@@ -176,7 +177,7 @@ def findings(
     seen, lacks = zip(*(_look(study, outcome) for outcome in outcomes), strict=True) if outcomes else ((), ())
     p_values = [outcome.p(each) for outcome, each in zip(outcomes, seen, strict=True)]
     corrected = holm([1.0 if np.isnan(p) else p for p in p_values])
-    found = []
+    found, strictest = [], LEVEL / max(1, len(outcomes))
     for outcome, each, p, with_others, lack in zip(outcomes, seen, p_values, corrected, lacks, strict=True):
         with_others = np.nan if np.isnan(p) else float(with_others)
         verdict: Verdict = "not decided" if lack else outcome.verdict(each, with_others)
@@ -185,7 +186,7 @@ def findings(
         if gates := lost if outcome.leg == "mechanism" else blocking:
             verdict = "not testable here"
             lack = lack or f"a testbed that passes {', '.join(str(gate.need) for gate in gates)}"
-        found.append(Finding(outcome, each, p, with_others, verdict, lack))
+        found.append(Finding(outcome, each, p, with_others, verdict, outcome.detectable(each, strictest), lack))
     return found
 
 

@@ -6,16 +6,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from steadymoe.bench.claims import contrasts, doses, figures
 from steadymoe.bench.claims.arms import FIRST_TESTBED, FROZEN, GRPO, GSPO, ON_POLICY, PAPERS, TUNED, UNCLIPPED
 from steadymoe.bench.claims.effects import DRIFT, NoNumber, best_setting
-from steadymoe.bench.claims.gates import MISMATCH, blocking, keeps, standings
+from steadymoe.bench.claims.gates import MISMATCH, blocking, keeps, moe_effect, standings
 from steadymoe.bench.claims.registry import CLAIMS
 from steadymoe.bench.claims.standings import Standings
 from steadymoe.bench.claims.study import Arm, NotRun, Study
-from steadymoe.bench.claims.verdict import LEGS, Claim, Finding, Leg, Verdict, findings
+from steadymoe.bench.claims.verdict import LEGS, Claim, Finding, Leg, LegVerdict, findings
 from steadymoe.bench.report import draw, tables
 from steadymoe.bench.report.figures import FigureSpec
 
@@ -41,6 +42,9 @@ class Verdicts:
             raise NotRun(f"{GRPO.label} ({GRPO.experiment})")
         self.gates = standings(self.study)
         self.kept = {each: keeps(self.study, each, DRIFT) for each in ("study_audit", "study_audit_twin")}
+        self.moe_effect = {
+            claim.number: moe_effect(self.study, claim.moe_effect_at) for claim in CLAIMS if claim.moe_effect_at
+        }
         self.blocking = {claim.number: blocking(claim.needs, self.gates) for claim in CLAIMS}
         # Audits that have not run are "not run", not "not testable": of the mechanism leg only failed gates count.
         self.failed = {
@@ -56,19 +60,18 @@ class Verdicts:
         self.standings = Standings(self.study)
         self.contrasts = contrasts.table(self.study)
 
-    def of(self, claim: Claim, leg: Leg) -> Verdict | None:
+    def of(self, claim: Claim, leg: Leg) -> LegVerdict | None:
         """The verdict of one leg; None for a claim without it."""
-        return claim.verdict(self.found[claim.number], leg)
+        return claim.verdict(self.found[claim.number], leg, self.moe_effect.get(claim.number))
 
     def told(self, claim: Claim, leg: Leg) -> str:
         """The verdict of one leg in words, with the outcomes that it comes from; "–" for a claim without it."""
         verdict = self.of(claim, leg)
-        found = [each.verdict for each in self.found[claim.number] if each.outcome.leg == leg]
         if verdict is None:
             return "–"
-        counts = Counter(found)
-        mixed = ", ".join(f"{n} of {len(found)} {each}" for each, n in counts.items())
-        remarks = [*([mixed] if len(counts) > 1 else []), *([claim.about] if claim.about else [])]
+        counts = Counter(each.verdict for each in self.found[claim.number] if each.outcome.leg == leg)
+        outcomes = ", ".join(f"{n} {each}" for each, n in counts.items())
+        remarks = [*([outcomes] if set(counts) != {verdict} else []), *([claim.about] if claim.about else [])]
         return f"{verdict} ({'; '.join(remarks)})" if remarks else verdict
 
     def answered(self) -> str:
@@ -202,5 +205,6 @@ def _row(number: int, letter: str, found: Finding) -> dict[str, Any]:
     outcome, effect = found.outcome, found.seen.estimate
     what = f"{outcome.what} ({found.seen.note})" if found.seen.note else outcome.what
     row = {"claim": number, "letter": letter, "outcome": what, "leg": outcome.leg, "effect": effect, "n": effect.n}
-    row |= {"claimed": outcome.claimed, "p (sign flips)": found.p, "p (Holm)": found.corrected}
-    return row | {"seeds for 80 % power": found.power, "verdict": found.verdict, "what would decide it": found.decides}
+    row |= {"claimed": outcome.claimed, "p": found.p, "p (Holm)": found.corrected}
+    least = "–" if np.isnan(found.detectable) else f"{'× ' if outcome.unit == 'ratio' else ''}{found.detectable:.2g}"
+    return row | {"detectable": least, "verdict": found.verdict, "what would decide it": found.decides}

@@ -140,7 +140,8 @@ def early_warnings(steps: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFram
         if alarm is None:
             continue
         curves.append(early_warning.roc(extremes).rename(columns={"caught": "detected"}).assign(metric=metric))
-        row: dict[str, Any] = {"metric": metric, "area": early_warning.auc(extremes), "threshold": alarm.threshold}
+        area = early_warning.auc(steps, runs, metric, falls=columns.falls(metric))
+        row: dict[str, Any] = {"metric": metric, "area": area, "threshold": alarm.threshold}
         row |= {"false alarms": alarm.false_alarms, "detected": alarm.caught, "steps ahead": alarm.lead}
         rows.append(row | {"stable": alarm.false_alarms.n, "collapsed": alarm.caught.n})
     rows.sort(key=lambda row: -row["area"].mean)

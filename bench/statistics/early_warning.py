@@ -5,13 +5,22 @@
 every interval treats a seed with all its runs as one replicate.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.statistics.comparisons import clustered_superiority
-from steadymoe.bench.statistics.estimates import POSITIVE, Estimate, clustered_share, over_seeds
+from steadymoe.bench.statistics.comparisons import newcombe, superiority
+from steadymoe.bench.statistics.estimates import (
+    LEAST_FOR_INTERVAL,
+    POSITIVE,
+    Estimate,
+    clustered_share,
+    over_seeds,
+    t_quantile,
+    within,
+)
 
 
 @dataclass(frozen=True)
@@ -60,14 +69,50 @@ def roc(extremes: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([*rows, (-np.inf, 1.0, 1.0)], columns=["threshold", "false_alarms", "caught"])
 
 
-def auc(extremes: pd.DataFrame, level: float = 0.95) -> Estimate:
-    """Area under ``roc``: the probability that a collapsing run looks worse beforehand than a stable one ever does.
+def area(extremes: pd.DataFrame) -> float:
+    """Return the area under ``roc``: the probability that a collapsing run looks worse beforehand than a stable one.
 
-    Interval: see ``comparisons.clustered_superiority``, with seeds as clusters; n is the number of seeds.
+    nan without stable or without collapsing runs.
     """
-    gone = extremes["collapsed"].notna().to_numpy()
-    values, seeds = extremes["extreme"].to_numpy(float), extremes["seed"].to_numpy()
-    return clustered_superiority(values[gone], seeds[gone], values[~gone], seeds[~gone], level)
+    gone = extremes["collapsed"].notna()
+    values = extremes["extreme"].to_numpy(float)
+    return superiority(values[gone], values[~gone]).mean
+
+
+def jackknife(
+    statistic: Callable[[pd.DataFrame], float], runs: pd.DataFrame, seeds: Sequence[int]
+) -> tuple[float, float]:
+    """Return ``statistic`` of ``runs`` and its standard error, leaving out one seed at a time with all of its runs.
+
+    The statistic is recomputed each time, because one run can set the horizon of ``extremes`` for all others. Miller
+    1974; the error is nan for fewer than two seeds, or if the statistic of the remaining runs is.
+    """
+    left_out = np.array([statistic(runs[runs["seed"] != seed]) for seed in seeds])
+    n = len(left_out)
+    error = np.sqrt((n - 1) / n * np.square(left_out - left_out.mean()).sum()) if n > 1 else np.nan
+    return statistic(runs), float(error)
+
+
+def auc(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int = 1, *, falls: bool = False) -> Estimate:
+    """Return ``area`` of a metric's ``extremes``, with a 95 % interval; n is the number of seeds.
+
+    Interval: Student's t on the logit scale with the error of ``jackknife``; if that error is 0 or unknown,
+    ``comparisons.newcombe`` with the number of seeds that have collapsing, and stable, runs. None below three seeds.
+    """
+    steps = steps[steps["metric"] == metric]
+
+    def worst(runs: pd.DataFrame) -> pd.DataFrame:
+        return extremes(steps, runs, metric, least_lead, falls=falls)
+
+    whole = worst(runs)
+    seeds, gone = whole["seed"].unique().tolist(), whole["collapsed"].notna()
+    found, error = jackknife(lambda runs: area(worst(runs)), runs, seeds)
+    n = 0 if np.isnan(found) else len(seeds)
+    if n < LEAST_FOR_INTERVAL:
+        return Estimate(found, np.nan, np.nan, n)
+    if not error > 0:
+        return Estimate(found, *newcombe(found, *(whole.loc[each, "seed"].nunique() for each in (gone, ~gone))), n)
+    return Estimate(found, *within(found, t_quantile(0.95, n - 1) * error, (0.0, 1.0)), n)
 
 
 def alarm(

@@ -21,8 +21,8 @@ LEAST_FOR_BOOTSTRAP = 10
 RESAMPLES = 9999
 # The words of a caption for the interval of a mean.
 INTERVAL = (
-    "a 95 % interval (Student's t, on the logit scale for numbers in [0, 1] and for their differences; a BCa bootstrap "
-    "from ten seeds on; no interval below three seeds, or if every seed is at an end of its range)"
+    "a nominal 95 % interval (Student's t, on the logit scale for numbers in [0, 1] and for their differences; a BCa "
+    "bootstrap from ten seeds on; no interval below three seeds, or if every seed is at an end of its range)"
 )
 # The lowest and the highest possible value of a number.
 Bounds = tuple[float, float]

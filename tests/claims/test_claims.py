@@ -74,7 +74,8 @@ def test_between_has_two_ends(low: float, high: float, found: str) -> None:
     [
         (["supported", "supported"], "supported"),
         (["supported", "not decided"], "not decided"),
-        (["supported", "contradicted"], "not decided"),
+        (["supported", "contradicted"], "mixed"),
+        (["supported", "contradicted", "not decided"], "mixed"),
         (["contradicted", "not decided"], "contradicted"),
         (["not decided"], "not decided"),
         (["not testable here", "not testable here"], "not testable here"),
@@ -83,7 +84,7 @@ def test_between_has_two_ends(low: float, high: float, found: str) -> None:
         (["not run", "contradicted"], "contradicted"),
     ],
 )
-def test_a_leg_is_supported_by_all_and_contradicted_only_where_nothing_supports_it(
+def test_a_leg_is_supported_by_all_contradicted_by_one_and_mixed_by_both(
     found: list[verdict.Verdict], whole: str
 ) -> None:
     claim = Claim(1, "", "", (), (), "", (), "")
@@ -94,6 +95,53 @@ def test_a_leg_is_supported_by_all_and_contradicted_only_where_nothing_supports_
     assert claim.verdict(of_runs, "mechanism") is None
 
 
+@pytest.mark.parametrize("state", ["failed", "not measured"])
+def test_runs_without_the_moe_effect_answer_under_stress_only_and_keep_their_outcomes(state: State) -> None:
+    claim = Claim(1, "", "", (), (), "", (), "")
+    _, absent = gate("R5 or R8", state)
+    _, present = gate("R5 or R8", "passed")
+
+    def runs(*found: verdict.Verdict) -> list[Finding]:
+        return [Finding(outcome("above", 0), Seen(NONE), NAN, NAN, each) for each in found]
+
+    for each in (runs("supported"), runs("supported", "contradicted"), runs("not decided"), runs("contradicted")):
+        assert claim.verdict(each, "trajectory", absent) == "under stress only"
+        assert claim.verdict(each, "trajectory", present) == claim.verdict(each, "trajectory")
+    assert claim.verdict(runs("not testable here"), "trajectory", absent) == "not testable here"
+    assert claim.verdict(runs("not run"), "trajectory", absent) == "not run"
+    gradients = [replace(each, outcome=replace(each.outcome, leg="mechanism")) for each in runs("supported")]
+    assert claim.verdict(gradients, "mechanism", absent) == "supported"
+    assert claim.verdict(gradients, "trajectory", absent) is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "state"),
+    [
+        ({"R5": 1.08, "R8": 0.3}, "failed"),
+        ({"R5": 2.04, "R8": 0.3}, "passed"),
+        ({"R5": NAN, "R8": 0.554}, "passed"),
+        ({"R5": NAN, "R8": 0.3}, "failed"),
+        ({"R5": NAN, "R8": NAN}, "not measured"),
+        ({}, "not measured"),
+    ],
+)
+def test_the_moe_effect_is_present_by_either_realism_gate_of_the_setting(
+    numbers: dict[str, float], state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row(name: str, setting: testbed.Setting, number: float) -> testbed.Realism:
+        return testbed.Realism(name, setting, "", "", Estimate(number, NAN, NAN, 0 if np.isnan(number) else 5), None)
+
+    rows = [row(name, "stale", number) for name, number in numbers.items()]
+    rows += [row("R8", "learning", 0.9), row("R1", "stale", 9.0)]  # another setting's, another gate
+    monkeypatch.setattr(testbed, "realism", lambda study: rows)
+    assert gates.moe_effect(Study(Path("nowhere")), "stale").state == state
+
+
+def test_the_claims_about_moe_are_asked_where_the_moe_effect_is_looked_for() -> None:
+    about = {claim.number: claim.moe_effect_at for claim in registry.CLAIMS if claim.moe_effect_at}
+    assert about == dict.fromkeys((1, 3, 5, 7, 10, 15), "stale")
+
+
 TEN = tuple(0.5 + np.sqrt(0.9) * np.array([1, -1] * 5))  # mean 0.5, standard deviation 1
 
 
@@ -101,19 +149,34 @@ def finding(seen: Seen, found: str = "not decided", **given: object) -> Finding:
     return Finding(replace(outcome("above", 0), **given), seen, NAN, NAN, found)  # type: ignore[arg-type]
 
 
-def test_what_would_decide_it_is_said_in_seeds_that_have_80_percent_power() -> None:
-    # A paired t test with an effect of half of a standard deviation needs 34 seeds (Cohen 1988, table 2.4.1).
-    half = Seen(Estimate(0.5, -0.2, 1.2, 10), TEN)
-    assert finding(half).power == "34"
-    assert finding(half).decides == "about 34 seeds for 80 % power, if the effect is what it seems"
-    assert finding(half, threshold=-0.5).power == "10"  # a whole one
-    assert finding(half, threshold=-9).power == "6"  # with five the exact p is at least 1/16
-    assert "no affordable number" in finding(half, threshold=0.5).decides
-    assert finding(half, "supported").decides == ""
-    # Ratios are compared by their logarithms; an area has no number for each seed.
-    assert finding(Seen(Estimate(np.exp(0.5), 0.8, 3.4, 10), TEN), unit="ratio", threshold=1).power == "34"
-    area = finding(Seen(Estimate(0.1, -0.2, 0.4, 10)), unit="area")
-    assert (area.power, area.decides) == ("–", "more seeds")
+def test_what_is_detectable_follows_from_the_spread_and_not_from_the_effect() -> None:
+    # With n = 34 a paired t test finds half of a standard deviation (Cohen 1988, table 2.4.1).
+    paired = outcome("above", 0)
+    seeds = tuple(0.5 + np.sqrt(33 / 34) * np.array([1, -1] * 17))  # a standard deviation of 1
+    half = paired.detectable(Seen(NONE, seeds), 0.05)
+    assert half == pytest.approx(0.5, abs=0.01)
+    assert paired.detectable(Seen(NONE, tuple(x + 9 for x in seeds)), 0.05) == pytest.approx(half)
+    assert replace(paired, unit="ratio").detectable(Seen(NONE, seeds), 0.05) == pytest.approx(np.exp(half))
+    welch = Seen(NONE, error=1 / np.sqrt(34), degrees=33)  # an effect with a standard error alone
+    assert paired.detectable(welch, 0.05) == pytest.approx(half)
+    assert np.isnan(paired.detectable(Seen(NONE), 0.05))
+    # With five seeds the exact p is at least 1/16, so nothing is.
+    assert np.isnan(paired.detectable(Seen(NONE, seeds[:5]), 0.05))
+    assert not np.isnan(paired.detectable(Seen(NONE, seeds[:6]), 0.05))
+    # More outcomes, a stricter level: the protocol's table has 0.041 for one and 0.057 for six.
+    ten = Seen(Estimate(0.5, 0.1, 0.9, 10), TEN)
+    there = replace(paired, effect=lambda study: ten)
+    one, six = (verdict.findings(Study(Path("nowhere")), [there] * n)[0].detectable for n in (1, 6))
+    assert six / one == pytest.approx(0.057 / 0.041, abs=0.02)
+
+
+def test_an_outcome_that_is_not_decided_takes_more_seeds_and_a_decided_one_nothing() -> None:
+    def finding(found: verdict.Verdict, lacks: str = "") -> Finding:
+        return Finding(outcome("above", 0), Seen(NONE), NAN, NAN, found, lacks=lacks)
+
+    assert finding("not decided").decides == "more seeds"
+    assert finding("not decided", "no number").decides == "no number"
+    assert finding("supported").decides == finding("contradicted").decides == ""
 
 
 def test_p_is_exact_and_about_the_threshold() -> None:
@@ -127,7 +190,9 @@ def test_p_is_exact_and_about_the_threshold() -> None:
     assert ratio.p(ten) == 1  # seeds are logarithms
     assert np.isnan(outcome("above", 0).p(Seen(NONE)))
     # An effect with a standard error alone has Student's p: t = 2.262 with 9 degrees of freedom is 5 % (Student 1908).
-    assert outcome("above", 0).p(Seen(Estimate(2.262, 0, 4.5, 10), error=1.0)) == pytest.approx(0.05, abs=1e-4)
+    nine = Seen(Estimate(2.262, 0, 4.5, 10), error=1.0, degrees=9)
+    assert outcome("above", 0).p(nine) == pytest.approx(0.05, abs=1e-4)
+    assert outcome("above", 0).p(replace(nine, degrees=18)) == pytest.approx(0.0363, abs=1e-4)  # two samples of ten
 
 
 def test_p_is_corrected_by_holm_for_the_outcomes_of_one_claim() -> None:
@@ -358,8 +423,10 @@ def test_the_numbers_of_arms_are_those_of_their_runs(made: Study) -> None:
     gain = effects.mean_reward(B, A)(made)
     assert gain.seeds == pytest.approx(counted)  # the last nine of 20 steps only confirm
     assert gain.estimate.low < gain.estimate.mean < gain.estimate.high
-    twice = effects.interaction(((B, A), (A, B)))(made)
-    assert twice.seeds == pytest.approx([2 * each for each in counted])
+    twice = effects.interaction((B, A), (A, B))(made)
+    assert twice.estimate.mean == pytest.approx(2 * np.mean(counted))
+    assert twice.error == pytest.approx(np.sqrt(2 * np.var(counted, ddof=1) / 10))  # the variances add
+    assert (twice.seeds, twice.degrees) == ((), pytest.approx(18))
     assert made.routing_share(A).tolist() == pytest.approx([0.75] * 10)
     assert effects.routed((A, B))(made).estimate.mean == pytest.approx(0.75)
     assert effects.routed((A,), (B,))(made).estimate.mean == pytest.approx(0)
@@ -369,12 +436,12 @@ def test_the_numbers_of_arms_are_those_of_their_runs(made: Study) -> None:
 def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: Study) -> None:
     # grad_norm is seed + 1 in both arms; those of A collapse, so they are the higher ones. Its seed 0 is falling when
     # it ends, too late to be judged: it is neither collapsed nor stable.
-    area = early_warning.auc(made.extremes([A, B], "grad_norm"))
+    area = early_warning.auc(*made.stable_or_collapsed([A, B]), "grad_norm")
     collapsed, stable = [seed + 1 for seed in range(1, 10)], [seed + 1 for seed in range(10)]
     pairs = [(x > y) + (x == y) / 2 for x in collapsed for y in stable]
     assert area.mean == pytest.approx(np.mean(pairs))
     # Beside the reward itself, which tells the arms apart at once.
-    reward = early_warning.auc(made.extremes([A, B], "reward")).mean
+    reward = early_warning.auc(*made.stable_or_collapsed([A, B]), "reward", falls=True).mean
     beside = effects.announces([A, B], "grad_norm")(made)
     assert beside.estimate.mean == pytest.approx(area.mean - reward)
     assert beside.estimate.low < beside.estimate.mean < beside.estimate.high
@@ -383,6 +450,29 @@ def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: St
     assert beside.error == pytest.approx((high - low) / 2 / 2.262, rel=1e-3)
     same = effects.announces([A, B], "reward")(made).estimate
     assert (same.mean, same.low, same.high) == (0, 0, 0)
+
+
+def test_announcing_a_collapse_has_the_error_of_runs_whose_horizon_the_left_out_seed_had_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Areas of grad_norm: 0 of all seeds and without one of 1 to 3, 1 without seed 0, whose collapse at step 20 sets the
+    # horizon; a constant reward has 0.5. So the error is √(3/4 · (0.75² + 3 · 0.25²)) = 0.75; a fixed horizon has 0.
+    steps, runs = [], []
+    for seed in range(4):
+        runs += [("A", seed, 5.0 if seed else 20.0), ("B", seed, NAN)]
+        for step in range(1, 25):
+            steps += [("A", seed, step, "grad_norm", 1.0), ("B", seed, step, "grad_norm", 2.0 * (step >= 10))]
+            steps += [(arm, seed, step, "reward", 0.5) for arm in "AB"]
+    tables = (
+        pd.DataFrame(steps, columns=["arm", "seed", "step", "metric", "value"]),
+        pd.DataFrame(runs, columns=["arm", "seed", "collapsed"]),
+    )
+    monkeypatch.setattr(Study, "stable_or_collapsed", lambda self, of: tables)
+    found = effects.announces([A, B], "grad_norm")(Study(Path("nowhere")))
+    assert (found.estimate.mean, found.error, found.degrees) == pytest.approx((-0.5, 0.75, 3))
+    # Eleven steps ahead seed 0's horizon is step 9, before the jump; what collapses at step 5 cannot warn.
+    far = effects.announces([A, B], "grad_norm", 11)(Study(Path("nowhere"))).estimate
+    assert far.mean == pytest.approx(0.25 - 0.125)
 
 
 def test_without_runs_the_command_says_what_to_run_and_writes_nothing(
@@ -436,8 +526,8 @@ def audited(tmp_path: Path) -> Study:
 def test_gradients_are_compared_checkpoint_by_checkpoint(audited: Study) -> None:
     assert effects.useful(OTHER, LOSS)(audited).seeds == pytest.approx((0.4, 1.4, 2.4))
     assert effects.useful(LOSS.replayed(), LOSS)(audited).seeds == pytest.approx((0.2,) * 3)
-    twice = effects.useful_interaction(((OTHER, LOSS), (LOSS, OTHER)))(audited)
-    assert twice.seeds == pytest.approx((0.8, 2.8, 4.8))
+    twice = effects.useful_interaction((OTHER, LOSS), (LOSS, OTHER))(audited)
+    assert (twice.estimate.mean, twice.error) == pytest.approx((2.8, np.sqrt(2 / 3)))  # of 0.4, 1.4 and 2.4
     assert effects.clipped(OTHER, LOSS, 16)(audited).estimate.mean == pytest.approx(40)
     with pytest.raises(NotRun, match=r"other \+ R2 \(made\)"):
         audited.gradient(OTHER.replayed(), "usefulness", 16)

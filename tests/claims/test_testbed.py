@@ -10,7 +10,7 @@ import pytest
 from steadymoe.bench import cli
 from steadymoe.bench.claims import designs, gates_page, testbed
 from steadymoe.bench.claims.study import Arm, NotRun, Study
-from steadymoe.bench.claims.testbed import DENSE_TWIN, EXACT, FP8, LEARNING, NOISY, QUIET, RATES, STALE, TWIN
+from steadymoe.bench.claims.testbed import DENSE, DENSE_TWIN, EXACT, FP8, LEARNING, NOISY, QUIET, RATES, STALE, TWIN
 from steadymoe.bench.config import compose
 from steadymoe.bench.statistics.collapse import Rule
 
@@ -24,6 +24,7 @@ class Made(Study):
         self.arms: dict[Arm, tuple[np.ndarray, np.ndarray]] = {}
         self.fallen: dict[Arm, Sequence[int]] = {}
         self.wall_seconds: dict[Arm, float] = {}
+        self.metrics: dict[Arm, dict[str, np.ndarray]] = {}
 
     def add(self, arm: Arm, start: float, end: float, seeds: int = 10, spread: float = 0.01) -> None:
         """Rewards that go from ``start`` to ``end`` at once; seeds differ by ``spread`` around it."""
@@ -50,6 +51,9 @@ class Made(Study):
                             {"arm": arm.label, "seed": seed, "metric": metric, "updates_per_rollout": UPDATES} | rows
                         )
                     )
+                for metric, by_seed in self.metrics.get(self.key(arm), {}).items():
+                    row = {"arm": arm.label, "seed": seed, "metric": metric, "step": 1, "value": by_seed[seed]}
+                    steps.append(pd.DataFrame([row]))
                 fell = seed in self.fallen.get(self.key(arm), ())
                 run = {"arm": arm.label, "seed": seed, "steps": STEPS, "updates_per_rollout": UPDATES}
                 run |= {
@@ -196,6 +200,28 @@ def test_the_arms_of_the_gates_are_what_their_experiments_run_on_the_seeds_set_a
         assert planned <= named
         of_grpo = {each for each in named if each[0] != "gspo"} if name == "gates_learning" else named
         assert of_grpo <= planned
+
+
+def test_realism_has_a_row_for_each_setting_and_says_what_was_not_recorded(sound: Made) -> None:
+    assert testbed.realism(Made()) == []
+    sound.metrics[Made.key(STALE["grpo_unclipped"])] = {"token_ratio_variance": np.linspace(2, 4, 10)}
+    sound.add(DENSE, 0.4, 0.2)
+    sound.metrics[Made.key(DENSE)] = {"token_ratio_variance": np.linspace(1, 2, 10)[::-1]}
+    moments = {"log_ratio_moment_free": np.full(10, 4.0), "log_ratio_moment_pinned": np.linspace(1, 2, 10)}
+    sound.metrics[Made.key(NOISY)] = moments
+    found = {(each.gate, each.setting): each for each in testbed.realism(sound)}
+    settings = ("stale", "learning", "mismatch", "mismatch fp8")
+    assert {(gate, setting) for gate in ("R5", "R8") for setting in settings} <= set(found)
+    assert found["R5", "stale"].number.mean == pytest.approx(2.0)
+    assert found["R8", "mismatch"].number.mean == pytest.approx(1 - 1.5 / 4)
+    rows = gates_page.realism(list(found.values())).set_index(["gate", "setting"])
+    for key in (("R5", "learning"), ("R8", "stale"), ("R1", "stale")):
+        assert found[key].number.n == 0
+        assert rows.loc[key, ["here", "factor"]].tolist() == ["not recorded", "–"]
+    # An MoE and its dense twin share no cold start: which seed stands beside which does not matter.
+    sound.metrics[Made.key(DENSE)] = {"token_ratio_variance": np.linspace(1, 2, 10)}
+    again = next(each for each in testbed.realism(sound) if (each.gate, each.setting) == ("R5", "stale"))
+    assert vars(again.number) == pytest.approx(vars(found["R5", "stale"].number))
 
 
 def test_the_settings_run_on_after_the_last_step_that_counts() -> None:

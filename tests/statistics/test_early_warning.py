@@ -5,6 +5,8 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench.statistics import early_warning
+from steadymoe.bench.statistics.comparisons import superiority
+from steadymoe.bench.statistics.estimates import t_quantile, within
 
 
 def made(
@@ -48,9 +50,10 @@ def test_the_roc_and_its_area_by_hand() -> None:
     assert roc["false_alarms"].tolist() == [0, 0, 0.5, 0.5, 1]
     assert roc["caught"].tolist() == [0, 0.5, 0.5, 1, 1]
     area = np.trapezoid(roc["caught"], roc["false_alarms"])
-    assert early_warning.auc(worst).mean == pytest.approx(area) == pytest.approx(0.75)
+    assert early_warning.area(worst) == pytest.approx(area) == pytest.approx(0.75)
+    assert early_warning.auc(*made(CURVES, {0: 5, 1: 5}), "kl", 2).mean == early_warning.area(worst)
     assert early_warning.roc(worst[worst["collapsed"].isna()]).empty
-    assert early_warning.auc(worst[worst["collapsed"].isna()]).n == 0
+    assert early_warning.auc(*made(CURVES, {}), "kl").n == 0
 
 
 def test_an_alarm_has_a_threshold_a_rate_and_a_lead() -> None:
@@ -88,6 +91,68 @@ def test_a_metric_that_knows_nothing_has_an_area_of_one_half_and_an_interval_tha
     areas = []
     for _ in range(60):
         curves = {seed: generator.normal(size=12).tolist() for seed in range(16)}
-        areas.append(early_warning.auc(early_warning.extremes(*made(curves, dict.fromkeys(range(8), 11.0)), "kl")))
+        areas.append(early_warning.auc(*made(curves, dict.fromkeys(range(8), 11.0)), "kl"))
     np.testing.assert_allclose(np.mean([area.mean for area in areas]), 0.5, atol=0.06)
     assert np.mean([area.low <= 0.5 <= area.high for area in areas]) > 0.87
+
+
+def two_arms(n: int = 4) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """In each seed a run at 1 that collapses, and a stable one that jumps from 0 to 2 at step 10.
+
+    Seed 0 collapses at step 20 and so sets the horizon of the stable runs; the other seeds collapse at step 5.
+    """
+    steps, runs = [], []
+    for seed in range(n):
+        runs += [("falls", seed, 5.0 if seed else 20.0), ("stays", seed, np.nan)]
+        for step in range(1, 25):
+            steps += [("falls", seed, step, "kl", 1.0), ("stays", seed, step, "kl", 2.0 if step >= 10 else 0.0)]
+            steps += [(arm, seed, step, "reward", 0.5) for arm in ("falls", "stays")]
+    names = ["arm", "seed", "step", "metric", "value"]
+    return pd.DataFrame(steps, columns=names), pd.DataFrame(runs, columns=["arm", "seed", "collapsed"])
+
+
+def test_the_jackknife_recomputes_the_horizon_that_the_left_out_seed_had_set() -> None:
+    # Of all seeds the area is 0; without seed 0 the horizon ends before the jump, and it is 1. By hand:
+    # √(3/4 · (0.75² + 3 · 0.25²)) = 0.75. With the horizon kept at 19 it would be 0.
+    steps, runs = two_arms()
+    found = early_warning.jackknife(
+        lambda kept: early_warning.area(early_warning.extremes(steps, kept, "kl")), runs, range(4)
+    )
+    assert found == pytest.approx((0, 0.75))
+
+
+def test_the_areas_error_is_that_of_its_components_and_copies_of_a_run_are_no_runs() -> None:
+    a, b = np.array([0.3, 0.9, 0.7, 0.8, 0.6]), np.array([0.5, 0.1, 0.4, 0.65])
+    wins = (a[:, None] > b).astype(float)
+    # Without one of m runs a component moves the area by (V - area)/(m - 1): DeLong's variances (1988) over m - 1.
+    variances = np.var(wins.mean(axis=1), ddof=1) / 4 + np.var(wins.mean(axis=0), ddof=1) / 3
+    for copies in (1, 3):
+        runs = pd.DataFrame({"seed": np.arange(9), "extreme": [*a, *b], "collapsed": [5.0] * 5 + [np.nan] * 4})
+        whole, error = early_warning.jackknife(early_warning.area, pd.concat([runs] * copies), range(9))
+        assert whole == pytest.approx(wins.mean())
+        assert error == pytest.approx(np.sqrt(8 / 9 * variances))
+    curves = {seed: [value] * 6 for seed, value in enumerate([*a, *b])}
+    found, slope = early_warning.auc(*made(curves, dict.fromkeys(range(5), 6.0)), "kl"), whole * (1 - whole)
+    width = np.log(found.high / (1 - found.high)) - np.log(found.low / (1 - found.low))
+    assert width / 2 * slope == pytest.approx(2.306 * error, rel=1e-3)  # t with 8 degrees of freedom
+    sure = early_warning.auc(*made(curves | {s: [9.0] * 6 for s in range(5)}, dict.fromkeys(range(5), 6.0)), "kl")
+    assert 0 < sure.low < sure.mean == sure.high == 1
+
+
+def test_the_area_covers_where_runs_of_one_seed_move_together() -> None:
+    """Four arms on ten seeds; a seed's level is in all of its runs, and moves the metric in both kinds."""
+    generator, held, naive = np.random.default_rng(5), [], []
+    for _ in range(300):
+        seeds = np.tile(np.arange(10), 4)
+        gone = generator.random(40) < generator.random(10)[seeds]
+        values = generator.normal(size=10)[seeds] * 2 + generator.normal(size=40)
+        if not 0 < gone.sum() < 40:
+            continue
+        runs = pd.DataFrame({"seed": seeds, "extreme": values, "collapsed": np.where(gone, 5.0, np.nan)})
+        area, error = early_warning.jackknife(early_warning.area, runs, range(10))
+        low, high = within(area, t_quantile(0.95, 9) * error, (0.0, 1.0))
+        plain = superiority(values[gone], values[~gone])
+        held.append(low <= 0.5 <= high)
+        naive.append(plain.low <= 0.5 <= plain.high)
+    assert np.mean(held) > 0.9
+    assert np.mean(held) > np.mean(naive) + 0.03
