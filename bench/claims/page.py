@@ -124,7 +124,7 @@ def _testbed(verdicts: Verdicts, figures: str) -> list[str]:
         "",
         "How near the settings come to real models; these gates block nothing ([gates](gates.md#realism)):",
         "",
-        tables.to_markdown(gates_page.realism(testbed.realism(verdicts.study)).drop(columns=["what", "source"])),
+        tables.to_markdown(gates_page.realism(testbed.realism(verdicts.study)).drop(columns="source")),
         "",
         *(_FIRST_TESTBED.format(figures=figures).split("\n") if drawn else []),
     ]

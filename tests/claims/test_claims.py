@@ -243,9 +243,9 @@ def test_the_gates_that_a_claim_needs_are_those_of_the_protocol() -> None:
     numbers = {claim.number: claim for claim in registry.CLAIMS}
     needs = {words: {numbers[int(n)].needs for n in of.split(", ")} for of, words in rows.items()}
     assert needs == {
-        "V1; V2, V3, V5, V6, V7 at *stale*": {gates.STRESS},
+        "V1; V2, V3, V5, V7 at *stale*": {gates.STRESS},
         "the same, and V2 dense": {gates.STRESS_AND_TWIN},
-        "V1; V4, V6, V7 at *mismatch*": {gates.MISMATCH},
+        "V1; V4, V7 at *mismatch*": {gates.MISMATCH},
         next(words for words in rows.values() if words.startswith("none")): {(), gates.STRESS},
     }
     assert numbers[16].needs == gates.STRESS
