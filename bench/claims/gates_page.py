@@ -34,7 +34,8 @@ study at *stale*, on the study's seeds: the reward of the second rollout over th
 _REALISM = """*Factor* is the number over the nearer end of the published range. *Not recorded*: the archive lacks the
 column, or no dense model has run at that setting. R5 compares an MoE with a dense twin that has other cold
 starts, so its interval is Welch's. The calibrated rows come from [one cold start](calibration.md) at seed 200, because
-archives of runs lack these columns. Noise on the sampler's routers (*mismatch*) is a stress test, not a picture of an engine."""
+archives of runs lack these columns. Noise on the sampler's routers (*mismatch*) is a stress test, not a picture of an
+engine."""
 
 # A realism gate that misses its range by more than this factor is named above the table.
 _FAR = 5

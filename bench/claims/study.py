@@ -147,8 +147,8 @@ class Study:
         """A reading of the archived `steadymoe calibrate`, and what its n counts; n is 0 without one."""
         if not self._calibration.exists():
             return NONE, ""
-        readings = pd.read_csv(self._calibration, keep_default_na=False)
-        (found,) = readings[(readings["key"] == key) & (readings["of"] == of)].itertuples()
+        readings = pd.read_csv(self._calibration)
+        (found,) = readings[(readings["key"] == key) & (readings["of"].fillna("") == of)].itertuples()
         return Estimate(float(found.mean), float(found.low), float(found.high), int(found.n)), str(found.unit)
 
     # --- audits -------------------------------------------------------------------------------------------------

@@ -477,6 +477,35 @@ def test_the_twelve_contrasts_are_there_and_say_what_has_not_run() -> None:
     assert {each.answer(Study(Path("nowhere")))[1] for each in contrasts.CONTRASTS} == {"not run"}
 
 
+def test_contrasts_over_the_frontier_say_in_how_many_cells_and_at_which_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mean_reward(study: Study, arm: Arm) -> pd.Series:
+        """Falls by 0.01 with each update, but at 4e-4; GSPO is 0.1 better at 8e-4 and 0.1 worse at other rates."""
+        updates, rate = arm.axes.get("updates_per_rollout", 16), arm.axes.get("optimizer.learning_rate", 8e-4)
+        worse = 0.0 if rate == 4e-4 else 0.01 * updates  # type: ignore[operator]
+        better = (0.1 if rate == 8e-4 else -0.1) if arm.algorithm == "gspo" else 0.0
+        return pd.Series([0.49, 0.5, 0.51]) - worse + better
+
+    monkeypatch.setattr(Study, "mean_reward", mean_reward)
+    numbers = {each.number: each for each in contrasts.CONTRASTS}
+    (staler,), said = numbers[2].answer(Study(Path("nowhere")))
+    assert (said, staler.estimate.mean, staler.estimate.n) == ("right", pytest.approx(0.28 * 2 / 3), 3)
+    assert staler.note == "above 0 in 6 of 9 cells"
+    seen, said = numbers[4].answer(Study(Path("nowhere")))
+    assert said == "open"
+    assert {each.note: each.estimate.mean for each in seen} == pytest.approx(
+        {"at 0.0002": 0.1, "at 0.0004": 0.1, "at 0.0008": -0.1}
+    )
+
+
+def test_the_cells_of_the_frontier_are_those_that_ran() -> None:
+    study = Study(ROOT / "results" / "reference")
+    for (algorithm, rate, updates), arm in contrasts.FRONTIER.items():
+        runs = study.tables([arm])["runs"]
+        assert set(runs["algorithm"]) == {algorithm}
+        assert set(runs["learning_rate"]) == {rate}
+        assert set(runs["updates_per_rollout"]) == {updates}
+
+
 # --- tuning ---------------------------------------------------------------------------------------------------------
 
 
