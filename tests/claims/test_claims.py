@@ -13,16 +13,17 @@ import pytest
 from steadymoe.bench import cli
 from steadymoe.bench.audit.archive import ADDED
 from steadymoe.bench.audit.measure import COLUMNS
-from steadymoe.bench.claims import arms, contrasts, doses, effects, figures, gates, registry, testbed, verdict
+from steadymoe.bench.claims import arms, contrasts, doses, effects, figures, gates, registry, replay, testbed, verdict
 from steadymoe.bench.claims.doses import Dose
 from steadymoe.bench.claims.effects import Seen
 from steadymoe.bench.claims.gates import Need, Standing, blocking
 from steadymoe.bench.claims.study import NONE, Arm, Audited, NotRun, Study
 from steadymoe.bench.claims.testbed import State
 from steadymoe.bench.claims.verdict import Claim, Finding, Outcome
+from steadymoe.bench.claims.verdicts import REPLAY
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.identity import axes_name
-from steadymoe.bench.report import archive
+from steadymoe.bench.report import archive, draw
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.estimates import Estimate
 
@@ -450,6 +451,57 @@ def test_an_audit_after_updates_that_lose_the_reward_blocks_its_leg(audited: Stu
     lost = gates.keeps(audited, "made", 16)
     assert (lost.state, str(lost.need)) == ("failed", "reward kept (made)")
     assert gates.keeps(audited, "absent", 16).state == "not measured"
+
+
+# --- what R2 does ---------------------------------------------------------------------------------------------------
+
+
+def test_what_r2_does_is_compared_seed_by_seed_in_rollout_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = range(10)
+
+    def curves(study: Study, of: list[Arm]) -> dict[str, pd.DataFrame]:
+        (arm,) = of
+        times, moved = (0.25, 3.0) if "R2" in arm.label else (1.0, 1.0)
+        rows = []
+        for seed in seeds:
+            rows += [("reward", 1, seed, 0.5), ("reward", 2, seed, 0.5 - 0.1 * (times < 1) + 0.01 * seed)]
+            rows += [("expert_change_rate", 1, seed, 0.4), ("expert_change_rate", 2, seed, 0.1)]
+            rows += [("token_ratio_variance", 1, seed, times * (1 + seed)), ("token_ratio_variance", 2, seed, 99.0)]
+            rows += [("log_ratio_moment_free", step, seed, moved * step * (1 + seed)) for step in (1, 5)]
+        return {"steps": pd.DataFrame(rows, columns=["metric", "step", "seed", "value"])}
+
+    monkeypatch.setattr(Study, "tables", curves)
+    found = replay.table(Study(Path("nowhere")))
+    rows = {(row.quantity, row.arm): row for row in found.itertuples()}
+    for free, replayed in replay.PAIRS:
+        left, after, seen, moved = (
+            rows[each.name, replayed.label] for each in (replay.LEFT, replay.NEXT, replay.SEEN, replay.MOVED)
+        )
+        assert (left.number.mean, left.effect.n) == (pytest.approx(0.4), 0)
+        assert (after.number.mean, after.effect.mean) == (pytest.approx(0.445), pytest.approx(-0.1))
+        assert (seen.number.mean, seen.effect.mean) == (pytest.approx(0.25 * 5.5), pytest.approx(0.25))
+        assert (moved.number.mean, moved.effect.mean) == (pytest.approx(9 * 5.5), pytest.approx(3))
+        assert rows[replay.MOVED.name, free.label].number.mean == pytest.approx(3 * 5.5)
+        assert rows[replay.MOVED.name, free.label].effect.n == 0
+
+
+def test_r2_quiets_the_ratio_of_the_loss_and_not_the_sampled_policy() -> None:
+    found = replay.table(Study(ROOT / "results" / "reference"))
+    committed = ROOT / "results" / "reference" / "tables" / f"{draw.stem(REPLAY, 'claim03')}.csv"
+    assert REPLAY.figure({"replay": found}).numbers.to_csv(index=False) == committed.read_text()
+    rows = {(row.quantity, row.arm): row for row in found.itertuples()}
+    section = (ROOT / "docs" / "routing.md").read_text().partition("\n### What R2 does\n")[2].partition("\n## ")[0]
+    told = [str(rows[replay.MOVED.name, replayed.label].effect) for _, replayed in replay.PAIRS]
+    of_grpo = [(replay.SEEN, 1), (replay.SEEN, 0), (replay.START, 0), (replay.NEXT, 1), (replay.NEXT, 0)]
+    told += [f"{rows[quantity.name, replay.PAIRS[0][place].label].number.mean:.3g}" for quantity, place in of_grpo]
+    assert all(number in section for number in told)
+    for free, replayed in replay.PAIRS:
+        effects_of = {each.name: rows[each.name, replayed.label].effect for each in replay.QUANTITIES}
+        assert effects_of[replay.SEEN.name].high < 1 < effects_of[replay.MOVED.name].mean
+        assert effects_of[replay.NEXT.name].high < 0
+        of_start = [rows[replay.START.name, arm.label].number for arm in (free, replayed)]
+        assert of_start[0] == of_start[1]  # one cold start
+    assert replay.table(Study(Path("nowhere"))).empty
 
 
 # --- published contrasts --------------------------------------------------------------------------------------------
