@@ -5,7 +5,7 @@ numbers are exploratory and part of no verdict.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
@@ -75,7 +75,7 @@ def table(study: Study) -> pd.DataFrame:
 
 def told(rows: pd.DataFrame) -> str:
     """Return ``table`` as a paragraph."""
-    found = {(row.quantity, row.arm): row for row in rows.itertuples()}
+    found: dict[Any, Any] = {(row.quantity, row.arm): row for row in rows.itertuples()}
 
     def mean(quantity: Quantity, arm: Arm) -> str:
         return f"{found[quantity.name, arm.label].number.mean:.3g}"

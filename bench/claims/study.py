@@ -148,8 +148,8 @@ class Study:
         if not self._calibration.exists():
             return NONE, ""
         readings = pd.read_csv(self._calibration)
-        (found,) = readings[(readings["key"] == key) & (readings["of"].fillna("") == of)].itertuples()
-        return Estimate(float(found.mean), float(found.low), float(found.high), int(found.n)), str(found.unit)
+        (found,) = readings[(readings["key"] == key) & (readings["of"].fillna("") == of)].to_dict("records")
+        return Estimate(*(found[name] for name in ("mean", "low", "high", "n"))), found["unit"]
 
     # --- audits -------------------------------------------------------------------------------------------------
 

@@ -314,4 +314,5 @@ def _over_dense(study: Study, arm: Arm, twin: Arm | None) -> Estimate:
     """The token-ratio variance of an arm over its dense twin's, median over steps; they share no cold start."""
     if twin is None or not study.has(twin):
         return NONE
-    return unpaired_ratio(*(study.numbers(each, "token_ratio_variance", "median") for each in (arm, twin)))
+    above, below = (study.numbers(each, "token_ratio_variance", "median") for each in (arm, twin))
+    return unpaired_ratio(above, below)

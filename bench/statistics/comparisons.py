@@ -190,8 +190,9 @@ def unpaired_ratio(above: pd.Series, below: pd.Series, level: float = 0.95) -> E
 
     A number below ``LEAST_LOG`` counts as ``LEAST_LOG``.
     """
-    logs = unpaired_difference(*(np.log(arm.clip(lower=LEAST_LOG)) for arm in (above, below)), level=level)
-    return Estimate(*np.exp([logs.mean, logs.low, logs.high]).tolist(), logs.n)
+    logs = unpaired_difference(np.log(above.clip(lower=LEAST_LOG)), np.log(below.clip(lower=LEAST_LOG)), level)
+    mean, low, high = (float(np.exp(each)) for each in (logs.mean, logs.low, logs.high))
+    return Estimate(mean, low, high, logs.n)
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
