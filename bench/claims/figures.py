@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.claims.arms import FROZEN
+from steadymoe.bench.claims.replay import LEFT, MOVED, NEXT, SEEN, START
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.curves import curves
 from steadymoe.bench.report.figures.looks import Look
@@ -13,6 +14,13 @@ from steadymoe.bench.report.figures.style import DataFigure
 
 # Dial → label of its axis.
 _DIALS = {"layers": "layers", "experts": "experts", "margin": "factor of the routers' weights"}
+# Quantity → the label of its panel in ``replay``.
+_REPLAYED = {
+    LEFT.name: "experts that left the old\nroutes in rollout 1 (share)",
+    NEXT.name: "reward of rollout 2\n(dotted: of rollout 1)",
+    SEEN.name: "variance of the token ratio\nin the loss, rollout 1",
+    MOVED.name: "mean squared log-ratio of\nthe sampled policy (nats²)",
+}
 # Verdict → index of its colour, and its mark (for readers without colour vision).
 _VERDICTS = {
     "supported": (2, "o"),
@@ -93,6 +101,48 @@ def dose(table: pd.DataFrame) -> DataFigure:
         axes[0].set_ylabel("share of the experts" if len(quantities) > 1 else quantities[0])
         n = style.span([each.n for each in table["number"]])
         return style.finish(figure, axes[0], f"Means over seeds, n = {n}; bars: 95 % interval.")
+
+
+def replay(table: pd.DataFrame) -> DataFigure:
+    """What R2 does: the loss sees a smaller ratio variance, the sampled policy moves no less, and the reward falls.
+
+    ``table`` is ``replay.table``.
+    """
+    names, arms = list(_REPLAYED), list(dict.fromkeys(table["arm"]))
+    heights = {arm: place + 0.6 * (place // 2) for place, arm in enumerate(arms)}  # two algorithms, free and R2
+    with style.figure_style():
+        figure, axes = style.panels(1, len(names), 1.9, style.TWO_COLUMNS, sharey=True)
+        for axis, name in zip(axes, names, strict=True):
+            rows: list[Any] = list(table[table["quantity"] == name].itertuples())
+            for row in rows:
+                y, colour = heights[row.arm], looks.of_algorithm(row.algorithm).colour
+                axis.plot([row.number.low, row.number.high], [y, y], color=colour, linewidth=1.1, zorder=1)
+                face = colour if row.routing == "R2" else "white"
+                axis.plot(row.number.mean, y, "o", color=colour, markersize=4.5, markerfacecolor=face)
+                numbers = vars(row.number)
+                if row.effect.n:
+                    shown = f"{row.effect}" if name == NEXT.name else f"× {row.effect}"
+                    across = axis.get_yaxis_transform()
+                    words = axis.text(0.5, y - 0.5, shown.replace("-", "−"), fontsize=6, transform=across)
+                    words.set(ha="center", va="center", bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5})
+                    ends = {"effect": row.effect.mean, "effect low": row.effect.low, "effect high": row.effect.high}
+                    numbers = numbers | ends
+                style.note(axis, row.arm, pd.DataFrame([numbers]), name)
+            axis.set_xlabel(_REPLAYED[name])
+            axis.set_xlim(0, 1.12 * max(row.number.high for row in rows))
+            axis.grid(visible=False, axis="y")
+        start = table.loc[table["quantity"] == START.name, "number"].iloc[0]
+        axes[names.index(NEXT.name)].axvline(start.mean, color="black", linewidth=0.8, linestyle=":", zorder=0)
+        style.note(axes[names.index(NEXT.name)], "all arms", pd.DataFrame([vars(start)]), START.name)
+        axes[0].set_yticks(list(heights.values()), arms)
+        axes[0].set_ylim(max(heights.values()) + 0.5, -0.5)
+        n = style.span([each.n for each in table["number"]])
+        text = (
+            f"Means over seeds, n = {n}; bars: 95 % interval; open: free routes, filled: R2. Numbers: R2 less free "
+            "(reward) or over free (×, geometric mean), seed by seed. Right: routers free, before and after a "
+            "rollout's updates."
+        )
+        return style.finish(figure, None, text)
 
 
 def _updates(steps: pd.DataFrame) -> pd.Series:

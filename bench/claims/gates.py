@@ -36,9 +36,9 @@ class Standing:
 
 _LEARNS = Need("V1", "learning")
 # The gates of docs/protocol.md, "Gates".
-STRESS = (_LEARNS, *(Need(gate, "stale") for gate in ("V2", "V3", "V5", "V6", "V7")))
+STRESS = (_LEARNS, *(Need(gate, "stale") for gate in ("V2", "V3", "V5", "V7")))
 STRESS_AND_TWIN = (*STRESS, Need("V2 dense", "stale"))
-MISMATCH = (_LEARNS, *(Need(gate, "mismatch") for gate in ("V4", "V6", "V7")))
+MISMATCH = (_LEARNS, *(Need(gate, "mismatch") for gate in ("V4", "V7")))
 # The MoE effect is present at a setting if one of these realism gates is at least as large.
 PRESENT = {"R5": 2.0, "R8": 0.5}
 # The share of the reward that the updates before an audit keep.

@@ -9,11 +9,11 @@ from pathlib import Path
 import pandas as pd
 
 from steadymoe.algorithms import provenance
-from steadymoe.bench.claims import contrasts, doses, gates_page, testbed
+from steadymoe.bench.claims import contrasts, doses, gates_page, replay, testbed
 from steadymoe.bench.claims.arms import CONTROLS, FIRST_TESTBED, GRPO, GSPO, ON_POLICY, OTHERS, PAPERS, PAPERS_R2
 from steadymoe.bench.claims.registry import CLAIMS
 from steadymoe.bench.claims.verdict import LEGS, Claim, findings
-from steadymoe.bench.claims.verdicts import DRAWN, OUTCOMES, SPECS, Verdicts, rows, stem
+from steadymoe.bench.claims.verdicts import DRAWN, OUTCOMES, REPLAY, SPECS, Verdicts, rows, stem
 from steadymoe.bench.report import draw, tables
 from steadymoe.bench.report.figures import FORMATS
 from steadymoe.bench.support import atomic_files, processes
@@ -136,7 +136,7 @@ def _testbed(verdicts: Verdicts, figures: str) -> list[str]:
         "",
         "How near the settings come to real models ([gates](gates.md#realism)). Claims about MoE need R5 or R8:",
         "",
-        tables.to_markdown(gates_page.realism(testbed.realism(verdicts.study)).drop(columns=["what", "source"])),
+        tables.to_markdown(gates_page.realism(testbed.realism(verdicts.study)).drop(columns="source")),
         "",
         *(_FIRST_TESTBED.format(figures=figures).split("\n") if drawn else []),
     ]
@@ -183,4 +183,7 @@ def _shown(verdicts: Verdicts, claim: Claim, figures: str) -> list[str]:
     if claim.number in verdicts.drawn:
         spec = SPECS[claim.figure]
         lines += [f"![{spec.caption}]({figures}/{draw.stem(spec, stem(claim))}.png)", ""]
+    if claim.number == replay.CLAIM and len(verdicts.replayed):
+        lines += [replay.told(verdicts.replayed), ""]
+        lines += [f"![{REPLAY.caption}]({figures}/{draw.stem(REPLAY, stem(claim))}.png)", ""]
     return lines

@@ -55,6 +55,7 @@ class Study:
         self._recorded = cache(lambda experiment: archive.load(results, experiment))
         self._audited = cache(lambda experiment: audits.load(results, experiment).rows)
         self._chosen = cache(self._choose)
+        self._calibration = results / "calibration" / "calibration.csv"
 
     # --- runs ---------------------------------------------------------------------------------------------------
 
@@ -111,6 +112,15 @@ class Study:
         """``tables.routing_share`` by seed."""
         return tables.routing_share(self.tables([arm])["steps"], [])
 
+    def response_length(self, arm: Arm) -> pd.Series:
+        """Sampled tokens per response over a whole run, by seed: archives keep the counts, not the column."""
+        steps = self.tables([arm])["steps"]
+        counts = steps[steps["metric"].isin(("tokens_sampled", "prompts_sampled"))]
+        sums = counts.groupby(["seed", "responses", "metric"])["value"].sum().unstack("metric").reset_index("responses")
+        if not {"tokens_sampled", "prompts_sampled"} <= set(sums):
+            return pd.Series(dtype=float)
+        return sums["tokens_sampled"] / (sums["prompts_sampled"] * sums["responses"])
+
     def judged(self, arm: Arm) -> pd.DataFrame:
         """The runs of the arm that are long enough for today's rule of a collapse."""
         runs = self.tables([arm])["runs"]
@@ -126,6 +136,16 @@ class Study:
         runs = pd.concat([self.judged(arm).assign(arm=arm.label) for arm in arms])
         runs = runs[runs["collapsed_step"].notna() | runs["falling_since"].isna()]
         return self.tables(arms)["steps"], runs.assign(collapsed=runs["collapsed_step"])
+
+    # --- the calibration --------------------------------------------------------------------------------------------
+
+    def calibrated(self, key: str, of: str) -> tuple[Estimate, str]:
+        """A reading of the archived `steadymoe calibrate`, and what its n counts; n is 0 without one."""
+        if not self._calibration.exists():
+            return NONE, ""
+        readings = pd.read_csv(self._calibration)
+        (found,) = readings[(readings["key"] == key) & (readings["of"].fillna("") == of)].to_dict("records")
+        return Estimate(*(found[name] for name in ("mean", "low", "high", "n"))), found["unit"]
 
     # --- audits -------------------------------------------------------------------------------------------------
 

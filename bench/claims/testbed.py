@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from steadymoe.bench.claims import arms
 from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.measurement.published import Published, beside
-from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.comparisons import seeds_needed, unpaired_ratio
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Estimate, over_seeds, share
 
@@ -80,8 +80,6 @@ def results(study: Study) -> list[Result]:
         ("V4", "mismatch", _cost_condition(), lambda of: _costs(of, QUIET, NOISY)),
         ("V4", "mismatch fp8", _cost_condition(), lambda of: _costs(of, EXACT, FP8)),
         ("V5", "stale", f"≥ {LEAST_KEPT:.0%} of the reward, GRPO and GSPO", _keeps),
-        ("V6", "stale", "≥ the rule's patience", lambda of: _confirmed(of, STALE["grpo"])),
-        ("V6", "mismatch", "≥ the rule's patience", lambda of: _confirmed(of, NOISY)),
         ("V7", "stale", _resolution(), lambda of: _resolves(of, STALE["gspo"], STALE["grpo"], Study.mean_reward)),
         ("V7", "mismatch", _resolution(), lambda of: _resolves(of, QUIET, NOISY, Study.held_out)),
     )
@@ -166,27 +164,21 @@ def _costs(study: Study, exact: Arm, arm: Arm) -> tuple[Estimate, bool, str]:
 
 def _keeps(study: Study) -> tuple[Estimate, bool, str]:
     """V5: the reward after all updates on the first rollout, over the reward before, of the worse algorithm."""
-    kept = {}
-    for name in ("grpo", "gspo"):
-        steps = study.tables([STALE[name]])["steps"]
-        rewards = steps[steps["metric"] == "reward"].pivot_table(index="seed", columns="step", values="value")
-        kept[name] = over_seeds((rewards[2] / rewards[1]).dropna().tolist(), bounds=POSITIVE)
+    kept = {name: _kept(study, STALE[name]) for name in ("grpo", "gspo")}
     worse = min(kept, key=lambda name: kept[name].mean)
     told = ", ".join(f"{_SHOWN[name]} {each}" for name, each in kept.items())
     return kept[worse], kept[worse].mean >= LEAST_KEPT, f"reward of the second rollout over the first: {told}"
 
 
-def _confirmed(study: Study, arm: Arm) -> tuple[Estimate, bool, str]:
-    """V6: the updates after the last step that counts, beside the patience of the rule."""
-    runs = study.tables([arm])["runs"]
-    updates = (runs["steps"] - runs["judged_until"] + 1) * runs["updates_per_rollout"]
-    needed = max(Rule.from_text(text).patience_updates for text in runs["collapse_rule"])
-    number = Estimate(float(updates.min()), np.nan, np.nan, len(runs))
-    counted = int(((runs["judged_until"] - 1) * runs["updates_per_rollout"]).min())
-    passed = bool(runs["judged_until"].min() > 0) and number.mean >= needed
-    last = "when the last step that counts is sampled"
-    seen = f"updates of {arm.label} from update {counted} on, {last}; the rule's patience is {needed}"
-    return number, passed, seen
+def _kept(study: Study, arm: Arm) -> Estimate:
+    steps = study.tables([arm])["steps"]
+    rewards = steps[steps["metric"] == "reward"].pivot_table(index="seed", columns="step", values="value")
+    return over_seeds((rewards[2] / rewards[1]).dropna().tolist(), bounds=POSITIVE)
+
+
+def kept(study: Study) -> dict[str, Estimate]:
+    """Return V5's number for every arm of the study at *stale*, by label; n is 0 for an arm that has not run."""
+    return {arm.label: _kept(study, arm) if study.has(arm) else NONE for arm in _AT_STALE}
 
 
 def _resolution() -> str:
@@ -208,6 +200,11 @@ def _resolves(
     return number, deviation <= RESOLUTION or len(differences) >= needed, seen
 
 
+# The arms of the study at *stale*.
+_AT_STALE = (
+    *(arms.GRPO, arms.PAPERS, arms.PAPERS_R2, arms.NARROW, arms.GSPO, arms.GSPO_R2, arms.WIDE, *arms.OTHERS.values()),
+    *(*arms.SHIFT.values(), arms.FREEZE, arms.BALANCED, arms.UNCLIPPED, arms.REINFORCE, *arms.DENSE.values()),
+)
 # The arm that stands for a setting, at its own learning rate.
 _OF_SETTING: dict[Setting, Arm] = {
     "stale": STALE["grpo"],
@@ -215,18 +212,43 @@ _OF_SETTING: dict[Setting, Arm] = {
     "mismatch": NOISY,
     "mismatch fp8": FP8,
 }
-# A realism gate: its id, setting and arm, the column of updates or steps, and the key and case of the published range.
-_REALISM: tuple[tuple[str, Setting, Arm, str, str, str], ...] = (
-    ("R1", "stale", STALE["grpo"], "expert_change_per_update", "expert_change", "per update"),
-    ("R2", "stale", STALE["grpo"], "token_any_layer_change_rate", "token_change", ""),
-    ("R3", "mismatch", NOISY, "rollout_kl_k3", "kl_k3", "fp8"),
-    ("R3", "mismatch", NOISY, "rollout_set_disagreement", "set_disagreement", "fp8"),
-    ("R3", "mismatch fp8", FP8, "rollout_kl_k3", "kl_k3", "fp8"),
-    ("R3", "mismatch fp8", FP8, "rollout_set_disagreement", "set_disagreement", "fp8"),
-    ("R4", "stale", STALE["grpo"], "clip_fraction", "clip_share", "GRPO"),
-    ("R4", "stale", STALE["gspo"], "clip_fraction", "clip_share", "GSPO"),
-    ("R7", "stale", STALE["grpo"], "response_length", "response_length", ""),
-    *(("R8", setting, arm, "routing_share", "routing_share", "") for setting, arm in _OF_SETTING.items()),
+# A realism gate: its id, setting and arm, what it is, the column of updates or steps, and the key and case of the
+# published range.
+_REALISM: tuple[tuple[str, Setting, Arm, str, str, str, str], ...] = (
+    (
+        "R1",
+        "stale",
+        STALE["grpo"],
+        "experts changed per update",
+        "expert_change_per_update",
+        "expert_change",
+        "per update",
+    ),
+    (
+        "R2",
+        "stale",
+        STALE["grpo"],
+        "tokens with a changed route in any layer",
+        "token_any_layer_change_rate",
+        "token_change",
+        "",
+    ),
+    ("R3", "mismatch", NOISY, "KL of sampler from trainer (k3, nats)", "rollout_kl_k3", "kl_k3", "fp8"),
+    ("R3", "mismatch", NOISY, "routers whose set differs", "rollout_set_disagreement", "set_disagreement", "fp8"),
+    ("R3", "mismatch fp8", FP8, "KL of sampler from trainer (k3, nats)", "rollout_kl_k3", "kl_k3", "fp8"),
+    ("R4", "stale", STALE["grpo"], "clipped tokens", "clip_fraction", "clip_share", "GRPO"),
+    ("R4", "stale", STALE["gspo"], "clipped tokens", "clip_fraction", "clip_share", "GSPO"),
+    ("R7", "stale", STALE["grpo"], "response length (tokens)", "response_length", "response_length", ""),
+    *(
+        ("R8", setting, arm, "routing's share of the log-ratio", "routing_share", "routing_share", "")
+        for setting, arm in _OF_SETTING.items()
+    ),
+)
+# Readings of `steadymoe calibrate experiment=stale`, for what archives of runs do not keep: id, setting, what it is,
+# and the key and case of both the reading and the published range. All settings have the same cold start.
+_CALIBRATED: tuple[tuple[str, Setting, str, str, str], ...] = (
+    ("R3", "mismatch fp8", "routers whose set differs", "set_disagreement", "fp8"),
+    ("R6", "stale", "margin over spread of the router logits", "margin_over_spread", ""),
 )
 # R5: the arm of a setting and its dense twin, None where no dense model has run.
 _TWINS: dict[Setting, tuple[Arm, Arm | None]] = {
@@ -246,8 +268,10 @@ class Realism:
     what: str
     arm: str
     number: Estimate
-    """n is 0 if the runs did not record it."""
+    """n is 0 if nothing recorded it."""
     published: Published | None
+    unit: str = "seeds"
+    """What n counts."""
 
     @property
     def factor(self) -> float:
@@ -257,15 +281,20 @@ class Realism:
 
 def realism(study: Study) -> list[Realism]:
     """Return the realism gates of every arm that has run, in the order of their ids."""
-    found = []
-    for gate, setting, arm, column, key, of in _REALISM:
-        if study.has(arm):
-            what, number = columns.of_metric(column).meaning, _level(study, arm, column)
-            found.append(Realism(gate, setting, what, arm.label, number, beside(key, of)))
-    what = "variance of the token ratio over its dense twin's, median over steps"
+    found = [
+        Realism(gate, setting, what, arm.label, _level(study, arm, column), beside(key, of))
+        for gate, setting, arm, what, column, key, of in _REALISM
+        if study.has(arm)
+    ]
+    for gate, setting, what, key, of in _CALIBRATED:
+        if study.has(_OF_SETTING[setting]):
+            number, unit = study.calibrated(key, of)
+            found.append(Realism(gate, setting, what, "the cold start, calibrated", number, beside(key, of), unit))
     published = beside("ratio_variance_over_dense", "")
     found += [
-        Realism("R5", setting, what, arm.label, _over_dense(study, arm, twin), published)
+        Realism(
+            "R5", setting, "token-ratio variance, MoE over dense", arm.label, _over_dense(study, arm, twin), published
+        )
         for setting, (arm, twin) in _TWINS.items()
         if study.has(arm)
     ]
@@ -273,14 +302,17 @@ def realism(study: Study) -> list[Realism]:
 
 
 def _level(study: Study, arm: Arm, column: str) -> Estimate:
-    """A column's mean over the steps; no number if the archive lacks the column."""
+    """A column's mean over the steps; n is 0 if the archive lacks the column."""
     if column == "routing_share":
         return _mean(study.routing_share(arm))
+    if column == "response_length":
+        return over_seeds(study.response_length(arm).tolist(), bounds=POSITIVE)
     return over_seeds(study.numbers(arm, column, "mean").tolist(), bounds=columns.bounds(column))
 
 
 def _over_dense(study: Study, arm: Arm, twin: Arm | None) -> Estimate:
-    """The token-ratio variance of an arm over its dense twin's, whose cold starts it does not share."""
+    """The token-ratio variance of an arm over its dense twin's, median over steps; they share no cold start."""
     if twin is None or not study.has(twin):
         return NONE
-    return unpaired_ratio(*(study.numbers(each, "token_ratio_variance", "median") for each in (arm, twin)))
+    above, below = (study.numbers(each, "token_ratio_variance", "median") for each in (arm, twin))
+    return unpaired_ratio(above, below)

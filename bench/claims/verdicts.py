@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.claims import contrasts, doses, figures
+from steadymoe.bench.claims import contrasts, doses, figures, replay
 from steadymoe.bench.claims.arms import FIRST_TESTBED, FROZEN, GRPO, GSPO, ON_POLICY, PAPERS, TUNED, UNCLIPPED
 from steadymoe.bench.claims.effects import DRIFT, NoNumber, best_setting
 from steadymoe.bench.claims.gates import MISMATCH, blocking, keeps, moe_effect, standings
@@ -23,7 +23,8 @@ from steadymoe.bench.report.figures import FigureSpec
 OUTCOMES = FigureSpec("outcomes", "outcomes", figures.outcomes, "study", takes=("outcomes",))
 ANSWER = FigureSpec("answer", "answer", figures.answer, "study", takes=("steps", "standings"))
 DOSE = FigureSpec("dose", "dose", figures.dose, "study_routes", takes=("doses",))
-SPECS = {spec.id: spec for spec in (OUTCOMES, ANSWER, DOSE)}
+REPLAY = FigureSpec("replay", "replay", figures.replay, "study_replay", takes=("replay",))
+SPECS = {spec.id: spec for spec in (OUTCOMES, ANSWER, DOSE, REPLAY)}
 # The units whose outcomes have a figure.
 DRAWN = ("reward", "accuracy", "usefulness")
 # The arms of README's first screen.
@@ -147,6 +148,11 @@ class Verdicts:
                     found[claim.number] = data
         return found
 
+    @cached_property
+    def replayed(self) -> pd.DataFrame:
+        """``replay.table``: what R2 does."""
+        return replay.table(self.study)
+
     def of_unit(self, unit: str) -> pd.DataFrame:
         """The outcomes of one unit that have a number, for their figure."""
         rows = [
@@ -171,6 +177,8 @@ class Verdicts:
             data = draw.data(self.study.tables(FIRST_TESTBED), ANSWER.takes)
             data["standings"] = _primary(self.standings.table(FIRST_TESTBED), accuracy=False).assign(curve=True)
             every.append((ANSWER, "claims_first_testbed", data))
+        if len(self.replayed):
+            every.append((REPLAY, stem(by_number[replay.CLAIM]), {"replay": self.replayed}))
         return every + [
             (SPECS[by_number[number].figure], stem(by_number[number]), data) for number, data in self.drawn.items()
         ]

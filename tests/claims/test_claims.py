@@ -13,16 +13,17 @@ import pytest
 from steadymoe.bench import cli
 from steadymoe.bench.audit.archive import ADDED
 from steadymoe.bench.audit.measure import COLUMNS
-from steadymoe.bench.claims import arms, contrasts, doses, effects, figures, gates, registry, testbed, verdict
+from steadymoe.bench.claims import arms, contrasts, doses, effects, figures, gates, registry, replay, testbed, verdict
 from steadymoe.bench.claims.doses import Dose
 from steadymoe.bench.claims.effects import Seen
 from steadymoe.bench.claims.gates import Need, Standing, blocking
 from steadymoe.bench.claims.study import NONE, Arm, Audited, NotRun, Study
 from steadymoe.bench.claims.testbed import State
 from steadymoe.bench.claims.verdict import Claim, Finding, Outcome
+from steadymoe.bench.claims.verdicts import REPLAY
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.identity import axes_name
-from steadymoe.bench.report import archive
+from steadymoe.bench.report import archive, draw
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.estimates import Estimate
 
@@ -308,9 +309,9 @@ def test_the_gates_that_a_claim_needs_are_those_of_the_protocol() -> None:
     numbers = {claim.number: claim for claim in registry.CLAIMS}
     needs = {words: {numbers[int(n)].needs for n in of.split(", ")} for of, words in rows.items()}
     assert needs == {
-        "V1; V2, V3, V5, V6, V7 at *stale*": {gates.STRESS},
+        "V1; V2, V3, V5, V7 at *stale*": {gates.STRESS},
         "the same, and V2 dense": {gates.STRESS_AND_TWIN},
-        "V1; V4, V6, V7 at *mismatch*": {gates.MISMATCH},
+        "V1; V4, V7 at *mismatch*": {gates.MISMATCH},
         next(words for words in rows.values() if words.startswith("none")): {(), gates.STRESS},
     }
     assert numbers[16].needs == gates.STRESS
@@ -542,6 +543,57 @@ def test_an_audit_after_updates_that_lose_the_reward_blocks_its_leg(audited: Stu
     assert gates.keeps(audited, "absent", 16).state == "not measured"
 
 
+# --- what R2 does ---------------------------------------------------------------------------------------------------
+
+
+def test_what_r2_does_is_compared_seed_by_seed_in_rollout_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = range(10)
+
+    def curves(study: Study, of: list[Arm]) -> dict[str, pd.DataFrame]:
+        (arm,) = of
+        times, moved = (0.25, 3.0) if "R2" in arm.label else (1.0, 1.0)
+        rows = []
+        for seed in seeds:
+            rows += [("reward", 1, seed, 0.5), ("reward", 2, seed, 0.5 - 0.1 * (times < 1) + 0.01 * seed)]
+            rows += [("expert_change_rate", 1, seed, 0.4), ("expert_change_rate", 2, seed, 0.1)]
+            rows += [("token_ratio_variance", 1, seed, times * (1 + seed)), ("token_ratio_variance", 2, seed, 99.0)]
+            rows += [("log_ratio_moment_free", step, seed, moved * step * (1 + seed)) for step in (1, 5)]
+        return {"steps": pd.DataFrame(rows, columns=["metric", "step", "seed", "value"])}
+
+    monkeypatch.setattr(Study, "tables", curves)
+    found = replay.table(Study(Path("nowhere")))
+    rows = {(row.quantity, row.arm): row for row in found.itertuples()}
+    for free, replayed in replay.PAIRS:
+        left, after, seen, moved = (
+            rows[each.name, replayed.label] for each in (replay.LEFT, replay.NEXT, replay.SEEN, replay.MOVED)
+        )
+        assert (left.number.mean, left.effect.n) == (pytest.approx(0.4), 0)
+        assert (after.number.mean, after.effect.mean) == (pytest.approx(0.445), pytest.approx(-0.1))
+        assert (seen.number.mean, seen.effect.mean) == (pytest.approx(0.25 * 5.5), pytest.approx(0.25))
+        assert (moved.number.mean, moved.effect.mean) == (pytest.approx(9 * 5.5), pytest.approx(3))
+        assert rows[replay.MOVED.name, free.label].number.mean == pytest.approx(3 * 5.5)
+        assert rows[replay.MOVED.name, free.label].effect.n == 0
+
+
+def test_r2_quiets_the_ratio_of_the_loss_and_not_the_sampled_policy() -> None:
+    found = replay.table(Study(ROOT / "results" / "reference"))
+    committed = ROOT / "results" / "reference" / "tables" / f"{draw.stem(REPLAY, 'claim03')}.csv"
+    assert REPLAY.figure({"replay": found}).numbers.to_csv(index=False) == committed.read_text()
+    rows = {(row.quantity, row.arm): row for row in found.itertuples()}
+    section = (ROOT / "docs" / "routing.md").read_text().partition("\n### What R2 does\n")[2].partition("\n## ")[0]
+    told = [str(rows[replay.MOVED.name, replayed.label].effect) for _, replayed in replay.PAIRS]
+    of_grpo = [(replay.SEEN, 1), (replay.SEEN, 0), (replay.START, 0), (replay.NEXT, 1), (replay.NEXT, 0)]
+    told += [f"{rows[quantity.name, replay.PAIRS[0][place].label].number.mean:.3g}" for quantity, place in of_grpo]
+    assert all(number in section for number in told)
+    for free, replayed in replay.PAIRS:
+        effects_of = {each.name: rows[each.name, replayed.label].effect for each in replay.QUANTITIES}
+        assert effects_of[replay.SEEN.name].high < 1 < effects_of[replay.MOVED.name].mean
+        assert effects_of[replay.NEXT.name].high < 0
+        of_start = [rows[replay.START.name, arm.label].number for arm in (free, replayed)]
+        assert of_start[0] == of_start[1]  # one cold start
+    assert replay.table(Study(Path("nowhere"))).empty
+
+
 # --- published contrasts --------------------------------------------------------------------------------------------
 
 
@@ -565,6 +617,35 @@ def test_a_contrast_is_right_where_all_of_it_lies_above_0(intervals: list[tuple[
 def test_the_twelve_contrasts_are_there_and_say_what_has_not_run() -> None:
     assert [each.number for each in contrasts.CONTRASTS] == list(range(1, 13))
     assert {each.answer(Study(Path("nowhere")))[1] for each in contrasts.CONTRASTS} == {"not run"}
+
+
+def test_contrasts_over_the_frontier_say_in_how_many_cells_and_at_which_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mean_reward(study: Study, arm: Arm) -> pd.Series:
+        """Falls by 0.01 with each update, but at 4e-4; GSPO is 0.1 better at 8e-4 and 0.1 worse at other rates."""
+        updates, rate = arm.axes.get("updates_per_rollout", 16), arm.axes.get("optimizer.learning_rate", 8e-4)
+        worse = 0.0 if rate == 4e-4 else 0.01 * updates  # type: ignore[operator]
+        better = (0.1 if rate == 8e-4 else -0.1) if arm.algorithm == "gspo" else 0.0
+        return pd.Series([0.49, 0.5, 0.51]) - worse + better
+
+    monkeypatch.setattr(Study, "mean_reward", mean_reward)
+    numbers = {each.number: each for each in contrasts.CONTRASTS}
+    (staler,), said = numbers[2].answer(Study(Path("nowhere")))
+    assert (said, staler.estimate.mean, staler.estimate.n) == ("right", pytest.approx(0.28 * 2 / 3), 3)
+    assert staler.note == "above 0 in 6 of 9 cells"
+    seen, said = numbers[4].answer(Study(Path("nowhere")))
+    assert said == "open"
+    assert {each.note: each.estimate.mean for each in seen} == pytest.approx(
+        {"at 0.0002": 0.1, "at 0.0004": 0.1, "at 0.0008": -0.1}
+    )
+
+
+def test_the_cells_of_the_frontier_are_those_that_ran() -> None:
+    study = Study(ROOT / "results" / "reference")
+    for (algorithm, rate, updates), arm in contrasts.FRONTIER.items():
+        runs = study.tables([arm])["runs"]
+        assert set(runs["algorithm"]) == {algorithm}
+        assert set(runs["learning_rate"]) == {rate}
+        assert set(runs["updates_per_rollout"]) == {updates}
 
 
 # --- tuning ---------------------------------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench import cli
-from steadymoe.bench.claims import designs, gates_page, testbed
+from steadymoe.bench.claims import arms, designs, gates_page, testbed
 from steadymoe.bench.claims.study import Arm, NotRun, Study
 from steadymoe.bench.claims.testbed import DENSE, DENSE_TWIN, EXACT, FP8, LEARNING, NOISY, QUIET, RATES, STALE, TWIN
 from steadymoe.bench.config import compose
 from steadymoe.bench.statistics.collapse import Rule
+from steadymoe.bench.statistics.estimates import Estimate
 
-STEPS, PATIENCE, UPDATES = 30, 96, 16
+STEPS, PATIENCE, UPDATES, RESPONSES = 30, 96, 16, 8
 
 
 class Made(Study):
@@ -24,6 +25,7 @@ class Made(Study):
         self.arms: dict[Arm, tuple[np.ndarray, np.ndarray]] = {}
         self.fallen: dict[Arm, Sequence[int]] = {}
         self.wall_seconds: dict[Arm, float] = {}
+        self._calibration = Path("nowhere")
         self.metrics: dict[Arm, dict[str, np.ndarray]] = {}
 
     def add(self, arm: Arm, start: float, end: float, seeds: int = 10, spread: float = 0.01) -> None:
@@ -45,7 +47,7 @@ class Made(Study):
             for seed, (rewards, accuracies) in enumerate(zip(*self.arms[self.key(arm)], strict=True)):
                 curves = {"reward": (rewards, 1), "eval_accuracy": (accuracies, 0)}
                 for metric, (values, first) in curves.items():
-                    rows = {"step": first + np.arange(len(values)), "value": values}
+                    rows = {"step": first + np.arange(len(values)), "value": values, "responses": RESPONSES}
                     steps.append(
                         pd.DataFrame(
                             {"arm": arm.label, "seed": seed, "metric": metric, "updates_per_rollout": UPDATES} | rows
@@ -53,6 +55,7 @@ class Made(Study):
                     )
                 for metric, by_seed in self.metrics.get(self.key(arm), {}).items():
                     row = {"arm": arm.label, "seed": seed, "metric": metric, "step": 1, "value": by_seed[seed]}
+                    row["responses"] = RESPONSES
                     steps.append(pd.DataFrame([row]))
                 fell = seed in self.fallen.get(self.key(arm), ())
                 run = {"arm": arm.label, "seed": seed, "steps": STEPS, "updates_per_rollout": UPDATES}
@@ -91,7 +94,7 @@ def test_a_sound_testbed_passes_every_gate_and_the_numbers_are_those_that_were_m
     assert set(states(sound).values()) == {"passed"}
     numbers = {(each.gate, each.setting): each.number for each in testbed.results(sound)}
     expected = {("V1", "learning"): 0.5, ("V2", "stale"): 0.4, ("V3", "stale"): 1.0, ("V4", "mismatch"): 0.1}
-    expected |= {("V5", "stale"): 1.5, ("V6", "stale"): 96.0, ("V7", "stale"): 0.0}
+    expected |= {("V5", "stale"): 1.5, ("V7", "stale"): 0.0}
     assert {key: pytest.approx(numbers[key].mean, abs=1e-9) for key in expected} == expected
     assert numbers["V1", "learning"].n == 5
 
@@ -156,10 +159,10 @@ def test_a_design_says_how_many_seeds_a_difference_takes_and_one_without_runs_is
     assert floor.seeds > found["whole runs", "held-out accuracy"].seeds >= 3
     # Two arms, and each makes the same updates.
     assert floor.updates == floor.seeds * 2 * STEPS * UPDATES
-    text = gates_page.page(testbed.results(sound), [], designs.designs(sound), pace=0.5)
+    text = gates_page.page(testbed.results(sound), [], {}, designs.designs(sound), pace=0.5)
     row = next(line for line in text.splitlines() if line.startswith("| floor of chaos") and "held-out" in line)
     assert row.split("|")[-2].strip() == f"{floor.updates * 0.5 / 60:.0f}"
-    assert "What a seed buys" not in gates_page.page(testbed.results(sound), [], [], None)
+    assert "What a seed buys" not in gates_page.page(testbed.results(sound), [], {}, [], None)
 
 
 def test_an_update_takes_what_the_quickest_arm_took(sound: Made) -> None:
@@ -209,19 +212,52 @@ def test_realism_has_a_row_for_each_setting_and_says_what_was_not_recorded(sound
     sound.metrics[Made.key(DENSE)] = {"token_ratio_variance": np.linspace(1, 2, 10)[::-1]}
     moments = {"log_ratio_moment_free": np.full(10, 4.0), "log_ratio_moment_pinned": np.linspace(1, 2, 10)}
     sound.metrics[Made.key(NOISY)] = moments
+    tokens = {"tokens_sampled": np.linspace(300, 500, 10), "prompts_sampled": np.full(10, 4.0)}
+    sound.metrics[Made.key(STALE["grpo"])] = tokens
     found = {(each.gate, each.setting): each for each in testbed.realism(sound)}
+    assert {f"R{number}" for number in range(1, 9)} == {gate for gate, _ in found}
+    assert found["R7", "stale"].number.mean == pytest.approx(400 / (4 * RESPONSES))
     settings = ("stale", "learning", "mismatch", "mismatch fp8")
     assert {(gate, setting) for gate in ("R5", "R8") for setting in settings} <= set(found)
     assert found["R5", "stale"].number.mean == pytest.approx(2.0)
     assert found["R8", "mismatch"].number.mean == pytest.approx(1 - 1.5 / 4)
     rows = gates_page.realism(list(found.values())).set_index(["gate", "setting"])
-    for key in (("R5", "learning"), ("R8", "stale"), ("R1", "stale")):
+    for key in (("R5", "learning"), ("R8", "stale"), ("R1", "stale"), ("R6", "stale")):
         assert found[key].number.n == 0
         assert rows.loc[key, ["here", "factor"]].tolist() == ["not recorded", "–"]
     # An MoE and its dense twin share no cold start: which seed stands beside which does not matter.
     sound.metrics[Made.key(DENSE)] = {"token_ratio_variance": np.linspace(1, 2, 10)}
     again = next(each for each in testbed.realism(sound) if (each.gate, each.setting) == ("R5", "stale"))
     assert vars(again.number) == pytest.approx(vars(found["R5", "stale"].number))
+
+
+def test_what_archives_of_runs_lack_comes_from_the_calibration(sound: Made, tmp_path: Path) -> None:
+    sound._calibration = tmp_path / "calibration.csv"
+    lines = ["key,of,mean,low,high,n,unit", "margin_over_spread,,0.1,0.08,0.12,256,prompts"]
+    lines += [f"set_disagreement,{engine},{mean},,,64,prompts" for engine, mean in (("exact", 0.0), ("fp8", 0.2))]
+    sound._calibration.write_text("\n".join(lines))
+    found = {(each.gate, each.setting, each.what): each for each in testbed.realism(sound)}
+    routers = "routers whose set differs"
+    margin, fp8 = found["R6", "stale", "margin over spread of the router logits"], found["R3", "mismatch fp8", routers]
+    assert (margin.number, margin.factor) == (Estimate(0.1, 0.08, 0.12, 256), pytest.approx(0.1 / 0.02))
+    assert (fp8.number.mean, fp8.factor) == (0.2, pytest.approx(0.2 / 0.15))
+    assert np.isnan(fp8.number.low)
+    assert found["R3", "mismatch", routers].number.n == 0  # another noise than the calibration's
+    shown = gates_page.realism([margin, fp8])
+    assert shown["n"].tolist() == ["256 prompts", "64 prompts"]
+
+
+def test_an_arm_of_the_study_that_loses_its_reward_in_one_rollout_is_named(sound: Made) -> None:
+    sound.add(arms.PAPERS, 0.4, 0.36)
+    sound.add(arms.PAPERS_R2, 0.4, 0.28)
+    kept = testbed.kept(sound)
+    assert [kept[arm.label].mean for arm in (arms.PAPERS, arms.PAPERS_R2)] == pytest.approx([0.9, 0.7])
+    assert kept[arms.GSPO_R2.label].n == 0
+    text = gates_page.kept(kept)
+    assert f"Below: {arms.PAPERS_R2.label}." in text
+    row = next(line for line in text.splitlines() if line.startswith(f"| {arms.GSPO_R2.label} "))
+    assert "not recorded" in row
+    assert states(sound)["V5", "stale"] == "passed"  # as fixed before the study: GRPO and GSPO
 
 
 def test_the_settings_run_on_after_the_last_step_that_counts() -> None:
@@ -237,7 +273,7 @@ def test_the_committed_gates_are_those_of_the_committed_data() -> None:
     study = Study(root / "results" / "reference")
     found, real = testbed.results(study), testbed.realism(study)
     assert (root / "docs" / "gates.md").read_text() == gates_page.page(
-        found, real, designs.designs(study), designs.seconds_an_update(study)
+        found, real, testbed.kept(study), designs.designs(study), designs.seconds_an_update(study)
     )
     for name, text in gates_page.texts(found).items():
         assert (root / "results" / "reference" / "tables" / name).read_text() == text
