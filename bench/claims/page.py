@@ -9,9 +9,10 @@ from pathlib import Path
 import pandas as pd
 
 from steadymoe.algorithms import provenance
-from steadymoe.bench.claims import contrasts, doses, gates_page, replay, testbed
+from steadymoe.bench.claims import contrasts, doses, gates_page, replay, summary, testbed
 from steadymoe.bench.claims.arms import CONTROLS, FIRST_TESTBED, GRPO, GSPO, ON_POLICY, OTHERS, PAPERS, PAPERS_R2
 from steadymoe.bench.claims.registry import CLAIMS
+from steadymoe.bench.claims.study import NotRun, Study
 from steadymoe.bench.claims.verdict import LEGS, Claim, findings
 from steadymoe.bench.claims.verdicts import DRAWN, OUTCOMES, REPLAY, SPECS, Verdicts, rows, stem
 from steadymoe.bench.report import draw, tables
@@ -97,9 +98,18 @@ def _summary(verdicts: Verdicts) -> str:
     return "\n".join(["| | claim | runs | gradients |", "|---|---|---|---|", *rows])
 
 
+def _found(study: Study) -> list[str]:
+    """The section on what was found; empty if something of it was not recorded."""
+    try:
+        bullets, rows = summary.bullets(study), summary.speed_and_level(study)
+    except NotRun:
+        return []
+    return ["## What was found", "", *(f"- {each}" for each in bullets), "", tables.to_markdown(rows), ""]
+
+
 def text(verdicts: Verdicts, figures: str) -> str:
     """The text of ``docs/claims.md``; ``figures`` is the path from the page's folder to the figures."""
-    lines = [_HEAD, verdicts.answered(), "", "## Answers", "", _summary(verdicts), ""]
+    lines = [_HEAD, verdicts.answered(), "", "## Answers", "", _summary(verdicts), "", *_found(verdicts.study)]
     for unit in DRAWN:
         if len(verdicts.of_unit(unit)):
             file = f"{figures}/{draw.stem(OUTCOMES, f'claims_{unit}')}.png"

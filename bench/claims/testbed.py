@@ -1,7 +1,7 @@
 """The gates of the standard settings, measured on seeds that no claim uses (200 to 229).
 
 A validity gate is passed, failed or not measured. A realism gate says by which factor a number differs from what is
-published of real MoE models; it never blocks a verdict.
+published of real MoE models; R5 and R8 limit claims about MoE (``gates.moe_effect``), the others nothing.
 """
 
 from collections.abc import Callable, Sequence

@@ -13,7 +13,19 @@ import pytest
 from steadymoe.bench import cli
 from steadymoe.bench.audit.archive import ADDED
 from steadymoe.bench.audit.measure import COLUMNS
-from steadymoe.bench.claims import arms, contrasts, doses, effects, figures, gates, registry, replay, testbed, verdict
+from steadymoe.bench.claims import (
+    arms,
+    contrasts,
+    doses,
+    effects,
+    figures,
+    gates,
+    registry,
+    replay,
+    summary,
+    testbed,
+    verdict,
+)
 from steadymoe.bench.claims.doses import Dose
 from steadymoe.bench.claims.effects import Seen
 from steadymoe.bench.claims.gates import Need, Standing, blocking
@@ -664,3 +676,31 @@ def test_the_best_setting_lies_inside_the_grid(monkeypatch: pytest.MonkeyPatch) 
     by_arm[arms.TUNED["gspo"][8e-4, "3e-4/4e-4"].label] = 0.9
     with pytest.raises(effects.NoNumber, match="an end of the grid"):
         effects.best(study, "gspo")
+
+
+# --- what was found ------------------------------------------------------------------------------------------------
+
+
+def test_an_outcome_that_differs_in_mean_reward_alone_is_told_from_a_difference_in_level() -> None:
+    ahead, behind, unclear = Estimate(0.1, 0.05, 0.2, 10), Estimate(-0.1, -0.2, -0.05, 10), Estimate(0.0, -0.1, 0.1, 10)
+    columns = ["outcome", "mean reward", "final reward", "held-out accuracy"]
+    rows = [
+        ("speed", ahead, unclear, unclear),
+        ("level", ahead, ahead, unclear),
+        ("accuracy", behind, unclear, behind),
+        ("nothing", unclear, unclear, unclear),
+    ]
+    assert summary.undecided_in_level(pd.DataFrame(rows, columns=columns)) == ["speed"]
+
+
+def test_the_lead_of_gspo_is_counted_in_the_cells_of_the_frontier() -> None:
+    study = Study(ROOT / "results" / "reference")
+    lead = {
+        (rate, updates): effects.mean_reward(
+            contrasts.FRONTIER["gspo", rate, updates], contrasts.FRONTIER["grpo", rate, updates]
+        )(study)
+        for _, rate, updates in contrasts.FRONTIER
+    }
+    ahead = {cell for cell, each in lead.items() if each.estimate.low > 0}
+    assert ahead == {(8e-4, 16), (8e-4, 32)}
+    assert f"in {len(ahead)} of {len(lead)} cells" in summary.bullets(study)[0]
