@@ -79,7 +79,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_and_module_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
-    folders = "bench|models|algorithms|plugins|tests|conf|losses"
+    folders = "bench|models|algorithms|plugins|tests|conf|losses|examples"
     files = set(re.findall(rf"(?<![\w/.<])(?:{folders})/[\w/@.<>-]+\.\w+", text)) - USERS
     missing = {name for name in files if "<" not in name and not (ROOT / name).exists()}
     for name in set(re.findall(r"\bsteadymoe(?:\.\w+)+", text)):
