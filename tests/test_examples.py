@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from steadymoe.algorithms import Batch, LossOutput, load
+from steadymoe.bench.training.sampling import Rollout, roll_out
 
 SHORT = {"steps": 2, "warm_up_updates": 60}
 Seen = list[tuple[Batch, LossOutput]]
 
 
 @pytest.fixture(scope="module")
-def trained() -> tuple[list[dict[str, float]], Seen]:
-    """The rows of a short loop, and what its loss was given and returned in each update."""
+def trained() -> tuple[list[dict[str, float]], Seen, list[Rollout]]:
+    """The rows of a short loop, what its loss was given and returned in each update, and its rollouts."""
     seen: Seen = []
+    rollouts: list[Rollout] = []
 
     def recording(name: str):
         loss = load(name)
@@ -31,11 +33,12 @@ def trained() -> tuple[list[dict[str, float]], Seen]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minimal_loop, "load", recording)
-        return list(minimal_loop.train(**SHORT)), seen
+        patch.setattr(minimal_loop, "roll_out", lambda *given: rollouts.append(roll_out(*given)) or rollouts[-1])
+        return list(minimal_loop.train(**SHORT)), seen, rollouts
 
 
 def test_the_first_update_of_a_rollout_is_on_policy_and_later_ones_are_not(trained) -> None:
-    rows, _ = trained
+    rows, *_ = trained
     assert [row["update"] for row in rows] == 2 * [1, 2, 3, 4]
     for row in rows:
         ratio = row["token_ratio_mean"], row["token_ratio_max"], row["token_ratio_variance"]
@@ -51,7 +54,7 @@ def test_the_first_update_of_a_rollout_is_on_policy_and_later_ones_are_not(train
 
 
 def test_the_loss_is_gspos(trained) -> None:
-    rows, seen = trained
+    rows, seen, _ = trained
     for row, (batch, output) in zip(rows, seen, strict=True):
         assert row["loss"] == load("gspo")(batch).loss.item()
         values = []  # 2507.18071, eqs. 5 and 7, one response after the other
@@ -65,20 +68,24 @@ def test_the_loss_is_gspos(trained) -> None:
         assert output.loss.requires_grad
 
 
-def test_mini_batches_are_whole_groups_whose_advantages_cancel(trained) -> None:
-    _, seen = trained
-    size = minimal_loop.PROMPTS * minimal_loop.RESPONSES // minimal_loop.UPDATES
-    signal = []
-    for batch, _ in seen:
-        advantages_PG = batch.advantages_BT[:, 0].view(-1, minimal_loop.RESPONSES)
-        assert advantages_PG.numel() == size
-        torch.testing.assert_close(advantages_PG.sum(-1), torch.zeros(len(advantages_PG)), atol=1e-4, rtol=0)
-        signal.append(bool(advantages_PG.any()))
-    assert all(signal)
+def test_each_response_has_the_advantage_of_its_own_group(trained) -> None:
+    _, seen, rollouts = trained
+    groups = minimal_loop.PROMPTS, minimal_loop.RESPONSES
+    for step, rollout in enumerate(rollouts):
+        batches = [batch for batch, _ in seen[step * minimal_loop.UPDATES : (step + 1) * minimal_loop.UPDATES]]
+        scores_PG = rollout.scores_B.view(groups)
+        expected_B = (scores_PG - scores_PG.mean(-1, keepdim=True)) / (scores_PG.std(-1, keepdim=True) + 1e-6)
+        # A response of a mini-batch is known by its log-probabilities, which sampler and trainer agree on.
+        old_BT = torch.cat([batch.get("old_logprobs_BT") for batch in batches])
+        found_B = torch.cat([batch.advantages_BT[:, 0] for batch in batches])
+        index_B = torch.cdist(old_BT, rollout.logprobs_BT).argmin(-1)
+        torch.testing.assert_close(found_B, expected_B.flatten()[index_B], atol=1e-4, rtol=0)
+        assert len(index_B.unique()) > len(index_B) / 2
+        assert found_B.any()
 
 
 def test_equal_seeds_give_equal_numbers_and_other_seeds_others(trained) -> None:
-    rows, _ = trained
+    rows, *_ = trained
     assert list(minimal_loop.train(**SHORT)) == rows
     assert list(minimal_loop.train(seed=1, steps=1, warm_up_updates=SHORT["warm_up_updates"])) != rows[:4]
 
@@ -86,7 +93,7 @@ def test_equal_seeds_give_equal_numbers_and_other_seeds_others(trained) -> None:
 def test_the_script_prints_one_line_for_each_rollout(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trained
 ) -> None:
-    rows, _ = trained
+    rows, *_ = trained
     monkeypatch.setattr(minimal_loop, "train", lambda: iter(rows))
     minimal_loop.main()
     head, *lines = capsys.readouterr().out.splitlines()
