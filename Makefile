@@ -111,9 +111,10 @@ lint: $(READY)
 	mkdir -p .typecheck/steadymoe && for p in bench models algorithms plugins; do ln -sfn ../../$$p .typecheck/steadymoe/$$p; done
 	$(BIN)/mypy
 
-# Beside TRL, so in an environment that has it. `make speed RECORD=--record` replaces the committed numbers.
+# In an environment that has TRL. `make speed SETTING="micro stale"` measures less; `make speed RECORD=--record` replaces the
+# committed numbers.
 speed: $(ORACLES)/trl/.ready
-	$(ORACLES)/trl/bin/steadymoe speed $(RECORD)
+	$(ORACLES)/trl/bin/python -m steadymoe.bench.speed $(if $(SETTING),--setting $(SETTING)) $(RECORD)
 
 # What TRL and verl compute, recorded anew for tests/algorithms/test_oracles.py. verl needs transformers below 5.11 and TRL is
 # measured with this project's, so each has an environment; of verl's requirements only what its losses import.

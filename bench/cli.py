@@ -34,6 +34,9 @@ _AUDIT_HELP = (
     "words of run, and `steadymoe audit report` draws what was measured"
 )
 
+# Verbs of earlier versions → what replaced them.
+_REPLACED = {"speed": "make speed, or python -m steadymoe.bench.speed"}
+
 
 class _Parser(argparse.ArgumentParser):
     """Answers wrong words in one line."""
@@ -75,11 +78,9 @@ def main() -> None:
         from steadymoe.bench.audit import request as audit
 
         sys.exit(audit.answer(words[1:]))
-    if words[:1] == ["speed"]:
-        from steadymoe.bench.speed.run import main as speed
-
-        speed(words[1:])
-        return
+    if words[:1] and words[0] in _REPLACED:
+        print(f"steadymoe: there is no verb {words[0]}; use {_REPLACED[words[0]]}", file=sys.stderr)
+        sys.exit(2)
     arguments = _parser().parse_args(words)
     verbs: dict[str, Callable[[argparse.Namespace], int]] = {
         "report": _report,
@@ -106,7 +107,7 @@ def _refuse(error: Exception) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Of every verb but the ones that take their words as they are: run, check, score, calibrate, audit, speed.
+    """Of every verb but the ones that take their words as they are: run, check, score, calibrate, audit.
 
     ``audit report`` is a verb with arguments.
     """
@@ -118,7 +119,6 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("score", help=_SCORE_HELP)
     verbs.add_parser("calibrate", help=_CALIBRATE_HELP)
     _add_audit_report(verbs.add_parser("audit", help=_AUDIT_HELP).add_subparsers(required=True))
-    verbs.add_parser("speed", help="what a step costs, beside TRL and plain transformers: `steadymoe speed --help`")
     for verb, what in (
         ("report", "tables, figures and report.html from recorded runs"),
         ("figures", "one or several figures: `steadymoe figures --list`, `steadymoe figures fig05`"),

@@ -268,6 +268,17 @@ def test_a_verb_or_a_flag_that_there_is_not_is_answered_in_one_line(
     assert "\x1b" not in said
 
 
+@pytest.mark.parametrize("verb", cli._REPLACED)
+def test_a_removed_verb_names_its_replacement(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert steadymoe(monkeypatch, verb, "--setting", "micro") == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith("steadymoe: ")
+    assert cli._REPLACED[verb] in said.err
+
+
 def test_what_cannot_be_written_is_answered_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

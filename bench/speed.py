@@ -1,0 +1,400 @@
+"""Time a rollout step of this suite, TRL and plain transformers: ``make speed``, ``python -m steadymoe.bench.speed``.
+
+A step samples G responses to each of P prompts and takes a few gradient updates on them. All trainers start from the
+same untrained weights and take turns, so that other work on the machine slows all of them. Scores are random, so that
+every group has a signal. docs/speed.md says what is timed and what was recorded.
+
+Shapes (docs/shapes.md): B sequences, F positions fed, S prompt and response positions, T response positions,
+V vocabulary.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from hydra.utils import instantiate
+from transformers import GenerationConfig, PreTrainedModel
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.runs import provenance
+from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.seeding import derive, numpy_generator, torch_generator
+from steadymoe.bench.tasks import Task
+from steadymoe.bench.training.forward import Sequences
+from steadymoe.bench.training.packing import positions
+from steadymoe.bench.training.sampling import sample
+from steadymoe.bench.training.trainer import Trainer
+from steadymoe.models import build
+
+MEASURED = Path("results/measured_speed/speed.json")  # ignored by git
+RECORDED, PAGE = Path("results/speed/speed.json"), Path("docs/speed.md")  # committed; --record replaces both
+# Steps per block. Probes run in one step of a block (probe.every in conf/config.yaml), so only whole blocks compare.
+BLOCK = 4
+COMPILED = "compile=true"
+
+# Four mini-batches of 64 responses out of 256, as by TRL's defaults. stale: two of 128, with the model, task and
+# mini-batch of conf/experiment/stale.yaml, whose 16 updates would take too long here. tokens…: longer responses on its
+# model; a response to a chain has one token per operand.
+SETTINGS = {
+    "micro": "model=micro updates_per_rollout=4",
+    "tiny": "model=tiny updates_per_rollout=4",
+    "stale": "model=flat updates_per_rollout=2 task=sort task.min_length=4 task.max_length=8",
+} | {
+    f"tokens{tokens}": f"model=flat updates_per_rollout=2 rollout.prompts={prompts} task.spare_tokens=0 "
+    f"task.min_operands={tokens} task.max_operands={tokens} model.config.max_position_embeddings=1024"
+    for tokens, prompts in ((50, 16), (200, 4))
+}
+# This suite: name in speed.json → overrides. The first two are the bases of all ratios.
+VARIANTS = {
+    "ours": "",
+    "compiled": COMPILED,
+    "no sharing": "savings.share_prompts=false",
+    "sampler as old": f"{COMPILED} savings.sampler_as_old=10",
+    "ours, little": "measure=little",
+    "compiled, little": f"{COMPILED} measure=little",
+}
+BASES = {"ours": "not compiled", "compiled": "compiled"}
+STAGES = ("rollout", "old_policy", "update", "probe")
+# Row of the table → base and what is divided by it.
+RATIOS = {
+    "not compiled / compiled": ("compiled", "ours"),
+    "TRL / not compiled": ("ours", "TRL"),
+    "TRL / compiled": ("compiled", "TRL"),
+    "plain transformers / not compiled": ("ours", "plain transformers"),
+    "plain transformers / compiled": ("compiled", "plain transformers"),
+    "without shared prompts / not compiled": ("ours", "no sharing"),
+    "with `savings.sampler_as_old=10` / compiled": ("compiled", "sampler as old"),
+    "with `measure=little` / not compiled": ("ours", "ours, little"),
+    "with `measure=little` / compiled": ("compiled", "compiled, little"),
+}
+
+
+def config_of(overrides: str) -> RunConfig:
+    """Return the config of a timed trainer with GSPO's loss, without evaluations. Raises ConfigError."""
+    words = ["algorithm=gspo", "steps=1000000", "evaluation.every=1000000", *overrides.split()]
+    return compose.plan(words)[0].config
+
+
+def prepared(overrides: str) -> tuple[RunConfig, Any, PreTrainedModel]:
+    """Return the config, its task and an untrained model; equal configs give equal weights."""
+    config = config_of(overrides)
+    task = instantiate(config.task)
+    return config, task, build.build(config.model["config"], task.tokenizer, derive(0, "speed"), config.device)
+
+
+class RandomScores:
+    """A task whose scores are random."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._generator = torch.Generator().manual_seed(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def score(self, prompt: str, response: str, finished: bool) -> float:
+        """Draw a score from [0, 1)."""
+        return float(torch.rand((), generator=self._generator))
+
+
+class Suite:
+    """This suite's trainer; ``rows`` holds a row of the table ``steps`` for each step."""
+
+    def __init__(self, overrides: str) -> None:
+        self.config, task, model = prepared(overrides)
+        scored: Any = RandomScores(task)
+        self.trainer = Trainer(model, scored, self.config)
+        self.rows: list[dict[str, Any]] = []
+
+    def step(self) -> None:
+        """Make one rollout and its updates."""
+        self.rows += self.trainer.step(len(self.rows) + 1).rows["steps"]
+
+
+class Plain:
+    """A minimal trainer on transformers alone: ``generate``, a forward of the old policy, policy-gradient updates."""
+
+    def __init__(self, overrides: str) -> None:
+        self.config, self.task, self.model = prepared(overrides)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
+        self._generation = GenerationConfig(
+            do_sample=True, top_k=0, max_new_tokens=self.task.max_new_tokens, pad_token_id=0
+        )
+        self._steps = 0
+
+    def step(self) -> None:
+        """Make one rollout and its updates, in which every token has the advantage 1; measure nothing."""
+        self._steps += 1
+        sequences = self.generate(self.encoded(self._steps, self.config.rollout.responses))
+        with torch.no_grad():
+            self._logprobs(sequences)
+        for rows in torch.randperm(len(sequences.tokens_BS)).chunk(self.config.updates_per_rollout):
+            minibatch = sequences.rows(rows)
+            (-self._logprobs(minibatch) * minibatch.response_mask_BT).mean().backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+    def encoded(self, number: int, copies: int = 1) -> Any:
+        """Tokenize the prompts of rollout ``number``, ``copies`` rows of each, padded on the left."""
+        prompts = self.task.sample(self.config.rollout.prompts, numpy_generator(number, "speed"))
+        rows = [prompt for prompt in prompts for _ in range(copies)]
+        return self.task.tokenizer(rows, padding=True, padding_side="left", return_tensors="pt")
+
+    def generate(self, encoded: Any) -> Sequences:
+        """Sample responses by ``model.generate``, without log-probabilities."""
+        generate: Any = self.model.generate
+        tokens_BS = generate(
+            input_ids=encoded["input_ids"],
+            attention_mask=encoded["attention_mask"],
+            generation_config=self._generation,
+        )
+        width = encoded["input_ids"].shape[1]
+        mask_BS = torch.cat([encoded["attention_mask"], (tokens_BS[:, width:] != 0).long()], 1)
+        return Sequences(tokens_BS, mask_BS, tokens_BS.shape[1] - width)
+
+    def _logprobs(self, sequences: Sequences) -> torch.Tensor:
+        tokens_BF, mask_BF = sequences.tokens_BS[:, :-1], sequences.mask_BS[:, :-1]
+        logits_BTV = self.model(
+            input_ids=tokens_BF,
+            attention_mask=mask_BF,
+            position_ids=positions(mask_BF),
+            use_cache=False,
+            logits_to_keep=sequences.response_width,
+        ).logits
+        targets_BT = sequences.tokens_BS[:, -sequences.response_width :]
+        return logits_BTV.log_softmax(-1).gather(-1, targets_BT[..., None]).squeeze(-1)
+
+
+class TRL:
+    """TRL's unchanged GRPOTrainer with GSPO's loss. It trains in a thread of its own, one rollout for each ``step``.
+
+    Raises ImportError without TRL (the extra ``oracles``).
+    """
+
+    def __init__(self, overrides: str) -> None:
+        from datasets import Dataset
+        from transformers import TrainerCallback
+        from trl import GRPOConfig, GRPOTrainer
+
+        config, task, model = prepared(overrides)
+        rollout, updates = config.rollout, config.updates_per_rollout
+        rows, scored = rollout.prompts * rollout.responses, RandomScores(task)
+        go, done = self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._error: BaseException | None = None
+
+        def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+            return [scored.score(prompt, text, True) for prompt, text in zip(prompts, completions, strict=True)]
+
+        class Turns(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                if state.global_step % updates == 0:
+                    done.release()
+                    go.acquire()
+
+        with tempfile.TemporaryDirectory() as folder:
+            settings = GRPOConfig(
+                output_dir=folder,
+                per_device_train_batch_size=rows // updates,
+                num_generations=rollout.responses,
+                generation_batch_size=rows,
+                max_completion_length=task.max_new_tokens,
+                importance_sampling_level="sequence",
+                loss_type="grpo",
+                beta=0.0,
+                epsilon=3e-4,  # with epsilon_high as in GSPO's paper (2507.18071, section 5.1)
+                epsilon_high=4e-4,
+                learning_rate=3e-4,
+                max_steps=1_000_000,
+                use_cpu=config.device == "cpu",
+                bf16=False,
+                gradient_checkpointing=False,
+                report_to=[],
+                logging_strategy="no",
+                save_strategy="no",
+                disable_tqdm=True,
+            )
+        self._trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=reward,
+            args=settings,
+            train_dataset=Dataset.from_dict({"prompt": task.sample(4096, numpy_generator(0, "speed"))}),
+            processing_class=task.tokenizer,
+            callbacks=[Turns()],
+        )
+        threading.Thread(target=self._train, daemon=True).start()
+
+    def _train(self) -> None:
+        self._go.acquire()
+        try:
+            self._trainer.train()
+        except BaseException as error:
+            self._error = error
+            self._done.release()
+
+    def step(self) -> None:
+        """Make one rollout and its updates. Raises RuntimeError if TRL's trainer fails."""
+        self._go.release()
+        self._done.acquire()
+        if self._error is not None:
+            raise RuntimeError("TRL's trainer failed") from self._error
+
+
+def interleaved(trainers: Mapping[str, Suite | Plain | TRL], blocks: int) -> dict[str, list[float]]:
+    """Time trainers in turns: name → processor seconds per step in each block. A first block warms up."""
+    taken: dict[str, list[float]] = {name: [] for name in trainers}
+    for block in range(blocks + 1):
+        sums = dict.fromkeys(trainers, 0.0)
+        for _ in range(BLOCK):
+            for name, trainer in trainers.items():
+                start = time.process_time()  # other work on the machine does not lengthen it
+                trainer.step()
+                sums[name] += time.process_time() - start
+        if block:
+            for name, total in sums.items():
+                taken[name].append(total / BLOCK)
+    return taken
+
+
+def ratio(base: Sequence[float], other: Sequence[float]) -> dict[str, float]:
+    """Divide the seconds of ``other`` by those of ``base``, block by block: median, least and most."""
+    ratios = [above / below for below, above in zip(base, other, strict=True)]
+    return {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+
+
+def generate_ratio(overrides: str, rounds: int, model: PreTrainedModel) -> dict[str, float]:
+    """Time ``model.generate`` relative to the suite's sampling by ``model``, on the same prompts and decoding steps."""
+    plain, ours, theirs = Plain(overrides), [], []
+    responses = plain.config.rollout.responses
+    for number in range(rounds + 1):
+        once, repeated = plain.encoded(number), plain.encoded(number, responses)
+        start = time.process_time()
+        sample(
+            model,
+            once,
+            responses=responses,
+            end=-1,  # no response ends early; a batch of ``generate`` goes on until its last one ends
+            max_new_tokens=plain.task.max_new_tokens,
+            generator=torch_generator(number, "speed"),
+        )
+        middle = time.process_time()
+        plain.generate(repeated)
+        if number:  # the first round warms up
+            ours.append(middle - start)
+            theirs.append(time.process_time() - middle)
+    return ratio(ours, theirs)
+
+
+def stages_and_rates(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return each stage's share of the time of steps, and the tokens per second of sampling and of training."""
+    sums = {stage: sum(row[f"{stage}_seconds"] for row in rows) for stage in STAGES}
+    trained = sum(row["response_tokens"] for row in rows)
+    return {
+        "stages": {stage: spent / sum(sums.values()) for stage, spent in sums.items()},
+        "rollout_tokens_per_second": sum(row["tokens_sampled"] for row in rows) / sums["rollout"],
+        "training_tokens_per_second": trained / (sums["old_policy"] + sums["update"]),
+    }
+
+
+def measure(overrides: str, blocks: int) -> dict[str, Any]:
+    """Time one setting: seconds per step, and for each of ``BASES`` its stages, its rates and ratios to all others."""
+    suites = {name: Suite(f"{overrides} {more}") for name, more in VARIANTS.items()}
+    trainers: dict[str, Suite | Plain | TRL] = {**suites, "plain transformers": Plain(overrides)}
+    if find_spec("trl"):
+        trainers["TRL"] = TRL(overrides)
+    taken = interleaved(trainers, blocks)
+    numbers: dict[str, Any] = {"seconds": {name: statistics.median(each) for name, each in taken.items()}}
+    for base in BASES:
+        numbers[base] = stages_and_rates(suites[base].rows[BLOCK:]) | {
+            "beside": {name: ratio(taken[base], each) for name, each in taken.items() if name != base},
+            "generate": generate_ratio(overrides, blocks, suites[base].trainer.model),
+        }
+    return numbers
+
+
+def markdown(numbers: Mapping[str, Any]) -> str:
+    """Write the numbers as a table in Markdown, a column per setting."""
+    machine, versions = numbers["machine"], ", ".join(f"{name} {each}" for name, each in numbers["versions"].items())
+    cells = {setting: _cells(each) for setting, each in numbers["settings"].items()}
+    return (
+        f"{machine['cores']} cores of {machine['cpu']}, one thread; {versions}. Medians of {numbers['blocks']} "
+        f"blocks of {BLOCK} steps. A ratio *a / b* is how many times as long *a* takes as *b*, with its range over "
+        f"blocks.\n\n{pd.DataFrame(cells).to_markdown(disable_numparse=True)}"
+    )
+
+
+def _cells(numbers: Mapping[str, Any]) -> dict[str, str]:
+    """Write the column of one setting, row → cell; rows without TRL are left out where it was."""
+    cells = {f"seconds per step, {how}": f"{numbers['seconds'][base]:.3f}" for base, how in BASES.items()}
+    for row, (base, other) in RATIOS.items():
+        if other in numbers[base]["beside"]:
+            cells[row] = _with_range(numbers[base]["beside"][other])
+    for base, how in BASES.items():
+        cells[f"`generate` / our sampling, {how}"] = _with_range(numbers[base]["generate"])
+    for base, how in BASES.items():
+        for rate in ("rollout", "training"):
+            cells[f"{rate} tokens/s, {how}"] = f"{numbers[base][f'{rate}_tokens_per_second']:,.0f}"
+        for stage, share in numbers[base]["stages"].items():
+            cells[f"share of {stage.replace('_', ' ')}, {how}"] = f"{share:.0%}"
+    return cells
+
+
+def _with_range(each: Mapping[str, float]) -> str:
+    return f"{each['median']:.2f} ({each['least']:.2f} to {each['most']:.2f})"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, write speed.json and print its table; exit with code 2 for wrong arguments and without a compiler."""
+    parser = argparse.ArgumentParser(prog="python -m steadymoe.bench.speed", description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--setting", nargs="+", default=list(SETTINGS), choices=SETTINGS, help="default: all")
+    parser.add_argument("--blocks", type=int, default=6, help=f"interleaved blocks of {BLOCK} steps (default: 6)")
+    parser.add_argument("--record", action="store_true", help=f"replace {RECORDED} and its table in {PAGE}")
+    given = parser.parse_args(arguments)
+    if given.blocks < 1:
+        parser.error(f"--blocks must be at least 1, got {given.blocks}")
+    if given.record and set(given.setting) != set(SETTINGS):
+        parser.error("--record replaces every setting: leave out --setting")
+    shown = markdown(json.loads(RECORDED.read_text())) if given.record and RECORDED.is_file() else ""
+    if given.record and not (shown and PAGE.is_file() and shown in PAGE.read_text()):
+        parser.error(f"--record replaces {RECORDED} and its table in {PAGE}: run it where both are")
+    try:
+        config_of(f"{SETTINGS['stale']} {COMPILED}")
+    except ConfigError as error:  # no C++ compiler
+        parser.error(str(error))
+    if not find_spec("trl"):
+        print("TRL is not installed and is left out; `make speed` installs it", file=sys.stderr)
+    torch.set_num_threads(1)
+    numbers = {
+        "machine": {"system": platform.system(), "cpu": provenance.processor(), "cores": os.cpu_count(), "threads": 1},
+        "versions": {name: version(name) for name in ("torch", "transformers", "trl") if find_spec(name)},
+        "blocks": given.blocks,
+        "settings": {setting: measure(SETTINGS[setting], given.blocks) for setting in given.setting},
+    }
+    place = RECORDED if given.record else MEASURED
+    place.parent.mkdir(parents=True, exist_ok=True)
+    atomic_files.write_json(place, numbers)
+    if given.record:
+        page = PAGE.read_text().replace(shown, markdown(numbers))
+        atomic_files.write(PAGE, partial(Path.write_text, data=page))
+        print(f"replaced the table of {PAGE}; the text around it is yours to update", file=sys.stderr)
+    print(markdown(numbers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The minimal loop trains as its algorithm and its metrics are defined."""
+
+import math
+import re
+from dataclasses import replace
+
+import minimal_loop
+import pytest
+import torch
+
+from steadymoe.algorithms import Batch, LossOutput, load
+from steadymoe.bench.training.sampling import Rollout, roll_out
+
+SHORT = {"steps": 2, "warm_up_updates": 60}
+Seen = list[tuple[Batch, LossOutput]]
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[list[dict[str, float]], Seen, list[Rollout]]:
+    """The rows of a short loop, what its loss was given and returned in each update, and its rollouts."""
+    seen: Seen = []
+    rollouts: list[Rollout] = []
+
+    def recording(name: str):
+        loss = load(name)
+
+        def call(batch: Batch) -> LossOutput:
+            output = loss(batch)
+            seen.append((replace(batch, logprobs_BT=batch.logprobs_BT.detach().clone()), output))
+            return output
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(minimal_loop, "load", recording)
+        patch.setattr(minimal_loop, "roll_out", lambda *given: rollouts.append(roll_out(*given)) or rollouts[-1])
+        return list(minimal_loop.train(**SHORT)), seen, rollouts
+
+
+def test_the_first_update_of_a_rollout_is_on_policy_and_later_ones_are_not(trained) -> None:
+    rows, *_ = trained
+    assert [row["update"] for row in rows] == 2 * [1, 2, 3, 4]
+    for row in rows:
+        ratio = row["token_ratio_mean"], row["token_ratio_max"], row["token_ratio_variance"]
+        if row["update"] == 1:
+            assert (*ratio, row["clip_fraction"], row["expert_change_rate"]) == (1, 1, 0, 0, 0)
+        else:
+            assert row["token_ratio_max"] > 1
+            assert row["token_ratio_variance"] > 0
+            assert row["clip_fraction"] > 0
+    # Two choices of experts may happen to be equal after one small update, but not in a whole rollout.
+    for step in (1, 2):
+        assert max(row["expert_change_rate"] for row in rows if row["step"] == step) > 0
+
+
+def test_the_loss_is_gspos(trained) -> None:
+    rows, seen, _ = trained
+    for row, (batch, output) in zip(rows, seen, strict=True):
+        assert row["loss"] == load("gspo")(batch).loss.item()
+        values = []  # 2507.18071, eqs. 5 and 7, one response after the other
+        for new_T, old_T, mask_T, advantage_T in zip(
+            batch.logprobs_BT, batch.get("old_logprobs_BT"), batch.mask_BT.bool(), batch.advantages_BT, strict=True
+        ):
+            ratio = math.exp((new_T - old_T)[mask_T].double().mean())
+            advantage = advantage_T[0].item()
+            values.append(min(ratio * advantage, min(max(ratio, 1 - 3e-4), 1 + 4e-4) * advantage))
+        assert row["loss"] == pytest.approx(-sum(values) / len(values), abs=1e-5)
+        assert output.loss.requires_grad
+
+
+def test_each_response_has_the_advantage_of_its_own_group(trained) -> None:
+    _, seen, rollouts = trained
+    groups = minimal_loop.PROMPTS, minimal_loop.RESPONSES
+    for step, rollout in enumerate(rollouts):
+        batches = [batch for batch, _ in seen[step * minimal_loop.UPDATES : (step + 1) * minimal_loop.UPDATES]]
+        scores_PG = rollout.scores_B.view(groups)
+        expected_B = (scores_PG - scores_PG.mean(-1, keepdim=True)) / (scores_PG.std(-1, keepdim=True) + 1e-6)
+        # A response of a mini-batch is known by its log-probabilities, which sampler and trainer agree on.
+        old_BT = torch.cat([batch.get("old_logprobs_BT") for batch in batches])
+        found_B = torch.cat([batch.advantages_BT[:, 0] for batch in batches])
+        index_B = torch.cdist(old_BT, rollout.logprobs_BT).argmin(-1)
+        torch.testing.assert_close(found_B, expected_B.flatten()[index_B], atol=1e-4, rtol=0)
+        assert len(index_B.unique()) > len(index_B) / 2
+        assert found_B.any()
+
+
+def test_equal_seeds_give_equal_numbers_and_other_seeds_others(trained) -> None:
+    rows, *_ = trained
+    assert list(minimal_loop.train(**SHORT)) == rows
+    assert list(minimal_loop.train(seed=1, steps=1, warm_up_updates=SHORT["warm_up_updates"])) != rows[:4]
+
+
+def test_the_script_prints_one_line_for_each_rollout(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trained
+) -> None:
+    rows, *_ = trained
+    monkeypatch.setattr(minimal_loop, "train", lambda: iter(rows))
+    minimal_loop.main()
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert re.split(r"\s{2,}", head) == ["step", "reward", "ratio variance", "clipped", "experts changed"]
+    last = [row for row in rows if row["update"] == minimal_loop.UPDATES]
+    for line, row in zip(lines, last, strict=True):
+        step, reward, variance, clipped, changed = line.split()
+        assert (int(step), float(reward)) == (row["step"], round(row["reward"], 2))
+        assert float(variance) == pytest.approx(row["token_ratio_variance"], abs=1e-4)
+        assert clipped == f"{row['clip_fraction']:.0%}"
+        assert changed == f"{row['expert_change_rate']:.1%}"
