@@ -99,6 +99,11 @@ def usefulness(study: Study, loss: Audited) -> pd.Series:
     return study.gradient(loss, "usefulness", DRIFT)
 
 
+def gain(loss: Audited, over: Audited) -> Effect:
+    """Gain of the best step along one loss's gradient (``estimators.gain``) less another's, paired by checkpoint."""
+    return lambda study: by_seed(study.gradient(loss, "gain", DRIFT) - study.gradient(over, "gain", DRIFT))
+
+
 def clipped(loss: Audited, over: Audited, k: int) -> Effect:
     """The share of tokens that one loss clips after ``k`` updates, divided by another loss's share."""
     return lambda study: factor(*(study.gradient(each, "clip_fraction", k) for each in (loss, over)))
