@@ -63,7 +63,7 @@ def with_gain(table: pd.DataFrame) -> pd.DataFrame:
     added = rows[table.columns].assign(
         quantity="gain",
         **{name: [getattr(each, name) for each in found] for name in ("value", "low", "high")},
-        replicates=[list(each.replicates) or None for each in found],
+        replicates=pd.Series([list(each.replicates) or None for each in found], dtype=object),
     )
     return pd.concat([table, added], ignore_index=True)
 

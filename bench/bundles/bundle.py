@@ -182,8 +182,7 @@ def refuse_existing(place: Path) -> None:
 def read(path: Path) -> Bundle:
     """The bundle in a file. Raises BadBundle, in one line with the name of the file, for any fault in it."""
     try:
-        facts = _check_header(path)
-        return Bundle(**facts, **tensors_of(path))
+        return Bundle(**_check_header(path) | tensors_of(path))
     except BadBundle as error:
         raise BadBundle(f"{path}: {error}") from error
 

@@ -9,6 +9,7 @@ Shapes: B responses of a mini-batch, T response positions, N response tokens.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -80,11 +81,11 @@ def batches(bundle: Bundle, advantage: object = None) -> list[Batch]:
         "rollout_logprobs_BT": bundle.rollout_logprobs_BT,
         "router_log_ratio_LBTK": bundle.router_log_ratio_LBTK,
     }
-    held = {name: values for name, values in fields.items() if values is not None}
+    held: dict[str, Any] = {name: values for name, values in fields.items() if values is not None}
     if not (held["advantages_BT"] * bundle.mask_BT).any():
         raise BadBundle("every advantage is 0: no loss has a gradient")
     return [
-        Batch(**{name: each.index_select(name.rpartition("_")[2].index("B"), rows_M) for name, each in held.items()})
+        Batch(**{name: held[name].index_select(name.rpartition("_")[2].index("B"), rows_M) for name in held})
         for rows_M in bundle.rows_of_minibatches()
     ]
 
