@@ -56,7 +56,7 @@ class Archive:
     """The audits of an experiment."""
 
     rows: pd.DataFrame
-    """The rows of all tables, with ``ADDED``; texts are in one line each."""
+    """The rows of all tables, with ``ADDED`` and with gains (``tables.with_gain``); texts are in one line each."""
     unfinished: list[str]
     """One line for each audit that lacks tables."""
     made: list[dict[str, Any]]
@@ -81,7 +81,7 @@ def load(results: Path, experiment: str) -> Archive:
     try:
         made = json.loads((place / _MADE).read_text())
         unfinished = [visible(str(line)) for line in made["unfinished"]]
-        return Archive(all_visible(rows), unfinished, list(made["audits"]))
+        return Archive(all_visible(tables.with_gain(rows)), unfinished, list(made["audits"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{place / _MADE} does not say what made the audits beside it") from error
 
@@ -92,7 +92,7 @@ def keep(found: Archive, experiment: str, to: Path) -> Path:
     Beside it lies what made the audits: commands, revisions, versions, machines, configs. Blocks keep share, snr and
     usefulness before the cut; replicates stay for snr and usefulness.
     """
-    rows = found.rows
+    rows = found.rows[found.rows["quantity"] != "gain"]
     is_whole = ~rows["block"].isin(BLOCKS)
     rows = rows[is_whole | ((rows["cut"] == "before") & rows["quantity"].isin(_BY_BLOCK))]
     is_paired = rows["quantity"].isin(_PAIRED) & (rows["cut"] == "before")

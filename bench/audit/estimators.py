@@ -7,6 +7,9 @@ A mini-batch's gradient g_m is drawn with mean ḡ and covariance Σ. With s = �
 - I = ⟨s_a, s_R⟩ / (M_a M_R) estimates ⟨ḡ_a, ḡ_R⟩ for a reference R from other prompts, whose noise is independent.
 - cosine = I / √(U_a U_R). Usefulness = I / √(U_R · tr Σ_a): what a mini-batch brings in the direction of the reference,
   over its noise. It has a sign: a gradient in the wrong direction has a negative usefulness and the same SNR.
+- Gain = I / √(U_R (U_a + tr Σ_a)) = usefulness / √(1 + SNR), over the second moment E‖g‖² in place of the noise. One
+  step η g of the best size lowers a quadratic of curvature c by I² / (2c E‖g‖²) in expectation, and a step along the
+  true gradient by U_R / (2c): the squared gain is the share of the decrease that one mini-batch brings.
 - bias² = U_a + U_R − 2 I estimates ‖ḡ_a − ḡ_R‖². The scale of a loss is a convention (aggregation, standard
   deviation); after the least-squares rescaling of ḡ_a it is U_R − I² / U_a. Both are told as a share of U_R.
 
@@ -99,10 +102,10 @@ def jackknife(statistic: Statistic, groups: int) -> Jackknifed:
 
 
 def of_replicates(value: float, replicates: Sequence[float], level: float = 0.95) -> Jackknifed:
-    """An estimate with the interval that its replicates give; without an interval where one of them is not finite."""
+    """An estimate with the interval of its replicates; without one where there are none, or one is not finite."""
     found_G, groups = np.asarray(replicates, dtype=float), len(replicates)
     half = math.nan
-    if np.isfinite(found_G).all():
+    if groups > 1 and np.isfinite(found_G).all():
         error = math.sqrt((groups - 1) / groups * float(np.square(found_G - found_G.mean()).sum()))
         half = estimates.t_quantile(level, groups - 1) * error
     return Jackknifed(value, value - half, value + half, tuple(found_G.tolist()))
@@ -144,6 +147,16 @@ def beside_truth(pair: Beside) -> dict[str, Jackknifed]:
         "cosine": jackknife(cosine if has_signal else _undefined, groups),
         "bias": jackknife(bias if has_signal else _undefined, groups),
     }
+
+
+def gain(usefulness: Jackknifed, snr: Jackknifed) -> Jackknifed:
+    """The root of the gain of a step of the best size, signed, from the two estimates of one algorithm's gradients."""
+
+    def of(useful: float, ratio: float) -> float:
+        return _over(useful, _root(1 + ratio))
+
+    pairs = zip(usefulness.replicates, snr.replicates, strict=False)  # none where an archive dropped one's
+    return of_replicates(of(usefulness.value, snr.value), [of(*pair) for pair in pairs])
 
 
 def beside_itself(pair: Beside) -> dict[str, Jackknifed]:

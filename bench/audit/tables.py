@@ -23,14 +23,14 @@ from steadymoe.bench.statistics.estimates import Estimate, mean_over_seeds
 PLACE = ["start", "k", "router_scale", "routing", "loss", "block", "cut", "quantity"]
 # A contrast, and a ranking, are of one block, one cut, one routing, …
 _WHOLE = {"block": "whole", "cut": "before"}
-_CONTRASTED = ("usefulness", "snr")
+_CONTRASTED = ("usefulness", "gain", "snr")
 # What tells the audits of an experiment apart, beside their checkpoints.
 SETTING = ["setting", "strength"]
-_RANKED = ("usefulness", "snr", "cosine", "bias", "staleness_bias")
+_RANKED = ("usefulness", "gain", "snr", "cosine", "bias", "staleness_bias")
 
 
 def read(folders: Sequence[Path]) -> pd.DataFrame:
-    """The rows of all units in the folders of audits; ``checkpoint`` is the place of the folder among them.
+    """The rows of all units in the folders of audits, ``with_gain``; ``checkpoint`` is the folder's place among them.
 
     Raises Damaged if a table cannot be read or is of no audit.
     """
@@ -39,7 +39,37 @@ def read(folders: Sequence[Path]) -> pd.DataFrame:
         for number, folder in enumerate(folders)
         for path in sorted(folder.glob("k=*.parquet"))
     ]
-    return pd.concat(parts, ignore_index=True)
+    return with_gain(pd.concat(parts, ignore_index=True))
+
+
+def with_gain(table: pd.DataFrame) -> pd.DataFrame:
+    """Add a row ``gain`` for each usefulness; audits do not record it, since it follows from usefulness and SNR.
+
+    Its interval comes from the replicates of both; without them it has none.
+    """
+    place = ["checkpoint", *PLACE[:-1]]
+    noise = table.loc[table["quantity"] == "snr", [*place, "value", "replicates"]]
+    rows = table[table["quantity"] == "usefulness"].merge(noise, on=place, suffixes=("", "_snr"))
+    found = [
+        estimators.gain(_estimate(*of_usefulness), _estimate(*of_snr))
+        for of_usefulness, of_snr in zip(
+            zip(rows["value"], rows["replicates"], strict=True),
+            zip(rows["value_snr"], rows["replicates_snr"], strict=True),
+            strict=True,
+        )
+    ]
+    if not found:  # an audit of clips alone
+        return table
+    added = rows[table.columns].assign(
+        quantity="gain",
+        **{name: [getattr(each, name) for each in found] for name in ("value", "low", "high")},
+        replicates=pd.Series([list(each.replicates) or None for each in found], dtype=object),
+    )
+    return pd.concat([table, added], ignore_index=True)
+
+
+def _estimate(value: float, replicates: Sequence[float] | None) -> Jackknifed:
+    return estimators.of_replicates(float(value), [] if replicates is None else list(replicates))
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -94,7 +124,7 @@ def joined(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def contrasts(table: pd.DataFrame, against: str) -> pd.DataFrame:
-    """Every loss less the loss ``against``, in usefulness and SNR, at every setting, start, drift, scale and routing.
+    """Every loss less the loss ``against``, in usefulness, gain and SNR, at every setting, drift and routing.
 
     Columns: the place, then value, low, high, n over checkpoints; of one checkpoint the interval is the jackknife's.
     """
@@ -105,7 +135,7 @@ def contrasts(table: pd.DataFrame, against: str) -> pd.DataFrame:
     for place, group in kept.groupby(keys, dropna=False):
         columns = (group[name] for name in ("checkpoint", "loss", "value", "replicates"))
         found = {
-            (checkpoint, loss): estimators.of_replicates(float(value), list(replicates))
+            (checkpoint, loss): _estimate(value, replicates)
             for checkpoint, loss, value, replicates in zip(*columns, strict=True)
         }
         for loss in sorted(set(group["loss"]) - {against}):
@@ -120,7 +150,7 @@ def contrasts(table: pd.DataFrame, against: str) -> pd.DataFrame:
 
 
 def ranking(table: pd.DataFrame, cut: str = "before") -> pd.DataFrame:
-    """Every loss at every start, drift, scale and routing, by falling usefulness; SNR, cosine and bias stand beside it.
+    """Every loss at every start, drift, scale and routing, by falling usefulness, next to gain, SNR, cosine and bias.
 
     A loss whose usefulness is undefined stands last.
     """
@@ -167,4 +197,4 @@ def _one(group: pd.DataFrame, place: Mapping[str, Any]) -> Jackknifed | None:
         raise ValueError(f"{dict(place)} names {len(group)} rows of one checkpoint: say its start and router_scale too")
     if group.empty or group["replicates"].iloc[0] is None:
         return None
-    return estimators.of_replicates(float(group["value"].iloc[0]), list(group["replicates"].iloc[0]))
+    return _estimate(group["value"].iloc[0], group["replicates"].iloc[0])

@@ -4,30 +4,34 @@ A row has lists of token ids, numbers for each response token, and a reward; doc
 one group may stand anywhere in the file. Nothing is guessed: a column that is missing, ragged or not finite is named,
 with its row.
 
-Shapes: B responses, W positions of a prompt, T response positions, F = W + T − 1, L MoE layers, K experts a token.
+Shapes: B responses, S positions in all, T response positions.
 """
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from steadymoe.bench.bundles import recorded_rows
-from steadymoe.bench.bundles.bundle import MOST, About, BadBundle, Bundle
-from steadymoe.models.selection import NO_ROUTE
+from steadymoe.bench.bundles.bundle import MOST, BadBundle, Bundle
 
-# The most bytes of the rectangle that the rows are padded to.
+# The most bytes of a file, of what a parquet file decodes to, and of the rectangle that the rows are padded to.
 MOST_BYTES = 2**30
+# The most bytes of texts that are decoded at once, and the most rows.
+_TEXTS_AT_ONCE, _ROWS_AT_ONCE = 2**26, 256
 _OF_TOKENS = ("rollout_logprobs", "old_logprobs", "logprobs")
-_ROUTES = ("rollout_routes", "old_routes")
 _MASKS = ("mask", "prompt_mask", "response_mask")
 COLUMNS = (
     *("prompt", "response", "tokens", *_MASKS),
-    *("rewards", "groups", "minibatches", "advantages", *_OF_TOKENS, *_ROUTES),
+    *("rewards", "groups", "minibatches", "advantages", *_OF_TOKENS),
 )
 # The names of other trainers' batches: TRL 1.16 (the dict of _generate_and_score_completions, to which rewards and
 # groups have to be added) and verl 0.9 (DataProto).
@@ -50,24 +54,22 @@ TRAINERS: dict[str, dict[str, str]] = {
         "rollout_log_probs": "rollout_logprobs",
         "old_log_probs": "old_logprobs",
         "log_prob": "logprobs",
-        "routed_experts": "rollout_routes",
     },
 }
 
 
 @dataclass(frozen=True)
 class _Response:
-    """One row of the file, without padding."""
+    """One row of the file, without padding. Shapes: N tokens, T of them the response."""
 
-    prompt: list[int]
-    response: list[int]
-    reward: float
+    tokens_N: Tensor
+    width: int
+    """W: the number of tokens of the prompt."""
     group: int | str
     minibatch: int
-    numbers: dict[str, list[float]] = field(default_factory=dict)
-    """Column → a number for each response token."""
-    routes: dict[str, Tensor] = field(default_factory=dict)
-    """Column → (positions − 1, L, K)."""
+    reward: float
+    numbers: dict[str, Tensor]
+    """Column → (T,)."""
 
 
 def names(trainer: str | None, given: str) -> dict[str, str]:
@@ -81,51 +83,105 @@ def names(trainer: str | None, given: str) -> dict[str, str]:
     return found
 
 
-def convert(path: Path, about: About, renamed: Mapping[str, str] | None = None) -> tuple[Bundle, list[str]]:
+def convert(
+    path: Path,
+    about: Mapping[str, str] | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> tuple[Bundle, list[str]]:
     """The bundle of a file, and the columns that were left out. Raises BadBundle for what cannot become a bundle."""
     renamed = renamed or {}
     responses: list[_Response] = []
-    used: set[str] | None = None
+    columns: set[str] = set()
     left_out: list[str] = []
-    for number, raw in recorded_rows.read(path):
-        place = f"{path.name}, row {number}"
-        row = _ours(raw, renamed, place)
-        if used is None:
-            _check_columns(set(row), place)
-            used, left_out = set(row), [name for name in raw if renamed.get(name, name) not in COLUMNS]
-        if set(row) != used:
-            name = sorted(set(row) ^ used)[0]
-            raise BadBundle(f"{place}: {'lacks' if name in used else 'has'} {name}, unlike row 1")
-        if len(responses) == MOST["B"]:
+    for number, row in enumerate(_rows(path, renamed), start=1):
+        place, known = f"{path.name}, row {number}", dict[str, Any]()
+        for theirs, value in row.items():
+            name = renamed.get(theirs, theirs)
+            if name in known:
+                raise BadBundle(f"{place}: two columns are {name}; leave one out, or rename it with --map")
+            if name in COLUMNS:
+                known[name] = value
+        if number == 1:
+            _check_columns(set(known), place)
+            columns, left_out = set(known), [name for name in row if renamed.get(name, name) not in COLUMNS]
+        for name in sorted(set(known) ^ columns):
+            raise BadBundle(f"{place}: {'has' if name in known else 'lacks'} {name}, unlike row 1")
+        if number > MOST["B"]:
             raise BadBundle(f"{path.name} has more than {MOST['B']} rows")
-        responses.append(_response(row, place))
-    if used is None:
+        responses.append(_response(known, place))
+    if not responses:
         raise BadBundle(f"{path.name} has no rows")
-    return _bundle(responses, used, about), left_out
+    return _bundle(responses, about or {}), left_out
 
 
-def _ours(raw: Mapping[str, Any], renamed: Mapping[str, str], place: str) -> dict[str, Any]:
-    """A row by our names, without the columns that no bundle holds."""
-    row: dict[str, Any] = {}
-    for theirs, value in raw.items():
-        ours = renamed.get(theirs, theirs)
-        if ours in row:
-            raise BadBundle(f"{place}: two columns are {ours}; leave one out, or rename it with --map")
-        if ours in COLUMNS:
-            row[ours] = value
-    return row
+def _rows(path: Path, renamed: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """The rows of a file. Raises BadBundle for a file that is none, or too large."""
+    if not path.is_file():
+        raise BadBundle(f"there is no file {path}")
+    if path.stat().st_size > MOST_BYTES:
+        raise BadBundle(f"{path.name} has {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
+    if path.suffix == ".jsonl":
+        yield from _of_jsonl(path)
+    elif path.suffix == ".parquet":
+        try:
+            yield from _of_parquet(path, renamed)
+        except (pa.ArrowException, OSError) as error:
+            told = " ".join(str(error).split())[:200]
+            raise BadBundle(f"{path.name} is not a whole parquet file: {told}") from error
+    else:
+        raise BadBundle(f"{path.name} must be a file .jsonl or .parquet")
+
+
+def _of_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(filter(bytes.strip, file), start=1):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise BadBundle(f"{path.name}, row {number}: not JSON ({error})") from error
+            if not isinstance(row, dict):
+                raise BadBundle(f"{path.name}, row {number}: must be an object with named columns")
+            yield row
+
+
+def _of_parquet(path: Path, renamed: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """The rows of a parquet file; columns that no bundle holds are not decoded, and are None.
+
+    A few bytes can encode a long run of one value, so neither the size of the file nor of its pages bounds what it
+    decodes to: the number of values does, and of texts, which a dictionary repeats, what each batch holds.
+    """
+    too_large = BadBundle(f"{path.name} decodes to more than {MOST['B']} rows or {MOST_BYTES} bytes: take fewer rows")
+    file = pq.ParquetFile(path)
+    columns = [name for name in file.schema_arrow.names if renamed.get(name, name) in COLUMNS]
+    parts = [
+        part
+        for group in map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        for part in map(group.column, range(group.num_columns))
+        if part.path_in_schema.partition(".")[0] in columns
+    ]
+    texts = [part for part in parts if "BYTE_ARRAY" in part.physical_type]
+    if any("." in part.path_in_schema for part in texts):
+        raise BadBundle(f"{path.name}: {texts[0].path_in_schema.partition('.')[0]} must hold numbers")
+    values = sum(max(8 * part.num_values, part.total_uncompressed_size) for part in parts)
+    if file.metadata.num_rows > MOST["B"] or values > MOST_BYTES:
+        raise too_large
+    longest = max((part.total_uncompressed_size for part in texts), default=1)  # at least the longest text
+    rows = min(_ROWS_AT_ONCE, 1 + _TEXTS_AT_ONCE // max(longest, 1))
+    decoded = 0
+    for batch in file.iter_batches(batch_size=rows, columns=columns):
+        decoded += batch.nbytes
+        if decoded > MOST_BYTES:
+            raise too_large
+        yield from (dict.fromkeys(file.schema_arrow.names) | row for row in batch.to_pylist())
 
 
 def _check_columns(there: set[str], place: str) -> None:
     """Raise BadBundle unless the columns of the first row suffice for a bundle."""
     told = "see docs/bundle.md, and --map theirs=ours for columns with other names"
-    if "tokens" in there:
-        if there & {"prompt", "response", "prompt_mask"}:
-            raise BadBundle(f"{place}: has tokens and prompt or response; give tokens, or prompt and response")
-        needed = ["response_mask", "rewards", "groups"]
-    else:
-        needed = ["prompt", "response", "rewards", "groups"]
-    for name in needed:
+    if "tokens" in there and there & {"prompt", "response", "prompt_mask"}:
+        raise BadBundle(f"{place}: has tokens and prompt or response; give tokens, or prompt and response")
+    tokens = ("response_mask",) if "tokens" in there else ("prompt", "response")
+    for name in (*tokens, "rewards", "groups"):
         if name not in there:
             raise BadBundle(f"{place}: has no column {name}; {told}")
     if not there & set(_OF_TOKENS):
@@ -134,155 +190,103 @@ def _check_columns(there: set[str], place: str) -> None:
 
 def _response(row: Mapping[str, Any], place: str) -> _Response:
     """One row, checked, without its padding."""
-    prompt, whole, begin, count = _split(row, place)
-    response = whole[begin : begin + count]
-    numbers = {name: _of_response(row, name, place, len(whole), begin, count) for name in _OF_TOKENS if name in row}
-    if "advantages" in row:
-        is_one = not isinstance(row["advantages"], list)
-        values = [_number(row["advantages"], "advantages", place)] * count if is_one else None
-        numbers["advantages"] = values or _of_response(row, "advantages", place, len(whole), begin, count)
-    reward = row["rewards"]
-    rewards = _numbers(reward, "rewards", place) if isinstance(reward, list) else [_number(reward, "rewards", place)]
-    group = row["groups"]
-    if not isinstance(group, str) and type(group) is not int:
-        raise BadBundle(f"{place}: groups must be a whole number or a text; got {str(group)[:40]!r}")
-    (minibatch,) = _whole([row.get("minibatches", 0)], "minibatches", place)
-    positions = len(prompt) + count - 1
-    routes = {name: _routes(row[name], positions, f"{place}: {name}") for name in _ROUTES if name in row}
-    return _Response(prompt, response, math.fsum(rewards), group, minibatch, numbers, routes)
-
-
-def _split(row: Mapping[str, Any], place: str) -> tuple[list[int], list[int], int, int]:
-    """Prompt; the list in which the response stands; where in it the response begins; its length."""
-    masks = {name: _mask(row[name], name, place) for name in _MASKS if name in row}
     if "tokens" in row:
-        whole = _whole(row["tokens"], "tokens", place)
-        real, marks = masks.get("mask", [1] * len(whole)), masks["response_mask"]
-        _same_length(place, tokens=whole, mask=real, response_mask=marks)
-        begin, count = _run(marks, "response_mask", place)
-        if "mask" in row and any(real[begin + count :]):
-            raise BadBundle(f"{place}: mask marks tokens behind the response")
-        return [token for token, is_real in zip(whole[:begin], real, strict=False) if is_real], whole, begin, count
-    prompt, whole = (_whole(row[name], name, place) for name in ("prompt", "response"))
-    both = masks.get("mask", [1] * (len(prompt) + len(whole)))
-    if len(both) != len(prompt) + len(whole):
-        raise BadBundle(
-            f"{place}: mask has {len(both)} values; prompt and response have {len(prompt)} and {len(whole)} tokens"
-        )
-    of_prompt = masks.get("prompt_mask", both[: len(prompt)])
-    marks = masks.get("response_mask", both[len(prompt) :])
-    _same_length(place, prompt=prompt, prompt_mask=of_prompt)
-    _same_length(place, response=whole, response_mask=marks)
-    begin, count = _run(marks, "the response's mask", place)
-    if begin:
-        raise BadBundle(f"{place}: the response's mask must begin with 1: responses are padded on the right")
-    return [token for token, is_real in zip(prompt, of_prompt, strict=True) if is_real], whole, 0, count
+        tokens_X = _values(row["tokens"], "tokens", place)
+        width = len(tokens_X)
+        real_X, marks_X = (_mask(row, name, place, width) for name in ("mask", "response_mask"))
+    else:  # the same as one line of tokens
+        prompt, response = (_values(row[name], name, place) for name in ("prompt", "response"))
+        tokens_X, width = torch.cat([prompt, response]), len(response)
+        parts = _mask(row, "mask", place, len(tokens_X)).split([len(prompt), width])
+        of_prompt = _mask(row, "prompt_mask", place, len(prompt), parts[0])
+        of_response = _mask(row, "response_mask", place, width, parts[1])
+        real_X = torch.cat([of_prompt, of_response])
+        marks_X = torch.cat([torch.zeros_like(of_prompt), of_response])
+    at = marks_X.nonzero().flatten().tolist()
+    if not at or at[-1] - at[0] + 1 != (count := len(at)):
+        raise BadBundle(f"{place}: response_mask must have one run of 1; it has {'a hole' if at else 'none'}")
+    begin = at[0]
+    if real_X[begin + count :].any():
+        raise BadBundle(f"{place}: mask marks tokens behind the response")
+    tokens_N = torch.cat([tokens_X[:begin][real_X[:begin]], tokens_X[begin : begin + count]])
+    numbers = {}
+    for name in (*_OF_TOKENS, "advantages"):
+        if name not in row:
+            continue
+        values = [row[name]] * count if name == "advantages" and not isinstance(row[name], list) else row[name]
+        if not isinstance(values, list) or len(values) not in (count, width):
+            got = f"{len(values)} values" if isinstance(values, list) else reprlib.repr(values)
+            raise BadBundle(f"{place}: {name} must have a number for each of the {count} response tokens; got {got}")
+        first = begin - (len(tokens_X) - width) if len(values) == width else 0
+        numbers[name] = _values(values[first : first + count], name, place, torch.float32)
+    rewards, group = row["rewards"], row["groups"]
+    if not isinstance(group, str) and type(group) is not int:
+        raise BadBundle(f"{place}: groups must be a whole number or a text; got {reprlib.repr(group)}")
+    rewards = rewards if isinstance(rewards, list) else [rewards]
+    return _Response(
+        tokens_N=tokens_N,
+        width=len(tokens_N) - count,
+        group=group,
+        minibatch=int(_values([row.get("minibatches", 0)], "minibatches", place)),
+        reward=math.fsum(_values(rewards, "rewards", place, torch.float32).tolist()),
+        numbers=numbers,
+    )
 
 
-def _of_response(row: Mapping[str, Any], name: str, place: str, width: int, begin: int, count: int) -> list[float]:
-    """A number for each response token, of a column that has one for each of them, or for padding too."""
-    values = row[name]
-    if not isinstance(values, list) or len(values) not in (count, width):
-        got = f"{len(values)} values" if isinstance(values, list) else repr(values)[:40]
-        raise BadBundle(f"{place}: {name} must have a number for each of the {count} response tokens; got {got}")
-    return _numbers(values if len(values) == count else values[begin : begin + count], name, place)
+def _values(value: Any, name: str, place: str, dtype: torch.dtype = torch.long) -> Tensor:
+    """A list of finite numbers as a tensor of one dimension; whole numbers, at least 0, unless ``dtype`` is a float."""
+    found, is_whole = _made(value), dtype == torch.long
+    kinds = (torch.int64,) if is_whole else (torch.int64, torch.float32)
+    fine = found is not None and found.ndim == 1 and (not len(found) or found.dtype in kinds)
+    if found is None or not fine or not found.isfinite().all() or (is_whole and ((found < 0) | (found >= 2**31)).any()):
+        what = "whole numbers, at least 0 and below 2^31" if is_whole else "finite numbers"
+        raise BadBundle(f"{place}: {name} must hold {what}; got {reprlib.repr(value)}")
+    return found.to(dtype)
 
 
-def _routes(values: Any, positions: int, place: str) -> Tensor:
-    """(positions, L, K) of nested lists."""
-    if not isinstance(values, list) or len(values) != positions:
-        got = f"{len(values)} positions" if isinstance(values, list) else repr(values)[:40]
-        raise BadBundle(
-            f"{place} must be [positions − 1][layers][experts], {positions} positions: the last token is never fed; "
-            f"got {got}"
-        )
+def _mask(row: Mapping[str, Any], name: str, place: str, length: int, otherwise: Tensor | None = None) -> Tensor:
+    """A column of 0 and 1 as (length,) bool; ``otherwise``, or all true, where there is none."""
+    if name not in row:
+        return torch.ones(length, dtype=torch.bool) if otherwise is None else otherwise
+    found = _made(row[name])
+    if found is None or found.shape != (length,) or not ((found == 0) | (found == 1)).all():
+        raise BadBundle(f"{place}: {name} must be a list of 0 and 1 for {length} tokens; got {reprlib.repr(row[name])}")
+    return found.bool()
+
+
+def _made(value: Any) -> Tensor | None:
+    """Nested lists of numbers as a tensor; None for anything else."""
     try:
-        made = torch.tensor(values)
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise BadBundle(f"{place} must be [positions − 1][layers][experts] of whole numbers, without gaps") from error
-    if made.ndim != 3 or made.dtype != torch.int64:
-        raise BadBundle(f"{place} must be [positions − 1][layers][experts] of whole numbers; got {tuple(made.shape)}")
-    return made
+        return torch.tensor(value) if isinstance(value, list) else None
+    except (ValueError, TypeError, RuntimeError, OverflowError):
+        return None
 
 
-def _bundle(responses: Sequence[_Response], used: set[str], about: About) -> Bundle:
+def _bundle(responses: Sequence[_Response], about: Mapping[str, str]) -> Bundle:
     """The rows as one rectangle, groups together in the order of their first rows."""
     number = {group: index for index, group in enumerate(dict.fromkeys(each.group for each in responses))}
     ordered = sorted(responses, key=lambda each: number[each.group])
-    width, longest = max(len(each.prompt) for each in ordered), max(len(each.response) for each in ordered)
-    batch = len(ordered)
-    if batch * (width + longest) * 4 > MOST_BYTES:
-        raise BadBundle(f"{batch} rows padded to {width} + {longest} tokens are more than {MOST_BYTES} bytes")
-    tokens_BS = torch.zeros(batch, width + longest, dtype=torch.long)
-    mask_BS = torch.zeros_like(tokens_BS)
-    floats = {name: torch.zeros(batch, longest) for name in (*_OF_TOKENS, "advantages") if name in used}
+    width = max(each.width for each in ordered)
+    longest = max(len(each.tokens_N) - each.width for each in ordered)
+    if (size := len(ordered) * (width + longest) * 8) > MOST_BYTES:
+        told = f"{len(ordered)} rows padded to {width} + {longest} tokens are {size} bytes"
+        raise BadBundle(f"{told}; at most {MOST_BYTES} are converted")
+    tokens_BS, mask_BS = torch.zeros(2, len(ordered), width + longest, dtype=torch.int32)
     for row, each in enumerate(ordered):
-        begin, end = width - len(each.prompt), width + len(each.response)
-        tokens_BS[row, begin:end] = torch.tensor([*each.prompt, *each.response])
-        mask_BS[row, begin:end] = 1
-        for name, values in each.numbers.items():
-            floats[name][row, : len(values)] = torch.tensor(values)
+        begin = width - each.width
+        tokens_BS[row, begin : begin + len(each.tokens_N)] = each.tokens_N
+        mask_BS[row, begin : begin + len(each.tokens_N)] = 1
     batches = sorted({each.minibatch for each in ordered})
     return Bundle(
-        about=about,
         response_width=longest,
+        about=about,
         tokens_BS=tokens_BS,
         mask_BS=mask_BS,
         groups_B=torch.tensor([number[each.group] for each in ordered]),
         rewards_B=torch.tensor([each.reward for each in ordered]),
         minibatches_B=torch.tensor([batches.index(each.minibatch) for each in ordered]),
-        **{f"{name}_BT": values for name, values in floats.items()},
-        **{f"{name}_LBFK": _placed(ordered, name, width, longest) for name in _ROUTES if name in used},
+        **{
+            f"{name}_BT": pad_sequence([each.numbers[name] for each in ordered], batch_first=True)
+            for name in ordered[0].numbers
+        },
     )
-
-
-def _placed(ordered: Sequence[_Response], name: str, width: int, longest: int) -> Tensor:
-    """The routes of all rows, (L, B, F, K)."""
-    layers, experts = ordered[0].routes[name].shape[1:]
-    if layers * experts * len(ordered) * (width + longest) * 2 > MOST_BYTES:
-        raise BadBundle(f"{name} padded to one rectangle are more than {MOST_BYTES} bytes; convert fewer rollouts")
-    routes_LBFK = torch.full((layers, len(ordered), width + longest - 1, experts), NO_ROUTE)
-    for row, each in enumerate(ordered):
-        found = each.routes[name]
-        if found.shape[1:] != (layers, experts):
-            raise BadBundle(f"{name} have {layers} × {experts} experts a token in one row and other sizes in another")
-        begin = width - len(each.prompt)
-        routes_LBFK[:, row, begin : begin + len(found)] = found.transpose(0, 1)
-    return routes_LBFK
-
-
-def _run(marks: Sequence[int], what: str, place: str) -> tuple[int, int]:
-    """Where the one run of 1 begins, and its length."""
-    count = sum(marks)
-    begin = marks.index(1) if count else 0
-    if not count or not all(marks[begin : begin + count]):
-        raise BadBundle(f"{place}: {what} must have one run of 1, the response; it has {'a hole' if count else 'none'}")
-    return begin, count
-
-
-def _same_length(place: str, **columns: Sequence[int]) -> None:
-    if len({len(values) for values in columns.values()}) > 1:
-        told = ", ".join(f"{name} has {len(values)}" for name, values in columns.items())
-        raise BadBundle(f"{place}: columns that belong together differ in length: {told}")
-
-
-def _mask(values: Any, name: str, place: str) -> list[int]:
-    if not isinstance(values, list) or any(value not in (0, 1) for value in values):
-        raise BadBundle(f"{place}: {name} must be a list of 0 and 1")
-    return [int(value) for value in values]
-
-
-def _whole(values: Any, name: str, place: str) -> list[int]:
-    if not isinstance(values, list) or any(type(value) is not int or not 0 <= value < 2**31 for value in values):
-        raise BadBundle(f"{place}: {name} must hold whole numbers, at least 0")
-    return values
-
-
-def _numbers(values: Sequence[Any], name: str, place: str) -> list[float]:
-    return [_number(value, name, place) for value in values]
-
-
-def _number(value: Any, name: str, place: str) -> float:
-    if type(value) not in (int, float) or not abs(value) < math.inf:
-        raise BadBundle(f"{place}: {name} must hold finite numbers; got {str(value)[:40]}")
-    return float(value)

@@ -9,7 +9,7 @@ Shapes: B responses of a mini-batch, T response positions, N response tokens.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,31 +27,11 @@ from steadymoe.bench.config.names import CONF
 from steadymoe.bench.report import tables
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate, mean_over_seeds
 
-_ADVANTAGES = CONF / "advantage"
-_SHARE: Bounds = (0.0, 1.0)
 DECILES = tuple(f"mass_decile_{number}" for number in range(1, 11))
-# The numbers of one loss on one mini-batch, and the ends of what each can be.
-MEASURES: dict[str, Bounds] = {
-    "without_gradient": _SHARE,
-    "clip_low": _SHARE,
-    "clip_high": _SHARE,
-    "ess_tokens": _SHARE,
-    "ess_sequences": _SHARE,
-    "norm": POSITIVE,
-    **dict.fromkeys(DECILES, _SHARE),
-}
+SHOWN = ("without_gradient", "clip_low", "clip_high", "ess_tokens", "ess_sequences", "norm")
 COSINE = "cosine"
-_SHOWN = [name for name in MEASURES if name not in DECILES]
-
-
-@dataclass(frozen=True)
-class Audited:
-    """Estimates over the mini-batches of a bundle."""
-
-    by_loss: Mapping[str, Mapping[str, Estimate]]
-    """Name of a loss → measure → estimate; a measure that the loss does not have is left out."""
-    cosines: Mapping[tuple[str, str], Estimate]
-    """Two losses → the cosine of their gradients."""
+# The ends of what a measure can be; of all others 0 and 1.
+_BOUNDS: dict[str, Bounds] = {"norm": POSITIVE, COSINE: DIFFERENCE}
 
 
 def losses(names: Sequence[str], bundle: Bundle, advantage: object = None) -> dict[str, PolicyLoss]:
@@ -79,10 +59,10 @@ def advantage(name: str | None) -> object:
     """The advantage of ``conf/advantage/<name>.yaml``; None for None. Raises BadBundle for an unknown name."""
     if name is None:
         return None
-    known = sorted(path.stem for path in _ADVANTAGES.glob("*.yaml"))
+    known = {path.stem: path for path in sorted((CONF / "advantage").glob("*.yaml"))}
     if name not in known:
         raise BadBundle(f"unknown advantage {name!r}; choose from {', '.join(known)}")
-    return algorithms.build(yaml.safe_load((_ADVANTAGES / f"{name}.yaml").read_text()))
+    return algorithms.build(yaml.safe_load(known[name].read_text()))
 
 
 def batches(bundle: Bundle, advantage: object = None) -> list[Batch]:
@@ -92,33 +72,33 @@ def batches(bundle: Bundle, advantage: object = None) -> list[Batch]:
     the bundle's own, or for GRPO's where it has none.
     """
     needed = "the log-probabilities of the current policy (at the old policy: a copy of old_logprobs_BT)"
-    logprobs_BT, mask_BT = bundle.get("logprobs_BT", needed), bundle.mask_BT
-    advantages_BT = _advantages(bundle, advantage)
-    if not (advantages_BT * mask_BT).any():
-        raise BadBundle("every advantage is 0: no loss has a gradient")
-    optional = {
-        name: getattr(bundle, name) for name in ("old_logprobs_BT", "rollout_logprobs_BT", "router_log_ratio_LBTK")
+    fields = {
+        "logprobs_BT": bundle.get("logprobs_BT", needed),
+        "mask_BT": bundle.mask_BT,
+        "advantages_BT": _advantages(bundle, advantage),
+        "groups_B": bundle.groups_B.long(),
+        "old_logprobs_BT": bundle.old_logprobs_BT,
+        "rollout_logprobs_BT": bundle.rollout_logprobs_BT,
+        "router_log_ratio_LBTK": bundle.router_log_ratio_LBTK,
     }
-    whole = Batch(
-        logprobs_BT=logprobs_BT,
-        mask_BT=mask_BT,
-        advantages_BT=advantages_BT,
-        groups_B=bundle.groups_B.long(),
-        **optional,
-    )
-    return [_rows(whole, rows_M) for rows_M in bundle.rows_of_minibatches()]
+    held: dict[str, Any] = {name: values for name, values in fields.items() if values is not None}
+    if not (held["advantages_BT"] * bundle.mask_BT).any():
+        raise BadBundle("every advantage is 0: no loss has a gradient")
+    return [
+        Batch(**{name: held[name].index_select(name.rpartition("_")[2].index("B"), rows_M) for name in held})
+        for rows_M in bundle.rows_of_minibatches()
+    ]
 
 
-def audit(bundle: Bundle, named: Mapping[str, PolicyLoss], advantage: object = None) -> Audited:
+def audit(bundle: Bundle, named: Mapping[str, PolicyLoss], advantage: object = None) -> pd.DataFrame:
     """The measures of each loss, and the cosine of each two, with intervals over mini-batches (Student's t).
 
-    Raises BadBundle for a loss whose gradient is not finite, or is 0 on every token of the bundle.
+    A row for each estimate: algorithm, other (of a cosine), measure, mean, low, high, n. A mini-batch without a number
+    is left out. Raises BadBundle for a loss whose gradient is not finite, or is 0 on every token of the bundle.
     """
-    parts = batches(bundle, advantage)
     decile_BT = _deciles(bundle)
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in named}
-    pairs: dict[tuple[str, str], list[float]] = {pair: [] for pair in itertools.combinations(named, 2)}
-    for batch, rows_M in zip(parts, bundle.rows_of_minibatches(), strict=True):
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for batch, rows_M in zip(batches(bundle, advantage), bundle.rows_of_minibatches(), strict=True):
         gradients = {}
         for name, loss in named.items():
             found_BT, output = gradient(loss, batch)
@@ -126,16 +106,19 @@ def audit(bundle: Bundle, named: Mapping[str, PolicyLoss], advantage: object = N
                 raise BadBundle(f"{name}: the gradient is not finite")
             gradients[name] = found_BT.double()
             for measure, value in measures(gradients[name], batch, output, decile_BT[rows_M]).items():
-                found[name].setdefault(measure, []).append(value)
-        for one, other in pairs:
-            pairs[one, other].append(_cosine(gradients[one], gradients[other]))
-    for name, numbers in found.items():
-        if not any(numbers["norm"]):
+                found.setdefault((name, "", measure), []).append(value)
+        for one, other in itertools.combinations(named, 2):
+            value = float(torch.cosine_similarity(gradients[one].flatten(), gradients[other].flatten(), 0, eps=0))
+            found.setdefault((one, other, COSINE), []).append(value)
+    for name in named:
+        if not any(found[name, "", "norm"]):
             raise BadBundle(f"{name}: the gradient is 0 on every token of the bundle; leave it out")
-    return Audited(
-        {name: {key: _over(values, MEASURES[key]) for key, values in each.items()} for name, each in found.items()},
-        {pair: _over(values, DIFFERENCE) for pair, values in pairs.items()},
-    )
+    rows = []
+    for (name, other, measure), values in found.items():
+        known = [value for value in values if not math.isnan(value)]
+        over = mean_over_seeds(known, bounds=_BOUNDS.get(measure, (0.0, 1.0)))
+        rows.append({"algorithm": name, "other": other, "measure": measure} | vars(over))
+    return pd.DataFrame(rows).sort_values("other", key=lambda other: other != "", kind="stable", ignore_index=True)
 
 
 def measures(gradient_BT: Tensor, batch: Batch, output: LossOutput, decile_BT: Tensor) -> dict[str, float]:
@@ -158,45 +141,24 @@ def measures(gradient_BT: Tensor, batch: Batch, output: LossOutput, decile_BT: T
     numbers["ess_tokens"] = _ess(weights_BT[has_BT])
     numbers["ess_sequences"] = _ess(weights_BT.sum(-1)[has_BT.any(-1)])
     numbers["norm"] = float(found_N.norm())
-    total = float(found_N.abs().sum())
-    by_decile = torch.zeros(10, dtype=torch.float64).index_add(0, decile_BT[mask_BT], found_N.abs()).tolist()
-    return numbers | {name: mass / total if total else math.nan for name, mass in zip(DECILES, by_decile, strict=True)}
+    by_decile = torch.zeros(10, dtype=torch.float64).index_add(0, decile_BT[mask_BT], found_N.abs())
+    return numbers | dict(zip(DECILES, (by_decile / found_N.abs().sum()).tolist(), strict=True))
 
 
-def table(audited: Audited) -> pd.DataFrame:
-    """One row for each estimate: algorithm, other (of a cosine), measure, mean, low, high, n."""
-    rows = [
-        {"algorithm": name, "other": "", "measure": measure, **vars(estimate)}
-        for name, each in audited.by_loss.items()
-        for measure, estimate in each.items()
-    ]
-    rows += [
-        {"algorithm": one, "other": other, "measure": COSINE, **vars(estimate)}
-        for (one, other), estimate in audited.cosines.items()
-    ]
-    return pd.DataFrame(rows)
-
-
-def text(audited: Audited) -> str:
+def text(audited: pd.DataFrame) -> str:
     """The same for a terminal: measures of each loss, cosines, and means of the mass by decile."""
-    none = Estimate(math.nan, math.nan, math.nan, 0)
-    first = [
-        {"algorithm": name} | {measure: str(each.get(measure, none)) for measure in _SHOWN}
-        for name, each in audited.by_loss.items()
-    ]
-    last = [
-        {"mass by decile of old probability": name}
-        | {
-            str(place): str(Estimate(each[key].mean, math.nan, math.nan, each[key].n))
-            for place, key in enumerate(DECILES, start=1)
-        }
-        for name, each in audited.by_loss.items()
-    ]
-    parts = [tables.to_markdown(pd.DataFrame(first)), tables.to_markdown(pd.DataFrame(last))]
-    if audited.cosines:
-        pairs = [{"cosine of": f"{one}, {other}", "": str(each)} for (one, other), each in audited.cosines.items()]
-        parts.insert(1, tables.to_markdown(pd.DataFrame(pairs)))
-    return "\n\n".join(parts)
+    estimates = [str(Estimate(*row)) for row in audited[["mean", "low", "high", "n"]].itertuples(index=False)]
+    is_pair = audited["other"] != ""
+    told = audited.assign(told=estimates)
+    wide = told[~is_pair].pivot(index="algorithm", columns="measure", values="told").fillna("–")
+    wide = wide.loc[audited["algorithm"].unique()].reset_index()
+    deciles = wide[["algorithm", *DECILES]].replace(r" \[.*", "", regex=True)  # without their intervals
+    parts = [wide[["algorithm", *(name for name in SHOWN if name in wide)]]]
+    if is_pair.any():
+        pairs = told[is_pair]
+        parts.append(pd.DataFrame({"cosine of": pairs["algorithm"] + ", " + pairs["other"], "": pairs["told"]}))
+    names = ["mass by decile of old probability", *map(str, range(1, 11))]
+    return "\n\n".join(tables.to_markdown(part) for part in [*parts, deciles.set_axis(names, axis=1)])
 
 
 def _advantages(bundle: Bundle, advantage: object) -> Tensor:
@@ -217,16 +179,6 @@ def _advantages(bundle: Bundle, advantage: object) -> Tensor:
     return advantages_PG.flatten()[:, None] * bundle.mask_BT
 
 
-def _rows(whole: Batch, rows_M: Tensor) -> Batch:
-    """The rows of one mini-batch."""
-    changes = {}
-    for each in whole.__dataclass_fields__.values():
-        letters, values = each.metadata.get("dimensions"), getattr(whole, each.name)
-        if letters and values is not None:
-            changes[each.name] = values.index_select(letters.index("B"), rows_M)
-    return Batch(**changes)
-
-
 def _deciles(bundle: Bundle) -> Tensor:
     """The decile of each token's old probability among all tokens of the bundle, (B, T), 0 to 9; ties share one."""
     old_BT = bundle.rollout_logprobs_BT if bundle.old_logprobs_BT is None else bundle.old_logprobs_BT
@@ -241,13 +193,3 @@ def _deciles(bundle: Bundle) -> Tensor:
 def _ess(weights_N: Tensor) -> float:
     squares = float(weights_N.square().sum())
     return float(weights_N.sum()) ** 2 / (len(weights_N) * squares) if squares else math.nan
-
-
-def _cosine(one_BT: Tensor, other_BT: Tensor) -> float:
-    norms = float(one_BT.norm() * other_BT.norm())
-    return float((one_BT * other_BT).sum()) / norms if norms else math.nan
-
-
-def _over(values: Sequence[float], bounds: Bounds) -> Estimate:
-    """The mean over the mini-batches that have the number."""
-    return mean_over_seeds([value for value in values if not math.isnan(value)], bounds=bounds)

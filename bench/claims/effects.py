@@ -91,24 +91,21 @@ def interaction(ours: tuple[Arm, Arm], theirs: tuple[Arm, Arm]) -> Effect:
     return lambda study: Seen.unpaired(difference(study, ours), difference(study, theirs))
 
 
-def useful(loss: Audited, over: Audited) -> Effect:
-    """Usefulness of one loss's gradient less another's, paired by checkpoint."""
-    return lambda study: by_seed(usefulness(study, loss) - usefulness(study, over))
+def useful(loss: Audited, over: Audited, quantity: str = "usefulness") -> Effect:
+    """Usefulness of one loss's gradient less another's, or ``gain`` of its best step, paired by checkpoint."""
+    return lambda study: by_seed(_apart(study, loss, over, quantity))
 
 
-def useful_interaction(ours: tuple[Audited, Audited], theirs: tuple[Audited, Audited]) -> Effect:
-    """The difference in usefulness of a pair of losses less that of a pair on another model, as in ``interaction``."""
-
-    def difference(study: Study, pair: tuple[Audited, Audited]) -> pd.Series:
-        loss, over = pair
-        return usefulness(study, loss) - usefulness(study, over)
-
-    return lambda study: Seen.unpaired(difference(study, ours), difference(study, theirs))
+def useful_interaction(
+    ours: tuple[Audited, Audited], theirs: tuple[Audited, Audited], quantity: str = "usefulness"
+) -> Effect:
+    """The difference of a pair of losses less that of a pair on another model, as in ``interaction``."""
+    return lambda study: Seen.unpaired(_apart(study, *ours, quantity), _apart(study, *theirs, quantity))
 
 
-def usefulness(study: Study, loss: Audited) -> pd.Series:
-    """The usefulness of a loss's gradient after ``DRIFT`` updates, by seed."""
-    return study.gradient(loss, "usefulness", DRIFT)
+def _apart(study: Study, loss: Audited, over: Audited, quantity: str) -> pd.Series:
+    """``quantity`` of one loss's gradient after ``DRIFT`` updates less another's, by seed."""
+    return study.gradient(loss, quantity, DRIFT) - study.gradient(over, quantity, DRIFT)
 
 
 def clipped(loss: Audited, over: Audited, k: int) -> Effect:

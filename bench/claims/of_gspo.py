@@ -4,7 +4,7 @@ from steadymoe.bench.claims import arms, effects
 from steadymoe.bench.claims.arms import AUDITED, AUDITED_DENSE, AUDITED_R2, BEST, DENSE, DIALLED, DIALS, GRPO, GSPO
 from steadymoe.bench.claims.doses import EXPERT_CHANGE, ROUTING
 from steadymoe.bench.claims.gates import MISMATCH, STRESS, STRESS_AND_TWIN
-from steadymoe.bench.claims.outcomes import accuracy, reward, usefulness
+from steadymoe.bench.claims.outcomes import accuracy, gain, reward, usefulness
 from steadymoe.bench.claims.verdict import Claim, Outcome
 
 # The limits that all claims at one setting share.
@@ -41,6 +41,7 @@ CLAIMS = (
             reward(GSPO, GRPO),
             reward(BEST["gspo, own band"], BEST["grpo"]),
             reward(BEST["gspo, own band"], BEST["gspo"]),
+            gain(AUDITED["gspo"], AUDITED["grpo-paper"]),
         ),
         beside=tuple(BEST.values()),
     ),
@@ -86,6 +87,10 @@ CLAIMS = (
         f"{SMALL}, 4 layers: routing may be a larger part of the ratio in deep models (claim 12).",
         STRESS,
         moe_effect_at="stale",
+        exploratory=(
+            gain(AUDITED_R2["grpo-paper"], AUDITED["grpo-paper"]),
+            gain(AUDITED_R2["gspo"], AUDITED["gspo"]),
+        ),
     ),
     Claim(
         4,
@@ -138,7 +143,21 @@ CLAIMS = (
         f"{SMALL}; the twin has as many active parameters and a cold start of its own, to the same accuracy.",
         STRESS_AND_TWIN,
         moe_effect_at="stale",
-        exploratory=(reward(DENSE["gspo"], DENSE["grpo"]),),
+        exploratory=(
+            reward(DENSE["gspo"], DENSE["grpo"]),
+            Outcome(
+                "gain of the best step, GSPO less GRPO 0.2/0.27, MoE less dense twin",
+                effects.useful_interaction(
+                    (AUDITED["gspo"], AUDITED["grpo-paper"]),
+                    (AUDITED_DENSE["gspo"], AUDITED_DENSE["grpo-paper"]),
+                    "gain",
+                ),
+                "above",
+                0,
+                unit="usefulness",
+                leg="mechanism",
+            ),
+        ),
     ),
     Claim(
         12,
@@ -203,5 +222,10 @@ CLAIMS = (
         (arms.WIDE, arms.PAPERS, GSPO, arms.NARROW),
         f"{SMALL}; {_GRPOS}.",
         STRESS,
+        exploratory=(
+            gain(AUDITED["gspo-grpo_band"], AUDITED["grpo-paper"]),
+            gain(AUDITED["grpo-gspo_band"], AUDITED["grpo-paper"]),
+            gain(AUDITED["gspo"], AUDITED["gspo-grpo_band"]),
+        ),
     ),
 )

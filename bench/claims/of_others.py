@@ -4,7 +4,7 @@ from steadymoe.bench.claims import arms, effects
 from steadymoe.bench.claims.arms import ANCHORED, AUDITED, GRPO, GSPO, MINIRL, OTHERS, SHIFT, STALENESS
 from steadymoe.bench.claims.gates import MISMATCH, STRESS
 from steadymoe.bench.claims.of_gspo import NOISE, SMALL
-from steadymoe.bench.claims.outcomes import accuracy, reward, usefulness
+from steadymoe.bench.claims.outcomes import accuracy, gain, reward, usefulness
 from steadymoe.bench.claims.study import Arm
 from steadymoe.bench.claims.verdict import Claim, Outcome
 from steadymoe.bench.measurement import columns
@@ -55,8 +55,9 @@ CLAIMS = (
         f"{SMALL}; mean rewards decide, collapses are in the table; verdicts are about 16 updates a rollout.",
         STRESS,
         moe_effect_at="stale",
-        exploratory=tuple(
-            reward(of["vespo"], of[name]) for of in STALENESS.values() for name in ("cispo", "sapo", "gspo")
+        exploratory=(
+            *(reward(of["vespo"], of[name]) for of in STALENESS.values() for name in ("cispo", "sapo", "gspo")),
+            *(gain(AUDITED["vespo"], AUDITED[arm.algorithm]) for arm in _RIVALS),
         ),
     ),
     Claim(

@@ -204,6 +204,19 @@ def test_figures_are_drawn_again_from_what_is_kept(results: Path, tmp_path: Path
     assert len(again) < len(whole)
 
 
+def test_gain_stands_beside_usefulness_and_is_kept_in_no_file(results: Path, tmp_path: Path) -> None:
+    (path, _) = report.keep(results, "noise", tmp_path)
+    assert "gain" not in set(pd.read_parquet(path)["quantity"])
+    for rows in (archive.load(results, "noise").rows, archive.load(tmp_path, "noise").rows):
+        whole = rows[(rows["loss"] == "gspo") & (rows["block"] == "whole")]
+        wide = whole.pivot(index=["seed", "k", "routing", "cut"], columns="quantity", values="value")
+        useful, snr, gain = (wide[name] for name in ("usefulness", "snr", "gain"))
+        pd.testing.assert_series_equal(gain, useful / np.sqrt(1 + snr), check_names=False)
+        ranked = tables.ranking(rows[rows["seed"] == 0]).set_index(["k", "routing", "loss"])
+        value = gain[0, 4, "free", "before"]
+        assert ranked.loc[(4, "free", "gspo"), "gain"].startswith(f"{value:.3g} [")
+
+
 def test_an_audit_that_is_not_finished_counts_with_its_tables_and_is_named(tmp_path: Path) -> None:
     made(tmp_path, seeds=2)
     last = next((tmp_path / "audits").glob("**/seed=1/k=4.parquet"))

@@ -69,6 +69,28 @@ def test_without_noise_every_estimate_is_the_closed_form() -> None:
     assert {name: each.value for name, each in shares.items()} == pytest.approx({"first": 0.5, "rest": 0.5})
 
 
+@pytest.mark.parametrize("turn", [0.3, 2.0])
+def test_the_gain_is_what_one_step_of_the_best_size_takes_off_a_quadratic(turn: float) -> None:
+    own_P = math.cos(turn) * unit(0) + math.sin(turn) * unit(1)
+    own_MP = drawn(own_P, 3.0, np.random.default_rng(6))
+    still_MP = np.tile(2 * unit(0), (MINIBATCHES, 1))  # the gradient of 3/2 ‖x‖² at x
+    start_P, curvature = 2 * unit(0) / 3, 3.0
+
+    def decrease(gradients_MP: np.ndarray) -> float:
+        """The largest mean decrease over sizes of one step along a mini-batch's gradient, up or down."""
+        sizes_S1 = np.linspace(-1, 1, 200_001)[:, None]
+        products, squares = gradients_MP @ start_P, np.square(gradients_MP).sum(1)
+        return float((curvature * (sizes_S1 * products.mean() - sizes_S1**2 / 2 * squares.mean())).max())
+
+    pair = pair_of(own_MP, still_MP)
+    found = estimators.gain(estimators.beside_truth(pair)["usefulness"], estimators.of_gradients(pair.own)["snr"])
+    assert found.value**2 == pytest.approx(decrease(own_MP) / decrease(still_MP), rel=1e-6)
+    assert (found.value > 0) == (math.cos(turn) > 0)
+    without_first = pair.own.counts_G * [0, *[1] * (GROUPS - 1)] > 0
+    inner, second = pair.inner(without_first), pair.own.squares_G[1:].sum() / pair.own.counts_G[1:].sum()
+    assert found.replicates[0] == pytest.approx(inner / math.sqrt(4 * second))
+
+
 # Signal 1 and noise 8 of a mini-batch: U of 32 mini-batches is known to a fifth.
 TRUE: dict[str, float] = {
     "squared_norm": 1.0,
@@ -76,6 +98,7 @@ TRUE: dict[str, float] = {
     "snr": 1 / 8,
     "inner": 0.8,
     "usefulness": 0.8 / math.sqrt(8),
+    "gain": 0.8 / math.sqrt(1 + 8),
     "cosine": 0.8,
     "bias": 1 - 0.8**2,
     "staleness_bias": 2 - 2 * 0.8,
@@ -90,6 +113,7 @@ def draws(count: int) -> dict[str, list[Jackknifed]]:
     for _ in range(count):
         pair = pair_of(drawn(own_P, 8.0, generator), drawn(unit(0), 4.0, generator))
         made = estimators.of_gradients(pair.own) | estimators.beside_truth(pair) | estimators.beside_itself(pair)
+        made["gain"] = estimators.gain(made["usefulness"], made["snr"])
         for name, each in made.items():
             found[name].append(each)
     return found

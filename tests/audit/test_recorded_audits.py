@@ -1,10 +1,11 @@
 """The tables of the committed audits are those of their archives, to the last digit; their figures are there."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from steadymoe.bench.audit import report
+from steadymoe.bench.audit import archive, report, tables
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 KEPT = sorted(path.parent.name for path in (REFERENCE / "audits").glob("*/audits.parquet"))
@@ -19,8 +20,8 @@ def test_tables_are_those_of_the_archive(experiment: str, tmp_path: Path) -> Non
         assert path.read_bytes() == (REFERENCE / "tables" / path.name).read_bytes(), path.name
     stems = {path.stem for path in made.files if path.suffix == ".csv"}
     drawn = {path.stem for path in (REFERENCE / "figures").glob(f"{experiment}-*.png")}
-    tables = {"ranking", "contrasts", "clips", "equivalent_bands", "clip_prediction"}
-    expected = {stem for stem in stems if stem.rpartition("-")[2] not in tables}
+    no_figures = {"ranking", "contrasts", "clips", "equivalent_bands", "clip_prediction"}
+    expected = {stem for stem in stems if stem.rpartition("-")[2] not in no_figures}
     assert {stem for stem in drawn if "clips-" not in stem} == expected
     for stem in drawn:
         assert (REFERENCE / "figures" / f"{stem}.svg").exists()
@@ -28,3 +29,15 @@ def test_tables_are_those_of_the_archive(experiment: str, tmp_path: Path) -> Non
 
 def test_the_recorded_audits_are_there() -> None:
     assert {"audit", "audit_gentle", "audit_mid", "audit_dense", "audit_bands", "audit_noise"} <= set(KEPT)
+
+
+def test_the_gains_on_the_page_are_those_of_the_archives() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text().replace("−", "-")
+    told = re.findall(r"^\| `(\w+)` \(\de-4\) \| (GRPO|GSPO) \| (.+) \| (.+) \| (\d+) \|$", page, re.MULTILINE)
+    assert len(told) == 6
+    for experiment, band, *numbers, n in told:
+        pair = {"GRPO": ("gspo-grpo_band", "grpo"), "GSPO": ("gspo", "grpo-gspo_band")}[band]
+        rows = archive.load(REFERENCE, experiment).rows
+        for quantity, number in zip(("usefulness", "gain"), numbers, strict=True):
+            _, found = tables.contrast(rows, *pair, quantity, k=16, routing="free")
+            assert (number, int(n)) == (f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]", found.n)

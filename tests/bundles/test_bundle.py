@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import MICRO
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steadymoe.bench.bundles import bundle_files, of_logprobs
-from steadymoe.bench.bundles.bundle import MOST, About, BadBundle, Bundle, of_training
+from steadymoe.bench.bundles import bundle as bundles
+from steadymoe.bench.bundles import of_logprobs
+from steadymoe.bench.bundles.bundle import MOST, BadBundle, Bundle
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.forward import forward
-from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import roll_out
 from steadymoe.models import build
-from steadymoe.models.selection import NO_ROUTE
 
 ROOT = Path(__file__).parents[2]
 EVERY = ("grpo", "gspo", "dapo", "cispo", "reinforce")
@@ -35,18 +35,21 @@ def made(model: PreTrainedModel, task: Chain, prompts: int = 6, responses: int =
     rollout = roll_out(model, task, texts, responses, generator)
     with torch.no_grad():
         old = forward(model, rollout.sequences, "fp32")
-        digest = bundle_files.model_sha256(model)
         for weight in model.parameters():
             weight.add_(0.02 * torch.randn(weight.shape, generator=generator))
         now = forward(model, rollout.sequences, "fp32")
     rewards_B = (torch.rand(prompts * responses, generator=generator) > 0.5).float()
-    return of_training(
-        About(made_by="a test", model="micro", model_sha256=digest, experts=4, task="chain", seed=0, staleness=1),
-        replace(rollout, scores_B=rewards_B),
-        OldPolicy(old.logprobs_BT, old.routes_LBFK, old.executed_LBFK, None, None, None, None),
-        responses,
-        now.logprobs_BT,
-        torch.arange(prompts * responses) // responses % 3,
+    return Bundle(
+        response_width=rollout.sequences.response_width,
+        about={"made_by": "a test", "model": "micro"},
+        tokens_BS=rollout.sequences.tokens_BS,
+        mask_BS=rollout.sequences.mask_BS,
+        groups_B=torch.arange(prompts * responses) // responses,
+        rewards_B=rewards_B,
+        minibatches_B=torch.arange(prompts * responses) // responses % 3,
+        rollout_logprobs_BT=rollout.logprobs_BT,
+        old_logprobs_BT=old.logprobs_BT,
+        logprobs_BT=now.logprobs_BT,
     )
 
 
@@ -57,34 +60,34 @@ def bundle(task: Chain) -> Bundle:
 
 
 def same(one: Bundle, other: Bundle) -> bool:
-    first, second = dict(one.tensors()), dict(other.tensors())
     return (
-        first.keys() == second.keys()
-        and all(torch.equal(first[name], second[name]) for name in first)
-        and (one.about, one.response_width) == (other.about, other.response_width)
+        one.tensors.keys() == other.tensors.keys()
+        and all(torch.equal(values, other.tensors[name]) for name, values in one.tensors.items())
+        and one.response_width == other.response_width
     )
 
 
 def test_what_is_written_is_read_again_and_has_the_same_bytes(bundle: Bundle, tmp_path: Path) -> None:
-    bundle_files.write(bundle, tmp_path / "one")
-    bundle_files.write(bundle, tmp_path / "two")
-    again = bundle_files.read(tmp_path / "one")
+    bundles.write(bundle, tmp_path / "one")
+    bundles.write(bundle, tmp_path / "two")
+    again = bundles.read(tmp_path / "one")
     assert same(again, bundle)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
-    for name in (bundle_files.MANIFEST, bundle_files.TENSORS):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    assert again.sizes == {"B": 24, "S": 8 + again.response_width, "T": again.response_width} | {
-        "F": 7 + again.response_width,
-        "L": 3,
-        "K": 2,
-    }
+    assert again.about == bundle.about
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert again.sizes == {"B": 24, "S": 8 + again.response_width, "T": again.response_width}
     assert again.responses == 4
     assert [len(rows) for rows in again.rows_of_minibatches()] == [8, 8, 8]
 
 
+def test_any_trainer_writes_one_with_safetensors_alone(bundle: Bundle, tmp_path: Path) -> None:
+    facts = {"response_width": bundle.response_width, "about": {}}
+    save_file(bundle.tensors, tmp_path / "theirs", metadata={"steadymoe_bundle": json.dumps(facts)})
+    assert same(bundles.read(tmp_path / "theirs"), bundle)
+
+
 def test_a_new_process_without_the_model_gets_the_same_numbers(bundle: Bundle, tmp_path: Path) -> None:
-    bundle_files.write(bundle, tmp_path / "bundle")
-    here = of_logprobs.table(of_logprobs.audit(bundle, of_logprobs.losses(EVERY, bundle)))
+    bundles.write(bundle, tmp_path / "bundle")
+    here = of_logprobs.audit(bundle, of_logprobs.losses(EVERY, bundle))
     command = [sys.executable, "-m", "steadymoe.bench.cli", "bundle", "audit", str(tmp_path / "bundle")]
     command += ["--algorithms", ",".join(EVERY), "--csv", str(tmp_path / "audit.csv")]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -95,27 +98,36 @@ def test_a_new_process_without_the_model_gets_the_same_numbers(bundle: Bundle, t
 def test_nothing_is_overwritten(bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     with pytest.raises(BadBundle, match="exists already; nothing is overwritten"):
-        bundle_files.write(bundle, tmp_path / "mine")
+        bundles.write(bundle, tmp_path / "mine")
     with pytest.raises(BadBundle, match="there is no folder"):
-        bundle_files.write(bundle, tmp_path / "no" / "mine")
+        bundles.write(bundle, tmp_path / "no" / "mine")
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
 
 
-def test_a_write_that_fails_leaves_nothing(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle_files, "MOST_BYTES", 100)
+def test_a_bundle_that_is_too_large_is_not_written(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "MOST_BYTES", 100)
     with pytest.raises(BadBundle, match="write fewer rollouts"):
-        bundle_files.write(bundle, tmp_path / "bundle")
+        bundles.write(bundle, tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_model_that_sampled_is_known_and_another_is_refused(model: PreTrainedModel, bundle: Bundle) -> None:
-    bundle_files.check_model(bundle, model)
-    with torch.no_grad():
-        next(model.parameters()).add_(1e-6)
-    with pytest.raises(BadBundle, match="the bundle is of a model with model_sha256"):
-        bundle_files.check_model(bundle, model)
-    with pytest.raises(BadBundle, match="does not say which weights"):
-        bundle_files.check_model(replace(bundle, about=About(made_by="x", model="y", experts=4)), model)
+@pytest.mark.parametrize(
+    "error",
+    [SafetensorError("I/O error: No space left on device (os error 28)"), OSError(28, "No space left on device")],
+)
+def test_a_full_disk_is_answered_in_one_line_and_leaves_nothing(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fills_up(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(bundles, "save_file", fills_up)
+    with pytest.raises(BadBundle, match=r"bundle cannot be written: .*No space left on device"):
+        bundles.write(bundle, tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- values ------------------------------------------------------------------------------------------
@@ -130,14 +142,6 @@ def put(values: Tensor, place: tuple[int, ...], value: float) -> Tensor:
 def holed(bundle: Bundle) -> Tensor:
     row = int(bundle.mask_BT.sum(-1).argmax())
     return put(bundle.mask_BS, (row, -bundle.response_width), 0)
-
-
-def unfed(bundle: Bundle) -> Tensor:
-    row, place = (~bundle.sequences.route_mask_BF).nonzero()[-1].tolist()
-    assert bundle.old_routes_LBFK is not None
-    routes = bundle.old_routes_LBFK.clone()
-    routes[:, row, place] = torch.tensor([0, 1], dtype=torch.int16)
-    return routes
 
 
 def later(bundle: Bundle, first: int) -> Tensor:
@@ -158,7 +162,7 @@ FAULTS: dict[str, tuple[Callable[[Bundle], dict[str, object]], str]] = {
     "shape": (lambda b: {"rewards_B": b.rewards_B[:-1]}, r"rewards_B must have the shape \(B\) with B = 24"),
     "scalar": (lambda b: {"rewards_B": b.rewards_B[0]}, r"rewards_B must have the shape"),
     "no tensor": (lambda b: {"rewards_B": [1.0]}, "rewards_B must be a tensor; got list"),
-    "no prompts": (lambda b: {"response_width": 99}, "the size|must leave a place for prompts"),
+    "no prompts": (lambda b: {"response_width": 99}, "tokens_BS must be .B, S. with S > response_width = 99"),
     "width": (lambda b: {"response_width": "4"}, "response_width must be a whole number"),
     "kind": (lambda b: {"tokens_BS": b.tokens_BS.float()}, "tokens_BS must hold whole numbers"),
     "kind of floats": (lambda b: {"rewards_B": b.groups_B}, "rewards_B must hold floating-point numbers"),
@@ -171,31 +175,27 @@ FAULTS: dict[str, tuple[Callable[[Bundle], dict[str, object]], str]] = {
         "tokens_BS must hold token ids",
     ),
     "nan": (lambda b: {"logprobs_BT": put(b.logprobs_BT, (3, 0), float("nan"))}, "logprobs_BT must be finite.*row 3"),
-    "above 0": (lambda b: {"old_logprobs_BT": put(b.old_logprobs_BT, (1, 0), 0.1)}, "at most 0; row 1"),
-    "reward": (lambda b: {"rewards_B": put(b.rewards_B, (2,), float("inf"))}, "rewards_B must be finite; row 2"),
-    "torn group": (lambda b: {"groups_B": torn(b)}, "a group is torn apart"),
+    "above 0": (lambda b: {"old_logprobs_BT": put(b.old_logprobs_BT, (1, 0), 0.1)}, "at most 0; wrong in row 1"),
+    "reward": (
+        lambda b: {"rewards_B": put(b.rewards_B, (2,), float("inf"))},
+        "rewards_B must be finite; wrong in row 2",
+    ),
+    "torn group": (
+        lambda b: {"groups_B": torn(b)},
+        "groups_B must be whole groups of one size, each in neighbouring rows",
+    ),
     "short group": (lambda b: {"groups_B": put(b.groups_B, (3,), 99)}, "groups_B must be whole groups of one size"),
     "other prompt": (
         lambda b: {"groups_B": b.groups_B.div(2, rounding_mode="floor")},
-        "groups_B must share a prompt; row 4",
+        "groups_B must share a prompt; wrong in row 4",
     ),
     "shorter prompt": (
         lambda b: {"tokens_BS": b.tokens_BS * later(b, 1), "mask_BS": b.mask_BS * later(b, 0)},
-        "groups_B must share a prompt; row 1",
+        "groups_B must share a prompt; wrong in row 1",
     ),
     "torn by mini-batches": (lambda b: {"minibatches_B": put(b.minibatches_B, (1,), 2)}, "must hold whole groups"),
     "gap": (lambda b: {"minibatches_B": b.minibatches_B * 2}, "without a gap"),
-    "expert": (
-        lambda b: {"old_routes_LBFK": put(b.old_routes_LBFK, (1, 2, 8, 0), 4)},
-        "old_routes_LBFK must name experts 0 to 3.*layer 1, row 2, position 8, place 0 names 4",
-    ),
-    "half a route": (lambda b: {"old_routes_LBFK": put(b.old_routes_LBFK, (0, 0, 8, 0), NO_ROUTE)}, "all K experts"),
-    "twice": (
-        lambda b: {"old_routes_LBFK": torch.where(b.old_routes_LBFK == NO_ROUTE, NO_ROUTE, 1).short()},
-        "K different experts",
-    ),
-    "last token": (lambda b: {"old_routes_LBFK": unfed(b)}, "for the last token of a response, which is never fed"),
-    "no experts": (lambda b: {"about": About(made_by="x", model="y")}, "set experts in the manifest"),
+    "a nested fact": (lambda b: {"about": {"model": {"name": "x"}}}, "about must map names to texts"),
 }
 
 
@@ -207,81 +207,54 @@ def test_a_wrong_value_is_answered_in_one_line_with_its_field(bundle: Bundle, fa
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("made_by", ""), ("model", None), ("model_sha256", "abc"), ("experts", 0), ("seed", True), ("task", "x" * 3000)],
-)
-def test_a_wrong_fact_is_answered_in_one_line(name: str, value: object) -> None:
-    with pytest.raises(BadBundle, match=f"{name} must be"):
-        About(**({"made_by": "x", "model": "y"} | {name: value}))  # type: ignore[arg-type]
-
-
 def test_padding_is_0_whatever_was_there(bundle: Bundle) -> None:
     noisy = torch.where(bundle.mask_BT.bool(), bundle.logprobs_BT, float("nan"))
     assert same(replace(bundle, logprobs_BT=noisy), bundle)
 
 
-def test_a_missing_route_of_a_token_that_was_fed_is_allowed(bundle: Bundle) -> None:
-    assert bundle.rollout_routes_LBFK is not None
-    routes = bundle.rollout_routes_LBFK.clone()
-    routes[:, 0] = NO_ROUTE
-    assert replace(bundle, rollout_routes_LBFK=routes).rollout_routes_LBFK is not None
-
-
 # --- files -------------------------------------------------------------------------------------------
 
 
-def facts_changed(folder: Path, **changes: object) -> None:
-    path = folder / bundle_files.MANIFEST
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+def facts_changed(path: Path, **changes: object) -> None:
+    changed(path, lambda facts, tensors: facts.update(changes))
 
 
-def tensors_changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    """Change the tensors, and the manifest so that it fits them."""
-    tensors = load_file(folder / bundle_files.TENSORS)
-    change(tensors)
-    save_file(tensors, folder / bundle_files.TENSORS)
-    digest = bundle_files._sha256(folder / bundle_files.TENSORS)
-    facts_changed(folder, fields=sorted(tensors), sha256=digest)
+def changed(path: Path, change: Callable[[dict[str, object], dict[str, Tensor]], object]) -> None:
+    with safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()[bundles.ENTRY])
+    tensors = load_file(path)
+    change(facts, tensors)
+    save_file(tensors, path, metadata={bundles.ENTRY: json.dumps(facts)})
+
+
+def other_metadata(path: Path, metadata: dict[str, str]) -> None:
+    save_file(load_file(path), path, metadata=metadata)
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no manifest": (lambda f: (f / "bundle.json").unlink(), "there is no file bundle.json"),
-    "no tensors": (lambda f: (f / "tensors.safetensors").unlink(), "there is no file tensors.safetensors"),
-    "no JSON": (lambda f: (f / "bundle.json").write_text("{"), "bundle.json is no JSON"),
-    "deep JSON": (lambda f: (f / "bundle.json").write_text("[" * 60000), "bundle.json is no JSON"),
-    "large": (lambda f: (f / "bundle.json").write_text(" " * 70000), "bundle.json has more than 65536 bytes"),
-    "other file": (lambda f: (f / "bundle.json").write_text("[]"), "does not say that this is a bundle"),
-    "version": (lambda f: facts_changed(f, version=2), "version 2 of bundles is not known; this code reads 1"),
-    "no about": (lambda f: facts_changed(f, about=None), "no proper about"),
-    "strange fact": (lambda f: facts_changed(f, about={"path": "/etc"}), "about has an unknown entry 'path'"),
-    "no maker": (lambda f: facts_changed(f, about={"model": "x"}), "about has no made_by"),
-    "sizes": (lambda f: facts_changed(f, sizes={"B": 1}), "are not the tensors' sizes"),
-    "fields": (lambda f: facts_changed(f, fields=[]), "do not name the same fields"),
-    "cut": (lambda f: (f / "tensors.safetensors").write_bytes(b"12"), "is no safetensors file"),
-    "torn": (
-        lambda f: (f / "tensors.safetensors").write_bytes((f / "tensors.safetensors").read_bytes()[:-9]),
-        "is no whole safetensors file",
-    ),
-    "long header": (
-        lambda f: (f / "tensors.safetensors").write_bytes(struct.pack("<Q", 2**40) + b"{}"),
-        "header has more than",
-    ),
-    "other bytes": (
-        lambda f: (f / "tensors.safetensors").write_bytes((f / "tensors.safetensors").read_bytes()[:-1] + b"\xff"),
-        "its sha256 differs",
-    ),
+    "no file": (lambda f: f.unlink(), "there is no file bundle"),
+    "no facts": (lambda f: other_metadata(f, {"format": "pt"}), "must have an entry steadymoe_bundle"),
+    "no JSON": (lambda f: other_metadata(f, {bundles.ENTRY: "{"}), "is not JSON"),
+    "deep JSON": (lambda f: other_metadata(f, {bundles.ENTRY: "[" * 60000}), "is not JSON"),
+    "a list": (lambda f: other_metadata(f, {bundles.ENTRY: "[]"}), "must have an entry steadymoe_bundle"),
+    "strange fact": (lambda f: facts_changed(f, file="/etc"), "with response_width and about"),
+    "width": (lambda f: facts_changed(f, response_width="4"), "response_width must be a whole number"),
+    "about": (lambda f: facts_changed(f, about={"model": 3}), "about must map names to texts"),
+    "cut": (lambda f: f.write_bytes(b"12"), "is not a safetensors file"),
+    "torn": (lambda f: f.write_bytes(f.read_bytes()[:-9]), "is not a whole safetensors file"),
+    "long header": (lambda f: f.write_bytes(struct.pack("<Q", 2**40) + b"{}"), "header has more than"),
+    "short of its header": (lambda f: f.write_bytes(struct.pack("<Q", 2**16) + b"{}"), "not a whole safetensors file"),
     "strange field": (
-        lambda f: tensors_changed(f, lambda t: t.update(extra=torch.zeros(2))),
+        lambda f: changed(f, lambda facts, t: t.update(extra=torch.zeros(2))),
         "unknown field 'extra'; fields are tokens_BS, mask_BS",
     ),
-    "needed field": (lambda f: tensors_changed(f, lambda t: t.pop("rewards_B")), "has no rewards_B; every bundle has"),
+    "needed field": (lambda f: changed(f, lambda facts, t: t.pop("rewards_B")), "there is no rewards_B; every bundle"),
     "type": (
-        lambda f: tensors_changed(f, lambda t: t.update(rewards_B=t["rewards_B"].double())),
+        lambda f: changed(f, lambda facts, t: t.update(rewards_B=t["rewards_B"].double())),
         "rewards_B must be stored as F32; got F64",
     ),
     "value": (
-        lambda f: tensors_changed(f, lambda t: t.update(old_logprobs_BT=-t["old_logprobs_BT"])),
+        lambda f: changed(f, lambda facts, t: t.update(old_logprobs_BT=-t["old_logprobs_BT"])),
         "old_logprobs_BT must hold logarithms",
     ),
 }
@@ -289,46 +262,42 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.fixture(scope="module")
 def written(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundle") / "whole"
-    bundle_files.write(bundle, folder)
-    return folder
+    path = tmp_path_factory.mktemp("bundle") / "whole"
+    bundles.write(bundle, path)
+    return path
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_folder_is_answered_in_one_line_that_names_it(written: Path, tmp_path: Path, damage: str) -> None:
-    folder = tmp_path / "bundle"
-    folder.mkdir()
-    for path in written.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+def test_a_damaged_file_is_answered_in_one_line_that_names_it(written: Path, tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "bundle"
+    path.write_bytes(written.read_bytes())
     change, words = DAMAGES[damage]
-    change(folder)
+    change(path)
     with pytest.raises(BadBundle, match=words) as refused:
-        bundle_files.read(folder)
-    assert str(refused.value).startswith(f"{folder}: ")
+        bundles.read(path)
+    assert str(refused.value).startswith(f"{path}: ")
     assert "\n" not in str(refused.value)
 
 
 def test_sizes_are_bounded_before_a_tensor_is_loaded(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle_files, "tensors_of", lambda path: pytest.fail("loaded"))
+    monkeypatch.setattr(bundles, "tensors_of", lambda path: pytest.fail("loaded"))
     with monkeypatch.context() as smaller:
         smaller.setitem(MOST, "B", 7)
         with pytest.raises(BadBundle, match="the size B must be between 1 and 7; got 24"):
-            bundle_files.read(written)
-    monkeypatch.setattr(bundle_files, "MOST_BYTES", 64)
+            bundles.read(written)
+    monkeypatch.setattr(bundles, "MOST_BYTES", 64)
     with pytest.raises(BadBundle, match="at most 64 are read"):
-        bundle_files.read(written)
+        bundles.read(written)
 
 
 # --- the page ----------------------------------------------------------------------------------------
 
 
-def test_the_page_documents_every_field_and_every_fact() -> None:
+def test_the_page_documents_every_field() -> None:
     page = (ROOT / "docs" / "bundle.md").read_text()
-    for name, field in bundle_files._FIELDS.items():
+    for name, dtype in bundles.FIELDS.items():
         (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
         cells = [cell.strip() for cell in row.strip("|").split("|")]
-        assert cells[1] == f"({', '.join(field.metadata['dimensions'])})"
-        assert cells[2] == bundle_files._DTYPES[field.metadata["dtype"]]
-        assert cells[3] == ("yes" if name in bundle_files.NEEDED else "no")
-    for name in About.__dataclass_fields__:
-        assert f"| `{name}` |" in page
+        assert cells[1] == f"({', '.join(name.rpartition('_')[2])})"
+        assert cells[2] == bundles.DTYPES[dtype]
+        assert cells[3] == ("yes" if name in bundles.NEEDED else "no")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import conformance_fixture
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,7 +16,8 @@ from torch.nn.functional import pad
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from steadymoe.bench.bundles import bundle_files, conformance, conformance_data
+from steadymoe.bench.bundles import bundle as bundles
+from steadymoe.bench.bundles import conformance
 from steadymoe.bench.bundles.bundle import BadBundle, Bundle
 from steadymoe.bench.training import packing
 from steadymoe.bench.training.forward import Sequences, forward
@@ -25,39 +27,37 @@ from steadymoe.models.selection import NO_ROUTE
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "results" / "reference" / "conformance"
 Answers = dict[str, Tensor]
+EXPECTED = load_file(FOLDER / conformance.EXPECTED)
 
 
 @pytest.fixture
 def given() -> tuple[PreTrainedModel, Bundle]:
     """The committed weights, as another trainer would load them, and the committed bundle."""
-    return AutoModelForCausalLM.from_pretrained(FOLDER / "model"), bundle_files.read(FOLDER)
+    return AutoModelForCausalLM.from_pretrained(FOLDER / "model"), bundles.read(FOLDER / conformance.BUNDLE)
 
 
 def failing(bundle: Bundle, answers: Answers) -> dict[str, str]:
-    expected = load_file(FOLDER / conformance.EXPECTED)["router_gradient_LEH"]
-    return {each.name: each.sentence for each in conformance.lines(bundle, expected, answers) if not each.passed}
+    return {each.name: each.sentence for each in conformance.lines(bundle, EXPECTED, answers) if not each.passed}
 
 
 def test_the_suites_own_answers_pass_every_line(given: tuple[PreTrainedModel, Bundle]) -> None:
     model, bundle = given
-    bundle_files.check_model(bundle, model)
-    answers = conformance_data.answers(model, bundle)
+    answers = conformance_fixture.answers(model, bundle, EXPECTED)
     assert answers.keys() == conformance.ANSWERS.keys()
     assert failing(bundle, answers) == {}
 
 
-def test_the_committed_folder_is_what_its_command_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert conformance_data.main([str(tmp_path / "made")]) == 0
-    one, other = bundle_files.read(tmp_path / "made"), bundle_files.read(FOLDER)
+def test_the_committed_folder_is_what_its_command_makes(tmp_path: Path) -> None:
+    conformance_fixture.write(tmp_path / "made")
+    one, other = (bundles.read(folder / conformance.BUNDLE) for folder in (tmp_path / "made", FOLDER))
     # Another kind of processor draws weights that differ in their last bits.
-    assert replace(one.about, model_sha256=None) == replace(other.about, model_sha256=None)
-    for (name, values), (_, committed) in zip(one.tensors(), other.tensors(), strict=True):
-        assert_close(values, committed, rtol=0, atol=1e-5, msg=name)
-    gradients = [load_file(folder / conformance.EXPECTED) for folder in (tmp_path / "made", FOLDER)]
-    assert_close(*(each["router_gradient_LEH"] for each in gradients), rtol=1e-4, atol=1e-6)
+    assert (one.about, one.tensors.keys()) == (other.about, other.tensors.keys())
+    for name, values in one.tensors.items():
+        assert_close(values, other.tensors[name], rtol=0, atol=1e-5, msg=name)
+    assert_close(load_file(tmp_path / "made" / conformance.EXPECTED), EXPECTED, rtol=1e-4, atol=1e-6)
     assert sum(path.stat().st_size for path in FOLDER.rglob("*")) < 2**20
-    assert conformance_data.main([str(tmp_path / "made")]) == 2
-    assert "exists already" in capsys.readouterr().err
+    with pytest.raises(FileExistsError):
+        conformance_fixture.write(tmp_path / "made")
 
 
 # --- trainers with a fault ---------------------------------------------------------------------------
@@ -82,12 +82,8 @@ def old_in_bf16(model: PreTrainedModel, bundle: Bundle) -> Answers:
 
 def replay_shifted_by_one(model: PreTrainedModel, bundle: Bundle) -> Answers:
     """As a trainer that gives the route of position f to position f + 1."""
-    routes = {"replayed": bundle.old_routes_LBFK, "forced": bundle.rollout_routes_LBFK}
-    return {
-        f"{name}_logprobs_BT": logprobs(model, bundle, values.roll(1, 2))
-        for name, values in routes.items()
-        if values is not None
-    }
+    routes = {"replayed": EXPECTED["old_routes_LBFK"], "forced": EXPECTED["rollout_routes_LBFK"]}
+    return {f"{name}_logprobs_BT": logprobs(model, bundle, values.roll(1, 2)) for name, values in routes.items()}
 
 
 def replay_ignored(model: PreTrainedModel, bundle: Bundle) -> Answers:
@@ -96,16 +92,14 @@ def replay_ignored(model: PreTrainedModel, bundle: Bundle) -> Answers:
 
 def missing_route_as_expert_0(model: PreTrainedModel, bundle: Bundle) -> Answers:
     """As a trainer that fills routes that are not there with zeros."""
-    assert bundle.rollout_routes_LBFK is not None
     first = torch.tensor([0, 1], dtype=torch.int16)
-    filled = torch.where(bundle.rollout_routes_LBFK == NO_ROUTE, first, bundle.rollout_routes_LBFK)
+    filled = torch.where(EXPECTED["rollout_routes_LBFK"] == NO_ROUTE, first, EXPECTED["rollout_routes_LBFK"])
     return {"forced_logprobs_BT": logprobs(model, bundle, filled)}
 
 
 def routes_of_padding(model: PreTrainedModel, bundle: Bundle) -> Answers:
     """As a trainer that feeds the whole rectangle, the last token too, and keeps every route."""
-    assert bundle.old_routes_LBFK is not None
-    return {"routes_LBFK": bundle.old_routes_LBFK.clamp(min=0)}
+    return {"routes_LBFK": EXPECTED["old_routes_LBFK"].clamp(min=0)}
 
 
 def gate_weights_detached(model: PreTrainedModel, bundle: Bundle) -> Answers:
@@ -118,7 +112,7 @@ def gate_weights_detached(model: PreTrainedModel, bundle: Bundle) -> Answers:
             return logits, weights.detach(), indices
 
         router.forward = detached
-    return {"router_gradient_LEH": conformance_data.router_gradient(model, bundle)}
+    return {"router_gradient_LEH": conformance_fixture.router_gradient(model, bundle, EXPECTED["old_routes_LBFK"])}
 
 
 def padding_attended(model: PreTrainedModel, bundle: Bundle) -> Answers:
@@ -145,7 +139,7 @@ FAULTS: dict[str, tuple[Callable[[PreTrainedModel, Bundle], Answers], dict[str, 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_fails_in_its_own_line_and_in_no_other(given: tuple[PreTrainedModel, Bundle], fault: str) -> None:
     model, bundle = given
-    answers = conformance_data.answers(model, bundle)
+    answers = conformance_fixture.answers(model, bundle, EXPECTED)
     change, expected = FAULTS[fault]
     found = failing(bundle, answers | change(model, bundle))
     assert found.keys() == expected.keys()
@@ -156,11 +150,10 @@ def test_a_fault_fails_in_its_own_line_and_in_no_other(given: tuple[PreTrainedMo
 
 def test_a_route_that_differs_is_named(given: tuple[PreTrainedModel, Bundle]) -> None:
     model, bundle = given
-    answers = conformance_data.answers(model, bundle)
+    answers = conformance_fixture.answers(model, bundle, EXPECTED)
     swapped = answers | {"routes_LBFK": answers["routes_LBFK"].flip(-1)}
     assert failing(bundle, swapped) == {}  # the order of the K experts means nothing
-    assert bundle.rollout_routes_LBFK is not None
-    (told,) = failing(bundle, answers | {"routes_LBFK": bundle.rollout_routes_LBFK}).values()
+    (told,) = failing(bundle, answers | {"routes_LBFK": EXPECTED["rollout_routes_LBFK"]}).values()
     assert "routes differ, first in layer 0, row 0" in told
 
 
@@ -169,7 +162,7 @@ def test_an_answer_that_is_missing_or_no_numbers_fails_in_the_lines_that_need_it
     given: tuple[PreTrainedModel, Bundle], name: str
 ) -> None:
     model, bundle = given
-    answers = conformance_data.answers(model, bundle)
+    answers = conformance_fixture.answers(model, bundle, EXPECTED)
     missing = failing(bundle, {key: values for key, values in answers.items() if key != name})
     assert missing
     assert set(missing.values()) == {f"no answer {name}"}
@@ -191,7 +184,7 @@ def test_the_command_says_a_line_for_each_property(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    answers = conformance_data.answers(*given)
+    answers = conformance_fixture.answers(*given, EXPECTED)
     save_file({name: values.contiguous() for name, values in answers.items()}, tmp_path / "good.safetensors")
     save_file({"logprobs_BT": answers["logprobs_BT"]}, tmp_path / "bad.safetensors")
     (tmp_path / "none.safetensors").write_text("x")
@@ -207,25 +200,27 @@ def test_the_command_says_a_line_for_each_property(
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_bundle_that_is_not_the_one_of_conformance_is_refused(
+def test_a_folder_that_is_not_the_one_of_conformance_is_refused(
     given: tuple[PreTrainedModel, Bundle], tmp_path: Path
 ) -> None:
-    bundle_files.write(replace(given[1], old_routes_LBFK=None), tmp_path / "other")
-    answers = tmp_path / "answers.safetensors"
+    folder, answers = tmp_path / "other", tmp_path / "answers.safetensors"
+    folder.mkdir()
+    bundles.write(replace(given[1], old_logprobs_BT=None), folder / conformance.BUNDLE)
     save_file({"logprobs_BT": torch.zeros(1)}, answers)
     with pytest.raises(BadBundle, match=r"there is no file expected\.safetensors"):
-        conformance.check(tmp_path / "other", answers)
-    shutil.copy(FOLDER / conformance.EXPECTED, tmp_path / "other")
-    with pytest.raises(BadBundle, match="has no old_routes_LBFK, so it is no bundle of conformance"):
-        conformance.check(tmp_path / "other", answers)
+        conformance.check(folder, answers)
+    save_file({"router_gradient_LEH": torch.zeros(1)}, folder / conformance.EXPECTED)
+    with pytest.raises(BadBundle, match="does not hold the routes and the gradient"):
+        conformance.check(folder, answers)
+    shutil.copy(FOLDER / conformance.EXPECTED, folder)
+    with pytest.raises(BadBundle, match="has no old_logprobs_BT, so it is no bundle of conformance"):
+        conformance.check(folder, answers)
 
 
 def test_the_page_names_every_answer_and_every_line(given: tuple[PreTrainedModel, Bundle]) -> None:
     page = " ".join((ROOT / "docs" / "conformance.md").read_text().split())
     for name, told in conformance.ANSWERS.items():
-        assert f"| `{name}` | {told} |" in page.replace("`rollout_routes_LBFK`", "rollout_routes_LBFK").replace(
-            "`old_routes_LBFK`", "old_routes_LBFK"
-        )
+        assert f"| `{name}` | {told} |" in page
     assert len(failing(given[1], {})) == 9
     for name in failing(given[1], {}):
         assert f"| {name} |" in page

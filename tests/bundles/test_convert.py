@@ -11,15 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import MICRO
+from safetensors import SafetensorError
 from test_bundle import made, same
 from test_cli import steadymoe
 
-from steadymoe.bench.bundles import bundle_files, convert, recorded_rows
-from steadymoe.bench.bundles.bundle import About, BadBundle, Bundle
+from steadymoe.bench.bundles import bundle as bundles
+from steadymoe.bench.bundles import convert
+from steadymoe.bench.bundles.bundle import BadBundle, Bundle
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
 
-ABOUT = About(made_by="another trainer", model="micro", experts=4)
 Row = dict[str, Any]
 
 
@@ -45,9 +46,7 @@ def rows_of(bundle: Bundle) -> list[Row]:
         }
         for name in ("rollout", "old"):
             logprobs_T = getattr(bundle, f"{name}_logprobs_BT")[index]
-            routes_LFK = getattr(bundle, f"{name}_routes_LBFK")[:, index]
             row[f"{name}_logprobs"] = logprobs_T[:length].tolist()
-            row[f"{name}_routes"] = routes_LFK[:, begin : width + length - 1].transpose(0, 1).tolist()
         row["logprobs"] = bundle.logprobs_BT[index, :length].tolist()  # type: ignore[index]
         rows.append(row)
     return rows
@@ -59,23 +58,19 @@ def jsonl(folder: Path, rows: list[Row]) -> Path:
     return path
 
 
-def expected(bundle: Bundle) -> Bundle:
-    return Bundle(**{"about": ABOUT, "response_width": bundle.response_width} | dict(bundle.tensors()))
-
-
 def test_jsonl_and_parquet_give_the_bundle_that_was_recorded(bundle: Bundle, tmp_path: Path) -> None:
     rows = rows_of(bundle)
-    found, left_out = convert.convert(jsonl(tmp_path, [row | {"text": "x", "step": 3} for row in rows]), ABOUT)
-    assert same(found, expected(bundle))
+    found, left_out = convert.convert(jsonl(tmp_path, [row | {"text": "x", "step": 3} for row in rows]))
+    assert same(found, bundle)
     assert left_out == ["text", "step"]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rollouts.parquet")
-    assert same(convert.convert(tmp_path / "rollouts.parquet", ABOUT)[0], expected(bundle))
+    assert same(convert.convert(tmp_path / "rollouts.parquet")[0], bundle)
 
 
 def test_rows_in_any_order_come_together_by_groups(bundle: Bundle, tmp_path: Path) -> None:
     rows = rows_of(bundle)
     interleaved = [rows[group * 4 + place] for place in range(4) for group in range(6)]
-    assert same(convert.convert(jsonl(tmp_path, interleaved), ABOUT)[0], expected(bundle))
+    assert same(convert.convert(jsonl(tmp_path, interleaved))[0], bundle)
 
 
 def padded(row: Row) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -148,15 +143,14 @@ def test_the_layouts_of_trainers_give_the_same_numbers(
     bundle: Bundle, tmp_path: Path, layout: Callable[[Row], Row], trainer: str | None, given: str
 ) -> None:
     path = jsonl(tmp_path, [layout(row) for row in rows_of(bundle)])
-    found, _ = convert.convert(path, ABOUT, convert.names(trainer, given))
-    without_routes = {name: values for name, values in bundle.tensors() if "routes" not in name}
-    assert same(found, Bundle(about=ABOUT, response_width=bundle.response_width, **without_routes))
+    found, _ = convert.convert(path, renamed=convert.names(trainer, given))
+    assert same(found, bundle)
 
 
 def test_advantages_are_one_number_or_one_for_each_token(bundle: Bundle, tmp_path: Path) -> None:
     rows = [row | {"advantages": row["rewards"] - 0.5} for row in rows_of(bundle)]
     spread = [row | {"advantages": [row["advantages"]] * len(row["response"])} for row in rows]
-    one, other = (convert.convert(jsonl(tmp_path, each), ABOUT)[0] for each in (rows, spread))
+    one, other = (convert.convert(jsonl(tmp_path, each))[0] for each in (rows, spread))
     assert same(one, other)
     assert one.advantages_BT is not None
     assert torch.equal(one.advantages_BT, (bundle.rewards_B - 0.5)[:, None] * bundle.mask_BT)
@@ -185,18 +179,13 @@ WRONG: dict[str, tuple[Callable[[list[Row]], object], str]] = {
     "one row has": (put("mask", [1]), "row 3: has mask, unlike row 1"),
     "ragged": (lambda rows: rows[2]["old_logprobs"].append(-1.0), "row 3: old_logprobs must have a number for each of"),
     "nan": (lambda rows: rows[2]["logprobs"].__setitem__(0, math.nan), "row 3: logprobs must hold finite numbers"),
-    "inf": (put("rewards", math.inf), "row 3: rewards must hold finite numbers; got inf"),
-    "null": (put("rewards", None), "row 3: rewards must hold finite numbers; got None"),
+    "inf": (put("rewards", math.inf), "row 3: rewards must hold finite numbers; got .inf"),
+    "null": (put("rewards", None), "row 3: rewards must hold finite numbers; got .None"),
     "text": (put("response", "abc"), "row 3: response must hold whole numbers"),
     "true": (put("response", [True]), "row 3: response must hold whole numbers"),
     "huge": (put("prompt", [2**70]), "row 3: prompt must hold whole numbers"),
     "group of a list": (put("groups", [1]), "row 3: groups must be a whole number or a text"),
-    "every position": (
-        lambda rows: rows[2]["old_routes"].append(rows[2]["old_routes"][-1]),
-        "row 3: old_routes must be .* the last token is never fed; got",
-    ),
-    "torn routes": (lambda rows: rows[2]["old_routes"][0].pop(), "row 3: old_routes must be .* without gaps"),
-    "no empty response": (put("response", []), "row 3: .*one run of 1, the response; it has none"),
+    "no empty response": (put("response", []), "row 3: .*one run of 1; it has none"),
     "positive": (lambda rows: rows[2]["logprobs"].__setitem__(0, 0.5), "logprobs_BT must hold logarithms"),
     "group too small": (lambda rows: rows.pop(), "groups_B must be whole groups of one size"),
     "no rows": (lambda rows: rows.clear(), "has no rows"),
@@ -211,7 +200,7 @@ def test_a_wrong_file_is_answered_in_one_line_with_its_row_and_column(
     rows = rows_of(bundle)
     change(rows)
     with pytest.raises(BadBundle, match=words) as refused:
-        convert.convert(jsonl(tmp_path, rows), ABOUT)
+        convert.convert(jsonl(tmp_path, rows))
     assert "\n" not in str(refused.value)
 
 
@@ -219,34 +208,34 @@ def test_masks_that_do_not_mark_one_response_are_refused(bundle: Bundle, tmp_pat
     rows = [as_tokens(row) for row in rows_of(bundle)]
     at = rows[0]["response_mask"].index(1)
     for change, words in (
-        ({"response_mask": [1, 0, *rows[0]["response_mask"][2:]]}, "one run of 1, the response; it has a hole"),
-        ({"response_mask": rows[0]["response_mask"][:-1]}, "differ in length"),
+        ({"response_mask": [1, 0, *rows[0]["response_mask"][2:]]}, "one run of 1; it has a hole"),
+        ({"response_mask": rows[0]["response_mask"][:-1]}, "response_mask must be a list of 0 and 1 for"),
         ({"mask": [1] * len(rows[0]["mask"])}, "mask marks tokens behind the response"),
         ({"mask": [2] * len(rows[0]["mask"])}, "mask must be a list of 0 and 1"),
         ({"prompt": [1]}, "give tokens, or prompt and response"),
     ):
         wrong = [rows[0] | change, *rows[1:]]
         with pytest.raises(BadBundle, match=words):
-            convert.convert(jsonl(tmp_path, wrong), ABOUT, convert.names(None, "ids=tokens"))
+            convert.convert(jsonl(tmp_path, wrong), renamed=convert.names(None, "ids=tokens"))
     assert at > 0
 
 
 def test_files_that_are_no_rollouts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = {
-        "a.jsonl": (b"{\n", "row 1: no JSON"),
+        "a.jsonl": (b"{\n", "row 1: not JSON"),
         "b.jsonl": (b"[1]\n", "must be an object"),
-        "c.parquet": (b"PAR1", "no whole parquet file"),
+        "c.parquet": (b"PAR1", "is not a whole parquet file"),
         "d.pkl": (b"", "must be a file .jsonl or .parquet"),
     }
     for name, (content, words) in contents.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(BadBundle, match=words):
-            convert.convert(tmp_path / name, ABOUT)
+            convert.convert(tmp_path / name)
     with pytest.raises(BadBundle, match="there is no file"):
-        convert.convert(tmp_path / "none.jsonl", ABOUT)
-    monkeypatch.setattr(recorded_rows, "MOST_BYTES", 3)
+        convert.convert(tmp_path / "none.jsonl")
+    monkeypatch.setattr(convert, "MOST_BYTES", 3)
     with pytest.raises(BadBundle, match="at most 3 are read"):
-        convert.convert(tmp_path / "b.jsonl", ABOUT)
+        convert.convert(tmp_path / "b.jsonl")
 
 
 def test_one_long_row_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,8 +245,8 @@ def test_one_long_row_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pyte
     ]
     path = jsonl(tmp_path, rows)
     monkeypatch.setattr(convert, "MOST_BYTES", path.stat().st_size)
-    with pytest.raises(BadBundle, match=r"100 rows padded to 1 \+ 400 tokens are more than"):
-        convert.convert(path, ABOUT)
+    with pytest.raises(BadBundle, match=r"100 rows padded to 1 \+ 400 tokens are 320800 bytes"):
+        convert.convert(path)
 
 
 @pytest.mark.parametrize("word", ["a", "a=b", "=tokens", "a=tokens=groups"])
@@ -271,10 +260,74 @@ def test_the_command_converts_and_refuses_before_anything_is_written(
 ) -> None:
     path = jsonl(tmp_path, [{"lp": row.pop("logprobs")} | row for row in rows_of(bundle)])
     words = ["bundle", "convert", str(path), str(tmp_path / "made"), "--model", "micro", "--map", "lp=logprobs"]
-    assert steadymoe(monkeypatch, *words) == 2
-    assert "needs the number of experts" in capsys.readouterr().err
+    assert steadymoe(monkeypatch, *words[:-1], "lp=prompt") == 2
+    assert "row 1: two columns are prompt" in capsys.readouterr().err
     assert not (tmp_path / "made").exists()
-    assert steadymoe(monkeypatch, *words, "--experts", "4") == 0
-    assert dict(bundle_files.read(tmp_path / "made").tensors()).keys() == dict(bundle.tensors()).keys()
-    assert steadymoe(monkeypatch, *words, "--experts", "4") == 2
+    assert steadymoe(monkeypatch, *words) == 0
+    assert same(bundles.read(tmp_path / "made"), bundle)
+    assert steadymoe(monkeypatch, *words) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+# --- small files of large content --------------------------------------------------------------------
+
+
+def bomb(path: Path, rows: list[Row]) -> Path:
+    common = {"prompt": [1], "response": [1], "rewards": 0.0, "logprobs": [-1.0]}
+    table = pa.Table.from_pylist([common | {"groups": 0} | row for row in rows])
+    pq.write_table(table, path, compression="zstd")
+    assert path.stat().st_size < 10_000
+    return path
+
+
+def test_a_small_parquet_file_that_decodes_to_much_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of one value takes a few bytes, so sizes in the metadata stay small: the number of values does not."""
+    path = bomb(tmp_path / "runs.parquet", [{"logprobs": [-1.0] * 1_000_000}])
+    monkeypatch.setattr(convert, "MOST_BYTES", 2**22)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("decoded"))
+    with pytest.raises(BadBundle, match=r"runs\.parquet decodes to more than 65536 rows or 4194304 bytes"):
+        convert.convert(path)
+
+
+def test_a_text_that_a_dictionary_repeats_is_refused_by_what_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata know one text of 200 KB; a thousand rows repeat it."""
+    path = bomb(tmp_path / "texts.parquet", [{"groups": "a" * 200_000}] * 1000)
+    monkeypatch.setattr(convert, "MOST_BYTES", 2**22)
+    with pytest.raises(BadBundle, match="decodes to more than"):
+        convert.convert(path)
+
+
+def test_more_rows_than_a_bundle_holds_are_refused_by_the_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(convert.MOST, "B", 99)
+    with pytest.raises(BadBundle, match="decodes to more than 99 rows"):
+        convert.convert(bomb(tmp_path / "rows.parquet", [{}] * 100))
+
+
+def test_columns_that_no_bundle_holds_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = bomb(tmp_path / "beside.parquet", [{"text": ["a" * 200_000] * 50}] * 20)
+    monkeypatch.setattr(convert, "MOST_BYTES", 2**20)
+    assert convert.convert(path)[1] == ["text"]
+    with pytest.raises(BadBundle, match="text must hold numbers"):
+        convert.convert(path, renamed={"text": "advantages"})
+
+
+def test_a_full_disk_is_answered_in_one_line(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(bundles, "save_file", full)
+    file = jsonl(tmp_path, rows_of(bundle))
+    assert steadymoe(monkeypatch, "bundle", "convert", str(file), str(tmp_path / "made"), "--model", "micro") == 2
+    err = capsys.readouterr().err
+    assert "No space left on device" in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [file]

@@ -528,6 +528,7 @@ def audited(tmp_path: Path) -> Study:
             of = place | {"k": 16, "routing": routing, "loss": loss, "algorithm": loss}
             for block, cut, value in (("whole", "before", useful), ("whole", "after", 9.0), ("router", "before", 8.0)):
                 rows.append(of | {"block": block, "cut": cut, "quantity": "usefulness", "value": value})
+            rows.append(of | {"block": "whole", "cut": "before", "quantity": "snr", "value": 3.0})
             rows.append(of | {"quantity": "clip_fraction", "value": 0.02 if loss == "grpo" else 0.8})
     folder = tmp_path / "audits" / "made"
     folder.mkdir(parents=True)
@@ -539,6 +540,7 @@ def audited(tmp_path: Path) -> Study:
 def test_gradients_are_compared_checkpoint_by_checkpoint(audited: Study) -> None:
     assert effects.useful(OTHER, LOSS)(audited).seeds == pytest.approx((0.4, 1.4, 2.4))
     assert effects.useful(LOSS.replayed(), LOSS)(audited).seeds == pytest.approx((0.2,) * 3)
+    assert effects.useful(OTHER, LOSS, "gain")(audited).seeds == pytest.approx((0.2, 0.7, 1.2))  # over √(1 + SNR) = 2
     twice = effects.useful_interaction((OTHER, LOSS), (LOSS, OTHER))(audited)
     assert (twice.estimate.mean, twice.error) == pytest.approx((2.8, np.sqrt(2 / 3)))  # of 0.4, 1.4 and 2.4
     assert effects.clipped(OTHER, LOSS, 16)(audited).estimate.mean == pytest.approx(40)

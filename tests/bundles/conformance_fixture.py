@@ -1,14 +1,12 @@
 """The folder of conformance, and the suite's own answers to it.
 
-``python -m steadymoe.bench.bundles.conformance_data FOLDER`` makes the folder anew: weights, bundle, expected gradient.
+``python tests/bundles/conformance_fixture.py FOLDER`` rebuilds the folder: weights, bundle, expected gradient.
 
 Shapes: B responses, T response positions, L MoE layers, E experts, H hidden.
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -17,13 +15,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from steadymoe.bench.bundles import bundle_files
-from steadymoe.bench.bundles.bundle import About, BadBundle, Bundle, of_training
-from steadymoe.bench.bundles.conformance import EXPECTED, PADDING
+from steadymoe.bench.bundles import bundle as bundles
+from steadymoe.bench.bundles.bundle import Bundle
+from steadymoe.bench.bundles.conformance import BUNDLE, EXPECTED, PADDING
 from steadymoe.bench.support.seeding import torch_generator
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.forward import Forward, Sequences, forward
-from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import roll_out
 from steadymoe.models import build
 from steadymoe.models.routing import routers
@@ -51,8 +48,8 @@ PROMPTS, RESPONSES, SEED = ("3+3+1*0=", "5*3=", "1-4*4=", "3-0-1+2+2="), 2, 24
 _LEAST_MARGIN = 1e-3
 
 
-def made() -> tuple[PreTrainedModel, Bundle]:
-    """The model and its bundle.
+def made() -> tuple[PreTrainedModel, Bundle, dict[str, Tensor]]:
+    """The model, its bundle, and what is expected of its routers.
 
     The sampler of this bundle is one whose routers take the next expert in place of each: its routes are another's, and
     its log-probabilities are computed under them. In one row a token that is fed has no route.
@@ -71,20 +68,25 @@ def made() -> tuple[PreTrainedModel, Bundle]:
     other_LBFK[:, row, -sequences.response_width + 1] = NO_ROUTE
     with torch.no_grad():
         sampled = forward(model, sequences, "fp32", forced_LBFK=other_LBFK)
-    about = About(
-        made_by="python -m steadymoe.bench.bundles.conformance_data",
-        model="a random Qwen3-MoE of two layers",
-        model_sha256=bundle_files.model_sha256(model),
-        experts=EXPERTS,
-        task="chain",
-        engine="the next expert in place of each",
-        seed=SEED,
-        staleness=0,
+    bundle = Bundle(
+        response_width=sequences.response_width,
+        about={
+            "made_by": "tests/bundles/conformance_fixture.py",
+            "model": "a random Qwen3-MoE of two layers",
+            "task": "chain",
+            "engine": "the next expert in place of each",
+        },
+        tokens_BS=sequences.tokens_BS,
+        mask_BS=sequences.mask_BS,
+        groups_B=torch.arange(len(rewards_B)) // RESPONSES,
+        rewards_B=rewards_B,
+        advantages_BT=(rewards_B - 0.5)[:, None] * sequences.response_mask_BT,
+        rollout_logprobs_BT=sampled.logprobs_BT,
+        old_logprobs_BT=old.logprobs_BT,
     )
-    rollout = replace(rollout, scores_B=rewards_B, logprobs_BT=sampled.logprobs_BT, routes_LBFK=other_LBFK)
-    old_policy = OldPolicy(old.logprobs_BT, old.routes_LBFK, old.executed_LBFK, None, None, None, None)
-    advantages_BT = (rewards_B - 0.5)[:, None] * sequences.response_mask_BT
-    return model, of_training(about, rollout, old_policy, RESPONSES, advantages_BT=advantages_BT)
+    routes = {"old_routes_LBFK": old.routes_LBFK.short(), "rollout_routes_LBFK": other_LBFK.short()}
+    gradient_LEH = router_gradient(model, bundle, old.routes_LBFK)
+    return model, bundle, routes | {"router_gradient_LEH": gradient_LEH}
 
 
 def _check_fit(sequences: Sequences, old: Forward) -> None:
@@ -101,7 +103,7 @@ def _check_fit(sequences: Sequences, old: Forward) -> None:
             raise RuntimeError(f"all {what} have one length, so nothing is padded; take another seed")
 
 
-def answers(model: PreTrainedModel, bundle: Bundle) -> dict[str, Tensor]:
+def answers(model: PreTrainedModel, bundle: Bundle, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What this suite's own forward answers, by the names of ``conformance.ANSWERS``."""
     sequences = bundle.sequences
     with torch.no_grad():
@@ -113,7 +115,7 @@ def answers(model: PreTrainedModel, bundle: Bundle) -> dict[str, Tensor]:
     )
     with torch.no_grad():
         replayed = forward(model, sequences, "fp32", forced_LBFK=old.routes_LBFK)
-        forced = forward(model, sequences, "fp32", forced_LBFK=bundle.rollout_routes_LBFK)
+        forced = forward(model, sequences, "fp32", forced_LBFK=expected["rollout_routes_LBFK"])
         padded = forward(model, wider, "fp32")
     return {
         "logprobs_BT": now.logprobs_BT.detach(),
@@ -122,13 +124,13 @@ def answers(model: PreTrainedModel, bundle: Bundle) -> dict[str, Tensor]:
         "replayed_logprobs_BT": replayed.logprobs_BT,
         "forced_logprobs_BT": forced.logprobs_BT,
         "padded_logprobs_BT": padded.logprobs_BT[:, : bundle.response_width].contiguous(),
-        "router_gradient_LEH": router_gradient(model, bundle),
+        "router_gradient_LEH": router_gradient(model, bundle, expected["old_routes_LBFK"]),
     }
 
 
-def router_gradient(model: PreTrainedModel, bundle: Bundle) -> Tensor:
-    """The gradient of −Σ A log π / Σ mask by the routers' weights under the bundle's old routes, (L, E, H)."""
-    replayed = forward(model, bundle.sequences, "fp32", forced_LBFK=bundle.old_routes_LBFK)
+def router_gradient(model: PreTrainedModel, bundle: Bundle, forced_LBFK: Tensor) -> Tensor:
+    """The gradient of −Σ A log π / Σ mask by the routers' weights under replayed routes, (L, E, H)."""
+    replayed = forward(model, bundle.sequences, "fp32", forced_LBFK=forced_LBFK)
     advantages_BT = bundle.get("advantages_BT", "so it is no bundle of conformance")
     loss = -(advantages_BT * replayed.logprobs_BT * bundle.mask_BT).sum() / bundle.mask_BT.sum()
     weights = [router.get_parameter("weight") for router in routers(model)]
@@ -137,25 +139,14 @@ def router_gradient(model: PreTrainedModel, bundle: Bundle) -> Tensor:
 
 
 def write(folder: Path) -> None:
-    """Write the folder of conformance. Raises BadBundle if there is something at ``folder``."""
-    model, bundle = made()
-    bundle_files.write(bundle, folder)
+    """Write the folder of conformance. Raises FileExistsError if there is something at ``folder``."""
+    folder.mkdir()
+    model, bundle, expected = made()
+    bundles.write(bundle, folder / BUNDLE)
     model.save_pretrained(folder / "model")
     (folder / "model" / "generation_config.json").unlink(missing_ok=True)
-    save_file({"router_gradient_LEH": router_gradient(model, bundle)}, folder / EXPECTED)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Write the folder that the command line names; the exit code."""
-    parser = argparse.ArgumentParser(description="write the folder of conformance")
-    parser.add_argument("folder", type=Path)
-    try:
-        write(parser.parse_args(words).folder)
-    except BadBundle as error:
-        print(f"steadymoe: {error}", file=sys.stderr)
-        return 2
-    return 0
+    save_file(expected, folder / EXPECTED)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write(Path(sys.argv[1]))
