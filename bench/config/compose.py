@@ -4,6 +4,8 @@ Everything is composed and checked here before Hydra launches anything, so that 
 in one line and touches nothing on disk.
 """
 
+import itertools
+import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
@@ -34,7 +35,7 @@ from steadymoe.bench.config.identity import (
 from steadymoe.bench.config.names import CONF, errors_in_one_line, reference_of
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.config.validate import ConfigError, check, read
-from steadymoe.bench.support import external
+from steadymoe.bench.support import atomic_files, external
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
 _OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
@@ -58,6 +59,17 @@ class Run:
     command: str
     words: tuple[str, ...]
     """The overrides that the run was composed of."""
+
+    def save(self, path: Path) -> None:
+        """Write the run to a JSON file, for the job that executes it."""
+        atomic_files.write_json(path, vars(self) | {"config": None, "folder": str(self.folder)})
+
+    @classmethod
+    def load(cls, path: Path) -> "Run":
+        """Read a run that ``save`` has written. Nothing is composed, and only types and bounds are checked again."""
+        fields = json.loads(path.read_text())
+        fields |= {"config": read(fields["plain"]), "folder": Path(fields["folder"]), "words": tuple(fields["words"])}
+        return cls(**fields)
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -88,9 +100,11 @@ def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
         runs = [run(point) for point in _points(list(words), multirun)]
     if not runs:
         raise ConfigError("the sweep has no point: one of its words sweeps over nothing")
-    for index, each in enumerate(runs):
-        if each.folder in [earlier.folder for earlier in runs[:index]]:
+    folders = set()
+    for each in runs:
+        if each.folder in folders:
             raise ConfigError(f"two points of the sweep are the same run: {each.command}")
+        folders.add(each.folder)
     return runs
 
 
@@ -286,14 +300,19 @@ def _points(words: list[str], multirun: bool) -> list[list[str]]:
     swept = {word: each for word, each in zip(words, parsed, strict=True) if each.is_sweep_override()}
     for word, each in swept.items():
         _refuse_sweep(word, [str(value) for value in each.sweep_string_iterator()], each.key_or_group, words)
-    settings = names.settings(unswept)
-    _refuse_launcher(settings.launcher)
-    if not multirun and settings.mode != RunMode.MULTIRUN:
+    hydra_config = names.settings(unswept).hydra
+    _refuse_launcher(hydra_config.launcher)
+    if not is_sweep(hydra_config, multirun):
         if swept:
             raise ConfigError(f"{next(iter(swept))} sweeps over several values: add -m for a sweep")
         return [words]
-    parameters = [f"{key}={value}" for key, value in (settings.sweeper.params or {}).items()]
-    return BasicSweeper.split_arguments(parser.parse_overrides([*parameters, *words]), None)[0]
+    parameters = [f"{key}={value}" for key, value in (hydra_config.sweeper.params or {}).items()]
+    values: dict[str, list[str]] = {}
+    for each in parser.parse_overrides([*parameters, *words]):  # a later override of a key replaces an earlier one
+        key = each.get_key_element()
+        several = each.sweep_string_iterator() if each.is_sweep_override() else [each.get_value_element_as_str()]
+        values[key] = [f"{key}={value}" for value in several]
+    return [list(point) for point in itertools.product(*values.values())]
 
 
 def _refuse_sweep(word: str, values: list[str], key: str, words: Sequence[str]) -> None:
@@ -320,13 +339,23 @@ def swept(words: Sequence[str]) -> list[str]:
     return [word for word, each in zip(words, parsed, strict=True) if each.is_sweep_override()]
 
 
-def at_once(words: Sequence[str], multirun: bool) -> int | None:
-    """How many runs the launcher of ``words`` makes at the same time; None where a cluster decides."""
+def settings(words: Sequence[str]) -> DictConfig:
+    """Return the config that all points of a sweep share, with Hydra's own part (launcher, folders) under ``hydra``."""
     several = swept(words)
     with _hydra(), errors_in_one_line(words):
-        settings = names.settings([word for word in words if word not in several])
-    kind, jobs = str(settings.runtime.choices["hydra/launcher"]), settings.launcher.get("n_jobs")
-    if not multirun and settings.mode != RunMode.MULTIRUN:
+        return names.settings([word for word in words if word not in several])
+
+
+def is_sweep(hydra_config: DictConfig, multirun: bool) -> bool:
+    """Return whether a command makes a sweep: with ``-m`` (``multirun``), or because its experiment is one."""
+    return multirun or hydra_config.mode == RunMode.MULTIRUN
+
+
+def at_once(words: Sequence[str], multirun: bool) -> int | None:
+    """How many runs the launcher of ``words`` makes at the same time; None where a cluster decides."""
+    hydra_config = settings(words).hydra
+    kind, jobs = str(hydra_config.runtime.choices["hydra/launcher"]), hydra_config.launcher.get("n_jobs")
+    if not is_sweep(hydra_config, multirun):
         return 1
     if kind == "joblib":
         return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
