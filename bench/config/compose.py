@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -36,11 +37,14 @@ from steadymoe.bench.config.names import CONF, errors_in_one_line, reference_of
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.config.validate import ConfigError, check, read
 from steadymoe.bench.support import atomic_files, external
+from steadymoe.bench.support.text import nearest
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
 _OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
 # Linux takes paths of 4095 bytes; what is left serves the names of the files in a run's folder.
 _LONGEST_PATH = 3900
+# Each point is composed and checked, some hundredths of a second, before the first run begins.
+_MOST_POINTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -100,11 +104,11 @@ def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
         runs = [run(point) for point in _points(list(words), multirun)]
     if not runs:
         raise ConfigError("the sweep has no point: one of its words sweeps over nothing")
-    folders = set()
+    seen: set[Path] = set()
     for each in runs:
-        if each.folder in folders:
+        if each.folder in seen:
             raise ConfigError(f"two points of the sweep are the same run: {each.command}")
-        folders.add(each.folder)
+        seen.add(each.folder)
     return runs
 
 
@@ -225,7 +229,8 @@ def _refuse_paths(choices: Mapping[str, Any]) -> None:
             continue
         options = GlobalHydra.instance().config_loader().get_group_options(group)
         raise ConfigError(
-            f"{group} is chosen by its name, not by a path; got {name!r}; choose from {', '.join(options)}"
+            f"{group} is chosen by its name, not by a path, got {name!r}; "
+            f"{nearest(Path(name).stem, options, names.HELP)}"
         )
 
 
@@ -293,33 +298,50 @@ def _hydra() -> Iterator[None]:
 
 
 def _points(words: list[str], multirun: bool) -> list[list[str]]:
-    """The override lists of a sweep's points, as Hydra's own sweeper splits them."""
+    """Return the overrides of each point of a sweep: all combinations of the values of swept overrides."""
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     parsed = parser.parse_overrides(words)
-    unswept = [word for word, each in zip(words, parsed, strict=True) if not each.is_sweep_override()]
-    swept = {word: each for word, each in zip(words, parsed, strict=True) if each.is_sweep_override()}
-    for word, each in swept.items():
-        _refuse_sweep(word, [str(value) for value in each.sweep_string_iterator()], each.key_or_group, words)
-    hydra_config = names.settings(unswept).hydra
+    several = [each for each in parsed if each.is_sweep_override()]
+    _refuse_size(several)
+    for each in several:
+        _refuse_sweep(each, words)
+    hydra_config = names.settings([str(each.input_line) for each in parsed if each not in several]).hydra
     _refuse_launcher(hydra_config.launcher)
     if not is_sweep(hydra_config, multirun):
-        if swept:
-            raise ConfigError(f"{next(iter(swept))} sweeps over several values: add -m for a sweep")
+        if several:
+            raise ConfigError(f"{several[0].input_line} sweeps over several values: add -m for a sweep")
         return [words]
     parameters = [f"{key}={value}" for key, value in (hydra_config.sweeper.params or {}).items()]
-    values: dict[str, list[str]] = {}
-    for each in parser.parse_overrides([*parameters, *words]):  # a later override of a key replaces an earlier one
-        key = each.get_key_element()
-        several = each.sweep_string_iterator() if each.is_sweep_override() else [each.get_value_element_as_str()]
-        values[key] = [f"{key}={value}" for value in several]
-    return [list(point) for point in itertools.product(*values.values())]
+    # A later override of a key replaces an earlier one.
+    last = {each.get_key_element(): each for each in parser.parse_overrides([*parameters, *words])}
+    _refuse_size(last.values())
+    values = [[f"{key}={value}" for value in _values(each)] for key, each in last.items()]
+    return [list(point) for point in itertools.product(*values)]
 
 
-def _refuse_sweep(word: str, values: list[str], key: str, words: Sequence[str]) -> None:
+def _values(override: Override) -> Iterable[str]:
+    if override.is_sweep_override():
+        return override.sweep_string_iterator()
+    return [override.get_value_element_as_str()]
+
+
+def _refuse_size(overrides: Iterable[Override]) -> None:
+    """Raise ConfigError for a sweep of too many points, before any of them is made."""
+    points = 1
+    for each in overrides:
+        # Hydra would make a list of a range to shuffle it.
+        values = each.value().range() if each.is_range_sweep() else _values(each)
+        points *= sum(1 for _ in itertools.islice(values, _MOST_POINTS + 1))
+        if points > _MOST_POINTS:
+            raise ConfigError(f"a sweep may have {_MOST_POINTS} runs, and this one has more; split {each.input_line}")
+
+
+def _refuse_sweep(override: Override, words: Sequence[str]) -> None:
     """Raise ConfigError for a sweep over nothing, and for one over experiments: each of them is a sweep of its own."""
+    word, values = override.input_line, list(_values(override))
     if not values:
         raise ConfigError(f"{word} sweeps over nothing: no value is meant by it")
-    if key == "experiment":
+    if override.key_or_group == "experiment":
         others = [other for other in words if other != word]
         commands = [shlex.join(["steadymoe", "run", f"experiment={value}", *others]) for value in values]
         raise ConfigError(f"{word} names {len(values)} sweeps, each a command of its own: {'; '.join(commands)}")
