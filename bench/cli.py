@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from steadymoe.bench.bundles import request as bundle_request
 from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.scores import verbs as scores_verbs
+from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.trainers import request as trainers_request
 
@@ -95,6 +96,8 @@ def main() -> None:
         "audit": _audit_report,
     }
     try:
+        if getattr(arguments, "page", None) is not None:
+            atomic_files.replaceable(arguments.page)  # before the minutes that its content takes
         sys.exit(verbs[arguments.verb](arguments))
     except (Damaged, OSError) as error:  # what was kept and is not whole, a folder that cannot be written, a full disk
         sys.exit(_refuse(error))

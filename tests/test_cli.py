@@ -23,7 +23,7 @@ from test_execute import SMALL
 from steadymoe.bench import cli
 from steadymoe.bench.config import compose, identity, memory
 from steadymoe.bench.report import report_page
-from steadymoe.bench.runs import execute, progress, record
+from steadymoe.bench.runs import execute, launch, progress, record
 from steadymoe.bench.support import atomic_files, revision
 from steadymoe.bench.training import cold_start
 
@@ -42,7 +42,7 @@ WRONG = {
     "model=huge": "choose from deep, deepseek_v3_deep, ",
     "experiment=quick": "choose from attribution, ",
     "steps=abc": "steps must be a whole number",
-    "steps=0": "steps must be at least 1",
+    "steps=0": "steps must be between 1 and 1000000",
     "rollout.responses=1": "rollout.responses must be at least 2",
     "updates_per_rollout=7": "must divide rollout.prompts",
     "optimizer.learning_rate=-1": "optimizer.learning_rate must be at least 0",
@@ -93,7 +93,7 @@ WRONG = {
     "experiment_name=" + "e" * 300: "experiment_name may have 180 letters; got 300",
     "results_dir=" + "r" * 300: "names of at most 255 bytes",
     "results_dir=" + "r/" * 2000: "paths of more than 3900 bytes",
-    "seed=" + "9" * 30: "seed must be between 0 and 9223372036854775807",
+    "seed=" + "9" * 30: "seed must be at most 9223372036854775807",
     "rollout.prompts=80000000000": "rollout.prompts=80000000000 with rollout.responses=8 takes at least",
     "rollout.responses=80000000000": "of memory",
     "evaluation.prompts=80000000000": "evaluation.prompts=80000000000 takes at least",
@@ -223,7 +223,7 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert said[0] == "4 runs: 4 waiting"
     assert said[1] == "minutes: unknown; no run with the settings of 4 of 4 runs has ended on this machine"
     assert files() == {}
-    monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
+    monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("trained"))
     ended, damaged = compose.plan([*SMALL, f"results_dir={tmp_path}/made", "seed=0,1"], multirun=True)
     execute.execute(ended)
     facts = record.known(ended.folder)

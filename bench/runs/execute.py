@@ -1,54 +1,29 @@
 """One run from its config to its folder: cold start, steps, checkpoints, and its end."""
 
-import os
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
 from filelock import Timeout
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 from transformers import PreTrainedModel
 
 from steadymoe.bench.config import branch, compose, identity
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.config.validate import ConfigError
-from steadymoe.bench.runs import loggers, provenance, record, sweep_plan
+from steadymoe.bench.runs import loggers, provenance, record
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.statistics.collapse import Rule, detect
-from steadymoe.bench.support import blame, external
+from steadymoe.bench.support import blame
 from steadymoe.bench.support.revision import revision
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint, cold_start, samples
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, pretrained
-
-
-def launch(words: list[str]) -> None:
-    """Hand the words of a command line to Hydra; Hydra calls ``_job`` once for each point of a sweep.
-
-    Raises joblib's TerminatedWorkerError if a worker was killed, and one of ``sweep_plan.lost_job_errors()`` if a
-    cluster lost a job.
-    """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra prints an error and exits
-    sweep_plan.begin()
-    sys.argv = ["steadymoe run", *words]
-    hydra.main(config_path=str(compose.CONF.resolve()), config_name="config", version_base="1.3")(_job)()
-
-
-def _job(_: DictConfig) -> str:
-    sweep_plan.stop_with_launcher()
-    os.chdir(HydraConfig.get().runtime.cwd)  # a Ray cluster's workers begin elsewhere, and results_dir may be relative
-    external.activate(compose.CONF)
-    overrides = HydraConfig.get().overrides
-    words = [word for word in overrides.hydra if not word.startswith("hydra.mode=")] + list(overrides.task)
-    return execute(compose.run(words))
 
 
 def refuse_other_config(run: compose.Run) -> None:

@@ -177,7 +177,7 @@ def test_the_named_configs_of_a_point_are_what_hydra_composes_of_them_in_full(wo
 def test_hydras_own_settings_are_what_hydra_composes() -> None:
     words = ["experiment=gates_dense", "hydra.launcher.n_jobs=2", "results_dir=elsewhere", "experiment_name=mine"]
     with compose._hydra():
-        ours, theirs = names.settings(words), hydra.compose("config", words, return_hydra_config=True).hydra
+        ours, theirs = names.settings(words).hydra, hydra.compose("config", words, return_hydra_config=True).hydra
         assert ours.sweep.dir == theirs.sweep.dir == "elsewhere/sweeps/mine"
         for part in ("launcher", "sweeper", "sweep", "runtime"):
             assert OmegaConf.to_container(ours[part], resolve=True) == OmegaConf.to_container(
