@@ -186,9 +186,9 @@ def _bundle(arguments: argparse.Namespace) -> int:
 
 
 def _of_scores(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.claims.study import NotRun
     from steadymoe.bench.config.validate import ConfigError
     from steadymoe.bench.scores.entry import BadEntry
+    from steadymoe.bench.scores.recorded import NotRun
 
     # Words that cannot be composed are a ValueError of ``submit``; in ``board`` it would be a mistake of ours.
     refused = (BadEntry, ConfigError, NotRun, *((ValueError,) if arguments.verb == "submit" else ()))
@@ -251,15 +251,16 @@ def _figures(arguments: argparse.Namespace) -> int:
 
 
 def _claims(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.claims import page, study
+    from steadymoe.bench.claims import page
     from steadymoe.bench.report import draw, report_page
+    from steadymoe.bench.scores.recorded import NotRun
 
     try:
         to = arguments.page or arguments.results / "claims.md"
         written = page.make(arguments.results, to, _formats(arguments))
     except draw.CannotDraw as error:
         return _refuse(error)
-    except study.NotRun as missing:
+    except NotRun as missing:
         damaged = report_page.left_out(arguments.results)
         what = damaged[0] if damaged else "run them: make reference"
         print(f"steadymoe: no ended runs of {missing} below {arguments.results}; {what}", file=sys.stderr)
@@ -272,12 +273,13 @@ def _claims(arguments: argparse.Namespace) -> int:
 
 
 def _gates(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.claims import gates_page, study
+    from steadymoe.bench.claims import gates_page
     from steadymoe.bench.report import report_page
+    from steadymoe.bench.scores.recorded import NotRun
 
     try:
         table, written = gates_page.make(arguments.results, arguments.page)
-    except study.NotRun as missing:
+    except NotRun as missing:
         return _refuse(missing)
     print(table)
     for path in written:

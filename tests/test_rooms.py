@@ -15,8 +15,8 @@ ORDER = (
     ("runs", "check"),
     ("report",),
     ("audit", "bundles", "calibration", "trainers", "speed"),
-    ("claims",),
     ("scores",),
+    ("claims",),
     ("cli",),
 )
 ONE_FILE = ("cli", "speed")

@@ -7,8 +7,8 @@ from typing import Any
 
 from steadymoe.bench.audit import request as audits
 from steadymoe.bench.check import request as check
-from steadymoe.bench.claims.study import Arm, Audited
 from steadymoe.bench.config import compose, identity
+from steadymoe.bench.scores.recorded import Arm, Audited
 from steadymoe.bench.scores.standard import ANCHORS, FROZEN, STABILITY, Part
 
 FLAGS = ("--quick", "--dry", "--redo")

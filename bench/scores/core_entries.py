@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench.claims.study import Arm, Audited, Study
 from steadymoe.bench.config import compose
 from steadymoe.bench.scores import submit
 from steadymoe.bench.scores.entry import OWN
+from steadymoe.bench.scores.recorded import Arm, Audited, Recorded
 from steadymoe.bench.scores.standard import ANCHORS, GRADIENT, STABILITY
 
 # Algorithm → the paper and the equation of its loss.
@@ -28,7 +28,7 @@ CORE = {
 
 def write(results: Path, to: Path) -> list[Path]:
     """Write an entry for each core algorithm below the folder ``to``. Raises NotRun, BadEntry."""
-    study, written = Study(results), []
+    study, written = Recorded(results), []
     for name, (paper, equation) in CORE.items():
         arms: dict[str, submit.Arms] = {
             STABILITY.name: {key: Arm(key, STABILITY.source, each) for key, each in _of(name).items()},

@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench import cli
-from steadymoe.bench.claims.study import Arm, Audited, Study
 from steadymoe.bench.scores import board, core_entries, entry, kept, repeat, submit
 from steadymoe.bench.scores.asked import SHOWN
 from steadymoe.bench.scores.entry import OWN, BadEntry
+from steadymoe.bench.scores.recorded import Arm, Audited, Recorded
 from steadymoe.bench.scores.standard import ANCHORS, GRADIENT, STABILITY, VERSION
 
 NOISE = np.linspace(-0.05, 0.05, 10)
@@ -314,7 +314,7 @@ def test_the_committed_entries_are_of_the_reference_study() -> None:
     root = Path(__file__).parents[2] / "results"
     entries = board.load([root / "board"])
     assert {each.name for each in entries} == core_entries.CORE.keys()
-    study = Study(root / "reference")
+    study = Recorded(root / "reference")
     for each in entries:
         assert not each.own_files
         for arm in (OWN, *ANCHORS):
