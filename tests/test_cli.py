@@ -590,10 +590,10 @@ def test_time_left_is_the_steps_left_at_the_pace_so_far_shared_by_the_runs_at_wo
     assert progress._left([state("cold start", 0, None)]) == "?"
 
 
-def test_the_best_so_far_and_the_diverged_are_told() -> None:
-    states = [{"status": "finished", "best_reward": 0.25}, {"status": "diverged", "best_reward": 0.1}]
+def test_the_best_so_far_and_the_collapsed_are_told() -> None:
+    states = [{"status": "finished", "best_reward": 0.25}, {"status": "collapsed", "best_reward": 0.1}]
     states += [{"status": "running", "best_reward": 0.75, "reward": 0.2}, {"status": "waiting", "best_reward": None}]
-    assert progress._best_and_worst(["a", "b", "c", "d"], states) == " · best 0.75 (c) · 1 diverged"
+    assert progress._best_and_worst(["a", "b", "c", "d"], states) == " · best 0.75 (c) · 1 collapsed"
     assert progress._best_and_worst(["d"], states[3:]) == ""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.report import archive, collapse_tables, collect, draw, head_to_head, tables, web
+from steadymoe.bench.report import archive, collapse_tables, collect, draw, head_to_head, headline, tables, web
 from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
@@ -76,7 +76,8 @@ def make(
         warning += "".join(f"Nothing to learn from: {visible(line)}.\n\n" for line in section["silent"])
         markdown.append(f"{visible(name)}\n\n{warning}{table}\n")
     lines, absent = left_out(results, experiment), list(missing.values())
-    page = web.render("report", "report_page.html", sections=sections, missing=absent, left_out=lines)
+    terms = headline.TERMS | outcome.TERMS
+    page = web.render("report", "report_page.html", sections=sections, missing=absent, left_out=lines, terms=terms)
     atomic_files.write(results / "report.html", lambda temporary: temporary.write_text(page))
     return Report([*files, results / "report.html"], "\n".join(markdown), absent, lines)
 
@@ -238,12 +239,14 @@ def _section(
     section = {
         "name": visible(name),
         "arms": arms,
-        "tables": [
-            {"header": list(table.columns), "rows": web.cells(table), "caption": caption}
-            for table, caption in shown.values()
-        ],
+        "said": headline.sentences(shown),
+        "first": headline.table(shown),
+        "caption": headline.CAPTION,
+        "tables": {kind.replace("_", " ").capitalize(): each for kind, each in shown.items()},
         "figures": figures,
-        "runs": found.to_dict("records"),
+        "runs": [
+            run | {"recorded": outcome.recorded(run), "judged": outcome.judged(run)} for run in found.to_dict("records")
+        ],
         "mixed": _mixed(runs),
         "silent": outcome.silent_arms(recorded["steps"]),
         "protocol": _protocol(runs),

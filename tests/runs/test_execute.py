@@ -339,7 +339,7 @@ def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
         return result
 
     monkeypatch.setattr(execute.Trainer, "step", losing)
-    assert execute.execute(made) == "diverged"
+    assert execute.execute(made) == "collapsed"
     facts = record.read_run(made.folder)
     assert facts is not None
     assert facts["diverged"] == {"reason": "reward", "step": 5, "update": None}  # averages of two
