@@ -174,7 +174,7 @@ def chart(rows: pd.DataFrame, part: Part) -> dict[str, Any]:
     recorded = kept.load().of(part).groupby("arm")["value"].mean()
     lines = recorded.reindex([*SHOWN.values(), "frozen"]).dropna().to_dict()
     ends = [end for each in levels.values() for end in (each.low, each.high, each.mean) if not np.isnan(end)]
-    ticks = MaxNLocator(6).tick_values(min(0.0, *ends, *lines.values()), max(*ends, *lines.values()))
+    ticks = list(MaxNLocator(6).tick_values(min(0.0, *ends, *lines.values()), max(*ends, *lines.values())))
 
     def place(value: float) -> float:
         return round(float(100 * (value - ticks[0]) / (ticks[-1] - ticks[0])), 2)
@@ -188,5 +188,5 @@ def chart(rows: pd.DataFrame, part: Part) -> dict[str, Any]:
         "part": part,
         "points": points,
         "lines": {name: place(value) for name, value in lines.items()},
-        "ticks": {f"{tick:.3g}": place(tick) for tick in ticks.tolist()},
+        "ticks": {f"{tick:.3g}": place(tick) for tick in ticks},
     }

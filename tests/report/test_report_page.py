@@ -434,8 +434,8 @@ def test_a_finished_run_beside_a_diverged_one_has_no_reason(tmp_path: Path) -> N
     edit(path, status="diverged", diverged={"reason": "reward", "step": 5, "update": None})  # as older runs say it
     report_page.make(tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<td>finished</td>") == 8
-    assert page.count("<td>collapsed (reward at step 5)</td>") == 1
+    assert page.count(">finished</td>") == 8
+    assert page.count(">collapsed (reward at step 5)</td>") == 1
     assert "nan" not in page.partition("<summary>Runs</summary>")[2].partition("</table>")[0]
 
 
