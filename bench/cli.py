@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from steadymoe.bench.bundles import request as bundle_request
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.scores import verbs as scores_verbs
+from steadymoe.bench.score import verbs as scores_verbs
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.trainers import request as trainers_request
@@ -98,7 +98,7 @@ def _answer(words: list[str]) -> None:
 
         sys.exit(check.answer(words[1:]))
     if words[:1] == ["score"]:
-        from steadymoe.bench.scores import request as score
+        from steadymoe.bench.score import request as score
 
         sys.exit(score.answer(words[1:]))
     if words[:1] == ["calibrate"]:
@@ -222,8 +222,8 @@ def _bundle(arguments: argparse.Namespace) -> int:
 
 def _of_scores(arguments: argparse.Namespace) -> int:
     from steadymoe.bench.config.validate import ConfigError
-    from steadymoe.bench.scores.entry import BadEntry
-    from steadymoe.bench.scores.recorded import NotRun
+    from steadymoe.bench.score.entry import BadEntry
+    from steadymoe.bench.score.recorded import NotRun
 
     # Words that cannot be composed are a ValueError of ``submit``; in ``board`` it would be a mistake of ours.
     refused = (BadEntry, ConfigError, NotRun, *((ValueError,) if arguments.verb == "submit" else ()))
@@ -288,7 +288,7 @@ def _figures(arguments: argparse.Namespace) -> int:
 def _claims(arguments: argparse.Namespace) -> int:
     from steadymoe.bench.claims import page
     from steadymoe.bench.report import draw, report_page
-    from steadymoe.bench.scores.recorded import NotRun
+    from steadymoe.bench.score.recorded import NotRun
 
     try:
         to = arguments.page or arguments.results / "claims.md"
@@ -310,7 +310,7 @@ def _claims(arguments: argparse.Namespace) -> int:
 def _gates(arguments: argparse.Namespace) -> int:
     from steadymoe.bench.claims import gates_page
     from steadymoe.bench.report import report_page
-    from steadymoe.bench.scores.recorded import NotRun
+    from steadymoe.bench.score.recorded import NotRun
 
     try:
         table, written = gates_page.make(arguments.results, arguments.page)

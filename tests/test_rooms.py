@@ -15,7 +15,7 @@ ORDER = (
     ("runs", "check"),
     ("report",),
     ("audit", "bundles", "calibration", "trainers", "speed"),
-    ("scores",),
+    ("score",),
     ("claims",),
     ("cli",),
 )

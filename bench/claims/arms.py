@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from steadymoe.bench.scores.arms import AUDITED, NARROW, OTHERS, PAPERS, WIDE
-from steadymoe.bench.scores.recorded import Arm, Audited
+from steadymoe.bench.score.arms import AUDITED, NARROW, OTHERS, PAPERS, WIDE
+from steadymoe.bench.score.recorded import Arm, Audited
 
 _NOISY: dict[str, object] = {"engine": "router_noise"}
 

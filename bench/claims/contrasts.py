@@ -8,8 +8,8 @@ import pandas as pd
 from steadymoe.bench.claims import effects
 from steadymoe.bench.claims.arms import ANCHORED, DENSE, MINIRL
 from steadymoe.bench.claims.effects import Effect, NoNumber, Seen
-from steadymoe.bench.scores.arms import GRPO, GSPO, OTHERS, PAPERS, PAPERS_R2, UNCLIPPED
-from steadymoe.bench.scores.recorded import Arm, NotRun, Recorded
+from steadymoe.bench.score.arms import GRPO, GSPO, OTHERS, PAPERS, PAPERS_R2, UNCLIPPED
+from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.estimates import DIFFERENCE
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steadymoe.bench.claims.testbed import RESOLUTION, STALE
-from steadymoe.bench.scores.recorded import Arm, NotRun, Recorded
+from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.estimates import DIFFERENCE, LEAST_FOR_INTERVAL, Estimate, over_seeds
 

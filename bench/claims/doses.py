@@ -8,7 +8,7 @@ import pandas as pd
 from steadymoe.bench.claims import effects
 from steadymoe.bench.claims.arms import BF16, DIALS
 from steadymoe.bench.claims.effects import Effect
-from steadymoe.bench.scores.recorded import NotRun, Recorded
+from steadymoe.bench.score.recorded import NotRun, Recorded
 
 
 @dataclass(frozen=True)

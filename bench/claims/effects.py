@@ -10,8 +10,8 @@ import pandas as pd
 from steadymoe.bench.claims.arms import RATES, TUNED
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.scores.arms import DRIFT, NARROW, WIDE
-from steadymoe.bench.scores.recorded import Arm, Audited, Recorded
+from steadymoe.bench.score.arms import DRIFT, NARROW, WIDE
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.comparisons import ratio_of_means, welch
 from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, over_seeds, t_quantile

@@ -10,7 +10,7 @@ from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.curves import curves
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.scores.arms import FROZEN
+from steadymoe.bench.score.arms import FROZEN
 
 # Dial → label of its axis.
 _DIALS = {"layers": "layers", "experts": "experts", "margin": "factor of the routers' weights"}

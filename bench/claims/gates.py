@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from steadymoe.bench.claims import testbed
 from steadymoe.bench.claims.testbed import State
-from steadymoe.bench.scores.recorded import NotRun, Recorded
+from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.statistics.estimates import POSITIVE, over_seeds
 
 

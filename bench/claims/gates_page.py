@@ -9,7 +9,7 @@ import pandas as pd
 from steadymoe.bench.claims import testbed
 from steadymoe.bench.claims.designs import Design, designs, seconds_an_update
 from steadymoe.bench.report import tables
-from steadymoe.bench.scores.recorded import NotRun, Recorded
+from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.support import atomic_files
 

@@ -6,7 +6,7 @@ from steadymoe.bench.claims.doses import EXPERT_CHANGE, ROUTING
 from steadymoe.bench.claims.gates import MISMATCH, STRESS, STRESS_AND_TWIN
 from steadymoe.bench.claims.outcomes import accuracy, gain, reward, usefulness
 from steadymoe.bench.claims.verdict import Claim, Outcome
-from steadymoe.bench.scores.arms import AUDITED, GRPO, GSPO, GSPO_R2, NARROW, PAPERS, PAPERS_R2, WIDE
+from steadymoe.bench.score.arms import AUDITED, GRPO, GSPO, GSPO_R2, NARROW, PAPERS, PAPERS_R2, WIDE
 
 # The limits that all claims at one setting share.
 SMALL = "0.85 M parameters, 32 experts, responses of 5 to 9 tokens, 480 updates, one task"

@@ -7,7 +7,7 @@ from steadymoe.bench.claims.of_gspo import NOISE, SMALL
 from steadymoe.bench.claims.outcomes import accuracy, gain, reward, usefulness
 from steadymoe.bench.claims.verdict import Claim, Outcome
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.scores.arms import (
+from steadymoe.bench.score.arms import (
     AUDITED,
     GRPO,
     GSPO,
@@ -20,7 +20,7 @@ from steadymoe.bench.scores.arms import (
     UNCLIPPED,
     WIDE,
 )
-from steadymoe.bench.scores.recorded import Arm
+from steadymoe.bench.score.recorded import Arm
 
 _RIVALS = (OTHERS["cispo"], OTHERS["sapo"], GSPO)
 # Every arm at *stale* with a learning rate of its own above 0, whose runs may collapse.

@@ -5,7 +5,7 @@ from typing import Literal
 
 from steadymoe.bench.claims import effects
 from steadymoe.bench.claims.verdict import Outcome
-from steadymoe.bench.scores.recorded import Arm, Audited
+from steadymoe.bench.score.recorded import Arm, Audited
 
 Side = Literal["above", "below", "between"]
 

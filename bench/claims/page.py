@@ -16,8 +16,8 @@ from steadymoe.bench.claims.verdict import LEGS, Claim, findings
 from steadymoe.bench.claims.verdicts import DRAWN, OUTCOMES, REPLAY, SPECS, Verdicts, rows, stem
 from steadymoe.bench.report import draw, tables
 from steadymoe.bench.report.figures import FORMATS
-from steadymoe.bench.scores.arms import CONTROLS, GRPO, GSPO, OTHERS, PAPERS, PAPERS_R2
-from steadymoe.bench.scores.recorded import NotRun, Recorded
+from steadymoe.bench.score.arms import CONTROLS, GRPO, GSPO, OTHERS, PAPERS, PAPERS_R2
+from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.support import atomic_files, processes
 
 # A page that is named in a claim's limits, and its link from the page of claims.

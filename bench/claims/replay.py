@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 
 from steadymoe.bench.claims import effects
-from steadymoe.bench.scores.arms import GSPO, GSPO_R2, PAPERS, PAPERS_R2
-from steadymoe.bench.scores.recorded import NONE, Arm, Recorded
+from steadymoe.bench.score.arms import GSPO, GSPO_R2, PAPERS, PAPERS_R2
+from steadymoe.bench.score.recorded import NONE, Arm, Recorded
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds
 
 # The claim that stands above the figure.

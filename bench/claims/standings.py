@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.scores.recorded import Arm, Recorded
+from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
 
 

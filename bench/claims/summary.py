@@ -11,8 +11,8 @@ from steadymoe.bench.claims import arms, effects
 from steadymoe.bench.claims.arms import BEST, DIALLED
 from steadymoe.bench.claims.contrasts import FRONTIER
 from steadymoe.bench.claims.testbed import NOISY, realism
-from steadymoe.bench.scores.arms import DRIFT, GRPO, GSPO, GSPO_R2, PAPERS, PAPERS_R2, WIDE
-from steadymoe.bench.scores.recorded import Arm, Audited, Recorded
+from steadymoe.bench.score.arms import DRIFT, GRPO, GSPO, GSPO_R2, PAPERS, PAPERS_R2, WIDE
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.statistics.comparisons import unpaired_ratio
 from steadymoe.bench.statistics.estimates import DIFFERENCE, Estimate
 

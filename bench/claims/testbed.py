@@ -14,7 +14,7 @@ import pandas as pd
 from steadymoe.bench.claims import arms
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.measurement.published import Published, beside
-from steadymoe.bench.scores.arms import (
+from steadymoe.bench.score.arms import (
     GRPO,
     GSPO,
     GSPO_R2,
@@ -26,7 +26,7 @@ from steadymoe.bench.scores.arms import (
     UNCLIPPED,
     WIDE,
 )
-from steadymoe.bench.scores.recorded import NONE, Arm, NotRun, Recorded
+from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import seeds_needed, unpaired_ratio
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Estimate, over_seeds, share
 

@@ -10,8 +10,8 @@ from scipy.stats import t  # type: ignore[attr-defined]  # made at run time
 from steadymoe.bench.claims.doses import Dose
 from steadymoe.bench.claims.effects import Effect, NoNumber, Seen
 from steadymoe.bench.claims.gates import Need, Standing
-from steadymoe.bench.scores.arms import CONTROLS
-from steadymoe.bench.scores.recorded import NONE, Arm, NotRun, Recorded
+from steadymoe.bench.score.arms import CONTROLS
+from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import detectable, holm, sign_flip_p
 from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL
 

@@ -18,8 +18,8 @@ from steadymoe.bench.claims.standings import Standings
 from steadymoe.bench.claims.verdict import LEGS, Claim, Finding, Leg, LegVerdict, findings
 from steadymoe.bench.report import draw, tables
 from steadymoe.bench.report.figures import FigureSpec
-from steadymoe.bench.scores.arms import DRIFT, FROZEN, GRPO, GSPO, PAPERS, UNCLIPPED
-from steadymoe.bench.scores.recorded import Arm, NotRun, Recorded
+from steadymoe.bench.score.arms import DRIFT, FROZEN, GRPO, GSPO, PAPERS, UNCLIPPED
+from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 
 OUTCOMES = FigureSpec("outcomes", "outcomes", figures.outcomes, "study", takes=("outcomes",))
 ANSWER = FigureSpec("answer", "answer", figures.answer, "study", takes=("steps", "standings"))

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steadymoe.bench import cli, scores
+from steadymoe.bench import cli
 from steadymoe.bench.audit.archive import ADDED
 from steadymoe.bench.audit.measure import COLUMNS
 from steadymoe.bench.claims import (
@@ -35,8 +35,9 @@ from steadymoe.bench.claims.verdicts import REPLAY
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.report import archive, draw
-from steadymoe.bench.scores.arms import WIDE
-from steadymoe.bench.scores.recorded import NONE, Arm, Audited, NotRun, Recorded
+from steadymoe.bench.score import arms as standard_arms
+from steadymoe.bench.score.arms import WIDE
+from steadymoe.bench.score.recorded import NONE, Arm, Audited, NotRun, Recorded
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.estimates import Estimate
 
@@ -356,7 +357,7 @@ def every_arm(found: object) -> list[Arm]:
 
 def known_arms() -> list[Arm]:
     """The arms of the study, and of the standard below it."""
-    named = vars(scores.arms) | vars(arms)
+    named = vars(standard_arms) | vars(arms)
     return [arm for name, found in named.items() if name.isupper() for arm in every_arm(found)]
 
 

@@ -11,8 +11,8 @@ from steadymoe.bench import cli
 from steadymoe.bench.claims import designs, gates_page, testbed
 from steadymoe.bench.claims.testbed import DENSE, DENSE_TWIN, EXACT, FP8, LEARNING, NOISY, QUIET, RATES, STALE, TWIN
 from steadymoe.bench.config import compose
-from steadymoe.bench.scores.arms import GSPO_R2, PAPERS, PAPERS_R2
-from steadymoe.bench.scores.recorded import Arm, NotRun, Recorded
+from steadymoe.bench.score.arms import GSPO_R2, PAPERS, PAPERS_R2
+from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
 

@@ -16,7 +16,7 @@ from steadymoe.bench.claims.gates import Need, Standing
 from steadymoe.bench.claims.verdict import LEGS, findings
 from steadymoe.bench.claims.verdicts import Verdicts, stem
 from steadymoe.bench.report import archive, draw, report_page
-from steadymoe.bench.scores.arms import GRPO
+from steadymoe.bench.score.arms import GRPO
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 DOCS = Path(__file__).parents[2] / "docs"

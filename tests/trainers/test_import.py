@@ -16,7 +16,7 @@ from steadymoe.bench import cli
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, collect
 from steadymoe.bench.runs import record
-from steadymoe.bench.scores.recorded import Arm, Recorded
+from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.trainers import logs
 from steadymoe.plugins import verl
 

@@ -31,7 +31,7 @@ from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.measurement import routing_drift, token_metrics
 from steadymoe.bench.report import archive
 from steadymoe.bench.runs import record
-from steadymoe.bench.scores.recorded import Arm, Recorded
+from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.trainers import moments, scoring, trl_record
 from steadymoe.bench.trainers.scoring import Scored
 from steadymoe.bench.training.forward import forward

@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.check import request as check
-from steadymoe.bench.scores import entry, repeat
-from steadymoe.bench.scores.entry import OWN
-from steadymoe.bench.scores.recorded import Arm, Audited, Recorded
-from steadymoe.bench.scores.standard import ANCHORS, PARTS, VERSION, Part
+from steadymoe.bench.score import entry, repeat
+from steadymoe.bench.score.entry import OWN
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
+from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Part
 from steadymoe.bench.support import external
 
 # The arm of the entry's own runs, and the arm of each anchor.

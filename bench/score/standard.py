@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from steadymoe.bench.config import identity
-from steadymoe.bench.scores.arms import (
+from steadymoe.bench.score.arms import (
     AUDITED,
     CONTROLS,
     DRIFT,
@@ -24,7 +24,7 @@ from steadymoe.bench.scores.arms import (
     PAPERS_R2,
     WIDE,
 )
-from steadymoe.bench.scores.recorded import Arm, Audited, Recorded
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.statistics.estimates import Bounds
 
 VERSION = "steadymoe-1"

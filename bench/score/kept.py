@@ -1,8 +1,8 @@
 """What was recorded for the standard: one number for each run and checkpoint, and the curves of reward.
 
-    python -m steadymoe.bench.scores.kept results/reference
+    python -m steadymoe.bench.score.kept results/reference
 
-writes it from the archives of the reference study to ``bench/scores/steadymoe-1/``, which the wheel carries.
+writes it from the archives of the reference study to ``bench/score/steadymoe-1/``, which the wheel carries.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ from steadymoe.bench.audit import archive as audits
 from steadymoe.bench.config import identity
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.scores.recorded import Arm, NotRun, Recorded
-from steadymoe.bench.scores.standard import ANCHORS, PARTS, VERSION, Part
+from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
+from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Part
 from steadymoe.bench.support import atomic_files
 
 FOLDER = Path(__file__).parent / VERSION

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.scores.entry import OWN, Entry
-from steadymoe.bench.scores.recorded import Arm, Recorded
-from steadymoe.bench.scores.standard import STABILITY, changed_setting
+from steadymoe.bench.score.entry import OWN, Entry
+from steadymoe.bench.score.recorded import Arm, Recorded
+from steadymoe.bench.score.standard import STABILITY, changed_setting
 from steadymoe.bench.statistics.estimates import t_quantile
 
 REPEATED = "repeated"

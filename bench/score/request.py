@@ -15,13 +15,13 @@ from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs import dry, record, redo
 from steadymoe.bench.runs import request as runs
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.scores import asked as asking
-from steadymoe.bench.scores import entry, kept, page, parts
-from steadymoe.bench.scores import submit as making
-from steadymoe.bench.scores.asked import Asked
-from steadymoe.bench.scores.kept import Kept
-from steadymoe.bench.scores.recorded import Arm, NotRun, Recorded
-from steadymoe.bench.scores.standard import PARTS, VERSION, Part, changed_setting
+from steadymoe.bench.score import asked as asking
+from steadymoe.bench.score import entry, kept, page, parts
+from steadymoe.bench.score import submit as making
+from steadymoe.bench.score.asked import Asked
+from steadymoe.bench.score.kept import Kept
+from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
+from steadymoe.bench.score.standard import PARTS, VERSION, Part, changed_setting
 from steadymoe.bench.support.text import visible
 
 HELP = """steadymoe score algorithm=NAME [algorithm.loss.KEY=VALUE …] [--quick] [--dry] [--redo]

@@ -1,6 +1,6 @@
 """Arms and audited losses of the reference study at the standard's settings: ``conf/experiment/study*.yaml``."""
 
-from steadymoe.bench.scores.recorded import Arm, Audited
+from steadymoe.bench.score.recorded import Arm, Audited
 
 # Updates between the old policy and the audited weights (docs/protocol.md).
 DRIFT = 16

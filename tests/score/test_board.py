@@ -14,11 +14,11 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench import cli
-from steadymoe.bench.scores import board, core_entries, entry, kept, repeat, submit
-from steadymoe.bench.scores.asked import SHOWN
-from steadymoe.bench.scores.entry import OWN, BadEntry
-from steadymoe.bench.scores.recorded import Arm, Audited, Recorded
-from steadymoe.bench.scores.standard import ANCHORS, GRADIENT, STABILITY, VERSION
+from steadymoe.bench.score import board, core_entries, entry, kept, repeat, submit
+from steadymoe.bench.score.asked import SHOWN
+from steadymoe.bench.score.entry import OWN, BadEntry
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
+from steadymoe.bench.score.standard import ANCHORS, GRADIENT, STABILITY, VERSION
 
 NOISE = np.linspace(-0.05, 0.05, 10)
 YAML = "conf/algorithm/mine.yaml"

@@ -2,12 +2,12 @@
 
 import pandas as pd
 
-from steadymoe.bench.scores import kept, standing
-from steadymoe.bench.scores.asked import SHOWN, Asked
-from steadymoe.bench.scores.kept import Kept
-from steadymoe.bench.scores.page import Shown
-from steadymoe.bench.scores.recorded import Arm, Audited, Recorded
-from steadymoe.bench.scores.standard import Part
+from steadymoe.bench.score import kept, standing
+from steadymoe.bench.score.asked import SHOWN, Asked
+from steadymoe.bench.score.kept import Kept
+from steadymoe.bench.score.page import Shown
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
+from steadymoe.bench.score.standard import Part
 
 
 def of(part: Part, asked: Asked, study: Recorded, recorded: Kept) -> tuple[Shown, list[str]]:

@@ -14,10 +14,10 @@ from matplotlib.ticker import MaxNLocator
 
 from steadymoe.algorithms import names
 from steadymoe.bench.report import tables, web
-from steadymoe.bench.scores import entry, kept, repeat, standing
-from steadymoe.bench.scores.asked import SHOWN
-from steadymoe.bench.scores.entry import BadEntry, Entry
-from steadymoe.bench.scores.standard import ANCHORS, PARTS, VERSION, Part
+from steadymoe.bench.score import entry, kept, repeat, standing
+from steadymoe.bench.score.asked import SHOWN
+from steadymoe.bench.score.entry import BadEntry, Entry
+from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Part
 from steadymoe.bench.statistics.comparisons import paired_difference
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds
 from steadymoe.bench.support import atomic_files
@@ -161,7 +161,7 @@ def html(entries: Sequence[Entry], rows: pd.DataFrame) -> str:
     lacking = ", ".join(name for name in names() if name not in there)
     shown: dict[str, Any] = {"version": VERSION, "reference": reference(), "caption": CAPTION, "tables": groups}
     charts = [chart(rows, part) for part in PARTS]
-    return web.render("scores", "board.html", lacking=lacking, made=made, charts=charts, **shown)
+    return web.render("score", "board.html", lacking=lacking, made=made, charts=charts, **shown)
 
 
 def chart(rows: pd.DataFrame, part: Part) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The entries of the suite's core algorithms, from the runs of the reference study.
 
-    python -m steadymoe.bench.scores.core_entries results results/board
+    python -m steadymoe.bench.score.core_entries results results/board
 
 takes run folders, not their archive: an entry holds the first updates of its runs.
 """
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.scores import submit
-from steadymoe.bench.scores.entry import OWN
-from steadymoe.bench.scores.recorded import Arm, Audited, Recorded
-from steadymoe.bench.scores.standard import ANCHORS, GRADIENT, STABILITY
+from steadymoe.bench.score import submit
+from steadymoe.bench.score.entry import OWN
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
+from steadymoe.bench.score.standard import ANCHORS, GRADIENT, STABILITY
 
 # Algorithm → the paper and the equation of its loss.
 CORE = {
