@@ -63,8 +63,8 @@ reference: $(READY)
 	$(BIN)/steadymoe audit report --experiment steadymoe-1-gradient --keep results/reference
 	for experiment in $(KEPT); do \
 		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
-	$(BIN)/python -m steadymoe.bench.scores.kept results/reference
-	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.scores.core_entries results results/board
+	$(BIN)/python -m steadymoe.bench.score.kept results/reference
+	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.score.core_entries results results/board
 	$(BIN)/steadymoe board results/board --page results/board/board.html
 	$(MAKE) figures
 

@@ -1,6 +1,10 @@
 """The command ``steadymoe``: its verbs and their exit codes."""
 
 import argparse
+import codecs
+import io
+import locale
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +12,7 @@ from typing import Any, NoReturn
 
 from steadymoe.bench.bundles import request as bundle_request
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.scores import verbs as scores_verbs
+from steadymoe.bench.score import verbs as scores_verbs
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.trainers import request as trainers_request
@@ -57,8 +61,34 @@ class _Version(argparse.Action):
 
 
 def main() -> None:
-    """Entry point: exit code 0, 1 if a run failed, 2 for a request that cannot be met, 130 if interrupted."""
-    words = sys.argv[1:]
+    """Entry point: exit code 0, 1 if a run failed, 2 for a request that cannot be met, 130 if interrupted.
+
+    141, as other programs have it, if nobody reads the output any more (``| head``).
+    """
+    if codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8":
+        print(
+            "steadymoe: files are read and written in UTF-8, which this locale is not; set PYTHONUTF8=1",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without π still gets the line
+    try:
+        try:
+            _answer(sys.argv[1:])
+        finally:
+            if sys.stdout is not None:  # closed by the shell: >&-
+                sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its exit
+        sys.exit(141)
+    except KeyboardInterrupt:  # in a verb that has nothing to resume
+        print("steadymoe: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _answer(words: list[str]) -> None:
+    """Let the verb of a command line answer it, and exit."""
     if words[:1] == ["run"]:  # the rest is Hydra's, also what argparse would take for its own
         from steadymoe.bench.runs import request
 
@@ -68,7 +98,7 @@ def main() -> None:
 
         sys.exit(check.answer(words[1:]))
     if words[:1] == ["score"]:
-        from steadymoe.bench.scores import request as score
+        from steadymoe.bench.score import request as score
 
         sys.exit(score.answer(words[1:]))
     if words[:1] == ["calibrate"]:
@@ -99,6 +129,8 @@ def main() -> None:
         if getattr(arguments, "page", None) is not None:
             atomic_files.replaceable(arguments.page)  # before the minutes that its content takes
         sys.exit(verbs[arguments.verb](arguments))
+    except BrokenPipeError:
+        raise
     except (Damaged, OSError) as error:  # what was kept and is not whole, a folder that cannot be written, a full disk
         sys.exit(_refuse(error))
 
@@ -189,9 +221,9 @@ def _bundle(arguments: argparse.Namespace) -> int:
 
 
 def _of_scores(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.claims.study import NotRun
     from steadymoe.bench.config.validate import ConfigError
-    from steadymoe.bench.scores.entry import BadEntry
+    from steadymoe.bench.score.entry import BadEntry
+    from steadymoe.bench.score.recorded import NotRun
 
     # Words that cannot be composed are a ValueError of ``submit``; in ``board`` it would be a mistake of ours.
     refused = (BadEntry, ConfigError, NotRun, *((ValueError,) if arguments.verb == "submit" else ()))
@@ -254,15 +286,16 @@ def _figures(arguments: argparse.Namespace) -> int:
 
 
 def _claims(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.claims import page, study
+    from steadymoe.bench.claims import page
     from steadymoe.bench.report import draw, report_page
+    from steadymoe.bench.score.recorded import NotRun
 
     try:
         to = arguments.page or arguments.results / "claims.md"
         written = page.make(arguments.results, to, _formats(arguments))
     except draw.CannotDraw as error:
         return _refuse(error)
-    except study.NotRun as missing:
+    except NotRun as missing:
         damaged = report_page.left_out(arguments.results)
         what = damaged[0] if damaged else "run them: make reference"
         print(f"steadymoe: no ended runs of {missing} below {arguments.results}; {what}", file=sys.stderr)
@@ -275,12 +308,13 @@ def _claims(arguments: argparse.Namespace) -> int:
 
 
 def _gates(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.claims import gates_page, study
+    from steadymoe.bench.claims import gates_page
     from steadymoe.bench.report import report_page
+    from steadymoe.bench.score.recorded import NotRun
 
     try:
         table, written = gates_page.make(arguments.results, arguments.page)
-    except study.NotRun as missing:
+    except NotRun as missing:
         return _refuse(missing)
     print(table)
     for path in written:

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from steadymoe.bench import cli
-from steadymoe.bench.claims.study import Arm, Study
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, collect
 from steadymoe.bench.runs import record
+from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.trainers import logs
 from steadymoe.plugins import verl
 
@@ -167,7 +167,7 @@ def test_claims_boards_and_scores_see_no_imported_run(tmp_path: Path, steady: St
     for results in (tmp_path, tmp_path / "kept"):
         assert archive.load(results, "study")["runs"].empty  # what claims, scores and boards are made from
         assert len(archive.load(results, "study", foreign=True)["runs"]) == 1
-        assert not Study(results).has(Arm("gspo", "study", "gspo", {"trainer": "verl"}))
+        assert not Recorded(results).has(Arm("gspo", "study", "gspo", {"trainer": "verl"}))
     for verb in ("claims", "gates"):
         code, _, err = steady(verb, "--results", tmp_path)
         assert code == 2
@@ -180,7 +180,7 @@ def test_a_collapse_and_an_end_in_numbers_that_are_not_finite_are_seen(tmp_path:
         row["data"]["critic/score/mean"] = 0.01
     steady("import", write_jsonl(tmp_path / "a.jsonl", rows), *NAMES, "--results", tmp_path / "fell")
     facts = json.loads((run_of(tmp_path / "fell") / "run.json").read_text())
-    assert facts["status"] == "diverged"
+    assert facts["status"] == "collapsed"
     assert facts["diverged"]["reason"] == "reward"
     rows = of_verl()
     rows[7]["data"]["actor/grad_norm"] = None  # verl writes nan and infinities as null, and skips such an update
@@ -222,6 +222,9 @@ BAD = {
     "true.jsonl": '{"step": 1, "reward": true}\n',
     "huge.jsonl": '{"step": 1, "reward": 1' + "0" * 400 + "}\n",
     "half.jsonl": '{"step": 1.5, "reward": 1}\n',
+    "beyond.jsonl": '{"step": 99999999999999999999, "reward": 0.5}\n',
+    "tokens.csv": "step,reward,response_tokens\n1,0.5,1e19\n",
+    "overflows.csv": "step,reward\n1,1e308\n2,1e308\n",
     "below.jsonl": '{"step": -1, "reward": 1}\n',
     "falls.csv": "step,reward\n2,1\n1,1\n",
     "twice.csv": "step,reward\n1,1\n1,0\n",
@@ -251,8 +254,11 @@ BAD = {
         ("list.jsonl", [], "reward must be a number; got '[1, 2]'"),
         ("true.jsonl", [], "reward must be a number; got 'True'"),
         ("huge.jsonl", [], "reward must be a number"),
-        ("half.jsonl", [], "step must be a whole number, at least 0; got 1.5"),
-        ("below.jsonl", [], "step must be a whole number, at least 0; got -1"),
+        ("half.jsonl", [], "step must be a whole number between 0 and 1000000000, got 1.5"),
+        ("below.jsonl", [], "step must be a whole number between 0 and 1000000000, got -1"),
+        ("beyond.jsonl", [], "step must be a whole number between 0 and 1000000000, got 99999999999999999999"),
+        ("tokens.csv", [], "response_tokens must be a whole number between 0 and 1000000000, got '1e19'"),
+        ("overflows.csv", [], "reward must be between ±1e+100"),
         ("falls.csv", [], "line 3: step 1 comes after step 2; steps must rise"),
         ("twice.csv", [], "line 3: a second reward of step 1"),
         ("names.csv", [], "two columns have the name 'reward'"),
@@ -270,7 +276,9 @@ BAD = {
         ("good.csv", ["--map", "entropy=loss", "--map", "entropy=reward"], "each name once"),
         ("good.csv", ["--axis", "trainer=x"], "none of trainer"),
         ("good.csv", ["--axis", "../x=1"], "got '../x'"),
-        ("good.csv", ["--updates", "0"], "--updates must be at least 1"),
+        ("good.csv", ["--updates", "0"], "--updates must be between 1 and"),
+        ("good.csv", ["--updates", "9" * 23], "--updates must be between 1 and"),
+        ("good.csv", ["--prompts", "9" * 23], "--prompts must be between 1 and"),
         ("good.csv", ["--seed", "-1"], "--seed must be at least 0"),
         ("good.csv", ["--learning-rate", "nan"], "--learning-rate must be at least 0 and finite"),
         ("good.csv", ["--model", "../up"], "model must be letters"),

@@ -14,8 +14,8 @@ from steadymoe.bench.report import tables, web
 from steadymoe.bench.report.figures import style
 from steadymoe.bench.report.figures.curves import curves
 from steadymoe.bench.report.figures.looks import Look
-from steadymoe.bench.scores.standard import VERSION, Part
-from steadymoe.bench.scores.standing import Row
+from steadymoe.bench.score.standard import VERSION, Part
+from steadymoe.bench.score.standing import Row
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.text import visible, without_mathematics
 
@@ -146,7 +146,7 @@ def html(parts: Sequence[Shown], notes: Sequence[str], command: str, drawn: Path
         ]
         told.append({"name": each.part.name, "asks": each.part.asks, "columns": list(cells.columns), "rows": rows})
     return web.render(
-        "scores",
+        "score",
         "page.html",
         name=visible(parts[0].mine),
         version=VERSION,

@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.check import request as check
-from steadymoe.bench.claims.study import Arm, Audited, Study
-from steadymoe.bench.scores import entry, repeat
-from steadymoe.bench.scores.entry import OWN
-from steadymoe.bench.scores.standard import ANCHORS, PARTS, VERSION, Part
+from steadymoe.bench.score import entry, repeat
+from steadymoe.bench.score.entry import OWN
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
+from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Part
 from steadymoe.bench.support import external
 
 # The arm of the entry's own runs, and the arm of each anchor.
@@ -19,7 +19,7 @@ Arms = Mapping[str, Arm | Audited]
 
 
 def submit(
-    study: Study,
+    study: Recorded,
     arms: Mapping[str, Arms],
     runs: Mapping[int, Path],
     said: Mapping[str, Any],
@@ -40,7 +40,7 @@ def submit(
     return entry.write(to, {"standard": VERSION} | dict(said) | made | {"first": first}, rows, files)
 
 
-def _outcomes(study: Study, part: Part, arms: Arms) -> pd.DataFrame:
+def _outcomes(study: Recorded, part: Part, arms: Arms) -> pd.DataFrame:
     """The outcomes of a part by arm and seed; nan where one is undefined."""
     return pd.concat(
         [

@@ -7,9 +7,9 @@ from typing import Any
 
 from steadymoe.bench.audit import request as audits
 from steadymoe.bench.check import request as check
-from steadymoe.bench.claims.study import Arm, Audited
 from steadymoe.bench.config import compose, identity
-from steadymoe.bench.scores.standard import ANCHORS, FROZEN, STABILITY, Part
+from steadymoe.bench.score.recorded import Arm, Audited
+from steadymoe.bench.score.standard import ANCHORS, FROZEN, STABILITY, Part
 
 FLAGS = ("--quick", "--dry", "--redo")
 # The label of the scored algorithm in audits, and the names of the anchors among the recorded arms.

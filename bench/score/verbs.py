@@ -27,10 +27,10 @@ def add(verbs: Any) -> None:
 def answer(arguments: argparse.Namespace) -> int:
     """The exit code of the verb in ``arguments``. Raises BadEntry, ConfigError, Damaged, NotRun, ValueError."""
     if arguments.verb == "board":
-        from steadymoe.bench.scores import board
+        from steadymoe.bench.score import board
 
         return board.answer(arguments)
-    from steadymoe.bench.scores import request
+    from steadymoe.bench.score import request
 
     print(visible(f"wrote {request.submit(arguments)}"))
     return 0

@@ -10,10 +10,21 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from steadymoe.bench.claims import arms
-from steadymoe.bench.claims.effects import DRIFT
-from steadymoe.bench.claims.study import Arm, Audited, Study
 from steadymoe.bench.config import identity
+from steadymoe.bench.score.arms import (
+    AUDITED,
+    CONTROLS,
+    DRIFT,
+    GRPO,
+    GSPO,
+    GSPO_R2,
+    NARROW,
+    OTHERS,
+    PAPERS,
+    PAPERS_R2,
+    WIDE,
+)
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.statistics.estimates import Bounds
 
 VERSION = "steadymoe-1"
@@ -37,7 +48,7 @@ class Part:
     """The seeds of a first look."""
     recorded: Sequence[Arm | Audited]
     """The arms of the reference study that are recorded at this setting."""
-    number: Callable[[Study, Arm | Audited], pd.Series]
+    number: Callable[[Recorded, Arm | Audited], pd.Series]
     """The outcome by seed."""
     source: str
     """The experiment of the reference study whose records the anchors' numbers are."""
@@ -62,19 +73,19 @@ class Part:
         return f"{VERSION}-{self.name}"
 
 
-def _mean_reward(study: Study, arm: Arm | Audited) -> pd.Series:
+def _mean_reward(study: Recorded, arm: Arm | Audited) -> pd.Series:
     assert isinstance(arm, Arm)  # of a part of runs
     return study.mean_reward(arm)
 
 
-def _usefulness(study: Study, loss: Arm | Audited) -> pd.Series:
+def _usefulness(study: Recorded, loss: Arm | Audited) -> pd.Series:
     assert isinstance(loss, Audited)  # of a part of audits
     return study.gradient(loss, "usefulness", DRIFT)
 
 
 # The audits that are recorded for the standard: the anchors and the core algorithms, with the numbers of their YAML.
 _GRADIENTS = f"{VERSION}-gradient"
-AUDITED = {
+_AUDITED = {
     name: Audited(shown, _GRADIENTS, name)
     for name, shown in (
         *(("grpo", "GRPO"), ("gspo", "GSPO"), ("reinforce", "REINFORCE")),
@@ -89,8 +100,8 @@ STABILITY = Part(
     tuple(range(10)),
     (0, 1, 2),
     (
-        *(arms.GRPO, arms.GSPO, *arms.OTHERS.values(), *arms.CONTROLS),
-        *(arms.PAPERS, arms.PAPERS_R2, arms.GSPO_R2, arms.WIDE, arms.NARROW),
+        *(GRPO, GSPO, *OTHERS.values(), *CONTROLS),
+        *(PAPERS, PAPERS_R2, GSPO_R2, WIDE, NARROW),
     ),
     _mean_reward,
     "study",
@@ -103,7 +114,7 @@ GRADIENT = Part(
     "audits",
     tuple(range(305, 315)),
     (305,),
-    (*AUDITED.values(), *(arms.AUDITED[label] for label in ("grpo-paper", "gspo-grpo_band", "grpo-gspo_band"))),
+    (*_AUDITED.values(), *(AUDITED[label] for label in ("grpo-paper", "gspo-grpo_band", "grpo-gspo_band"))),
     _usefulness,
     _GRADIENTS,
 )

@@ -1,8 +1,8 @@
 """What was recorded for the standard: one number for each run and checkpoint, and the curves of reward.
 
-    python -m steadymoe.bench.scores.kept results/reference
+    python -m steadymoe.bench.score.kept results/reference
 
-writes it from the archives of the reference study to ``bench/scores/steadymoe-1/``, which the wheel carries.
+writes it from the archives of the reference study to ``bench/score/steadymoe-1/``, which the wheel carries.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.audit import archive as audits
-from steadymoe.bench.claims.study import Arm, NotRun, Study
 from steadymoe.bench.config import identity
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.scores.standard import ANCHORS, PARTS, VERSION, Part
+from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
+from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Part
 from steadymoe.bench.support import atomic_files
 
 FOLDER = Path(__file__).parent / VERSION
@@ -101,7 +101,7 @@ def freeze(results: Path, folder: Path = FOLDER) -> list[Path]:
 
     Of the standard's seeds alone, and of arms that have run at all of them. Raises NotRun if an anchor has not run.
     """
-    study = Study(results)
+    study = Recorded(results)
     outcomes, curves, made = [], [], {}
     for part in PARTS:
         for arm in part.recorded:
@@ -132,12 +132,12 @@ def freeze(results: Path, folder: Path = FOLDER) -> list[Path]:
     return [folder / name for name in (*tables, _MADE)]
 
 
-def tokens(study: Study, arm: Arm) -> pd.Series:
+def tokens(study: Recorded, arm: Arm) -> pd.Series:
     """The response tokens that each run of an arm sampled, by seed; nan where they are not recorded."""
     return study.tables([arm])["runs"].set_index("seed")["tokens_sampled"].astype(float)
 
 
-def curve(study: Study, arm: Arm) -> pd.DataFrame:
+def curve(study: Recorded, arm: Arm) -> pd.DataFrame:
     """The reward of every step of an arm's runs: seed, update, value."""
     steps = study.tables([arm])["steps"]
     steps = steps[steps["metric"] == "reward"]
@@ -166,7 +166,7 @@ def _facts(results: Path, part: Part) -> dict[str, Any]:
         seconds = pd.Series([each["seconds"] for each in made])
     else:
         anchors = [arm for arm in part.recorded if isinstance(arm, Arm) and arm.label.casefold() in ANCHORS]
-        runs = Study(results).tables(anchors)["runs"]
+        runs = Recorded(results).tables(anchors)["runs"]
         for row in runs.itertuples():
             hashes.setdefault(str(row.algorithm), {})[str(row.seed)] = str(row.config_hash)
         last, seconds = runs.iloc[-1], runs["wall_seconds"]

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.claims.study import Arm, Study
-from steadymoe.bench.scores.entry import OWN, Entry
-from steadymoe.bench.scores.standard import STABILITY, changed_setting
+from steadymoe.bench.score.entry import OWN, Entry
+from steadymoe.bench.score.recorded import Arm, Recorded
+from steadymoe.bench.score.standard import STABILITY, changed_setting
 from steadymoe.bench.statistics.estimates import t_quantile
 
 REPEATED = "repeated"
@@ -114,7 +114,7 @@ def _found(results: Path, algorithm: str, seeds: Sequence[int]) -> dict[int, _Ru
         if facts["algorithm"] == algorithm:
             runs[facts["seed"]] = (path.parent, facts)
     _, facts = runs[seeds[0]]
-    study, arm = Study(results), Arm("", facts["experiment"], algorithm, facts["axes"])
+    study, arm = Recorded(results), Arm("", facts["experiment"], algorithm, facts["axes"])
     outcomes, machines = STABILITY.number(study, arm), study.tables([arm])["runs"].set_index("seed")["machine"]
     return {
         seed: _Run(first_updates(folder), float(outcomes[seed]), str(machines[seed]), facts["config"])

@@ -10,18 +10,18 @@ from rich.console import Console
 
 from steadymoe.bench.audit import request as audits
 from steadymoe.bench.check import request as check
-from steadymoe.bench.claims.study import Arm, NotRun, Study
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs import dry, record, redo
 from steadymoe.bench.runs import request as runs
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.scores import asked as asking
-from steadymoe.bench.scores import entry, kept, page, parts
-from steadymoe.bench.scores import submit as making
-from steadymoe.bench.scores.asked import Asked
-from steadymoe.bench.scores.kept import Kept
-from steadymoe.bench.scores.standard import PARTS, VERSION, Part, changed_setting
+from steadymoe.bench.score import asked as asking
+from steadymoe.bench.score import entry, kept, page, parts
+from steadymoe.bench.score import submit as making
+from steadymoe.bench.score.asked import Asked
+from steadymoe.bench.score.kept import Kept
+from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
+from steadymoe.bench.score.standard import PARTS, VERSION, Part, changed_setting
 from steadymoe.bench.support.text import visible
 
 HELP = """steadymoe score algorithm=NAME [algorithm.loss.KEY=VALUE …] [--quick] [--dry] [--redo]
@@ -73,7 +73,7 @@ def submit(arguments: argparse.Namespace) -> Path:
     asked, recorded = asking.read(arguments.words), kept.load()
     if asked.quick or asked.redo:
         raise ConfigError("an entry is written from a whole score, without --quick and --redo")
-    command, study = shlex.join(["steadymoe", "score", *asked.words]), Study(Path("results"))
+    command, study = shlex.join(["steadymoe", "score", *asked.words]), Recorded(Path("results"))
     for part in PARTS:
         _refuse_others(part, asked, recorded)
         if _waits(part, asked):
@@ -168,7 +168,7 @@ def _dry(part: Part, asked: Asked, recorded: Kept) -> list[str]:
 
 def _show(asked: Asked, recorded: Kept, console: Console) -> int:
     """Say where the algorithm stands, and write its page."""
-    study, shown, notes = Study(Path("results")), [], []
+    study, shown, notes = Recorded(Path("results")), [], []
     if asked.quick:
         notes.append("A first look: three seeds and one checkpoint decide little.")
     for part in PARTS:

@@ -22,7 +22,7 @@ import pandas as pd
 
 from steadymoe.algorithms import names
 from steadymoe.bench.config import identity
-from steadymoe.bench.scores.standard import ANCHORS, PARTS, VERSION, Part
+from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Part
 from steadymoe.bench.support import atomic_files
 
 _ABOUT, _DATA, _README = "entry.json", "outcomes.csv", "README.md"

@@ -2,15 +2,15 @@
 
 import pandas as pd
 
-from steadymoe.bench.claims.study import Arm, Audited, Study
-from steadymoe.bench.scores import kept, standing
-from steadymoe.bench.scores.asked import SHOWN, Asked
-from steadymoe.bench.scores.kept import Kept
-from steadymoe.bench.scores.page import Shown
-from steadymoe.bench.scores.standard import Part
+from steadymoe.bench.score import kept, standing
+from steadymoe.bench.score.asked import SHOWN, Asked
+from steadymoe.bench.score.kept import Kept
+from steadymoe.bench.score.page import Shown
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
+from steadymoe.bench.score.standard import Part
 
 
-def of(part: Part, asked: Asked, study: Study, recorded: Kept) -> tuple[Shown, list[str]]:
+def of(part: Part, asked: Asked, study: Recorded, recorded: Kept) -> tuple[Shown, list[str]]:
     """One part of the score, and remarks on it. Raises NotRun if something of this machine is missing."""
     arms, seeds = asked.here(part), list(asked.seeds(part))
     here = {arm.label: _at(part.number(study, arm), seeds) for arm in arms}
@@ -33,7 +33,7 @@ def _at(numbers: pd.Series, seeds: list[int]) -> pd.Series:
     return numbers[numbers.index.isin(seeds)]
 
 
-def _curves(part: Part, arms: list[Arm], study: Study, recorded: Kept, seeds: list[int]) -> pd.DataFrame:
+def _curves(part: Part, arms: list[Arm], study: Recorded, recorded: Kept, seeds: list[int]) -> pd.DataFrame:
     """arm, seed, step, metric, value: rewards over updates, of this machine and recorded; empty without runs."""
     if not arms:
         return pd.DataFrame(columns=["arm", "seed", "step", "metric", "value"])
@@ -44,7 +44,7 @@ def _curves(part: Part, arms: list[Arm], study: Study, recorded: Kept, seeds: li
     return both[both["seed"].isin(seeds)].rename(columns={"update": "step"}).assign(metric="reward")
 
 
-def _of_machines(study: Study, arms: list[Arm | Audited]) -> list[str]:
+def _of_machines(study: Recorded, arms: list[Arm | Audited]) -> list[str]:
     """A remark if the runs of this machine were made by several machines or versions of libraries: they are paired."""
     runs = [arm for arm in arms if isinstance(arm, Arm)]
     if not runs:
@@ -52,7 +52,7 @@ def _of_machines(study: Study, arms: list[Arm | Audited]) -> list[str]:
     return [f"runs of several kinds are compared seed by seed: {each}" for each in several(study, runs)]
 
 
-def several(study: Study, arms: list[Arm]) -> list[str]:
+def several(study: Recorded, arms: list[Arm]) -> list[str]:
     """For machine and versions of libraries: the values, where the runs of ``arms`` have more than one."""
     made = study.tables(arms)["runs"]
     return ["; ".join(sorted(set(made[key]))) for key in ("machine", "versions") if made[key].nunique() > 1]

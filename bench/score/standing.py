@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from steadymoe.bench.scores.standard import Part
+from steadymoe.bench.score.standard import Part
 from steadymoe.bench.statistics.comparisons import holm, p_value, paired_difference, sign_flip_p
 from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL, Estimate, over_seeds
 

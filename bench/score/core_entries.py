@@ -1,6 +1,6 @@
 """The entries of the suite's core algorithms, from the runs of the reference study.
 
-    python -m steadymoe.bench.scores.core_entries results results/board
+    python -m steadymoe.bench.score.core_entries results results/board
 
 takes run folders, not their archive: an entry holds the first updates of its runs.
 """
@@ -9,26 +9,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench.claims.study import Arm, Audited, Study
 from steadymoe.bench.config import compose
-from steadymoe.bench.scores import submit
-from steadymoe.bench.scores.entry import OWN
-from steadymoe.bench.scores.standard import ANCHORS, GRADIENT, STABILITY
+from steadymoe.bench.score import submit
+from steadymoe.bench.score.entry import OWN
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
+from steadymoe.bench.score.standard import ANCHORS, GRADIENT, STABILITY
 
 # Algorithm → the paper and the equation of its loss.
 CORE = {
-    "grpo": ("2402.03300", "3, without KL"),
-    "gspo": ("2507.18071", "5 and 7"),
-    "reinforce": ("Williams 1992", "6, with the group's mean as baseline"),
-    "vespo": ("2602.10693", "the kernel; not numbered in what was read"),
-    "cispo": ("2506.13585", "4 and 5"),
-    "sapo": ("2511.20347", "5 and 6, read in a digest and in TRL's code"),
+    "grpo": ("DeepSeekMath (2402.03300)", "3, without KL"),
+    "gspo": ("Group Sequence Policy Optimization (2507.18071)", "5 and 7"),
+    "reinforce": (
+        "Simple statistical gradient-following algorithms (Williams 1992)",
+        "6, with the group's mean as baseline",
+    ),
+    "vespo": (
+        "VESPO: Variational Sequence-Level Soft Policy Optimization (2602.10693)",
+        "the kernel; not numbered in what was read",
+    ),
+    "cispo": ("MiniMax-M1 (2506.13585)", "4 and 5"),
+    "sapo": ("Soft Adaptive Policy Optimization (2511.20347)", "5 and 6, read in a digest and in TRL's code"),
 }
 
 
 def write(results: Path, to: Path) -> list[Path]:
     """Write an entry for each core algorithm below the folder ``to``. Raises NotRun, BadEntry."""
-    study, written = Study(results), []
+    study, written = Recorded(results), []
     for name, (paper, equation) in CORE.items():
         arms: dict[str, submit.Arms] = {
             STABILITY.name: {key: Arm(key, STABILITY.source, each) for key, each in _of(name).items()},

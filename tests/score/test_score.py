@@ -14,12 +14,12 @@ import pytest
 
 from steadymoe.bench import cli, results
 from steadymoe.bench.audit import request as audits
-from steadymoe.bench.claims.study import Arm, Audited, NotRun
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.scores import asked, entry, kept, page, repeat, request, standard, standing, submit
-from steadymoe.bench.scores.standard import GRADIENT, PARTS, STABILITY
+from steadymoe.bench.score import asked, entry, kept, page, repeat, request, standard, standing, submit
+from steadymoe.bench.score.recorded import Arm, Audited, NotRun
+from steadymoe.bench.score.standard import GRADIENT, PARTS, STABILITY
 from steadymoe.bench.statistics.estimates import Estimate
 
 SEEDS = range(10)
