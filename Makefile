@@ -38,62 +38,23 @@ check: $(READY)
 	$(BIN)/python -m pytest -m check -rs
 	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest -n auto --dist loadfile $(SENSITIVE)
 
-# The reference study, docs/protocol.md: its first group takes four to six hours of two cores. Can be stopped, and goes on
-# where it was. What study_best runs was chosen by study_tuning.
-FIRST := study study_paper study_wide study_narrow study_replay study_frozen study_tuning study_best study_twin study_routes \
-	study_arithmetic first_testbed
-SECOND := study_mismatch study_correction study_minirl study_shift study_router study_staleness
-KEPT := study study_paper study_bands study_replay study_frozen study_tuning study_best study_twin \
-	study_routes study_arithmetic first_testbed $(SECOND)
-GSPOS_BAND := algorithm.loss.clip_low=3e-4 algorithm.loss.clip_high=4e-4
-GRPOS_BAND := algorithm.loss.clip_low=0.2 algorithm.loss.clip_high=0.27
+# The reference study, docs/protocol.md: four to six hours of two cores. `steadymoe study list` has its experiments. This
+# and the next two can be stopped and resumed.
 reference: $(READY)
-	for experiment in $(FIRST) \
-		"study_tuning algorithm=grpo $(GSPOS_BAND)" "study_tuning algorithm=gspo $(GRPOS_BAND)" \
-		"study_best algorithm=gspo optimizer.learning_rate=4e-4 $(GRPOS_BAND)" \
-		"study_best algorithm=gspo optimizer.learning_rate=4e-4" \
-		"study_routes model.config.num_hidden_layers=4 model.config.num_experts=8,128" \
-		"study_routes model.config.num_hidden_layers=4 cold_start.router_factor=1" $(SECOND) \
-		"study_correction correction=none engine.strength=0" "study_router routing=off routing.aux_loss=0.02"; do \
-		$(BIN)/steadymoe run experiment=$$experiment || exit; done
-	for experiment in study_audit study_audit_twin; do \
-		$(BIN)/steadymoe audit experiment=$$experiment || exit; \
-		$(BIN)/steadymoe audit report --experiment $$experiment --keep results/reference || exit; done
-	$(BIN)/steadymoe audit experiment=standard_gradient audit.algorithms=[grpo,gspo,reinforce,vespo,cispo,sapo]
-	$(BIN)/steadymoe audit report --experiment steadymoe-1-gradient --keep results/reference
-	for experiment in $(KEPT); do \
-		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
+	$(BIN)/steadymoe study run reference --keep results/reference
 	$(BIN)/python -m steadymoe.bench.score.kept results/reference
 	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.score.core_entries results results/board
 	$(BIN)/steadymoe board results/board --page results/board/board.html
 	$(MAKE) figures
 
-# The gates of the standard settings, docs/gates.md: Can be stopped, and goes on where it was.
-GATES := gates_stale gates_twin gates_dense gates_learning gates_mismatch gates_noise gates_chaos gates_trunk \
-	gates_branches
+# The gates of the standard settings, docs/gates.md.
 gates: $(READY)
-	for experiment in $(GATES); do \
-		$(BIN)/steadymoe run experiment=$$experiment || exit; \
-		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
+	$(BIN)/steadymoe study run gates --keep results/reference
 	$(MAKE) figures
 
-# Every algorithm's gradient on frozen rollouts, docs/audit.md, and the clip atlas, docs/clipping.md. Goes on as `gates` does.
-AUDITS := audit audit_gentle audit_mid audit_dense audit_dense_fast audit_bands audit_noise clip_atlas clip_atlas_fp8
+# Every algorithm's gradient on frozen rollouts, docs/audit.md, and the clip atlas, docs/clipping.md.
 audits: $(READY)
-	$(BIN)/steadymoe run experiment=audit_trunk
-	$(BIN)/steadymoe audit experiment=audit
-	$(BIN)/steadymoe audit experiment=audit_gentle
-	$(BIN)/steadymoe audit experiment=audit_gentle experiment_name=audit_mid audit.drift=[0,4,16] \
-		'start_from="results/runs/audit_trunk/grpo_unclipped/flat/sort/seed=$${seed}@160"'
-	$(BIN)/steadymoe audit experiment=audit_dense
-	$(BIN)/steadymoe audit experiment=audit_dense experiment_name=audit_dense_fast optimizer.learning_rate=8e-4 \
-		audit.drift=[0,16]
-	$(BIN)/steadymoe audit experiment=audit_bands
-	$(BIN)/steadymoe audit experiment=audit_noise
-	$(BIN)/steadymoe audit experiment=clip_atlas
-	$(BIN)/steadymoe audit experiment=clip_atlas experiment_name=clip_atlas_fp8 engine=fp8 task.min_operands=51
-	for experiment in $(AUDITS); do \
-		$(BIN)/steadymoe audit report --experiment $$experiment --keep results/reference || exit; done
+	$(BIN)/steadymoe study run audits --keep results/reference
 	$(MAKE) figures
 
 # Every table, figure and verdict of results/reference again, from results/reference/data and results/reference/audits.
@@ -101,8 +62,7 @@ figures: $(READY)
 	for experiment in $(notdir $(wildcard results/reference/audits/*)); do \
 		$(BIN)/steadymoe audit report --results results/reference --experiment $$experiment --format png,svg || exit; done
 	$(BIN)/steadymoe report --results results/reference --format png,svg
-	$(BIN)/steadymoe claims --results results/reference --page docs/claims.md --format png,svg
-	$(BIN)/steadymoe gates --results results/reference --page docs/gates.md
+	$(BIN)/steadymoe study --results results/reference --pages docs --format png,svg
 
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
 lint: $(READY)

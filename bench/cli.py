@@ -40,7 +40,11 @@ _AUDIT_HELP = (
 )
 
 # Verbs of earlier versions → what replaced them.
-_REPLACED = {"speed": "make speed, or python -m steadymoe.bench.speed"}
+_REPLACED = {
+    "speed": "make speed, or python -m steadymoe.bench.speed",
+    "claims": "steadymoe study",
+    "gates": "steadymoe study",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -109,6 +113,10 @@ def _answer(words: list[str]) -> None:
         from steadymoe.bench.audit import request as audit
 
         sys.exit(audit.answer(words[1:]))
+    if words[:2] == ["study", "run"]:
+        from steadymoe.bench.study import command as study
+
+        sys.exit(study.run(words[2:]))
     if words[:1] and words[0] in _REPLACED:
         print(f"steadymoe: there is no verb {words[0]}; use {_REPLACED[words[0]]}", file=sys.stderr)
         sys.exit(2)
@@ -116,8 +124,7 @@ def _answer(words: list[str]) -> None:
     verbs: dict[str, Callable[[argparse.Namespace], int]] = {
         "report": _report,
         "figures": _figures,
-        "claims": _claims,
-        "gates": _gates,
+        "study": _study,
         "board": _of_scores,
         "submit": _of_scores,
         "status": _status,
@@ -157,8 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     for verb, what in (
         ("report", "tables, figures and report.html from recorded runs"),
         ("figures", "one or several figures: `steadymoe figures --list`, `steadymoe figures fig05`"),
-        ("claims", "the verdicts of the reference study on what papers claim: docs/protocol.md"),
-        ("gates", "what the standard settings can carry, from recorded runs: docs/gates.md"),
+        ("study", "verdicts of the reference study; `steadymoe study run` and `list`: its experiments"),
         ("status", "what is on disk"),
     ):
         sub = verbs.add_parser(verb, help=what)
@@ -176,14 +182,13 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--experiment", help="draw from this experiment (default: the figure's own)")
         if verb in ("report", "figures"):
             sub.add_argument("--arms", metavar="A,B", help="only these arms, by name or algorithm (default: all)")
-        if verb in ("report", "figures", "claims"):
+        if verb in ("report", "figures", "study"):
             group = instead if verb == "report" else sub
-            shown = {"report": "; svg always", "claims": "; png always"}.get(verb, "")
+            shown = {"report": "; svg always", "study": "; png always"}.get(verb, "")
             group.add_argument("--format", default="png,svg,pdf", help=f"some of png,svg,pdf{shown} (default: all)")
-        if verb == "claims":
-            sub.add_argument("--page", type=Path, help="where the page goes (default: claims.md below the results)")
-        if verb == "gates":
-            sub.add_argument("--page", type=Path, help="write the page too, to this file")
+        if verb == "study":
+            sub.add_argument("list", nargs="?", choices=("list",), help="list the experiments instead")
+            sub.add_argument("--pages", type=Path, help="where claims.md and gates.md go (default: the results folder)")
     scores_verbs.add(verbs)
     bundle_request.add(verbs)
     trainers_request.add(verbs)
@@ -243,8 +248,8 @@ def _import(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.claims.registry import COMPARED_ELSEWHERE
     from steadymoe.bench.report import draw, report_page
+    from steadymoe.bench.study.experiments import COMPARED_ELSEWHERE
 
     results, experiment = arguments.results, arguments.experiment
     try:
@@ -285,43 +290,17 @@ def _figures(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _claims(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.claims import page
-    from steadymoe.bench.report import draw, report_page
-    from steadymoe.bench.score.recorded import NotRun
+def _study(arguments: argparse.Namespace) -> int:
+    from steadymoe.bench.report import draw
+    from steadymoe.bench.study import command
 
+    if arguments.list:
+        print(command.listing())
+        return 0
     try:
-        to = arguments.page or arguments.results / "claims.md"
-        written = page.make(arguments.results, to, _formats(arguments))
+        return command.answer(arguments.results, arguments.pages or arguments.results, _formats(arguments))
     except draw.CannotDraw as error:
         return _refuse(error)
-    except NotRun as missing:
-        damaged = report_page.left_out(arguments.results)
-        what = damaged[0] if damaged else "run them: make reference"
-        print(f"steadymoe: no ended runs of {missing} below {arguments.results}; {what}", file=sys.stderr)
-        return 2
-    for path in written:
-        print(visible(f"wrote {path}"))
-    for line in report_page.left_out(arguments.results):
-        print(line)
-    return 0
-
-
-def _gates(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.claims import gates_page
-    from steadymoe.bench.report import report_page
-    from steadymoe.bench.score.recorded import NotRun
-
-    try:
-        table, written = gates_page.make(arguments.results, arguments.page)
-    except NotRun as missing:
-        return _refuse(missing)
-    print(table)
-    for path in written:
-        print(visible(f"wrote {path}"))
-    for line in report_page.left_out(arguments.results):
-        print(line)
-    return 0
 
 
 def _formats(arguments: argparse.Namespace) -> list[str]:

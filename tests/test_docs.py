@@ -21,6 +21,7 @@ from steadymoe.bench.report import algorithm_page, archive, choices_page, tables
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.estimates import DIFFERENCE, over_seeds
+from steadymoe.bench.study import experiments
 from steadymoe.bench.support import external
 from steadymoe.bench.support.findings import ask
 
@@ -32,7 +33,7 @@ REFERENCE = ROOT / "results" / "reference"
 EXTRAS = {"accelerate", "datasets", "trl", "register_verl"}
 # A user's own files, which pages show and the checkout does not have.
 USERS = {"conf/algorithm/half_clipped.yaml", "conf/algorithm/mine.yaml", "conf/task/reverse.yaml"}
-USERS |= {"conf/model/shallow.yaml", "conf/experiment/reversal.yaml", "conf/experiment/study_<name>.yaml"}
+USERS |= {"conf/model/shallow.yaml", "conf/experiment/reversal.yaml"}
 
 
 def words_of(page: str) -> str:
@@ -113,6 +114,8 @@ def test_every_command_is_understood(page: str) -> None:
             assert len(compose.plan([word for word in words[2:] if word != "--redo"], multirun=True)) == 1
         elif words[1] == "audit" and words[2] != "report":
             assert compose.plan([word for word in words[2:] if not word.startswith("--")], multirun=True)
+        elif words[1:3] == ["study", "run"]:
+            assert experiments.chosen([word for word in words[3:] if "=" not in word and not word.startswith("--")])
         elif words[1] in ("check", "score"):
             words = [word for word in words if not word.startswith("--")]
             assert check_request.read(words[2:]).name in names(presets=True)
@@ -120,7 +123,7 @@ def test_every_command_is_understood(page: str) -> None:
             given = cli._parser().parse_args(words[1:])
             made |= {given.experiment} if words[1] == "import" else set()
             assert words[1] == "audit" or getattr(given, "experiment", None) in {None, *made}, words
-    assert {words[1] for words in commands("README.md")} >= {"run", "report", "figures", "status", "claims"}
+    assert {words[1] for words in commands("README.md")} >= {"run", "report", "figures", "status", "study"}
 
 
 def test_commands_within_a_sentence_are_understood() -> None:
@@ -279,6 +282,7 @@ ANSWERS = {
     "what makes two runs the same run?": "def config_hash",
     "what `steadymoe run` refuses before it starts?": "def refuse_others",
     "which gates a claim needs?": "STRESS",
+    "what the study runs, and under which names?": "_REFERENCE = (",
     "the gates of the standard settings, and their thresholds?": "LEAST_TWIN_GAIN",
     "how many seeds a comparison takes, by its design?": "class Design",
     "what `steadymoe calibrate` measures, and the published numbers beside it?": "def calibrate(",

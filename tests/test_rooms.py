@@ -16,7 +16,7 @@ ORDER = (
     ("report",),
     ("audit", "bundles", "calibration", "trainers", "speed"),
     ("score",),
-    ("claims",),
+    ("study",),
     ("cli",),
 )
 ONE_FILE = ("cli", "speed")

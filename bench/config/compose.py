@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -74,6 +75,26 @@ class Run:
         fields = json.loads(path.read_text())
         fields |= {"config": read(fields["plain"]), "folder": Path(fields["folder"]), "words": tuple(fields["words"])}
         return cls(**fields)
+
+
+# `experiment=name` → the command that composes it, of experiments that are no file.
+_COMMANDS: dict[str, tuple[str, ...]] = {}
+
+
+def add_experiment(name: str, node: Mapping[str, Any], command: tuple[str, ...]) -> None:
+    """Let this process compose ``experiment=name`` from ``node``, as if it were a file of ``conf/experiment``.
+
+    ``command`` is what runs it elsewhere, in place of ``steadymoe run experiment=name``.
+    """
+    ConfigStore.instance().store(group="experiment", name=name, node=dict(node), package="_global_")
+    _COMMANDS[f"experiment={name}"] = command
+
+
+def command(words: Sequence[str]) -> str:
+    """Return the command that runs ``words``."""
+    chosen = next((word for word in words if word in _COMMANDS), None)
+    program = ("steadymoe", "run") if chosen is None else _COMMANDS[chosen]
+    return shlex.join([*program, *(word for word in words if word != chosen)])
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -149,7 +170,7 @@ def run(words: Sequence[str]) -> Run:
         folder=folder,
         config_hash=config_hash(plain),
         command=external.prefix(choices, _modules(plain))
-        + shlex.join(["steadymoe", "run", *(word for word in words if not word.startswith(_OF_LAUNCHES))]),
+        + command([word for word in words if not word.startswith(_OF_LAUNCHES)]),
         words=tuple(words),
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from steadymoe.bench.config.compose import CONF
 from steadymoe.bench.report import archive, collapse_tables, tables
 from steadymoe.bench.report.figures import FIGURES, FORMATS, DataFigure, FigureSpec, save
 from steadymoe.bench.support import atomic_files, external
@@ -109,7 +110,8 @@ def find(words: Sequence[str]) -> list[FigureSpec]:
 
 def command(spec: FigureSpec) -> str:
     """The command that makes the data of a figure."""
-    return f"steadymoe run experiment={spec.experiment}"
+    of_study = spec.id in FIGURES and not (CONF / "experiment" / f"{spec.experiment}.yaml").exists()
+    return f"steadymoe study run {spec.experiment}" if of_study else f"steadymoe run experiment={spec.experiment}"
 
 
 def listing(results: Path) -> pd.DataFrame:

@@ -173,7 +173,7 @@ def figures_of(experiment: str, overview_alone: Collection[str] = ()) -> list[Fi
 
     Where no shipped figure names the experiment, every shipped figure. An experiment of ``overview_alone`` has the
     overview and a user's own figures: its arms stand beside the arms of another experiment in the figures of
-    ``steadymoe claims``.
+    ``steadymoe study``.
     """
     users = [spec for spec in draw.every().values() if spec.experiment == experiment and spec.id not in FIGURES]
     if experiment in overview_alone:

@@ -154,8 +154,8 @@ def _sweep(runs: Sequence[Run], flags: "_Flags") -> str | None:
     """The command that makes or resumes all ``runs``; None for a single run."""
     if len(runs) < 2:
         return None
-    prefixes = {run.command.partition("steadymoe run")[0] for run in runs}  # STEADYMOE_PATH, or nothing
-    return max(prefixes) + shlex.join(["steadymoe", "run", *(["-m"] if flags.multirun else []), *flags.overrides])
+    prefixes = {run.command.partition("steadymoe ")[0] for run in runs}  # STEADYMOE_PATH, or nothing
+    return max(prefixes) + compose.command([*(["-m"] if flags.multirun else []), *flags.overrides])
 
 
 @dataclass(frozen=True)

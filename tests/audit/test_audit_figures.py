@@ -13,10 +13,9 @@ import pytest
 from test_figures import said, shown
 
 from steadymoe.bench import cli
-from steadymoe.bench.audit import archive, arms, figures, report, tables
+from steadymoe.bench.audit import archive, figures, report, tables
 from steadymoe.bench.audit.gradients import BLOCKS
 from steadymoe.bench.audit.measure import COLUMNS
-from steadymoe.bench.config import compose
 
 BANDS = (1e-3, 0.1)
 LOSSES: dict[str, dict[str, Any]] = {
@@ -289,18 +288,3 @@ def test_a_name_from_data_begins_no_formula_and_no_markup(tmp_path: Path, result
     report.make(tmp_path, "noise", ["svg"], losses=["grpo", "a$_b$|<b>"])
     assert "a$_b$|&lt;b&gt;" in (tmp_path / "figures" / "noise-audit-part-ranked.svg").read_text()
     assert "a$_b$\\|\\<b>" in (tmp_path / "tables" / "noise-audit-part-ranking.md").read_text()
-
-
-def test_the_experiments_of_the_map_and_of_the_dose_have_their_arms(tmp_path: Path) -> None:
-    common = ["seed=300", f"results_dir={tmp_path}"]
-    (run,) = compose.plan(["experiment=audit_bands", *common], multirun=True)
-    of_arms = [dict(word.split("=") for word in words) for words in arms.words_of(run.config.audit).values()]
-    low, high = "algorithm.loss.clip_low", "algorithm.loss.clip_high"
-    even = [(arm["algorithm"], float(arm[low])) for arm in of_arms if low in arm and arm[low] == arm[high]]
-    wanted = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 0.999)
-    assert sorted(even) == sorted(itertools.product(("grpo", "gspo"), wanted))
-    papers = [{"algorithm": "gspo"}, {"algorithm": "grpo", high: "0.27"}]
-    assert [arm for arm in of_arms if low not in arm] == papers
-    noisy = compose.plan(["experiment=audit_noise", *common], multirun=True)
-    assert [run.config.engine["strength"] for run in noisy] == [0, 1]
-    assert all(run.config.engine["relative"] and run.config.audit.routing == ("free", "r2", "r3") for run in noisy)

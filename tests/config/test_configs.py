@@ -157,7 +157,7 @@ def test_a_point_of_a_sweep_is_what_hydra_composes(text: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["experiment=gates_dense", "algorithm=grpo_unclipped", "updates_per_rollout=1", "seed=3"],
+        ["experiment=best_last", "algorithm=grpo_unclipped", "updates_per_rollout=1", "seed=3"],
         ["experiment=stale", "model=dense_flat", "optimizer.learning_rate=3e-3"],
         ["routing=r2", "advantage=leave_one_out"],
         ["hydra/launcher=basic", "correction=tis"],
@@ -175,7 +175,7 @@ def test_the_named_configs_of_a_point_are_what_hydra_composes_of_them_in_full(wo
 
 
 def test_hydras_own_settings_are_what_hydra_composes() -> None:
-    words = ["experiment=gates_dense", "hydra.launcher.n_jobs=2", "results_dir=elsewhere", "experiment_name=mine"]
+    words = ["experiment=best_last", "hydra.launcher.n_jobs=2", "results_dir=elsewhere", "experiment_name=mine"]
     with compose._hydra():
         ours, theirs = names.settings(words).hydra, hydra.compose("config", words, return_hydra_config=True).hydra
         assert ours.sweep.dir == theirs.sweep.dir == "elsewhere/sweeps/mine"
@@ -192,6 +192,5 @@ def test_an_experiment_says_its_command_and_number_of_runs(name: str) -> None:
     verb, made = ("audit", "audits") if f"steadymoe audit experiment={name} " in text else ("run", "runs")
     assert f"steadymoe {verb} experiment={name}" in text
     assert f"{len(runs)} {made}" in text
-    others = {"study_wide": "study_bands", "study_narrow": "study_bands"}  # two arms of one table
-    others |= {part.experiment: part.folder for part in standard.PARTS}
+    others = {part.experiment: part.folder for part in standard.PARTS}
     assert yaml.safe_load(text)["experiment_name"] == others.get(name, name)

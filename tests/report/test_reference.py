@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from test_claims import known_arms
+from test_experiments import known_arms
 
-from steadymoe.bench.claims import page, registry
-from steadymoe.bench.claims.gates import Need, Standing
-from steadymoe.bench.claims.verdict import LEGS, findings
-from steadymoe.bench.claims.verdicts import Verdicts, stem
 from steadymoe.bench.report import archive, draw, report_page
 from steadymoe.bench.score.arms import GRPO
+from steadymoe.bench.score.recorded import Recorded
+from steadymoe.bench.study import claims_page, experiments
+from steadymoe.bench.study.claim import LEGS, findings
+from steadymoe.bench.study.gates import Gate, Need
+from steadymoe.bench.study.verdicts import CLAIMS, Verdicts, stem
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -38,7 +39,7 @@ def test_every_table_has_its_data() -> None:
         "claims_usefulness",
         "contrasts",
         "gates",
-        *(stem(claim) for claim in registry.CLAIMS),
+        *(stem(claim) for claim in CLAIMS),
     }
     audits = {path.parent.name for path in (REFERENCE / "audits").glob("*/audits.parquet")}
     assert named - claims == {*KEPT, *WITHOUT_DATA, *audits}
@@ -48,7 +49,7 @@ def test_every_table_has_its_data() -> None:
 def test_tables_and_figures_are_those_of_the_data(experiment: str) -> None:
     data = draw.data(archive.load(REFERENCE, experiment))
     texts = report_page.texts(experiment, report_page.shown_tables(data), data["runs"])
-    for spec in report_page.figures_of(experiment, registry.COMPARED_ELSEWHERE):
+    for spec in report_page.figures_of(experiment, experiments.COMPARED_ELSEWHERE):
         if (lack := spec.lacks(data)) is None:
             texts |= draw.texts(spec, spec.figure(data), experiment)
             for suffix in ("png", "svg"):
@@ -63,12 +64,12 @@ def test_tables_and_figures_are_those_of_the_data(experiment: str) -> None:
 
 @pytest.fixture(scope="module")
 def verdicts() -> Verdicts:
-    return Verdicts(REFERENCE)
+    return Verdicts(Recorded(REFERENCE))
 
 
 @pytest.fixture(scope="module")
 def shown(verdicts: Verdicts) -> str:
-    return page.text(verdicts, "../results/reference/figures")
+    return claims_page.text(verdicts, "../results/reference/figures")
 
 
 def test_the_verdicts_are_those_of_the_data(verdicts: Verdicts, shown: str) -> None:
@@ -82,27 +83,26 @@ def test_the_verdicts_are_those_of_the_data(verdicts: Verdicts, shown: str) -> N
 
 
 def test_a_claim_is_answered_where_its_runs_and_gates_are_there(verdicts: Verdicts, shown: str) -> None:
-    for claim in registry.CLAIMS:
+    for claim in CLAIMS:
         section = shown.partition(f"## Claim {claim.number}\n")[2].partition("\n## ")[0]
         for leg in LEGS:
-            found = [each for each in verdicts.found[claim.number] if each.outcome.leg == leg]
-            assert (verdicts.of(claim, leg) is None) is (not found)
+            found = [each for each in verdicts.findings[claim.number] if each.outcome.leg == leg]
+            assert (verdicts.verdict(claim, leg) is None) is (not found)
             lacking = [each for each in found if each.verdict == "not run"]
-            assert all("to be run" in each.decides and each.seen.estimate.n == 0 for each in lacking)
-            assert (verdicts.of(claim, leg) == "not run") is bool(lacking and len(lacking) == len(found))
-        if claim.figure == "answer" and len(verdicts.there(claim)) == len(claim.arms):
+            assert all("to be run" in each.decides and each.measured.estimate.n == 0 for each in lacking)
+            assert (verdicts.verdict(claim, leg) == "not run") is bool(lacking and len(lacking) == len(found))
+        if claim.figure == "answer" and len(verdicts.recorded(claim)) == len(claim.arms):
             controls = ("frozen", "GRPO unclipped", "on policy") if "stale" in str(claim.needs) else ("exact",)
             assert all(control in section for control in controls), claim.number
         assert ("rests on reconstructions" in section) is (claim.number == 10)
 
 
-def test_every_arm_has_the_seeds_of_the_protocol(verdicts: Verdicts) -> None:
+def test_every_recorded_arm_has_the_seeds_of_its_experiment(verdicts: Verdicts) -> None:
     there = [arm for arm in known_arms() if verdicts.study.has(arm)]
     assert len(there) > 30
-    seeds = {"study_tuning": range(100, 103), "first_testbed": range(100, 103), "gates_twin": range(200, 210)}
-    seeds |= {"study_routes": range(8), "study_arithmetic": range(8)}
+    seeds = {row.recorded_as: row.seeds for row in experiments.TABLE.values()}
     for arm in there:
-        assert verdicts.study.first(arm).index.tolist() == list(seeds.get(arm.experiment, range(10))), arm
+        assert verdicts.study.first(arm).index.tolist() == list(seeds[arm.experiment]), arm
 
 
 def test_arms_of_one_setting_start_with_the_same_rollouts(verdicts: Verdicts) -> None:
@@ -113,8 +113,8 @@ def test_arms_of_one_setting_start_with_the_same_rollouts(verdicts: Verdicts) ->
 
 
 def test_with_a_gate_failed_nothing_is_answered(verdicts: Verdicts) -> None:
-    failed = Standing(Need("V2", "stale"), "failed", "seen")
-    for claim in registry.CLAIMS:
+    failed = Gate(Need("V2", "stale"), "failed", "seen")
+    for claim in CLAIMS:
         for each in findings(verdicts.study, claim.outcomes, [failed], [failed]):
             assert each.verdict == "not testable here"
 
@@ -131,21 +131,21 @@ def test_the_readmes_first_screen_is_what_the_study_says(verdicts: Verdicts) -> 
         assert number == effects[int(claim), letter], (claim, letter)
     page_of_claims = (DOCS / "claims.md").read_text()
     assert all(number in page_of_claims for number in re.findall(r"-?\d\.\d+ \[[-\d., ]+\]", result))
-    assert verdicts.answered() in result
+    assert verdicts.counts() in result
 
 
 def test_the_second_opinion_agrees_with_the_table_of_claims(verdicts: Verdicts) -> None:
     script = DOCS.parent / "tests" / "oracles" / "study_effects.py"
     made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
     assert made == (DOCS.parent / "tests" / "recorded" / "study_effects.csv").read_text()
-    known = {each.outcome.what: each for found in verdicts.found.values() for each in found}
+    known = {each.outcome.what: each for found in verdicts.findings.values() for each in found}
     compared = set()
     for row in pd.read_csv(io.StringIO(made)).itertuples():
         if (each := known.get(what := f"{row.what}, {row.ours} less {row.theirs}")) is not None:
-            assert each.seen.estimate.n == row.n
-            assert np.mean(each.seen.seeds) == pytest.approx(row.mean, abs=1e-9)
+            assert each.measured.estimate.n == row.n
+            assert np.mean(each.measured.seeds) == pytest.approx(row.mean, abs=1e-9)
             if each.outcome.threshold == 0:
                 assert each.p == pytest.approx(row.p, abs=1e-9)
             compared.add(what)
     plain = re.compile(r"(mean reward|held-out accuracy|usefulness), (?!.*(MoE less|at its best))")
-    assert compared == {what for what, each in known.items() if plain.match(what) and each.seen.estimate.n}
+    assert compared == {what for what, each in known.items() if plain.match(what) and each.measured.estimate.n}

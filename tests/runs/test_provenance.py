@@ -262,7 +262,7 @@ def test_no_verb_but_run_imports_what_a_results_folder_names(
         ["report", "--export", "csv"],
         ["figures", "--list"],
         ["figures", "fig02", "--experiment", "study", "--format", "svg"],
-        ["claims", "--format", "svg"],
+        ["study", "--format", "svg"],
     ):
         steadymoe(monkeypatch, *words)
     assert Path("kept/data/study").is_dir()

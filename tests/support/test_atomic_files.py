@@ -45,13 +45,16 @@ def test_what_is_not_a_regular_file_is_refused_and_stays(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place = tmp_path / "place"
+    place = tmp_path / "claims.md"
     MAKE[kind](place)
     before, names = place.lstat(), sorted(tmp_path.iterdir())
     with pytest.raises(FileExistsError, match="not a regular file"):
         atomic_files.write_json(place, 1)
-    for verb in (["gates"], ["claims"], ["board", "."]):  # before they look for anything to show
-        assert steadymoe(monkeypatch, *verb, "--page", str(place)) == 2
+    for words in (
+        ["study", "--pages", "."],
+        ["board", ".", "--page", str(place)],
+    ):  # before they look for anything to show
+        assert steadymoe(monkeypatch, *words) == 2
         said = capsys.readouterr().err
         assert (said.count("\n"), "not a regular file" in said) == (1, True)
     after = place.lstat()

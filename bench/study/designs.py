@@ -1,0 +1,93 @@
+"""What a seed buys: the spread of paired differences by the design of a comparison, and the floor that chaos sets.
+
+Two runs that begin with weights 1e-7 apart end apart: this spread, the floor of chaos, stays between any two arms that
+are compared as whole runs. Branches of one trunk share what came before them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
+from steadymoe.bench.statistics.comparisons import seeds_needed
+from steadymoe.bench.statistics.estimates import DIFFERENCE, LEAST_FOR_INTERVAL, Estimate, over_seeds
+from steadymoe.bench.study.experiments import arm
+from steadymoe.bench.study.gates import RESOLUTION, STALE
+
+DISTURBED = arm("GRPO, weights disturbed by 1e-7", "gates_chaos", "grpo")
+BRANCHES = {
+    name: arm(f"{label}, branch", "gates_branches", name) for name, label in (("grpo", "GRPO"), ("gspo", "GSPO"))
+}
+TRUNK = arm("trunk", "gates_trunk", "grpo")
+# Design, the two arms, and what else a seed of it needs.
+_COMPARED: tuple[tuple[str, Arm, Arm, tuple[Arm, ...]], ...] = (
+    ("whole runs", STALE["gspo"], STALE["grpo"], ()),
+    ("branches of one trunk", BRANCHES["gspo"], BRANCHES["grpo"], (TRUNK,)),
+    ("floor of chaos", DISTURBED, STALE["grpo"], ()),
+)
+_OUTCOMES = {
+    "mean reward": Recorded.mean_reward,
+    "final reward": Recorded.final,
+    "held-out accuracy": Recorded.held_out,
+}
+
+
+@dataclass(frozen=True)
+class Design:
+    """One way to compare two arms, by one outcome."""
+
+    name: str
+    compared: str
+    outcome: str
+    difference: Estimate
+    deviation: float
+    """The standard deviation of the differences, seed by seed."""
+    seeds: int
+    """How many seeds find a difference of ``gates.RESOLUTION`` with 80 % power."""
+    updates: float
+    """How many gradient updates the runs of these seeds make."""
+
+
+def designs(study: Recorded) -> list[Design]:
+    """The designs whose arms have ended at three common seeds or more."""
+    found = []
+    for name, one, over, further in _COMPARED:
+        for outcome, number in _OUTCOMES.items():
+            try:
+                apart = (number(study, one) - number(study, over)).dropna()
+            except NotRun:
+                continue
+            if len(apart) < LEAST_FOR_INTERVAL:
+                continue
+            needed = seeds_needed(apart.tolist(), RESOLUTION)
+            design = Design(
+                name,
+                f"{one.label} less {over.label}",
+                outcome,
+                difference=over_seeds(apart.tolist(), bounds=DIFFERENCE),
+                deviation=float(np.std(apart, ddof=1)),
+                seeds=needed,
+                updates=needed * sum(_updates(study, each) for each in (one, over, *further)),
+            )
+            found.append(design)
+    return found
+
+
+def seconds_an_update(study: Recorded) -> float | None:
+    """How long a gradient update takes in a run, all included, on one core; None if no run has ended.
+
+    Runs share a machine with other work, so it is the time of the quickest arm (the median over its seeds).
+    """
+    paces = []
+    for each in [each for _, one, other, further in _COMPARED for each in (one, other, *further)]:
+        if study.has(each):
+            wall = float(study.tables([each])["runs"]["wall_seconds"].median())
+            paces.append(wall / _updates(study, each))
+    return min(paces, default=None)
+
+
+def _updates(study: Recorded, arm: Arm) -> float:
+    """The gradient updates of a run of the arm, the median over seeds."""
+    steps = study.tables([arm])["steps"]
+    made = steps[steps["metric"] == "reward"].groupby("seed")["updates_per_rollout"].sum()
+    return float(made.median())

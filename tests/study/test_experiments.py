@@ -1,0 +1,121 @@
+"""The table of experiments: what Hydra composes of it, the arms and pages that follow from it, and its command."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.identity import axes_name
+from steadymoe.bench.score import arms as standard_arms
+from steadymoe.bench.score.recorded import Arm
+from steadymoe.bench.study import arms, command, designs, experiments, gates
+from steadymoe.bench.study.experiments import PARTS, TABLE, Experiment
+from steadymoe.bench.study.verdicts import CLAIMS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def registered() -> None:
+    experiments.register()
+
+
+def arms_in(found: object) -> list[Arm]:
+    if isinstance(found, Arm):
+        return [found]
+    parts = found.values() if isinstance(found, dict) else found if isinstance(found, tuple) else ()
+    return [arm for part in parts for arm in arms_in(part)]
+
+
+def known_arms() -> list[Arm]:
+    """The arms of the study, of its gates and designs, and of the standard below it."""
+    named = [*vars(standard_arms).items(), *vars(arms).items(), *vars(gates).items(), *vars(designs).items()]
+    return [arm for name, found in named if name.isupper() for arm in arms_in(found)]
+
+
+@pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
+def test_hydra_composes_of_a_row_the_runs_that_the_table_says(row: Experiment) -> None:
+    trunk = ["start_from=null"] if "start_from" in row.sets else []  # which need not be there
+    runs = [run for words in row.commands for run in compose.plan([*words, *trunk])]
+    assert len(runs) == row.runs
+    assert {run.config.experiment_name for run in runs} == {row.recorded_as}
+    if not (row.audits or trunk):
+        planned = {(run.choices["algorithm"], axes_name(run.axes)) for run in runs}
+        assert {(point["algorithm"], axes_name(row.axes(point))) for point in row.points()} == planned
+
+
+def test_recorded_runs_have_the_hashes_of_the_table() -> None:
+    for name in ("study_best", "study_minirl", "gates_dense"):
+        kept = pd.read_parquet(ROOT / "results" / "reference" / "data" / name / "runs.parquet")
+        runs = [run for words in TABLE[name].commands for run in compose.plan(words)]
+        assert set(kept["config_hash"]) == {run.config_hash for run in runs}
+
+
+def test_every_arm_is_one_that_an_experiment_runs() -> None:
+    planned = {
+        (row.recorded_as, point["algorithm"], axes_name(row.axes(point)))
+        for row in TABLE.values()
+        if not row.audits
+        for point in row.points()
+    }
+    known = {(arm.experiment, arm.algorithm, axes_name(arm.axes)) for arm in known_arms()}
+    assert len(known) > 80
+    assert known <= planned
+
+
+def test_an_arm_that_no_experiment_runs_is_refused() -> None:
+    for algorithm, overrides in (("gspo", "optimizer.learning_rate=1.0"), ("vespo", ""), ("grpo", "")):
+        with pytest.raises(LookupError, match=r"x: .* arms of study_tuning"):
+            experiments.arm("x", "study_tuning", algorithm, overrides)
+
+
+def test_the_pages_name_experiments_of_the_table_and_the_protocol_its_seeds() -> None:
+    for page in ("protocol.md", "gates.md", "claims.md", "calibration.md", "audit.md"):
+        text = (ROOT / "docs" / page).read_text()
+        named = set(re.findall(r"`(?:experiment=)?((?:study|gates)_\w+)`", text))
+        named |= {name for names in re.findall(r"^steadymoe study run (\w+)", text, re.MULTILINE) for name in [names]}
+        assert named <= {*TABLE, *PARTS, *(row.recorded_as for row in TABLE.values())}, page
+    assert {name for claim in CLAIMS for name in claim.experiments} <= TABLE.keys()
+    for row in (*PARTS["reference"], *PARTS["gates"]):
+        tuning = row.name in ("study_tuning", "first_testbed")
+        gate = row in PARTS["gates"]
+        allowed = (
+            range(100, 120) if tuning else range(200, 230) if gate else range(300, 330) if row.audits else range(10)
+        )
+        assert set(row.seeds) <= set(allowed), row.name
+
+
+def test_the_makefile_runs_parts_of_the_table() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert set(re.findall(r"steadymoe study run (\w+)", makefile)) == {"reference", "gates", "audits"}
+
+
+def test_the_command_of_a_run_makes_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = compose.plan(["experiment=study_best", "seed=3", f"results_dir={tmp_path}"])[0]
+    words = shlex.split(run.command)
+    assert words[:4] == ["steadymoe", "study", "run", "study_best"]
+    assert command.run([*words[3:], "--dry"]) == 0
+    assert "1 runs: 1 waiting" in capsys.readouterr().out
+    assert command.run(["study_best", f"results_dir={tmp_path}", "--dry"]) == 0
+    assert "10 runs: 10 waiting" in capsys.readouterr().out
+    assert command.run(["study_audit", "seed=305", f"results_dir={tmp_path}", "--dry"]) == 0
+    assert f"{tmp_path}/audits/study_audit/" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", [["study_bset"], ["study_best", "--redoo"], ["study_best", "algorithm=nothing"], ["--keep"]]
+)
+def test_a_wrong_word_is_answered_in_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.run(words) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_list_has_every_experiment_with_its_number_of_runs() -> None:
+    lines = command.listing().splitlines()
+    assert len(lines) == 2 + len(TABLE)
+    (line,) = [line for line in lines if "| study_tuning " in line]
+    assert "| 48 runs " in line
