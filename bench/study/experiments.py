@@ -471,7 +471,7 @@ PARTS = {"reference": _REFERENCE, "gates": _GATES, "audits": _AUDITS, "controls"
 TABLE = {each.name: each for part in PARTS.values() for each in part}
 # Their arms stand next to arms of other experiments on the pages, so reports have no figures of them alone.
 COMPARED_ELSEWHERE = {each.recorded_as for part in (_REFERENCE, _GATES) for each in part}
-COMPARED_ELSEWHERE -= {"study", "study_arithmetic", "first_testbed"}
+COMPARED_ELSEWHERE -= {"study", "study_bands", "study_arithmetic", "first_testbed"}
 
 
 def register() -> None:
