@@ -119,7 +119,7 @@ def test_every_command_is_understood(page: str) -> None:
             given = cli._parser().parse_args(words[1:])
             made |= {given.experiment} if words[1] == "import" else set()
             assert words[1] == "audit" or getattr(given, "experiment", None) in {None, *made}, words
-    assert {words[1] for words in commands("README.md")} >= {"run", "report", "figures", "status", "claims"}
+    assert {words[1] for words in commands("README.md")} >= {"run", "report", "figures", "status"}
 
 
 def test_commands_within_a_sentence_are_understood() -> None:
@@ -178,7 +178,6 @@ def test_what_the_quick_starts_page_says_is_in_its_data() -> None:
     risen = {name: sum(rise[arm, seed] > 0 for arm, seed in rise if arm == name) for name, _ in rise}
     assert risen == {"gspo": 3, "grpo": 3, "grpo_unclipped": 0}
     assert "ends below its start in all three seeds; GRPO and GSPO end above their start in all three" in page
-    assert "GRPO and GSPO rise above it in each of three seeds" in words_of("README.md")
 
     def mean(metric: str, **where: int) -> pd.Series:
         chosen = steps[steps["metric"] == metric]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.claims import contrasts, doses, figures, replay
-from steadymoe.bench.claims.arms import FIRST_TESTBED, FROZEN, GRPO, GSPO, ON_POLICY, PAPERS, TUNED, UNCLIPPED
+from steadymoe.bench.claims.arms import BEST, FIRST_TESTBED, FROZEN, GRPO, GSPO, ON_POLICY, PAPERS, TUNED, UNCLIPPED
 from steadymoe.bench.claims.effects import DRIFT, NoNumber, best_setting
 from steadymoe.bench.claims.gates import MISMATCH, blocking, keeps, moe_effect, standings
 from steadymoe.bench.claims.registry import CLAIMS
@@ -28,7 +28,7 @@ SPECS = {spec.id: spec for spec in (OUTCOMES, ANSWER, DOSE, REPLAY)}
 # The units whose outcomes have a figure.
 DRAWN = ("reward", "accuracy", "usefulness")
 # The arms of README's first screen.
-FIRST = (ON_POLICY, GSPO, PAPERS, FROZEN, UNCLIPPED)
+FIRST = (ON_POLICY, BEST["grpo"], BEST["gspo, own band"], GSPO, PAPERS, FROZEN, UNCLIPPED)
 
 
 class Verdicts:

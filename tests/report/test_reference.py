@@ -120,18 +120,10 @@ def test_with_a_gate_failed_nothing_is_answered(verdicts: Verdicts) -> None:
             assert each.verdict == "not testable here"
 
 
-def test_the_readmes_first_screen_is_what_the_study_says(verdicts: Verdicts) -> None:
-    readme = (DOCS.parent / "README.md").read_text()
-    result = readme.partition("## What was found")[2].partition("\n## ")[0]
+def test_the_readmes_table_and_count_of_verdicts_are_those_of_the_study(verdicts: Verdicts) -> None:
+    result = (DOCS.parent / "README.md").read_text().partition("## What was found")[2].partition("\n## ")[0]
     assert verdicts.first_screen() in result
-    assert "frozen" in verdicts.first_screen()
-    effects = {(row["claim"], row["letter"]): str(row["effect"]) for _, row in verdicts.table().iterrows()}
-    cited = re.findall(r"(-?\d\.\d+ \[[-\d., ]+\]) \(claim (\d+) (\w)\)", result)
-    assert len(cited) == len(re.findall(r"\(claim", result)) > 10
-    for number, claim, letter in cited:
-        assert number == effects[int(claim), letter], (claim, letter)
-    page_of_claims = (DOCS / "claims.md").read_text()
-    assert all(number in page_of_claims for number in re.findall(r"-?\d\.\d+ \[[-\d., ]+\]", result))
+    assert {"frozen", "GSPO 3e-4/4e-4, lr 4e-4"} <= set(re.findall(r"^\| (.*?) +\|", result, re.MULTILINE))
     assert verdicts.answered() in result
 
 
