@@ -36,10 +36,10 @@ def plan(*overrides: str) -> "list[Run]":
 def run(planned: "Run") -> str:
     """Make one run in this process, from where it was left, and return its status.
 
-    The status is ``finished``; ``diverged`` (it collapsed, or met a number that is not finite); ``failed`` (what went
-    wrong is ``error`` in the ``run.json`` of its folder); or ``running`` if another process is at it. A run that has
-    ended is left as it is. Sets the number of torch's threads to the config's ``threads``. A relative ``results_dir``
-    starts at the current folder, so do not change it between ``plan`` and ``run``.
+    The status is ``finished``; ``collapsed`` (by the rule); ``diverged`` (a number was not finite); ``failed`` (what
+    went wrong is ``error`` in the ``run.json`` of its folder); or ``running`` if another process is at it. A run that
+    has ended is left as it is. Sets the number of torch's threads to the config's ``threads``. A relative
+    ``results_dir`` starts at the current folder, so do not change it between ``plan`` and ``run``.
 
     Raises ConfigError where the run's folder holds a run of another config, or an ended run of other code.
     """

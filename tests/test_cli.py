@@ -13,6 +13,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from hydra.utils import instantiate
@@ -23,7 +24,7 @@ from test_execute import SMALL
 from steadymoe.bench import cli
 from steadymoe.bench.config import compose, identity, memory
 from steadymoe.bench.report import report_page
-from steadymoe.bench.runs import execute, progress, record
+from steadymoe.bench.runs import dry, execute, progress, record
 from steadymoe.bench.support import atomic_files, revision
 from steadymoe.bench.training import cold_start
 
@@ -221,7 +222,11 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert steadymoe(monkeypatch, *words) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[0] == "4 runs: 4 waiting"
-    assert said[1] == "minutes: unknown; no run with the settings of 4 of 4 runs has ended on this machine"
+    assert said[1].startswith("minutes: about ")
+    assert "a rough estimate: 4 of 4 runs at the pace of reference runs" in said[1]
+    monkeypatch.setattr(dry, "_REFERENCE", tmp_path / "a wheel has none")
+    assert steadymoe(monkeypatch, *words) == 0
+    assert "minutes: unknown; no run with these settings has ended here" in capfd.readouterr().out
     assert files() == {}
     monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
     ended, damaged = compose.plan([*SMALL, f"results_dir={tmp_path}/made", "seed=0,1"], multirun=True)
@@ -240,8 +245,34 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert said[1].startswith("minutes: about 15.0, 2 at once, at the pace of ended runs with such settings")
     assert said[1].endswith("cold starts come on top, 3 of them")
     assert steadymoe(monkeypatch, *words, "rollout.responses=16") == 0
-    assert "minutes: unknown; no run with the settings of 4 of 4" in capfd.readouterr().out
+    assert "minutes: unknown; no run with these settings" in capfd.readouterr().out
     assert files() == before
+
+
+def test_the_pace_of_a_first_run_is_guessed_from_the_most_alike_reference_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry, "_REFERENCE", tmp_path)
+    columns = ["model", "task", "prompts", "responses", "updates_per_rollout", "steps", "wall_seconds"]
+    rows = [
+        ("micro", "chain", 16, 8, 4, 10, 100.0),  # 10 seconds a step
+        ("micro", "chain", 16, 8, 4, 10, 120.0),
+        ("micro", "chain", 16, 8, 4, 10, 900.0),  # another process was at work: the median is 12
+        ("micro", "chain", 32, 8, 8, 10, 1000.0),
+        ("micro", "sort", 16, 8, 4, 10, 500.0),
+        ("flat", "chain", 16, 8, 4, 10, 7000.0),
+    ]
+    (tmp_path / "recorded").mkdir()
+    pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "recorded" / "runs.parquet")
+
+    def pace(*words: str) -> float | None:
+        (run,) = compose.plan(["model=micro", "task=chain", "rollout.responses=8", *words])
+        return dry._guess(run, dry._reference())
+
+    assert pace("rollout.prompts=16", "updates_per_rollout=4") == pytest.approx(12)
+    assert pace("rollout.prompts=32", "updates_per_rollout=8") == pytest.approx(100)
+    assert pace("rollout.prompts=64", "updates_per_rollout=4", "task=sort") == pytest.approx(4 * 50)
+    assert pace("model=deep") is None
 
 
 def test_the_status_of_a_folder_that_is_not_there_is_no_success(
@@ -601,10 +632,10 @@ def test_time_left_is_the_steps_left_at_the_pace_so_far_shared_by_the_runs_at_wo
     assert progress._left([state("cold start", 0, None)]) == "?"
 
 
-def test_the_best_so_far_and_the_diverged_are_told() -> None:
-    states = [{"status": "finished", "best_reward": 0.25}, {"status": "diverged", "best_reward": 0.1}]
+def test_the_best_so_far_and_the_collapsed_are_told() -> None:
+    states = [{"status": "finished", "best_reward": 0.25}, {"status": "collapsed", "best_reward": 0.1}]
     states += [{"status": "running", "best_reward": 0.75, "reward": 0.2}, {"status": "waiting", "best_reward": None}]
-    assert progress._best_and_worst(["a", "b", "c", "d"], states) == " · best 0.75 (c) · 1 diverged"
+    assert progress._best_and_worst(["a", "b", "c", "d"], states) == " · best 0.75 (c) · 1 collapsed"
     assert progress._best_and_worst(["d"], states[3:]) == ""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.report import archive, collapse_tables, collect, draw, head_to_head, tables, web
+from steadymoe.bench.report import archive, collapse_tables, collect, draw, head_to_head, headline, tables, web
 from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
@@ -76,7 +76,8 @@ def make(
         warning += "".join(f"Nothing to learn from: {visible(line)}.\n\n" for line in section["silent"])
         markdown.append(f"{visible(name)}\n\n{warning}{table}\n")
     lines, absent = left_out(results, experiment), list(missing.values())
-    page = web.render("report", "report_page.html", sections=sections, missing=absent, left_out=lines)
+    terms = headline.TERMS | outcome.TERMS
+    page = web.render("report", "report_page.html", sections=sections, missing=absent, left_out=lines, terms=terms)
     atomic_files.write(results / "report.html", lambda temporary: temporary.write_text(page))
     return Report([*files, results / "report.html"], "\n".join(markdown), absent, lines)
 
@@ -183,11 +184,22 @@ def figures_of(experiment: str, overview_alone: Collection[str] = ()) -> list[Fi
     return [FIGURES["overview"], *(spec for spec in own or FIGURES.values() if spec.id != "overview"), *users]
 
 
-def _protocol(runs: pd.DataFrame) -> dict[str, str]:
-    """Setting → the values that occur in the runs."""
+def _settings(runs: pd.DataFrame) -> pd.DataFrame:
+    """The values of each setting that occur in the runs."""
     keys = ["task", "model", "engine", "routing", "correction", "steps", *collect.NUMBERS, "seed"]
     values = {key.replace("_", " "): sorted(runs[key].dropna().unique().tolist()) for key in keys if key in runs}
-    return {key: ", ".join(map(str, found)) for key, found in values.items()}
+    return pd.DataFrame({"setting": list(values), "values": [", ".join(map(str, found)) for found in values.values()]})
+
+
+def _listed(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row for each run, with what makes it again."""
+    rows: list[Any] = runs.to_dict("records")
+    listed = runs[["arm", "seed"]].assign(
+        **{"status": [outcome.recorded(run) for run in rows], "by today's rule": [outcome.judged(run) for run in rows]}
+    )
+    listed["seconds"] = runs["wall_seconds"].astype(float).map("{:.0f}".format, na_action="ignore")
+    more = {"config_hash": "config", "revision": "code", "machine": "machine", "command": "command"}
+    return listed.join(runs[[*more]].rename(columns=more).assign(code=runs["revision"].str[:8]))
 
 
 def _mixed(runs: pd.DataFrame) -> list[str]:
@@ -238,15 +250,14 @@ def _section(
     section = {
         "name": visible(name),
         "arms": arms,
-        "tables": [
-            {"header": list(table.columns), "rows": web.cells(table), "caption": caption}
-            for table, caption in shown.values()
-        ],
+        "said": headline.sentences(shown),
+        "first": headline.table(shown),
+        "caption": headline.CAPTION,
+        "tables": {kind.replace("_", " ").capitalize(): each for kind, each in shown.items()}
+        | {"Settings": (_settings(runs), ""), "Runs": (_listed(found), "")},
         "figures": figures,
-        "runs": found.to_dict("records"),
         "mixed": _mixed(runs),
         "silent": outcome.silent_arms(recorded["steps"]),
-        "protocol": _protocol(runs),
         **_samples(runs),
     }
     return section, files, tables.to_markdown(shown["summary"][0]), lacking

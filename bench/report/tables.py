@@ -102,7 +102,7 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
             "arm": arm,
             "n": len(ours),
             "collapsed": _judged(ours, "collapsed_step").sum(min_count=1),
-            "collapsed (recorded)": int((ours["status"] == "diverged").sum()),
+            "collapsed (recorded)": int((ours["status"] != "finished").sum()),
             "falling": _judged(ours, "falling_since").sum(min_count=1),
         }
         rows.append(row | _estimates(steps, arm, SUMMARY))
@@ -151,7 +151,7 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | No
         row: dict[str, object] = {"arm": arm, "n": len(ours)}
         row |= {column: estimates.pop(column) for column in ("start", "final reward")}
         row |= {"p (Holm)": p_values[str(arm)], "collapsed": float(_judged(ours, "collapsed_step").mean())}
-        row |= {"collapsed (recorded)": float((ours["status"] == "diverged").mean())}
+        row |= {"collapsed (recorded)": float((ours["status"] != "finished").mean())}
         rows.append(row | ({} if more is None else more.loc[str(arm)].to_dict()) | estimates)
     rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
     table = pd.DataFrame(rows)

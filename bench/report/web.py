@@ -14,6 +14,7 @@ def render(room: str, template: str, **values: Any) -> str:
     """The text of the page ``template`` in the folder ``bench/<room>``."""
     loader = jinja2.ChoiceLoader([jinja2.PackageLoader(f"steadymoe.bench.{each}", ".") for each in (room, _SHARED)])
     environment = jinja2.Environment(autoescape=True, loader=loader, trim_blocks=True, undefined=jinja2.StrictUndefined)
+    environment.globals["cells"] = cells
     return environment.get_template(template).render(**values)
 
 

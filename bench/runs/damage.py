@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from steadymoe.bench.measurement import columns
 
-STATUSES = ("running", "interrupted", "failed", "finished", "diverged")
+STATUSES = ("running", "interrupted", "failed", "finished", "collapsed", "diverged")
 # Dotted place in run.json → type; every run.json has these facts.
 _FACTS: dict[str, type | tuple[type, ...]] = {
     "status": str,

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from steadymoe.bench.config.compose import Run
 from steadymoe.bench.config.identity import flatten, is_neutral
 from steadymoe.bench.runs import execute, provenance, record
@@ -14,6 +16,8 @@ from steadymoe.bench.training import cold_start
 # its ``sampling``.
 _COSTS = ["model", "task", "rollout", "savings", "probe", "evaluation", "routing", "engine", "correction"]
 _COSTS += ["updates_per_rollout", "device", "precision", "experts", "compile", "threads", "measure", "microbatch"]
+# The committed runs of the reference study, with their times; a wheel does not carry them.
+_REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "data"
 
 
 def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]:
@@ -34,25 +38,56 @@ def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]
 
 
 def _minutes(runs: Sequence[Run], processes: int | None) -> str:
-    """The time of all remaining steps, if for every run a run with the same settings has ended; else "unknown"."""
-    paces = _paces(Path(runs[0].config.results_dir))
-    seconds, unknown, known = 0.0, 0, 0
+    """The time of all remaining steps, at the pace of ended runs here or, failing that, of the reference runs."""
+    paces, reference = _paces(Path(runs[0].config.results_dir)), _reference()
+    seconds, guessed = 0.0, 0
     for each in runs:
         like = paces.get(_cost(each.plain), [])
+        pace = sum(like) / len(like) if like else _guess(each, reference)
+        if pace is None:
+            return (
+                f"minutes: unknown; no run with these settings has ended here, and no reference run is of {_what(each)}"
+            )
         done = (record.known(each.folder).get("progress") or {}).get("step", 0)
         is_going_on = record.status(each.folder) == "interrupted"
-        steps = each.config.steps - (done if is_going_on else 0)
-        unknown += not like
-        known = max(known, len(like))
-        seconds += steps * sum(like) / len(like) if like else 0.0
-    if unknown:
-        return f"minutes: unknown; no run with the settings of {unknown} of {len(runs)} runs has ended on this machine"
+        seconds += (each.config.steps - (done if is_going_on else 0)) * pace
+        guessed += not like
     at_once = min(len(runs), processes or 1)
     how = f"{at_once} at once" if processes is not None else "one after another"
-    return (
-        f"minutes: about {seconds / at_once / 60:.1f}, {how}, at the pace of ended runs with such settings"
-        f"{_cold_starts(runs)}"
-    )
+    source = "at the pace of ended runs with such settings"
+    if guessed:
+        source = f"a rough estimate: {guessed} of {len(runs)} runs at the pace of reference runs on other machines"
+    return f"minutes: about {seconds / at_once / 60:.1f}, {how}, {source}{_cold_starts(runs)}"
+
+
+def _what(run: Run) -> str:
+    return f"model={run.choices['model']} on {run.config.device}"
+
+
+def _reference() -> pd.DataFrame:
+    """The runs of the reference study: model, task, sizes of a rollout, seconds per step (``pace``)."""
+    columns = ["model", "task", "prompts", "responses", "updates_per_rollout", "steps", "wall_seconds"]
+    files = sorted(_REFERENCE.glob("*/runs.parquet"))
+    runs = pd.concat([pd.DataFrame(columns=columns), *(pd.read_parquet(each, columns=columns) for each in files)])
+    return runs.assign(pace=runs["wall_seconds"] / runs["steps"])
+
+
+def _guess(run: Run, reference: pd.DataFrame) -> float | None:
+    """Return seconds per step: the median of the reference runs most like ``run``; None if none is of its model.
+
+    Of the same model they are, if possible, of the same task, then of the same rollout and updates. The time of a step
+    grows with its responses.
+    """
+    config = run.config
+    like = reference[(reference["model"] == run.choices["model"]) & (config.device == "cpu")]
+    sizes = {"prompts": config.rollout.prompts, "responses": config.rollout.responses}
+    for wanted in ({"task": run.choices["task"]}, sizes | {"updates_per_rollout": config.updates_per_rollout}):
+        same = like[(like[list(wanted)] == pd.Series(wanted)).all(axis=1)]
+        like = same if len(same) else like
+    if like.empty:
+        return None
+    each = like["pace"] / (like["prompts"] * like["responses"])
+    return float(each.median() * config.rollout.prompts * config.rollout.responses)
 
 
 def _cold_starts(runs: Sequence[Run]) -> str:

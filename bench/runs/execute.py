@@ -81,7 +81,7 @@ def execute(run: compose.Run) -> str:
                 folder.put_aside(why)
             before = record.read_run(run.folder)
             if before is not None and before["status"] in record.ENDED:
-                return before["status"]
+                return record.as_told(run.folder, before)
             try:
                 _train(run, folder)
             except Exception as error:
@@ -147,11 +147,7 @@ def _train(run: compose.Run, folder: Record) -> None:
     collapse = detect(steps, Rule(**asdict(config.collapse)), config.updates_per_rollout)
     if diverged is None and collapse is not None:
         diverged = {"reason": collapse.reason, "step": collapse.step, "update": None}
-    folder.end(
-        "finished" if diverged is None else "diverged",
-        diverged=diverged,
-        tokens=int(steps["tokens_sampled"].sum()),
-    )
+    folder.end(diverged, tokens=int(steps["tokens_sampled"].sum()))
 
 
 def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, PreTrainedModel, dict[str, Any]]:

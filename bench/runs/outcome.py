@@ -1,22 +1,31 @@
-"""The end of a run in words: why it diverged, and whether it can have learned anything."""
+"""The end of a run in words: how it ended, and whether it can have learned anything."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
 from steadymoe.bench.config import compose
 from steadymoe.bench.runs import record
 
-_REASONS = {
-    "not finite": "not finite",
-    "reward": "collapsed: reward",
-    "entropy": "collapsed: entropy",
-    "gradient norm": "collapsed: gradient norm",
+# How a run ends, and what the rule of collapse says of it; docs/glossary.md has the same table.
+TERMS = {
+    "finished": "Reached its last step without a collapse.",
+    "collapsed": "The reward fell below half of its best, or entropy or gradient norm ran away, and did not recover "
+    "within the patience of the rule. The run goes on to its last step.",
+    "diverged": "Loss, gradient or sampling distribution stopped being finite. The run ends there; tables count it as "
+    "collapsed.",
+    "falling": "Falling when it ended, but not for long enough to be called collapsed. Tables do not count it as "
+    "collapsed.",
+    "not judged": "Too short for the rule of collapse; tables show –.",
 }
+_REASONS = ("not finite", "reward", "entropy", "gradient norm")
+# Algorithms that are meant to break.
+_CONTROLS = ("grpo_unclipped",)
 
 
 def lines(runs: Sequence[compose.Run]) -> list[str]:
-    """One line for each run that diverged (with reason and step), and for each run that had nothing to learn from."""
+    """One line for each run that collapsed or diverged, with reason and step, and for each that could not learn."""
     said = []
     for label, run in zip(compose.labels(runs), runs, strict=True):
         try:
@@ -26,16 +35,39 @@ def lines(runs: Sequence[compose.Run]) -> list[str]:
         except (OSError, ValueError):  # a damaged run is named by `steadymoe status`
             continue
         if ended and facts.get("diverged"):
-            said.append(f"diverged: {label}: {diverged(facts['diverged'])}")
+            how = facts["diverged"]
+            expected = " (expected: this is the control without a clip)" if facts["algorithm"] in _CONTROLS else ""
+            said.append(f"{record.ended(how)}: {label}: {reason(how)}{expected}")
         if why is not None:
             said.append(f"nothing to learn from: {label}: {why}")
     return said
 
 
-def diverged(how: dict[str, object]) -> str:
-    """The field ``diverged`` of a ``run.json`` in words: reason, step, update."""
+def reason(how: Mapping[str, Any]) -> str:
+    """Return the field ``diverged`` of a ``run.json`` in words: "reward at step 10"."""
     update = "" if how.get("update") is None else f", update {how['update']}"
-    return f"{_REASONS.get(str(how.get('reason')), 'for an unknown reason')} at step {how.get('step')}{update}"
+    return f"{how['reason'] if how['reason'] in _REASONS else 'unknown reason'} at step {how['step']}{update}"
+
+
+def recorded(run: Mapping[str, Any]) -> str:
+    """Return the status of a row of ``collect.runs``, with reason and step if the run collapsed or diverged."""
+    return (
+        run["status"] if pd.isna(run["diverged_reason"]) else _with_reason(run["diverged_reason"], run["diverged_step"])
+    )
+
+
+def judged(run: Mapping[str, Any]) -> str:
+    """Return what today's rule says of a row of ``collapse.judged``."""
+    if run["collapsed_step"] > 0:
+        return _with_reason(run["collapsed_reason"], run["collapsed_step"])
+    if run["falling_since"] > 0:
+        return f"falling since step {run['falling_since']:.0f}"
+    return f"no collapse up to step {run['judged_until']:.0f}" if run["judged_until"] > 0 else "not judged"
+
+
+def _with_reason(why: str, step: float) -> str:
+    how = {"reason": why, "step": int(step)}
+    return f"{record.ended(how)} ({reason(how)})"
 
 
 def silent(steps: pd.DataFrame) -> str | None:

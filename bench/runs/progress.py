@@ -147,12 +147,14 @@ def _state(run: Run) -> dict[str, Any]:
 
 
 def _best_and_worst(names: Sequence[str], states: Sequence[dict[str, Any]]) -> str:
-    """The words for the highest reward of any step and its run, and for the numbers of diverged and failed runs."""
+    """The words for the highest reward and its run, and for the numbers of collapsed, diverged and failed runs."""
     best = [state["best_reward"] for state in states]
     known = [(reward, name) for reward, name in zip(best, names, strict=True) if reward is not None]
     said = f" · best {max(known)[0]:.2f} ({max(known)[1]})" if known else ""
     counts = Counter(state["status"] for state in states)
-    return said + "".join(f" · {counts[status]} {status}" for status in ("diverged", "failed") if counts[status])
+    return said + "".join(
+        f" · {counts[status]} {status}" for status in ("collapsed", "diverged", "failed") if counts[status]
+    )
 
 
 def _left(states: Sequence[dict[str, Any]]) -> str:

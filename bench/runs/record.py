@@ -21,7 +21,7 @@ from steadymoe.bench.runs.damage import Damaged, checksum, in_facts, in_tables, 
 from steadymoe.bench.support import atomic_files
 
 # A run with one of these statuses is complete and never changes.
-ENDED = ("finished", "diverged")
+ENDED = ("finished", "collapsed", "diverged")
 
 # A look at the status of a run holds its lock for a moment, so a process that wants to run it waits this long.
 _PROBE_SECONDS = 3
@@ -61,7 +61,7 @@ def damage(folder: Path) -> str | None:
 
 
 def status(folder: Path) -> str:
-    """``finished``, ``diverged``, ``failed``, ``running``, ``interrupted``, ``missing``, or ``damaged``.
+    """``finished``, ``collapsed``, ``diverged``, ``failed``, ``running``, ``interrupted``, ``missing``, or ``damaged``.
 
     A run is damaged if its ``run.json`` is no run's, or if it has ended and its tables are not whole.
     """
@@ -79,7 +79,17 @@ def as_told(folder: Path, facts: dict[str, Any]) -> str:
     """The status of a run by its ``run.json`` and its lock, without a look at its tables."""
     if facts["status"] == "running" and not _locked(folder):
         return "interrupted"  # it was killed before it could write its status
-    return facts["status"]
+    return ended(facts["diverged"]) if facts["status"] in ENDED else facts["status"]
+
+
+def ended(how: dict[str, Any] | None) -> str:
+    """Return the status of a run that has ended from the field ``diverged`` of its ``run.json``.
+
+    ``diverged``: a number was not finite. ``collapsed``: by the rule. (Older runs call both ``diverged``.)
+    """
+    if how is None:
+        return "finished"
+    return "diverged" if how["reason"] == "not finite" else "collapsed"
 
 
 def read_table(folder: Path, table: str) -> pd.DataFrame:
@@ -186,15 +196,19 @@ class Record:
         self.run |= facts | {"wall_seconds": round(self._seconds_before + seconds, 3)}
         atomic_files.write_json(self.folder / "run.json", self.run)
 
-    def end(self, status: str, **facts: Any) -> None:
-        """Turn the rows into parquet, write the status, and delete the files that only a resume needs."""
+    def end(self, diverged: dict[str, Any] | None, **facts: Any) -> None:
+        """Turn the rows into parquet, write the status, and delete the files that only a resume needs.
+
+        ``diverged``: reason, step and update of a collapse or of a number that is not finite; None for neither.
+        """
         checksums = {}
         for table in columns.TABLES:
             arrow, path = _to_arrow(_read_rows(self.folder, table), table), self.folder / f"{table}.parquet"
             atomic_files.write(path, partial(pq.write_table, arrow))
             checksums[table] = checksum(path)
         self.run["tables"] = checksums
-        self.update(status=status, ended=datetime.now(UTC).isoformat(timespec="seconds"), **facts)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self.update(status=ended(diverged), ended=now, diverged=diverged, **facts)
         self.checkpoint.unlink(missing_ok=True)
         for table in columns.TABLES:
             (self.folder / f"{table}.jsonl").unlink(missing_ok=True)

@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 from steadymoe.algorithms import names
 from steadymoe.bench.report import tables, web
@@ -147,13 +149,44 @@ def _anchors(each: Entry, recorded: kept.Kept) -> str:
 
 
 def html(entries: Sequence[Entry], rows: pd.DataFrame) -> str:
-    """The page of ``standings``: entries with and without tuning apart, sortable; algorithms without an entry named."""
-    columns = [str(name) for name in rows if name != "tuned"]
-    groups: dict[str, list[list[dict[str, Any]]]] = {}
+    """The page of ``standings``: a chart of each part, entries with and without tuning, algorithms without an entry."""
+    numbers = [f"{part.name}: {what}" for part in PARTS for what in (part.outcome, "less GRPO")]
+    first = ["entry", *numbers, "repeated", "paper"]
+    groups = {}
     for title, tuned in (("As published", "no"), ("Tuned", "yes")):
-        chosen = rows[rows["tuned"] == tuned] if len(rows) else rows
-        groups[title] = web.cells(chosen[columns])
+        if len(chosen := rows[rows["tuned"] == tuned] if len(rows) else rows):
+            groups[title] = chosen[first]
+    made = rows[["entry", *(name for name in rows if name not in (*first, "tuned"))]] if len(rows) else rows
     there = {each.algorithm for each in entries if not each.own_files}
     lacking = ", ".join(name for name in names() if name not in there)
-    shown = {"version": VERSION, "caption": f"{reference()} {CAPTION}", "columns": columns, "tables": groups}
-    return web.render("scores", "board.html", lacking=lacking, **shown)
+    shown: dict[str, Any] = {"version": VERSION, "reference": reference(), "caption": CAPTION, "tables": groups}
+    charts = [chart(rows, part) for part in PARTS]
+    return web.render("scores", "board.html", lacking=lacking, made=made, charts=charts, **shown)
+
+
+def chart(rows: pd.DataFrame, part: Part) -> dict[str, Any]:
+    """Return what the page draws of a part, with places in percent of its axis.
+
+    Entries are points with intervals; GRPO, GSPO and the frozen policy, as recorded, are lines.
+    """
+    column = f"{part.name}: {part.outcome}"
+    levels = {row["entry"]: row[column] for row in rows.to_dict("records") if isinstance(row[column], Estimate)}
+    recorded = kept.load().of(part).groupby("arm")["value"].mean()
+    lines = recorded.reindex([*SHOWN.values(), "frozen"]).dropna().to_dict()
+    ends = [end for each in levels.values() for end in (each.low, each.high, each.mean) if not np.isnan(end)]
+    ticks = list(MaxNLocator(6).tick_values(min(0.0, *ends, *lines.values()), max(*ends, *lines.values())))
+
+    def place(value: float) -> float:
+        return round(float(100 * (value - ticks[0]) / (ticks[-1] - ticks[0])), 2)
+
+    points = [
+        {"name": name, "text": str(each), "at": place(each.mean)}
+        | ({} if np.isnan(each.low) else {"low": place(each.low), "width": place(each.high) - place(each.low)})
+        for name, each in levels.items()
+    ]
+    return {
+        "part": part,
+        "points": points,
+        "lines": {name: place(value) for name, value in lines.items()},
+        "ticks": {f"{tick:.3g}": place(tick) for tick in ticks},
+    }

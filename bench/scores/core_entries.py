@@ -17,12 +17,18 @@ from steadymoe.bench.scores.standard import ANCHORS, GRADIENT, STABILITY
 
 # Algorithm → the paper and the equation of its loss.
 CORE = {
-    "grpo": ("2402.03300", "3, without KL"),
-    "gspo": ("2507.18071", "5 and 7"),
-    "reinforce": ("Williams 1992", "6, with the group's mean as baseline"),
-    "vespo": ("2602.10693", "the kernel; not numbered in what was read"),
-    "cispo": ("2506.13585", "4 and 5"),
-    "sapo": ("2511.20347", "5 and 6, read in a digest and in TRL's code"),
+    "grpo": ("DeepSeekMath (2402.03300)", "3, without KL"),
+    "gspo": ("Group Sequence Policy Optimization (2507.18071)", "5 and 7"),
+    "reinforce": (
+        "Simple statistical gradient-following algorithms (Williams 1992)",
+        "6, with the group's mean as baseline",
+    ),
+    "vespo": (
+        "VESPO: Variational Sequence-Level Soft Policy Optimization (2602.10693)",
+        "the kernel; not numbered in what was read",
+    ),
+    "cispo": ("MiniMax-M1 (2506.13585)", "4 and 5"),
+    "sapo": ("Soft Adaptive Policy Optimization (2511.20347)", "5 and 6, read in a digest and in TRL's code"),
 }
 
 

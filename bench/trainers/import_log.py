@@ -45,7 +45,7 @@ def write(arguments: argparse.Namespace) -> list[str]:
     with Record(run.folder, facts) as record:
         record.begin(None)
         record.append({"steps": rows})
-        record.end("finished" if diverged is None else "diverged", diverged=diverged)
+        record.end(diverged)
     found = ", ".join(f"{ours} ({theirs})" if ours != theirs else ours for ours, theirs in log.names.items())
     read = f"read {len(rows)} steps of {arguments.file.name}: {found}"
     return [read, *log.notes, *dropped, f"wrote {run.folder}"]

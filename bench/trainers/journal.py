@@ -66,7 +66,7 @@ class Journal:
         self._record.update(progress=step | shown, **facts)
 
     def end(self, is_whole: bool) -> None:
-        """Close the run: finished or diverged by the rule of collapse, or interrupted if it is not ``is_whole``."""
+        """Close the run: finished, collapsed or diverged, or interrupted if it is not ``is_whole``."""
         if not is_whole:
             self._record.update(status="interrupted")
             return
@@ -74,7 +74,7 @@ class Journal:
         collapse = detect(steps, Rule(), self._run.updates_per_rollout)
         diverged = None if collapse is None else {"reason": collapse.reason, "step": collapse.step, "update": None}
         tokens = int(steps["tokens_sampled"].sum())
-        self._record.end("finished" if collapse is None else "diverged", diverged=diverged, tokens=tokens)
+        self._record.end(diverged, tokens=tokens)
 
 
 def evaluations(step: int, prompts: Sequence[Any], scores: Sequence[float]) -> list[Row]:

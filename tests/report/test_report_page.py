@@ -15,7 +15,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from steadymoe.bench.config import identity
-from steadymoe.bench.report import archive, collect, draw, report_page, tables
+from steadymoe.bench.report import archive, collect, draw, head_to_head, headline, report_page, tables
 from steadymoe.bench.report.figures import FIGURES, SMOOTHED_OVER
 from steadymoe.bench.runs import record, status
 from steadymoe.bench.statistics import collapse, estimates
@@ -239,17 +239,23 @@ def test_latex_has_a_cell_for_each_column_and_nothing_unescaped() -> None:
 
 
 class Page(HTMLParser):
-    """Collects what a page shows and what it would fetch."""
+    """Collects what a page shows, what of it is not folded, and what it would fetch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.text, self.sources = "", []
+        self.text, self.sources, self.tags, self.folds = "", [], [], 0
 
     def handle_data(self, data: str) -> None:
         self.text += data
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.sources += [value or "" for name, value in attributes if name in ("src", "href")]
+        self.folds += tag == "details"
+        if not self.folds:
+            self.tags.append((dict(attributes).get("class") or "") if tag == "p" else tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.folds -= tag == "details"
 
 
 @pytest.fixture
@@ -277,6 +283,9 @@ def test_the_report_is_made_from_what_is_recorded(tmp_path: Path) -> None:
     numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv")
     assert f"{numbers.loc[0, 'final reward mean']:.3g}" in page.text
     assert "steadymoe run algorithm=gspo" in page.text
+    assert page.tags.index("lead") < page.tags.index("img") < page.tags.index("table")
+    assert page.tags.count("table") == 1
+    assert page.tags.count("th") <= 6
     first = {path.name: path.read_bytes() for path in made.files}
     again = report_page.make(tmp_path)
     assert {path.name: path.read_bytes() for path in again.files} == first
@@ -307,7 +316,7 @@ def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
         assert len(samples.read(folder)) == 2
     report_page.make(tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<details>") == 9
+    assert len(re.findall(r"<summary>\w+ seed=\d</summary>", page)) == 9
     assert "&lt;script&gt;4&lt;/script&gt;" in page
     assert page.count("<script") == 1
     assert "x" * (samples.CHARACTERS - 1) + "…" in page
@@ -383,6 +392,51 @@ def test_runs_that_have_not_ended_are_listed_and_kept_out_of_the_numbers(tmp_pat
     assert numbers["n"].to_dict() == {"grpo": 3, "gspo": 2, "reinforce": 3}
     assert pd.isna(numbers.loc["gspo", "final reward low"])
     assert "failed" in pd.read_csv(tmp_path / "tables" / "small-runs.csv")["status"].tolist()
+
+
+def shown_of(**rewards: list[float]) -> dict[str, tuple[pd.DataFrame, str]]:
+    """The tables of runs of constant reward, from arm → the reward of each seed; the arm ``lost`` collapses."""
+    parts = [
+        curve_table({seed: [value] * 40 for seed, value in enumerate(values)}).assign(arm=arm)
+        for arm, values in rewards.items()
+    ]
+    steps = pd.concat(parts, ignore_index=True)
+    runs = steps[["arm", "seed"]].drop_duplicates().assign(status="finished", judged_until=30, falling_since=np.nan)
+    runs["collapsed_step"] = [3.0 if arm == "lost" else np.nan for arm in runs["arm"]]
+    runs["updates_per_rollout"], runs["responses"] = 1, 8
+    answers = pd.DataFrame(columns=["arm", "seed", "prompt", "score"])
+    made = {"leaderboard": tables.leaderboard(steps, runs), "summary": tables.summary(steps, runs)}
+    made["head_to_head"] = head_to_head.table(steps, runs, answers)
+    return {kind: (table, "") for kind, table in made.items() if not table.empty}
+
+
+def test_the_headline_says_who_leads_whether_it_is_decided_and_what_collapsed() -> None:
+    shown = shown_of(a=[0.5, 0.6, 0.7], b=[0.3, 0.4, 0.52], lost=[0.2, 0.3, 0.1])
+    said = " ".join(headline.sentences(shown))
+    difference = estimates.over_seeds([0.2, 0.2, 0.18], bounds=estimates.DIFFERENCE)
+    assert said.startswith("a has the highest final reward: 0.6 [")
+    assert f"It leads b, the next arm, by {difference}, n = 3: decided." in said
+    assert "Collapsed: lost (3 of 3)." in said
+    first = headline.table(shown)
+    assert first["arm"].tolist() == ["a", "b", "lost"]
+    assert len(first.columns) == 6
+    assert first["less a"].map(tables.to_number).tolist()[1] == pytest.approx(-difference.mean)
+    said = " ".join(headline.sentences(shown_of(a=[0.5, 0.6, 0.7], b=[0.6, 0.5, 0.6], c=[0.1, 0.2, 0.3])))
+    assert "not decided, the interval includes 0. Its lead over c is decided. No run collapsed." in said
+    assert "not decided, there is no interval" in " ".join(headline.sentences(shown_of(a=[0.5, 0.6], b=[0.1, 0.2])))
+    assert "leads" not in " ".join(headline.sentences(shown_of(a=[0.5, 0.6, 0.7])))
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_finished_run_beside_a_diverged_one_has_no_reason(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    path = next((tmp_path / "runs" / "small" / "gspo").glob("**/run.json"))
+    edit(path, status="diverged", diverged={"reason": "reward", "step": 5, "update": None})  # as older runs say it
+    report_page.make(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count(">finished</td>") == 8
+    assert page.count(">collapsed (reward at step 5)</td>") == 1
+    assert "nan" not in page.partition("<summary>Runs</summary>")[2].partition("</table>")[0]
 
 
 def edit(path: Path, **facts: object) -> None:
@@ -485,7 +539,7 @@ def opened(page: Path, profile: Path) -> tuple[str, list[str]]:
 
 
 @pytest.mark.check
-def test_the_page_opens_in_a_browser_and_its_leaderboard_sorts(tmp_path: Path) -> None:
+def test_the_page_opens_in_a_browser_and_its_table_sorts(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
     report_page.make(tmp_path, formats=["svg"])
     page = tmp_path / "report.html"
@@ -494,11 +548,11 @@ def test_the_page_opens_in_a_browser_and_its_leaderboard_sorts(tmp_path: Path) -
     assert "steadymoe report" in shown
     # The same page with clicks appended, and a script that must show up as an error: the console is really read.
     clicked = tmp_path / "clicked.html"
-    by_arm = 'document.querySelectorAll("table.sortable th button")[1]'
+    by_arm = 'document.querySelectorAll("table.sortable th button")[0]'
     clicked.write_text(page.read_text() + f"<script>{by_arm}.click(); {by_arm}.click(); nowhere();</script>")
     shown, complaints = opened(clicked, tmp_path / "profile")
     assert len(complaints) == 1
     assert "nowhere is not defined" in complaints[0]
-    rows = re.findall(r"<td[^>]*>\d+</td><td[^>]*>(\w+)</td>", shown)[:3]
+    rows = re.findall(r"<tr><td[^>]*>(\w+)</td>", shown)[:3]
     assert rows == ["reinforce", "gspo", "grpo"]  # descending at the second click
     assert 'aria-sort="descending"' in shown

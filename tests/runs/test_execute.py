@@ -21,7 +21,8 @@ from steadymoe.algorithms.objective import Objective
 from steadymoe.bench.config import compose, identity
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.measurement.columns import TABLES
-from steadymoe.bench.runs import execute, record
+from steadymoe.bench.runs import execute, outcome, record
+from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint, cold_start, samples
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
@@ -330,7 +331,7 @@ def test_a_number_that_is_not_finite_is_a_result(tmp_path: Path, monkeypatch: py
 
 
 def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = planned(tmp_path, "collapse.window_updates=1", "collapse.patience_updates=2")
+    made = planned(tmp_path, "algorithm=grpo_unclipped", "collapse.window_updates=1", "collapse.patience_updates=2")
     step = execute.Trainer.step
 
     def losing(self: execute.Trainer, number: int) -> object:
@@ -339,11 +340,16 @@ def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
         return result
 
     monkeypatch.setattr(execute.Trainer, "step", losing)
-    assert execute.execute(made) == "diverged"
+    assert execute.execute(made) == "collapsed"
     facts = record.read_run(made.folder)
     assert facts is not None
     assert facts["diverged"] == {"reason": "reward", "step": 5, "update": None}  # averages of two
     assert len(record.read_table(made.folder, "steps")) == 6  # it goes on to its end
+    assert record.status(made.folder) == "collapsed"
+    (line,) = outcome.lines([made])
+    assert line.startswith("collapsed: grpo_unclipped seed=0: reward at step 5 (expected")
+    atomic_files.write_json(made.folder / "run.json", facts | {"status": "diverged"})  # as older runs have it
+    assert record.status(made.folder) == "collapsed"
 
 
 def test_of_two_runs_that_want_one_cold_start_one_makes_it_and_the_other_waits(

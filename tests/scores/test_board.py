@@ -235,7 +235,7 @@ def test_entries_stand_by_their_difference_from_grpo_and_tuned_ones_apart(
     page = tmp_path / "out" / "board.html"
     assert board.answer(argparse.Namespace(folders=[tmp_path], run=False, page=page)) == 0
     text = page.read_text()
-    first, tuned, lacking = re.split("<h2>Tuned</h2>|<h2>Not run</h2>", text)
+    first, tuned, lacking = re.split("<h2>Tuned</h2>|<summary>Not run</summary>", text)
     assert "good" in first
     assert "best" in tuned
     assert "sapo" in lacking
@@ -246,6 +246,28 @@ def test_entries_stand_by_their_difference_from_grpo_and_tuned_ones_apart(
     # The row of the frozen policy in results/reference/tables/claim01-answer.csv and in docs/claims.md.
     assert "begins at 0.368 [0.339, 0.395], and the mean reward of the frozen policy is 0.366 [0.344, 0.392]" in printed
     assert "0.366 [0.344, 0.392]" in text
+
+
+def test_the_chart_places_entries_and_recorded_anchors_on_one_axis(tmp_path: Path) -> None:
+    for name, shift in (("good", 0.2), ("bad", -0.3)):
+        write(tmp_path, name, shift)
+    rows = board.standings(board.load([tmp_path]))
+    drawn = board.chart(rows, STABILITY)
+    (zero, *_, last), places = drawn["ticks"], list(drawn["ticks"].values())
+    assert (places[0], places[-1]) == (0, 100)
+
+    def value(place: float) -> float:
+        return float(zero) + (float(last) - float(zero)) * place / 100
+
+    for point, row in zip(drawn["points"], rows.to_dict("records"), strict=True):
+        level = row["stability: mean reward"]
+        found = [value(point["at"]), value(point["low"]), value(point["low"] + point["width"])]
+        assert found == pytest.approx([level.mean, level.low, level.high], abs=1e-3)
+    recorded = kept.load().of(STABILITY).groupby("arm")["value"].mean()
+    assert {name: value(at) for name, at in drawn["lines"].items()} == pytest.approx(
+        recorded[["GRPO", "GSPO", "frozen"]].to_dict(), abs=1e-3
+    )
+    assert board.chart(rows, GRADIENT)["points"] == []
 
 
 def test_anchors_that_differ_from_the_recorded_ones_are_told(tmp_path: Path) -> None:
@@ -278,7 +300,10 @@ def test_two_entries_of_one_name_and_a_missing_folder_are_refused(tmp_path: Path
 def test_a_page_escapes_what_an_entry_says(tmp_path: Path) -> None:
     folder = write(tmp_path, "mine", paper="<script>x</script>")
     entries = board.load([folder])
-    assert "<script>x" not in board.html(entries, board.standings(entries))
+    page = board.html(entries, board.standings(entries))
+    assert "<script>x" not in page
+    assert page.index('class="chart"') < page.index("<table") < page.index("a processor")  # the machine is folded
+    assert "<details" in page[: page.index("a processor")]
 
 
 def test_a_further_run_lies_in_the_prediction_interval_as_often_as_it_says() -> None:

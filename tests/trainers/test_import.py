@@ -180,7 +180,7 @@ def test_a_collapse_and_an_end_in_numbers_that_are_not_finite_are_seen(tmp_path:
         row["data"]["critic/score/mean"] = 0.01
     steady("import", write_jsonl(tmp_path / "a.jsonl", rows), *NAMES, "--results", tmp_path / "fell")
     facts = json.loads((run_of(tmp_path / "fell") / "run.json").read_text())
-    assert facts["status"] == "diverged"
+    assert facts["status"] == "collapsed"
     assert facts["diverged"]["reason"] == "reward"
     rows = of_verl()
     rows[7]["data"]["actor/grad_norm"] = None  # verl writes nan and infinities as null, and skips such an update
