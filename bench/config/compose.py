@@ -6,9 +6,10 @@ in one line and touches nothing on disk.
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -35,11 +37,14 @@ from steadymoe.bench.config.names import CONF, errors_in_one_line, reference_of
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.config.validate import ConfigError, check, read
 from steadymoe.bench.support import external
+from steadymoe.bench.support.text import nearest
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
 _OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
 # Linux takes paths of 4095 bytes; what is left serves the names of the files in a run's folder.
 _LONGEST_PATH = 3900
+# Each point is composed and checked, some hundredths of a second, before the first run begins.
+_MOST_POINTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,11 @@ def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
         runs = [run(point) for point in _points(list(words), multirun)]
     if not runs:
         raise ConfigError("the sweep has no point: one of its words sweeps over nothing")
-    for index, each in enumerate(runs):
-        if each.folder in [earlier.folder for earlier in runs[:index]]:
+    seen: set[Path] = set()
+    for each in runs:
+        if each.folder in seen:
             raise ConfigError(f"two points of the sweep are the same run: {each.command}")
+        seen.add(each.folder)
     return runs
 
 
@@ -211,7 +218,8 @@ def _refuse_paths(choices: Mapping[str, Any]) -> None:
             continue
         options = GlobalHydra.instance().config_loader().get_group_options(group)
         raise ConfigError(
-            f"{group} is chosen by its name, not by a path; got {name!r}; choose from {', '.join(options)}"
+            f"{group} is chosen by its name, not by a path, got {name!r}; "
+            f"{nearest(Path(name).stem, options, names.HELP)}"
         )
 
 
@@ -284,6 +292,7 @@ def _points(words: list[str], multirun: bool) -> list[list[str]]:
     parsed = parser.parse_overrides(words)
     unswept = [word for word, each in zip(words, parsed, strict=True) if not each.is_sweep_override()]
     swept = {word: each for word, each in zip(words, parsed, strict=True) if each.is_sweep_override()}
+    _refuse_size(swept.values())
     for word, each in swept.items():
         _refuse_sweep(word, [str(value) for value in each.sweep_string_iterator()], each.key_or_group, words)
     settings = names.settings(unswept)
@@ -293,7 +302,21 @@ def _points(words: list[str], multirun: bool) -> list[list[str]]:
             raise ConfigError(f"{next(iter(swept))} sweeps over several values: add -m for a sweep")
         return [words]
     parameters = [f"{key}={value}" for key, value in (settings.sweeper.params or {}).items()]
-    return BasicSweeper.split_arguments(parser.parse_overrides([*parameters, *words]), None)[0]
+    points = parser.parse_overrides([*parameters, *words])
+    _refuse_size(each for each in points if each.is_sweep_override())
+    return BasicSweeper.split_arguments(points, None)[0]
+
+
+def _refuse_size(swept: Iterable[Override]) -> None:
+    """Raise ConfigError for a sweep of too many points, before any of them is made."""
+    points = 1
+    for each in swept:
+        values = each.value()
+        # Hydra would make a list of a range to shuffle it.
+        counted = values.range() if isinstance(values, RangeSweep) else each.sweep_string_iterator()
+        points *= sum(1 for _ in islice(counted, _MOST_POINTS + 1))
+        if points > _MOST_POINTS:
+            raise ConfigError(f"a sweep may have {_MOST_POINTS} runs, and this one has more; split {each.input_line}")
 
 
 def _refuse_sweep(word: str, values: list[str], key: str, words: Sequence[str]) -> None:

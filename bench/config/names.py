@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import difflib
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +25,14 @@ from steadymoe.algorithms import class_of, meant
 from steadymoe.bench.config.identity import flatten
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.support import external
+from steadymoe.bench.support.text import nearest
 
 CONF = Path(__file__).parents[2] / "conf"
 
 # A word that chooses one of the suite's configs, and does nothing else.
 _CHOICE = re.compile(r"(?!hydra)\w+=[\w-]+")
+# The command that prints every config of a group, and every key.
+HELP = "`steadymoe run --help`"
 _EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 
 
@@ -135,7 +137,7 @@ def errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if group == "hydra/launcher" and name in _EXTRAS:
             raise ConfigError(f"{group}={name} needs its package: pip install 'steadymoe[{_EXTRAS[name]}]'") from error
-        raise ConfigError(f"there is no {group} {name!r}; choose from {', '.join(error.options or [])}") from error
+        raise ConfigError(f"there is no {group} {name!r}; {nearest(name, error.options or [], HELP)}") from error
     except OverrideParseException as error:
         key, _, value = str(error.override).partition("=")
         quoted = f"; a value with '=' needs quotes within quotes: '{key}=\"{value}\"'" if "=" in value else ""
@@ -161,10 +163,8 @@ def _choices(unknown: str, words: Sequence[str]) -> str:
         return _of_loss(unknown, words)
     if siblings:
         others = "; + adds a field that the YAML leaves out" if parent == "model.config" else ""
-        return f"choose from {', '.join(siblings)}{others}"
-    top = sorted({key.partition(".")[0] for key in keys} | set(groups))
-    near = difflib.get_close_matches(unknown, sorted({*keys, *top}), n=3)
-    return f"did you mean {', '.join(near)}?" if near else f"choose from {', '.join(top)}"
+        return f"{nearest(unknown, siblings, HELP)}{others}"
+    return nearest(unknown, sorted({*keys, *(key.partition(".")[0] for key in keys), *groups}), HELP)
 
 
 def _of_loss(unknown: str, words: Sequence[str]) -> str:

@@ -145,8 +145,8 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
         raise ConfigError(str(error)) from error
     except InstantiationException as error:
         raise ConfigError(" ".join(str(error.__cause__ or error).split())) from error
-    except Exception as error:
-        if blame.users_code(error) is None:
+    except (Exception, SystemExit) as error:  # a module that calls sys.exit() must not end the suite in silence
+        if isinstance(error, Exception) and blame.users_code(error) is None:
             raise
         raise ConfigError(blame.sentence(error)) from error
     _routing(config, flat, reference, has_experts)

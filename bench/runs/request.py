@@ -46,7 +46,7 @@ def answer(words: list[str]) -> int:
             for line in dry.lines(runs, asked - len(runs), at_once):
                 _say(console, line)
             return 0
-        _begin(runs)
+        _begin(runs, _sweep(runs, flags))
         for line in redo.set_aside(runs) if flags.redo else ():
             _say(console, line)
     except (ConfigError, ValueError, OSError) as error:
@@ -143,14 +143,25 @@ def refuse_others(runs: Sequence[Run], may_redo: bool = False) -> None:
         redo.refuse_other_code(runs)
 
 
-def _begin(runs: Sequence[Run]) -> None:
-    """Make the results folder, and add the runs to the plans of their experiments. Raises ConfigError, OSError."""
+def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:
+    """Make the results folder, and add the runs to the plans of their experiments. Raises ConfigError, OSError.
+
+    ``sweep`` is the command that makes them all, if there is one.
+    """
     results = Path(runs[0].config.results_dir)
     try:
         results.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"results_dir={results} cannot be written: {error}") from error
-    sweep_plan.remember(runs)
+    sweep_plan.remember(runs, sweep)
+
+
+def _sweep(runs: Sequence[Run], flags: "_Flags") -> str | None:
+    """The command that makes or resumes all ``runs``; None for a single run."""
+    if len(runs) < 2:
+        return None
+    prefixes = {run.command.partition("steadymoe run")[0] for run in runs}  # STEADYMOE_PATH, or nothing
+    return max(prefixes) + shlex.join(["steadymoe", "run", *(["-m"] if flags.multirun else []), *flags.overrides])
 
 
 @dataclass(frozen=True)
