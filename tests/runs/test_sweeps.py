@@ -154,6 +154,26 @@ def test_what_was_asked_for_and_never_began_is_missing_with_its_command(tmp_path
         assert again.command == command
 
 
+def test_status_has_the_one_command_that_resumes_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(execute, "launch", lambda words: None)  # as if killed before the first run
+    words = [*WORDS, f"results_dir={tmp_path}", "hydra/launcher=basic"]
+    assert steadymoe(monkeypatch, "run", *words) == 1
+    capfd.readouterr()
+    command = shlex.join(["steadymoe", "run", "-m", *(word for word in words if word != "-m")])
+    assert status.lines(tmp_path)[:2] == ["small: 4 missing", f"  resume all 4: {command}"]
+    again = compose.plan(shlex.split(command)[3:], multirun=True)
+    execute.execute(again[0])
+    assert status.lines(tmp_path)[:2] == ["small: 1 finished, 3 missing", f"  resume all 3: {command}"]
+    # The command of a single run stands below its folder alone, and takes nothing from the sweep's.
+    sweep_plan.remember(again[1:2])
+    assert status.lines(tmp_path)[1] == f"  resume all 3: {command}"
+    for run in again[1:3]:
+        execute.execute(run)
+    assert not any("resume" in line for line in status.lines(tmp_path))
+
+
 def test_more_seeds_and_algorithms_extend_a_sweep_and_touch_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
