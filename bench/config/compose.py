@@ -11,7 +11,7 @@ import operator
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -281,12 +281,13 @@ def _derived(config: RunConfig, words: Sequence[str]) -> dict[str, int]:
 def _hydra(words: Sequence[str] = ()) -> Iterator[None]:
     """Let Hydra compose, with the user's configs. Its errors about ``words`` become a ConfigError of one line."""
     with errors_in_one_line(words):
-        if GlobalHydra.instance().is_initialized():
-            yield
-            return
         external.activate(CONF)
-        with hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-            yield
+    if GlobalHydra.instance().is_initialized():
+        started = nullcontext()
+    else:
+        started = hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3")
+    with started, errors_in_one_line(words):  # in this order: an error's hints are composed too
+        yield
 
 
 def _points(words: list[str], multirun: bool) -> list[list[str]]:
