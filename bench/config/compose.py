@@ -11,7 +11,7 @@ import operator
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -282,9 +282,8 @@ def _hydra(words: Sequence[str] = ()) -> Iterator[None]:
     """Let Hydra compose, with the user's configs. Its errors about ``words`` become a ConfigError of one line."""
     with errors_in_one_line(words):
         external.activate(CONF)
-    if GlobalHydra.instance().is_initialized():
-        started = nullcontext()
-    else:
+    started: AbstractContextManager[object] = nullcontext()
+    if not GlobalHydra.instance().is_initialized():
         started = hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3")
     with started, errors_in_one_line(words):  # in this order: an error's hints are composed too
         yield
