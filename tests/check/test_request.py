@@ -104,7 +104,7 @@ WRONG = {
     "algorithm=glob(*)": "algorithm=glob(*) has several values",
     "algorithm=grpo model=micro": "check takes algorithm=NAME and algorithm.loss.KEY=VALUE, got model=micro",
     "algorithm=grpo seed=1": "got seed=1",
-    "-m algorithm=grpo": "steadymoe check has no flag -m",
+    "-m algorithm=grpo": "check has no flag -m",
     "algorithm=grpo algorithm.loss.clip_low=-1": "clip_low is an ε on the ratio",
     "algorithm=grpo algorithm.loss.clip_low=abc": "GRPO: clip_low must be a number; got 'abc'",
     "algorithm=grpo algorithm.loss.clip=1": "did you mean clip_low?",

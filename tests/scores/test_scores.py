@@ -165,8 +165,8 @@ def said(*words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     [
         ([], "one algorithm"),
         (["algorithm=nothing"], "there is no algorithm 'nothing'"),
-        (["algorithm=grpo", "model=tiny"], "model=tiny is no word of an algorithm"),
-        (["algorithm=grpo", "--fast"], "--fast is no flag"),
+        (["algorithm=grpo", "model=tiny"], "score takes algorithm=NAME and algorithm.loss.KEY=VALUE, got model=tiny"),
+        (["algorithm=grpo", "--fast"], "score has no flag --fast"),
         (["algorithm=grpo", "algorithm.loss.clip_low=-1"], "clip_low"),
     ],
 )
