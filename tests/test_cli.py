@@ -24,7 +24,7 @@ from test_execute import SMALL
 from steadymoe.bench import cli
 from steadymoe.bench.config import compose, identity, memory
 from steadymoe.bench.report import report_page
-from steadymoe.bench.runs import dry, execute, progress, record
+from steadymoe.bench.runs import dry, execute, launch, progress, record
 from steadymoe.bench.support import atomic_files, revision
 from steadymoe.bench.training import cold_start
 
@@ -237,7 +237,7 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert steadymoe(monkeypatch, *words) == 0
     assert "minutes: unknown; no run with these settings has ended here" in capfd.readouterr().out
     assert files() == {}
-    monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
+    monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("trained"))
     ended, damaged = compose.plan([*SMALL, f"results_dir={tmp_path}/made", "seed=0,1"], multirun=True)
     execute.execute(ended)
     facts = record.known(ended.folder)

@@ -1,27 +1,18 @@
 """The plan of an experiment: a list of its runs beside them, so that ``status`` also misses runs that never began.
 
 ``plan.json`` has the command of each run, ``sweeps.json`` the last command that asked for it together with others.
-
-This module also stops a worker at once when its launcher is gone, so that no process of a sweep is left behind.
 """
 
 import json
-import os
-import shutil
-import sys
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import FileLock
 
-from steadymoe.bench.config.compose import ConfigError, Run
+from steadymoe.bench.config.compose import Run
 from steadymoe.bench.support import atomic_files
 
 _PLAN, _SWEEPS = "plan.json", "sweeps.json"
-_LAUNCHER = "STEADYMOE_LAUNCHER"
-_SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def remember(runs: Sequence[Run], sweep: str | None = None) -> None:
@@ -77,40 +68,3 @@ def _read(file: Path) -> tuple[dict[str, str], str | None]:
         name: not Path(name).is_absolute() and ".." not in Path(name).parts and "\0" not in name for name in plan
     }
     return {name: command for name, command in plan.items() if is_inside[name]}, None
-
-
-def refuse_absent_cluster(words: Sequence[str]) -> None:
-    """Raise ConfigError if ``words`` ask for Slurm and this machine has no Slurm."""
-    if "hydra/launcher=submitit_slurm" in words and shutil.which("srun") is None:
-        raise ConfigError("hydra/launcher=submitit_slurm: there is no srun here; run it where Slurm's commands are")
-
-
-def lost_job_errors() -> tuple[type[Exception], ...]:
-    """The errors by which submitit and Ray, if they are imported, report a job that did not reach its end."""
-    errors = {"submitit.core.utils": ("UncompletedJobError", "FailedSubmissionError"), "ray.exceptions": ("RayError",)}
-    return tuple(
-        getattr(sys.modules[module], name) for module in errors if module in sys.modules for name in errors[module]
-    )
-
-
-def begin() -> None:
-    """Tell the processes that this process starts that it is their launcher."""
-    os.environ[_LAUNCHER] = str(os.getpid())
-
-
-def stop_with_launcher() -> None:
-    """Exit as soon as the launcher is gone, if the launcher started this process.
-
-    A run then loses only the steps since its checkpoint. A process that a cluster's daemon started has another parent
-    and goes on.
-    """
-    launcher = os.environ.get(_LAUNCHER)
-    if launcher is None or os.getppid() != int(launcher):
-        return
-
-    def watch() -> None:
-        while os.getppid() == int(launcher):
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-        os._exit(1)  # safe at any moment: no file on disk is ever half written
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -20,7 +20,7 @@ from test_cli import steadymoe
 from test_execute import SMALL, assert_same, planned
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.runs import execute, record, status, sweep_plan
+from steadymoe.bench.runs import execute, launch, record, status, sweep_plan
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.trainer import Trainer
@@ -218,15 +218,26 @@ def test_retry_failed_runs_those_that_failed_and_no_others(
     assert [record.status(each.folder) for each in runs] == ["finished"] * 4
 
 
-def test_a_job_works_where_its_launcher_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_loads_its_checked_config_where_its_launcher_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,) = compose.plan([*SMALL, "algorithm=gspo", "correction=tis", "rollout.minibatch_prompts=2", "steps=3"])
+    run.save(tmp_path / "0.json")
     went: list[Path] = []
     monkeypatch.chdir(tmp_path)  # as a Ray cluster's worker may
     (tmp_path / "mine").mkdir()
-    settings = {"runtime": {"cwd": str(tmp_path / "mine")}, "overrides": {"hydra": [], "task": []}}
+    settings = {"runtime": {"cwd": str(tmp_path / "mine")}, "overrides": {"task": [str(tmp_path / "0.json")]}}
     monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create(settings))
-    monkeypatch.setattr(compose, "run", lambda _: None)
-    monkeypatch.setattr(execute, "execute", lambda _: went.append(Path.cwd()))
-    execute._job(OmegaConf.create())
+    monkeypatch.setattr(hydra, "compose", lambda *_, **__: pytest.fail("composed again"))
+    monkeypatch.setattr(compose, "check", lambda *_: pytest.fail("checked again"))
+
+    def executes(loaded: compose.Run) -> str:
+        assert loaded == run
+        went.append(Path.cwd())
+        return "finished"
+
+    monkeypatch.setattr(launch, "execute", executes)
+    assert launch._job(OmegaConf.create()) == "finished"
     assert went == [tmp_path / "mine"]
 
 
@@ -254,7 +265,7 @@ def test_a_launcher_whose_package_is_missing_is_answered_with_how_to_install_it(
 def test_slurm_without_slurm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(compose.ConfigError, match="there is no srun here"):
-        sweep_plan.refuse_absent_cluster(["hydra/launcher=submitit_slurm"])
+        launch.refuse_absent_cluster(["hydra/launcher=submitit_slurm"])
 
 
 @pytest.fixture(scope="module")
