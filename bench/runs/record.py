@@ -57,7 +57,7 @@ class State:
     """A run's folder as it stands."""
 
     status: str
-    """``finished``, ``collapsed``, ``diverged``, ``failed``, ``running``, ``interrupted``, ``missing`` or ``damaged``."""
+    """One of ``ENDED``, or ``failed``, ``running``, ``interrupted``, ``missing``, ``damaged``."""
     facts: dict[str, Any]
     """The run's ``run.json``; empty if there is none or if it is damaged."""
     damage: str | None
