@@ -77,7 +77,7 @@ gates: $(READY)
 		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
 	$(MAKE) figures
 
-# Every algorithm's gradient on frozen rollouts, docs/audit.md, and the clip atlas, docs/clipping.md. Goes on as `gates` does.
+# Every algorithm's gradient on frozen rollouts, and the clip atlas: docs/audit.md. Resumable, as `gates`.
 AUDITS := audit audit_gentle audit_mid audit_dense audit_dense_fast audit_bands audit_noise clip_atlas clip_atlas_fp8
 audits: $(READY)
 	$(BIN)/steadymoe run experiment=audit_trunk

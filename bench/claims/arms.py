@@ -46,7 +46,7 @@ STALENESS = {
     for updates in (4, 64)
 }
 
-# The first edition's setting, whose mini-batches are so small that it also falls on policy (docs/first_testbed.md). On
+# The first edition's setting, whose mini-batches are so small that it also falls on policy (docs/calibration.md). On
 # policy REINFORCE is GRPO without a clip.
 FIRST_TESTBED = (
     Arm("GRPO unclipped, on policy", "first_testbed", "grpo_unclipped", {"updates_per_rollout": 1}),
