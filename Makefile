@@ -63,9 +63,8 @@ reference: $(READY)
 	$(BIN)/steadymoe audit report --experiment steadymoe-1-gradient --keep results/reference
 	for experiment in $(KEPT); do \
 		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
-	$(BIN)/python -m steadymoe.bench.scores.kept results/reference
-	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.scores.core_entries results results/board
-	$(BIN)/steadymoe board results/board --page results/board/board.html
+	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.score.reference results results/reference results/board
+	$(BIN)/steadymoe score --verify results/board --board results/board
 	$(MAKE) figures
 
 # The gates of the standard settings, docs/gates.md: Can be stopped, and goes on where it was.

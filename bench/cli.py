@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from steadymoe.bench.bundles import request as bundle_request
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.scores import verbs as scores_verbs
+from steadymoe.bench.score import arguments as score_arguments
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.trainers import request as trainers_request
@@ -25,10 +25,6 @@ _CHECK_HELP = (
     "whether an algorithm, also one of yours, has what every loss must have: `steadymoe check algorithm=mine`; a line "
     "for each property"
 )
-_SCORE_HELP = (
-    "where an algorithm, also one of yours, stands beside the recorded ones: `steadymoe score algorithm=mine`; --quick "
-    "for a first look"
-)
 _CALIBRATE_HELP = (
     "a model's routers, ratios and engines beside published numbers: "
     "`steadymoe calibrate model=flat task=sort engine=fp8`; it takes the words of run, for one config"
@@ -40,7 +36,11 @@ _AUDIT_HELP = (
 )
 
 # Verbs of earlier versions → what replaced them.
-_REPLACED = {"speed": "make speed, or python -m steadymoe.bench.speed"}
+_REPLACED = {
+    "board": "steadymoe score --verify FOLDER",
+    "speed": "make speed, or python -m steadymoe.bench.speed",
+    "submit": "steadymoe score algorithm=NAME --submit FOLDER",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -98,9 +98,10 @@ def _answer(words: list[str]) -> None:
 
         sys.exit(check.answer(words[1:]))
     if words[:1] == ["score"]:
-        from steadymoe.bench.scores import request as score
+        arguments = score_arguments.read(_Parser(prog="steadymoe score", allow_abbrev=False), words[1:])
+        from steadymoe.bench.score import command as score
 
-        sys.exit(score.answer(words[1:]))
+        sys.exit(score.main(arguments))
     if words[:1] == ["calibrate"]:
         from steadymoe.bench.calibration import request as calibration
 
@@ -118,8 +119,6 @@ def _answer(words: list[str]) -> None:
         "figures": _figures,
         "claims": _claims,
         "gates": _gates,
-        "board": _of_scores,
-        "submit": _of_scores,
         "status": _status,
         "bundle": _bundle,
         "import": _import,
@@ -151,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run", help=_RUN_HELP)
     verbs.add_parser("check", help=_CHECK_HELP)
-    verbs.add_parser("score", help=_SCORE_HELP)
+    verbs.add_parser("score", help=score_arguments.HELP)
     verbs.add_parser("calibrate", help=_CALIBRATE_HELP)
     _add_audit_report(verbs.add_parser("audit", help=_AUDIT_HELP).add_subparsers(required=True))
     for verb, what in (
@@ -184,7 +183,6 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--page", type=Path, help="where the page goes (default: claims.md below the results)")
         if verb == "gates":
             sub.add_argument("--page", type=Path, help="write the page too, to this file")
-    scores_verbs.add(verbs)
     bundle_request.add(verbs)
     trainers_request.add(verbs)
     return parser
@@ -217,19 +215,6 @@ def _bundle(arguments: argparse.Namespace) -> int:
     try:
         return bundle_request.answer(arguments)
     except BadBundle as error:
-        return _refuse(error)
-
-
-def _of_scores(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.claims.study import NotRun
-    from steadymoe.bench.config.validate import ConfigError
-    from steadymoe.bench.scores.entry import BadEntry
-
-    # Words that cannot be composed are a ValueError of ``submit``; in ``board`` it would be a mistake of ours.
-    refused = (BadEntry, ConfigError, NotRun, *((ValueError,) if arguments.verb == "submit" else ()))
-    try:
-        return scores_verbs.answer(arguments)
-    except refused as error:
         return _refuse(error)
 
 
@@ -286,15 +271,16 @@ def _figures(arguments: argparse.Namespace) -> int:
 
 
 def _claims(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.claims import page, study
+    from steadymoe.bench.claims import page
     from steadymoe.bench.report import draw, report_page
+    from steadymoe.bench.score.recorded import NotRun
 
     try:
         to = arguments.page or arguments.results / "claims.md"
         written = page.make(arguments.results, to, _formats(arguments))
     except draw.CannotDraw as error:
         return _refuse(error)
-    except study.NotRun as missing:
+    except NotRun as missing:
         damaged = report_page.left_out(arguments.results)
         what = damaged[0] if damaged else "run them: make reference"
         print(f"steadymoe: no ended runs of {missing} below {arguments.results}; {what}", file=sys.stderr)
@@ -307,12 +293,13 @@ def _claims(arguments: argparse.Namespace) -> int:
 
 
 def _gates(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.claims import gates_page, study
+    from steadymoe.bench.claims import gates_page
     from steadymoe.bench.report import report_page
+    from steadymoe.bench.score.recorded import NotRun
 
     try:
         table, written = gates_page.make(arguments.results, arguments.page)
-    except study.NotRun as missing:
+    except NotRun as missing:
         return _refuse(missing)
     print(table)
     for path in written:

@@ -20,6 +20,7 @@ from steadymoe.bench.measurement import columns, columns_page
 from steadymoe.bench.report import algorithm_page, archive, choices_page, tables
 from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.runs import outcome
+from steadymoe.bench.score import arguments as score_arguments
 from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.estimates import DIFFERENCE, over_seeds
 from steadymoe.bench.support import external
@@ -114,9 +115,11 @@ def test_every_command_is_understood(page: str) -> None:
             assert len(compose.plan([word for word in words[2:] if word != "--redo"], multirun=True)) == 1
         elif words[1] == "audit" and words[2] != "report":
             assert compose.plan([word for word in words[2:] if not word.startswith("--")], multirun=True)
-        elif words[1] in ("check", "score"):
-            words = [word for word in words if not word.startswith("--")]
+        elif words[1] == "check":
             assert check_request.read(words[2:]).name in names(presets=True)
+        elif words[1] == "score":
+            given = score_arguments.read(cli._Parser(), words[2:])
+            assert given.verify or check_request.read(given.overrides).name in names(presets=True)
         else:
             given = cli._parser().parse_args(words[1:])
             made |= {given.experiment} if words[1] == "import" else set()
@@ -242,6 +245,7 @@ ANSWERS = {
     "which columns of another trainer's log are read?": "VERL = {",
     "what `steadymoe check` asks of a loss, and on what data?": "def zero_advantage(",
     "what a score is made of?": "STABILITY = Part(",
+    "what an entry of the board may hold, and how the board ranks?": "def _problems(",
     "how rewards become advantages?": "class GroupMeanStd",
     "the order of the stages of a step?": "def step(",
     "the definition of expert change?": "def change(",

@@ -15,8 +15,8 @@ ORDER = (
     ("runs", "check"),
     ("report",),
     ("audit", "bundles", "calibration", "trainers", "speed"),
+    ("score",),
     ("claims",),
-    ("scores",),
     ("cli",),
 )
 ONE_FILE = ("cli", "speed")

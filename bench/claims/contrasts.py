@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from steadymoe.bench.claims import arms, effects
-from steadymoe.bench.claims.arms import ANCHORED, DENSE, GRPO, GSPO, MINIRL, OTHERS
+from steadymoe.bench.claims import effects
+from steadymoe.bench.claims.arms import ANCHORED, DENSE, MINIRL
 from steadymoe.bench.claims.effects import Effect, NoNumber, Seen
-from steadymoe.bench.claims.study import Arm, NotRun, Study
+from steadymoe.bench.score.arms import GRPO, GSPO, OTHERS, PAPERS, PAPERS_R2, UNCLIPPED
+from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.estimates import DIFFERENCE
 
 
@@ -24,7 +25,7 @@ class Contrast:
     effects: tuple[Effect, ...]
     """Differences that are published as positive."""
 
-    def answer(self, study: Study) -> tuple[list[Seen], str]:
+    def answer(self, study: Recorded) -> tuple[list[Seen], str]:
         """Return the differences, and right, wrong, open or not run (``RULE``)."""
         try:
             seen = [effect(study) for effect in self.effects]
@@ -60,7 +61,7 @@ FRONTIER = {
 }
 
 
-def _staler_is_worse(study: Study) -> Seen:
+def _staler_is_worse(study: Recorded) -> Seen:
     """Mean reward at 4 updates less at 32: the mean over the cells of algorithm and learning rate, by seed."""
     cells = {(name, rate) for name, rate, _ in FRONTIER}
     found = [study.mean_reward(FRONTIER[*cell, 4]) - study.mean_reward(FRONTIER[*cell, 32]) for cell in sorted(cells)]
@@ -81,7 +82,7 @@ CONTRASTS = (
         "with stale data a clip is better than none",
         "MiniRL",
         "GRPO less GRPO unclipped, mean reward",
-        (effects.mean_reward(GRPO, arms.UNCLIPPED),),
+        (effects.mean_reward(GRPO, UNCLIPPED),),
     ),
     Contrast(
         2,
@@ -138,7 +139,7 @@ CONTRASTS = (
         "replay lifts GRPO",
         "GSPO, figure 3; R3",
         "GRPO 0.2/0.27, R2 less free, mean reward",
-        (effects.mean_reward(arms.PAPERS_R2, arms.PAPERS),),
+        (effects.mean_reward(PAPERS_R2, PAPERS),),
     ),
     Contrast(
         10,
@@ -173,7 +174,7 @@ RULE = (
 )
 
 
-def table(study: Study) -> pd.DataFrame:
+def table(study: Recorded) -> pd.DataFrame:
     """The published contrasts beside the study's."""
     rows = []
     for each in CONTRASTS:

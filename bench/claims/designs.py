@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steadymoe.bench.claims.study import Arm, NotRun, Study
 from steadymoe.bench.claims.testbed import RESOLUTION, STALE
+from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.estimates import DIFFERENCE, LEAST_FOR_INTERVAL, Estimate, over_seeds
 
@@ -28,7 +28,11 @@ _COMPARED: tuple[tuple[str, Arm, Arm, tuple[Arm, ...]], ...] = (
     ("branches of one trunk", BRANCHES["gspo"], BRANCHES["grpo"], (TRUNK,)),
     ("floor of chaos", DISTURBED, STALE["grpo"], ()),
 )
-_OUTCOMES = {"mean reward": Study.mean_reward, "final reward": Study.final, "held-out accuracy": Study.held_out}
+_OUTCOMES = {
+    "mean reward": Recorded.mean_reward,
+    "final reward": Recorded.final,
+    "held-out accuracy": Recorded.held_out,
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Design:
     """How many gradient updates the runs of these seeds make."""
 
 
-def designs(study: Study) -> list[Design]:
+def designs(study: Recorded) -> list[Design]:
     """The designs whose arms have ended at three common seeds or more."""
     found = []
     for name, arm, over, further in _COMPARED:
@@ -72,7 +76,7 @@ def designs(study: Study) -> list[Design]:
     return found
 
 
-def seconds_an_update(study: Study) -> float | None:
+def seconds_an_update(study: Recorded) -> float | None:
     """How long a gradient update takes in a run, all included, on one core; None if no run has ended.
 
     Runs share a machine with other work, so it is the time of the quickest arm (the median over its seeds).
@@ -85,7 +89,7 @@ def seconds_an_update(study: Study) -> float | None:
     return min(paces, default=None)
 
 
-def _updates(study: Study, arm: Arm) -> float:
+def _updates(study: Recorded, arm: Arm) -> float:
     """The gradient updates of a run of the arm, the median over seeds."""
     steps = study.tables([arm])["steps"]
     made = steps[steps["metric"] == "reward"].groupby("seed")["updates_per_rollout"].sum()

@@ -8,7 +8,7 @@ import pandas as pd
 from steadymoe.bench.claims import effects
 from steadymoe.bench.claims.arms import BF16, DIALS
 from steadymoe.bench.claims.effects import Effect
-from steadymoe.bench.claims.study import NotRun, Study
+from steadymoe.bench.score.recorded import NotRun, Recorded
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ ROUTING = tuple(
 )
 
 
-def table(study: Study, doses: Sequence[Dose]) -> pd.DataFrame:
+def table(study: Recorded, doses: Sequence[Dose]) -> pd.DataFrame:
     """A row for each dose that has run: dial, value, quantity and number (an Estimate over seeds)."""
     rows = []
     for each in doses:

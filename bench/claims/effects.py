@@ -7,16 +7,14 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.claims.arms import NARROW, RATES, TUNED, WIDE
-from steadymoe.bench.claims.study import Arm, Audited, Study
+from steadymoe.bench.claims.arms import RATES, TUNED
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement import columns
+from steadymoe.bench.score.arms import DRIFT, NARROW, WIDE
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.comparisons import ratio_of_means, welch
 from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, over_seeds, t_quantile
-
-# The updates between the old policy and the audited weights (docs/protocol.md).
-DRIFT = 16
 
 
 class NoNumber(Exception):
@@ -44,7 +42,7 @@ class Seen:
         return cls(found.estimate, error=found.error, degrees=found.degrees)
 
 
-Effect = Callable[[Study], Seen]
+Effect = Callable[[Recorded], Seen]
 
 
 def by_seed(numbers: pd.Series, bounds: Bounds | None = None) -> Seen:
@@ -84,7 +82,7 @@ def interaction(ours: tuple[Arm, Arm], theirs: tuple[Arm, Arm]) -> Effect:
     A seed of two models is two cold starts that share nothing, so the models are compared by ``comparisons.welch``.
     """
 
-    def difference(study: Study, pair: tuple[Arm, Arm]) -> pd.Series:
+    def difference(study: Recorded, pair: tuple[Arm, Arm]) -> pd.Series:
         arm, over = pair
         return study.mean_reward(arm) - study.mean_reward(over)
 
@@ -103,7 +101,7 @@ def useful_interaction(
     return lambda study: Seen.unpaired(_apart(study, *ours, quantity), _apart(study, *theirs, quantity))
 
 
-def _apart(study: Study, loss: Audited, over: Audited, quantity: str) -> pd.Series:
+def _apart(study: Recorded, loss: Audited, over: Audited, quantity: str) -> pd.Series:
     """``quantity`` of one loss's gradient after ``DRIFT`` updates less another's, by seed."""
     return study.gradient(loss, quantity, DRIFT) - study.gradient(over, quantity, DRIFT)
 
@@ -116,7 +114,7 @@ def clipped(loss: Audited, over: Audited, k: int) -> Effect:
 def routed(arms: Sequence[Arm], less: Sequence[Arm] = ()) -> Effect:
     """Routing's share of the log-ratio, mean over ``arms``, less its mean over ``less``, by seed."""
 
-    def mean(study: Study, of: Sequence[Arm]) -> pd.Series:
+    def mean(study: Recorded, of: Sequence[Arm]) -> pd.Series:
         shares = [study.routing_share(arm) for arm in of]
         return pd.concat(shares, axis=1).mean(axis=1, skipna=False)
 
@@ -140,7 +138,7 @@ def announces(arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Effect:
     all arms.
     """
 
-    def effect(study: Study) -> Seen:
+    def effect(study: Recorded) -> Seen:
         steps, runs = study.stable_or_collapsed(arms)
         steps = steps[steps["metric"].isin((metric, "reward"))]
 
@@ -173,7 +171,7 @@ def _named_rate() -> float:
     return float(plain["optimizer"]["learning_rate"])
 
 
-def best_setting(study: Study, name: str) -> tuple[float, str]:
+def best_setting(study: Recorded, name: str) -> tuple[float, str]:
     """An algorithm's best learning rate and band: highest mean reward over the seeds of the tuning.
 
     Raises NoNumber if the rate lies at an end of the grid.
@@ -185,7 +183,7 @@ def best_setting(study: Study, name: str) -> tuple[float, str]:
     return rate, band
 
 
-def best(study: Study, name: str) -> Arm:
+def best(study: Recorded, name: str) -> Arm:
     """An algorithm's arm with ten seeds at its best setting. Raises NotRun, NoNumber."""
     rate, band = best_setting(study, name)
     other = {"grpo": NARROW, "gspo": WIDE}[name].axes if band != next(iter(TUNED[name]))[1] else {}
@@ -193,6 +191,6 @@ def best(study: Study, name: str) -> Arm:
     return Arm(f"{name.upper()} {band}, lr {rate:g}", "study_best", name, {**rates, **other})
 
 
-def at_best(study: Study) -> Seen:
+def at_best(study: Recorded) -> Seen:
     """Mean reward of GSPO less GRPO, each at its best setting."""
     return mean_reward(best(study, "gspo"), best(study, "grpo"))(study)

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.claims.arms import FROZEN
 from steadymoe.bench.claims.replay import LEFT, MOVED, NEXT, SEEN, START
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.curves import curves
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
+from steadymoe.bench.score.arms import FROZEN
 
 # Dial → label of its axis.
 _DIALS = {"layers": "layers", "experts": "experts", "margin": "factor of the routers' weights"}

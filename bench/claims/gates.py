@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from steadymoe.bench.claims import testbed
-from steadymoe.bench.claims.study import NotRun, Study
 from steadymoe.bench.claims.testbed import State
+from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.statistics.estimates import POSITIVE, over_seeds
 
 
@@ -45,7 +45,7 @@ PRESENT = {"R5": 2.0, "R8": 0.5}
 LEAST_KEPT = 0.8
 
 
-def standings(study: Study) -> dict[Need, Standing]:
+def standings(study: Recorded) -> dict[Need, Standing]:
     """Every gate of the standard settings."""
     found = [
         Standing(Need(each.gate, each.setting), each.state, f"{each.number}: {each.seen}")
@@ -54,7 +54,7 @@ def standings(study: Study) -> dict[Need, Standing]:
     return {each.need: each for each in found}
 
 
-def keeps(study: Study, experiment: str, k: int) -> Standing:
+def keeps(study: Recorded, experiment: str, k: int) -> Standing:
     """Whether the reward of fresh samples after ``k`` updates is at least ``LEAST_KEPT`` of the reward before."""
     need = Need("reward kept", experiment)
     try:
@@ -65,7 +65,7 @@ def keeps(study: Study, experiment: str, k: int) -> Standing:
     return Standing(need, state, f"{kept} of the reward after {k} updates, n = {kept.n}")
 
 
-def moe_effect(study: Study, setting: str) -> Standing:
+def moe_effect(study: Recorded, setting: str) -> Standing:
     """Whether an MoE differs from a dense model at a setting: in ratio variance (R5), or by routing's share (R8)."""
     need = Need("R5 ≥ {R5:g} or R8 ≥ {R8:g}".format(**PRESENT), setting)
     rows = [each for each in testbed.realism(study) if each.setting == setting and each.gate in PRESENT]

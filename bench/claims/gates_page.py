@@ -8,8 +8,8 @@ import pandas as pd
 
 from steadymoe.bench.claims import testbed
 from steadymoe.bench.claims.designs import Design, designs, seconds_an_update
-from steadymoe.bench.claims.study import NotRun, Study
 from steadymoe.bench.report import tables
+from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.support import atomic_files
 
@@ -145,7 +145,7 @@ def make(results: Path, page_path: Path | None = None) -> tuple[str, list[Path]]
 
     Raises NotRun if no run of any gate has ended.
     """
-    study = Study(results)
+    study = Recorded(results)
     gates, found = testbed.results(study), testbed.realism(study)
     if all(gate.state == "not measured" for gate in gates) and not found:
         raise NotRun("no run of a gate has ended; begin with: steadymoe run experiment=gates_stale")

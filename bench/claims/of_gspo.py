@@ -1,11 +1,12 @@
 """The claims about GSPO and about routing, by GSPO's paper and by our own audit."""
 
 from steadymoe.bench.claims import arms, effects
-from steadymoe.bench.claims.arms import AUDITED, AUDITED_DENSE, AUDITED_R2, BEST, DENSE, DIALLED, DIALS, GRPO, GSPO
+from steadymoe.bench.claims.arms import AUDITED_DENSE, AUDITED_R2, BEST, DENSE, DIALLED, DIALS
 from steadymoe.bench.claims.doses import EXPERT_CHANGE, ROUTING
 from steadymoe.bench.claims.gates import MISMATCH, STRESS, STRESS_AND_TWIN
 from steadymoe.bench.claims.outcomes import accuracy, gain, reward, usefulness
 from steadymoe.bench.claims.verdict import Claim, Outcome
+from steadymoe.bench.score.arms import AUDITED, GRPO, GSPO, GSPO_R2, NARROW, PAPERS, PAPERS_R2, WIDE
 
 # The limits that all claims at one setting share.
 SMALL = "0.85 M parameters, 32 experts, responses of 5 to 9 tokens, 480 updates, one task"
@@ -24,15 +25,15 @@ CLAIMS = (
         "GSPO (2507.18071), section 5.1, figure 1",
         ("study", "study_paper", "study_narrow", "study_wide", "study_tuning", "study_best"),
         (
-            reward(GSPO, arms.PAPERS),
-            reward(GSPO, arms.PAPERS_R2),
-            reward(arms.WIDE, arms.PAPERS),
-            reward(GSPO, arms.NARROW),
+            reward(GSPO, PAPERS),
+            reward(GSPO, PAPERS_R2),
+            reward(WIDE, PAPERS),
+            reward(GSPO, NARROW),
             Outcome("mean reward, GSPO less GRPO, each at its best", effects.at_best, "above", 0),
             usefulness(AUDITED["gspo"], AUDITED["grpo-paper"]),
         ),
         "answer",
-        (GSPO, arms.PAPERS, arms.PAPERS_R2),
+        (GSPO, PAPERS, PAPERS_R2),
         f"{SMALL}; {_GRPOS}; GSPO and GRPO 0.2/0.27 collapse in no seed: their learning is compared, not their "
         "collapses; the tuning had three seeds and 7 of 12 rollouts, and at 4e-4 GSPO's two bands were 0.003 apart.",
         STRESS,
@@ -77,13 +78,13 @@ CLAIMS = (
         "GSPO (2507.18071), section 5.3, figure 3",
         ("study_paper", "study", "study_replay", "study_audit"),
         (
-            reward(arms.PAPERS_R2, arms.PAPERS),
-            reward(arms.GSPO_R2, GSPO, "below", 0.05),
+            reward(PAPERS_R2, PAPERS),
+            reward(GSPO_R2, GSPO, "below", 0.05),
             usefulness(AUDITED_R2["grpo-paper"], AUDITED["grpo-paper"]),
             usefulness(AUDITED_R2["gspo"], AUDITED["gspo"], "below", 0.1),
         ),
         "answer",
-        (arms.PAPERS, arms.PAPERS_R2, GSPO, arms.GSPO_R2),
+        (PAPERS, PAPERS_R2, GSPO, GSPO_R2),
         f"{SMALL}, 4 layers: routing may be a larger part of the ratio in deep models (claim 12).",
         STRESS,
         moe_effect_at="stale",
@@ -211,15 +212,15 @@ CLAIMS = (
         "the pilot of our audit",
         ("study", "study_paper", "study_narrow", "study_wide", "study_audit"),
         (
-            reward(arms.WIDE, arms.PAPERS),
-            reward(arms.NARROW, arms.PAPERS, "between", -0.05, 0.05),
-            reward(GSPO, arms.WIDE, "between", -0.05, 0.05),
+            reward(WIDE, PAPERS),
+            reward(NARROW, PAPERS, "between", -0.05, 0.05),
+            reward(GSPO, WIDE, "between", -0.05, 0.05),
             usefulness(AUDITED["gspo-grpo_band"], AUDITED["grpo-paper"]),
             usefulness(AUDITED["grpo-gspo_band"], AUDITED["grpo-paper"], "between", -0.1, 0.1),
             usefulness(AUDITED["gspo"], AUDITED["gspo-grpo_band"], "between", -0.1, 0.1),
         ),
         "answer",
-        (arms.WIDE, arms.PAPERS, GSPO, arms.NARROW),
+        (WIDE, PAPERS, GSPO, NARROW),
         f"{SMALL}; {_GRPOS}.",
         STRESS,
         exploratory=(

@@ -1,19 +1,32 @@
 """The claims by papers on other losses, corrections and routing replay."""
 
 from steadymoe.bench.claims import arms, effects
-from steadymoe.bench.claims.arms import ANCHORED, AUDITED, GRPO, GSPO, MINIRL, OTHERS, SHIFT, STALENESS
+from steadymoe.bench.claims.arms import ANCHORED, MINIRL, SHIFT, STALENESS
 from steadymoe.bench.claims.gates import MISMATCH, STRESS
 from steadymoe.bench.claims.of_gspo import NOISE, SMALL
 from steadymoe.bench.claims.outcomes import accuracy, gain, reward, usefulness
-from steadymoe.bench.claims.study import Arm
 from steadymoe.bench.claims.verdict import Claim, Outcome
 from steadymoe.bench.measurement import columns
+from steadymoe.bench.score.arms import (
+    AUDITED,
+    GRPO,
+    GSPO,
+    GSPO_R2,
+    NARROW,
+    OTHERS,
+    PAPERS,
+    PAPERS_R2,
+    REINFORCE,
+    UNCLIPPED,
+    WIDE,
+)
+from steadymoe.bench.score.recorded import Arm
 
 _RIVALS = (OTHERS["cispo"], OTHERS["sapo"], GSPO)
 # Every arm at *stale* with a learning rate of its own above 0, whose runs may collapse.
 _STALE = (
-    *(GRPO, GSPO, *OTHERS.values(), arms.UNCLIPPED, arms.REINFORCE),
-    *(arms.PAPERS, arms.PAPERS_R2, arms.GSPO_R2, arms.WIDE, arms.NARROW),
+    *(GRPO, GSPO, *OTHERS.values(), UNCLIPPED, REINFORCE),
+    *(PAPERS, PAPERS_R2, GSPO_R2, WIDE, NARROW),
 )
 
 _WARNINGS = ("token_ratio_variance", "expert_change_rate", "sequence_ratio_variance")
@@ -113,7 +126,7 @@ CLAIMS = (
         exploratory=(
             *(
                 _announces(metric, least_lead, without)
-                for without in (None, arms.REINFORCE)
+                for without in (None, REINFORCE)
                 for least_lead in (1, 3, 5)
                 for metric in _WARNINGS
                 if least_lead > 1 or without
@@ -136,11 +149,11 @@ CLAIMS = (
         "issues of five trainers",
         ("study_paper", "study_router"),
         (
-            reward(arms.FREEZE, arms.PAPERS_R2, "above", -0.05),
-            reward(arms.BALANCED, arms.PAPERS_R2, "above", -0.05),
+            reward(arms.FREEZE, PAPERS_R2, "above", -0.05),
+            reward(arms.BALANCED, PAPERS_R2, "above", -0.05),
         ),
         "answer",
-        (arms.PAPERS, arms.PAPERS_R2, arms.FREEZE, arms.BALANCED),
+        (PAPERS, PAPERS_R2, arms.FREEZE, arms.BALANCED),
         f"{SMALL}; one coefficient of the load-balancing loss, 0.02; asked is whether the reward stays above R2's less "
         "0.05, and R2 itself lowered the reward (claim 3).",
         STRESS,

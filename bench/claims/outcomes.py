@@ -4,8 +4,8 @@ from math import nan
 from typing import Literal
 
 from steadymoe.bench.claims import effects
-from steadymoe.bench.claims.study import Arm, Audited
 from steadymoe.bench.claims.verdict import Outcome
+from steadymoe.bench.score.recorded import Arm, Audited
 
 Side = Literal["above", "below", "between"]
 

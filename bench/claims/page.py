@@ -10,13 +10,14 @@ import pandas as pd
 
 from steadymoe.algorithms import provenance
 from steadymoe.bench.claims import contrasts, doses, gates_page, replay, summary, testbed
-from steadymoe.bench.claims.arms import CONTROLS, FIRST_TESTBED, GRPO, GSPO, ON_POLICY, OTHERS, PAPERS, PAPERS_R2
+from steadymoe.bench.claims.arms import FIRST_TESTBED, ON_POLICY
 from steadymoe.bench.claims.registry import CLAIMS
-from steadymoe.bench.claims.study import NotRun, Study
 from steadymoe.bench.claims.verdict import LEGS, Claim, findings
 from steadymoe.bench.claims.verdicts import DRAWN, OUTCOMES, REPLAY, SPECS, Verdicts, rows, stem
 from steadymoe.bench.report import draw, tables
 from steadymoe.bench.report.figures import FORMATS
+from steadymoe.bench.score.arms import CONTROLS, GRPO, GSPO, OTHERS, PAPERS, PAPERS_R2
+from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.support import atomic_files, processes
 
 # A page that is named in a claim's limits, and its link from the page of claims.
@@ -56,7 +57,8 @@ Letters are the protocol's: pages cite an outcome as 1 a. The target `reference`
 commands of all runs.
 """
 
-_FIRST_TESTBED = """[The first testbed](calibration.md#the-first-testbed) fell on policy too, so it could say nothing about stale data:
+_FIRST_TESTBED = """[The first testbed](calibration.md#the-first-testbed) fell on policy too,
+so it could say nothing about stale data:
 
 ![Rewards on the first testbed over gradient updates, on policy and not]({figures}/claims_first_testbed-answer.png)
 """
@@ -98,7 +100,7 @@ def _summary(verdicts: Verdicts) -> str:
     return "\n".join(["| | claim | runs | gradients |", "|---|---|---|---|", *rows])
 
 
-def _found(study: Study) -> list[str]:
+def _found(study: Recorded) -> list[str]:
     """The section on what was found; empty if something of it was not recorded."""
     try:
         bullets, rows = summary.bullets(study), summary.speed_and_level(study)

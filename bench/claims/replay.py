@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 
 from steadymoe.bench.claims import effects
-from steadymoe.bench.claims.arms import GSPO, GSPO_R2, PAPERS, PAPERS_R2
-from steadymoe.bench.claims.study import NONE, Arm, Study
+from steadymoe.bench.score.arms import GSPO, GSPO_R2, PAPERS, PAPERS_R2
+from steadymoe.bench.score.recorded import NONE, Arm, Recorded
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds
 
 # The claim that stands above the figure.
@@ -24,21 +24,21 @@ class Quantity(NamedTuple):
     """One number for each seed of an arm."""
 
     name: str
-    numbers: Callable[[Study, Arm], pd.Series]
+    numbers: Callable[[Recorded, Arm], pd.Series]
     bounds: Bounds
     compared: Literal["", "difference", "ratio"]
     """How R2 is compared with free routes."""
 
 
-def _at(metric: str, step: int) -> Callable[[Study, Arm], pd.Series]:
-    def numbers(study: Study, arm: Arm) -> pd.Series:
+def _at(metric: str, step: int) -> Callable[[Recorded, Arm], pd.Series]:
+    def numbers(study: Recorded, arm: Arm) -> pd.Series:
         steps = study.tables([arm])["steps"]
         return steps[(steps["metric"] == metric) & (steps["step"] == step)].set_index("seed")["value"].sort_index()
 
     return numbers
 
 
-def _moved(study: Study, arm: Arm) -> pd.Series:
+def _moved(study: Recorded, arm: Arm) -> pd.Series:
     """Routers free before and after the updates of a rollout; mean over the probed rollouts."""
     return study.numbers(arm, "log_ratio_moment_free", "mean")
 
@@ -52,7 +52,7 @@ LEFT, START, NEXT, SEEN, MOVED = QUANTITIES = (
 )
 
 
-def table(study: Study) -> pd.DataFrame:
+def table(study: Recorded) -> pd.DataFrame:
     """Return a row for each quantity and arm: number, and for R2 its effect; empty unless all arms have run.
 
     ``effect`` is R2 less free routes or R2 over free routes, seed by seed; n is 0 where nothing is compared.

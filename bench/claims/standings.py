@@ -5,15 +5,15 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.claims.study import Arm, Study
 from steadymoe.bench.measurement import columns
+from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
 
 
 class Standings:
     """Tables of the arms of a study; each arm is counted once for all tables."""
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: Recorded) -> None:
         self._study = study
         self._rows: dict[tuple[str, str, bool], dict[str, Any]] = {}
 

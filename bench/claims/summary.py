@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pandas as pd
 
 from steadymoe.bench.claims import arms, effects
-from steadymoe.bench.claims.arms import BEST, DIALLED, GRPO, GSPO, PAPERS, PAPERS_R2, WIDE
+from steadymoe.bench.claims.arms import BEST, DIALLED
 from steadymoe.bench.claims.contrasts import FRONTIER
-from steadymoe.bench.claims.effects import DRIFT
-from steadymoe.bench.claims.study import Arm, Audited, Study
 from steadymoe.bench.claims.testbed import NOISY, realism
+from steadymoe.bench.score.arms import DRIFT, GRPO, GSPO, GSPO_R2, PAPERS, PAPERS_R2, WIDE
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.statistics.comparisons import unpaired_ratio
 from steadymoe.bench.statistics.estimates import DIFFERENCE, Estimate
 
@@ -21,7 +21,7 @@ _IN_MEAN_REWARD: dict[str, tuple[Arm, Arm]] = {
     "1 a": (GSPO, PAPERS),
     "1 e": (BEST["gspo"], BEST["grpo"]),
     "3 a": (PAPERS_R2, PAPERS),
-    "3 b": (arms.GSPO_R2, GSPO),
+    "3 b": (GSPO_R2, GSPO),
     "10 a": (arms.SHIFT["grpo"], GRPO),
     "10 b": (arms.SHIFT["gspo"], GSPO),
     "15 a": (arms.FREEZE, PAPERS_R2),
@@ -32,7 +32,7 @@ _IN_MEAN_REWARD: dict[str, tuple[Arm, Arm]] = {
 _TUNED_OVER = 7
 
 
-def speed_and_level(study: Study) -> pd.DataFrame:
+def speed_and_level(study: Recorded) -> pd.DataFrame:
     """Return the differences of ``_IN_MEAN_REWARD`` in mean reward, final reward and held-out accuracy."""
     return pd.DataFrame(
         [
@@ -59,7 +59,7 @@ def undecided_in_level(rows: pd.DataFrame) -> list[str]:
     return rows.loc[open_levels & decided, "outcome"].tolist()
 
 
-def bullets(study: Study) -> list[str]:
+def bullets(study: Recorded) -> list[str]:
     """Return what was found as lines of Markdown. Raises NotRun if something of it was not recorded."""
     lead = {(rate, updates): _lead(study, rate, updates) for _, rate, updates in FRONTIER}
     ahead = [cell for cell, each in lead.items() if each.low > 0]
@@ -104,7 +104,7 @@ def bullets(study: Study) -> list[str]:
     ]
 
 
-def _lead(study: Study, rate: float, updates: int) -> Estimate:
+def _lead(study: Recorded, rate: float, updates: int) -> Estimate:
     return effects.mean_reward(FRONTIER["gspo", rate, updates], FRONTIER["grpo", rate, updates])(study).estimate
 
 
@@ -112,7 +112,7 @@ def _cells(lead: dict[tuple[float, int], Estimate], cells: Sequence[tuple[float,
     return " and ".join(f"{lead[cell]} at {cell[0]:g} and {cell[1]} updates" for cell in cells)
 
 
-def _first_rollouts(study: Study, arm: Arm) -> pd.Series:
+def _first_rollouts(study: Recorded, arm: Arm) -> pd.Series:
     """Mean reward by seed over the rollouts that the tuning compared."""
     steps = study.tables([arm])["steps"]
     counted = steps[(steps["metric"] == "reward") & (steps["step"] <= _TUNED_OVER)]

@@ -12,9 +12,21 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.claims import arms
-from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.measurement.published import Published, beside
+from steadymoe.bench.score.arms import (
+    GRPO,
+    GSPO,
+    GSPO_R2,
+    NARROW,
+    OTHERS,
+    PAPERS,
+    PAPERS_R2,
+    REINFORCE,
+    UNCLIPPED,
+    WIDE,
+)
+from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import seeds_needed, unpaired_ratio
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Estimate, over_seeds, share
 
@@ -70,9 +82,9 @@ class Result:
     """One sentence on what was measured."""
 
 
-def results(study: Study) -> list[Result]:
+def results(study: Recorded) -> list[Result]:
     """Every validity gate, in the order of its id and setting; a gate without its runs is "not measured"."""
-    gates: Sequence[tuple[str, Setting, str, Callable[[Study], tuple[Estimate, bool, str]]]] = (
+    gates: Sequence[tuple[str, Setting, str, Callable[[Recorded], tuple[Estimate, bool, str]]]] = (
         ("V1", "learning", f"the best arm gains ≥ {LEAST_GAIN:g}, at a learning rate inside the grid", _learns),
         ("V2", "stale", _twin_condition(), lambda of: _twin(of, TWIN)),
         ("V2 dense", "stale", _twin_condition(), lambda of: _twin(of, DENSE_TWIN)),
@@ -80,18 +92,18 @@ def results(study: Study) -> list[Result]:
         ("V4", "mismatch", _cost_condition(), lambda of: _costs(of, QUIET, NOISY)),
         ("V4", "mismatch fp8", _cost_condition(), lambda of: _costs(of, EXACT, FP8)),
         ("V5", "stale", f"≥ {LEAST_KEPT:.0%} of the reward, GRPO and GSPO", _keeps),
-        ("V7", "stale", _resolution(), lambda of: _resolves(of, STALE["gspo"], STALE["grpo"], Study.mean_reward)),
-        ("V7", "mismatch", _resolution(), lambda of: _resolves(of, QUIET, NOISY, Study.held_out)),
+        ("V7", "stale", _resolution(), lambda of: _resolves(of, STALE["gspo"], STALE["grpo"], Recorded.mean_reward)),
+        ("V7", "mismatch", _resolution(), lambda of: _resolves(of, QUIET, NOISY, Recorded.held_out)),
     )
     return [_result(study, *gate) for gate in gates]
 
 
 def _result(
-    study: Study,
+    study: Recorded,
     gate: str,
     setting: Setting,
     passes: str,
-    measure: Callable[[Study], tuple[Estimate, bool, str]],
+    measure: Callable[[Recorded], tuple[Estimate, bool, str]],
 ) -> Result:
     try:
         number, passed, seen = measure(study)
@@ -100,7 +112,7 @@ def _result(
     return Result(gate, setting, passes, number, "passed" if passed else "failed", seen)
 
 
-def gain(study: Study, arm: Arm) -> pd.Series:
+def gain(study: Recorded, arm: Arm) -> pd.Series:
     """Held-out accuracy at the end (mean of the last five evaluations) less the accuracy of the start, by seed."""
     return study.held_out(arm) - study.numbers(arm, "eval_accuracy", "first")
 
@@ -109,7 +121,7 @@ def _mean(numbers: pd.Series) -> Estimate:
     return over_seeds(numbers.dropna().tolist(), bounds=DIFFERENCE)
 
 
-def _learns(study: Study) -> tuple[Estimate, bool, str]:
+def _learns(study: Recorded) -> tuple[Estimate, bool, str]:
     """V1: the largest gain over the algorithms and learning rates, and whether the rate is inside the grid."""
     gains = {key: _mean(gain(study, arm)) for key, arm in LEARNING.items() if study.has(arm)}
     for name in {name for name, _ in gains}:
@@ -133,14 +145,14 @@ def _twin_condition() -> str:
     return f"≤ {MOST_COLLAPSES:.0%} of the seeds collapse, and the mean gain is ≥ {LEAST_TWIN_GAIN:g}"
 
 
-def _twin(study: Study, arm: Arm) -> tuple[Estimate, bool, str]:
+def _twin(study: Recorded, arm: Arm) -> tuple[Estimate, bool, str]:
     """V2: the control without a clip, on policy: its gain, and how many of its seeds collapse."""
     number, (fallen, n) = _mean(gain(study, arm)), study.collapsed(arm)
     passed = number.mean >= LEAST_TWIN_GAIN and fallen <= MOST_COLLAPSES * n
     return number, passed, f"gain in held-out accuracy of {arm.label}, which collapsed in {fallen} of {n} seeds"
 
 
-def _fails(study: Study) -> tuple[Estimate, bool, str]:
+def _fails(study: Recorded) -> tuple[Estimate, bool, str]:
     """V3: the share of seeds in which the stale control without a clip collapses or ends below its start."""
     arm = STALE["grpo_unclipped"]
     runs = study.judged(arm).set_index("seed")
@@ -156,13 +168,13 @@ def _cost_condition() -> str:
     return f"≥ {LEAST_COST:g}, with the interval above 0"
 
 
-def _costs(study: Study, exact: Arm, arm: Arm) -> tuple[Estimate, bool, str]:
+def _costs(study: Recorded, exact: Arm, arm: Arm) -> tuple[Estimate, bool, str]:
     """V4: held-out accuracy with the exact sampler less held-out accuracy with an uncorrected other sampler."""
     number = _mean(study.held_out(exact) - study.held_out(arm))
     return number, number.mean >= LEAST_COST and number.low > 0, f"held-out accuracy of {exact.label} less {arm.label}"
 
 
-def _keeps(study: Study) -> tuple[Estimate, bool, str]:
+def _keeps(study: Recorded) -> tuple[Estimate, bool, str]:
     """V5: the reward after all updates on the first rollout, over the reward before, of the worse algorithm."""
     kept = {name: _kept(study, STALE[name]) for name in ("grpo", "gspo")}
     worse = min(kept, key=lambda name: kept[name].mean)
@@ -170,13 +182,13 @@ def _keeps(study: Study) -> tuple[Estimate, bool, str]:
     return kept[worse], kept[worse].mean >= LEAST_KEPT, f"reward of the second rollout over the first: {told}"
 
 
-def _kept(study: Study, arm: Arm) -> Estimate:
+def _kept(study: Recorded, arm: Arm) -> Estimate:
     steps = study.tables([arm])["steps"]
     rewards = steps[steps["metric"] == "reward"].pivot_table(index="seed", columns="step", values="value")
     return over_seeds((rewards[2] / rewards[1]).dropna().tolist(), bounds=POSITIVE)
 
 
-def kept(study: Study) -> dict[str, Estimate]:
+def kept(study: Recorded) -> dict[str, Estimate]:
     """Return V5's number for every arm of the study at *stale*, by label; n is 0 for an arm that has not run."""
     return {arm.label: _kept(study, arm) if study.has(arm) else NONE for arm in _AT_STALE}
 
@@ -186,7 +198,7 @@ def _resolution() -> str:
 
 
 def _resolves(
-    study: Study, arm: Arm, over: Arm, outcome: Callable[[Study, Arm], pd.Series]
+    study: Recorded, arm: Arm, over: Arm, outcome: Callable[[Recorded, Arm], pd.Series]
 ) -> tuple[Estimate, bool, str]:
     """V7: the standard deviation of paired differences, and the seeds that a difference of 0.05 takes."""
     differences = (outcome(study, arm) - outcome(study, over)).dropna()
@@ -202,8 +214,8 @@ def _resolves(
 
 # The arms of the study at *stale*.
 _AT_STALE = (
-    *(arms.GRPO, arms.PAPERS, arms.PAPERS_R2, arms.NARROW, arms.GSPO, arms.GSPO_R2, arms.WIDE, *arms.OTHERS.values()),
-    *(*arms.SHIFT.values(), arms.FREEZE, arms.BALANCED, arms.UNCLIPPED, arms.REINFORCE, *arms.DENSE.values()),
+    *(GRPO, PAPERS, PAPERS_R2, NARROW, GSPO, GSPO_R2, WIDE, *OTHERS.values()),
+    *(*arms.SHIFT.values(), arms.FREEZE, arms.BALANCED, UNCLIPPED, REINFORCE, *arms.DENSE.values()),
 )
 # The arm that stands for a setting, at its own learning rate.
 _OF_SETTING: dict[Setting, Arm] = {
@@ -279,7 +291,7 @@ class Realism:
         return np.nan if self.published is None else self.published.factor(self.number.mean)
 
 
-def realism(study: Study) -> list[Realism]:
+def realism(study: Recorded) -> list[Realism]:
     """Return the realism gates of every arm that has run, in the order of their ids."""
     found = [
         Realism(gate, setting, what, arm.label, _level(study, arm, column), beside(key, of))
@@ -301,7 +313,7 @@ def realism(study: Study) -> list[Realism]:
     return sorted(found, key=lambda each: each.gate)
 
 
-def _level(study: Study, arm: Arm, column: str) -> Estimate:
+def _level(study: Recorded, arm: Arm, column: str) -> Estimate:
     """A column's mean over the steps; n is 0 if the archive lacks the column."""
     if column == "routing_share":
         return _mean(study.routing_share(arm))
@@ -310,7 +322,7 @@ def _level(study: Study, arm: Arm, column: str) -> Estimate:
     return over_seeds(study.numbers(arm, column, "mean").tolist(), bounds=columns.bounds(column))
 
 
-def _over_dense(study: Study, arm: Arm, twin: Arm | None) -> Estimate:
+def _over_dense(study: Recorded, arm: Arm, twin: Arm | None) -> Estimate:
     """The token-ratio variance of an arm over its dense twin's, median over steps; they share no cold start."""
     if twin is None or not study.has(twin):
         return NONE

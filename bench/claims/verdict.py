@@ -7,11 +7,11 @@ from typing import Literal
 import numpy as np
 from scipy.stats import t  # type: ignore[attr-defined]  # made at run time
 
-from steadymoe.bench.claims.arms import CONTROLS
 from steadymoe.bench.claims.doses import Dose
 from steadymoe.bench.claims.effects import Effect, NoNumber, Seen
 from steadymoe.bench.claims.gates import Need, Standing
-from steadymoe.bench.claims.study import NONE, Arm, NotRun, Study
+from steadymoe.bench.score.arms import CONTROLS
+from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import detectable, holm, sign_flip_p
 from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL
 
@@ -167,7 +167,7 @@ class Finding:
 
 
 def findings(
-    study: Study, outcomes: Sequence[Outcome], blocking: Sequence[Standing] = (), lost: Sequence[Standing] = ()
+    study: Recorded, outcomes: Sequence[Outcome], blocking: Sequence[Standing] = (), lost: Sequence[Standing] = ()
 ) -> list[Finding]:
     """The finding of each outcome: "not run" without runs, "not testable here" where a gate of its leg is not passed.
 
@@ -190,7 +190,7 @@ def findings(
     return found
 
 
-def _look(study: Study, outcome: Outcome) -> tuple[Seen, str]:
+def _look(study: Recorded, outcome: Outcome) -> tuple[Seen, str]:
     """The size of an outcome's effect, and what is missing for it."""
     try:
         return outcome.effect(study), ""

@@ -10,15 +10,16 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.claims import contrasts, doses, figures, replay
-from steadymoe.bench.claims.arms import BEST, FIRST_TESTBED, FROZEN, GRPO, GSPO, ON_POLICY, PAPERS, TUNED, UNCLIPPED
-from steadymoe.bench.claims.effects import DRIFT, NoNumber, best_setting
+from steadymoe.bench.claims.arms import BEST, FIRST_TESTBED, ON_POLICY, TUNED
+from steadymoe.bench.claims.effects import NoNumber, best_setting
 from steadymoe.bench.claims.gates import MISMATCH, blocking, keeps, moe_effect, standings
 from steadymoe.bench.claims.registry import CLAIMS
 from steadymoe.bench.claims.standings import Standings
-from steadymoe.bench.claims.study import Arm, NotRun, Study
 from steadymoe.bench.claims.verdict import LEGS, Claim, Finding, Leg, LegVerdict, findings
 from steadymoe.bench.report import draw, tables
 from steadymoe.bench.report.figures import FigureSpec
+from steadymoe.bench.score.arms import DRIFT, FROZEN, GRPO, GSPO, PAPERS, UNCLIPPED
+from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 
 OUTCOMES = FigureSpec("outcomes", "outcomes", figures.outcomes, "study", takes=("outcomes",))
 ANSWER = FigureSpec("answer", "answer", figures.answer, "study", takes=("steps", "standings"))
@@ -38,7 +39,7 @@ class Verdicts:
     """
 
     def __init__(self, results: Path) -> None:
-        self.study = Study(results)
+        self.study = Recorded(results)
         if not any(self.study.has(arm) for arm in (GRPO, GSPO)):
             raise NotRun(f"{GRPO.label} ({GRPO.experiment})")
         self.gates = standings(self.study)

@@ -29,13 +29,15 @@ from steadymoe.bench.claims import (
 from steadymoe.bench.claims.doses import Dose
 from steadymoe.bench.claims.effects import Seen
 from steadymoe.bench.claims.gates import Need, Standing, blocking
-from steadymoe.bench.claims.study import NONE, Arm, Audited, NotRun, Study
 from steadymoe.bench.claims.testbed import State
 from steadymoe.bench.claims.verdict import Claim, Finding, Outcome
 from steadymoe.bench.claims.verdicts import REPLAY
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.report import archive, draw
+from steadymoe.bench.score import arms as standard_arms
+from steadymoe.bench.score.arms import WIDE
+from steadymoe.bench.score.recorded import NONE, Arm, Audited, NotRun, Recorded
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.estimates import Estimate
 
@@ -147,7 +149,7 @@ def test_the_moe_effect_is_present_by_either_realism_gate_of_the_setting(
     rows = [row(name, "stale", number) for name, number in numbers.items()]
     rows += [row("R8", "learning", 0.9), row("R1", "stale", 9.0)]  # another setting's, another gate
     monkeypatch.setattr(testbed, "realism", lambda study: rows)
-    assert gates.moe_effect(Study(Path("nowhere")), "stale").state == state
+    assert gates.moe_effect(Recorded(Path("nowhere")), "stale").state == state
 
 
 def test_the_claims_about_moe_are_asked_where_the_moe_effect_is_looked_for() -> None:
@@ -179,7 +181,7 @@ def test_what_is_detectable_follows_from_the_spread_and_not_from_the_effect() ->
     # More outcomes, a stricter level: the protocol's table has 0.041 for one and 0.057 for six.
     ten = Seen(Estimate(0.5, 0.1, 0.9, 10), TEN)
     there = replace(paired, effect=lambda study: ten)
-    one, six = (verdict.findings(Study(Path("nowhere")), [there] * n)[0].detectable for n in (1, 6))
+    one, six = (verdict.findings(Recorded(Path("nowhere")), [there] * n)[0].detectable for n in (1, 6))
     assert six / one == pytest.approx(0.057 / 0.041, abs=0.02)
 
 
@@ -212,7 +214,7 @@ def test_p_is_corrected_by_holm_for_the_outcomes_of_one_claim() -> None:
     # Nine of ten on one side, all of one size: 22 of 1024 patterns are as far off, twice and thrice that is 4 and 6 %.
     nine = Seen(Estimate(0.8, 0.1, 1.2, 10), (1.0,) * 9 + (-1.0,))
     one = replace(outcome("above", 0), effect=lambda study: nine)
-    study = Study(Path("nowhere"))
+    study = Recorded(Path("nowhere"))
     assert [each.verdict for each in verdict.findings(study, [one])] == ["supported"]
     assert [each.verdict for each in verdict.findings(study, [one] * 2)] == ["supported"] * 2
     thrice = verdict.findings(study, [one] * 3)
@@ -224,11 +226,11 @@ def test_an_outcome_that_has_not_run_counts_in_the_correction() -> None:
     ten = Seen(Estimate(0.5, 0.1, 0.9, 10), TEN)
     there = replace(outcome("above", 0), effect=lambda study: ten)
 
-    def missing(study: Study) -> Seen:
+    def missing(study: Recorded) -> Seen:
         raise NotRun("C (made)")
 
     absent = replace(outcome("above", 0), effect=missing)
-    alone, one, two = (verdict.findings(Study(Path("nowhere")), [there, *[absent] * n])[0] for n in (0, 1, 2))
+    alone, one, two = (verdict.findings(Recorded(Path("nowhere")), [there, *[absent] * n])[0] for n in (0, 1, 2))
     assert [each.corrected / alone.p for each in (alone, one, two)] == pytest.approx([1, 2, 3])
     assert one.p == alone.p
 
@@ -257,7 +259,7 @@ def test_a_gate_that_is_not_passed_takes_the_verdict_of_its_leg_and_leaves_what_
         ([standing], [], ("not testable here", "supported")),
         ([], [standing], ("supported", "not testable here")),
     ):
-        each = verdict.findings(Study(Path("nowhere")), [of_runs, of_gradients], blocked, lost)
+        each = verdict.findings(Recorded(Path("nowhere")), [of_runs, of_gradients], blocked, lost)
         assert tuple(one.verdict for one in each) == found
         assert all(one.seen == seen and one.p == 2 / 2**10 for one in each)
         assert [one.decides for one in each if one.verdict == "not testable here"] == [
@@ -266,7 +268,7 @@ def test_a_gate_that_is_not_passed_takes_the_verdict_of_its_leg_and_leaves_what_
 
 
 def test_every_gate_that_a_claim_needs_is_measured_somewhere() -> None:
-    measured = {Need(each.gate, each.setting) for each in testbed.results(Study(Path("nowhere")))}
+    measured = {Need(each.gate, each.setting) for each in testbed.results(Recorded(Path("nowhere")))}
     assert {need for claim in registry.CLAIMS for need in claim.needs} <= measured
 
 
@@ -279,7 +281,7 @@ def test_a_share_of_0_makes_no_ratio_infinite_in_silence() -> None:
         assert found.estimate.mean == pytest.approx(mean)
         assert (found.seeds, found.note) == ((), "ratio of means, a share is 0 in 2 of 3 seeds")
     asked = replace(outcome("above", 1), effect=lambda study: effects.factor(shares, zero * 0), unit="ratio")
-    (each,) = verdict.findings(Study(Path("nowhere")), [asked])
+    (each,) = verdict.findings(Recorded(Path("nowhere")), [asked])
     assert (each.verdict, each.seen.estimate.n) == ("not decided", 0)
     assert each.decides == each.seen.note == "no ratio: every share in its denominator is 0"
 
@@ -353,16 +355,21 @@ def every_arm(found: object) -> list[Arm]:
     return [arm for part in parts for arm in every_arm(part)]
 
 
+def known_arms() -> list[Arm]:
+    """The arms of the study, and of the standard below it."""
+    named = vars(standard_arms) | vars(arms)
+    return [arm for name, found in named.items() if name.isupper() for arm in every_arm(found)]
+
+
 def test_make_reference_runs_every_arm_under_the_name_it_is_looked_for_by() -> None:
-    known = [arm for name, found in vars(arms).items() if name.isupper() for arm in every_arm(found)]
-    known = [arm for arm in known if arm.experiment != "gates_twin"]  # `make gates` runs it
+    known = [arm for arm in known_arms() if arm.experiment != "gates_twin"]  # `make gates` runs it
     assert len(known) > 50
     absent = [arm for arm in known if (arm.algorithm, arm.experiment, axes_name(arm.axes)) not in planned()]
     assert absent == []
 
 
 def test_make_reference_runs_what_the_recorded_tuning_found_best() -> None:
-    best = [effects.best(Study(ROOT / "results" / "reference"), name) for name in arms.TUNED]
+    best = [effects.best(Recorded(ROOT / "results" / "reference"), name) for name in arms.TUNED]
     run = {(arm.algorithm, arm.experiment, axes_name(arm.axes)) for arm in best}
     assert run <= planned()
     assert run <= {(arm.algorithm, arm.experiment, axes_name(arm.axes)) for arm in arms.BEST.values()}
@@ -381,7 +388,7 @@ def rewards(arm: Arm, seed: int) -> np.ndarray:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Study:
+def made(tmp_path: Path) -> Recorded:
     runs, steps, answers = [], [], []
     for arm in (A, B):
         for seed in SEEDS:
@@ -410,10 +417,10 @@ def made(tmp_path: Path) -> Study:
     archive.keep(tables, "made", tmp_path)
     folder = tmp_path / "data" / "made"
     tables["steps"].to_parquet(folder / "steps.parquet")  # what archive keeps leaves some out
-    return Study(tmp_path)
+    return Recorded(tmp_path)
 
 
-def test_doses_are_levels_of_arms_in_a_table_and_a_figure(made: Study) -> None:
+def test_doses_are_levels_of_arms_in_a_table_and_a_figure(made: Recorded) -> None:
     never = Arm("C", "made", "cispo")
     clipped = [effects.level(arm, "clip_fraction") for arm in (A, B)]
     asked = [Dose("clipped", dial, value, clipped[value]) for dial in ("layers", "experts") for value in (0, 1)]
@@ -428,7 +435,7 @@ def test_doses_are_levels_of_arms_in_a_table_and_a_figure(made: Study) -> None:
     assert numbers.loc[numbers["series"] == "clipped", "mean"].tolist() == pytest.approx([0.055, 1.1, 0.055, 1.1])
 
 
-def test_the_numbers_of_arms_are_those_of_their_runs(made: Study) -> None:
+def test_the_numbers_of_arms_are_those_of_their_runs(made: Recorded) -> None:
     assert made.final(A).tolist() == pytest.approx([0.2] * 10)
     assert made.first(B).tolist() == pytest.approx([0.6] * 10)
     assert made.collapsed(A) == (9, 10)
@@ -446,7 +453,7 @@ def test_the_numbers_of_arms_are_those_of_their_runs(made: Study) -> None:
     assert made.tables([B, A])["runs"]["arm"].unique().tolist() == ["B", "A"]
 
 
-def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: Study) -> None:
+def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: Recorded) -> None:
     # grad_norm is seed + 1 in both arms; those of A collapse, so they are the higher ones. Its seed 0 is falling when
     # it ends, too late to be judged: it is neither collapsed nor stable.
     area = early_warning.auc(*made.stable_or_collapsed([A, B]), "grad_norm")
@@ -480,11 +487,11 @@ def test_announcing_a_collapse_has_the_error_of_runs_whose_horizon_the_left_out_
         pd.DataFrame(steps, columns=["arm", "seed", "step", "metric", "value"]),
         pd.DataFrame(runs, columns=["arm", "seed", "collapsed"]),
     )
-    monkeypatch.setattr(Study, "stable_or_collapsed", lambda self, of: tables)
-    found = effects.announces([A, B], "grad_norm")(Study(Path("nowhere")))
+    monkeypatch.setattr(Recorded, "stable_or_collapsed", lambda self, of: tables)
+    found = effects.announces([A, B], "grad_norm")(Recorded(Path("nowhere")))
     assert (found.estimate.mean, found.error, found.degrees) == pytest.approx((-0.5, 0.75, 3))
     # Eleven steps ahead seed 0's horizon is step 9, before the jump; what collapses at step 5 cannot warn.
-    far = effects.announces([A, B], "grad_norm", 11)(Study(Path("nowhere"))).estimate
+    far = effects.announces([A, B], "grad_norm", 11)(Recorded(Path("nowhere"))).estimate
     assert far.mean == pytest.approx(0.25 - 0.125)
 
 
@@ -500,7 +507,7 @@ def test_without_runs_the_command_says_what_to_run_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_arm_that_was_not_run_is_named_and_decides_nothing(made: Study) -> None:
+def test_an_arm_that_was_not_run_is_named_and_decides_nothing(made: Recorded) -> None:
     absent = Arm("C", "made", "cispo")
     assert not made.has(absent)
     with pytest.raises(NotRun, match=r"C \(made\)"):
@@ -515,7 +522,7 @@ LOSS, OTHER = Audited("loss", "made", "grpo"), Audited("other", "made", "gspo")
 
 
 @pytest.fixture
-def audited(tmp_path: Path) -> Study:
+def audited(tmp_path: Path) -> Recorded:
     """Two losses at three checkpoints: usefulness, clipped shares, and a reward that falls to 0.7."""
     empty = dict.fromkeys((*COLUMNS, *ADDED), "") | dict.fromkeys(("low", "high", "clip_low", "clip_high"), NAN)
     base = empty | {"start": 0, "router_scale": 1.0, "n": 8, "replicates": None, "strength": 0.0}
@@ -534,10 +541,10 @@ def audited(tmp_path: Path) -> Study:
     folder.mkdir(parents=True)
     pd.DataFrame(rows).to_parquet(folder / "audits.parquet")
     (folder / "audits.json").write_text('{"unfinished": [], "audits": []}')
-    return Study(tmp_path)
+    return Recorded(tmp_path)
 
 
-def test_gradients_are_compared_checkpoint_by_checkpoint(audited: Study) -> None:
+def test_gradients_are_compared_checkpoint_by_checkpoint(audited: Recorded) -> None:
     assert effects.useful(OTHER, LOSS)(audited).seeds == pytest.approx((0.4, 1.4, 2.4))
     assert effects.useful(LOSS.replayed(), LOSS)(audited).seeds == pytest.approx((0.2,) * 3)
     assert effects.useful(OTHER, LOSS, "gain")(audited).seeds == pytest.approx((0.2, 0.7, 1.2))  # over √(1 + SNR) = 2
@@ -550,7 +557,7 @@ def test_gradients_are_compared_checkpoint_by_checkpoint(audited: Study) -> None
         audited.gradient(Audited("C", "absent", "grpo"), "usefulness", 16)
 
 
-def test_an_audit_after_updates_that_lose_the_reward_blocks_its_leg(audited: Study) -> None:
+def test_an_audit_after_updates_that_lose_the_reward_blocks_its_leg(audited: Recorded) -> None:
     assert audited.kept("made", 16).tolist() == pytest.approx([0.7] * 3)
     lost = gates.keeps(audited, "made", 16)
     assert (lost.state, str(lost.need)) == ("failed", "reward kept (made)")
@@ -563,7 +570,7 @@ def test_an_audit_after_updates_that_lose_the_reward_blocks_its_leg(audited: Stu
 def test_what_r2_does_is_compared_seed_by_seed_in_rollout_1(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = range(10)
 
-    def curves(study: Study, of: list[Arm]) -> dict[str, pd.DataFrame]:
+    def curves(study: Recorded, of: list[Arm]) -> dict[str, pd.DataFrame]:
         (arm,) = of
         times, moved = (0.25, 3.0) if "R2" in arm.label else (1.0, 1.0)
         rows = []
@@ -574,8 +581,8 @@ def test_what_r2_does_is_compared_seed_by_seed_in_rollout_1(monkeypatch: pytest.
             rows += [("log_ratio_moment_free", step, seed, moved * step * (1 + seed)) for step in (1, 5)]
         return {"steps": pd.DataFrame(rows, columns=["metric", "step", "seed", "value"])}
 
-    monkeypatch.setattr(Study, "tables", curves)
-    found = replay.table(Study(Path("nowhere")))
+    monkeypatch.setattr(Recorded, "tables", curves)
+    found = replay.table(Recorded(Path("nowhere")))
     rows = {(row.quantity, row.arm): row for row in found.itertuples()}
     for free, replayed in replay.PAIRS:
         left, after, seen, moved = (
@@ -590,7 +597,7 @@ def test_what_r2_does_is_compared_seed_by_seed_in_rollout_1(monkeypatch: pytest.
 
 
 def test_r2_quiets_the_ratio_of_the_loss_and_not_the_sampled_policy() -> None:
-    found = replay.table(Study(ROOT / "results" / "reference"))
+    found = replay.table(Recorded(ROOT / "results" / "reference"))
     committed = ROOT / "results" / "reference" / "tables" / f"{draw.stem(REPLAY, 'claim03')}.csv"
     assert REPLAY.figure({"replay": found}).numbers.to_csv(index=False) == committed.read_text()
     rows = {(row.quantity, row.arm): row for row in found.itertuples()}
@@ -605,7 +612,7 @@ def test_r2_quiets_the_ratio_of_the_loss_and_not_the_sampled_policy() -> None:
         assert effects_of[replay.NEXT.name].high < 0
         of_start = [rows[replay.START.name, arm.label].number for arm in (free, replayed)]
         assert of_start[0] == of_start[1]  # one cold start
-    assert replay.table(Study(Path("nowhere"))).empty
+    assert replay.table(Recorded(Path("nowhere"))).empty
 
 
 # --- published contrasts --------------------------------------------------------------------------------------------
@@ -625,28 +632,28 @@ def test_r2_quiets_the_ratio_of_the_loss_and_not_the_sampled_policy() -> None:
 def test_a_contrast_is_right_where_all_of_it_lies_above_0(intervals: list[tuple[float, float]], said: str) -> None:
     seen = [Seen(Estimate((low + high) / 2, low, high, 10)) for low, high in intervals]
     asked = contrasts.Contrast(1, "", "", "", tuple(lambda study, each=each: each for each in seen))  # type: ignore[misc]
-    assert asked.answer(Study(Path("nowhere"))) == (seen, said)
+    assert asked.answer(Recorded(Path("nowhere"))) == (seen, said)
 
 
 def test_the_twelve_contrasts_are_there_and_say_what_has_not_run() -> None:
     assert [each.number for each in contrasts.CONTRASTS] == list(range(1, 13))
-    assert {each.answer(Study(Path("nowhere")))[1] for each in contrasts.CONTRASTS} == {"not run"}
+    assert {each.answer(Recorded(Path("nowhere")))[1] for each in contrasts.CONTRASTS} == {"not run"}
 
 
 def test_contrasts_over_the_frontier_say_in_how_many_cells_and_at_which_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mean_reward(study: Study, arm: Arm) -> pd.Series:
+    def mean_reward(study: Recorded, arm: Arm) -> pd.Series:
         """Falls by 0.01 with each update, but at 4e-4; GSPO is 0.1 better at 8e-4 and 0.1 worse at other rates."""
         updates, rate = arm.axes.get("updates_per_rollout", 16), arm.axes.get("optimizer.learning_rate", 8e-4)
         worse = 0.0 if rate == 4e-4 else 0.01 * updates  # type: ignore[operator]
         better = (0.1 if rate == 8e-4 else -0.1) if arm.algorithm == "gspo" else 0.0
         return pd.Series([0.49, 0.5, 0.51]) - worse + better
 
-    monkeypatch.setattr(Study, "mean_reward", mean_reward)
+    monkeypatch.setattr(Recorded, "mean_reward", mean_reward)
     numbers = {each.number: each for each in contrasts.CONTRASTS}
-    (staler,), said = numbers[2].answer(Study(Path("nowhere")))
+    (staler,), said = numbers[2].answer(Recorded(Path("nowhere")))
     assert (said, staler.estimate.mean, staler.estimate.n) == ("right", pytest.approx(0.28 * 2 / 3), 3)
     assert staler.note == "above 0 in 6 of 9 cells"
-    seen, said = numbers[4].answer(Study(Path("nowhere")))
+    seen, said = numbers[4].answer(Recorded(Path("nowhere")))
     assert said == "open"
     assert {each.note: each.estimate.mean for each in seen} == pytest.approx(
         {"at 0.0002": 0.1, "at 0.0004": 0.1, "at 0.0008": -0.1}
@@ -654,7 +661,7 @@ def test_contrasts_over_the_frontier_say_in_how_many_cells_and_at_which_rate(mon
 
 
 def test_the_cells_of_the_frontier_are_those_that_ran() -> None:
-    study = Study(ROOT / "results" / "reference")
+    study = Recorded(ROOT / "results" / "reference")
     for (algorithm, rate, updates), arm in contrasts.FRONTIER.items():
         runs = study.tables([arm])["runs"]
         assert set(runs["algorithm"]) == {algorithm}
@@ -668,11 +675,11 @@ def test_the_cells_of_the_frontier_are_those_that_ran() -> None:
 def test_the_best_setting_lies_inside_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     rewarded = {(2e-4, "3e-4/4e-4"): 0.6, (4e-4, "0.2/0.27"): 0.7}
     by_arm = {arm.label: rewarded.get(key, 0.5) for key, arm in arms.TUNED["gspo"].items()}
-    monkeypatch.setattr(Study, "mean_reward", lambda self, arm: pd.Series([by_arm[arm.label]]))
-    study = Study(Path("nowhere"))
+    monkeypatch.setattr(Recorded, "mean_reward", lambda self, arm: pd.Series([by_arm[arm.label]]))
+    study = Recorded(Path("nowhere"))
     assert effects.best_setting(study, "gspo") == (4e-4, "0.2/0.27")
     best = effects.best(study, "gspo")
-    assert best.axes == {"optimizer.learning_rate": 4e-4} | arms.WIDE.axes
+    assert best.axes == {"optimizer.learning_rate": 4e-4} | WIDE.axes
     by_arm[arms.TUNED["gspo"][4e-4, "3e-4/4e-4"].label] = 0.8
     assert effects.best(study, "gspo").axes == {"optimizer.learning_rate": 4e-4}
     by_arm[arms.TUNED["gspo"][8e-4, "3e-4/4e-4"].label] = 0.9
@@ -696,7 +703,7 @@ def test_an_outcome_that_differs_in_mean_reward_alone_is_told_from_a_difference_
 
 
 def test_the_lead_of_gspo_is_counted_in_the_cells_of_the_frontier() -> None:
-    study = Study(ROOT / "results" / "reference")
+    study = Recorded(ROOT / "results" / "reference")
     lead = {
         (rate, updates): effects.mean_reward(
             contrasts.FRONTIER["gspo", rate, updates], contrasts.FRONTIER["grpo", rate, updates]

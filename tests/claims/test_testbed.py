@@ -8,17 +8,18 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench import cli
-from steadymoe.bench.claims import arms, designs, gates_page, testbed
-from steadymoe.bench.claims.study import Arm, NotRun, Study
+from steadymoe.bench.claims import designs, gates_page, testbed
 from steadymoe.bench.claims.testbed import DENSE, DENSE_TWIN, EXACT, FP8, LEARNING, NOISY, QUIET, RATES, STALE, TWIN
 from steadymoe.bench.config import compose
+from steadymoe.bench.score.arms import GSPO_R2, PAPERS, PAPERS_R2
+from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
 
 STEPS, PATIENCE, UPDATES, RESPONSES = 30, 96, 16, 8
 
 
-class Made(Study):
+class Made(Recorded):
     """A study of made-up runs: for each arm a curve of rewards and of held-out accuracies for each seed."""
 
     def __init__(self) -> None:
@@ -86,7 +87,7 @@ def sound() -> Made:
     return made
 
 
-def states(study: Study) -> dict[tuple[str, str], str]:
+def states(study: Recorded) -> dict[tuple[str, str], str]:
     return {(each.gate, each.setting): each.state for each in testbed.results(study)}
 
 
@@ -248,14 +249,14 @@ def test_what_archives_of_runs_lack_comes_from_the_calibration(sound: Made, tmp_
 
 
 def test_an_arm_of_the_study_that_loses_its_reward_in_one_rollout_is_named(sound: Made) -> None:
-    sound.add(arms.PAPERS, 0.4, 0.36)
-    sound.add(arms.PAPERS_R2, 0.4, 0.28)
+    sound.add(PAPERS, 0.4, 0.36)
+    sound.add(PAPERS_R2, 0.4, 0.28)
     kept = testbed.kept(sound)
-    assert [kept[arm.label].mean for arm in (arms.PAPERS, arms.PAPERS_R2)] == pytest.approx([0.9, 0.7])
-    assert kept[arms.GSPO_R2.label].n == 0
+    assert [kept[arm.label].mean for arm in (PAPERS, PAPERS_R2)] == pytest.approx([0.9, 0.7])
+    assert kept[GSPO_R2.label].n == 0
     text = gates_page.kept(kept)
-    assert f"Below: {arms.PAPERS_R2.label}." in text
-    row = next(line for line in text.splitlines() if line.startswith(f"| {arms.GSPO_R2.label} "))
+    assert f"Below: {PAPERS_R2.label}." in text
+    row = next(line for line in text.splitlines() if line.startswith(f"| {GSPO_R2.label} "))
     assert "not recorded" in row
     assert states(sound)["V5", "stale"] == "passed"  # as fixed before the study: GRPO and GSPO
 
@@ -270,7 +271,7 @@ def test_the_settings_run_on_after_the_last_step_that_counts() -> None:
 
 def test_the_committed_gates_are_those_of_the_committed_data() -> None:
     root = Path(__file__).parents[2]
-    study = Study(root / "results" / "reference")
+    study = Recorded(root / "results" / "reference")
     found, real = testbed.results(study), testbed.realism(study)
     assert (root / "docs" / "gates.md").read_text() == gates_page.page(
         found, real, testbed.kept(study), designs.designs(study), designs.seconds_an_update(study)

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from steadymoe import algorithms
 from steadymoe.bench.config import compose, identity, names
 from steadymoe.bench.runs import execute, record
-from steadymoe.bench.scores import standard
+from steadymoe.bench.score import standard
 
 SHORT = [
     "rollout.prompts=8",

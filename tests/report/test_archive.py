@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench import cli
-from steadymoe.bench.claims.study import Arm, Study
 from steadymoe.bench.config import identity
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, report_page
+from steadymoe.bench.score.recorded import Arm, Recorded
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "results"
 
@@ -111,7 +111,10 @@ def test_runs_of_another_trainer_stand_on_the_page_and_are_joined_to_nothing(tmp
     # Archived: beside the suite's own runs, and beside runs of the trainer alone.
     kept_foreign = f"{foreign}{archive.RECORDED}"
     shutil.rmtree(results / "runs" / "small" / "gspo")
-    study, own = Study(results), everything.query("algorithm == 'grpo'")  # claims, scores and entries read runs by it
+    study, own = (
+        Recorded(results),
+        everything.query("algorithm == 'grpo'"),
+    )  # claims, scores and entries read runs by it
     axes, theirs = own["axes_values"].iloc[0], everything.query("algorithm == 'gspo'")["axes_values"].iloc[0]
     assert theirs == {"trainer": "trl", **axes}
     assert study.has(Arm("grpo", "small", "grpo", axes))

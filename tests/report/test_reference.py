@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from test_claims import every_arm
+from test_claims import known_arms
 
-from steadymoe.bench.claims import arms, page, registry
+from steadymoe.bench.claims import page, registry
 from steadymoe.bench.claims.gates import Need, Standing
 from steadymoe.bench.claims.verdict import LEGS, findings
 from steadymoe.bench.claims.verdicts import Verdicts, stem
 from steadymoe.bench.report import archive, draw, report_page
+from steadymoe.bench.score.arms import GRPO
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -96,8 +97,7 @@ def test_a_claim_is_answered_where_its_runs_and_gates_are_there(verdicts: Verdic
 
 
 def test_every_arm_has_the_seeds_of_the_protocol(verdicts: Verdicts) -> None:
-    known = [arm for name, found in vars(arms).items() if name.isupper() for arm in every_arm(found)]
-    there = [arm for arm in known if verdicts.study.has(arm)]
+    there = [arm for arm in known_arms() if verdicts.study.has(arm)]
     assert len(there) > 30
     seeds = {"study_tuning": range(100, 103), "first_testbed": range(100, 103), "gates_twin": range(200, 210)}
     seeds |= {"study_routes": range(8), "study_arithmetic": range(8)}
@@ -107,10 +107,9 @@ def test_every_arm_has_the_seeds_of_the_protocol(verdicts: Verdicts) -> None:
 
 def test_arms_of_one_setting_start_with_the_same_rollouts(verdicts: Verdicts) -> None:
     stale = ("study", "study_paper", "study_bands", "study_replay", "study_frozen", "study_best", "study_shift")
-    known = [arm for name, found in vars(arms).items() if name.isupper() for arm in every_arm(found)]
-    for arm in known:
+    for arm in known_arms():
         if arm.experiment in (*stale, "study_router") and verdicts.study.has(arm):
-            assert verdicts.study.first(arm).tolist() == verdicts.study.first(arms.GRPO).tolist(), arm
+            assert verdicts.study.first(arm).tolist() == verdicts.study.first(GRPO).tolist(), arm
 
 
 def test_with_a_gate_failed_nothing_is_answered(verdicts: Verdicts) -> None:

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from steadymoe.bench import cli
-from steadymoe.bench.claims.study import Arm, Study
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, collect
 from steadymoe.bench.runs import record
+from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.trainers import logs
 from steadymoe.plugins import verl
 
@@ -167,7 +167,7 @@ def test_claims_boards_and_scores_see_no_imported_run(tmp_path: Path, steady: St
     for results in (tmp_path, tmp_path / "kept"):
         assert archive.load(results, "study")["runs"].empty  # what claims, scores and boards are made from
         assert len(archive.load(results, "study", foreign=True)["runs"]) == 1
-        assert not Study(results).has(Arm("gspo", "study", "gspo", {"trainer": "verl"}))
+        assert not Recorded(results).has(Arm("gspo", "study", "gspo", {"trainer": "verl"}))
     for verb in ("claims", "gates"):
         code, _, err = steady(verb, "--results", tmp_path)
         assert code == 2

@@ -27,11 +27,11 @@ from trl_tables import PROBED, assert_equal, folder_of, run_with_processes, tabl
 
 from steadymoe.algorithms import Batch, load
 from steadymoe.bench import cli
-from steadymoe.bench.claims.study import Arm, Study
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.measurement import routing_drift, token_metrics
 from steadymoe.bench.report import archive
 from steadymoe.bench.runs import record
+from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.trainers import moments, scoring, trl_record
 from steadymoe.bench.trainers.scoring import Scored
 from steadymoe.bench.training.forward import forward
@@ -250,7 +250,7 @@ def test_a_foreign_run_is_reported_and_enters_no_claim(
         assert archive.load(place, "trl")["steps"].empty
         assert len(archive.load(place, "trl", foreign=True)["runs"]) == 2
         axes = {"engine": "rollout_func", "trainer": "trl"}
-        assert not Study(place).has(Arm("gspo", "trl", "gspo", axes))
+        assert not Recorded(place).has(Arm("gspo", "trl", "gspo", axes))
 
 
 def test_a_router_loss_that_is_on_is_recorded_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

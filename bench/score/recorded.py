@@ -48,7 +48,7 @@ class NotRun(Exception):
     """An arm has no ended runs, or a loss no audits; the message names it."""
 
 
-class Study:
+class Recorded:
     """The recorded runs and audits below ``results``."""
 
     def __init__(self, results: Path) -> None:
