@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from steadymoe.bench.bundles import request as bundle_request
-from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.score import arguments as score_arguments
 from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.trainers import request as trainers_request
 
@@ -79,12 +79,15 @@ def main() -> None:
         finally:
             if sys.stdout is not None:  # closed by the shell: >&-
                 sys.stdout.flush()
-    except BrokenPipeError:
+    except BrokenPipeError:  # an OSError too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its exit
         sys.exit(141)
     except KeyboardInterrupt:  # in a verb that has nothing to resume
         print("steadymoe: interrupted", file=sys.stderr)
         sys.exit(130)
+    except (UserError, OSError) as error:  # an OSError: a folder that cannot be written, a full disk
+        print(f"steadymoe: {visible(error)}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _answer(words: list[str]) -> None:
@@ -120,24 +123,13 @@ def _answer(words: list[str]) -> None:
         "claims": _claims,
         "gates": _gates,
         "status": _status,
-        "bundle": _bundle,
-        "import": _import,
+        "bundle": bundle_request.answer,
+        "import": trainers_request.answer,
         "audit": _audit_report,
     }
-    try:
-        if getattr(arguments, "page", None) is not None:
-            atomic_files.replaceable(arguments.page)  # before the minutes that its content takes
-        sys.exit(verbs[arguments.verb](arguments))
-    except BrokenPipeError:
-        raise
-    except (Damaged, OSError) as error:  # what was kept and is not whole, a folder that cannot be written, a full disk
-        sys.exit(_refuse(error))
-
-
-def _refuse(error: Exception) -> int:
-    """Say in one line why a request cannot be met; 2, the exit code of that."""
-    print(f"steadymoe: {visible(error)}", file=sys.stderr)
-    return 2
+    if getattr(arguments, "page", None) is not None:
+        atomic_files.replaceable(arguments.page)  # before the minutes that its content takes
+    sys.exit(verbs[arguments.verb](arguments))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -201,49 +193,25 @@ def _add_audit_report(verbs: Any) -> None:
 
 
 def _audit_report(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.audit import archive, report
+    from steadymoe.bench.audit import report
 
-    try:
-        return report.answer(arguments)
-    except (archive.NoAudits, report.CannotReport) as error:
-        return _refuse(error)
-
-
-def _bundle(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.bundles.bundle import BadBundle
-
-    try:
-        return bundle_request.answer(arguments)
-    except BadBundle as error:
-        return _refuse(error)
-
-
-def _import(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.config.validate import ConfigError
-
-    try:
-        return trainers_request.answer(arguments)
-    except ConfigError as error:
-        return _refuse(error)
+    return report.answer(arguments)
 
 
 def _report(arguments: argparse.Namespace) -> int:
     from steadymoe.bench.claims.registry import COMPARED_ELSEWHERE
-    from steadymoe.bench.report import draw, report_page
+    from steadymoe.bench.report import report_page
 
     results, experiment = arguments.results, arguments.experiment
-    try:
-        if arguments.export is not None:
-            print(visible(f"wrote {report_page.export(results, experiment, arguments.export)}"))
-        elif arguments.keep is not None:
-            for path in report_page.keep(results, experiment, arguments.keep):
-                print(visible(f"wrote {path}"))
-        if arguments.export is not None or arguments.keep is not None:
-            print("".join(f"{line}\n" for line in report_page.left_out(results, experiment)), end="")
-            return 0
-        made = report_page.make(results, experiment, _formats(arguments), _arms(arguments), COMPARED_ELSEWHERE)
-    except (report_page.NothingToReport, draw.CannotDraw) as error:
-        return _refuse(error)
+    if arguments.export is not None:
+        print(visible(f"wrote {report_page.export(results, experiment, arguments.export)}"))
+    elif arguments.keep is not None:
+        for path in report_page.keep(results, experiment, arguments.keep):
+            print(visible(f"wrote {path}"))
+    if arguments.export is not None or arguments.keep is not None:
+        print("".join(f"{line}\n" for line in report_page.left_out(results, experiment)), end="")
+        return 0
+    made = report_page.make(results, experiment, _formats(arguments), _arms(arguments), COMPARED_ELSEWHERE)
     print(made.table)
     for path in made.files:
         print(visible(f"wrote {path}"))
@@ -255,31 +223,26 @@ def _report(arguments: argparse.Namespace) -> int:
 def _figures(arguments: argparse.Namespace) -> int:
     from steadymoe.bench.report import draw, report_page
 
-    try:
-        if arguments.list or not arguments.figures:
-            print(draw.listing(arguments.results).to_markdown(index=False))
-            return 0
-        formats = _formats(arguments)
-        for spec in draw.find(arguments.figures):
-            for path in draw.make(spec, arguments.results, arguments.experiment, formats, _arms(arguments)):
-                print(visible(f"wrote {path}"))
-            for line in report_page.left_out(arguments.results, arguments.experiment or spec.experiment):
-                print(line)
-    except draw.CannotDraw as error:
-        return _refuse(error)
+    if arguments.list or not arguments.figures:
+        print(draw.listing(arguments.results).to_markdown(index=False))
+        return 0
+    formats = _formats(arguments)
+    for spec in draw.find(arguments.figures):
+        for path in draw.make(spec, arguments.results, arguments.experiment, formats, _arms(arguments)):
+            print(visible(f"wrote {path}"))
+        for line in report_page.left_out(arguments.results, arguments.experiment or spec.experiment):
+            print(line)
     return 0
 
 
 def _claims(arguments: argparse.Namespace) -> int:
     from steadymoe.bench.claims import page
-    from steadymoe.bench.report import draw, report_page
+    from steadymoe.bench.report import report_page
     from steadymoe.bench.score.recorded import NotRun
 
     try:
         to = arguments.page or arguments.results / "claims.md"
         written = page.make(arguments.results, to, _formats(arguments))
-    except draw.CannotDraw as error:
-        return _refuse(error)
     except NotRun as missing:
         damaged = report_page.left_out(arguments.results)
         what = damaged[0] if damaged else "run them: make reference"
@@ -295,12 +258,8 @@ def _claims(arguments: argparse.Namespace) -> int:
 def _gates(arguments: argparse.Namespace) -> int:
     from steadymoe.bench.claims import gates_page
     from steadymoe.bench.report import report_page
-    from steadymoe.bench.score.recorded import NotRun
 
-    try:
-        table, written = gates_page.make(arguments.results, arguments.page)
-    except NotRun as missing:
-        return _refuse(missing)
+    table, written = gates_page.make(arguments.results, arguments.page)
     print(table)
     for path in written:
         print(visible(f"wrote {path}"))

@@ -21,6 +21,7 @@ from steadymoe.bench.config import identity
 from steadymoe.bench.report import archive
 from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import all_visible, visible
 
 _FILE, _MADE = "audits.parquet", "audits.json"
@@ -47,7 +48,7 @@ _OF_CHECKPOINTS = ("seed", "start_from", "engine.strength")
 _BY_BLOCK, _PAIRED = ("share", "snr", "usefulness"), ("snr", "usefulness")
 
 
-class NoAudits(Exception):
+class NoAudits(UserError):
     """No audit of the experiment is there; the message is one line and says how to make one."""
 
 

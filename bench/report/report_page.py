@@ -14,6 +14,7 @@ from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, processes
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
 from steadymoe.bench.training import samples
 
@@ -21,7 +22,7 @@ from steadymoe.bench.training import samples
 _MOST_SAID = 100_000
 
 
-class NothingToReport(Exception):
+class NothingToReport(UserError):
     """No run has ended; the message is one line and says how to start a run."""
 
 

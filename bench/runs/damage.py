@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from steadymoe.bench.measurement import columns
+from steadymoe.bench.support.errors import UserError
 
 STATUSES = ("running", "interrupted", "failed", "finished", "collapsed", "diverged")
 # Dotted place in run.json → type; every run.json has these facts.
@@ -47,7 +48,7 @@ _OR_NULL: dict[str, dict[str, type]] = {
 _MAGIC = b"PAR1"
 
 
-class Damaged(ValueError):
+class Damaged(UserError, ValueError):
     """A file on disk is damaged; the message is one line and names the file."""
 
 

@@ -14,7 +14,6 @@ from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs import dry, record, redo
 from steadymoe.bench.runs import request as runs
-from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.score import baselines, board, comparison, entry, page, plan
 from steadymoe.bench.score.baselines import Baselines
 from steadymoe.bench.score.plan import Plan
@@ -28,17 +27,13 @@ _RESULTS = Path("results")
 def main(arguments: argparse.Namespace) -> int:
     """Run ``steadymoe score`` and return its exit code.
 
-    0: done; 1: a run failed, or an entry was not repeated; 2: the request is invalid; 130: interrupted.
+    0: done; 1: a run failed, or an entry was not repeated; 130: interrupted. Raises UserError.
     """
-    try:
-        if arguments.verify:
-            return verify(arguments.verify, arguments.run, arguments.board)
-        if arguments.submit:
-            return submit(arguments)
-        return score(arguments.overrides, arguments.quick, arguments.dry, arguments.redo)
-    except (ConfigError, Damaged, NotRun, entry.BadEntry, OSError) as error:
-        print(f"steadymoe: {visible(error)}", file=sys.stderr)
-        return 2
+    if arguments.verify:
+        return verify(arguments.verify, arguments.run, arguments.board)
+    if arguments.submit:
+        return submit(arguments)
+    return score(arguments.overrides, arguments.quick, arguments.dry, arguments.redo)
 
 
 # --- scoring ----------------------------------------------------------------------------------------------------------

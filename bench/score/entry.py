@@ -27,6 +27,7 @@ from steadymoe.bench.config import identity
 from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Part
 from steadymoe.bench.support import atomic_files, external
+from steadymoe.bench.support.errors import UserError
 
 _ABOUT, _DATA, _README = "entry.json", "outcomes.csv", "README.md"
 # The fields of ``entry.json`` that are text.
@@ -48,7 +49,7 @@ _UPDATES = 2
 Arms = Mapping[str, Arm | Audited]
 
 
-class BadEntry(Exception):
+class BadEntry(UserError):
     """A folder is not an entry of this standard; the message is one line."""
 
 
