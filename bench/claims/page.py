@@ -56,7 +56,8 @@ Letters are the protocol's: pages cite an outcome as 1 a. The target `reference`
 commands of all runs.
 """
 
-_FIRST_TESTBED = """[The first testbed](calibration.md#the-first-testbed) fell on policy too, so it could say nothing about stale data:
+_FIRST_TESTBED = """\
+[The first testbed](calibration.md#the-first-testbed) fell on policy too, so it could say nothing about stale data:
 
 ![Rewards on the first testbed over gradient updates, on policy and not]({figures}/claims_first_testbed-answer.png)
 """
