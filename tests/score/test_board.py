@@ -250,7 +250,7 @@ def test_the_chart_places_entries_and_recorded_anchors_on_one_axis(tmp_path: Pat
     for name, shift in (("good", 0.2), ("bad", -0.3)):
         write(tmp_path, name, shift)
     rows = board.table(entry.load([tmp_path]))
-    drawn = board.chart(rows, STABILITY)
+    drawn = board.part_chart(rows, STABILITY)
     (zero, *_, last), places = drawn["ticks"], list(drawn["ticks"].values())
     assert (places[0], places[-1]) == (0, 100)
 
@@ -265,7 +265,7 @@ def test_the_chart_places_entries_and_recorded_anchors_on_one_axis(tmp_path: Pat
     assert {name: value(at) for name, at in drawn["lines"].items()} == pytest.approx(
         recorded[["GRPO", "GSPO", "frozen"]].to_dict(), abs=1e-3
     )
-    assert board.chart(rows, GRADIENT)["points"] == []
+    assert board.part_chart(rows, GRADIENT)["points"] == []
 
 
 def test_anchors_that_differ_from_the_recorded_ones_are_told(tmp_path: Path) -> None:
