@@ -144,5 +144,5 @@ def part_chart(rows: pd.DataFrame, part: Part) -> dict[str, Any]:
     """Return the chart of a part: entries as points; GRPO, GSPO and the frozen policy, as recorded, as lines."""
     column = f"{part.name}: {part.outcome}"
     levels = {row["entry"]: row[column] for row in rows.to_dict("records") if isinstance(row[column], Estimate)}
-    recorded = baselines.load().of(part).groupby("arm")["value"].mean()
-    return chart(levels, recorded.reindex([*ANCHORS.values(), "frozen"]).dropna().to_dict())
+    means = baselines.load().of(part).groupby("arm")["value"].mean()
+    return chart(levels, {arm: float(means[arm]) for arm in (*ANCHORS.values(), "frozen") if arm in means})

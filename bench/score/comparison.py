@@ -79,7 +79,8 @@ def compare(part: Part, plan: Plan, recorded: Recorded, known: Baselines) -> Com
     found = rows(plan.own_label, here, theirs, part, comparable=agree)
     runs = [arm for arm in arms if isinstance(arm, Arm)]
     start = float(recorded.first(runs[0]).mean()) if runs else None
-    tokens = table.groupby("arm")["tokens"].mean().to_dict() if runs else {}
+    means = table.groupby("arm")["tokens"].mean()
+    tokens = {str(arm): float(mean) for arm, mean in means.items()} if runs else {}
     tokens |= {arm.label: float(of_seeds(baselines.tokens(recorded, arm)).mean()) for arm in runs}
     notes = [f"{part.name}: {note}"]
     notes += [f"{part.name}: differences are between runs of several kinds: {kinds}" for kinds in kinds(recorded, runs)]

@@ -53,7 +53,7 @@ def write_entries(results: Path, to: Path) -> list[Path]:
         seeds = ",".join(map(str, STABILITY.seeds))
         overrides = [f"experiment={STABILITY.source}", f"algorithm={name}", f"seed={seeds}", f"results_dir={results}"]
         runs = {run.config.seed: run.folder for run in compose.plan(overrides, multirun=True)}
-        about = {"name": name, "words": f"algorithm={name}", "paper": paper, "equation": equation}
+        about: dict[str, Any] = {"name": name, "words": f"algorithm={name}", "paper": paper, "equation": equation}
         about |= {"tuned": False, "tuning": ""}
         text = f"# {name}\n\nAn algorithm of the suite, with the numbers of its YAML: docs/algorithms.md.\n"
         written.append(entry.submit(recorded, arms, runs, about, {"README.md": text}, to / name))
