@@ -74,8 +74,8 @@ def html(parts: Sequence[Comparison], notes: Sequence[str], command: str) -> str
             {"mine": row.algorithm == each.own, "cells": [tables.to_text(cell) for cell in cells]}
             for row, cells in zip(each.rows, table(each).to_numpy().tolist(), strict=True)
         ]
-        levels = {f"{visible(row.algorithm)}, {row.source}": row.outcome for row in each.rows}
-        drawn = chart(levels, {} if each.start is None else {"start": each.start})
+        levels = {visible(row.algorithm): row.outcome for row in each.rows}
+        drawn = chart(levels, {} if each.start is None else {"start": each.start}, visible(each.own))
         shown.append({"part": each.part, "chart": drawn, "columns": list(table(each)), "rows": rows})
     return web.render(
         "score",

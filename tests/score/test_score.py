@@ -213,7 +213,7 @@ def test_dry_says_what_is_missing_and_runs_nothing(
         assert 0.2 < float(minutes) < 10
     _, quick, _ = said("algorithm=grpo", "--quick", "--dry", capsys=capsys, monkeypatch=monkeypatch)
     assert "stability: 3 runs: 3 waiting" in quick  # GRPO is its own anchor
-    words = ("algorithm=dapo", "algorithm.sampling.max_rollouts=1", "--dry")
+    words = ("algorithm=dapo", "--dry", "algorithm.sampling.max_rollouts=1")
     assert said(*words, capsys=capsys, monkeypatch=monkeypatch)[0] == 0
     assert not list(tmp_path.iterdir())
 
