@@ -8,7 +8,7 @@ HELP = "compare a loss, built-in or your own, with the recorded ones: `steadymoe
 _DESCRIPTION = """\
 Score an algorithm: check it, train it next to GRPO and GSPO at the settings of the standard,
 and compare it with the recorded algorithms. Only what is missing runs, so the same command
-resumes an interrupted score. Writes tables, a figure and a page to results/scores/."""
+resumes an interrupted score. Prints a table for each part and writes a page to results/scores/."""
 _EXAMPLES = """\
 examples:
   steadymoe score algorithm=vespo --quick      ten minutes on two cores: three seeds next to GRPO

@@ -16,7 +16,7 @@ from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.score.standard import PARTS, VERSION, Part
 
 FOLDER = Path(__file__).parent / VERSION
-OUTCOMES, CURVES, METADATA = "outcomes.parquet", "curves.parquet", "made.json"
+OUTCOMES, METADATA = "outcomes.parquet", "made.json"
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,6 @@ class Baselines:
 
     outcomes: pd.DataFrame
     """part, arm, algorithm, seed, value, start and tokens (nan where there are none)."""
-    curves: pd.DataFrame
-    """part, arm, seed, update, value: reward over gradient updates."""
     metadata: Mapping[str, Any]
     """Part → hashes by name and seed (``refuse_other_settings``), minutes, machine, revision, versions."""
 
@@ -43,14 +41,13 @@ class Baselines:
 def load(folder: Path = FOLDER) -> Baselines:
     """Read the baselines in ``folder``. Raises Damaged if a file is missing or cannot be read."""
     try:
-        outcomes, curves = (pd.read_parquet(folder / name) for name in (OUTCOMES, CURVES))
+        outcomes = pd.read_parquet(folder / OUTCOMES)
         metadata = json.loads((folder / METADATA).read_text())
         outcomes[["part", "arm", "algorithm", "seed", "value", "start", "tokens"]]
-        curves[["part", "arm", "seed", "update", "value"]]
         [(metadata[part.name]["hashes"].items(), float(metadata[part.name]["minutes"])) for part in PARTS]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{folder} does not hold the numbers of {VERSION}: {' '.join(str(error).split())}") from error
-    return Baselines(outcomes, curves, metadata)
+    return Baselines(outcomes, metadata)
 
 
 def refuse_other_settings(part: Part, seed: int, hashes: Mapping[str, str], baselines: Baselines) -> None:
@@ -85,12 +82,3 @@ def _digest(content: Any) -> str:
 def tokens(recorded: Recorded, arm: Arm) -> pd.Series:
     """Return the response tokens sampled by each run of an arm, by seed; nan where they are not recorded."""
     return recorded.tables([arm])["runs"].set_index("seed")["tokens_sampled"].astype(float)
-
-
-def curve(recorded: Recorded, arm: Arm) -> pd.DataFrame:
-    """Return the reward of every step of an arm's runs: seed, update, value."""
-    steps = recorded.tables([arm])["steps"]
-    steps = steps[steps["metric"] == "reward"]
-    return steps.assign(update=steps["step"] * steps["updates_per_rollout"])[["seed", "update", "value"]].reset_index(
-        drop=True
-    )

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import MaxNLocator
 
 from steadymoe.algorithms import names
 from steadymoe.bench.report import tables, web
 from steadymoe.bench.score import baselines, comparison, rerun
 from steadymoe.bench.score.baselines import Baselines
+from steadymoe.bench.score.chart import chart
 from steadymoe.bench.score.entry import BadEntry, Entry
 from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Part
 from steadymoe.bench.statistics.comparisons import paired_difference
@@ -136,33 +136,13 @@ def html(entries: Sequence[Entry], rows: pd.DataFrame) -> str:
     there = {entry.algorithm for entry in entries if not entry.own_files}
     lacking = ", ".join(name for name in names() if name not in there)
     shown: dict[str, Any] = {"version": VERSION, "untrained": untrained(), "caption": CAPTION, "tables": groups}
-    charts = [chart(rows, part) for part in PARTS]
+    charts = [(part, part_chart(rows, part)) for part in PARTS]
     return web.render("score", "board.html", lacking=lacking, made=made, charts=charts, **shown)
 
 
-def chart(rows: pd.DataFrame, part: Part) -> dict[str, Any]:
-    """Return what the page draws of a part, with places in percent of its axis.
-
-    Entries are points with intervals; GRPO, GSPO and the frozen policy, as recorded, are lines.
-    """
+def part_chart(rows: pd.DataFrame, part: Part) -> dict[str, Any]:
+    """Return the chart of a part: entries as points; GRPO, GSPO and the frozen policy, as recorded, as lines."""
     column = f"{part.name}: {part.outcome}"
     levels = {row["entry"]: row[column] for row in rows.to_dict("records") if isinstance(row[column], Estimate)}
-    recorded = baselines.load().of(part).groupby("arm")["value"].mean()
-    lines = recorded.reindex([*ANCHORS.values(), "frozen"]).dropna().to_dict()
-    ends = [end for each in levels.values() for end in (each.low, each.high, each.mean) if not np.isnan(end)]
-    ticks = list(MaxNLocator(6).tick_values(min(0.0, *ends, *lines.values()), max(*ends, *lines.values())))
-
-    def place(value: float) -> float:
-        return round(float(100 * (value - ticks[0]) / (ticks[-1] - ticks[0])), 2)
-
-    points = [
-        {"name": name, "text": str(each), "at": place(each.mean)}
-        | ({} if np.isnan(each.low) else {"low": place(each.low), "width": place(each.high) - place(each.low)})
-        for name, each in levels.items()
-    ]
-    return {
-        "part": part,
-        "points": points,
-        "lines": {name: place(value) for name, value in lines.items()},
-        "ticks": {f"{tick:.3g}": place(tick) for tick in ticks},
-    }
+    means = baselines.load().of(part).groupby("arm")["value"].mean()
+    return chart(levels, {arm: float(means[arm]) for arm in (*ANCHORS.values(), "frozen") if arm in means})

@@ -55,10 +55,8 @@ class Comparison:
     rows: Sequence[Row]
     own: str
     """The label of the scored algorithm."""
-    curves: pd.DataFrame
-    """arm, seed, step (gradient updates), metric, value; empty for a part of audits."""
-    starts: Mapping[str, float]
-    """Arm → mean reward at the start; empty for a part of audits."""
+    start: float | None
+    """The mean reward of its cold starts; None for a part of audits."""
     tokens: Mapping[str, float]
     """Arm → response tokens sampled by a run, the mean over seeds; nan where they are not recorded;
     empty for a part of audits."""
@@ -79,25 +77,14 @@ def compare(part: Part, plan: Plan, recorded: Recorded, known: Baselines) -> Com
     theirs = {str(arm): group.set_index("seed")["value"] for arm, group in table.groupby("arm", sort=False)}
     agree, note = anchors_agree(here, theirs, [ANCHORS[name] for name in plan.anchors])
     found = rows(plan.own_label, here, theirs, part, comparable=agree)
-    means = table.groupby("arm")[["start", "tokens"]].mean()
     runs = [arm for arm in arms if isinstance(arm, Arm)]
-    starts, tokens = means["start"].dropna().to_dict(), means["tokens"].to_dict() if runs else {}
-    starts |= {arm.label: float(recorded.first(arm).mean()) for arm in runs}
+    start = float(recorded.first(runs[0]).mean()) if runs else None
+    means = table.groupby("arm")["tokens"].mean()
+    tokens = {str(arm): float(mean) for arm, mean in means.items()} if runs else {}
     tokens |= {arm.label: float(of_seeds(baselines.tokens(recorded, arm)).mean()) for arm in runs}
     notes = [f"{part.name}: {note}"]
     notes += [f"{part.name}: differences are between runs of several kinds: {kinds}" for kinds in kinds(recorded, runs)]
-    curves = _curves(part, runs, recorded, known, seeds)
-    return Comparison(part, found, plan.own_label, curves, starts, tokens, notes)
-
-
-def _curves(part: Part, arms: list[Arm], recorded: Recorded, known: Baselines, seeds: Sequence[int]) -> pd.DataFrame:
-    """Return arm, seed, step, metric, value: rewards over updates, here and recorded; empty without runs."""
-    if not arms:
-        return pd.DataFrame(columns=["arm", "seed", "step", "metric", "value"])
-    here = [baselines.curve(recorded, arm).assign(arm=arm.label) for arm in arms]
-    others = (known.curves["part"] == part.name) & ~known.curves["arm"].isin([arm.label for arm in arms])
-    both = pd.concat([*here, known.curves[others]], ignore_index=True)
-    return both[both["seed"].isin(seeds)].rename(columns={"update": "step"}).assign(metric="reward")
+    return Comparison(part, found, plan.own_label, start, tokens, notes)
 
 
 def kinds(recorded: Recorded, arms: list[Arm]) -> list[str]:

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -319,15 +320,13 @@ def _outcomes(path: Path) -> pd.DataFrame:
 
 
 def _problem_of_part(part: Part, rows: pd.DataFrame) -> str | None:
-    """Other arms or seeds than the standard's, or outcomes out of bounds; None if all is well."""
-    seeds = {str(arm): sorted(group["seed"]) for arm, group in rows.groupby("arm")}
-    for arm in (OWN, *ANCHORS):
-        if arm not in seeds:
-            return f"has no runs of {arm}"
-        if seeds[arm] != sorted(part.seeds):
-            return f"needs each seed of {VERSION} once for {arm}"
-    if other := sorted(seeds.keys() - {OWN, *ANCHORS}):
-        return f"has runs of {other[0]}; an entry has its own and those of {' and '.join(ANCHORS)}"
+    """What is wrong with the rows of a part: other arms or seeds, undefined values, values out of bounds; or None."""
+    arms = (OWN, *ANCHORS)
+    needed = Counter((arm, seed) for arm in arms for seed in part.seeds)
+    found = Counter(zip(rows["arm"], rows["seed"], strict=True))
+    if wrong := sorted(pair for pair in needed | found if needed[pair] != found[pair]):
+        arm, seed = wrong[0]
+        return f"must have one row for each seed of {VERSION} and each of {', '.join(arms)}; see {arm}, seed {seed}"
     least = len(part.seeds) if part.kind == "runs" else min(_LEAST_DEFINED, len(part.seeds))
     if rows.groupby("arm")["value"].count().min() < least:
         return "has too few defined values"

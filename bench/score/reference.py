@@ -18,7 +18,7 @@ import pandas as pd
 from steadymoe.bench.audit import archive as audits
 from steadymoe.bench.config import compose
 from steadymoe.bench.score import baselines, entry
-from steadymoe.bench.score.baselines import CURVES, FOLDER, METADATA, OUTCOMES
+from steadymoe.bench.score.baselines import FOLDER, METADATA, OUTCOMES
 from steadymoe.bench.score.entry import OWN
 from steadymoe.bench.score.recorded import Arm, Audited, NotRun, Recorded
 from steadymoe.bench.score.standard import ANCHORS, GRADIENT, PARTS, STABILITY, Part
@@ -53,7 +53,7 @@ def write_entries(results: Path, to: Path) -> list[Path]:
         seeds = ",".join(map(str, STABILITY.seeds))
         overrides = [f"experiment={STABILITY.source}", f"algorithm={name}", f"seed={seeds}", f"results_dir={results}"]
         runs = {run.config.seed: run.folder for run in compose.plan(overrides, multirun=True)}
-        about = {"name": name, "words": f"algorithm={name}", "paper": paper, "equation": equation}
+        about: dict[str, Any] = {"name": name, "words": f"algorithm={name}", "paper": paper, "equation": equation}
         about |= {"tuned": False, "tuning": ""}
         text = f"# {name}\n\nAn algorithm of the suite, with the numbers of its YAML: docs/algorithms.md.\n"
         written.append(entry.submit(recorded, arms, runs, about, {"README.md": text}, to / name))
@@ -66,7 +66,7 @@ def write_baselines(results: Path, folder: Path = FOLDER) -> list[Path]:
     Only the standard's seeds, and only arms that ran at all of them. Raises NotRun if an anchor has not run.
     """
     recorded = Recorded(results)
-    outcomes, curves = [], []
+    outcomes = []
     for part, arm in ((each, arm) for each in PARTS for arm in each.arms):
         try:
             numbers = part.measure(recorded, arm)
@@ -83,15 +83,12 @@ def write_baselines(results: Path, folder: Path = FOLDER) -> list[Path]:
             rows["start"] = recorded.first(arm).reindex(numbers.index).to_numpy()
             rows["tokens"] = baselines.tokens(recorded, arm).reindex(numbers.index).to_numpy()
             outcomes.append(rows.assign(**names, algorithm=arm.algorithm))
-            curve = baselines.curve(recorded, arm)
-            curves.append(curve[curve["seed"].isin(part.seeds)].assign(**names))
     folder.mkdir(parents=True, exist_ok=True)
-    for name, tables in ((OUTCOMES, outcomes), (CURVES, curves)):
-        table = pd.concat(tables, ignore_index=True)
-        atomic_files.write(folder / name, partial(table.to_parquet, index=False, compression="zstd"))
+    table = pd.concat(outcomes, ignore_index=True)
+    atomic_files.write(folder / OUTCOMES, partial(table.to_parquet, index=False, compression="zstd"))
     text = json.dumps({part.name: _metadata(results, part) for part in PARTS}, indent=1, sort_keys=True) + "\n"
     atomic_files.write(folder / METADATA, partial(Path.write_text, data=text))
-    return [folder / name for name in (OUTCOMES, CURVES, METADATA)]
+    return [folder / name for name in (OUTCOMES, METADATA)]
 
 
 def _metadata(results: Path, part: Part) -> dict[str, Any]:

@@ -213,7 +213,7 @@ def test_dry_says_what_is_missing_and_runs_nothing(
         assert 0.2 < float(minutes) < 10
     _, quick, _ = said("algorithm=grpo", "--quick", "--dry", capsys=capsys, monkeypatch=monkeypatch)
     assert "stability: 3 runs: 3 waiting" in quick  # GRPO is its own anchor
-    words = ("algorithm=dapo", "algorithm.sampling.max_rollouts=1", "--dry")
+    words = ("algorithm=dapo", "--dry", "algorithm.sampling.max_rollouts=1")
     assert said(*words, capsys=capsys, monkeypatch=monkeypatch)[0] == 0
     assert not list(tmp_path.iterdir())
 
@@ -265,10 +265,6 @@ def test_one_algorithm_after_the_other_is_scored_beside_the_same_anchors(
             [("stability", "SAPO", "sapo", seed, 0.4 + seed / 100, 0.3, 1000.0 + 2 * seed) for seed in range(2)]
             + [("stability", "VESPO", "vespo", seed, 0.4 + seed / 100, 0.3, np.nan) for seed in range(2)],
             columns=["part", "arm", "algorithm", "seed", "value", "start", "tokens"],
-        ),
-        pd.DataFrame(
-            [("stability", "SAPO", seed, update, 0.4) for seed in range(2) for update in (2, 4)],
-            columns=["part", "arm", "seed", "update", "value"],
         ),
         _made(),
     )
@@ -394,7 +390,7 @@ def test_other_numbers_than_the_recorded_ones_are_another_standard(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = {"stability": {"hashes": {"grpo": {"0": "0"}}}, "gradient": {"hashes": {}}}
-    monkeypatch.setattr(baselines, "load", lambda: baselines.Baselines(pd.DataFrame(), pd.DataFrame(), made))
+    monkeypatch.setattr(baselines, "load", lambda: baselines.Baselines(pd.DataFrame(), made))
     code, out, err = said("algorithm=same", "--quick", capsys=capsys, monkeypatch=monkeypatch)
     assert (code, out) == (2, "")
     assert "standard_stability has other numbers for grpo than steadymoe-1 was recorded with" in err
@@ -409,7 +405,7 @@ def test_an_algorithm_that_check_refuses_is_not_run(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = _made()
-    monkeypatch.setattr(baselines, "load", lambda: baselines.Baselines(pd.DataFrame(), pd.DataFrame(), made))
+    monkeypatch.setattr(baselines, "load", lambda: baselines.Baselines(pd.DataFrame(), made))
     monkeypatch.setattr(command.check, "answer", lambda words: 1)
     code, _, err = said("algorithm=same", "--quick", capsys=capsys, monkeypatch=monkeypatch)
     assert code == 2
@@ -421,7 +417,7 @@ def test_an_algorithm_that_changes_the_setting_is_refused(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = _made()
-    monkeypatch.setattr(baselines, "load", lambda: baselines.Baselines(pd.DataFrame(), pd.DataFrame(), made))
+    monkeypatch.setattr(baselines, "load", lambda: baselines.Baselines(pd.DataFrame(), made))
     path = small / "mine" / "conf" / "algorithm" / "greedy.yaml"
     own = "".join(f"  {line}\n" for line in (path.parent / "same.yaml").read_text().splitlines())
     path.write_text(f"# @package _global_\nrollout:\n  responses: 16\nalgorithm:\n{own}")
@@ -440,8 +436,7 @@ def test_labels_of_two_overrides_are_two() -> None:
 def test_a_page_escapes_names(tmp_path: Path) -> None:
     name = "<script>x</script>"
     row = comparison.Row(name, "here", Estimate(0.5, 0.4, 0.6, 10), NONE, np.nan, np.nan)
-    curves = pd.DataFrame([(name, 0, 1, "reward", 0.5)], columns=["arm", "seed", "step", "metric", "value"])
-    part = comparison.Comparison(STABILITY, [row], name, curves, {name: 0.3}, {name: 10.0}, [])
+    part = comparison.Comparison(STABILITY, [row], name, 0.3, {name: 10.0}, [])
     page.write([part], ["a <b>note</b>"], name, tmp_path)
     text = (tmp_path / "score.html").read_text()
     assert "<script>" not in text
