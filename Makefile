@@ -97,12 +97,14 @@ audits: $(READY)
 	$(MAKE) figures
 
 # Every table, figure and verdict of results/reference again, from results/reference/data and results/reference/audits.
+# Git keeps those that a page links.
 figures: $(READY)
 	for experiment in $(notdir $(wildcard results/reference/audits/*)); do \
-		$(BIN)/steadymoe audit report --results results/reference --experiment $$experiment --format png,svg || exit; done
-	$(BIN)/steadymoe report --results results/reference --format png,svg
-	$(BIN)/steadymoe claims --results results/reference --page docs/claims.md --format png,svg
+		$(BIN)/steadymoe audit report --results results/reference --experiment $$experiment --format png || exit; done
+	$(BIN)/steadymoe report --results results/reference --format png
+	$(BIN)/steadymoe claims --results results/reference --page docs/claims.md --format png
 	$(BIN)/steadymoe gates --results results/reference --page docs/gates.md
+	$(BIN)/python tests/report/linked.py > results/reference/.gitignore
 
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
 lint: $(READY)
