@@ -1,4 +1,4 @@
-"""Print ``results/reference/.gitignore``: git keeps the figures and tables that a page links, and each figure's numbers.
+"""Print ``results/reference/.gitignore``: git keeps the figures and tables that a page links, and the figures' numbers.
 
 The last step of ``make figures``. The rest is drawn and left out of git.
 """
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "results" / "reference"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
 _HEAD = """\
-# Written by `make figures` (tests/report/linked.py): the figures and tables that a page links, and each figure's numbers.
+# By `make figures` (tests/report/linked.py): git keeps what a page links, and the numbers of each figure.
 /report.html
 /figures/*
 /tables/*

@@ -15,7 +15,7 @@ from test_claims import every_arm
 from steadymoe.bench.claims import arms, page, registry
 from steadymoe.bench.claims.gates import Need, Standing
 from steadymoe.bench.claims.verdict import LEGS, findings
-from steadymoe.bench.claims.verdicts import SPECS, Verdicts
+from steadymoe.bench.claims.verdicts import Verdicts
 from steadymoe.bench.report import archive, draw, report_page
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
@@ -40,7 +40,7 @@ def test_git_keeps_what_a_page_links_and_nothing_else() -> None:
 def test_every_kept_file_has_its_data(verdicts: Verdicts) -> None:
     # Files of an audit are <experiment>-audit-<table>, and an experiment may hold a dash.
     stems = {Path(name).stem for name in LINKED - WITHOUT_DATA}
-    of_claims = {draw.stem(SPECS[id], named) for id, named, _ in verdicts.figures()}
+    of_claims = {draw.stem(spec, named) for spec, named, _ in verdicts.figures()}
     named = {stem.split("-audit-" if "-audit-" in stem else "-")[0] for stem in stems - of_claims}
     assert named <= {*KEPT, *AUDITS}
 
@@ -76,8 +76,8 @@ def shown(verdicts: Verdicts) -> str:
 
 def test_the_verdicts_are_those_of_the_data(verdicts: Verdicts, shown: str) -> None:
     compare(verdicts.texts())
-    for id, named, data in verdicts.figures():
-        compare(draw.texts(SPECS[id], SPECS[id].figure(data), named))
+    for spec, named, data in verdicts.figures():
+        compare(draw.texts(spec, spec.figure(data), named))
     committed = (DOCS / "claims.md").read_text()
     assert committed == shown
     for link in re.findall(r"\]\(([^)#]+)\)", committed):
