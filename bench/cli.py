@@ -1,6 +1,10 @@
 """The command ``steadymoe``: its verbs and their exit codes."""
 
 import argparse
+import codecs
+import io
+import locale
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +13,7 @@ from typing import Any, NoReturn
 from steadymoe.bench.bundles import request as bundle_request
 from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.scores import verbs as scores_verbs
+from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.trainers import request as trainers_request
 
@@ -56,8 +61,34 @@ class _Version(argparse.Action):
 
 
 def main() -> None:
-    """Entry point: exit code 0, 1 if a run failed, 2 for a request that cannot be met, 130 if interrupted."""
-    words = sys.argv[1:]
+    """Entry point: exit code 0, 1 if a run failed, 2 for a request that cannot be met, 130 if interrupted.
+
+    141, as other programs have it, if nobody reads the output any more (``| head``).
+    """
+    if codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8":
+        print(
+            "steadymoe: files are read and written in UTF-8, which this locale is not; set PYTHONUTF8=1",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without π still gets the line
+    try:
+        try:
+            _answer(sys.argv[1:])
+        finally:
+            if sys.stdout is not None:  # closed by the shell: >&-
+                sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its exit
+        sys.exit(141)
+    except KeyboardInterrupt:  # in a verb that has nothing to resume
+        print("steadymoe: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _answer(words: list[str]) -> None:
+    """Let the verb of a command line answer it, and exit."""
     if words[:1] == ["run"]:  # the rest is Hydra's, also what argparse would take for its own
         from steadymoe.bench.runs import request
 
@@ -95,7 +126,11 @@ def main() -> None:
         "audit": _audit_report,
     }
     try:
+        if getattr(arguments, "page", None) is not None:
+            atomic_files.replaceable(arguments.page)  # before the minutes that its content takes
         sys.exit(verbs[arguments.verb](arguments))
+    except BrokenPipeError:
+        raise
     except (Damaged, OSError) as error:  # what was kept and is not whole, a folder that cannot be written, a full disk
         sys.exit(_refuse(error))
 

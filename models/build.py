@@ -45,6 +45,9 @@ _WITHOUT_EFFECT = {
     "use_cache": "sampling has a cache, training has none",
 }
 
+# A larger number of layers, experts or units is a typing error, and transformers makes lists of that length.
+_LARGEST = 100_000
+
 # Implementations of experts, by their names in transformers' registry; the default first.
 EXPERTS = ("grouped_mm", "eager", megablocks.NAME)
 
@@ -85,8 +88,8 @@ def check(config: Mapping[str, Any]) -> None:
     for key, value in numbers.items():
         counts = key.startswith(("num_", "n_")) or key.endswith(("_size", "_dim"))
         least = 0 if "shared_expert" in key else 1
-        if counts and isinstance(value, int) and not isinstance(value, bool) and value < least:
-            raise ValueError(f"model.config.{key} must be at least {least}; got {value}")
+        if counts and isinstance(value, int) and not isinstance(value, bool) and not least <= value <= _LARGEST:
+            raise ValueError(f"model.config.{key} must be between {least} and {_LARGEST}; got {value}")
     if config.get(_ROUTER_DTYPE) not in (None, *_ROUTED):
         raise ValueError(f"model.config.{_ROUTER_DTYPE} must be {' or '.join(_ROUTED)}; got {config[_ROUTER_DTYPE]!r}")
     scale = config.get(_ROUTER_SCALE)

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from steadymoe.bench import cli
-from steadymoe.bench.runs import execute
+from steadymoe.bench.runs import launch
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build
 
@@ -77,7 +77,7 @@ def refusal_of(
 
     def answer(*words: str) -> str:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
+        monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("trained"))
         monkeypatch.setattr(sys, "argv", ["steadymoe", "run", *words])
         with pytest.raises(SystemExit) as stopped:
             cli.main()

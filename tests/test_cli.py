@@ -23,7 +23,7 @@ from test_execute import SMALL
 from steadymoe.bench import cli
 from steadymoe.bench.config import compose, identity, memory
 from steadymoe.bench.report import report_page
-from steadymoe.bench.runs import execute, progress, record
+from steadymoe.bench.runs import execute, launch, progress, record
 from steadymoe.bench.support import atomic_files, revision
 from steadymoe.bench.training import cold_start
 
@@ -38,11 +38,16 @@ def steadymoe(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 WRONG = {
     "trian.lr=3": "there is no 'trian.lr'",
     "optimizer.lr=3": "optimizer.learning_rate",
-    "algorithm=gsop": "grpo_unclipped, gspo, ",
-    "model=huge": "choose from deep, deepseek_v3_deep, ",
-    "experiment=quick": "choose from attribution, ",
+    "algorithm=gsop": "did you mean gspo, ",
+    "model=mirco": "did you mean micro, ",
+    "experiment=quick": "did you mean quickstart, ",
     "steps=abc": "steps must be a whole number",
-    "steps=0": "steps must be at least 1",
+    "steps=0": "steps must be between 1 and 1000000",
+    "steps=" + "9" * 23: "steps must be between 1 and 1000000",
+    "total_updates=" + "9" * 23: "total_updates must be between 1 and 1000000",
+    "updates_per_rollout=" + "9" * 23: "updates_per_rollout must be at most",
+    "threads=100000": "threads must be between 1 and 1024",
+    "model.config.num_hidden_layers=" + "9" * 17: "model.config.num_hidden_layers must be between 1 and 100000",
     "rollout.responses=1": "rollout.responses must be at least 2",
     "updates_per_rollout=7": "must divide rollout.prompts",
     "optimizer.learning_rate=-1": "optimizer.learning_rate must be at least 0",
@@ -73,14 +78,14 @@ WRONG = {
     "seed=0,1": "add -m",
     "+foo=1": "foo is nothing that a run reads",
     "+optimizer.beta_1=0.5": "optimizer.beta_1 is nothing that a run reads",
-    "stepz=3": "did you mean steps?",
+    "stepz=3": "did you mean steps, ",
     "hydra.nope=3": "Hydra's own settings",
     "cold_start.path=pyproject.toml": "no safetensors file",
     "results_dir=/proc/nowhere": "cannot be written",
     "--package=model": "no flag of steadymoe run",
     "-p": "no flag of steadymoe run",
     "~seed": "seed is missing",
-    "algorithm=../algorithm/grpo": "algorithm is chosen by its name, not by a path; got '../algorithm/grpo'; choose",
+    "algorithm=../algorithm/grpo": "algorithm is chosen by its name, not by a path, got '../algorithm/grpo'; did",
     "algorithm='../algorithm/grpo'": "not by a path",
     "algorithm=./grpo": "not by a path",
     "algorithm=/grpo": "not by a path",
@@ -93,7 +98,7 @@ WRONG = {
     "experiment_name=" + "e" * 300: "experiment_name may have 180 letters; got 300",
     "results_dir=" + "r" * 300: "names of at most 255 bytes",
     "results_dir=" + "r/" * 2000: "paths of more than 3900 bytes",
-    "seed=" + "9" * 30: "seed must be between 0 and 9223372036854775807",
+    "seed=" + "9" * 30: "seed must be at most 9223372036854775807",
     "rollout.prompts=80000000000": "rollout.prompts=80000000000 with rollout.responses=8 takes at least",
     "rollout.responses=80000000000": "of memory",
     "evaluation.prompts=80000000000": "evaluation.prompts=80000000000 takes at least",
@@ -155,6 +160,10 @@ def test_null_for_none_and_a_hosts_numbers_are_taken(words: list[str]) -> None:
     ("words", "answer"),
     [
         (["-m", "seed=range(3,1)"], "seed=range(3,1) sweeps over nothing"),
+        (["-m", "seed=range(0,1000000)"], "a sweep may have 10000 runs"),
+        (["-m", "seed=shuffle(range(0,1000000000000))"], "a sweep may have 10000 runs"),
+        (["-m", "seed=range(0,101)", "steps=range(1,101)"], "a sweep may have 10000 runs"),
+        (["experiment=quickstart", "steps=range(1,2000)"], "a sweep may have 10000 runs"),
         (["-m", "algorithm=glob(zzz*)", "seed=0,1"], "algorithm=glob(zzz*) sweeps over nothing"),
         (["experiment=quickstart", "seed=range(3,1)"], "seed=range(3,1) sweeps over nothing"),
         (["-m", "experiment=quickstart,collapse", "seed=0"], "steadymoe run experiment=collapse seed=0"),
@@ -223,7 +232,7 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert said[0] == "4 runs: 4 waiting"
     assert said[1] == "minutes: unknown; no run with the settings of 4 of 4 runs has ended on this machine"
     assert files() == {}
-    monkeypatch.setattr(execute, "launch", lambda _: pytest.fail("trained"))
+    monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("trained"))
     ended, damaged = compose.plan([*SMALL, f"results_dir={tmp_path}/made", "seed=0,1"], multirun=True)
     execute.execute(ended)
     facts = record.known(ended.folder)

@@ -272,6 +272,7 @@ ANSWERS = {
     "the text of an error about a config?": "ConfigError",
     "what makes two runs the same run?": "def config_hash",
     "what `steadymoe run` refuses before it starts?": "def refuse_others",
+    "how runs reach Hydra's launchers, and what a job does first?": "def _job(",
     "which gates a claim needs?": "STRESS",
     "the gates of the standard settings, and their thresholds?": "LEAST_TWIN_GAIN",
     "how many seeds a comparison takes, by its design?": "class Design",

@@ -2,8 +2,13 @@
 
 import base64
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -127,3 +132,57 @@ def test_a_run_whose_folder_would_be_elsewhere_is_refused(monkeypatch: pytest.Mo
     for words in (["algorithm=../algorithm/grpo"], ["model=../model/micro"]):
         with pytest.raises(compose.ConfigError, match="is not a folder below"):
             compose.plan(words)
+
+
+LISTING = [sys.executable, "-m", "steadymoe.bench.cli", "figures", "--list"]
+
+
+def test_a_reader_that_has_gone_ends_a_command_without_a_word(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as | head has by the second line
+    done = subprocess.run(LISTING, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_command_whose_streams_are_closed_does_its_work(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(RECORDED, results)
+    words = [*LISTING[:-2], "report", "--results", str(results), "--export", "csv"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&-', "sh", *words], check=False, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert len(list(results.rglob("*.csv"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("locale", "code", "said"),
+    [
+        ({"LC_ALL": "C"}, 0, b""),
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, 2, b"PYTHONUTF8=1"),
+        ({"PYTHONIOENCODING": "ascii"}, 0, b""),
+    ],
+)
+def test_a_locale_without_utf_8_is_refused_and_a_terminal_without_it_is_not(
+    locale: dict[str, str], code: int, said: bytes
+) -> None:
+    words = [*LISTING[:-2], "score", "--help"]  # with an ellipsis
+    done = subprocess.run(words, env=os.environ | locale, capture_output=True, check=False)
+    assert (done.returncode, done.stderr.count(b"\n")) == (code, int(code > 0))
+    assert said in done.stderr
+
+
+def test_ctrl_c_ends_processes_at_once_and_without_tracebacks_of_theirs(tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text(
+        "import time\nfrom pathlib import Path\nfrom steadymoe.bench.support.processes import in_processes\n\n"
+        "def wait(number):\n    Path(f'begun{number}').touch()\n    time.sleep(60)\n\n"
+        "if __name__ == '__main__':\n    try:\n        in_processes(wait, range(4))\n"
+        "    except KeyboardInterrupt:\n        raise SystemExit(130)\n"
+    )
+    child = subprocess.Popen([sys.executable, script], cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True)
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob("begun*")) and time.monotonic() < until:
+        time.sleep(0.05)
+    os.killpg(child.pid, signal.SIGINT)  # as a terminal does
+    assert child.communicate(timeout=30)[1] == b""
+    assert child.returncode == 130

@@ -38,7 +38,7 @@ from steadymoe.bench.check.batches import (
 )
 from steadymoe.bench.check.derivatives import direction, gradient, gradients, slopes
 from steadymoe.bench.support import blame
-from steadymoe.bench.support.findings import Fails
+from steadymoe.bench.support.findings import Ends, Fails
 
 # In float64 another order of the same additions differs by less.
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12
@@ -59,7 +59,7 @@ def shapes(loss: PolicyLoss) -> str:
         shape, state = tuple(batch.mask_BT.shape), loss.initial_state()
         made = loss.surrogate(replace(batch, state=state))
         if not isinstance(made, Surrogate):
-            raise Fails(f"surrogate must return a Surrogate; got {type(made).__name__}")
+            raise Ends(f"surrogate must return a Surrogate, as Surrogate(values_BT); got {type(made).__name__}")
         _shaped("values_BT", made.values_BT, shape)
         marks = (made.clipped_low_BT, made.clipped_high_BT)
         if (marks[0] is None) != (marks[1] is None):
@@ -285,8 +285,9 @@ def _asked(holds: Callable[[PolicyLoss], str], loss: PolicyLoss) -> str:
         return holds(loss)
     except Fails:
         raise
-    except Exception as error:  # the loss is anybody's code, and the other properties are still to be asked
-        raise Fails(blame.sentence(error)) from error
+    except Exception as error:  # the loss is anybody's code
+        # A loss that cannot be called at all would fail every other property with the same line.
+        raise (Ends if holds is shapes else Fails)(blame.sentence(error)) from error
 
 
 def _batch(loss: PolicyLoss, scale: float = 0.4) -> Batch:

@@ -57,16 +57,17 @@ def answer(words: list[str]) -> int:
         print(f"steadymoe: {visible(error)}", file=sys.stderr)
         return 2
     torch.set_num_threads(update.threads)
-    passed = []
+    every, passed = questions(asked, update), []
     try:
-        for finding in ask(questions(asked, update)):
+        for finding in ask(every):
             print(finding.line, flush=True)
             passed.append(finding.passed)
     except KeyboardInterrupt:
         print("steadymoe: interrupted", file=sys.stderr)
         return 130
-    count = f"{sum(passed)} of {len(passed)}"
-    print(visible(f"{asked.name} passes all {len(passed)}" if all(passed) else f"{asked.name} passes {count}"))
+    skipped = f"; {len(every) - len(passed)} were not asked" if len(passed) < len(every) else ""
+    count = f"all {len(every)}" if all(passed) else f"{sum(passed)} of {len(every)}{skipped}"
+    print(visible(f"{asked.name} passes {count}"))
     return 0 if all(passed) else 1
 
 
@@ -93,9 +94,9 @@ def _share(config: RunConfig) -> str:
     return told
 
 
-def read(words: list[str]) -> Asked:
-    """The one algorithm that the words name. Raises ConfigError for other words, and for a loss that is none."""
-    _refuse(words)
+def read(words: list[str], verb: str = "check") -> Asked:
+    """The one algorithm that the words of ``verb`` name. Raises ConfigError for other words and for what is no loss."""
+    _refuse(words, verb)
     plain, choices = compose.unchecked(words)
     validate.read(plain)
     sections = {part: plain["algorithm"].get(part) or {} for part in fields.SECTIONS}
@@ -104,23 +105,23 @@ def read(words: list[str]) -> Asked:
         _refuse_other(loss)
         for numbers in sections.values():
             build(fields.known(numbers))
-    except Exception as error:  # of the class that the YAML names, anybody's code
+    except (Exception, SystemExit) as error:  # of the class that the YAML names, anybody's code
         told = str(error) if isinstance(error, (ConfigError, TypeError, ValueError)) else blame.sentence(error)
         raise ConfigError(" ".join(told.split())) from error
     return Asked(choices["algorithm"], sections, loss)
 
 
-def _refuse(words: list[str]) -> None:
+def _refuse(words: list[str], verb: str) -> None:
     """Raise ConfigError for a flag, for words that are no algorithm's, and unless one of them names the algorithm."""
     for word in words:
         if word.startswith("-"):
-            raise ConfigError(f"{word} is no flag of steadymoe check; it takes algorithm=… and algorithm.loss.…=…")
+            raise ConfigError(f"steadymoe {verb} has no flag {word}; see: steadymoe {verb} --help")
         key = word.partition("=")[0].lstrip("+~")
         if key != "algorithm" and not key.startswith("algorithm."):
-            raise ConfigError(f"{word} is no word of an algorithm; check takes algorithm=… and algorithm.loss.…=…")
+            raise ConfigError(f"{verb} takes algorithm=NAME and algorithm.loss.KEY=VALUE, got {word}")
     named = [word for word in words if word.startswith("algorithm=")]
     if len(named) != 1:
-        raise ConfigError(f"check takes one algorithm, algorithm=NAME, and these words name {len(named) or 'none'}")
+        raise ConfigError(f"{verb} takes one algorithm, algorithm=NAME, got {len(named) or 'none'}")
 
 
 def _refuse_other(loss: Any) -> None:

@@ -4,18 +4,22 @@ Everything is composed and checked here before Hydra launches anything, so that 
 in one line and touches nothing on disk.
 """
 
+import functools
+import itertools
+import json
+import operator
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -34,12 +38,15 @@ from steadymoe.bench.config.identity import (
 from steadymoe.bench.config.names import CONF, errors_in_one_line, reference_of
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.config.validate import ConfigError, check, read
-from steadymoe.bench.support import external
+from steadymoe.bench.support import atomic_files, external
+from steadymoe.bench.support.text import nearest
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
 _OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
 # Linux takes paths of 4095 bytes; what is left serves the names of the files in a run's folder.
 _LONGEST_PATH = 3900
+# Each point is composed and checked, some hundredths of a second, before the first run begins.
+_MOST_POINTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,17 @@ class Run:
     command: str
     words: tuple[str, ...]
     """The overrides that the run was composed of."""
+
+    def save(self, path: Path) -> None:
+        """Write the run to a JSON file, for the job that executes it."""
+        atomic_files.write_json(path, vars(self) | {"config": None, "folder": str(self.folder)})
+
+    @classmethod
+    def load(cls, path: Path) -> "Run":
+        """Read a run that ``save`` has written. Nothing is composed, and only types and bounds are checked again."""
+        fields = json.loads(path.read_text())
+        fields |= {"config": read(fields["plain"]), "folder": Path(fields["folder"]), "words": tuple(fields["words"])}
+        return cls(**fields)
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -82,30 +100,32 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
     """The runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
-    with errors_in_one_line(words):
-        external.activate(CONF)
-    with _hydra(), errors_in_one_line(words):
+    with _hydra(words):
         runs = [run(point) for point in _points(list(words), multirun)]
     if not runs:
         raise ConfigError("the sweep has no point: one of its words sweeps over nothing")
-    for index, each in enumerate(runs):
-        if each.folder in [earlier.folder for earlier in runs[:index]]:
+    seen: set[Path] = set()
+    for each in runs:
+        if each.folder in seen:
             raise ConfigError(f"two points of the sweep are the same run: {each.command}")
+        seen.add(each.folder)
     return runs
 
 
 def run(words: Sequence[str]) -> Run:
-    """Compose and check one run from its overrides. Hydra must be initialised (``plan``, or inside a job)."""
+    """Compose and check one run from its overrides. Hydra must be initialised, as in ``plan``."""
     plain, choices = _named(words)
     given = _place(plain)
     named = names.in_full(choices)
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = reference_of(named)
     plain = _with_floats(plain, reference)
-    config = _derived(read(plain), words)
-    plain |= {"steps": config.steps}
-    for group, name in (("rollout", "prompts"), ("evaluation", "every"), ("probe", "every")):
-        plain[group] = plain[group] | {name: getattr(getattr(config, group), name)}
+    config = read(plain)
+    if derived := _derived(config, words):
+        for key, number in derived.items():
+            *groups, name = key.split(".")
+            functools.reduce(dict.__getitem__, groups, plain)[name] = number
+        config = read(plain)
     _needed(config, choices)
     flat = flatten(plain)
     check(config, flat, reference)
@@ -138,9 +158,7 @@ def run(words: Sequence[str]) -> Run:
 
 def unchecked(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """One config as plain values, and the chosen name of each group; its values are not checked. Raises ConfigError."""
-    with errors_in_one_line(words):
-        external.activate(CONF)
-    with _hydra(), errors_in_one_line(words):
+    with _hydra(words):
         several = swept(words)
         if several:
             raise ConfigError(f"{several[0]} has several values, and one config is asked for")
@@ -211,7 +229,8 @@ def _refuse_paths(choices: Mapping[str, Any]) -> None:
             continue
         options = GlobalHydra.instance().config_loader().get_group_options(group)
         raise ConfigError(
-            f"{group} is chosen by its name, not by a path; got {name!r}; choose from {', '.join(options)}"
+            f"{group} is chosen by its name, not by a path, got {name!r}; "
+            f"{nearest(Path(name).stem, options, names.HELP)}"
         )
 
 
@@ -240,12 +259,12 @@ def _place(plain: dict[str, Any]) -> dict[str, str]:
     return given
 
 
-def _derived(config: RunConfig, words: Sequence[str]) -> RunConfig:
-    """``config`` with the numbers that follow from ``updates_per_rollout`` and another number: ``identity.IMPLIED``."""
+def _derived(config: RunConfig, words: Sequence[str]) -> dict[str, int]:
+    """Return the numbers that follow from ``updates_per_rollout`` and another number (``identity.IMPLIED``), by key."""
     updates, given = config.updates_per_rollout, {word.partition("=")[0].lstrip("+") for word in words}
-    numbers: dict[str, Any] = {}
+    numbers = {}
     for key, source in IMPLIED.items():
-        number, before = _field(config, source), _field(config, key)
+        number, before = (operator.attrgetter(each)(config) for each in (source, key))
         if number is None:
             continue
         # A mini-batch is taken ``updates`` times for a rollout; what is counted in updates lasts so many rollouts.
@@ -255,52 +274,67 @@ def _derived(config: RunConfig, words: Sequence[str]) -> RunConfig:
                 f"{source}={number} with updates_per_rollout={updates} means {key}={numbers[key]}, and {before} was "
                 "given: leave one out"
             )
-    for key, number in numbers.items():
-        group, _, name = key.rpartition(".")
-        changed = {group: replace(getattr(config, group), **{name: number})} if group else {name: number}
-        config = replace(config, **changed)
-    return config
-
-
-def _field(config: RunConfig, key: str) -> Any:
-    """The value of a dotted key."""
-    group, _, name = key.rpartition(".")
-    return getattr(getattr(config, group) if group else config, name)
+    return numbers
 
 
 @contextmanager
-def _hydra() -> Iterator[None]:
-    """Hydra's compose, for as long as needed; inside a Hydra job it is there already."""
-    if GlobalHydra.instance().is_initialized():
-        yield
-        return
-    with hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-        yield
+def _hydra(words: Sequence[str] = ()) -> Iterator[None]:
+    """Let Hydra compose, with the user's configs. Its errors about ``words`` become a ConfigError of one line."""
+    with errors_in_one_line(words):
+        if GlobalHydra.instance().is_initialized():
+            yield
+            return
+        external.activate(CONF)
+        with hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
+            yield
 
 
 def _points(words: list[str], multirun: bool) -> list[list[str]]:
-    """The override lists of a sweep's points, as Hydra's own sweeper splits them."""
+    """Return the overrides of each point of a sweep: all combinations of the values of swept overrides."""
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     parsed = parser.parse_overrides(words)
-    unswept = [word for word, each in zip(words, parsed, strict=True) if not each.is_sweep_override()]
-    swept = {word: each for word, each in zip(words, parsed, strict=True) if each.is_sweep_override()}
-    for word, each in swept.items():
-        _refuse_sweep(word, [str(value) for value in each.sweep_string_iterator()], each.key_or_group, words)
-    settings = names.settings(unswept)
-    _refuse_launcher(settings.launcher)
-    if not multirun and settings.mode != RunMode.MULTIRUN:
-        if swept:
-            raise ConfigError(f"{next(iter(swept))} sweeps over several values: add -m for a sweep")
+    several = [each for each in parsed if each.is_sweep_override()]
+    _refuse_size(several)
+    for each in several:
+        _refuse_sweep(each, words)
+    hydra_config = names.settings([str(each.input_line) for each in parsed if each not in several]).hydra
+    _refuse_launcher(hydra_config.launcher)
+    if not is_sweep(hydra_config, multirun):
+        if several:
+            raise ConfigError(f"{several[0].input_line} sweeps over several values: add -m for a sweep")
         return [words]
-    parameters = [f"{key}={value}" for key, value in (settings.sweeper.params or {}).items()]
-    return BasicSweeper.split_arguments(parser.parse_overrides([*parameters, *words]), None)[0]
+    parameters = [f"{key}={value}" for key, value in (hydra_config.sweeper.params or {}).items()]
+    # A later override of a key replaces an earlier one.
+    last = {each.get_key_element(): each for each in parser.parse_overrides([*parameters, *words])}
+    _refuse_size(last.values())
+    values = [[f"{key}={value}" for value in _values(each)] for key, each in last.items()]
+    return [list(point) for point in itertools.product(*values)]
 
 
-def _refuse_sweep(word: str, values: list[str], key: str, words: Sequence[str]) -> None:
+def _values(override: Override) -> Iterable[str]:
+    if override.is_sweep_override():
+        return override.sweep_string_iterator()
+    return [override.get_value_element_as_str()]
+
+
+def _refuse_size(overrides: Iterable[Override]) -> None:
+    """Raise ConfigError for a sweep of too many points, before any of them is made."""
+    points = 1
+    for each in overrides:
+        values = each.value()
+        # Hydra would make a list of a range to shuffle it.
+        counted = values.range() if isinstance(values, RangeSweep) else _values(each)
+        points *= sum(1 for _ in itertools.islice(counted, _MOST_POINTS + 1))
+        if points > _MOST_POINTS:
+            raise ConfigError(f"a sweep may have {_MOST_POINTS} runs, and this one has more; split {each.input_line}")
+
+
+def _refuse_sweep(override: Override, words: Sequence[str]) -> None:
     """Raise ConfigError for a sweep over nothing, and for one over experiments: each of them is a sweep of its own."""
+    word, values = override.input_line, list(_values(override))
     if not values:
         raise ConfigError(f"{word} sweeps over nothing: no value is meant by it")
-    if key == "experiment":
+    if override.key_or_group == "experiment":
         others = [other for other in words if other != word]
         commands = [shlex.join(["steadymoe", "run", f"experiment={value}", *others]) for value in values]
         raise ConfigError(f"{word} names {len(values)} sweeps, each a command of its own: {'; '.join(commands)}")
@@ -320,13 +354,23 @@ def swept(words: Sequence[str]) -> list[str]:
     return [word for word, each in zip(words, parsed, strict=True) if each.is_sweep_override()]
 
 
+def settings(words: Sequence[str]) -> DictConfig:
+    """Return the config that all points of a sweep share, with Hydra's own part (launcher, folders) under ``hydra``."""
+    several = swept(words)
+    with _hydra(words):
+        return names.settings([word for word in words if word not in several])
+
+
+def is_sweep(hydra_config: DictConfig, multirun: bool) -> bool:
+    """Return whether a command makes a sweep: with ``-m`` (``multirun``), or because its experiment is one."""
+    return multirun or hydra_config.mode == RunMode.MULTIRUN
+
+
 def at_once(words: Sequence[str], multirun: bool) -> int | None:
     """How many runs the launcher of ``words`` makes at the same time; None where a cluster decides."""
-    several = swept(words)
-    with _hydra(), errors_in_one_line(words):
-        settings = names.settings([word for word in words if word not in several])
-    kind, jobs = str(settings.runtime.choices["hydra/launcher"]), settings.launcher.get("n_jobs")
-    if not multirun and settings.mode != RunMode.MULTIRUN:
+    hydra_config = settings(words).hydra
+    kind, jobs = str(hydra_config.runtime.choices["hydra/launcher"]), hydra_config.launcher.get("n_jobs")
+    if not is_sweep(hydra_config, multirun):
         return 1
     if kind == "joblib":
         return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)

@@ -12,8 +12,12 @@ from typing import Any
 from steadymoe.algorithms.objective import KL
 from steadymoe.models import build
 
-# A seed above is none for torch or for a table's column.
-_LARGEST_SEED = 2**63 - 1
+# A whole number above is none for torch or for a table's column.
+_LARGEST = 2**63 - 1
+# A run of more steps would not see its end: the recorded runs have at most a few hundred.
+_MOST_STEPS = 1_000_000
+# OpenMP crashes the process where it cannot make as many threads as it is asked for.
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Bounds:
             return None if value in self.choices else f"one of {', '.join(self.choices)}"
         if isinstance(value, float) and not math.isfinite(value):
             return "finite"
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            return f"at most {_LARGEST}"
         is_within = (
             (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
@@ -198,7 +204,9 @@ class Audit:
         "names of algorithms and presets, each at the numbers of its YAML", may_be_empty=True
     )
     arms: Mapping[str, Any] = setting("further algorithms: a label, and the words of steadymoe run that it stands for")
-    drift: tuple[int, ...] = setting("numbers of neutral updates between the rollout and the gradient", at_least=0)
+    drift: tuple[int, ...] = count(
+        "numbers of neutral updates between the rollout and the gradient", at_least=0, at_most=_MOST_STEPS
+    )
     routing: tuple[str, ...] = setting("whose experts run in the gradient's forward", choices=("free", "r2", "r3"))
     router_scale: tuple[float, ...] = setting("factors on the routers' weights after the drift", above=0)
     clips: bool = setting("whether clip shares over the width of a band are measured too")
@@ -216,14 +224,14 @@ class RunConfig:
 
     experiment_name: str = setting("the folder below results/runs")
     results_dir: str = setting("the folder below which everything is written")
-    seed: int = count("seed of every generator of the run", at_least=0, at_most=_LARGEST_SEED)
+    seed: int = count("seed of every generator of the run", at_least=0)
     device: str = setting("where the model lies", choices=("cpu", "cuda"))
     precision: str = setting("precision of forwards; weights are fp32", choices=("fp32", "bf16"))
     experts: str = setting("how experts are computed", choices=build.EXPERTS)
     compile: bool = setting("whether decoder layers are compiled")
-    threads: int = count("threads of one run")
-    steps: int = count("rollouts of the run")
-    total_updates: int | None = count("gradient updates of the run; a number here decides steps")
+    threads: int = count("threads of one run", at_most=_MOST_THREADS)
+    steps: int = count("rollouts of the run", at_most=_MOST_STEPS)
+    total_updates: int | None = count("gradient updates of the run; a number here decides steps", at_most=_MOST_STEPS)
     updates_per_rollout: int = count("gradient updates on one rollout, each on a mini-batch of whole groups")
     rollout: Rollout
     advantage: Mapping[str, Any] | None = setting("an advantage in place of the algorithm's own")

@@ -5,6 +5,8 @@ machine: relations between fields, paths, memory and devices.
 """
 
 import dataclasses
+import functools
+import json
 import math
 import os
 import typing
@@ -23,6 +25,7 @@ from steadymoe.bench.config import loggers, memory, start, token_limits
 from steadymoe.bench.config.identity import LONGEST_NAME
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.support import blame
+from steadymoe.bench.tasks import Task
 from steadymoe.models import build, compiled, megablocks, pretrained
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
@@ -127,10 +130,10 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
         raise ConfigError(why)
     _places(config)
     try:
-        has_experts = _model(config.model)
-        task = instantiate(config.task)
-        if "path" not in config.model:
-            token_limits.check_built(config.model["config"], task)
+        if "path" in config.model:
+            has_experts, task = _pretrained(config.model), instantiate(config.task)
+        else:
+            has_experts, task = _built(json.dumps(config.model["config"]), json.dumps(config.task))
         memory.check(config, task)
         build_algorithm(config.engine)
         traits = Objective(
@@ -145,8 +148,8 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
         raise ConfigError(str(error)) from error
     except InstantiationException as error:
         raise ConfigError(" ".join(str(error.__cause__ or error).split())) from error
-    except Exception as error:
-        if blame.users_code(error) is None:
+    except (Exception, SystemExit) as error:  # a module that calls sys.exit() must not end the suite in silence
+        if isinstance(error, Exception) and blame.users_code(error) is None:
             raise
         raise ConfigError(blame.sentence(error)) from error
     _routing(config, flat, reference, has_experts)
@@ -240,11 +243,21 @@ def _advantage(config: RunConfig, traits: Traits) -> None:
         )
 
 
-def _model(model: Mapping[str, Any]) -> bool:
-    """Whether the model has routers. Raises ValueError for a model that cannot be built."""
-    if "path" not in model:
-        build.check(model["config"])
-        return build.has_experts(model["config"])
+@functools.cache
+def _built(model: str, task: str) -> tuple[bool, Task]:
+    """Return whether the model has routers, and the task; cached, because most points of a sweep share both.
+
+    ``model`` and ``task`` are configs as JSON. Raises ValueError, or an error of the task's class.
+    """
+    numbers = json.loads(model)
+    build.check(numbers)
+    made: Task = instantiate(json.loads(task))
+    token_limits.check_built(numbers, made)
+    return build.has_experts(numbers), made
+
+
+def _pretrained(model: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint has routers. Raises ValueError for one that cannot be used."""
     if not isinstance(model["path"], str):
         raise ValueError("model=pretrained needs a checkpoint's folder: model.path=…")
     if "config" in model:

@@ -1,6 +1,5 @@
 """Figures from recorded runs: the list of figures, the data that a figure lacks, and the files of a figure."""
 
-import difflib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ import pandas as pd
 from steadymoe.bench.report import archive, collapse_tables, tables
 from steadymoe.bench.report.figures import FIGURES, FORMATS, DataFigure, FigureSpec, save
 from steadymoe.bench.support import atomic_files, external
-from steadymoe.bench.support.text import visible
+from steadymoe.bench.support.text import nearest, visible
 
 # The numbers of a figure are also written as Markdown and LaTeX if there are at most this many rows.
 _LONGEST_TABLE = 60
@@ -94,7 +93,7 @@ def _defined(path: Path) -> list[FigureSpec]:
     try:
         spec.loader.exec_module(module)
         return list(module.FIGURES)
-    except Exception as error:  # a user's own code
+    except (Exception, SystemExit) as error:  # a user's own code
         raise CannotDraw(f"{path}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
@@ -104,9 +103,7 @@ def find(words: Sequence[str]) -> list[FigureSpec]:
     names = {each.name: each for each in known.values()} | known
     for word in words:
         if word not in names:
-            near = difflib.get_close_matches(word, names, n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else f"choose from {', '.join(known)}"
-            raise CannotDraw(f"there is no figure {word!r}; {hint}")
+            raise CannotDraw(f"there is no figure {word!r}; {nearest(word, list(names), '`steadymoe figures --list`')}")
     return [names[word] for word in words]
 
 

@@ -14,7 +14,7 @@ from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, processes
-from steadymoe.bench.support.text import visible
+from steadymoe.bench.support.text import nearest, visible
 from steadymoe.bench.training import samples
 
 # The most characters of samples on the page, for each experiment.
@@ -146,18 +146,16 @@ def ended(results: Path, experiment: str | None) -> dict[str, dict[str, pd.DataF
     if not recorded:
         where = visible(results / "runs" / (experiment or ""))
         damaged = left_out(results, experiment)
-        raise NothingToReport(f"no ended runs below {where}; {damaged[0] if damaged else _known(results)}")
+        raise NothingToReport(f"no ended runs below {where}; {damaged[0] if damaged else _known(results, experiment)}")
     return recorded
 
 
-def _known(results: Path) -> str:
+def _known(results: Path, experiment: str | None) -> str:
     """A hint: the experiments that can be reported, or the command that starts one."""
-    names = archive.experiments(results)
-    return (
-        f"experiments there: {', '.join(map(visible, names))}"
-        if names
-        else "start some with: steadymoe run experiment=quickstart"
-    )
+    names = [visible(name) for name in archive.experiments(results)]
+    if not names:
+        return "start some with: steadymoe run experiment=quickstart"
+    return nearest(experiment or "", names, f"`ls {visible(results)}/*`")
 
 
 def _absent(spec: FigureSpec) -> str:

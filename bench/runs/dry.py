@@ -22,26 +22,26 @@ def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]
     ``skipped`` is the number of runs that ``--retry-failed`` leaves out; ``processes`` is the number of runs at once,
     None for a cluster. Nothing on disk is touched.
     """
-    statuses = {each.folder: record.status(each.folder) for each in runs}
-    counts = Counter("waiting" if status == "missing" else status for status in statuses.values())
+    states = {each.folder: record.look(each.folder) for each in runs}
+    counts = Counter("waiting" if state.status == "missing" else state.status for state in states.values())
     does = {"waiting": "", "failed": " (made again)", "damaged": " (made again, what is there is kept)"}
     does |= {"interrupted": " (go on)", "running": " (left to the process that is at them)"}
     does |= dict.fromkeys(record.ENDED, " (left as they are)")
     said = [f"{counts[status]} {status}{does[status]}" for status in sorted(counts)]
     answer = [f"{len(runs) + skipped} runs: " + ", ".join([*said, *([f"{skipped} skipped"] if skipped else [])])]
-    to_make = [each for each in runs if statuses[each.folder] not in (*record.ENDED, "running")]
-    return answer + ([_minutes(to_make, processes)] if to_make else [])
+    to_make = [each for each in runs if states[each.folder].status not in (*record.ENDED, "running")]
+    return answer + ([_minutes(to_make, states, processes)] if to_make else [])
 
 
-def _minutes(runs: Sequence[Run], processes: int | None) -> str:
+def _minutes(runs: Sequence[Run], states: Mapping[Path, record.State], processes: int | None) -> str:
     """The time of all remaining steps, if for every run a run with the same settings has ended; else "unknown"."""
     paces = _paces(Path(runs[0].config.results_dir))
     seconds, unknown, known = 0.0, 0, 0
     for each in runs:
         like = paces.get(_cost(each.plain), [])
-        done = (record.known(each.folder).get("progress") or {}).get("step", 0)
-        is_going_on = record.status(each.folder) == "interrupted"
-        steps = each.config.steps - (done if is_going_on else 0)
+        state = states[each.folder]
+        done = (state.facts.get("progress") or {}).get("step", 0) if state.status == "interrupted" else 0
+        steps = each.config.steps - done
         unknown += not like
         known = max(known, len(like))
         seconds += steps * sum(like) / len(like) if like else 0.0

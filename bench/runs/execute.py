@@ -1,27 +1,23 @@
 """One run from its config to its folder: cold start, steps, checkpoints, and its end."""
 
-import os
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
 from filelock import Timeout
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 from transformers import PreTrainedModel
 
 from steadymoe.bench.config import branch, compose, identity
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.config.validate import ConfigError
-from steadymoe.bench.runs import loggers, provenance, record, sweep_plan
+from steadymoe.bench.runs import loggers, provenance, record
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.statistics.collapse import Rule, detect
-from steadymoe.bench.support import blame, external
+from steadymoe.bench.support import blame
 from steadymoe.bench.support.revision import revision
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.tasks import Task
@@ -30,36 +26,16 @@ from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, pretrained
 
 
-def launch(words: list[str]) -> None:
-    """Hand the words of a command line to Hydra; Hydra calls ``_job`` once for each point of a sweep.
-
-    Raises joblib's TerminatedWorkerError if a worker was killed, and one of ``sweep_plan.lost_job_errors()`` if a
-    cluster lost a job.
-    """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra prints an error and exits
-    sweep_plan.begin()
-    sys.argv = ["steadymoe run", *words]
-    hydra.main(config_path=str(compose.CONF.resolve()), config_name="config", version_base="1.3")(_job)()
-
-
-def _job(_: DictConfig) -> str:
-    sweep_plan.stop_with_launcher()
-    os.chdir(HydraConfig.get().runtime.cwd)  # a Ray cluster's workers begin elsewhere, and results_dir may be relative
-    external.activate(compose.CONF)
-    overrides = HydraConfig.get().overrides
-    words = [word for word in overrides.hydra if not word.startswith("hydra.mode=")] + list(overrides.task)
-    return execute(compose.run(words))
-
-
-def refuse_other_config(run: compose.Run) -> None:
-    """Raise ConfigError if the run's folder holds results of another config."""
-    before = record.known(run.folder)
-    if before and before["config_hash"] != run.config_hash:
+def refuse_other_config(run: compose.Run) -> record.State:
+    """Return the state of the run's folder. Raises ConfigError if the run's folder holds results of another config."""
+    state = record.look(run.folder)
+    if state.facts and state.facts["config_hash"] != run.config_hash:
         raise ConfigError(
-            f"{run.folder} holds a run of another config, {record.status(run.folder)} "
-            f"({identity.difference(before['config'], run.plain)}); "
+            f"{run.folder} holds a run of another config, {state.status} "
+            f"({identity.difference(state.facts['config'], run.plain)}); "
             "choose another experiment_name, or remove that folder"
         )
+    return state
 
 
 def execute(run: compose.Run) -> str:
@@ -69,19 +45,17 @@ def execute(run: compose.Run) -> str:
     exception inside a run is written to ``run.json`` as ``failed`` and does not stop other runs. Raises ConfigError if
     the folder holds a run of another config.
     """
-    refuse_other_config(run)
-    status = record.status(run.folder)
-    if status in record.ENDED or (run.config.retry == "failed" and status != "failed"):
-        return status
+    state = refuse_other_config(run)
+    if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
+        return state.status
     try:
         with Record(run.folder, _facts(run)) as folder:
             # Check again under the lock: another process may have ended the run meanwhile.
-            refuse_other_config(run)
-            if (why := record.damage(run.folder)) is not None:
-                folder.put_aside(why)
-            before = record.read_run(run.folder)
-            if before is not None and before["status"] in record.ENDED:
-                return before["status"]
+            state = refuse_other_config(run)
+            if state.has_ended:
+                return state.status
+            if state.damage is not None:
+                folder.put_aside(state.damage)
             try:
                 _train(run, folder)
             except Exception as error:

@@ -8,16 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 from rich.console import Console
 
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError, Run
-from steadymoe.bench.runs import dry, execute, outcome, progress, record, redo, sweep_plan
+from steadymoe.bench.runs import dry, execute, launch, outcome, progress, record, redo, sweep_plan
 from steadymoe.bench.support.text import visible
-
-# The number of times that a sweep goes on by itself after one of its workers was killed.
-_RELAUNCHES = 3
 
 
 def answer(words: list[str]) -> int:
@@ -29,24 +25,24 @@ def answer(words: list[str]) -> int:
     try:
         flags = _flags(words)
         if "--help" in flags.prints:
-            execute.launch(flags.prints)
+            launch.show(flags.prints)
             return 0
         runs = compose.plan(flags.overrides, flags.multirun)
         if flags.prints:
             _refuse_swept_print(flags)
-            execute.launch([*flags.prints, *flags.overrides])
+            launch.show([*flags.prints, *flags.overrides])
             return 0
-        sweep_plan.refuse_absent_cluster(flags.overrides)
+        launch.refuse_absent_cluster(flags.overrides)
         refuse_others(runs, may_redo=flags.redo)
-        asked, overrides = len(runs), flags.overrides
+        asked = len(runs)
         if flags.only_failed:
-            runs, overrides = _failed(runs), [*overrides, "retry=failed"]
+            runs = _failed(runs)
         if flags.dry:
             at_once = compose.at_once(flags.overrides, flags.multirun)
             for line in dry.lines(runs, asked - len(runs), at_once):
                 _say(console, line)
             return 0
-        _begin(runs)
+        _begin(runs, _sweep(runs, flags))
         for line in redo.set_aside(runs) if flags.redo else ():
             _say(console, line)
     except (ConfigError, ValueError, OSError) as error:
@@ -54,18 +50,18 @@ def answer(words: list[str]) -> int:
         return 2
     if len(runs) < asked:
         _say(console, f"{asked - len(runs)} of {asked} runs have not failed and are left for a run of all")
-    before = {each.folder: record.status(each.folder) for each in runs}
-    waiting = [each for each in runs if before[each.folder] not in record.ENDED]
+    before = {each.folder: record.look(each.folder) for each in runs}
+    waiting = [each for each in runs if not before[each.folder].has_ended]
     if len(waiting) < len(runs):
         _say(console, f"{len(runs) - len(waiting)} of {len(runs)} runs have ended before and are left as they are")
-        for line in redo.left(runs):
+        for line in redo.left(runs, before):
             _say(console, line)
     for each in waiting:
-        if before[each.folder] == "damaged":
-            _say(console, f"damaged, made again: {each.folder} ({record.damage(each.folder)})")
+        if (why := before[each.folder].damage) is not None:
+            _say(console, f"damaged, made again: {each.folder} ({why})")
     lost = False
     if waiting:
-        code = _launch(runs, ["-m", *overrides] if flags.multirun else overrides, console)
+        code = _launch(runs, waiting, flags, console)
         if code == 130:
             return code
         lost = code != 0
@@ -76,20 +72,18 @@ def _say(console: Console, text: str) -> None:
     console.print(visible(text), soft_wrap=True)
 
 
-def _launch(runs: Sequence[Run], words: list[str], console: Console) -> int:
-    """Make the runs and show their progress. Returns 0, 1 if a launcher has lost a job, 130 if interrupted."""
+def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: "_Flags", console: Console) -> int:
+    """Execute the runs that are ``waiting`` and show the progress of all.
+
+    Returns 0, 1 if a launcher has lost a job, 130 if interrupted.
+    """
     # SIGTERM, by which a batch system ends a job, counts as Ctrl-C: it stops the workers too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with progress.watch(runs, console):
-            for left in range(_RELAUNCHES, -1, -1):
-                try:
-                    execute.launch(words)
-                    break
-                except TerminatedWorkerError:  # it ends the other workers too; their runs go on from checkpoints
-                    further = "the sweep goes on" if left else "once too often; the same command goes on"
-                    print(f"steadymoe: a worker was killed (out of memory?); {further}", file=sys.stderr)
-    except sweep_plan.lost_job_errors() as error:
+            config = compose.settings(flags.overrides)
+            launch.launch(waiting, config, compose.is_sweep(config.hydra, flags.multirun))
+    except launch.lost_job_errors() as error:
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
         print(f"steadymoe: the launcher has lost a job; the others may go on. {visible(why)}", file=sys.stderr)
         return 1
@@ -101,15 +95,15 @@ def _launch(runs: Sequence[Run], words: list[str], console: Console) -> int:
 
 def _outcome(runs: Sequence[Run], console: Console) -> bool:
     """Say how the runs ended, and what comes next; whether any has failed."""
-    statuses = {each.folder: record.status(each.folder) for each in runs}
-    counts = Counter(statuses.values())
+    states = {each.folder: record.look(each.folder) for each in runs}
+    counts = Counter(state.status for state in states.values())
     _say(console, ", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
     for line in outcome.lines(runs):
         _say(console, line)
-    failed = [each for each in runs if statuses[each.folder] not in (*record.ENDED, "running")]
+    failed = [each for each in runs if states[each.folder].status not in (*record.ENDED, "running")]
     for each in failed:
-        last = str(record.known(each.folder).get("error") or "").strip().splitlines()[-1:]
-        print(f"steadymoe: {statuses[each.folder]}: {visible(' '.join(last))}", file=sys.stderr)
+        last = str(states[each.folder].facts.get("error") or "").strip().splitlines()[-1:]
+        print(f"steadymoe: {states[each.folder].status}: {visible(' '.join(last))}", file=sys.stderr)
         print(f"  again: {visible(each.command)}", file=sys.stderr)
     results, experiment = runs[0].config.results_dir, runs[0].config.experiment_name
     where = "" if results == "results" else f" --results {shlex.quote(results)}"
@@ -143,14 +137,25 @@ def refuse_others(runs: Sequence[Run], may_redo: bool = False) -> None:
         redo.refuse_other_code(runs)
 
 
-def _begin(runs: Sequence[Run]) -> None:
-    """Make the results folder, and add the runs to the plans of their experiments. Raises ConfigError, OSError."""
+def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:
+    """Make the results folder, and add the runs to the plans of their experiments. Raises ConfigError, OSError.
+
+    ``sweep`` is the command that makes them all, if there is one.
+    """
     results = Path(runs[0].config.results_dir)
     try:
         results.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"results_dir={results} cannot be written: {error}") from error
-    sweep_plan.remember(runs)
+    sweep_plan.remember(runs, sweep)
+
+
+def _sweep(runs: Sequence[Run], flags: "_Flags") -> str | None:
+    """The command that makes or resumes all ``runs``; None for a single run."""
+    if len(runs) < 2:
+        return None
+    prefixes = {run.command.partition("steadymoe run")[0] for run in runs}  # STEADYMOE_PATH, or nothing
+    return max(prefixes) + shlex.join(["steadymoe", "run", *(["-m"] if flags.multirun else []), *flags.overrides])
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,11 @@ def _of_runs(folder: Path, statuses: dict[Path, str], plan: dict[str, str]) -> l
     counts = Counter(statuses.values())
     said = [f"{counts[name]} {name}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
     answer = [f"{visible(folder.name)}: " + ", ".join(said)]
+    to_do = [str(run.relative_to(folder)) for run, status in statuses.items() if status in _TO_DO]
+    sweeps = sweep_plan.sweeps(folder)
+    for sweep, n in Counter(sweeps[name] for name in to_do if name in sweeps).items():
+        if n > 1:  # the command of one run stands below its folder
+            answer.append(f"  resume {'all' if n == len(to_do) else f'{n} of'} {len(to_do)}: {visible(sweep)}")
     for run, status in statuses.items():
         where, facts = visible(run.relative_to(folder.parent)), record.known(run)
         command = facts.get("command") or plan.get(str(run.relative_to(folder)))

@@ -1,42 +1,35 @@
 """The plan of an experiment: a list of its runs beside them, so that ``status`` also misses runs that never began.
 
-This module also stops a worker at once when its launcher is gone, so that no process of a sweep is left behind.
+``plan.json`` has the command of each run, ``sweeps.json`` the last command that asked for it together with others.
 """
 
 import json
-import os
-import shutil
-import sys
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import FileLock
 
-from steadymoe.bench.config.compose import ConfigError, Run
+from steadymoe.bench.config.compose import Run
 from steadymoe.bench.support import atomic_files
 
-_LAUNCHER = "STEADYMOE_LAUNCHER"
-_SECONDS_BETWEEN_LOOKS = 0.5
+_PLAN, _SWEEPS = "plan.json", "sweeps.json"
 
 
-def remember(runs: Sequence[Run]) -> None:
-    """Add ``runs`` to the plans of their experiments, ``results/runs/<experiment>/plan.json``; no entry is removed.
+def remember(runs: Sequence[Run], sweep: str | None = None) -> None:
+    """Add ``runs`` to the plans of their experiments in ``results/runs/<experiment>/``; no entry is removed.
 
-    A plan that cannot be read is kept beside the new one, as ``plan.json.damaged``.
+    ``sweep`` is the command that makes them all. A plan that cannot be read is kept beside the new one, as
+    ``plan.json.damaged``.
     """
     for experiment in {run.config.experiment_name for run in runs}:
         ours = [run for run in runs if run.config.experiment_name == experiment]
         folder = Path(ours[0].config.results_dir).absolute() / "runs" / experiment
         folder.mkdir(parents=True, exist_ok=True)
+        names = [str(run.folder.relative_to(folder)) for run in ours]
         with FileLock(folder / ".plan.lock"):
-            before, why = read_plan(folder)
-            if why is not None:
-                (folder / "plan.json").replace(folder / "plan.json.damaged")
-            plan = before | {str(run.folder.relative_to(folder)): run.command for run in ours}
-            if plan != before:
-                atomic_files.write_json(folder / "plan.json", plan)
+            _add(folder / _PLAN, dict(zip(names, (run.command for run in ours), strict=True)))
+            if sweep is not None:
+                _add(folder / _SWEEPS, dict.fromkeys(names, sweep))
 
 
 def planned(experiment: Path) -> dict[str, str]:
@@ -44,10 +37,27 @@ def planned(experiment: Path) -> dict[str, str]:
     return read_plan(experiment)[0]
 
 
+def sweeps(experiment: Path) -> dict[str, str]:
+    """Run folder → the last command that asked for this run and others; empty where the file cannot be read."""
+    return _read(experiment / _SWEEPS)[0]
+
+
 def read_plan(experiment: Path) -> tuple[dict[str, str], str | None]:
     """The plan (run folder → command), and why it cannot be read, or None. Names that leave the folder are dropped."""
+    return _read(experiment / _PLAN)
+
+
+def _add(file: Path, commands: dict[str, str]) -> None:
+    before, why = _read(file)
+    if why is not None:
+        file.replace(file.with_name(f"{file.name}.damaged"))
+    if (after := before | commands) != before:
+        atomic_files.write_json(file, after)
+
+
+def _read(file: Path) -> tuple[dict[str, str], str | None]:
     try:
-        plan = json.loads((experiment / "plan.json").read_text())
+        plan = json.loads(file.read_text())
     except (FileNotFoundError, NotADirectoryError):
         return {}, None
     except (OSError, ValueError, RecursionError) as error:
@@ -58,40 +68,3 @@ def read_plan(experiment: Path) -> tuple[dict[str, str], str | None]:
         name: not Path(name).is_absolute() and ".." not in Path(name).parts and "\0" not in name for name in plan
     }
     return {name: command for name, command in plan.items() if is_inside[name]}, None
-
-
-def refuse_absent_cluster(words: Sequence[str]) -> None:
-    """Raise ConfigError if ``words`` ask for Slurm and this machine has no Slurm."""
-    if "hydra/launcher=submitit_slurm" in words and shutil.which("srun") is None:
-        raise ConfigError("hydra/launcher=submitit_slurm: there is no srun here; run it where Slurm's commands are")
-
-
-def lost_job_errors() -> tuple[type[Exception], ...]:
-    """The errors by which submitit and Ray, if they are imported, report a job that did not reach its end."""
-    errors = {"submitit.core.utils": ("UncompletedJobError", "FailedSubmissionError"), "ray.exceptions": ("RayError",)}
-    return tuple(
-        getattr(sys.modules[module], name) for module in errors if module in sys.modules for name in errors[module]
-    )
-
-
-def begin() -> None:
-    """Tell the processes that this process starts that it is their launcher."""
-    os.environ[_LAUNCHER] = str(os.getpid())
-
-
-def stop_with_launcher() -> None:
-    """Exit as soon as the launcher is gone, if the launcher started this process.
-
-    A run then loses only the steps since its checkpoint. A process that a cluster's daemon started has another parent
-    and goes on.
-    """
-    launcher = os.environ.get(_LAUNCHER)
-    if launcher is None or os.getppid() != int(launcher):
-        return
-
-    def watch() -> None:
-        while os.getppid() == int(launcher):
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-        os._exit(1)  # safe at any moment: no file on disk is ever half written
-
-    threading.Thread(target=watch, daemon=True).start()

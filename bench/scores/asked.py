@@ -95,7 +95,7 @@ class Asked:
 def read(words: Sequence[str]) -> Asked:
     """What the words ask for. Raises ConfigError."""
     named = tuple(word for word in words if word not in FLAGS)
-    checked = check.read(list(named))
+    checked = check.read(list(named), "score")
     (run,) = compose.plan([f"experiment={STABILITY.experiment}", *STABILITY.words, *named, "seed=0"])
     axes = identity.axes_name({key: value for key, value in run.axes.items() if key.startswith("algorithm.")})
     label = f"{checked.name} {axes}" if axes else checked.name

@@ -8,12 +8,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.statistics.estimates import Estimate, share
+if TYPE_CHECKING:
+    from steadymoe.bench.statistics.estimates import Estimate
 
 # Columns that every run has at every step. A run ends when one of these numbers is not finite.
 FINITE = ("reward", "loss", "entropy", "grad_norm")
@@ -202,11 +203,13 @@ def judged(runs: pd.DataFrame, steps: pd.DataFrame, rule: Rule | None = None) ->
     return runs.drop(columns=list(JUDGED), errors="ignore").join(verdicts.astype(JUDGED))
 
 
-def false_alarm_rate(stable: Iterable[pd.DataFrame], rule: Rule, updates_per_rollout: int) -> Estimate:
+def false_alarm_rate(stable: Iterable[pd.DataFrame], rule: Rule, updates_per_rollout: int) -> "Estimate":
     """The share of stable runs that ``detect`` calls collapsed, with Clopper and Pearson's interval.
 
     ``stable`` holds the ``steps`` tables of runs that are known to be stable for another reason: a learning rate of 0,
     or a held-out accuracy that ended near its best (the rule does not read held-out accuracy).
     """
+    from steadymoe.bench.statistics import estimates  # scipy takes half a second to import, and a run needs none of it
+
     flagged = [detect(steps, rule, updates_per_rollout) is not None for steps in stable]
-    return share(sum(flagged), len(flagged))
+    return estimates.share(sum(flagged), len(flagged))

@@ -18,7 +18,7 @@ def failure(error: Exception) -> str:
     return text if place is None else f"{text} ({place})"
 
 
-def sentence(error: Exception) -> str:
+def sentence(error: BaseException) -> str:
     """An error in one line, with the place in the user's own code, if there is such a place."""
     text, place = f"{type(error).__name__}: {' '.join(str(error).split())}", users_code(error)
     return text if place is None else f"{text} ({place})"

@@ -54,9 +54,14 @@ def activate(suite: Path) -> None:
             if other != config:
                 whose = "the suite" if other == suite / name else str(other)
                 raise ValueError(f"{config} has the name of a config of {whose}; give it another name")
-    sys.path += [str(folder) for folder in folders() if str(folder) not in sys.path]
+    make_importable()
     if SearchPath not in Plugins.instance().discover(SearchPathPlugin):
         Plugins.instance().register(SearchPath)
+
+
+def make_importable() -> None:
+    """Let this process import the folders' modules, after all others."""
+    sys.path += [str(folder) for folder in folders() if str(folder) not in sys.path]
 
 
 def prefix(choices: Mapping[str, str], modules: Iterable[str]) -> str:

@@ -10,6 +10,10 @@ class Fails(Exception):
     """A property is not there; the message says why, in one line."""
 
 
+class Ends(Fails):
+    """A property is not there, and without it no further property can be asked."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """The answer to one property.
@@ -32,10 +36,14 @@ class Finding:
 
 
 def ask(properties: Mapping[str, Callable[[], str | None]]) -> Iterator[Finding]:
-    """A finding for each property, in order. A property returns what it found, or raises ``Fails``."""
+    """Yield a finding for each property, in order. A property returns what it found, or raises ``Fails``.
+
+    ``Ends`` makes the finding the last one.
+    """
     for name, holds in properties.items():
         try:
-            finding = Finding(name, True, holds() or "")
+            yield Finding(name, True, holds() or "")
         except Fails as why:
-            finding = Finding(name, False, str(why))
-        yield finding
+            yield Finding(name, False, str(why))
+            if isinstance(why, Ends):
+                return

@@ -1,6 +1,7 @@
 """Independent calls, spread over all cores."""
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
@@ -17,5 +18,6 @@ def in_processes(function: Callable[..., T], *arguments: Sequence[Any]) -> list[
     processes = min(len(arguments[0]), cores)
     if processes < 2:
         return list(map(function, *arguments))
-    with ProcessPoolExecutor(processes) as pool:
+    # At Ctrl-C a terminal interrupts the processes too: they end at once, and this one alone says so.
+    with ProcessPoolExecutor(processes, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)) as pool:
         return list(pool.map(function, *arguments))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations  # pandas takes half a second, and `steadymoe --help` needs none of it
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,20 @@ if TYPE_CHECKING:
 
 # Characters that would break a Markdown table, or begin code, emphasis or HTML in one of its cells.
 _OF_MARKDOWN = "\\|<`*"
+# Names that an error lists in full.
+_FEW = 8
 
 
 def visible(text: Any) -> str:
     """``text`` in one line; a character that does not print (a newline, an escape) appears as Python escapes it."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))
+
+
+def nearest(name: str, known: Sequence[str], where: str) -> str:
+    """What could have been meant by an unknown name: all names if they are few, else three and ``where`` all are."""
+    if len(known) <= _FEW:
+        return f"choose from {', '.join(known)}"
+    return f"did you mean {', '.join(difflib.get_close_matches(name, known, n=3, cutoff=0.0))}? {where} lists all"
 
 
 def markdown(text: Any) -> str:

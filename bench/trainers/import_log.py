@@ -115,8 +115,8 @@ def _facts(run: ForeignRun, file: Path, names: dict[str, str]) -> dict[str, Any]
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
     for name in ("updates", "prompts", "responses"):
-        if (value := getattr(arguments, name)) is not None and value < 1:
-            raise ConfigError(f"--{name} must be at least 1; got {value}")
+        if (value := getattr(arguments, name)) is not None and not 1 <= value <= logs.MOST:
+            raise ConfigError(f"--{name} must be between 1 and {logs.MOST}, got {value}")
     if not 0 <= arguments.seed < 2**32:
         raise ConfigError(f"--seed must be at least 0 and below 2**32; got {arguments.seed}")
     if arguments.learning_rate is not None and not 0 <= arguments.learning_rate < math.inf:

@@ -21,6 +21,10 @@ from steadymoe.plugins import verl
 
 # The most bytes of a file.
 MOST_BYTES = 2**28
+# The largest step or count: tables have whole numbers of 64 bits, also for the product of two.
+MOST = 10**9
+# The largest number of any other column: the sum of its squares is still a float.
+_LARGEST = 1e100
 # The columns of a step that a log can have, the step itself included; a histogram is no number.
 TARGETS = tuple(name for name, column in columns.TABLES["steps"].items() if not pa.types.is_list(column.type))
 # What verl 0.9 logs, by the column that it is. ``plugins.verl.columns`` makes further columns from our own sums.
@@ -107,8 +111,10 @@ def _numbers(row: Mapping[str, Any], names: Mapping[str, str], place: str) -> Nu
         if value is None:
             continue
         is_whole = pa.types.is_integer(columns.TABLES["steps"][ours].type)
-        if is_whole and (not value.is_integer() or value < 0):
-            raise ConfigError(f"{place}: {theirs} must be a whole number, at least 0; got {row[theirs]!r}")
+        if is_whole and not (value.is_integer() and 0 <= value <= MOST):
+            raise ConfigError(f"{place}: {theirs} must be a whole number between 0 and {MOST}, got {row[theirs]!r}")
+        if math.isfinite(value) and abs(value) > _LARGEST:
+            raise ConfigError(f"{place}: {theirs} must be between ±{_LARGEST:g}, nan or inf, got {row[theirs]!r}")
         found[ours] = int(value) if is_whole else value
     return found
 

@@ -82,16 +82,29 @@ def test_every_fault_of_a_file_outside_the_checkout_has_its_line(
     assert (said.err, contents(mine.parent)) == ("", before)
 
 
+@pytest.mark.parametrize("body", ["self.ratio_of(batch) * batch.advantages_BT", "1 / 0"])
+def test_a_loss_that_cannot_be_called_has_one_line_and_is_asked_nothing_more(
+    body: str, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = mine / "my_losses.py"
+    code.write_text(re.sub(r"return ops\.clipped_surrogate\(.*\)", f"return {body}", code.read_text()))
+    assert steadymoe(monkeypatch, "check", "algorithm=half_clipped") == 1
+    _, shapes, count = capsys.readouterr().out.splitlines()
+    assert shapes.startswith("FAILS   shapes: ")
+    assert ("must return a Surrogate" in shapes) == (body != "1 / 0")
+    assert count == "half_clipped passes 1 of 10; 8 were not asked"
+
+
 WRONG = {
-    "": "check takes one algorithm, algorithm=NAME, and these words name none",
-    "algorithm=grpo algorithm=gspo": "check takes one algorithm, algorithm=NAME, and these words name 2",
-    "algorithm=gpro": "there is no algorithm 'gpro'; choose from aspo, ",
+    "": "check takes one algorithm, algorithm=NAME, got none",
+    "algorithm=grpo algorithm=gspo": "check takes one algorithm, algorithm=NAME, got 2",
+    "algorithm=gpro": "there is no algorithm 'gpro'; did you mean gspo, grpo, ",
     "algorithm=grpo,gspo": "algorithm=grpo,gspo has several values, and one config is asked for",
     "algorithm=grpo algorithm.loss.clip_low=0.1,0.2": "algorithm.loss.clip_low=0.1,0.2 has several values",
     "algorithm=glob(*)": "algorithm=glob(*) has several values",
-    "algorithm=grpo model=micro": "model=micro is no word of an algorithm; check takes algorithm=… and",
-    "algorithm=grpo seed=1": "seed=1 is no word of an algorithm",
-    "-m algorithm=grpo": "-m is no flag of steadymoe check",
+    "algorithm=grpo model=micro": "check takes algorithm=NAME and algorithm.loss.KEY=VALUE, got model=micro",
+    "algorithm=grpo seed=1": "got seed=1",
+    "-m algorithm=grpo": "steadymoe check has no flag -m",
     "algorithm=grpo algorithm.loss.clip_low=-1": "clip_low is an ε on the ratio",
     "algorithm=grpo algorithm.loss.clip_low=abc": "GRPO: clip_low must be a number; got 'abc'",
     "algorithm=grpo algorithm.loss.clip=1": "did you mean clip_low?",
@@ -102,6 +115,7 @@ WRONG = {
         "a loss is a steadymoe.algorithms.PolicyLoss; got GroupMean"
     ),
     "algorithm=broken": "_target_ names no class: broken.Broken (ZeroDivisionError: division by zero, ",
+    "algorithm=exiting": "SystemExit: 0 (",
     "algorithm=traitless": "traits of Traitless must be a Traits; got Named",
     "algorithm=stateful": "Stateful has a state, which follows a whole mini-batch: its traits must say so",
     "algorithm=raising": "KeyError: 'no number' (",
@@ -136,9 +150,11 @@ def test_bad_input_is_one_line_and_touches_nothing(
     words: str, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (mine / "broken.py").write_text("1 / 0\n")
+    (mine / "exiting.py").write_text("import sys\n\nsys.exit(0)\n")
     (mine / "odd_losses.py").write_text(BASE)
     for name, target in (
         ("broken", "broken.Broken"),
+        ("exiting", "exiting.Exiting"),
         *((name, f"odd_losses.{name.capitalize()}") for name in ("traitless", "stateful", "raising")),
     ):
         text = (mine / "conf" / "algorithm" / "half_clipped.yaml").read_text().replace("my_losses.HalfClipped", target)

@@ -127,6 +127,9 @@ def test_every_number_in_the_configs_says_where_it_comes_from_or_what_it_is() ->
         "algorithm=dapo engine=fp8 engine.strength=0.5 ~engine.scale",
         "experiment=audit '+audit.arms.x=\"algorithm=grpo algorithm.loss.clip_low=0.1\"' audit.drift=[0,1]",
         "advantage=leave_one_out hydra.launcher.n_jobs=2 ++optimizer.learning_rate=3e-3",
+        "seed=4 ++seed=3",
+        "seed=3 seed=4 seed=3",
+        "cold_start.noise=0.2 ++cold_start={noise:0.3} cold_start.noise=0.4",
         "optimizer.learning_rat=3",
         "task=sort task.max_length=[",
         "algorithm=nothing",
@@ -177,7 +180,7 @@ def test_the_named_configs_of_a_point_are_what_hydra_composes_of_them_in_full(wo
 def test_hydras_own_settings_are_what_hydra_composes() -> None:
     words = ["experiment=gates_dense", "hydra.launcher.n_jobs=2", "results_dir=elsewhere", "experiment_name=mine"]
     with compose._hydra():
-        ours, theirs = names.settings(words), hydra.compose("config", words, return_hydra_config=True).hydra
+        ours, theirs = names.settings(words).hydra, hydra.compose("config", words, return_hydra_config=True).hydra
         assert ours.sweep.dir == theirs.sweep.dir == "elsewhere/sweeps/mine"
         for part in ("launcher", "sweeper", "sweep", "runtime"):
             assert OmegaConf.to_container(ours[part], resolve=True) == OmegaConf.to_container(

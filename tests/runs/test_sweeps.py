@@ -20,7 +20,7 @@ from test_cli import steadymoe
 from test_execute import SMALL, assert_same, planned
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.runs import execute, record, status, sweep_plan
+from steadymoe.bench.runs import execute, launch, record, status, sweep_plan
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.trainer import Trainer
@@ -154,6 +154,26 @@ def test_what_was_asked_for_and_never_began_is_missing_with_its_command(tmp_path
         assert again.command == command
 
 
+def test_status_has_the_one_command_that_resumes_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(execute, "launch", lambda words: None)  # as if killed before the first run
+    words = [*WORDS, f"results_dir={tmp_path}", "hydra/launcher=basic"]
+    assert steadymoe(monkeypatch, "run", *words) == 1
+    capfd.readouterr()
+    command = shlex.join(["steadymoe", "run", "-m", *(word for word in words if word != "-m")])
+    assert status.lines(tmp_path)[:2] == ["small: 4 missing", f"  resume all 4: {command}"]
+    again = compose.plan(shlex.split(command)[3:], multirun=True)
+    execute.execute(again[0])
+    assert status.lines(tmp_path)[:2] == ["small: 1 finished, 3 missing", f"  resume all 3: {command}"]
+    # The command of a single run stands below its folder alone, and takes nothing from the sweep's.
+    sweep_plan.remember(again[1:2])
+    assert status.lines(tmp_path)[1] == f"  resume all 3: {command}"
+    for run in again[1:3]:
+        execute.execute(run)
+    assert not any("resume" in line for line in status.lines(tmp_path))
+
+
 def test_more_seeds_and_algorithms_extend_a_sweep_and_touch_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,15 +218,26 @@ def test_retry_failed_runs_those_that_failed_and_no_others(
     assert [record.status(each.folder) for each in runs] == ["finished"] * 4
 
 
-def test_a_job_works_where_its_launcher_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_loads_its_checked_config_where_its_launcher_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,) = compose.plan([*SMALL, "algorithm=gspo", "correction=tis", "rollout.minibatch_prompts=2", "steps=3"])
+    run.save(tmp_path / "0.json")
     went: list[Path] = []
     monkeypatch.chdir(tmp_path)  # as a Ray cluster's worker may
     (tmp_path / "mine").mkdir()
-    settings = {"runtime": {"cwd": str(tmp_path / "mine")}, "overrides": {"hydra": [], "task": []}}
+    settings = {"runtime": {"cwd": str(tmp_path / "mine")}, "overrides": {"task": [str(tmp_path / "0.json")]}}
     monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create(settings))
-    monkeypatch.setattr(compose, "run", lambda _: None)
-    monkeypatch.setattr(execute, "execute", lambda _: went.append(Path.cwd()))
-    execute._job(OmegaConf.create())
+    monkeypatch.setattr(hydra, "compose", lambda *_, **__: pytest.fail("composed again"))
+    monkeypatch.setattr(compose, "check", lambda *_: pytest.fail("checked again"))
+
+    def executes(loaded: compose.Run) -> str:
+        assert loaded == run
+        went.append(Path.cwd())
+        return "finished"
+
+    monkeypatch.setattr(launch, "execute", executes)
+    assert launch._job(OmegaConf.create()) == "finished"
     assert went == [tmp_path / "mine"]
 
 
@@ -234,7 +265,7 @@ def test_a_launcher_whose_package_is_missing_is_answered_with_how_to_install_it(
 def test_slurm_without_slurm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(compose.ConfigError, match="there is no srun here"):
-        sweep_plan.refuse_absent_cluster(["hydra/launcher=submitit_slurm"])
+        launch.refuse_absent_cluster(["hydra/launcher=submitit_slurm"])
 
 
 @pytest.fixture(scope="module")
