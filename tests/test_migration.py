@@ -74,12 +74,10 @@ def test_migration_changes_no_number_and_keeps_the_recorded_hash() -> None:
 
 
 def test_an_archive_keeps_configs_and_is_migrated_once(tmp_path: Path) -> None:
-    study = ROOT / "results" / "reference" / "data" / "study" / "runs.parquet"
-    runs = pd.read_parquet(study)
-    runs = runs[(runs["seed"] == 0) & runs["algorithm"].isin(["grpo", "gspo"])].reset_index(drop=True)
+    runs = pd.read_parquet(ROOT / "results" / "reference" / "data" / "quickstart" / "runs.parquet")
     assert (runs["config_hash"] == [identity.config_hash(json.loads(text)) for text in runs["config"]]).all()
     assert (runs["recorded_hash"] == [migrate.old_hash(json.loads(text)) for text in runs["config"]]).all()
-    path = tmp_path / "data" / "study" / "runs.parquet"
+    path = tmp_path / "data" / "quickstart" / "runs.parquet"
     path.parent.mkdir(parents=True)
     old = runs.assign(config_hash=runs["recorded_hash"], config_without_seed="", settings="")
     old.drop(columns=["config", "recorded_hash", "origin", "collapse_rule"]).to_parquet(path, index=False)
