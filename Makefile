@@ -63,7 +63,7 @@ reference: $(READY)
 	$(BIN)/steadymoe audit report --experiment steadymoe-1-gradient --keep results/reference
 	for experiment in $(KEPT); do \
 		$(BIN)/steadymoe report --experiment $$experiment --keep results/reference || exit; done
-	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.score.reference results results/reference results/board
+	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.score.reference results/reference results results/board
 	$(BIN)/steadymoe score --verify results/board --board results/board
 	$(MAKE) figures
 
@@ -96,12 +96,14 @@ audits: $(READY)
 	$(MAKE) figures
 
 # Every table, figure and verdict of results/reference again, from results/reference/data and results/reference/audits.
+# Git keeps those that a page links.
 figures: $(READY)
 	for experiment in $(notdir $(wildcard results/reference/audits/*)); do \
-		$(BIN)/steadymoe audit report --results results/reference --experiment $$experiment --format png,svg || exit; done
-	$(BIN)/steadymoe report --results results/reference --format png,svg
-	$(BIN)/steadymoe claims --results results/reference --page docs/claims.md --format png,svg
+		$(BIN)/steadymoe audit report --results results/reference --experiment $$experiment --format png || exit; done
+	$(BIN)/steadymoe report --results results/reference --format png
+	$(BIN)/steadymoe claims --results results/reference --page docs/claims.md --format png
 	$(BIN)/steadymoe gates --results results/reference --page docs/gates.md
+	$(BIN)/python tests/report/linked.py > results/reference/.gitignore
 
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
 lint: $(READY)

@@ -141,7 +141,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(path.read_text())
         wanted = [facts["config"], facts["config"]["engine"], facts["arms"], *facts["arms"].values()]
-        is_audit = all(isinstance(each, Mapping) for each in [*wanted, *facts.get("losses", {}).values()])
+        is_audit = all(isinstance(each, Mapping) for each in [*wanted, *facts["losses"].values()])
         is_audit &= isinstance(facts["config"]["audit"]["drift"], list) and isinstance(facts["command"], str)
         is_audit &= all(isinstance(arm["algorithm"], str) for arm in facts["arms"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -185,7 +185,7 @@ def _losses(facts: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> pd.D
     for each, folder in zip(facts, folders, strict=True):
         for label, arm in each["arms"].items():
             row: dict[str, Any] = {"told": dict(arm), "algorithm": arm["algorithm"]}
-            loss = each.get("losses", {}).get(label, {})
+            loss = each["losses"].get(label, {})
             is_band = set(arm) <= {"algorithm", *(f"algorithm.loss.{name}" for name in _BAND)}
             row |= {name: _number(loss.get(name)) if is_band else math.nan for name in _BAND}
             if label in found and found[label]["told"] != row["told"]:

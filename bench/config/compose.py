@@ -115,7 +115,7 @@ def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
 def run(words: Sequence[str]) -> Run:
     """Compose and check one run from its overrides. Hydra must be initialised, as in ``plan``."""
     plain, choices = _named(words)
-    given = _place(plain)
+    _place(plain)
     named = names.in_full(choices)
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = reference_of(named)
@@ -140,9 +140,6 @@ def run(words: Sequence[str]) -> Run:
         axes["start_from"] = branch.read(config.start_from).axis(Path(config.results_dir))
     parts = [choices["algorithm"], choices["model"], choices["task"]]
     folder = _folder(config, [*parts, axes_name(axes)])
-    before = _folder(config, [*parts, axes_name(axes | {key: path for key, path in given.items() if key in axes})])
-    if not (folder / "run.json").exists() and (before / "run.json").exists():
-        folder = before  # of a run from when a path was an axis as it was given
     return Run(
         config=config,
         plain=plain,
@@ -245,18 +242,14 @@ def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
     return folder
 
 
-def _place(plain: dict[str, Any]) -> dict[str, str]:
-    """Make the paths of checkpoints absolute, so that one file is one arm; return them by key as they were given."""
-    given = {}
+def _place(plain: dict[str, Any]) -> None:
+    """Make the paths of checkpoints absolute, so that one file is one arm."""
     for group in ("cold_start", "model"):
         fields = plain.get(group)
-        path = fields.get("path") if isinstance(fields, dict) else None
-        if isinstance(fields, dict) and isinstance(path, str):
-            given[f"{group}.path"] = path
+        if isinstance(fields, dict) and isinstance(path := fields.get("path"), str):
             fields["path"] = str(Path(path).expanduser().resolve())
     if isinstance(plain.get("start_from"), str):
         plain["start_from"] = branch.read(plain["start_from"]).text
-    return given
 
 
 def _derived(config: RunConfig, words: Sequence[str]) -> dict[str, int]:

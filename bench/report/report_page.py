@@ -128,7 +128,7 @@ def shown_tables(data: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame,
 
 def texts(experiment: str, shown: dict[str, tuple[pd.DataFrame, str]], runs: pd.DataFrame) -> dict[str, str]:
     """File name → text: the tables of ``shown_tables`` as Markdown, CSV and LaTeX, and the list of runs as CSV."""
-    runs = runs.drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
+    runs = runs.drop(columns=["folder", "axes_values", "numbers", "config"], errors="ignore")
     found = {f"{experiment}-runs.csv": runs.to_csv(index=False)}
     for kind, (table, caption) in shown.items():
         found[f"{experiment}-{kind}.md"] = f"{tables.to_markdown(table)}\n\n{caption}\n"
@@ -206,8 +206,7 @@ def _mixed(runs: pd.DataFrame) -> list[str]:
     mixed = [key for key in ("versions", "revision", "machine") if runs[key].nunique() > 1]
     mixed += ["settings besides the axes"] if runs["settings"].nunique() > 1 else []
     for what in ("config_without_seed", "algorithm_code"):
-        kind = runs[what].astype(str).str.startswith("ast1:")  # an older kind of hash cannot be compared with a newer
-        counts = runs.groupby(["arm", kind])[what].nunique().groupby("arm").max()
+        counts = runs[runs[what] != ""].groupby("arm")[what].nunique()  # "": its code is not known
         mixed += [f"{what.removesuffix('_without_seed').replace('_', ' ')} ({arm})" for arm in counts.index[counts > 1]]
     return mixed
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.config.compose import Run
-from steadymoe.bench.config.identity import flatten, is_neutral
+from steadymoe.bench.config.identity import flatten
 from steadymoe.bench.runs import execute, provenance, record
 from steadymoe.bench.training import cold_start
 
@@ -114,5 +114,5 @@ def _cost(plain: Mapping[str, Any]) -> str:
     """The numbers of a planned or a recorded config that the time of a step hangs on."""
     sampling = plain["algorithm"].get("sampling")
     numbers = flatten({"sampling": sampling} | {key: plain.get(key) for key in _COSTS})
-    given = {key: value for key, value in numbers.items() if value is not None and not is_neutral(key, value)}
+    given = {key: value for key, value in numbers.items() if value is not None}
     return repr(sorted((key, str(value)) for key, value in given.items()))

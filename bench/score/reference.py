@@ -1,6 +1,7 @@
 """Write the baselines of the standard and the entries of the core algorithms from the reference study.
 
-    python -m steadymoe.bench.score.reference results results/reference results/board
+    python -m steadymoe.bench.score.reference results/reference                          # the baselines alone
+    python -m steadymoe.bench.score.reference results/reference results results/board
 
 The entries come from run folders below ``results``, since they hold the first updates of their runs; the baselines come
 from the archives in ``results/reference``.
@@ -119,6 +120,10 @@ def _metadata(results: Path, part: Part) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    results, archives, board = map(Path, sys.argv[1:])
-    for path in [*write_baselines(archives), *write_entries(results.absolute(), board)]:
+    archives, *of_entries = map(Path, sys.argv[1:])
+    written = write_baselines(archives)
+    if of_entries:
+        results, board = of_entries
+        written += write_entries(results.absolute(), board)
+    for path in written:
         print(f"wrote {path}")
