@@ -42,9 +42,8 @@ check: $(READY)
 # and the next two can be stopped and resumed.
 reference: $(READY)
 	$(BIN)/steadymoe study run reference --keep results/reference
-	$(BIN)/python -m steadymoe.bench.score.kept results/reference
-	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.score.core_entries results results/board
-	$(BIN)/steadymoe board results/board --page results/board/board.html
+	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.score.reference results/reference results results/board
+	$(BIN)/steadymoe score --verify results/board --board results/board
 	$(MAKE) figures
 
 # The gates of the standard settings, docs/gates.md.
@@ -52,17 +51,19 @@ gates: $(READY)
 	$(BIN)/steadymoe study run gates --keep results/reference
 	$(MAKE) figures
 
-# Every algorithm's gradient on frozen rollouts, docs/audit.md, and the clip atlas, docs/clipping.md.
+# Every algorithm's gradient on frozen rollouts, and the clip atlas: docs/audit.md.
 audits: $(READY)
 	$(BIN)/steadymoe study run audits --keep results/reference
 	$(MAKE) figures
 
 # Every table, figure and verdict of results/reference again, from results/reference/data and results/reference/audits.
+# Git keeps those that a page links.
 figures: $(READY)
 	for experiment in $(notdir $(wildcard results/reference/audits/*)); do \
-		$(BIN)/steadymoe audit report --results results/reference --experiment $$experiment --format png,svg || exit; done
-	$(BIN)/steadymoe report --results results/reference --format png,svg
-	$(BIN)/steadymoe study --results results/reference --pages docs --format png,svg
+		$(BIN)/steadymoe audit report --results results/reference --experiment $$experiment --format png || exit; done
+	$(BIN)/steadymoe report --results results/reference --format png
+	$(BIN)/steadymoe study --results results/reference --pages docs --format png
+	$(BIN)/python tests/report/linked.py > results/reference/.gitignore
 
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
 lint: $(READY)

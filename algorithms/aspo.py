@@ -10,7 +10,7 @@ Shaper: flipped ratio with PPO's mask and a soft dual clip, a cap on the weight 
 Left out: 1. the wider band for tokens of high entropy (0.4 in the authors' code); 2. the KL term on the other tokens.
 
 Provenance: peer's code (the authors', wizard-III/Archer2.0 at b08d963; with one band for all tokens the gradient equals
-the gradient of their code to rounding).
+their code's up to rounding).
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,7 @@
 The paper divides by Σ_i T_i over the responses to one prompt, and then averages over prompts. Here, as in the
 trainers (verl, TRL, NeMo-RL), both sums run over the whole mini-batch: a prompt with longer responses weighs more.
 
-Shaper: clipped weight. Differs from PPO's clip at the edge: it caps the weight of the gradient and does not remove the
+Shaper: clipped weight. Differs from PPO's clip at the edge: it caps the gradient's weight instead of removing the
 gradient.
 
 Left out: 1. dynamic sampling (``algorithm.sampling``); 2. the length penalty (``algorithm.overlong``); 3. the

@@ -1,4 +1,4 @@
-"""DPPO: PPO's clip with a bound on a divergence of distributions in place of a band on the ratio.
+"""DPPO: PPO's clip with a bound on the divergence of two distributions instead of a band on the ratio.
 
     J = mean_i Σ_t M_{i,t} min(r, C) Â,   r = π_θ/μ,
     M = 0 where D > δ and the update would lead further out (Â > 0 and r > 1, or Â < 0 and r < 1), else 1

@@ -2,7 +2,7 @@
 
     J = (1/B) Σ_i (1/L) Σ_t min( r Â, clip(r, 1 − ε_low, 1 + ε_high) Â ),   Â_i = r_i − mean_G     (2503.20783)
 
-Shaper: min-clip. Differs from GRPO in the constant L in place of T_i, and in the advantage (``GroupMean``).
+Shaper: min-clip. Differs from GRPO in the constant L instead of T_i, and in the advantage (``GroupMean``).
 
 Provenance: paper.
 """

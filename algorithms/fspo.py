@@ -1,10 +1,10 @@
-"""FSPO: the product ratio of a response, clipped to a band that grows with the root of the response's length.
+"""FSPO: the product ratio of a response, clipped to a band that grows with the square root of its length.
 
     J = mean_i min( e^{S_i} Â_i, e^{clip(S_i, −c_low √T_i, c_high √T_i)} Â_i ),   S_i = Σ_t log r_{i,t}
     (2509.09177; the equation was read in the paper's abstracts and in a re-implementation)
 
-Shaper: min-clip on log-ratios. Differs from GSPO in the sum in place of the mean, and in the band. If token log-ratios
-are about independent, responses of all lengths are clipped equally often. The band is on log r: ``log_clip_low`` and
+Shaper: min-clip on log-ratios. Differs from GSPO in the sum instead of the mean, and in the band. If token log-ratios
+are roughly independent, responses of all lengths are clipped equally often. The band is on log r: ``log_clip_low`` and
 ``log_clip_high``, times √T.
 
 Left out: the drift term of the paper's first version, estimated from the KL (0 here, as in the re-implementation).

@@ -4,7 +4,7 @@
     p_i = exp( (1/T_i) Σ_t log π_θ ),  q_j = exp( (1/T_j) Σ_t log μ ),  j over the group    (2508.17850, authors' code)
 
 Shaper: min-clip. Differs from GSPO in the denominator: at the old policy c_i is not 1, unless the responses of the
-group are equally likely. (The GEPO of another paper, 2607.16850, shapes advantages and is another algorithm.)
+group are equally likely. (The GEPO of another paper, 2607.16850, shapes advantages and is a different algorithm.)
 
 Left out: ``gepo+``, a variant that keeps q_i for responses close to the sampler. The authors' recipes give no ε.
 

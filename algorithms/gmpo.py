@@ -4,11 +4,11 @@
     c(x) = min(x, ε_high) where Â > 0,  max(x, −ε_low) where Â < 0
     (2507.20673, eq. 4; the equation was read in verl's and TRL's code, not in the paper)
 
-Shaper: min-clip on log-ratios. Differs from GSPO in the clip: it clips each token, on its log-ratio, and not the
-response as a whole. The band is on log r: ``log_clip_low``, ``log_clip_high``.
+Shaper: min-clip on log-ratios. Differs from GSPO in the clip: it clips each token's log-ratio instead of the whole
+response. The band is on log r: ``log_clip_low``, ``log_clip_high``.
 
-Provenance: peer's code (verl's, TRL's and the authors', callsys/GMPO at 205b2bf; value and gradient equal the results
-of the authors' code to rounding).
+Provenance: peer's code (verl's, TRL's and the authors', callsys/GMPO at 205b2bf; value and gradient equal the
+authors' code up to rounding).
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,7 @@
 Shaper: min-clip. Differs from GRPO in the unit of the ratio: the geometric mean of the token ratios over the response.
 The code computes it token by token; by eqs. 13 and 14 value, clip and gradient are the same.
 
-Not in the paper, off by default: ``scale_band_with_length``. If the token log-ratios are about independent, the
+Not in the paper, off by default: ``scale_band_with_length``. If the token log-ratios are roughly independent, the
 standard deviation of log s_i falls with √T_i. The paper's band, made for responses of thousands of tokens, is then too
 narrow for twenty. The option multiplies both clip distances by √(reference_length / T_i). The reference of 4096 tokens
 is an assumption: the paper gives no length.

@@ -3,8 +3,8 @@
     J = mean_i (1/T_i) Σ_t min( s_{i,t} Â_{i,t}, clip(s_{i,t}, 1 − ε_low, 1 + ε_high) Â_{i,t} ),
     s_{i,t} = sg[s_i] · π_θ(y_{i,t}) / sg[π_θ(y_{i,t})]                                    (2507.18071, eqs. 13 and 14)
 
-Shaper: min-clip. Differs from GSPO only if advantages differ within a response; else value, clip and gradient are
-equal.
+Shaper: min-clip. Differs from GSPO only if advantages differ within a response; otherwise value, clip and gradient
+are equal.
 
 Provenance: paper.
 """

@@ -3,7 +3,7 @@
     J = Σ_i Σ_t min( r Â, clip(r, 1 − ε, 1 + ε) Â ) / Σ_i T_i,   Â_i = (r_i − mean_G) / std over the batch
     (2508.08221; the paper was read in part, beside ROLL's and TRL's code)
 
-Shaper: min-clip. Differs from ``ppo_clip`` in the advantage alone (``GroupMeanBatchStd``).
+Shaper: min-clip. Differs from ``ppo_clip`` only in the advantage (``GroupMeanBatchStd``).
 
 Provenance: peer's code (ROLL's and TRL's).
 """

@@ -1,4 +1,4 @@
-"""LUSPO: GSPO with each response's term times its length.
+"""LUSPO: GSPO with each response's term multiplied by its length.
 
     J = mean_i T_i min( s_i Â_i, clip(s_i, 1 − ε_low, 1 + ε_high) Â_i )
     (2602.05261; the equation was read in TRL's code, not in the paper)

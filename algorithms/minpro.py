@@ -1,10 +1,10 @@
-"""MinPRO: CISPO's weight times the smallest ratio among the tokens before.
+"""MinPRO: CISPO's weight times the smallest ratio of the preceding tokens.
 
     J = Σ_i Σ_t sg[ clip(m_{i,t} r_{i,t}, 1 − ε_low, 1 + ε_high) ] Â log π_θ(y_{i,t}) / Σ_i T_i,
     m_t = min over the response's tokens u < t of r_u,  m_1 = 1      (2601.22718, as two users describe it)
 
 Shaper: clipped weight. Differs from CISPO in m_t, a bounded stand-in for the product of the prefix's ratios. The
-paper's ε is not known; CISPO's is used here.
+paper's ε is unknown; CISPO's is used here.
 
 Provenance: reconstruction (from descriptions by two users).
 """

@@ -7,7 +7,7 @@ Shaper: sequence mask. Differs from the dual clip in its unit, a whole response.
 masked ones too.
 
 Provenance: peer's code (TRL's and slime's). The report's equation, as others quote it, has this condition with π_old
-in the place of μ.
+instead of μ.
 """
 
 from dataclasses import dataclass, field

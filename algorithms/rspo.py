@@ -8,7 +8,7 @@ p^l is the softmax of layer l's router. The paper puts the weight on GMPO; here 
 Shaper: router-shift weight. The equations were not read in the paper: v1 is from a digest, v2 from the abstract, γ
 from an observer's code.
 
-Left out: nothing known. The paper's γ_min is not known (reviewers asked for it). Re-implementations differ: one
+Left out: nothing known. The paper's γ_min is unknown (reviewers asked for it). Re-implementations differ: one
 multiplies over layers (``layers``: product) and drops tokens below 0.7 (``drop_below``).
 
 Provenance: reconstruction (from a digest, an abstract and an observer's code). A survey quotes the equations of v1:

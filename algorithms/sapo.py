@@ -1,4 +1,4 @@
-"""SAPO: a soft gate in place of the clip.
+"""SAPO: a soft gate instead of the clip.
 
     J = mean_i (1/T_i) Σ_t f(r_{i,t}) Â,   f(r) = (4/τ) σ(τ (r − 1)),   τ = τ_pos where Â > 0, else τ_neg
     (2511.20347, eqs. 5 and 6; the equations were read in a digest and in TRL's code, not in the paper)
@@ -6,7 +6,7 @@
 Shaper: sigmoid gate. Differs from GRPO in the weight of a token's gradient: 4σ(1 − σ) = sech²(τ(r − 1)/2) falls off
 smoothly on both sides of r = 1 and is never 0.
 
-Provenance: peer's code (TRL's and verl's). Two other papers quote the paper's equations as they stand above.
+Provenance: peer's code (TRL's and verl's). Two other papers quote the paper's equations as given above.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""TOPR, tapered off-policy REINFORCE: good responses count in full, bad ones less if they have become unlikely.
+"""TOPR, tapered off-policy REINFORCE: good responses count in full, bad ones less once they have become unlikely.
 
     J = mean_i (1/T_i) Σ_t sg[ω_i] Â_i log π_θ(y_{i,t}),   ω = 1 where Â > 0,  clip(Π_t r_t, 0, 1) where Â < 0
     (2503.14286, eqs. 7 and 8; the equations were read in a close reading of the paper by others)

@@ -1,4 +1,4 @@
-"""VESPO: the product ratio of a response, weighed by a kernel that falls off on both sides.
+"""VESPO: the product ratio of a response, weighted by a kernel that falls off on both sides.
 
     J = Σ_i Σ_t sg[φ(W_i)] Â_i log π_θ(y_{i,t}) / Σ_i T_i,   W_i = Π_t r_{i,t},   φ(W) = W^{c1} e^{c2 (1 − W)}
                                                                                                    (2602.10693)

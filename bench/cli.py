@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from steadymoe.bench.bundles import request as bundle_request
-from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.score import verbs as scores_verbs
+from steadymoe.bench.score import arguments as score_arguments
 from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.trainers import request as trainers_request
 
@@ -24,10 +24,6 @@ _RUN_HELP = (
 _CHECK_HELP = (
     "whether an algorithm, also one of yours, has what every loss must have: `steadymoe check algorithm=mine`; a line "
     "for each property"
-)
-_SCORE_HELP = (
-    "where an algorithm, also one of yours, stands beside the recorded ones: `steadymoe score algorithm=mine`; --quick "
-    "for a first look"
 )
 _CALIBRATE_HELP = (
     "a model's routers, ratios and engines beside published numbers: "
@@ -41,9 +37,11 @@ _AUDIT_HELP = (
 
 # Verbs of earlier versions → what replaced them.
 _REPLACED = {
-    "speed": "make speed, or python -m steadymoe.bench.speed",
+    "board": "steadymoe score --verify FOLDER",
     "claims": "steadymoe study",
     "gates": "steadymoe study",
+    "speed": "make speed, or python -m steadymoe.bench.speed",
+    "submit": "steadymoe score algorithm=NAME --submit FOLDER",
 }
 
 
@@ -83,12 +81,15 @@ def main() -> None:
         finally:
             if sys.stdout is not None:  # closed by the shell: >&-
                 sys.stdout.flush()
-    except BrokenPipeError:
+    except BrokenPipeError:  # an OSError too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its exit
         sys.exit(141)
     except KeyboardInterrupt:  # in a verb that has nothing to resume
         print("steadymoe: interrupted", file=sys.stderr)
         sys.exit(130)
+    except (UserError, OSError) as error:  # an OSError: a folder that cannot be written, a full disk
+        print(f"steadymoe: {visible(error)}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _answer(words: list[str]) -> None:
@@ -102,9 +103,10 @@ def _answer(words: list[str]) -> None:
 
         sys.exit(check.answer(words[1:]))
     if words[:1] == ["score"]:
-        from steadymoe.bench.score import request as score
+        arguments = score_arguments.read(_Parser(prog="steadymoe score", allow_abbrev=False), words[1:])
+        from steadymoe.bench.score import command as score
 
-        sys.exit(score.answer(words[1:]))
+        sys.exit(score.main(arguments))
     if words[:1] == ["calibrate"]:
         from steadymoe.bench.calibration import request as calibration
 
@@ -125,27 +127,14 @@ def _answer(words: list[str]) -> None:
         "report": _report,
         "figures": _figures,
         "study": _study,
-        "board": _of_scores,
-        "submit": _of_scores,
         "status": _status,
-        "bundle": _bundle,
-        "import": _import,
+        "bundle": bundle_request.answer,
+        "import": trainers_request.answer,
         "audit": _audit_report,
     }
-    try:
-        if getattr(arguments, "page", None) is not None:
-            atomic_files.replaceable(arguments.page)  # before the minutes that its content takes
-        sys.exit(verbs[arguments.verb](arguments))
-    except BrokenPipeError:
-        raise
-    except (Damaged, OSError) as error:  # what was kept and is not whole, a folder that cannot be written, a full disk
-        sys.exit(_refuse(error))
-
-
-def _refuse(error: Exception) -> int:
-    """Say in one line why a request cannot be met; 2, the exit code of that."""
-    print(f"steadymoe: {visible(error)}", file=sys.stderr)
-    return 2
+    if getattr(arguments, "page", None) is not None:
+        atomic_files.replaceable(arguments.page)  # before the minutes that its content takes
+    sys.exit(verbs[arguments.verb](arguments))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -158,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run", help=_RUN_HELP)
     verbs.add_parser("check", help=_CHECK_HELP)
-    verbs.add_parser("score", help=_SCORE_HELP)
+    verbs.add_parser("score", help=score_arguments.HELP)
     verbs.add_parser("calibrate", help=_CALIBRATE_HELP)
     _add_audit_report(verbs.add_parser("audit", help=_AUDIT_HELP).add_subparsers(required=True))
     for verb, what in (
@@ -189,7 +178,6 @@ def _parser() -> argparse.ArgumentParser:
         if verb == "study":
             sub.add_argument("list", nargs="?", choices=("list",), help="list the experiments instead")
             sub.add_argument("--pages", type=Path, help="where claims.md and gates.md go (default: the results folder)")
-    scores_verbs.add(verbs)
     bundle_request.add(verbs)
     trainers_request.add(verbs)
     return parser
@@ -208,62 +196,25 @@ def _add_audit_report(verbs: Any) -> None:
 
 
 def _audit_report(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.audit import archive, report
+    from steadymoe.bench.audit import report
 
-    try:
-        return report.answer(arguments)
-    except (archive.NoAudits, report.CannotReport) as error:
-        return _refuse(error)
-
-
-def _bundle(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.bundles.bundle import BadBundle
-
-    try:
-        return bundle_request.answer(arguments)
-    except BadBundle as error:
-        return _refuse(error)
-
-
-def _of_scores(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.config.validate import ConfigError
-    from steadymoe.bench.score.entry import BadEntry
-    from steadymoe.bench.score.recorded import NotRun
-
-    # Words that cannot be composed are a ValueError of ``submit``; in ``board`` it would be a mistake of ours.
-    refused = (BadEntry, ConfigError, NotRun, *((ValueError,) if arguments.verb == "submit" else ()))
-    try:
-        return scores_verbs.answer(arguments)
-    except refused as error:
-        return _refuse(error)
-
-
-def _import(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.config.validate import ConfigError
-
-    try:
-        return trainers_request.answer(arguments)
-    except ConfigError as error:
-        return _refuse(error)
+    return report.answer(arguments)
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.report import draw, report_page
+    from steadymoe.bench.report import report_page
     from steadymoe.bench.study.experiments import COMPARED_ELSEWHERE
 
     results, experiment = arguments.results, arguments.experiment
-    try:
-        if arguments.export is not None:
-            print(visible(f"wrote {report_page.export(results, experiment, arguments.export)}"))
-        elif arguments.keep is not None:
-            for path in report_page.keep(results, experiment, arguments.keep):
-                print(visible(f"wrote {path}"))
-        if arguments.export is not None or arguments.keep is not None:
-            print("".join(f"{line}\n" for line in report_page.left_out(results, experiment)), end="")
-            return 0
-        made = report_page.make(results, experiment, _formats(arguments), _arms(arguments), COMPARED_ELSEWHERE)
-    except (report_page.NothingToReport, draw.CannotDraw) as error:
-        return _refuse(error)
+    if arguments.export is not None:
+        print(visible(f"wrote {report_page.export(results, experiment, arguments.export)}"))
+    elif arguments.keep is not None:
+        for path in report_page.keep(results, experiment, arguments.keep):
+            print(visible(f"wrote {path}"))
+    if arguments.export is not None or arguments.keep is not None:
+        print("".join(f"{line}\n" for line in report_page.left_out(results, experiment)), end="")
+        return 0
+    made = report_page.make(results, experiment, _formats(arguments), _arms(arguments), COMPARED_ELSEWHERE)
     print(made.table)
     for path in made.files:
         print(visible(f"wrote {path}"))
@@ -275,32 +226,25 @@ def _report(arguments: argparse.Namespace) -> int:
 def _figures(arguments: argparse.Namespace) -> int:
     from steadymoe.bench.report import draw, report_page
 
-    try:
-        if arguments.list or not arguments.figures:
-            print(draw.listing(arguments.results).to_markdown(index=False))
-            return 0
-        formats = _formats(arguments)
-        for spec in draw.find(arguments.figures):
-            for path in draw.make(spec, arguments.results, arguments.experiment, formats, _arms(arguments)):
-                print(visible(f"wrote {path}"))
-            for line in report_page.left_out(arguments.results, arguments.experiment or spec.experiment):
-                print(line)
-    except draw.CannotDraw as error:
-        return _refuse(error)
+    if arguments.list or not arguments.figures:
+        print(draw.listing(arguments.results).to_markdown(index=False))
+        return 0
+    formats = _formats(arguments)
+    for spec in draw.find(arguments.figures):
+        for path in draw.make(spec, arguments.results, arguments.experiment, formats, _arms(arguments)):
+            print(visible(f"wrote {path}"))
+        for line in report_page.left_out(arguments.results, arguments.experiment or spec.experiment):
+            print(line)
     return 0
 
 
 def _study(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.report import draw
     from steadymoe.bench.study import command
 
     if arguments.list:
         print(command.listing())
         return 0
-    try:
-        return command.answer(arguments.results, arguments.pages or arguments.results, _formats(arguments))
-    except draw.CannotDraw as error:
-        return _refuse(error)
+    return command.answer(arguments.results, arguments.pages or arguments.results, _formats(arguments))
 
 
 def _formats(arguments: argparse.Namespace) -> list[str]:

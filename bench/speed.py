@@ -4,7 +4,7 @@ A step samples G responses to each of P prompts and takes a few gradient updates
 same untrained weights and take turns, so that other work on the machine slows all of them. Scores are random, so that
 every group has a signal. docs/speed.md says what is timed and what was recorded.
 
-Shapes (docs/shapes.md): B sequences, F positions fed, S prompt and response positions, T response positions,
+Shapes (docs/glossary.md): B sequences, F positions fed, S prompt and response positions, T response positions,
 V vocabulary.
 """
 

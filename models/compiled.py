@@ -3,7 +3,7 @@
 One graph serves all layers of a model, and all lengths and numbers of rows above one (but for ``compiling._SIZES``). A
 router's choice enters the graph as tensors, and what the router saw leaves it as tensors (``selection.Tapped``).
 
-Shapes (docs/shapes.md): P rows of X positions, Q positions fed, H hidden.
+Shapes (docs/glossary.md): P rows of X positions, Q positions fed, H hidden.
 """
 
 import functools

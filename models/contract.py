@@ -9,7 +9,7 @@ A family inside the contract can be recorded, replayed and trained:
    starts).
 4. The experts run through transformers' registry of experts implementations.
 
-Shapes (docs/shapes.md): N tokens of a forward, K experts a token, E experts, H hidden.
+Shapes (docs/glossary.md): N tokens of a forward, K experts a token, E experts, H hidden.
 """
 
 import copy

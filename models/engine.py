@@ -4,7 +4,7 @@ In one process and fp32 the sampler and the training forward agree up to roundin
 precision, noise in the router, old weights); an engine produces such a mismatch at a known strength. An engine never
 changes the trainer's weights: it samples with a copy. At strength 0 there is no copy, and sampling is exact.
 
-Shapes (docs/shapes.md): E experts, N tokens of a forward.
+Shapes (docs/glossary.md): E experts, N tokens of a forward.
 """
 
 import copy

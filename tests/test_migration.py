@@ -1,28 +1,49 @@
-"""A results folder that an old revision wrote is read, reported and left as it is by every later one."""
+"""A results folder of an old revision, once migrated, is read, reported and left as it is."""
 
+import importlib.util
 import json
 import re
 import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 from test_cli import steadymoe
 
+from steadymoe.bench.config import identity
 from steadymoe.bench.report import report_page
 from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.runs import record
 
-OLD = Path(__file__).parent / "recorded" / "results-2b45fe6"
+ROOT = Path(__file__).parents[1]
+OLD = ROOT / "tests" / "recorded" / "results-2b45fe6"
 PLAN: dict[str, str] = json.loads((OLD / "results" / "runs" / "old" / "plan.json").read_text())
-ENDED = [name for name in PLAN if record.status(OLD / "results" / "runs" / "old" / name) in record.ENDED]
+
+
+def said_of(path: Path) -> dict[str, Any]:
+    """What a ``run.json`` says."""
+    facts: dict[str, Any] = json.loads(path.read_text())
+    return facts
+
+
+RECORDED = {name: said_of(path) for name in PLAN if (path := OLD / "results/runs/old" / name / "run.json").exists()}
+ENDED = [name for name, facts in RECORDED.items() if facts["status"] in record.ENDED]
+
+spec = importlib.util.spec_from_file_location("migrate", ROOT / "results" / "migrate.py")
+assert spec is not None
+assert spec.loader is not None
+migrate = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(migrate)
 
 
 @pytest.fixture(autouse=True)
 def in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(OLD, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    assert list(migrate.migrate(Path("results"))) == []
 
 
 def contents() -> dict[Path, bytes]:
@@ -37,6 +58,36 @@ def again(monkeypatch: pytest.MonkeyPatch, name: str) -> int:
     return steadymoe(monkeypatch, *shlex.split(PLAN[name])[1:])
 
 
+def test_migration_changes_no_number_and_keeps_the_recorded_hash() -> None:
+    before = contents()
+    for name, recorded in RECORDED.items():
+        folder = Path("results/runs/old") / name
+        facts = said_of(folder / "run.json")
+        assert facts["recorded_hash"] == recorded["config_hash"] == migrate.old_hash(recorded["config"])
+        assert facts["config_hash"] == identity.config_hash(facts["config"]) != recorded["config_hash"]
+        same = recorded.keys() - {"config", "config_hash", "config_hash_without_seed", "algorithm_code"}
+        assert {key: facts[key] for key in same} == {key: recorded[key] for key in same}
+        for path in folder.glob("*.parquet"):
+            assert path.read_bytes() == (OLD / path).read_bytes()
+    assert list(migrate.migrate(Path("results"))) == []
+    assert contents() == before
+
+
+def test_an_archive_keeps_configs_and_is_migrated_once(tmp_path: Path) -> None:
+    runs = pd.read_parquet(ROOT / "results" / "reference" / "data" / "quickstart" / "runs.parquet")
+    assert (runs["config_hash"] == [identity.config_hash(json.loads(text)) for text in runs["config"]]).all()
+    assert (runs["recorded_hash"] == [migrate.old_hash(json.loads(text)) for text in runs["config"]]).all()
+    path = tmp_path / "data" / "quickstart" / "runs.parquet"
+    path.parent.mkdir(parents=True)
+    old = runs.assign(config_hash=runs["recorded_hash"], config_without_seed="", settings="")
+    old.drop(columns=["config", "recorded_hash", "origin", "collapse_rule"]).to_parquet(path, index=False)
+    for _ in range(2):
+        assert list(migrate.migrate(tmp_path)) == []
+        made = pd.read_parquet(path)
+        columns = ["config", "config_hash", "config_without_seed", "recorded_hash", "revision", "origin"]
+        pd.testing.assert_frame_equal(made[columns], runs[columns])
+
+
 def test_the_status_of_every_old_run_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,7 +99,7 @@ def test_the_status_of_every_old_run_is_told(
 
 def test_old_runs_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents()
-    # Every figure is drawn of runs that are older still by test_report.py; here one, for time.
+    # One figure, for time.
     monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"]])
     assert steadymoe(monkeypatch, "report", "--experiment", "old", "--format", "svg") == 0
     said = capsys.readouterr().out
@@ -67,7 +118,7 @@ def test_an_old_run_that_ended_is_left_as_it_is_by_its_command(
     assert again(monkeypatch, name) == 0
     said = capsys.readouterr().out
     assert "1 of 1 runs have ended before" in said
-    assert "1 of 1 runs with code that cannot be compared are left as they are (recorded before" in said
+    assert "1 of 1 runs with code that cannot be compared are left as they are (its code was not found)" in said
     assert contents() == before
 
 

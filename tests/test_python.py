@@ -1,4 +1,4 @@
-"""The way in from Python: what docs/python.md shows, and that the command line means the same."""
+"""The way in from Python: what docs/commands.md shows, and that the command line means the same."""
 
 import re
 import subprocess
@@ -24,8 +24,8 @@ TINY = [*(word for word in SMALL if not word.startswith(("steps=", "model=micro"
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
-    """What the script of docs/python.md leaves behind: its folder, and its names."""
-    script, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+    """What the script of docs/commands.md leaves behind: its folder, and its names."""
+    script, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "commands.md").read_text(), re.DOTALL)
     size = '"model=micro", "steps=30", "seed=0,1,2"'
     assert script.count(size) == 1
     folder, names = tmp_path_factory.mktemp("python"), {}

@@ -21,6 +21,7 @@ from steadymoe.bench.config import identity
 from steadymoe.bench.report import archive
 from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import all_visible, visible
 
 _FILE, _MADE = "audits.parquet", "audits.json"
@@ -47,7 +48,7 @@ _OF_CHECKPOINTS = ("seed", "start_from", "engine.strength")
 _BY_BLOCK, _PAIRED = ("share", "snr", "usefulness"), ("snr", "usefulness")
 
 
-class NoAudits(Exception):
+class NoAudits(UserError):
     """No audit of the experiment is there; the message is one line and says how to make one."""
 
 
@@ -140,7 +141,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(path.read_text())
         wanted = [facts["config"], facts["config"]["engine"], facts["arms"], *facts["arms"].values()]
-        is_audit = all(isinstance(each, Mapping) for each in [*wanted, *facts.get("losses", {}).values()])
+        is_audit = all(isinstance(each, Mapping) for each in [*wanted, *facts["losses"].values()])
         is_audit &= isinstance(facts["config"]["audit"]["drift"], list) and isinstance(facts["command"], str)
         is_audit &= all(isinstance(arm["algorithm"], str) for arm in facts["arms"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -184,7 +185,7 @@ def _losses(facts: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> pd.D
     for each, folder in zip(facts, folders, strict=True):
         for label, arm in each["arms"].items():
             row: dict[str, Any] = {"told": dict(arm), "algorithm": arm["algorithm"]}
-            loss = each.get("losses", {}).get(label, {})
+            loss = each["losses"].get(label, {})
             is_band = set(arm) <= {"algorithm", *(f"algorithm.loss.{name}" for name in _BAND)}
             row |= {name: _number(loss.get(name)) if is_band else math.nan for name in _BAND}
             if label in found and found[label]["told"] != row["told"]:

@@ -294,7 +294,7 @@ def _no_bands(table: pd.DataFrame) -> str | None:
     return (
         None
         if _on_map(there)
-        else "two symmetric bands of one algorithm with a usefulness at k above 0: experiment=audit_bands"
+        else "two symmetric bands of one algorithm with a usefulness at k above 0: steadymoe study run audit_bands"
     )
 
 

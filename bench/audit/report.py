@@ -16,12 +16,13 @@ from steadymoe.bench.audit.measure import NOT_FINITE
 from steadymoe.bench.report import tables as report_tables
 from steadymoe.bench.report.figures import FORMATS, looks, save
 from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible, without_mathematics
 
 _LONGEST_NAME = 80
 
 
-class CannotReport(Exception):
+class CannotReport(UserError):
     """The audits lack what was asked for; the message is one line."""
 
 

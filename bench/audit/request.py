@@ -42,8 +42,6 @@ _MEASURES = (
     "measurement/routing_drift.py",
     "statistics/estimates.py",
 )
-# Younger fields of `audit`, at the values that leave hashes and numbers of older audits as they are.
-_NEUTRAL = {"clips": False}
 
 
 @dataclass(frozen=True)
@@ -204,11 +202,7 @@ def _hash(run: Run, of_arms: Mapping[str, Run]) -> str:
         for label, arm in of_arms.items()
     }
     # A drift more or less changes no table of another one.
-    audit = {
-        key: value
-        for key, value in asdict(run.config.audit).items()
-        if key not in ("drift", "algorithms", "arms") and _NEUTRAL.get(key) != value
-    }
+    audit = {k: v for k, v in asdict(run.config.audit).items() if k not in ("drift", "algorithms", "arms")}
     whole = json.dumps([run.config_hash, audit, sections], sort_keys=True, default=dict)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training.forward import Sequences
 
 # The entry of safetensors' metadata that holds what is no tensor, as JSON.
@@ -33,7 +34,7 @@ _WHOLE = {"tokens_BS": torch.int32, "mask_BS": torch.uint8, "groups_B": torch.in
 _PLACES = {"B": "row", "S": "position", "T": "response position", "L": "layer", "K": "place"}
 
 
-class BadBundle(ValueError):
+class BadBundle(UserError, ValueError):
     """Something is not a bundle, or lacks what is asked of it; the message is one line."""
 
 

@@ -1,4 +1,4 @@
-"""Conformance: another trainer's answers to a small bundle, checked line by line (docs/conformance.md).
+"""Conformance: another trainer's answers to a small bundle, checked line by line (docs/bundle.md).
 
 The folder of conformance holds the weights of a small MoE model, a bundle of rollouts at these weights, their routes,
 and the expected gradient of the routers. A trainer computes ``ANSWERS`` in fp32, in one safetensors file.

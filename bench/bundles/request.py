@@ -27,7 +27,7 @@ def add(verbs: Any) -> None:
     convert.add_argument("--map", default="", metavar="THEIRS=OURS,…", help="columns with other names")
     convert.add_argument("--names", choices=("trl", "verl"), help="the names of this trainer's batch")
     convert.add_argument("--model", required=True, help="the name of the model")
-    conform = inner.add_parser("conform", help="check another trainer's answers: docs/conformance.md")
+    conform = inner.add_parser("conform", help="check another trainer's answers: docs/bundle.md")
     conform.add_argument("folder", type=Path, help="the folder of conformance")
     conform.add_argument("answers", type=Path, help="the safetensors file with the trainer's answers")
 

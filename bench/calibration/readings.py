@@ -16,7 +16,7 @@ from steadymoe.bench.statistics.estimates import Estimate
 ENGINES = "engines beside the trainer"
 SHARE: estimates.Bounds = (0.0, 1.0)
 
-# Key → the words of a reading; docs/calibration.md, "The thermometer", says what each means.
+# Key → the words of a reading; docs/calibration.md says what each means.
 LABELS = {
     "expert_change": "experts changed",
     "set_change": "routers whose set changed",

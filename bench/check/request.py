@@ -115,7 +115,7 @@ def _refuse(words: list[str], verb: str) -> None:
     """Raise ConfigError for a flag, for words that are no algorithm's, and unless one of them names the algorithm."""
     for word in words:
         if word.startswith("-"):
-            raise ConfigError(f"steadymoe {verb} has no flag {word}; see: steadymoe {verb} --help")
+            raise ConfigError(f"{verb} has no flag {word}; see: steadymoe {verb} --help")
         key = word.partition("=")[0].lstrip("+~")
         if key != "algorithm" and not key.startswith("algorithm."):
             raise ConfigError(f"{verb} takes algorithm=NAME and algorithm.loss.KEY=VALUE, got {word}")

@@ -4,13 +4,15 @@ Everything is composed and checked here before Hydra launches anything, so that 
 in one line and touches nothing on disk.
 """
 
+import functools
 import itertools
 import json
+import operator
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -119,9 +121,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
     """The runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
-    with errors_in_one_line(words):
-        external.activate(CONF)
-    with _hydra(), errors_in_one_line(words):
+    with _hydra(words):
         runs = [run(point) for point in _points(list(words), multirun)]
     if not runs:
         raise ConfigError("the sweep has no point: one of its words sweeps over nothing")
@@ -134,17 +134,19 @@ def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
 
 
 def run(words: Sequence[str]) -> Run:
-    """Compose and check one run from its overrides. Hydra must be initialised (``plan``, or inside a job)."""
+    """Compose and check one run from its overrides. Hydra must be initialised, as in ``plan``."""
     plain, choices = _named(words)
-    given = _place(plain)
+    _place(plain)
     named = names.in_full(choices)
     named += [word for word in words if word.startswith("hydra.searchpath")]
     reference = reference_of(named)
     plain = _with_floats(plain, reference)
-    config = _derived(read(plain), words)
-    plain |= {"steps": config.steps}
-    for group, name in (("rollout", "prompts"), ("evaluation", "every"), ("probe", "every")):
-        plain[group] = plain[group] | {name: getattr(getattr(config, group), name)}
+    config = read(plain)
+    if derived := _derived(config, words):
+        for key, number in derived.items():
+            *groups, name = key.split(".")
+            functools.reduce(dict.__getitem__, groups, plain)[name] = number
+        config = read(plain)
     _needed(config, choices)
     flat = flatten(plain)
     check(config, flat, reference)
@@ -159,9 +161,6 @@ def run(words: Sequence[str]) -> Run:
         axes["start_from"] = branch.read(config.start_from).axis(Path(config.results_dir))
     parts = [choices["algorithm"], choices["model"], choices["task"]]
     folder = _folder(config, [*parts, axes_name(axes)])
-    before = _folder(config, [*parts, axes_name(axes | {key: path for key, path in given.items() if key in axes})])
-    if not (folder / "run.json").exists() and (before / "run.json").exists():
-        folder = before  # of a run from when a path was an axis as it was given
     return Run(
         config=config,
         plain=plain,
@@ -177,9 +176,7 @@ def run(words: Sequence[str]) -> Run:
 
 def unchecked(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """One config as plain values, and the chosen name of each group; its values are not checked. Raises ConfigError."""
-    with errors_in_one_line(words):
-        external.activate(CONF)
-    with _hydra(), errors_in_one_line(words):
+    with _hydra(words):
         several = swept(words)
         if several:
             raise ConfigError(f"{several[0]} has several values, and one config is asked for")
@@ -266,26 +263,22 @@ def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
     return folder
 
 
-def _place(plain: dict[str, Any]) -> dict[str, str]:
-    """Make the paths of checkpoints absolute, so that one file is one arm; return them by key as they were given."""
-    given = {}
+def _place(plain: dict[str, Any]) -> None:
+    """Make the paths of checkpoints absolute, so that one file is one arm."""
     for group in ("cold_start", "model"):
         fields = plain.get(group)
-        path = fields.get("path") if isinstance(fields, dict) else None
-        if isinstance(fields, dict) and isinstance(path, str):
-            given[f"{group}.path"] = path
+        if isinstance(fields, dict) and isinstance(path := fields.get("path"), str):
             fields["path"] = str(Path(path).expanduser().resolve())
     if isinstance(plain.get("start_from"), str):
         plain["start_from"] = branch.read(plain["start_from"]).text
-    return given
 
 
-def _derived(config: RunConfig, words: Sequence[str]) -> RunConfig:
-    """``config`` with the numbers that follow from ``updates_per_rollout`` and another number: ``identity.IMPLIED``."""
+def _derived(config: RunConfig, words: Sequence[str]) -> dict[str, int]:
+    """Return the numbers that follow from ``updates_per_rollout`` and another number (``identity.IMPLIED``), by key."""
     updates, given = config.updates_per_rollout, {word.partition("=")[0].lstrip("+") for word in words}
-    numbers: dict[str, Any] = {}
+    numbers = {}
     for key, source in IMPLIED.items():
-        number, before = _field(config, source), _field(config, key)
+        number, before = (operator.attrgetter(each)(config) for each in (source, key))
         if number is None:
             continue
         # A mini-batch is taken ``updates`` times for a rollout; what is counted in updates lasts so many rollouts.
@@ -295,26 +288,18 @@ def _derived(config: RunConfig, words: Sequence[str]) -> RunConfig:
                 f"{source}={number} with updates_per_rollout={updates} means {key}={numbers[key]}, and {before} was "
                 "given: leave one out"
             )
-    for key, number in numbers.items():
-        group, _, name = key.rpartition(".")
-        changed = {group: replace(getattr(config, group), **{name: number})} if group else {name: number}
-        config = replace(config, **changed)
-    return config
-
-
-def _field(config: RunConfig, key: str) -> Any:
-    """The value of a dotted key."""
-    group, _, name = key.rpartition(".")
-    return getattr(getattr(config, group) if group else config, name)
+    return numbers
 
 
 @contextmanager
-def _hydra() -> Iterator[None]:
-    """Hydra's compose, for as long as needed; inside a Hydra job it is there already."""
-    if GlobalHydra.instance().is_initialized():
-        yield
-        return
-    with hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
+def _hydra(words: Sequence[str] = ()) -> Iterator[None]:
+    """Let Hydra compose, with the user's configs. Its errors about ``words`` become a ConfigError of one line."""
+    with errors_in_one_line(words):
+        external.activate(CONF)
+    started: AbstractContextManager[object] = nullcontext()
+    if not GlobalHydra.instance().is_initialized():
+        started = hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3")
+    with started, errors_in_one_line(words):  # in this order: an error's hints are composed too
         yield
 
 
@@ -350,9 +335,10 @@ def _refuse_size(overrides: Iterable[Override]) -> None:
     """Raise ConfigError for a sweep of too many points, before any of them is made."""
     points = 1
     for each in overrides:
+        values = each.value()
         # Hydra would make a list of a range to shuffle it.
-        values = each.value().range() if each.is_range_sweep() else _values(each)
-        points *= sum(1 for _ in itertools.islice(values, _MOST_POINTS + 1))
+        counted = values.range() if isinstance(values, RangeSweep) else _values(each)
+        points *= sum(1 for _ in itertools.islice(counted, _MOST_POINTS + 1))
         if points > _MOST_POINTS:
             raise ConfigError(f"a sweep may have {_MOST_POINTS} runs, and this one has more; split {each.input_line}")
 
@@ -385,7 +371,7 @@ def swept(words: Sequence[str]) -> list[str]:
 def settings(words: Sequence[str]) -> DictConfig:
     """Return the config that all points of a sweep share, with Hydra's own part (launcher, folders) under ``hydra``."""
     several = swept(words)
-    with _hydra(), errors_in_one_line(words):
+    with _hydra(words):
         return names.settings([word for word in words if word not in several])
 
 

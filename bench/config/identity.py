@@ -17,48 +17,6 @@ NO_NUMBERS = (
 # The section of ``steadymoe audit``, which no run reads; an audit has a hash of its own.
 _OF_AUDITS = "audit."
 
-# Fields added after the first release, each with the value at which a run is the same as before the field existed. A
-# field with this value is left out of the hash, so the hashes of older runs stay valid. The thresholds of a collapse
-# change no recorded number; they change only what the end of a run is called.
-NEUTRAL: dict[str, Any] = {
-    "experts": "grouped_mm",
-    "compile": False,
-    "measure": "all",
-    "probe.every": 1,
-    "savings.share_prompts": False,
-    "savings.trim_padding": False,
-    "savings.skip_silent": False,
-    "savings.drop_finished": False,
-    "savings.sampler_as_old": None,
-    "rollout.minibatch_prompts": None,
-    "total_updates": None,
-    "evaluation.every_updates": None,
-    "probe.every_updates": None,
-    "start_from": None,
-    "weight_noise": 0.0,
-    "algorithm.updates_per_rollout": None,
-    "optimizer.router_factor": 1.0,
-    "cold_start.router_factor": 1.0,
-    "cold_start.aux_loss": 0.0,
-    "cold_start.z_loss": 0.0,
-    "engine.relative": False,
-    "collapse.window_updates": 80,
-    "collapse.patience_updates": 160,
-    "collapse.entropy_fraction": 0.05,
-    "collapse.grad_norm_factor": 100.0,
-    "collapse.solved_reward": 0.9,
-}
-
-# Fields that are gone, each with its value in recorded runs. The hash of every run contains these values, so that
-# recorded runs are found again. A collapse was once counted in rollouts; the savings changed numbers by rounding only.
-REMOVED: dict[str, Any] = {
-    "collapse.window": 5,
-    "collapse.patience": 10,
-    "savings.trim_padding": True,
-    "savings.skip_silent": True,
-    "savings.drop_finished": True,
-}
-
 # Fields that follow from updates_per_rollout and a second field. If the second field is given, it counts in the hash,
 # and the first field does not.
 IMPLIED = {
@@ -96,20 +54,15 @@ def changes_numbers(key: str) -> bool:
     return key not in NO_NUMBERS and not key.startswith(_OF_AUDITS)
 
 
-def is_neutral(key: str, value: Any) -> bool:
-    """Whether the field ``key`` has the value at which a run is what it was before the field existed."""
-    return key in NEUTRAL and bool(NEUTRAL[key] == value)
-
-
 def implied(config: Mapping[str, Any]) -> list[str]:
-    """The fields of ``IMPLIED`` that ``compose`` filled in; none in a config that is older than these fields."""
+    """The fields of ``IMPLIED`` that ``compose`` filled in."""
     flat = flatten(config)
     return [key for key, given in IMPLIED.items() if flat.get(given) is not None]
 
 
-def config_hash(config: Mapping[str, Any], neutral: Mapping[str, Any] | None = None) -> str:
-    """16 hex digits over everything that changes numbers; fields at their neutral value leave it unchanged."""
-    return _digest(_numbers(config, NEUTRAL if neutral is None else neutral))
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Return 16 hex digits over everything that changes numbers."""
+    return _digest(_numbers(config))
 
 
 def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
@@ -118,20 +71,16 @@ def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
     left_out = ("seed", *implied(config))
     numbers = {
         k: v
-        for k, v in _with_removed(config).items()
-        if not k.startswith(named) and k not in left_out and changes_numbers(k)
+        for k, v in flatten(config).items()
+        if not k.startswith(named) and k not in left_out and k not in swept and changes_numbers(k)
     }
-    return _digest({k: v for k, v in numbers.items() if k not in swept and not is_neutral(k, v)})
+    return _digest(numbers)
 
 
-def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str, Any]:
-    """The flattened config, without fields that change no number, are implied, or have their neutral value."""
+def _numbers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The flattened config, without fields that change no number or are implied; files by their content."""
     left_out = implied(config)
-    numbers = {
-        key: value
-        for key, value in _with_removed(config).items()
-        if key not in left_out and changes_numbers(key) and not (key in neutral and neutral[key] == value)
-    }
+    numbers = {key: value for key, value in flatten(config).items() if key not in left_out and changes_numbers(key)}
     if config["cold_start"]["path"] is not None:  # the file's content counts, not its place
         weights = Path(config["cold_start"]["path"]).read_bytes()
         numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
@@ -143,11 +92,6 @@ def _numbers(config: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str,
 
         numbers["model.path"] = pretrained.digest(config["model"]["path"])
     return numbers
-
-
-def _with_removed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The flattened config, plus the ``REMOVED`` fields that belong to a group of the config."""
-    return {key: value for key, value in REMOVED.items() if key.partition(".")[0] in config} | flatten(config)
 
 
 def _digest(numbers: Mapping[str, Any]) -> str:
@@ -189,7 +133,7 @@ def _tail(path: str, count: int, cut: int | None) -> str:
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """The fields in which two configs differ and that change numbers, as ``key: old -> new``, in one line."""
-    before, after = _with_removed(old), _with_removed(new)
+    before, after = flatten(old), flatten(new)
     keys = [key for key in sorted(before | after) if before.get(key, "absent") != after.get(key, "absent")]
     return ", ".join(
         f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}" for key in keys if changes_numbers(key)

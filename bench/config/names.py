@@ -74,13 +74,15 @@ def _composed(words: Sequence[str], part: str) -> tuple[DictConfig, _Merged]:
     """
     parsed = [_parsed(word) for word in words]
     groups, searches = _groups(external.versions()), any(each.key_or_group == "hydra.searchpath" for each in parsed)
+    not_changed = [f"{each.key_or_group}." for each in parsed if each.type is not OverrideType.CHANGE]
 
     def changes_value(override: Override) -> bool:
-        key, is_change = override.key_or_group, override.type is OverrideType.CHANGE
-        if searches or not is_change or override.package or override.is_sweep_override():
+        key = f"{override.key_or_group}."
+        # Where a key is also added or deleted, the order of the overrides counts.
+        in_order = any(key.startswith(other) or other.startswith(key) for other in not_changed)
+        if searches or in_order or override.package or override.is_hydra_override() or override.is_sweep_override():
             return False
-        is_choice = "/" in key or (key in groups and not isinstance(override.value(), dict))
-        return not (is_choice or override.is_hydra_override())
+        return "/" not in key and (override.key_or_group not in groups or isinstance(override.value(), dict))
 
     is_change = [changes_value(each) for each in parsed]
     merged = _merged(tuple(itertools.compress(words, [not each for each in is_change])))

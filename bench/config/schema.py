@@ -37,14 +37,14 @@ class Bounds:
             return None if value in self.choices else f"one of {', '.join(self.choices)}"
         if isinstance(value, float) and not math.isfinite(value):
             return "finite"
-        if isinstance(value, int) and abs(value) > _LARGEST:
-            return f"at most {_LARGEST}"
         is_within = (
             (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
             and (self.at_most is None or value <= self.at_most)
             and (self.below is None or value < self.below)
         )
+        if is_within and isinstance(value, int) and value > _LARGEST:
+            return f"at most {_LARGEST}"
         return None if is_within else self._in_words()
 
     def _in_words(self) -> str:

@@ -25,6 +25,7 @@ from steadymoe.bench.config import loggers, memory, start, token_limits
 from steadymoe.bench.config.identity import LONGEST_NAME
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.support import blame
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.tasks import Task
 from steadymoe.models import build, compiled, megablocks, pretrained
 
@@ -36,7 +37,7 @@ _CHECKED_BY_THEIR_CLASS = ("model.config.", "task.")
 _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
-class ConfigError(Exception):
+class ConfigError(UserError):
     """The config cannot be run. The message is one line and names the valid choices."""
 
 

@@ -14,24 +14,25 @@ from steadymoe.bench.config.compose import CONF
 
 _HEAD = """# Algorithms
 
-`python -m steadymoe.bench.report.algorithm_page > docs/algorithms.md` makes this page from the code and the configs; a
-test fails if the page is stale. `tests/algorithms/test_family.py` writes every equation once more, as loops over
-scalars, and compares value and gradient. `tests/algorithms/test_oracles.py` compares losses with the numbers that
-other trainers computed with the same loss.
+Every loss with its equation, source and numbers. Generated from code and configs by `python -m \
+steadymoe.bench.report.algorithm_page > docs/algorithms.md`. `tests/algorithms/test_family.py` repeats every \
+equation as loops over scalars and compares value and gradient; `tests/algorithms/test_oracles.py` compares losses \
+with what other trainers compute.
 
-Symbols: J is the objective, to be maximised, and the loss is −J. π_θ is the policy being trained, π_old the policy
-before the updates on a rollout, μ the policy that sampled. Â is the advantage, r or w the ratio of a token, s the ratio
-of a response (a sequence). G is the number of responses to a prompt, T_i the number of tokens of response i. sg[·] has
-no gradient.
+**Symbols.** J is the objective, to be maximised; the loss is −J. π_θ is the policy being trained, π_old the policy \
+before the updates on a rollout, μ the policy that sampled. Â is the advantage, r or w the ratio of a token, s the \
+ratio of a response (a sequence). G is the number of responses to a prompt, T_i the number of tokens of response i. \
+sg[·] has no gradient.
 
-Columns: *ratio* is the unit of the ratio and *anchor* the policy in its denominator. *Shaper* is the function that
-bounds the effect of the ratio, and *bounds* are its numbers. *Aggregation* says how tokens are averaged. Ratio, anchor
-and aggregation are switches: `algorithm.loss.ratio`, `algorithm.loss.anchor`, `algorithm.loss.aggregation`.
+**Columns.** *Ratio* is the unit of the ratio and *anchor* the policy in its denominator. *Shaper* is the function \
+that bounds the effect of the ratio, and *bounds* are its numbers. *Aggregation* says how tokens are averaged. \
+Override ratio, anchor and aggregation with `algorithm.loss.ratio`, `algorithm.loss.anchor` and \
+`algorithm.loss.aggregation`.
 
-*Provenance* says where the equation of a loss was read. **paper**: in the paper's own text. **peer's code**: in the
-code of the paper's authors or of a trainer, not in the paper. **reconstruction**: in neither; the loss follows an
-abstract, a digest or a re-implementation by others, and may differ from the paper. A preset is always a peer's code. A
-claim about a reconstruction is a claim about this suite's version of the algorithm.
+**Provenance** says where the equation was read. *paper*: in the paper itself. *peer's code*: in the code of the \
+paper's authors or of a trainer, not in the paper. *reconstruction*: in neither; the loss follows an abstract, a \
+digest or someone else's re-implementation, and may differ from the paper. A preset is always a peer's code. A claim \
+about a reconstruction is a claim about this suite's version of the algorithm.
 """
 _BOUNDS = ("clip", "cap", "max_", "tau", "c1_", "c2_", "gamma", "floor")
 
@@ -45,7 +46,7 @@ def markdown() -> str:
     ]
     lines += [_row(name) for name in names()]
     lines += ["", "## The same algorithms in other trainers", ""]
-    lines += ["A preset is an algorithm with the numbers of one trainer. It is run like an algorithm.", ""]
+    lines += ["A preset is an algorithm with one trainer's numbers. Run it like an algorithm.", ""]
     lines += ["| preset | |", "|---|---|"]
     presets = [name for name in names(presets=True) if "@" in name]
     lines += [f"| `{name}` | {_yaml(name).splitlines()[0].removeprefix('# ')} |" for name in presets]
@@ -55,7 +56,7 @@ def markdown() -> str:
         module = _module(name)
         lines += [f"## {name}", ""]
         if module in first:
-            lines += [f"The equation of [{first[module]}](#{first[module]}) with other numbers.", ""]
+            lines += [f"Same equation as [{first[module]}](#{first[module]}), with other numbers.", ""]
         else:
             first[module] = name
             lines += ["```", _doc(module), "```", ""]

@@ -21,6 +21,7 @@ from steadymoe.bench.support.text import all_visible
 
 # What follows the name of an archived arm that stands beside runs.
 RECORDED = " (recorded)"
+_MIGRATE = "python results/migrate.py brings it to today's"
 _TABLES = ("runs", "steps", "histograms", "evaluations")
 
 
@@ -49,6 +50,8 @@ def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.
     if not is_there or not folder.is_dir():
         return found
     kept = {name: all_visible(read_kept(folder / f"{name}.parquet")) for name in _TABLES}
+    if lacking := sorted({"origin", "collapse_rule"} - set(kept["runs"])):
+        raise Damaged(f"{folder / 'runs.parquet'} lacks {lacking[0]}: it is of an earlier version; {_MIGRATE}")
     if not foreign:
         kept = _made_by(kept, "")
     kept["runs"] = collapse.judged(kept["runs"], kept["steps"])
@@ -70,8 +73,8 @@ def _made_by(tables: Mapping[str, pd.DataFrame], origin: str) -> dict[str, pd.Da
 
 
 def _origins(runs: pd.DataFrame) -> pd.Series:
-    """The trainer of each run, empty for the suite's own; an older archive has no such column."""
-    return runs["origin"].fillna("") if "origin" in runs else pd.Series("", index=runs.index)
+    """The trainer of each run, empty for the suite's own."""
+    return runs["origin"].fillna("")
 
 
 def _joined(found: Mapping[str, pd.DataFrame], kept: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:

@@ -1,11 +1,12 @@
 """From run folders to one tidy table with one row for each run, step and metric."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.config.identity import flatten, settings_hash, short
+from steadymoe.bench.config.identity import NO_NUMBERS, flatten, settings_hash, short
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.runs import record
 from steadymoe.bench.statistics.collapse import Rule
@@ -48,7 +49,7 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
                 "status": status,
                 "diverged_reason": (facts["diverged"] or {}).get("reason"),
                 "diverged_step": (facts["diverged"] or {}).get("step"),
-                "collapse_rule": Rule.of(facts["config"].get("collapse", {})).text(),
+                "collapse_rule": Rule(**facts["config"].get("collapse", {})).text(),
                 "steps": facts["config"]["steps"],
                 "wall_seconds": facts.get("wall_seconds"),
                 "tokens_sampled": facts.get("tokens"),
@@ -77,13 +78,14 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
         swept = {key for axes in group["axes_values"] for key in axes}
         hashes = [settings_hash(config, swept) for config in group["config"]]
         frame.loc[group.index, "settings"] = hashes
-    frame = frame.drop(columns="config")
+    kept = [{key: value for key, value in config.items() if key not in NO_NUMBERS} for config in frame["config"]]
+    frame["config"] = [json.dumps(config, sort_keys=True) for config in kept]
     return frame.assign(arm=pd.concat([name_arms(group) for _, group in frame.groupby("experiment")]))
 
 
 def none() -> pd.DataFrame:
     """The empty table of ``runs``."""
-    return pd.DataFrame(columns=[*KEYS, "status", "folder", "diverged_reason"])
+    return pd.DataFrame(columns=[*KEYS, "status", "origin", "folder", "diverged_reason"])
 
 
 def damaged(results: Path, experiment: str | None = None) -> dict[Path, str]:

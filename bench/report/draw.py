@@ -12,13 +12,14 @@ from steadymoe.bench.config.compose import CONF
 from steadymoe.bench.report import archive, collapse_tables, tables
 from steadymoe.bench.report.figures import FIGURES, FORMATS, DataFigure, FigureSpec, save
 from steadymoe.bench.support import atomic_files, external
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
 
 # The numbers of a figure are also written as Markdown and LaTeX if there are at most this many rows.
 _LONGEST_TABLE = 60
 
 
-class CannotDraw(Exception):
+class CannotDraw(UserError):
     """The figure or its data do not exist; the message is one line and says what to do."""
 
 

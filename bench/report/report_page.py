@@ -14,6 +14,7 @@ from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, processes
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
 from steadymoe.bench.training import samples
 
@@ -21,7 +22,7 @@ from steadymoe.bench.training import samples
 _MOST_SAID = 100_000
 
 
-class NothingToReport(Exception):
+class NothingToReport(UserError):
     """No run has ended; the message is one line and says how to start a run."""
 
 
@@ -127,7 +128,7 @@ def shown_tables(data: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame,
 
 def texts(experiment: str, shown: dict[str, tuple[pd.DataFrame, str]], runs: pd.DataFrame) -> dict[str, str]:
     """File name → text: the tables of ``shown_tables`` as Markdown, CSV and LaTeX, and the list of runs as CSV."""
-    runs = runs.drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
+    runs = runs.drop(columns=["folder", "axes_values", "numbers", "config"], errors="ignore")
     found = {f"{experiment}-runs.csv": runs.to_csv(index=False)}
     for kind, (table, caption) in shown.items():
         found[f"{experiment}-{kind}.md"] = f"{tables.to_markdown(table)}\n\n{caption}\n"
@@ -205,8 +206,7 @@ def _mixed(runs: pd.DataFrame) -> list[str]:
     mixed = [key for key in ("versions", "revision", "machine") if runs[key].nunique() > 1]
     mixed += ["settings besides the axes"] if runs["settings"].nunique() > 1 else []
     for what in ("config_without_seed", "algorithm_code"):
-        kind = runs[what].astype(str).str.startswith("ast1:")  # an older kind of hash cannot be compared with a newer
-        counts = runs.groupby(["arm", kind])[what].nunique().groupby("arm").max()
+        counts = runs[runs[what] != ""].groupby("arm")[what].nunique()  # "": its code is not known
         mixed += [f"{what.removesuffix('_without_seed').replace('_', ' ')} ({arm})" for arm in counts.index[counts > 1]]
     return mixed
 

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from steadymoe.bench.measurement import columns
+from steadymoe.bench.support.errors import UserError
 
 STATUSES = ("running", "interrupted", "failed", "finished", "collapsed", "diverged")
 # Dotted place in run.json → type; every run.json has these facts.
@@ -22,6 +20,7 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
     "config_hash": str,
     "config_hash_without_seed": str,
     "algorithm_code": str,
+    "training_version": int,
     "command": str,
     "wall_seconds": (int, float),
     "versions": dict,
@@ -43,11 +42,9 @@ _OR_NULL: dict[str, dict[str, type]] = {
     "revision": {"commit": str, "changed": bool},
     "diverged": {"reason": str, "step": int},
 }
-# The first and the last four bytes of every parquet file.
-_MAGIC = b"PAR1"
 
 
-class Damaged(ValueError):
+class Damaged(UserError, ValueError):
     """A file on disk is damaged; the message is one line and names the file."""
 
 
@@ -67,23 +64,21 @@ def in_facts(facts: Any) -> str | None:
 
 
 def in_tables(folder: Path, facts: Mapping[str, Any]) -> str | None:
-    """Why the tables of an ended run are not whole; None if they are.
-
-    ``run.json`` holds the checksums of the tables. An older run has no checksums, and its check is weaker: each table
-    must begin and end like a parquet file, and ``steps`` must have one row for each step of the run.
-    """
+    """Why the tables of an ended run are not whole, by the checksums in its ``run.json``; None if they are."""
     recorded = facts.get("tables")
+    if not isinstance(recorded, dict):
+        return "it has no checksums of its tables"
     for table in columns.TABLES:
         path = folder / f"{table}.parquet"
         try:
-            is_whole = checksum(path) == recorded.get(table) if isinstance(recorded, dict) else _is_closed(path)
+            is_whole = checksum(path) == recorded.get(table)
         except FileNotFoundError:
             return f"there is no {path.name}"
         except OSError as error:
             return f"{path.name} cannot be read: {error.strerror or error}"
         if not is_whole:
             return f"{path.name} is not as the run has written it"
-    return None if isinstance(recorded, dict) else _lacks_steps(folder / "steps.parquet", facts)
+    return None
 
 
 def checksum(path: Path) -> str:
@@ -114,24 +109,3 @@ def _at(facts: Any, place: str) -> Any:
     for part in place.split("."):
         facts = facts.get(part) if isinstance(facts, dict) else None
     return facts
-
-
-def _is_closed(path: Path) -> bool:
-    with path.open("rb") as file:
-        begins = file.read(4)
-        size = file.seek(0, os.SEEK_END)
-        if size < 12:
-            return False
-        file.seek(-8, os.SEEK_END)
-        length, ends = int.from_bytes(file.read(4), "little"), file.read(4)
-    return begins == ends == _MAGIC and length <= size - 12
-
-
-def _lacks_steps(path: Path, facts: Mapping[str, Any]) -> str | None:
-    lost = facts["diverged"] is not None and facts["diverged"]["reason"] == "not finite"
-    expected = facts["diverged"]["step"] if lost else facts["config"]["steps"]
-    try:
-        rows = pq.read_metadata(path).num_rows
-    except (pa.ArrowException, OSError) as error:
-        return f"{path.name} cannot be read: {' '.join(str(error).split())}"
-    return f"{path.name} has {rows} of {expected} steps" if rows < expected else None

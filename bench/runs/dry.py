@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.config.compose import Run
-from steadymoe.bench.config.identity import flatten, is_neutral
+from steadymoe.bench.config.identity import flatten
 from steadymoe.bench.runs import execute, provenance, record
 from steadymoe.bench.training import cold_start
 
@@ -26,18 +26,18 @@ def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]
     ``skipped`` is the number of runs that ``--retry-failed`` leaves out; ``processes`` is the number of runs at once,
     None for a cluster. Nothing on disk is touched.
     """
-    statuses = {each.folder: record.status(each.folder) for each in runs}
-    counts = Counter("waiting" if status == "missing" else status for status in statuses.values())
+    states = {each.folder: record.look(each.folder) for each in runs}
+    counts = Counter("waiting" if state.status == "missing" else state.status for state in states.values())
     does = {"waiting": "", "failed": " (made again)", "damaged": " (made again, what is there is kept)"}
     does |= {"interrupted": " (go on)", "running": " (left to the process that is at them)"}
     does |= dict.fromkeys(record.ENDED, " (left as they are)")
     said = [f"{counts[status]} {status}{does[status]}" for status in sorted(counts)]
     answer = [f"{len(runs) + skipped} runs: " + ", ".join([*said, *([f"{skipped} skipped"] if skipped else [])])]
-    to_make = [each for each in runs if statuses[each.folder] not in (*record.ENDED, "running")]
-    return answer + ([_minutes(to_make, processes)] if to_make else [])
+    to_make = [each for each in runs if states[each.folder].status not in (*record.ENDED, "running")]
+    return answer + ([_minutes(to_make, states, processes)] if to_make else [])
 
 
-def _minutes(runs: Sequence[Run], processes: int | None) -> str:
+def _minutes(runs: Sequence[Run], states: Mapping[Path, record.State], processes: int | None) -> str:
     """The time of all remaining steps, at the pace of ended runs here or, failing that, of the reference runs."""
     paces, reference = _paces(Path(runs[0].config.results_dir)), _reference()
     seconds, guessed = 0.0, 0
@@ -48,9 +48,9 @@ def _minutes(runs: Sequence[Run], processes: int | None) -> str:
             return (
                 f"minutes: unknown; no run with these settings has ended here, and no reference run is of {_what(each)}"
             )
-        done = (record.known(each.folder).get("progress") or {}).get("step", 0)
-        is_going_on = record.status(each.folder) == "interrupted"
-        seconds += (each.config.steps - (done if is_going_on else 0)) * pace
+        state = states[each.folder]
+        done = (state.facts.get("progress") or {}).get("step", 0) if state.status == "interrupted" else 0
+        seconds += (each.config.steps - done) * pace
         guessed += not like
     at_once = min(len(runs), processes or 1)
     how = f"{at_once} at once" if processes is not None else "one after another"
@@ -114,5 +114,5 @@ def _cost(plain: Mapping[str, Any]) -> str:
     """The numbers of a planned or a recorded config that the time of a step hangs on."""
     sampling = plain["algorithm"].get("sampling")
     numbers = flatten({"sampling": sampling} | {key: plain.get(key) for key in _COSTS})
-    given = {key: value for key, value in numbers.items() if value is not None and not is_neutral(key, value)}
+    given = {key: value for key, value in numbers.items() if value is not None}
     return repr(sorted((key, str(value)) for key, value in given.items()))

@@ -26,15 +26,16 @@ from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, pretrained
 
 
-def refuse_other_config(run: compose.Run) -> None:
-    """Raise ConfigError if the run's folder holds results of another config."""
-    before = record.known(run.folder)
-    if before and before["config_hash"] != run.config_hash:
+def refuse_other_config(run: compose.Run) -> record.State:
+    """Return the state of the run's folder. Raises ConfigError if the run's folder holds results of another config."""
+    state = record.look(run.folder)
+    if state.facts and state.facts["config_hash"] != run.config_hash:
         raise ConfigError(
-            f"{run.folder} holds a run of another config, {record.status(run.folder)} "
-            f"({identity.difference(before['config'], run.plain)}); "
+            f"{run.folder} holds a run of another config, {state.status} "
+            f"({identity.difference(state.facts['config'], run.plain)}); "
             "choose another experiment_name, or remove that folder"
         )
+    return state
 
 
 def execute(run: compose.Run) -> str:
@@ -44,19 +45,17 @@ def execute(run: compose.Run) -> str:
     exception inside a run is written to ``run.json`` as ``failed`` and does not stop other runs. Raises ConfigError if
     the folder holds a run of another config.
     """
-    refuse_other_config(run)
-    status = record.status(run.folder)
-    if status in record.ENDED or (run.config.retry == "failed" and status != "failed"):
-        return status
+    state = refuse_other_config(run)
+    if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
+        return state.status
     try:
         with Record(run.folder, _facts(run)) as folder:
             # Check again under the lock: another process may have ended the run meanwhile.
-            refuse_other_config(run)
-            if (why := record.damage(run.folder)) is not None:
-                folder.put_aside(why)
-            before = record.read_run(run.folder)
-            if before is not None and before["status"] in record.ENDED:
-                return record.as_told(run.folder, before)
+            state = refuse_other_config(run)
+            if state.has_ended:
+                return state.status
+            if state.damage is not None:
+                folder.put_aside(state.damage)
             try:
                 _train(run, folder)
             except Exception as error:

@@ -59,10 +59,10 @@ def difference(facts: Mapping[str, Any]) -> Difference:
     if facts.get("origin"):
         return Difference(None, f"made by another trainer, {facts['origin']}", None)
     config, recorded = facts["config"], facts["algorithm_code"]
-    training = facts.get("training_version", 1)
+    training = facts["training_version"]
     code = unknown = None
-    if not isinstance(recorded, str) or not recorded.startswith("ast1:"):
-        unknown = "recorded before code was compared by what it does" if recorded else "its code was not found"
+    if not recorded:
+        unknown = "its code was not found"
     elif (now := code_hash(config)) is None:
         unknown = "its code is not at hand; STEADYMOE_PATH says where your own is"
     elif now != recorded:

@@ -5,6 +5,7 @@ killed, the rows of its finished steps are on disk.
 """
 
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -51,28 +52,43 @@ def known(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def damage(folder: Path) -> str | None:
-    """Why the run in the folder is not whole, in one line; None if it is whole or if there is no run."""
+@dataclass(frozen=True)
+class State:
+    """A run's folder as it stands."""
+
+    status: str
+    """One of ``ENDED``, or ``failed``, ``running``, ``interrupted``, ``missing``, ``damaged``."""
+    facts: dict[str, Any]
+    """The run's ``run.json``; empty if there is none or if it is damaged."""
+    damage: str | None
+    """Why the run is damaged: its ``run.json`` is no run's, or it has ended and its tables are not whole."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run is complete: such a run never changes."""
+        return self.status in ENDED
+
+
+def look(folder: Path) -> State:
+    """Read the state of a run from its folder: ``run.json``, lock, and the checksums of its tables."""
     try:
         facts = read_run(folder)
     except Damaged as error:
-        return str(error)
-    return in_tables(folder, facts) if facts is not None and facts["status"] in ENDED else None
+        return State("damaged", {}, str(error))
+    if facts is None:
+        return State("missing", {}, None)
+    why = in_tables(folder, facts) if facts["status"] in ENDED else None
+    return State(as_told(folder, facts) if why is None else "damaged", facts, why)
+
+
+def damage(folder: Path) -> str | None:
+    """Why the run in the folder is not whole, in one line; None if it is whole or if there is no run."""
+    return look(folder).damage
 
 
 def status(folder: Path) -> str:
-    """``finished``, ``collapsed``, ``diverged``, ``failed``, ``running``, ``interrupted``, ``missing``, or ``damaged``.
-
-    A run is damaged if its ``run.json`` is no run's, or if it has ended and its tables are not whole.
-    """
-    try:
-        facts = read_run(folder)
-    except Damaged:
-        return "damaged"
-    if facts is None:
-        return "missing"
-    is_whole = facts["status"] not in ENDED or in_tables(folder, facts) is None
-    return as_told(folder, facts) if is_whole else "damaged"
+    """The status of a run, as ``State`` lists them."""
+    return look(folder).status
 
 
 def as_told(folder: Path, facts: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Stale runs: ended runs that the same command would make differently today. They are refused or made anew."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -12,7 +12,8 @@ from steadymoe.bench.runs import provenance, record
 
 def refuse_other_code(runs: Sequence[compose.Run]) -> None:
     """Raise ConfigError if an ended run among ``runs`` was made by other code; library versions do not matter."""
-    found = {run.folder: found.code for run in runs if (found := _difference(run)) is not None and found.code}
+    different = {run.folder: _difference(record.look(run.folder)) for run in runs}
+    found = {folder: each.code for folder, each in different.items() if each is not None and each.code}
     if found:
         (first, code), others = next(iter(found.items())), len(found) - 1
         beside = f", and so were {others} more of these {len(runs)} runs" if others else ""
@@ -43,16 +44,17 @@ def set_aside(runs: Sequence[compose.Run]) -> list[str]:
     return lines or ["none of these runs is stale; nothing is made anew"]
 
 
-def left(runs: Sequence[compose.Run]) -> list[str]:
+def left(runs: Sequence[compose.Run], states: Mapping[Path, record.State]) -> list[str]:
     """Lines on ended runs that are left as they are: code that cannot be compared, or a checkpoint that is not kept."""
     lines = []
-    unknown = [found.unknown for run in runs if (found := _difference(run)) is not None and found.unknown]
+    different = [_difference(states[run.folder]) for run in runs]
+    unknown = [each.unknown for each in different if each is not None and each.unknown]
     if unknown:
         why = "; ".join(dict.fromkeys(unknown))
         lines.append(
             f"{len(unknown)} of {len(runs)} runs with code that cannot be compared are left as they are ({why})"
         )
-    lacking = sum(_lacks_checkpoint(run) for run in runs)
+    lacking = sum(_lacks_checkpoint(run, states[run.folder]) for run in runs)
     if lacking:
         step = runs[0].config.checkpoint_keep
         lines.append(
@@ -66,24 +68,23 @@ def _why(run: compose.Run) -> str | None:
 
     A run of another config is one too: only ``steadymoe score`` asks to make such a run anew.
     """
-    before = record.known(run.folder)
-    if before and before["config_hash"] != run.config_hash:
-        return f"another config ({identity.difference(before['config'], run.plain)})"
-    if (found := _difference(run)) is not None and found.said is not None:
+    state = record.look(run.folder)
+    if state.facts and state.facts["config_hash"] != run.config_hash:
+        return f"another config ({identity.difference(state.facts['config'], run.plain)})"
+    if (found := _difference(state)) is not None and found.said is not None:
         return found.said
-    return f"checkpoint {run.config.checkpoint_keep} was not kept" if _lacks_checkpoint(run) else None
+    return f"checkpoint {run.config.checkpoint_keep} was not kept" if _lacks_checkpoint(run, state) else None
 
 
-def _lacks_checkpoint(run: compose.Run) -> bool:
+def _lacks_checkpoint(run: compose.Run, state: record.State) -> bool:
     """Whether a run has ended without the checkpoint that its config keeps."""
     step = run.config.checkpoint_keep
-    return step is not None and record.status(run.folder) in record.ENDED and not branch.kept(run.folder, step).exists()
+    return step is not None and state.has_ended and not branch.kept(run.folder, step).exists()
 
 
-def _difference(run: compose.Run) -> provenance.Difference | None:
+def _difference(state: record.State) -> provenance.Difference | None:
     """The difference of an ended run; None for a run that has not ended."""
-    facts = record.read_run(run.folder) if record.status(run.folder) in record.ENDED else None
-    return None if facts is None else provenance.difference(facts)
+    return provenance.difference(state.facts) if state.has_ended else None
 
 
 def _results(run: compose.Run) -> Path:

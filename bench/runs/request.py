@@ -50,15 +50,15 @@ def answer(words: list[str]) -> int:
         return 2
     if len(runs) < asked:
         _say(console, f"{asked - len(runs)} of {asked} runs have not failed and are left for a run of all")
-    before = {each.folder: record.status(each.folder) for each in runs}
-    waiting = [each for each in runs if before[each.folder] not in record.ENDED]
+    before = {each.folder: record.look(each.folder) for each in runs}
+    waiting = [each for each in runs if not before[each.folder].has_ended]
     if len(waiting) < len(runs):
         _say(console, f"{len(runs) - len(waiting)} of {len(runs)} runs have ended before and are left as they are")
-        for line in redo.left(runs):
+        for line in redo.left(runs, before):
             _say(console, line)
     for each in waiting:
-        if before[each.folder] == "damaged":
-            _say(console, f"damaged, made again: {each.folder} ({record.damage(each.folder)})")
+        if (why := before[each.folder].damage) is not None:
+            _say(console, f"damaged, made again: {each.folder} ({why})")
     lost = False
     if waiting:
         code = _launch(runs, waiting, flags, console)
@@ -95,15 +95,15 @@ def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: "_Flags", consol
 
 def _outcome(runs: Sequence[Run], console: Console) -> bool:
     """Say how the runs ended, and what comes next; whether any has failed."""
-    statuses = {each.folder: record.status(each.folder) for each in runs}
-    counts = Counter(statuses.values())
+    states = {each.folder: record.look(each.folder) for each in runs}
+    counts = Counter(state.status for state in states.values())
     _say(console, ", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
     for line in outcome.lines(runs):
         _say(console, line)
-    failed = [each for each in runs if statuses[each.folder] not in (*record.ENDED, "running")]
+    failed = [each for each in runs if states[each.folder].status not in (*record.ENDED, "running")]
     for each in failed:
-        last = str(record.known(each.folder).get("error") or "").strip().splitlines()[-1:]
-        print(f"steadymoe: {statuses[each.folder]}: {visible(' '.join(last))}", file=sys.stderr)
+        last = str(states[each.folder].facts.get("error") or "").strip().splitlines()[-1:]
+        print(f"steadymoe: {states[each.folder].status}: {visible(' '.join(last))}", file=sys.stderr)
         print(f"  again: {visible(each.command)}", file=sys.stderr)
     results, experiment = runs[0].config.results_dir, runs[0].config.experiment_name
     where = "" if results == "results" else f" --results {shlex.quote(results)}"

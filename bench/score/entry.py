@@ -1,6 +1,6 @@
-"""An entry of the board: a folder with a loss, its numbers, its README and the data of its runs.
+"""An entry of the board: a folder with a loss, its numbers, its README and the outcomes of its runs.
 
-``entry.json`` says what it is and holds the hash of every other file, so that a changed file is found. Reading an entry
+``entry.json`` describes it and holds the hash of every other file, so that a changed file is found. Reading an entry
 imports none of its code. The folder is a stranger's: everything is checked before it is used.
 """
 
@@ -11,7 +11,9 @@ import re
 import shlex
 import shutil
 import stat
-from collections.abc import Mapping
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,28 +23,35 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.algorithms import names
+from steadymoe.bench.check import request as check
 from steadymoe.bench.config import identity
+from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Part
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import atomic_files, external
+from steadymoe.bench.support.errors import UserError
 
 _ABOUT, _DATA, _README = "entry.json", "outcomes.csv", "README.md"
-# What ``entry.json`` says in words.
+# The fields of ``entry.json`` that are text.
 _TEXTS = ("standard", "name", "words", "paper", "equation", "tuning", "machine", "revision", "versions")
 _COLUMNS = {"part": str, "arm": str, "seed": int, "value": float}
 # The algorithm of an entry: its YAML, and modules of any depth.
 _YAML = re.compile(r"conf/algorithm/([\w.@-]+)\.yaml")
 _OWN_FILES = re.compile(rf"{_YAML.pattern}|([A-Za-z_]\w*/)*[A-Za-z_]\w*\.py")
-# A word of the command line that chooses the algorithm or one of its numbers, and nothing else.
-_WORD = re.compile(r"algorithm=[\w.@-]+|algorithm(\.[A-Za-z_]\w*)+=[\w.,+\[\]-]*")
-# The name of the entry's own arm in its data.
+# An override that chooses the algorithm or one of its numbers.
+_OVERRIDE = re.compile(r"algorithm=[\w.@-]+|algorithm(\.[A-Za-z_]\w*)+=[\w.,+\[\]-]*")
+# The entry's own arm in its data.
 OWN = "yours"
 _LARGEST, _ROWS, _FILES, _LONGEST = 2**20, 10_000, 100, 1000
 # Of a part of audits this many checkpoints at least must have a defined outcome.
 _LEAST_DEFINED = 8
+# The updates that are kept for a rerun: later ones differ between machines by more than rounding.
+_UPDATES = 2
+# The arm of an entry's own runs, and of each anchor.
+Arms = Mapping[str, Arm | Audited]
 
 
-class BadEntry(Exception):
-    """A folder is no entry of this standard; the message is one line."""
+class BadEntry(UserError):
+    """A folder is not an entry of this standard; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ class Entry:
 
     folder: Path
     about: Mapping[str, Any]
-    """What ``entry.json`` says."""
+    """The content of ``entry.json``."""
     outcomes: pd.DataFrame
 
     @property
@@ -60,19 +69,19 @@ class Entry:
         return str(self.about["name"])
 
     @property
-    def words(self) -> list[str]:
-        """The words of the command line that name its algorithm."""
+    def overrides(self) -> list[str]:
+        """The overrides that choose its algorithm."""
         return shlex.split(self.about["words"])
 
     @property
     def algorithm(self) -> str:
-        """The name of its algorithm as a word of the command line."""
-        return _algorithm(self.words)
+        """The name of its algorithm."""
+        return _algorithm(self.overrides)
 
     @property
     def own_files(self) -> list[str]:
         """The files of its algorithm; none for an algorithm of the suite."""
-        return [name for name in self.about["files"] if is_own(name)]
+        return [name for name in self.about["files"] if _is_own(name)]
 
     @property
     def digest(self) -> str:
@@ -85,29 +94,74 @@ class Entry:
         return rows.set_index("seed")["value"].sort_index()
 
 
-def is_own(name: str) -> bool:
-    """Whether a path within an entry is a file of its algorithm."""
-    return _OWN_FILES.fullmatch(name) is not None
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def read(folder: Path) -> Entry:
-    """The entry in ``folder``. Raises BadEntry."""
-    try:
-        return _read(folder)
-    except BadEntry:
-        raise
-    except Exception as error:  # a stranger's files
-        raise BadEntry(f"{folder} is no entry: {' '.join(f'{type(error).__name__} {error}'.split())[:200]}") from error
+def submit(
+    recorded: Recorded,
+    arms: Mapping[str, Arms],
+    runs: Mapping[int, Path],
+    about: Mapping[str, Any],
+    files: Mapping[str, str],
+    to: Path,
+) -> Path:
+    """Write an entry to the new folder ``to``, from the runs and audits that ``arms`` names for each part.
+
+    ``runs`` are the folders of its own runs by seed, ``about`` has name, words, paper, equation, tuned and tuning.
+    Raises NotRun if a part has not run, BadEntry if ``to`` exists or the entry would be refused.
+    """
+    own = arms[PARTS[0].name][OWN]
+    assert isinstance(own, Arm)  # the first part is of runs
+    last = recorded.tables([own])["runs"].iloc[-1]
+    made = {key: str(last[key]) for key in ("machine", "revision", "versions")}
+    first = {str(seed): first_updates(runs[seed]) for seed in PARTS[0].seeds}
+    rows = [
+        pd.DataFrame({"part": part.name, "arm": arm, "seed": part.seeds}).assign(
+            value=part.measure(recorded, arms[part.name][arm]).reindex(list(part.seeds)).to_numpy()
+        )
+        for part in PARTS
+        for arm in (OWN, *ANCHORS)
+    ]
+    content = {"standard": VERSION} | dict(about) | made | {"first": first}
+    return write(to, content, pd.concat(rows, ignore_index=True), files)
+
+
+def first_updates(run: Path) -> dict[str, Any]:
+    """Return a hash of the cold start's weights, and loss and gradient norm of the first updates, of a run's folder."""
+    facts = json.loads((run / "run.json").read_text())
+    results = next(each for each in run.parents if each.name == "runs").parent
+    weights = results / "cold_starts" / f"{facts['cold_start']['fingerprint']}.safetensors"
+    updates = pd.read_parquet(run / "updates.parquet", columns=["loss", "grad_norm"]).head(_UPDATES)
+    return {"cold_start": hashlib.sha256(weights.read_bytes()).hexdigest()[:16]} | {
+        key: updates[key].tolist() for key in ("loss", "grad_norm")
+    }
+
+
+def own_files(overrides: Sequence[str]) -> dict[str, str]:
+    """Return the files of an algorithm outside the suite, by path: its YAML and the modules this process has loaded.
+
+    Empty for an algorithm of the suite. Raises ConfigError for overrides that choose no algorithm.
+    """
+    algorithm = check.read(list(overrides)).name  # loads its modules
+    loaded = [Path(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())]
+    found: dict[str, str] = {}
+    for folder in external.folders():
+        yaml = folder / "conf" / "algorithm" / f"{algorithm}.yaml"
+        for path in [*([yaml] if yaml.exists() else []), *(path for path in loaded if path.is_relative_to(folder))]:
+            name = path.relative_to(folder).as_posix()
+            if _is_own(name):  # not a virtual environment that lies there too
+                found[name] = path.read_text()
+    return found if any(name.endswith(".yaml") for name in found) else {}
 
 
 def write(folder: Path, about: Mapping[str, Any], outcomes: pd.DataFrame, files: Mapping[str, str]) -> Path:
-    """Write an entry to the new folder ``folder``; ``files`` are further texts by their path in it. Returns the folder.
+    """Write an entry to the new folder ``folder`` and return it; ``files`` are further texts by path.
 
     ``outcomes`` has part, arm, seed, value. Raises BadEntry, and writes nothing, if the folder exists or the entry
     would be refused.
     """
     if folder.exists():
-        raise BadEntry(f"{folder} is there already, and an entry replaces none")
+        raise BadEntry(f"{folder} already exists; an entry needs a new folder")
     begun = folder.parent / f".{folder.name}.begun"
     shutil.rmtree(begun, ignore_errors=True)
     try:
@@ -123,35 +177,59 @@ def write(folder: Path, about: Mapping[str, Any], outcomes: pd.DataFrame, files:
         shutil.rmtree(begun, ignore_errors=True)
 
 
-def _read(folder: Path) -> Entry:
-    found, about = _files(folder), _about(folder)
-    known = about["files"]
-    if extra := sorted(found - {_ABOUT, *known}):
-        raise BadEntry(f"{folder / extra[0]} is not named in {_ABOUT}")
-    if absent := sorted(known.keys() - found):
-        raise BadEntry(f"{folder} lacks {absent[0]}")
-    for name, digest in known.items():
-        if _hash(folder / name) != digest:
-            raise BadEntry(f"{folder / name} is not the file that {_ABOUT} was written with")
-    return Entry(folder, about, _outcomes(folder / _DATA))
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def load(folders: Sequence[Path]) -> list[Entry]:
+    """Read the entries in the folders, or below them. Raises BadEntry for a bad one and for two of one name."""
+    found: dict[str, Entry] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise BadEntry(f"{folder} is not a folder")
+        below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        for place in [folder] if (folder / _ABOUT).exists() or not below else below:
+            entry = read(place)
+            if entry.name in found:
+                raise BadEntry(f"{place} and {found[entry.name].folder} are both entries of {entry.name}")
+            found[entry.name] = entry
+    return list(found.values())
+
+
+def read(folder: Path) -> Entry:
+    """Read and verify the entry in ``folder``. Raises BadEntry."""
+    try:
+        found, about = _files(folder), _about(folder)
+        files = about["files"]
+        if extra := sorted(found - {_ABOUT, *files}):
+            raise BadEntry(f"{folder / extra[0]} is not named in {_ABOUT}")
+        if absent := sorted(files.keys() - found):
+            raise BadEntry(f"{folder} lacks {absent[0]}")
+        if changed := [name for name, digest in files.items() if _hash(folder / name) != digest]:
+            raise BadEntry(f"{folder / changed[0]} has changed since {_ABOUT} was written")
+        return Entry(folder, about, _outcomes(folder / _DATA))
+    except BadEntry:
+        raise
+    except Exception as error:  # a stranger's files
+        text = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        raise BadEntry(f"{folder} is not an entry: {text}") from error
 
 
 def _files(folder: Path) -> set[str]:
     """The files below ``folder``. Raises BadEntry for a link, a pipe, a large file, and a file that no entry has."""
     if _ABOUT not in {path.name for path in folder.iterdir()}:
-        raise BadEntry(f"{folder} is no entry: it has no {_ABOUT}")
+        raise BadEntry(f"{folder} is not an entry: it has no {_ABOUT}")
     found: set[str] = set()
     for path in folder.rglob("*"):
         mode = path.lstat().st_mode
         if stat.S_ISDIR(mode):
             continue
+        name = path.relative_to(folder).as_posix()
         if not stat.S_ISREG(mode):
-            raise BadEntry(f"{path} is a link or no plain file")
+            raise BadEntry(f"{path} is not a regular file")
         if path.stat().st_size > _LARGEST:
             raise BadEntry(f"{path} is larger than {_LARGEST // 2**20} MiB")
-        name = path.relative_to(folder).as_posix()
-        if name not in (_ABOUT, _DATA, _README) and not is_own(name):
-            raise BadEntry(f"{path} is no file of an entry: docs/board.md")
+        if name not in (_ABOUT, _DATA, _README) and not _is_own(name):
+            raise BadEntry(f"{path} does not belong in an entry: docs/your_algorithm.md")
         found.add(name)
         if len(found) > _FILES:
             raise BadEntry(f"{folder} has more than {_FILES} files")
@@ -159,77 +237,66 @@ def _files(folder: Path) -> set[str]:
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    """What ``entry.json`` says. Raises BadEntry."""
+    """The content of ``entry.json``. Raises BadEntry."""
     path = folder / _ABOUT
     try:
         about = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise BadEntry(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        raise BadEntry(f"{path} is not JSON: {' '.join(str(error).split())}") from error
     needed = (*_TEXTS, "tuned", "first", "files")
-    if lacking := [key for key in needed if not isinstance(about, dict) or key not in about]:
-        raise BadEntry(f"{path} lacks {', '.join(lacking)}")
+    if missing := [key for key in needed if not isinstance(about, dict) or key not in about]:
+        raise BadEntry(f"{path} lacks {', '.join(missing)}")
     for key in _TEXTS:
         if not isinstance(about[key], str) or len(about[key]) > _LONGEST:
             raise BadEntry(f"{path}: {key} must be a text of at most {_LONGEST} characters")
-    if about["standard"] != VERSION:
-        raise BadEntry(f"{folder} is an entry of {about['standard']}, and this is the board of {VERSION}")
-    if not identity.is_name(about["name"]) or not isinstance(about["tuned"], bool):
-        raise BadEntry(f"{path}: name must be a name, and tuned true or false")
-    files = about["files"]
-    if not isinstance(files, dict) or not {_DATA, _README} <= files.keys() or _ABOUT in files:
-        raise BadEntry(f"{path} does not name {_DATA} and {_README} with their hashes")
-    _refuse_words(path, about)
-    _refuse_first(path, about["first"])
+    if problem := next(_problems(about), None):
+        raise BadEntry(f"{path}: {problem}")
     return about
 
 
-def _refuse_words(path: Path, about: Mapping[str, Any]) -> None:
-    """Raise BadEntry for words that are not of the entry's algorithm: ``--run`` gives them to ``steadymoe run``."""
+def _problems(about: Mapping[str, Any]) -> Iterator[str]:
+    """Everything wrong with an ``entry.json`` whose fields are there; each problem may hide later ones."""
+    files = about["files"]
+    if about["standard"] != VERSION:
+        yield f"standard must be {VERSION}, got {about['standard']}"
+    if not identity.is_name(about["name"]) or not isinstance(about["tuned"], bool):
+        yield "name must be a name, and tuned true or false"
+    if not isinstance(files, dict) or not {_DATA, _README} <= files.keys() or _ABOUT in files:
+        yield f"files must hold the hashes of {_DATA} and {_README}"
     try:
-        words = shlex.split(about["words"])
+        overrides = shlex.split(about["words"])
     except ValueError as error:
-        raise BadEntry(f"{path}: words cannot be read: {error}") from error
-    if other := [word for word in words if not _WORD.fullmatch(word)]:
-        raise BadEntry(f"{path}: {other[0]} names no algorithm and none of its numbers")
-    if sum(word.startswith("algorithm=") for word in words) != 1:
-        raise BadEntry(f"{path}: words must name one algorithm")
-    yamls = [found[1] for name in about["files"] if (found := _YAML.fullmatch(name))]
-    own = [name for name in about["files"] if is_own(name)]
-    if own and yamls != [_algorithm(words)]:
-        raise BadEntry(f"{path}: the entry has files of its own, and words must name the algorithm of its one YAML")
-    if _algorithm(words) in names(presets=True):
-        if own:
-            raise BadEntry(f"{path}: the suite has an algorithm {_algorithm(words)}; give yours another name")
-    elif not own:
-        raise BadEntry(f"{path}: the suite has no algorithm {_algorithm(words)}, and the entry has no files of its own")
-    if len(words) > 1 and not about["tuned"]:
-        raise BadEntry(f"{path}: other numbers than the YAML's are tuned; numbers of a paper belong into a YAML")
+        yield f"words cannot be read: {error}"
+    if other := [word for word in overrides if not _OVERRIDE.fullmatch(word)]:  # --run passes them to `steadymoe run`
+        yield f"words may only choose an algorithm and its numbers, got {other[0]}"
+    if sum(word.startswith("algorithm=") for word in overrides) != 1:
+        yield "words must choose one algorithm"
+    own, algorithm = [name for name in files if _is_own(name)], _algorithm(overrides)
+    if own and [found[1] for name in files if (found := _YAML.fullmatch(name))] != [algorithm]:
+        yield "an entry with files of its own must have one YAML, of the algorithm in words"
+    if own and algorithm in names(presets=True):
+        yield f"the suite has an algorithm {algorithm}; give yours another name"
+    if not own and algorithm not in names(presets=True):
+        yield f"the suite has no algorithm {algorithm}, and the entry has no files of its own"
+    if len(overrides) > 1 and not about["tuned"]:
+        yield "numbers in words are tuned; numbers of a paper belong in a YAML"
     if about["tuned"] != bool(about["tuning"].strip()):
-        raise BadEntry(f"{path}: tuning says what was chosen and on which seeds, if and only if tuned is true")
+        yield "tuning must say what was chosen, and on which seeds, if and only if tuned is true"
+    first, seeds = about["first"], {str(seed) for seed in PARTS[0].seeds}
+    if not isinstance(first, dict) or first.keys() != seeds or not all(map(_is_first_update, first.values())):
+        yield f"first must hold cold_start, loss and grad_norm for each of the seeds {', '.join(sorted(seeds))}"
 
 
-def _algorithm(words: list[str]) -> str:
-    return next(word for word in words if word.startswith("algorithm=")).partition("=")[2]
-
-
-def _refuse_first(path: Path, first: Any) -> None:
-    """Raise BadEntry unless there are the first updates of every seed of the first part."""
-    seeds = {str(seed) for seed in PARTS[0].seeds}
-    if (
-        not isinstance(first, dict)
-        or first.keys() != seeds
-        or not all(isinstance(each, dict) for each in first.values())
-    ):
-        raise BadEntry(f"{path} must have the first updates of seeds {', '.join(sorted(seeds))}")
-    for each in first.values():
-        if not isinstance(each.get("cold_start"), str) or not all(
-            map(_are_numbers, map(each.get, ("loss", "grad_norm")))
-        ):
-            raise BadEntry(f"{path}: first updates are cold_start, a text, and lists of loss and of grad_norm")
-
-
-def _are_numbers(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(number, float) and math.isfinite(number) for number in found)
+def _is_first_update(found: Any) -> bool:
+    """Whether ``found`` has a hash of the cold start, and finite losses and gradient norms."""
+    return (
+        isinstance(found, dict)
+        and isinstance(found.get("cold_start"), str)
+        and all(
+            isinstance(numbers, list) and all(isinstance(one, float) and math.isfinite(one) for one in numbers)
+            for numbers in map(found.get, ("loss", "grad_norm"))
+        )
+    )
 
 
 def _outcomes(path: Path) -> pd.DataFrame:
@@ -241,35 +308,41 @@ def _outcomes(path: Path) -> pd.DataFrame:
         raise BadEntry(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if len(table) > _ROWS:
         raise BadEntry(f"{path} has more than {_ROWS} rows")
-    parts = {part.name: part for part in PARTS}
-    found = set(table["part"])
+    parts, found = {part.name: part for part in PARTS}, set(table["part"])
     if unknown := sorted(found - parts.keys()):
-        raise BadEntry(f"{path}: there is no part {unknown[0]} in {VERSION}")
+        raise BadEntry(f"{path}: {VERSION} has no part {unknown[0]}")
     if PARTS[0].name not in found:
         raise BadEntry(f"{path} lacks the part {PARTS[0].name}")
-    for name in found:
-        _refuse_part(path, parts[name], table[table["part"] == name])
+    for name in sorted(found):
+        if problem := _problem_of_part(parts[name], table[table["part"] == name]):
+            raise BadEntry(f"{path}: {name} {problem}")
     return table
 
 
-def _refuse_part(path: Path, part: Part, rows: pd.DataFrame) -> None:
-    """Raise BadEntry for other arms or seeds than the standard's, or for outcomes beyond their bounds."""
-    by_arm = {str(arm): sorted(group["seed"]) for arm, group in rows.groupby("arm")}
-    for arm in (OWN, *ANCHORS):
-        if arm not in by_arm:
-            raise BadEntry(f"{path}: {part.name} has no runs of {arm}")
-        if by_arm[arm] != sorted(part.seeds):
-            raise BadEntry(f"{path}: {part.name} has other seeds of {arm} than {VERSION}")
-    if other := sorted(by_arm.keys() - {OWN, *ANCHORS}):
-        raise BadEntry(f"{path}: {part.name} has runs of {other[0]}, and an entry has its own and the anchors'")
-    defined = rows.groupby("arm")["value"].count().min()
-    if defined < (len(part.seeds) if part.kind == "runs" else min(_LEAST_DEFINED, len(part.seeds))):
-        raise BadEntry(f"{path}: {part.name} has too few defined values")
-    values = rows["value"].dropna()
-    if not np.isfinite(values).all():
-        raise BadEntry(f"{path}: {part.outcome} is finite")
-    if part.bounds is not None and not values.between(*part.bounds).all():
-        raise BadEntry(f"{path}: {part.outcome} lies between {part.bounds[0]:g} and {part.bounds[1]:g}")
+def _problem_of_part(part: Part, rows: pd.DataFrame) -> str | None:
+    """What is wrong with the rows of a part: other arms or seeds, undefined values, values out of bounds; or None."""
+    arms = (OWN, *ANCHORS)
+    needed = Counter((arm, seed) for arm in arms for seed in part.seeds)
+    found = Counter(zip(rows["arm"], rows["seed"], strict=True))
+    if wrong := sorted(pair for pair in needed | found if needed[pair] != found[pair]):
+        arm, seed = wrong[0]
+        return f"must have one row for each seed of {VERSION} and each of {', '.join(arms)}; see {arm}, seed {seed}"
+    least = len(part.seeds) if part.kind == "runs" else min(_LEAST_DEFINED, len(part.seeds))
+    if rows.groupby("arm")["value"].count().min() < least:
+        return "has too few defined values"
+    values, (low, high) = rows["value"].dropna(), part.bounds or (-math.inf, math.inf)
+    if not np.isfinite(values).all() or not values.between(low, high).all():
+        return f"has a {part.outcome} that is not finite or not in [{low:g}, {high:g}]"
+    return None
+
+
+def _algorithm(overrides: Sequence[str]) -> str:
+    return next(word for word in overrides if word.startswith("algorithm=")).partition("=")[2]
+
+
+def _is_own(name: str) -> bool:
+    """Whether a path within an entry is a file of its algorithm."""
+    return _OWN_FILES.fullmatch(name) is not None
 
 
 def _hash(path: Path) -> str:

@@ -16,6 +16,7 @@ from steadymoe.bench.audit import archive as audits
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.report import archive, tables
 from steadymoe.bench.statistics.estimates import Estimate
+from steadymoe.bench.support.errors import UserError
 
 NONE = Estimate(np.nan, np.nan, np.nan, 0)
 
@@ -44,7 +45,7 @@ class Audited(NamedTuple):
         return self._replace(label=f"{self.label} + R2", routing="r2")
 
 
-class NotRun(Exception):
+class NotRun(UserError):
     """An arm has no ended runs, or a loss no audits; the message names it."""
 
 

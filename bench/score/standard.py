@@ -1,7 +1,7 @@
-"""The standard ``steadymoe-1``: the parts of a score, each with its runs and the number that decides it.
+"""The standard ``steadymoe-1``: the parts of a score, each with its runs and the outcome that decides it.
 
 The numbers of a part stand in ``conf/experiment/standard_<part>.yaml``. They are frozen: a part with other numbers is
-another version, and scores of two versions are never mixed (``kept.refuse_other_settings``).
+another version, and scores of two versions are never mixed (``baselines.refuse_other_settings``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,25 +11,13 @@ from typing import Any, Literal
 import pandas as pd
 
 from steadymoe.bench.config import identity
-from steadymoe.bench.score.arms import (
-    AUDITED,
-    CONTROLS,
-    DRIFT,
-    GRPO,
-    GSPO,
-    GSPO_R2,
-    NARROW,
-    OTHERS,
-    PAPERS,
-    PAPERS_R2,
-    WIDE,
-)
+from steadymoe.bench.score import arms
 from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.statistics.estimates import Bounds
 
 VERSION = "steadymoe-1"
-# Algorithms that are run on the machine of whoever scores, so that differences can be taken seed by seed.
-ANCHORS = ("grpo", "gspo")
+# Algorithms that run on the scorer's machine too, so that differences are paired by seed, with their labels.
+ANCHORS = {"grpo": "GRPO", "gspo": "GSPO"}
 FROZEN = ("algorithm=grpo", "optimizer.learning_rate=0.0")
 
 
@@ -38,28 +26,26 @@ class Part:
     """One part of a score."""
 
     name: str
-    asks: str
-    """The question that it answers, for a page."""
+    question: str
     outcome: str
     """The number of a run or a checkpoint that decides it."""
     kind: Literal["runs", "audits"]
     seeds: tuple[int, ...]
-    quick: tuple[int, ...]
-    """The seeds of a first look."""
-    recorded: Sequence[Arm | Audited]
+    quick_seeds: tuple[int, ...]
+    arms: Sequence[Arm | Audited]
     """The arms of the reference study that are recorded at this setting."""
-    number: Callable[[Recorded, Arm | Audited], pd.Series]
+    measure: Callable[[Recorded, Arm | Audited], pd.Series]
     """The outcome by seed."""
     source: str
-    """The experiment of the reference study whose records the anchors' numbers are."""
+    """The experiment of the reference study that holds the anchors."""
     bounds: Bounds | None = None
-    """The ends of what the outcome can be; None if it has none."""
-    words: tuple[str, ...] = ()
-    """Further words of its runs; none in the standard."""
+    """The range of the outcome; None if it is unbounded."""
+    overrides: tuple[str, ...] = ()
+    """Further overrides of its runs; none in the standard."""
 
     @property
     def difference_bounds(self) -> Bounds | None:
-        """The ends of what a difference of two outcomes can be."""
+        """The range of a difference of two outcomes."""
         return None if self.bounds is None else (self.bounds[0] - self.bounds[1], self.bounds[1] - self.bounds[0])
 
     @property
@@ -69,29 +55,23 @@ class Part:
 
     @property
     def folder(self) -> str:
-        """The name under which its runs are recorded."""
+        """The experiment name of its runs."""
         return f"{VERSION}-{self.name}"
 
 
-def _mean_reward(study: Recorded, arm: Arm | Audited) -> pd.Series:
+def _mean_reward(recorded: Recorded, arm: Arm | Audited) -> pd.Series:
     assert isinstance(arm, Arm)  # of a part of runs
-    return study.mean_reward(arm)
+    return recorded.mean_reward(arm)
 
 
-def _usefulness(study: Recorded, loss: Arm | Audited) -> pd.Series:
+def _usefulness(recorded: Recorded, loss: Arm | Audited) -> pd.Series:
     assert isinstance(loss, Audited)  # of a part of audits
-    return study.gradient(loss, "usefulness", DRIFT)
+    return recorded.gradient(loss, "usefulness", arms.DRIFT)
 
 
-# The audits that are recorded for the standard: the anchors and the core algorithms, with the numbers of their YAML.
+# The audits that are recorded for the standard: the anchors and the core algorithms.
 _GRADIENTS = f"{VERSION}-gradient"
-_AUDITED = {
-    name: Audited(shown, _GRADIENTS, name)
-    for name, shown in (
-        *(("grpo", "GRPO"), ("gspo", "GSPO"), ("reinforce", "REINFORCE")),
-        *(("vespo", "VESPO"), ("cispo", "CISPO"), ("sapo", "SAPO")),
-    )
-}
+_CORE = [Audited(name.upper(), _GRADIENTS, name) for name in ("grpo", "gspo", "reinforce", "vespo", "cispo", "sapo")]
 STABILITY = Part(
     "stability",
     "how much is learned on stale data, sixteen updates on one rollout",
@@ -100,8 +80,8 @@ STABILITY = Part(
     tuple(range(10)),
     (0, 1, 2),
     (
-        *(GRPO, GSPO, *OTHERS.values(), *CONTROLS),
-        *(PAPERS, PAPERS_R2, GSPO_R2, WIDE, NARROW),
+        *(arms.GRPO, arms.GSPO, *arms.OTHERS.values(), *arms.CONTROLS),
+        *(arms.PAPERS, arms.PAPERS_R2, arms.GSPO_R2, arms.WIDE, arms.NARROW),
     ),
     _mean_reward,
     "study",
@@ -114,7 +94,7 @@ GRADIENT = Part(
     "audits",
     tuple(range(305, 315)),
     (305,),
-    (*_AUDITED.values(), *(AUDITED[label] for label in ("grpo-paper", "gspo-grpo_band", "grpo-gspo_band"))),
+    (*_CORE, *(arms.AUDITED[label] for label in ("grpo-paper", "gspo-grpo_band", "grpo-gspo_band"))),
     _usefulness,
     _GRADIENTS,
 )
@@ -122,7 +102,7 @@ PARTS = (STABILITY, GRADIENT)
 
 
 def changed_setting(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
-    """Return the first field that the standard fixes and that two configs differ in, ``key: theirs -> ours``, or None.
+    """Return the first field fixed by the standard that two configs differ in, as ``key: theirs -> ours``, or None.
 
     An algorithm chooses its own section of the config, except ``algorithm.sampling``: dynamic sampling draws more
     rollouts for the same number of updates.

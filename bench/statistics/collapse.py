@@ -6,9 +6,9 @@ same amount of training. ``false_alarm_rate`` says how often the rule is wrong.
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -44,12 +44,6 @@ class Rule:
         """The number of rollouts that a fall must last."""
         return max(LEAST_ROLLOUTS, math.ceil(self.patience_updates / updates_per_rollout))
 
-    @classmethod
-    def of(cls, numbers: Mapping[str, Any]) -> "Rule":
-        """The rule of a recorded ``collapse`` section. A number that an older section lacks has today's value."""
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: number for name, number in numbers.items() if name in known})
-
     def text(self) -> str:
         """The rule as JSON; ``from_text`` reads it."""
         return json.dumps(asdict(self))
@@ -57,7 +51,7 @@ class Rule:
     @classmethod
     def from_text(cls, text: str) -> "Rule":
         """The rule that ``text`` wrote."""
-        return cls.of(json.loads(text))
+        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True)
@@ -181,7 +175,7 @@ def judged(runs: pd.DataFrame, steps: pd.DataFrame, rule: Rule | None = None) ->
     falling_since (``Judgement``). The verdict that a run recorded when it ended does not matter.
 
     ``runs`` and ``steps`` are the tables of ``collect`` or of ``archive``. ``rule`` judges all runs; without ``rule``
-    the numbers of a run's own config do (its column ``collapse_rule``, today's numbers if it has none). The event *not
+    the numbers of a run's own config do (its column ``collapse_rule``). The event *not
     finite* is taken from the run's record, because archived tables drop numbers that are not finite.
     """
     chosen = steps[steps["metric"].isin(FINITE)]
@@ -192,11 +186,10 @@ def judged(runs: pd.DataFrame, steps: pd.DataFrame, rule: Rule | None = None) ->
     none = pd.DataFrame(columns=["step", *FINITE], dtype=float)
     rows = []
     for run in runs.to_dict("records"):
-        own = Rule.from_text(text) if isinstance(text := run.get("collapse_rule"), str) else Rule()
         table = of_runs.get((run["arm"], run["seed"]), none)
         if run.get("diverged_reason") == "not finite":
             table.loc[table["step"] == run["diverged_step"], "reward"] = np.nan
-        judgement = judge(table, rule or own, int(run["updates_per_rollout"]))
+        judgement = judge(table, rule or Rule.from_text(run["collapse_rule"]), int(run["updates_per_rollout"]))
         collapse = judgement.collapse or Collapse(0, "")
         rows.append((collapse.step or np.nan, collapse.reason, judgement.until, judgement.falling_since or np.nan))
     verdicts = pd.DataFrame(rows, columns=list(JUDGED), index=runs.index)

@@ -25,7 +25,7 @@ STALENESS = {
     for updates in TABLE["study_staleness"].values(_UPDATES)
 }
 
-# The first edition's setting, whose mini-batches are so small that it also falls on policy (docs/first_testbed.md). On
+# The first edition's setting, whose mini-batches are so small that it also falls on policy (docs/calibration.md). On
 # policy REINFORCE is GRPO without a clip.
 FIRST_TESTBED = (
     arm("GRPO unclipped, on policy", "first_testbed", "grpo_unclipped", f"{_UPDATES}=1"),

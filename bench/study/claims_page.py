@@ -50,7 +50,8 @@ are made and how often they hold the truth. *Detectable* is the distance from th
 Letters are the protocol's: pages cite an outcome as 1 a. `steadymoe study list` has all runs.
 """
 
-_FIRST_TESTBED = """[The first testbed](first_testbed.md) fell on policy too, so it could say nothing about stale data:
+_FIRST_TESTBED = """[The first testbed](calibration.md#the-first-testbed) fell on policy too,
+so it could say nothing about stale data:
 
 ![Rewards on the first testbed over gradient updates, on policy and not]({figures}/claims_first_testbed-answer.png)
 """

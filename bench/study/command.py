@@ -1,7 +1,6 @@
 """``steadymoe study``: the verdicts with their pages and figures, the experiments, and their runs."""
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,6 @@ import pandas as pd
 
 from steadymoe.bench.audit import report as audit_report
 from steadymoe.bench.audit import request as audit
-from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.report import draw, report_page, tables
 from steadymoe.bench.report.figures import FigureSpec
 from steadymoe.bench.runs import request as runs
@@ -19,6 +17,7 @@ from steadymoe.bench.study import claims_page, experiments, gates_page
 from steadymoe.bench.study.gates import gates
 from steadymoe.bench.study.verdicts import SPECS, Verdicts
 from steadymoe.bench.support import atomic_files, processes
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
 
 RUN_HELP = """steadymoe study run [NAME …] [key=value …] [--dry] [--redo] [--retry-failed] [--keep FOLDER]
@@ -30,38 +29,36 @@ tables and figures need of each experiment, without the runs."""
 
 
 def run(words: Sequence[str]) -> int:
-    """Make the runs and audits of the named experiments and return the exit code, that of the first that fails."""
+    """Make the runs and audits of the named experiments and return the exit code, that of the first that fails.
+
+    Raises UserError for an unknown name, OSError where ``--keep`` names no folder.
+    """
     if {"-h", "--help"} & set(words):
         print(RUN_HELP)
         return 0
     rest, keep = list(words), None
-    try:
-        if "--keep" in rest:
-            place = rest.index("--keep")
-            _, keep = rest[place : place + 2]
-            del rest[place : place + 2]
-            _refuse_file(Path(keep))
-        names = [word for word in rest if "=" not in word and not word.startswith("-")]
-        chosen = experiments.chosen(names)
-    except (ConfigError, OSError) as error:
-        return _refuse(error)
-    except ValueError:
-        return _refuse("--keep takes a folder")
+    if "--keep" in rest:
+        place = rest.index("--keep")
+        if place + 1 == len(rest):
+            raise UserError("--keep takes a folder")
+        keep = Path(rest[place + 1])
+        _refuse_file(keep)
+        del rest[place : place + 2]
+    names = [word for word in rest if "=" not in word and not word.startswith("-")]
     given = [word for word in rest if word not in names]
     results = next((word.partition("=")[2] for word in given if word.startswith("results_dir=")), "results")
+    has_overrides = any("=" in word for word in given)
+    every = experiments.chosen(names)
     experiments.register()
-    for each in chosen:
+    for each in every:
         answer: Callable[[list[str]], int] = audit.answer if each.audits else runs.answer
         print(f"{each.name}: {each.purpose}", flush=True)
         # Overrides name the runs that they mean, so they stand in place of the further sweeps.
-        for command in each.commands[:1] if any("=" in word for word in given) else each.commands:
+        for command in each.commands[:1] if has_overrides else each.commands:
             if code := answer([*command, *given]):
                 return code
-        try:
-            if keep is not None and "--dry" not in given:
-                _keep(each, Path(results), Path(keep))
-        except (report_page.NothingToReport, OSError) as error:
-            return _refuse(error)
+        if keep is not None and "--dry" not in given:
+            _keep(each, Path(results), keep)
     return 0
 
 
@@ -130,13 +127,13 @@ def _draw(results: Path, formats: Sequence[str], id: str, named: str, data: dict
 
 
 def answer(results: Path, pages: Path, formats: Sequence[str]) -> int:
-    """Print the verdicts and what ``report`` has written; return the exit code, 2 if nothing of the study has run."""
+    """Print the verdicts and what ``report`` has written; return the exit code, 0. Raises UserError without runs."""
     try:
         verdicts, written = report(results, pages, formats)
     except NotRun as missing:
         damaged = report_page.left_out(results)
         how = damaged[0] if damaged else "run them: steadymoe study run reference"
-        return _refuse(f"no ended runs of {missing} below {results}; {how}")
+        raise UserError(f"no ended runs of {missing} below {results}; {how}") from missing
     print("\n".join([verdicts, *(visible(f"wrote {path}") for path in written), *report_page.left_out(results)]))
     return 0
 
@@ -144,8 +141,3 @@ def answer(results: Path, pages: Path, formats: Sequence[str]) -> int:
 def _refuse_file(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
-
-
-def _refuse(why: object) -> int:
-    print(f"steadymoe: {visible(why)}", file=sys.stderr)
-    return 2

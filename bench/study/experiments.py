@@ -215,7 +215,7 @@ _REFERENCE = (
     Experiment(
         "first_testbed",
         "",
-        "why the first edition carried no verdict: runs collapse on policy too (docs/first_testbed.md)",
+        "why the first edition carried no verdict: runs collapse on policy too (docs/calibration.md)",
         "algorithm=grpo_unclipped,reinforce updates_per_rollout=16,1 seed=range(100,103)",
         "model=micro task=chain measure=little updates_per_rollout=16 total_updates=640 "
         "rollout.minibatch_prompts=2 "  # some 112 tokens an update
@@ -353,7 +353,7 @@ _GATES = (
 # Symmetric bands; 0.999, because a lower side of 1 would clip nothing.
 _BANDS = {"1e-4": "1e-4", "3e-4": "3e-4", "1e-3": "1e-3", "3e-3": "3e-3", "1e-2": "1e-2", "3e-2": "3e-2"}
 _BANDS |= {"1e-1": "0.1", "3e-1": "0.3", "1": "0.999"}
-# docs/audit.md and docs/clipping.md.
+# docs/audit.md.
 _AUDITS = (
     Experiment(
         "audit_trunk",

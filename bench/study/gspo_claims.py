@@ -67,7 +67,7 @@ CLAIMS = (
         ),
         "",
         (),
-        f"{AUDITS}; published are 0.15 and 0.0013. A short response has a wider sequence ratio: docs/clipping.md has "
+        f"{AUDITS}; published are 0.15 and 0.0013. A short response has a wider sequence ratio: docs/audit.md has "
         "clipped shares over band, length and staleness.",
         controls=(),
     ),

@@ -32,10 +32,7 @@ from steadymoe.bench.training.forward import Sequences, forward
 from steadymoe.bench.training.optimizer import build as build_optimizer
 from steadymoe.bench.training.router_losses import router_losses
 from steadymoe.bench.training.sampling import Decoding, roll_out
-from steadymoe.models import build
 
-# Fields that were added later, at the values without effect: these leave the names of older cold starts as they were.
-_ADDED = {"router_factor": 1.0, "aux_loss": 0.0, "z_loss": 0.0}
 # Raised when the procedure below changes what it makes of the same config.
 _VERSION = 1
 
@@ -57,12 +54,8 @@ class ColdStartError(Exception):
 
 def fingerprint(config: RunConfig) -> str:
     """The hash that names a cold start: of all that goes into it, the libraries' versions too."""
-    given = asdict(config.cold_start)
-    numbers = {key: value for key, value in given.items() if key not in _ADDED or _ADDED[key] != value}
-    parts: dict[str, Any] = {"model": config.model, "task": config.task, "cold_start": numbers}
-    parts |= {key: getattr(config, key) for key in ("seed", "device", "precision", "threads")}
-    if config.experts != build.EXPERTS[0]:  # a field added later, so that older cold starts keep their names
-        parts["experts"] = config.experts
+    parts: dict[str, Any] = {"model": config.model, "task": config.task, "cold_start": asdict(config.cold_start)}
+    parts |= {key: getattr(config, key) for key in ("seed", "device", "precision", "threads", "experts")}
     parts |= {"procedure": _VERSION} | {name: version(name) for name in ("torch", "transformers")}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -57,7 +57,7 @@ def append(folder: Path, rows: list[Row]) -> None:
 
 
 def read(folder: Path) -> list[Row]:
-    """The samples of a run in their order; empty for a run that was recorded before the suite kept samples."""
+    """The samples of a run in their order; empty for a run without samples."""
     path = _path(folder)
     if not path.is_file():
         return []

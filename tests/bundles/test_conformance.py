@@ -218,7 +218,7 @@ def test_a_folder_that_is_not_the_one_of_conformance_is_refused(
 
 
 def test_the_page_names_every_answer_and_every_line(given: tuple[PreTrainedModel, Bundle]) -> None:
-    page = " ".join((ROOT / "docs" / "conformance.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "bundle.md").read_text().split())
     for name, told in conformance.ANSWERS.items():
         assert f"| `{name}` | {told} |" in page
     assert len(failing(given[1], {})) == 9

@@ -260,7 +260,7 @@ def test_what_is_there_and_is_not_of_this_code_is_refused_and_left(
         (["seed=0,1"], "calibrate measures one config, and these words name 2: give one value to seed"),
         (["experiment=quickstart", "seed=0"], "these words name 3: give one value to algorithm"),
         (["modle=flat"], "did you mean"),
-        (["model=flaat"], "there is no model 'flaat'; choose from"),
+        (["model=flaat"], "there is no model 'flaat'; did you mean flat, "),
         (["optimizer.learning_rate=fast"], "optimizer.learning_rate must be a number"),
         (["--frob"], "--frob is no flag of steadymoe calibrate; it takes --redo"),
         (["-m", "seed=0"], "-m is no flag"),

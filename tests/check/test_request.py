@@ -92,7 +92,7 @@ def test_a_loss_that_cannot_be_called_has_one_line_and_is_asked_nothing_more(
     _, shapes, count = capsys.readouterr().out.splitlines()
     assert shapes.startswith("FAILS   shapes: ")
     assert ("must return a Surrogate" in shapes) == (body != "1 / 0")
-    assert count == "half_clipped passes 1 of 10; 8 were not asked"
+    assert count == "half_clipped passes 1 of 11; 9 were not asked"
 
 
 WRONG = {
@@ -104,7 +104,7 @@ WRONG = {
     "algorithm=glob(*)": "algorithm=glob(*) has several values",
     "algorithm=grpo model=micro": "check takes algorithm=NAME and algorithm.loss.KEY=VALUE, got model=micro",
     "algorithm=grpo seed=1": "got seed=1",
-    "-m algorithm=grpo": "steadymoe check has no flag -m",
+    "-m algorithm=grpo": "check has no flag -m",
     "algorithm=grpo algorithm.loss.clip_low=-1": "clip_low is an ε on the ratio",
     "algorithm=grpo algorithm.loss.clip_low=abc": "GRPO: clip_low must be a number; got 'abc'",
     "algorithm=grpo algorithm.loss.clip=1": "did you mean clip_low?",

@@ -1,7 +1,6 @@
 """Fixed mini-batches: prompts and steps that follow from the updates per rollout."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,13 +31,6 @@ def test_points_of_a_sweep_share_their_settings_and_no_folder(tmp_path: Path) ->
     assert len({run.folder for run in runs}) == len({run.config_hash for run in runs}) == 3
     other = compose.plan([*words, "rollout.minibatch_prompts=2"], multirun=True)
     assert {run.folder for run in runs}.isdisjoint(run.folder for run in other)
-
-
-def test_at_null_every_hash_is_what_it_was_before_the_fields_existed(tmp_path: Path) -> None:
-    made = only(tmp_path, "updates_per_rollout=4")
-    before: dict[str, Any] = {**made.plain, "rollout": {"prompts": 32, "responses": 8}}
-    del before["total_updates"]
-    assert identity.config_hash(before) == made.config_hash
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import re
-import shlex
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,6 @@ from steadymoe.bench.config.identity import flatten
 from steadymoe.bench.config.schema import Bounds, Collapse, RunConfig
 from steadymoe.bench.config.validate import ConfigError, read
 from steadymoe.bench.statistics.collapse import Rule
-from steadymoe.bench.training import cold_start
 
 ROOT = Path(__file__).parents[2]
 # Groups that are checked elsewhere: by the class which ``_target_`` names, and by ``audit.arms.words_of``.
@@ -180,17 +178,3 @@ def test_a_wrong_field_ends_the_command_with_one_line_and_touches_nothing(
 def test_a_config_is_looked_into_by_attributes_outside_of_its_folder() -> None:
     files = [path for path in (ROOT / "bench").rglob("*.py") if path.parent.name != "config"]
     assert [str(path) for path in files if re.search(r"\bconfig\[", path.read_text())] == []
-
-
-def test_recorded_cold_starts_keep_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    recorded = {}
-    for path in sorted((ROOT / "tests" / "recorded" / "results-2b45fe6").rglob("run.json")):
-        facts = json.loads(path.read_text())
-        if "mine/conf" not in facts["command"]:
-            recorded[facts["cold_start"]["fingerprint"]] = facts
-    assert len(recorded) == 4
-    for name, facts in recorded.items():
-        monkeypatch.setattr(cold_start, "version", facts["versions"].get)
-        (made,) = compose.plan(shlex.split(facts["command"])[2:])
-        assert cold_start.fingerprint(made.config) == name

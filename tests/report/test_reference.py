@@ -1,4 +1,4 @@
-"""The tables of ``results/reference`` are those of the data beside them, to the last digit; its figures are there."""
+"""The kept tables of ``results/reference`` are those of the data beside them, to the last digit."""
 
 import io
 import re
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import linked
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,49 +18,52 @@ from steadymoe.bench.score.recorded import Recorded
 from steadymoe.bench.study import claims_page, experiments
 from steadymoe.bench.study.claim import LEGS, findings
 from steadymoe.bench.study.gates import Gate, Need
-from steadymoe.bench.study.verdicts import CLAIMS, Verdicts, stem
+from steadymoe.bench.study.verdicts import CLAIMS, Verdicts
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 DOCS = Path(__file__).parents[2] / "docs"
-TABLES, FIGURES = REFERENCE / "tables", REFERENCE / "figures"
+TABLES = REFERENCE / "tables"
 KEPT = archive.experiments(REFERENCE)
 # Recorded before data were kept: results/README.md.
-WITHOUT_DATA = {"families"}
+WITHOUT_DATA = {"tables/families-runs.csv"}
+LINKED = {path.as_posix() for path in linked.kept()}
+AUDITS = [path.parent.name for path in (REFERENCE / "audits").glob("*/audits.parquet")]
 
 
-def test_every_table_has_its_data() -> None:
+def test_git_keeps_what_a_page_links_and_nothing_else() -> None:
+    assert (REFERENCE / ".gitignore").read_text() == linked.ignored()
+    listing = ["git", "-C", str(REFERENCE), "ls-files", "figures", "tables"]
+    tracked = subprocess.run(listing, capture_output=True, text=True, check=False)
+    if tracked.returncode != 0:
+        pytest.skip("not a checkout")
+    assert set(tracked.stdout.split()) == LINKED
+
+
+def test_every_kept_file_has_its_data(verdicts: Verdicts) -> None:
     # Files of an audit are <experiment>-audit-<table>, and an experiment may hold a dash.
-    stems = [path.stem for folder in (TABLES, FIGURES) for path in folder.iterdir()]
-    named = {stem.split("-audit-" if "-audit-" in stem else "-")[0] for stem in stems}
-    claims = {
-        "claims",
-        "claims_accuracy",
-        "claims_first_testbed",
-        "claims_reward",
-        "claims_usefulness",
-        "contrasts",
-        "gates",
-        *(stem(claim) for claim in CLAIMS),
-    }
-    audits = {path.parent.name for path in (REFERENCE / "audits").glob("*/audits.parquet")}
-    assert named - claims == {*KEPT, *WITHOUT_DATA, *audits}
+    stems = {Path(name).stem for name in LINKED - WITHOUT_DATA}
+    of_claims = {draw.stem(spec, named) for spec, named, _ in verdicts.figures()}
+    named = {stem.split("-audit-" if "-audit-" in stem else "-")[0] for stem in stems - of_claims}
+    assert named <= {*KEPT, *AUDITS}
 
 
 @pytest.mark.parametrize("experiment", KEPT)
-def test_tables_and_figures_are_those_of_the_data(experiment: str) -> None:
+def test_kept_tables_are_those_of_the_data(experiment: str) -> None:
     data = draw.data(archive.load(REFERENCE, experiment))
     texts = report_page.texts(experiment, report_page.shown_tables(data), data["runs"])
     for spec in report_page.figures_of(experiment, experiments.COMPARED_ELSEWHERE):
-        if (lack := spec.lacks(data)) is None:
-            texts |= draw.texts(spec, spec.figure(data), experiment)
-            for suffix in ("png", "svg"):
-                assert (FIGURES / f"{draw.stem(spec, experiment)}.{suffix}").exists()
-        else:
+        if (lack := spec.lacks(data)) is not None:
             assert spec.experiment != experiment, f"its own figure {spec.id} lacks {lack}"
-    committed = {path.name: path.read_text() for path in TABLES.glob(f"{experiment}-*")}
-    assert committed.keys() == texts.keys()
+        elif f"tables/{draw.stem(spec, experiment)}.csv" in LINKED:
+            texts |= draw.texts(spec, spec.figure(data), experiment)
+    compare(texts)
+
+
+def compare(texts: dict[str, str]) -> None:
+    """Hold the kept ones of these tables equal to the committed files."""
     for name, text in texts.items():
-        assert committed[name] == text, name
+        if f"tables/{name}" in LINKED:
+            assert (TABLES / name).read_text() == text, name
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +77,9 @@ def shown(verdicts: Verdicts) -> str:
 
 
 def test_the_verdicts_are_those_of_the_data(verdicts: Verdicts, shown: str) -> None:
-    for name, text in verdicts.texts().items():
-        assert (TABLES / name).read_text() == text, name
+    compare(verdicts.texts())
+    for spec, named, data in verdicts.figures():
+        compare(draw.texts(spec, spec.figure(data), named))
     committed = (DOCS / "claims.md").read_text()
     assert committed == shown
     for link in re.findall(r"\]\(([^)#]+)\)", committed):
@@ -120,18 +125,10 @@ def test_with_a_gate_failed_nothing_is_answered(verdicts: Verdicts) -> None:
             assert each.verdict == "not testable here"
 
 
-def test_the_readmes_first_screen_is_what_the_study_says(verdicts: Verdicts) -> None:
-    readme = (DOCS.parent / "README.md").read_text()
-    result = readme.partition("## What was found")[2].partition("\n## ")[0]
+def test_the_readmes_table_and_count_of_verdicts_are_those_of_the_study(verdicts: Verdicts) -> None:
+    result = (DOCS.parent / "README.md").read_text().partition("## What was found")[2].partition("\n## ")[0]
     assert verdicts.first_screen() in result
-    assert "frozen" in verdicts.first_screen()
-    effects = {(row["claim"], row["letter"]): str(row["effect"]) for _, row in verdicts.table().iterrows()}
-    cited = re.findall(r"(-?\d\.\d+ \[[-\d., ]+\]) \(claim (\d+) (\w)\)", result)
-    assert len(cited) == len(re.findall(r"\(claim", result)) > 10
-    for number, claim, letter in cited:
-        assert number == effects[int(claim), letter], (claim, letter)
-    page_of_claims = (DOCS / "claims.md").read_text()
-    assert all(number in page_of_claims for number in re.findall(r"-?\d\.\d+ \[[-\d., ]+\]", result))
+    assert {"frozen", "GSPO 3e-4/4e-4, lr 4e-4"} <= set(re.findall(r"^\| (.*?) +\|", result, re.MULTILINE))
     assert verdicts.counts() in result
 
 

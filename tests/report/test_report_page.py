@@ -15,9 +15,10 @@ import pytest
 from scipy import stats as scipy_stats
 
 from steadymoe.bench.config import identity
+from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, collect, draw, head_to_head, headline, report_page, tables
 from steadymoe.bench.report.figures import FIGURES, SMOOTHED_OVER
-from steadymoe.bench.runs import record, status
+from steadymoe.bench.runs import damage, record, status
 from steadymoe.bench.statistics import collapse, estimates
 from steadymoe.bench.support import external
 from steadymoe.bench.training import samples
@@ -448,7 +449,9 @@ def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on
     for path in (tmp_path / "runs" / "small" / "gspo").glob("**/run.json"):
         steps = pq.read_table(path.parent / "steps.parquet")
         pq.write_table(steps.slice(0, 5), path.parent / "steps.parquet")
-        edit(path, status="diverged", diverged={"reason": "not finite", "step": 5, "update": 1})
+        checksums = {name: damage.checksum(path.parent / f"{name}.parquet") for name in columns.TABLES}
+        lost = {"reason": "not finite", "step": 5, "update": 1}
+        edit(path, status="diverged", diverged=lost, tables=checksums)
     runs = collect.runs(tmp_path)
     steps = collect.steps(runs)
     reward = steps[(steps["arm"] == "gspo") & (steps["metric"] == "reward")]
@@ -485,7 +488,8 @@ def test_runs_of_different_configs_or_versions_are_not_mixed_silently(tmp_path: 
     )
     path = next((tmp_path / "runs" / "small" / "grpo").glob("**/run.json"))
     config = json.loads(path.read_text())["config"]
-    edit(path, config=config | {"precision": "bf16"}, algorithm_code="x")
+    edit(path, config=config | {"precision": "bf16"}, algorithm_code="ast1:0")
+    edit([*(tmp_path / "runs" / "small" / "grpo").glob("**/run.json")][-1], algorithm_code="ast1:1")
     made = report_page.make(tmp_path)
     differ = "These runs differ in versions, settings besides the axes, config (gspo), algorithm code (grpo)"
     assert differ in (tmp_path / "report.html").read_text()

@@ -18,7 +18,7 @@ from pandas.testing import assert_frame_equal
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import Objective
-from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config import compose
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.measurement.columns import TABLES
 from steadymoe.bench.runs import execute, outcome, record
@@ -410,12 +410,6 @@ def test_a_cold_start_can_be_given_and_one_that_misses_its_band_says_what_to_cha
     relative = planned(tmp_path, f"cold_start.path=cold_starts/{weights.name}")
     assert (relative.folder, relative.axes, relative.config) == (given.folder, given.axes, given.config), "one arm"
     assert compose.labels([given, first])[0] == f"grpo cold_start.path={weights.stem[:8]} seed=0"
-    before = planned(tmp_path / "old", f"cold_start.path={weights}", "steps=1")
-    as_given = before.axes | {"cold_start.path": f"cold_starts/{weights.name}"}
-    older = before.folder.parents[1] / identity.axes_name(as_given) / "seed=0"
-    older.mkdir(parents=True)
-    (older / "run.json").write_text("{}")  # from when the path was an axis as it was given
-    assert planned(tmp_path / "old", f"cold_start.path=cold_starts/{weights.name}", "steps=1").folder == older
     missed = planned(tmp_path, "cold_start.accuracy_low=0.9", "cold_start.max_updates=40")
     assert execute.execute(missed) == "failed"
     facts = record.read_run(missed.folder)

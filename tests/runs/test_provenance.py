@@ -17,7 +17,7 @@ from steadymoe.bench.runs import execute, provenance, record, redo, status
 from steadymoe.bench.support import atomic_files, external, source
 
 ROOT = Path(__file__).parents[2]
-OLD = Path(__file__).parents[1] / "recorded" / "results-2b45fe6" / "results" / "runs" / "old"
+OLD = Path(__file__).parents[1] / "recorded" / "results" / "runs" / "small"
 TRAINING = Path(__file__).parents[1] / "recorded" / "training_code.json"
 TINY = [*(word for word in SMALL if not word.startswith("steps=")), "steps=1", "hydra/launcher=basic"]
 
@@ -71,8 +71,9 @@ def config(algorithm: str) -> dict[str, Any]:
 
 def recorded(made: compose.Run, **changes: Any) -> None:
     """As if ``made`` had ended here today: the tables of an old run, with what identifies this one."""
-    shutil.copytree(next(OLD.glob("grpo/micro/chain/*8832d96b/seed=0")), made.folder)
-    facts = execute._facts(made) | {"status": "finished", "wall_seconds": 1.0} | changes
+    shutil.copytree(next(OLD.glob("grpo/micro/chain/*/seed=0")), made.folder)
+    ended = {"status": "finished", "wall_seconds": 1.0, "tables": record.known(made.folder)["tables"]}
+    facts = execute._facts(made) | ended | changes
     atomic_files.write_json(made.folder / "run.json", facts)
 
 
@@ -143,9 +144,10 @@ def test_code_that_cannot_be_compared_is_unknown_and_never_stale(
     facts = record.read_run(made.folder) or {}
     same = provenance.Difference(None, None, None)
     assert provenance.difference(facts) == same
-    assert redo.left([made]) == []
-    for hash_, why in ((facts["algorithm_code"][5:], "before code was compared"), (None, "was not found")):
-        assert why in (provenance.difference(facts | {"algorithm_code": hash_, "training_version": 7}).unknown or "")
+    assert redo.left([made], {made.folder: record.look(made.folder)}) == []
+    for code in ("", None):
+        facts_without = facts | {"algorithm_code": code, "training_version": 7}
+        assert provenance.difference(facts_without).unknown == "its code was not found"
     monkeypatch.delenv(external.VARIABLE)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(mine)])
     for module in ("my_losses", "my_signs"):
@@ -243,11 +245,11 @@ def test_no_verb_but_run_imports_what_a_results_folder_names(
     monkeypatch.chdir(tmp_path / "cwd")
     monkeypatch.setattr(sys, "path", ["", str(tmp_path / "pythonpath"), *sys.path])
     monkeypatch.setenv(external.VARIABLE, str(tmp_path / "mine"))
-    (facts,) = [json.loads(path.read_text()) for path in OLD.glob("grpo/micro/chain/*8832d96b/seed=0/run.json")]
+    (facts,) = [json.loads(path.read_text()) for path in OLD.glob("grpo/micro/chain/*/seed=0/run.json")]
     targets = ["this.Zen", "evil_cwd.Loss", "evil_pythonpath.Loss", "evil_mine.Loss", "../evil.Loss", "..", ""]
     for seed, target in enumerate(targets):
         folder = Path("results/runs/study/grpo/micro/chain") / f"seed={seed}"
-        shutil.copytree(next(OLD.glob("grpo/micro/chain/*8832d96b/seed=0")), folder)
+        shutil.copytree(next(OLD.glob("grpo/micro/chain/*/seed=0")), folder)
         named = json.loads(
             json.dumps(facts["config"]),
             object_hook=lambda each, target=target: each | ({"_target_": target} if "_target_" in each else {}),

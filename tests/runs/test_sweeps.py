@@ -157,7 +157,7 @@ def test_what_was_asked_for_and_never_began_is_missing_with_its_command(tmp_path
 def test_status_has_the_one_command_that_resumes_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(execute, "launch", lambda words: None)  # as if killed before the first run
+    monkeypatch.setattr(launch, "launch", lambda *_: None)  # as if killed before the first run
     words = [*WORDS, f"results_dir={tmp_path}", "hydra/launcher=basic"]
     assert steadymoe(monkeypatch, "run", *words) == 1
     capfd.readouterr()

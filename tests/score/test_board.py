@@ -1,6 +1,5 @@
 """The board: entries are verified without running their code, and stand where their data put them."""
 
-import argparse
 import importlib
 import json
 import os
@@ -14,8 +13,7 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench import cli
-from steadymoe.bench.score import board, core_entries, entry, kept, repeat, submit
-from steadymoe.bench.score.asked import SHOWN
+from steadymoe.bench.score import baselines, board, command, entry, reference, rerun
 from steadymoe.bench.score.entry import OWN, BadEntry
 from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.score.standard import ANCHORS, GRADIENT, STABILITY, VERSION
@@ -50,7 +48,7 @@ def test_an_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert found.by_seed(STABILITY).tolist() == pytest.approx((0.6 + NOISE).tolist(), abs=1e-15)
     assert found.by_seed(GRADIENT).empty
     assert found.about["machine"] == "a processor"
-    with pytest.raises(BadEntry, match="is there already"):
+    with pytest.raises(BadEntry, match="already exists"):
         write(tmp_path, "mine")
 
 
@@ -111,68 +109,63 @@ def words(text: str, **said: Any) -> Any:
 FAULTS = {
     "an edited file": (
         lambda f: (f / YAML).write_text("loss: {x: 1}\n"),
-        "is not the file that entry.json was written",
+        "has changed since entry.json was written",
     ),
-    "a file of another kind": (lambda f: (f / "run.sh").write_text("x"), "run.sh is no file of an entry"),
+    "a file of another kind": (lambda f: (f / "run.sh").write_text("x"), "run.sh does not belong in an entry"),
     "a module that is not named": (lambda f: (f / "more.py").write_text("x"), "more.py is not named in entry.json"),
-    "a file that names itself allowed": (
-        lambda f: ((f / "data.bin").write_text("x"), rewrite(f, files={"data.bin": entry._hash(f / "data.bin")})),
-        "data.bin is no file of an entry",
-    ),
     "an absent file": (lambda f: (f / YAML).unlink(), "lacks conf/algorithm/mine.yaml"),
-    "a link": (lambda f: (f / "data.py").symlink_to("/etc/hostname"), "is a link"),
+    "a link": (lambda f: (f / "data.py").symlink_to("/etc/hostname"), "is not a regular file"),
     "a link in place of entry.json": (
         lambda f: ((f / "entry.json").unlink(), (f / "entry.json").symlink_to("/dev/zero")),
-        "is a link",
+        "is not a regular file",
     ),
-    "a pipe": (lambda f: os.mkfifo(f / "wait.py"), "is a link or no plain file"),
+    "a pipe": (lambda f: os.mkfifo(f / "wait.py"), "is not a regular file"),
     "a large file": (lambda f: (f / "big.py").write_bytes(b"0" * (2**20 + 1)), "larger than 1 MiB"),
     "many files": (lambda f: [(f / f"m{i}.py").write_text("") for i in range(101)], "more than 100 files"),
-    "no entry.json": (lambda f: (f / "entry.json").unlink(), "is no entry"),
-    "no JSON": (lambda f: (f / "entry.json").write_text("{"), "cannot be read"),
-    "a JSON without end": (lambda f: (f / "entry.json").write_text("[" * 100_000), "cannot be read"),
+    "no entry.json": (lambda f: (f / "entry.json").unlink(), "is not an entry"),
+    "no JSON": (lambda f: (f / "entry.json").write_text("{"), "is not JSON"),
+    "a JSON without end": (lambda f: (f / "entry.json").write_text("[" * 100_000), "is not JSON"),
     "a list": (lambda f: (f / "entry.json").write_text("[]"), "lacks standard"),
-    "no text": (lambda f: (f / "entry.json").write_bytes(b"\xff"), "cannot be read"),
     "a field less": (lambda f: rewrite(f, paper=None), "lacks paper"),
     "a list for a text": (lambda f: rewrite(f, paper=["x"]), "paper must be a text"),
     "a long text": (lambda f: rewrite(f, paper="x" * 1001), "paper must be a text of at most 1000"),
-    "another standard": (lambda f: rewrite(f, standard="steadymoe-0"), "is an entry of steadymoe-0"),
+    "another standard": (lambda f: rewrite(f, standard="steadymoe-0"), "got steadymoe-0"),
     "no name": (lambda f: rewrite(f, name="../x"), "name must be a name"),
-    "files as a list": (lambda f: rewrite(f, files=[1]), "does not name outcomes.csv and README.md"),
+    "files as a list": (lambda f: rewrite(f, files=[1]), "must hold the hashes of"),
     "words that end in a quote": (words("algorithm=mine '"), "words cannot be read"),
-    "words for the command": (words("algorithm=mine results_dir=/x"), "results_dir=/x names no algorithm"),
+    "words for the command": (words("algorithm=mine results_dir=/x"), "got results_dir=/x"),
     "words that look outside": (
         words("algorithm=mine algorithm.loss.x=${oc.env:HOME}"),
-        "names no algorithm and none of its numbers",
+        "words may only choose an algorithm and its numbers",
     ),
-    "words without an algorithm": (words("algorithm.loss.x=1"), "must name one algorithm"),
-    "words for another algorithm": (words("algorithm=gspo"), "must name the algorithm of its one YAML"),
+    "words without an algorithm": (words("algorithm.loss.x=1"), "must choose one algorithm"),
+    "words for another algorithm": (words("algorithm=gspo"), "must have one YAML, of the algorithm in words"),
     "other numbers than published": (words("algorithm=mine algorithm.loss.clip_low=0.1"), "are tuned"),
-    "tuned without a word": (lambda f: rewrite(f, tuned=True), "tuning says what was chosen"),
-    "a word without tuning": (lambda f: rewrite(f, tuning="all of it"), "tuning says what was chosen"),
+    "tuned without a word": (lambda f: rewrite(f, tuned=True), "tuning must say what was chosen"),
+    "a word without tuning": (lambda f: rewrite(f, tuning="all of it"), "tuning must say what was chosen"),
     "a file outside": (lambda f: rewrite(f, files=said_of(f)["files"] | {"../x": "0"}), "lacks ../x"),
-    "no anchor": (table(arm=lambda t: t["arm"].replace("grpo", "x")), "stability has no runs of grpo"),
-    "no own runs": (table(arm=lambda t: t["arm"].replace(OWN, "x")), "stability has no runs of yours"),
+    "no anchor": (table(arm=lambda t: t["arm"].replace("grpo", "x")), "each of yours, grpo, gspo; see grpo, seed 0"),
     "no first part": (table(part="gradient"), "lacks the part stability"),
-    "a seed less": (lambda f: data(f, outcomes(0.1).query("seed != 3").to_csv(index=False)), "has other seeds of"),
-    "a seed twice": (table(seed=lambda t: t["seed"].replace(3, 4)), "has other seeds of"),
-    "an unknown part": (table(part="speed"), "there is no part speed"),
+    "a seed less": (
+        lambda f: data(f, outcomes(0.1).query("seed != 3").to_csv(index=False)),
+        "must have one row for each seed",
+    ),
+    "a seed twice": (table(seed=lambda t: t["seed"].replace(3, 4)), "must have one row for each seed"),
+    "an unknown part": (table(part="speed"), "has no part speed"),
     "words for numbers": (table(value="x"), "cannot be read"),
-    "a fraction of a seed": (table(seed=0.5), "cannot be read"),
     "no number": (table(value=float("nan")), "too few defined values"),
-    "an infinite number": (table(value=float("inf")), "mean reward is finite"),
-    "a reward above 1": (table(value=1.1), "mean reward lies between 0 and 1"),
+    "an infinite number": (table(value=float("inf")), "mean reward that is not finite"),
+    "a reward above 1": (table(value=1.1), "not in [0, 1]"),
     "a column less": (lambda f: data(f, outcomes(0.1).drop(columns="seed").to_csv(index=False)), "cannot be read"),
     "too many rows": (
         lambda f: data(f, pd.concat([outcomes(0.1)] * 400).to_csv(index=False)),
         "has more than 10000 rows",
     ),
     "an empty table": (lines(""), "cannot be read"),
-    "no first updates": (lambda f: rewrite(f, first=[1]), "must have the first updates of seeds 0"),
-    "first updates of two seeds": (lambda f: rewrite(f, first={"0": FIRST["0"]}), "must have the first updates"),
-    "words for first updates": (first(loss="x"), "first updates are cold_start, a text, and lists"),
-    "a number beyond all": (first(loss=[10**400]), "first updates are cold_start, a text, and lists"),
-    "no cold start": (first(cold_start=None), "first updates are cold_start, a text, and lists"),
+    "no first updates": (lambda f: rewrite(f, first=[1]), "for each of the seeds 0"),
+    "words for first updates": (first(loss="x"), "first must hold cold_start, loss and grad_norm"),
+    "a number beyond all": (first(loss=[10**400]), "first must hold cold_start, loss and grad_norm"),
+    "no cold start": (first(cold_start=None), "first must hold cold_start, loss and grad_norm"),
 }
 
 
@@ -183,14 +176,14 @@ def test_a_folder_that_is_no_entry_is_one_line_and_exit_2(
     damage, message = FAULTS[fault]
     folder = write(tmp_path, "mine")
     damage(folder)
-    monkeypatch.setattr(sys, "argv", ["steadymoe", "board", str(folder), "--page", str(tmp_path / "board.html")])
+    monkeypatch.setattr(sys, "argv", ["steadymoe", "score", "--verify", str(folder), "--board", str(tmp_path / "out")])
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     found = capsys.readouterr()
     assert (stopped.value.code, found.out) == (2, "")
     assert message in found.err
     assert len(found.err.splitlines()) == 1
-    assert not (tmp_path / "board.html").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_code_of_an_entry_is_run_unless_asked(tmp_path: Path) -> None:
@@ -200,18 +193,18 @@ def test_no_code_of_an_entry_is_run_unless_asked(tmp_path: Path) -> None:
         YAML: GRPO.read_text().replace("steadymoe.algorithms.grpo.GRPO", "my_loss.X"),
     }
     folder = entry.write(tmp_path / "board" / "mine", about("mine"), outcomes(0.1), files)
-    (found,) = board.load([folder])
-    board.html([found], board.standings([found]))
+    (found,) = entry.load([folder])
+    board.html([found], board.table([found]))
     assert not (tmp_path / "ran").exists()
-    assert board.answer(argparse.Namespace(folders=[folder], run=True, page=None)) == 1
+    assert command.verify([folder], run=True) == 1
     assert (tmp_path / "ran").exists()
     assert entry.read(folder).name == "mine"  # nothing was added to it, no compiled module
-    assert board.standings([found])["repeated"].tolist() == ["its algorithm cannot be built"]  # and kept
+    assert board.table([found])["repeated"].tolist() == ["its algorithm cannot be built"]  # and kept
     rewrite(folder, paper="another")
-    assert board.standings(board.load([folder]))["repeated"].tolist() == ["unchecked"]
+    assert board.table(entry.load([folder]))["repeated"].tolist() == ["unchecked"]
     (tmp_path / "board" / "checked.json").write_text("[")
     with pytest.raises(BadEntry, match=r"checked\.json does not hold verdicts"):
-        board.standings([found])
+        board.table([found])
 
 
 def test_entries_stand_by_their_difference_from_grpo_and_tuned_ones_apart(
@@ -220,8 +213,8 @@ def test_entries_stand_by_their_difference_from_grpo_and_tuned_ones_apart(
     for name, shift, tuned in (("good", 0.2, ""), ("bad", -0.3, ""), ("same", 0.0, ""), ("best", 0.4, "clip_low")):
         write(tmp_path, name, shift, tuned=bool(tuned), tuning=tuned)
     (tmp_path / ".git").mkdir()
-    found = board.load([tmp_path])
-    rows = board.standings(found)
+    found = entry.load([tmp_path])
+    rows = board.table(found)
     assert rows["entry"].tolist() == ["good", "same", "bad", "best"]
     assert rows["stability: less GRPO"].map(str).tolist() == [
         "0.2 [0.2, 0.2]",
@@ -232,9 +225,9 @@ def test_entries_stand_by_their_difference_from_grpo_and_tuned_ones_apart(
     assert rows["stability: n"].tolist() == [10, 10, 10, 10]
     assert rows["gradient: less GRPO"].unique().tolist() == ["–"]
     assert set(rows["anchors"]) <= {"agree", "differ from the recorded ones"}
-    page = tmp_path / "out" / "board.html"
-    assert board.answer(argparse.Namespace(folders=[tmp_path], run=False, page=page)) == 0
-    text = page.read_text()
+    assert command.verify([tmp_path], to=tmp_path / "out") == 0
+    text = (tmp_path / "out" / "board.html").read_text()
+    assert board.text(rows) in (tmp_path / "out" / "board.md").read_text()
     first, tuned, lacking = re.split("<h2>Tuned</h2>|<summary>Not run</summary>", text)
     assert "good" in first
     assert "best" in tuned
@@ -251,8 +244,8 @@ def test_entries_stand_by_their_difference_from_grpo_and_tuned_ones_apart(
 def test_the_chart_places_entries_and_recorded_anchors_on_one_axis(tmp_path: Path) -> None:
     for name, shift in (("good", 0.2), ("bad", -0.3)):
         write(tmp_path, name, shift)
-    rows = board.standings(board.load([tmp_path]))
-    drawn = board.chart(rows, STABILITY)
+    rows = board.table(entry.load([tmp_path]))
+    drawn = board.part_chart(rows, STABILITY)
     (zero, *_, last), places = drawn["ticks"], list(drawn["ticks"].values())
     assert (places[0], places[-1]) == (0, 100)
 
@@ -263,16 +256,16 @@ def test_the_chart_places_entries_and_recorded_anchors_on_one_axis(tmp_path: Pat
         level = row["stability: mean reward"]
         found = [value(point["at"]), value(point["low"]), value(point["low"] + point["width"])]
         assert found == pytest.approx([level.mean, level.low, level.high], abs=1e-3)
-    recorded = kept.load().of(STABILITY).groupby("arm")["value"].mean()
+    recorded = baselines.load().of(STABILITY).groupby("arm")["value"].mean()
     assert {name: value(at) for name, at in drawn["lines"].items()} == pytest.approx(
         recorded[["GRPO", "GSPO", "frozen"]].to_dict(), abs=1e-3
     )
-    assert board.chart(rows, GRADIENT)["points"] == []
+    assert board.part_chart(rows, GRADIENT)["points"] == []
 
 
 def test_anchors_that_differ_from_the_recorded_ones_are_told(tmp_path: Path) -> None:
-    recorded = kept.load().of(STABILITY)
-    numbers = {name: recorded[recorded["arm"] == shown].set_index("seed")["value"] for name, shown in SHOWN.items()}
+    recorded = baselines.load().of(STABILITY)
+    numbers = {name: recorded[recorded["arm"] == shown].set_index("seed")["value"] for name, shown in ANCHORS.items()}
     rows = [
         ("stability", arm, seed, values[seed])
         for arm, values in (numbers | {OWN: numbers["gspo"]}).items()
@@ -283,7 +276,7 @@ def test_anchors_that_differ_from_the_recorded_ones_are_told(tmp_path: Path) -> 
     files = {"README.md": "", YAML: ""}
     for name, found in (("honest", honest), ("lowered", lowered)):
         entry.write(tmp_path / name, about(name), found, files)
-    said = board.standings(board.load([tmp_path])).set_index("entry")["anchors"]
+    said = board.table(entry.load([tmp_path])).set_index("entry")["anchors"]
     assert said["honest"] == "agree"
     assert said["lowered"] == "differ from the recorded ones"
 
@@ -292,15 +285,15 @@ def test_two_entries_of_one_name_and_a_missing_folder_are_refused(tmp_path: Path
     write(tmp_path / "a", "mine")
     write(tmp_path / "b", "mine")
     with pytest.raises(BadEntry, match="are both entries of mine"):
-        board.load([tmp_path / "a", tmp_path / "b"])
-    with pytest.raises(BadEntry, match="there is no folder"):
-        board.load([tmp_path / "c"])
+        entry.load([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(BadEntry, match="is not a folder"):
+        entry.load([tmp_path / "c"])
 
 
 def test_a_page_escapes_what_an_entry_says(tmp_path: Path) -> None:
     folder = write(tmp_path, "mine", paper="<script>x</script>")
-    entries = board.load([folder])
-    page = board.html(entries, board.standings(entries))
+    entries = entry.load([folder])
+    page = board.html(entries, board.table(entries))
     assert "<script>x" not in page
     assert page.index('class="chart"') < page.index("<table") < page.index("a processor")  # the machine is folded
     assert "<details" in page[: page.index("a processor")]
@@ -308,12 +301,12 @@ def test_a_page_escapes_what_an_entry_says(tmp_path: Path) -> None:
 
 def test_a_further_run_lies_in_the_prediction_interval_as_often_as_it_says() -> None:
     draws = np.random.default_rng(0).normal(size=(2000, 11))
-    inside = [low <= one <= high for *known, one in draws.tolist() for low, high in [repeat.prediction(known)]]
+    inside = [low <= one <= high for *known, one in draws.tolist() for low, high in [rerun.prediction(known)]]
     assert np.mean(inside) == pytest.approx(0.9875, abs=0.01)  # four of them: 0.95
 
 
 def test_the_files_of_an_entry_are_those_of_its_author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert submit.own_files(["algorithm=grpo"]) == {}
+    assert entry.own_files(["algorithm=grpo"]) == {}
     folder = tmp_path / "mine"
     texts = {
         "conf/algorithm/gentle.yaml": GRPO.read_text().replace(
@@ -332,20 +325,20 @@ def test_the_files_of_an_entry_are_those_of_its_author(tmp_path: Path, monkeypat
     monkeypatch.setenv("STEADYMOE_PATH", str(folder))
     monkeypatch.setattr(sys, "path", [*sys.path, str(other.parent)])
     importlib.import_module("gentle_other")
-    assert submit.own_files(["algorithm=gentle"]) == {k: v for k, v in texts.items() if k != "gentle/other.py"}
+    assert entry.own_files(["algorithm=gentle"]) == {k: v for k, v in texts.items() if k != "gentle/other.py"}
 
 
 def test_the_committed_entries_are_of_the_reference_study() -> None:
     root = Path(__file__).parents[2] / "results"
-    entries = board.load([root / "board"])
-    assert {each.name for each in entries} == core_entries.CORE.keys()
+    entries = entry.load([root / "board"])
+    assert {each.name for each in entries} == reference.CORE.keys()
     study = Recorded(root / "reference")
     for each in entries:
         assert not each.own_files
         for arm in (OWN, *ANCHORS):
             name = each.name if arm == OWN else arm
-            recorded = STABILITY.number(study, Arm(name, STABILITY.source, name))
+            recorded = STABILITY.measure(study, Arm(name, STABILITY.source, name))
             assert each.by_seed(STABILITY, arm).tolist() == pytest.approx(recorded[list(STABILITY.seeds)].tolist())
-            audited = GRADIENT.number(study, Audited(name, GRADIENT.source, name)).reindex(list(GRADIENT.seeds))
+            audited = GRADIENT.measure(study, Audited(name, GRADIENT.source, name)).reindex(list(GRADIENT.seeds))
             assert each.by_seed(GRADIENT, arm).tolist() == pytest.approx(audited.tolist(), nan_ok=True)
-    assert (root / "board" / "board.html").read_text() == board.html(entries, board.standings(entries))
+    assert (root / "board" / "board.html").read_text() == board.html(entries, board.table(entries))

@@ -1,6 +1,5 @@
-"""Scores: where an algorithm stands beside recorded ones, and what is run and what is refused for it."""
+"""Scores: the statistics, what runs, what is refused, and an entry from submission to rerun."""
 
-import argparse
 import hashlib
 import re
 import sys
@@ -11,14 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from steadymoe.bench import cli, results
 from steadymoe.bench.audit import request as audits
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs.damage import Damaged
-from steadymoe.bench.score import asked, entry, kept, page, repeat, request, standard, standing, submit
-from steadymoe.bench.score.recorded import Arm, Audited, NotRun
+from steadymoe.bench.score import baselines, command, comparison, entry, page, plan, reference, rerun, standard
+from steadymoe.bench.score.recorded import NONE
 from steadymoe.bench.score.standard import GRADIENT, PARTS, STABILITY
 from steadymoe.bench.statistics.estimates import Estimate
 
@@ -33,120 +33,125 @@ NOISE = np.linspace(-0.05, 0.05, 10)
 GRPO, GSPO = by_seed(*(0.5 + NOISE)), by_seed(*(0.65 + NOISE[::-1]))
 
 
-# --- standing -------------------------------------------------------------------------------------------------------
+# --- statistics -----------------------------------------------------------------------------------------------------
+
+
+def by_name(
+    ours: pd.Series, here: dict[str, pd.Series], recorded: dict[str, pd.Series], comparable: bool = True
+) -> dict[str, comparison.Row]:
+    found = comparison.rows("mine", {"mine": ours, **here}, recorded, STABILITY, comparable)
+    return {row.algorithm: row for row in found}
 
 
 def test_grpo_under_another_name_is_0_away_from_grpo() -> None:
-    found = {
-        row.arm: row
-        for row in standing.rows("mine", {"mine": GRPO, "GRPO": GRPO}, {"GRPO": GSPO, "GSPO": GSPO}, STABILITY)
-    }
-    assert found.keys() == {"mine", "GRPO", "GSPO"}  # of GRPO what was run here stands, not what was recorded
-    assert (found["GRPO"].apart.mean, found["GRPO"].paired, found["GRPO"].says) == (0, True, "not decided")  # type: ignore[union-attr]
-    assert (found["GSPO"].where, found["GSPO"].paired, found["GSPO"].says) == ("recorded", False, "yours is lower")
-    assert (found["mine"].apart, found["mine"].says) == (None, "–")
+    found = by_name(GRPO, {"GRPO": GRPO}, {"GRPO": GSPO, "GSPO": GSPO})
+    assert found.keys() == {"mine", "GRPO", "GSPO"}  # the GRPO that ran here replaces the recorded one
+    assert (found["GRPO"].difference.mean, found["GRPO"].source, found["GRPO"].verdict) == (0, "here", "not decided")
+    assert (found["GSPO"].source, found["GSPO"].verdict) == ("recorded", "yours is lower")
+    assert (found["mine"].difference, found["mine"].verdict) == (NONE, "–")
 
 
 def test_rows_stand_by_their_outcome_and_the_worst_is_last() -> None:
     flipped = by_seed(*(0.1 + NOISE))
-    found = standing.rows("flipped", {"flipped": flipped, "GRPO": GRPO, "GSPO": GSPO}, {}, STABILITY)
-    assert [row.arm for row in found] == ["GSPO", "GRPO", "flipped"]
-    assert {row.says for row in found if row.arm != "flipped"} == {"yours is lower"}
+    found = comparison.rows("flipped", {"flipped": flipped, "GRPO": GRPO, "GSPO": GSPO}, {}, STABILITY)
+    assert [row.algorithm for row in found] == ["GSPO", "GRPO", "flipped"]
+    assert {row.verdict for row in found if row.algorithm != "flipped"} == {"yours is lower"}
     assert found[1].p == 2 / 2**10
-    assert found[1].apart.mean == pytest.approx(-0.4)  # type: ignore[union-attr]
+    assert found[1].difference.mean == pytest.approx(-0.4)
 
 
 def test_a_difference_of_means_is_welchs() -> None:
-    (row,) = [row for row in standing.rows("mine", {"mine": GRPO}, {"GSPO": GSPO}, STABILITY) if row.arm == "GSPO"]
-    spread = np.sqrt(GRPO.var() / 10 + GSPO.var() / 10)
-    assert row.apart is not None
-    assert row.apart.mean == pytest.approx(-0.15)
-    assert row.apart.high - row.apart.mean == pytest.approx(2.101 * spread, rel=1e-3)  # t of 18 degrees of freedom
-    (few,) = [row for row in standing.rows("mine", {"mine": GRPO[:2]}, {"GSPO": GSPO}, STABILITY) if row.arm == "GSPO"]
-    assert few.apart is not None
-    assert np.isnan([few.apart.low, few.p]).all()
-    assert few.says == "not decided"
+    row = by_name(GRPO, {}, {"GSPO": GSPO})["GSPO"]
+    half = 2.101 * np.sqrt(GRPO.var() / 10 + GSPO.var() / 10)  # t of 18 degrees of freedom
+    assert row.difference.mean == pytest.approx(-0.15)
+    assert row.difference.high - row.difference.mean == pytest.approx(half, rel=1e-3)
+    assert row.p == pytest.approx(stats.ttest_ind(GRPO, GSPO, equal_var=False).pvalue)
+    few = by_name(GRPO[:2], {}, {"GSPO": GSPO})["GSPO"]
+    assert np.isnan([few.difference.low, few.p]).all()
+    assert few.verdict == "not decided"
 
 
 def test_recorded_rows_are_compared_where_the_anchors_of_the_machine_are_the_recorded_ones() -> None:
     recorded = {"GRPO": GRPO, "GSPO": GSPO}
     close = {"GRPO": GRPO + by_seed(*NOISE[::-1] / 3), "GSPO": GSPO}
-    agree, said = standing.agreement(close, recorded, ["GRPO", "GSPO"])
+    agree, said = comparison.anchors_agree(close, recorded, ["GRPO", "GSPO"])
     assert agree
-    assert "GSPO of this machine less the recorded GSPO is 0 [0, 0], n 10" in said
-    agree, said = standing.agreement(close | {"GSPO": GSPO + 0.02}, recorded, ["GRPO", "GSPO"])
+    assert "GSPO here less recorded: 0 [0, 0], n 10" in said
+    agree, said = comparison.anchors_agree(close | {"GSPO": GSPO + 0.02}, recorded, ["GRPO", "GSPO"])
     assert not agree
-    assert "GSPO of this machine less the recorded GSPO is 0.02" in said
+    assert "GSPO here less recorded: 0.02" in said
     for few in ({"GRPO": GRPO[:8]}, {}, {"GRPO": GRPO, "GSPO": GSPO[:3]}):
-        agree, said = standing.agreement(few, recorded, ["GRPO", "GSPO"])
+        agree, said = comparison.anchors_agree(few, recorded, ["GRPO", "GSPO"])
         assert not agree
         assert said.startswith("too few seeds")
-    found = {row.arm: row for row in standing.rows("mine", {"mine": GRPO}, recorded, STABILITY, pooled=False)}
-    assert found["GSPO"].apart is None
+    found = {
+        row.algorithm: row for row in comparison.rows("mine", {"mine": GRPO}, recorded, STABILITY, comparable=False)
+    }
+    assert found["GSPO"].difference is NONE
     assert np.isnan(found["GSPO"].p)
 
 
 def test_an_undefined_outcome_stands_last_and_p_is_corrected_for_the_rows() -> None:
     here = {"mine": GSPO, "GRPO": GRPO, "empty": by_seed(*[np.nan] * 10), "same": GSPO}
-    found = standing.rows("mine", here, {}, GRADIENT)
-    assert [row.arm for row in found] == ["mine", "same", "GRPO", "empty"]
-    of = {row.arm: row for row in found}
+    found = comparison.rows("mine", here, {}, GRADIENT)
+    assert [row.algorithm for row in found] == ["mine", "same", "GRPO", "empty"]
+    of = {row.algorithm: row for row in found}
     assert of["GRPO"].p == 2 / 2**10
     assert of["GRPO"].corrected == 2 * of["GRPO"].p  # "empty" counts as no comparison
-    assert of["same"].says == of["empty"].says == "not decided"
+    assert (of["same"].verdict, of["empty"].verdict) == ("not decided", "–")
 
 
-# --- what is kept ---------------------------------------------------------------------------------------------------
+# --- baselines -----------------------------------------------------------------------------------------------------
 
 
 def test_the_committed_numbers_of_the_standard_are_those_of_the_reference_study(tmp_path: Path) -> None:
-    reference = Path(__file__).parents[2] / "results" / "reference"
-    kept.freeze(reference, tmp_path)
-    for path in sorted(kept.FOLDER.iterdir()):
+    reference.write_baselines(Path(__file__).parents[2] / "results" / "reference", tmp_path)
+    for path in sorted(baselines.FOLDER.iterdir()):
         if path.suffix == ".json":
             assert (tmp_path / path.name).read_text() == path.read_text()
         else:
             pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / path.name), pd.read_parquet(path))
-    assert sum(path.stat().st_size for path in kept.FOLDER.iterdir()) < 5 * 2**20
+    assert sum(path.stat().st_size for path in baselines.FOLDER.iterdir()) < 5 * 2**20
 
 
 def test_the_anchors_of_the_standard_are_recorded_at_every_seed_with_todays_config() -> None:
-    found = kept.load()
-    assert found.made.keys() == {part.name for part in PARTS}
+    found = baselines.load()
+    assert found.metadata.keys() == {part.name for part in PARTS}
     for algorithm in standard.ANCHORS:
         runs = compose.plan(["experiment=standard_stability", f"algorithm={algorithm}", "seed=0,9"], multirun=True)
         for run in runs:
-            kept.refuse_other_settings(STABILITY, run.config.seed, {algorithm: run.config_hash}, found)
+            baselines.refuse_other_settings(STABILITY, run.config.seed, {algorithm: run.config_hash}, found)
         (other,) = compose.plan(
             ["experiment=standard_stability", f"algorithm={algorithm}", "seed=0", "optimizer.learning_rate=1e-3"]
         )
         with pytest.raises(ConfigError, match=f"other numbers for {algorithm} than steadymoe-1"):
-            kept.refuse_other_settings(STABILITY, 0, {algorithm: other.config_hash}, found)
+            baselines.refuse_other_settings(STABILITY, 0, {algorithm: other.config_hash}, found)
     for seed in (305, 314):
         (audit,) = audits.plan(["experiment=standard_gradient", f"seed={seed}"])
-        assert found.anchors(GRADIENT) == ["grpo", "gspo"]
         losses = {name: audit.arms[name].plain["algorithm"]["loss"] for name in standard.ANCHORS}
-        kept.refuse_other_settings(GRADIENT, seed, kept.audit_hashes(audit.run.plain, losses), found)
+        baselines.refuse_other_settings(GRADIENT, seed, baselines.audit_hashes(audit.run.plain, losses), found)
         for changed, of in (
             ({"audit": audit.run.plain["audit"] | {"minibatches": 48}}, losses),
             ({"optimizer": audit.run.plain["optimizer"] | {"learning_rate": 1e-3}}, losses),
             ({}, losses | {"gspo": losses["gspo"] | {"clip_low": 0.1}}),
         ):
             with pytest.raises(ConfigError, match="standard_gradient has other numbers for"):
-                kept.refuse_other_settings(GRADIENT, seed, kept.audit_hashes(audit.run.plain | changed, of), found)
+                baselines.refuse_other_settings(
+                    GRADIENT, seed, baselines.audit_hashes(audit.run.plain | changed, of), found
+                )
     seeds = found.of(STABILITY).groupby("arm")["seed"].agg(set)
     assert seeds["GRPO"] == seeds["GSPO"] == set(STABILITY.seeds)
 
 
 def test_a_folder_without_the_numbers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Damaged, match="does not hold the numbers of steadymoe-1"):
-        kept.load(tmp_path)
-    for path in kept.FOLDER.iterdir():
+        baselines.load(tmp_path)
+    for path in baselines.FOLDER.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    assert len(kept.load(tmp_path).outcomes)
+    assert len(baselines.load(tmp_path).outcomes)
     (tmp_path / "outcomes.parquet").write_bytes(b"PAR1")
     with pytest.raises(Damaged):
-        kept.load(tmp_path)
+        baselines.load(tmp_path)
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -163,12 +168,20 @@ def said(*words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "one algorithm"),
+        ([], "choose an algorithm"),
         (["algorithm=nothing"], "there is no algorithm 'nothing'"),
-        (["algorithm=grpo", "model=tiny"], "model=tiny is no word of an algorithm"),
-        (["algorithm=grpo", "--fast"], "--fast is no flag"),
+        (["algorithm=grpo", "model=tiny"], "got model=tiny"),
+        (["algorithm=grpo", "--fast"], "unrecognized arguments: --fast"),
+        (["algorithm=grpo", "--paper", "x"], "--paper requires --submit"),
+        (["algorithm=grpo", "--submit", "x"], "--submit requires --paper and --equation"),
+        (["--verify", "x", "--quick"], "--quick does not go with --verify"),
+        (["algorithm=grpo", "--verify", "x"], "key=value does not go with --verify"),
+        (["--verify", "nowhere"], "nowhere is not a folder"),
         (["algorithm=grpo", "algorithm.loss.clip_low=-1"], "clip_low"),
-        (["algorithm=dapo"], "dapo changes what the standard fixes: algorithm.sampling.max_rollouts: 1 -> 10"),
+        (
+            ["algorithm=dapo"],
+            "dapo changes what the standard fixes",
+        ),
         (["algorithm=gspo", "algorithm.sampling.max_rollouts=2"], "algorithm.sampling.max_rollouts: 1 -> 2"),
     ],
 )
@@ -195,12 +208,12 @@ def test_dry_says_what_is_missing_and_runs_nothing(
     assert code == 0
     assert "stability: 40 runs: 40 waiting" in out  # SAPO, GRPO, GSPO, frozen
     assert "gradient: 10 audits: 10 to do, 0 done" in out
-    for one in ("stability: .* one run", "gradient: .* one audit"):
+    for one in ("stability: one run", "gradient: one audit"):
         (minutes,) = re.findall(rf"{one} took (.*) minutes of one core", out)
         assert 0.2 < float(minutes) < 10
     _, quick, _ = said("algorithm=grpo", "--quick", "--dry", capsys=capsys, monkeypatch=monkeypatch)
     assert "stability: 3 runs: 3 waiting" in quick  # GRPO is its own anchor
-    words = ("algorithm=dapo", "algorithm.sampling.max_rollouts=1", "--dry")
+    words = ("algorithm=dapo", "--dry", "algorithm.sampling.max_rollouts=1")
     assert said(*words, capsys=capsys, monkeypatch=monkeypatch)[0] == 0
     assert not list(tmp_path.iterdir())
 
@@ -228,18 +241,17 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STEADYMOE_PATH", str(tmp_path / "mine"))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_losses", raising=False)  # another test may have had one of that name
-    stability = replace(STABILITY, words=SMALL, seeds=(0, 1), quick=(0,))
+    stability = replace(STABILITY, overrides=SMALL, seeds=(0, 1), quick_seeds=(0,))
     gradient = replace(
         GRADIENT,
-        words=(*SMALL, *AUDIT),
+        overrides=(*SMALL, *AUDIT),
         seeds=(305,),
-        quick=(305,),
-        number=lambda study, loss: study.gradient(loss, "snr", 2),  # usefulness is undefined at this size
+        quick_seeds=(305,),
+        measure=lambda recorded, loss: recorded.gradient(loss, "snr", 2),  # usefulness is undefined at this size
     )
-    monkeypatch.setattr(request, "PARTS", (stability, gradient))
-    for module in (kept, entry, submit):
+    for module in (baselines, command, entry):
         monkeypatch.setattr(module, "PARTS", (stability, gradient))
-    for module in (asked, repeat):
+    for module in (plan, rerun):
         monkeypatch.setattr(module, "STABILITY", stability)
     return tmp_path
 
@@ -248,21 +260,17 @@ def test_one_algorithm_after_the_other_is_scored_beside_the_same_anchors(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GRPO under another name is 0 away; a second algorithm makes its own runs alone; recorded files stay."""
-    recorded = kept.Kept(
+    recorded = baselines.Baselines(
         pd.DataFrame(
             [("stability", "SAPO", "sapo", seed, 0.4 + seed / 100, 0.3, 1000.0 + 2 * seed) for seed in range(2)]
             + [("stability", "VESPO", "vespo", seed, 0.4 + seed / 100, 0.3, np.nan) for seed in range(2)],
             columns=["part", "arm", "algorithm", "seed", "value", "start", "tokens"],
         ),
-        pd.DataFrame(
-            [("stability", "SAPO", seed, update, 0.4) for seed in range(2) for update in (2, 4)],
-            columns=["part", "arm", "seed", "update", "value"],
-        ),
         _made(),
     )
-    monkeypatch.setattr(kept, "load", lambda: recorded)
-    monkeypatch.setattr(request.check, "answer", lambda words: 0)
-    reference = {path: path.read_bytes() for path in kept.FOLDER.iterdir()}
+    monkeypatch.setattr(baselines, "load", lambda: recorded)
+    monkeypatch.setattr(command.check, "answer", lambda words: 0)
+    before_all = {path: path.read_bytes() for path in baselines.FOLDER.iterdir()}
     code, out, err = said("algorithm=same", capsys=capsys, monkeypatch=monkeypatch)
     assert code == 0, err
     rows = pd.read_csv("results/scores/steadymoe-1/same/score.csv").set_index(["part", "algorithm"])
@@ -273,10 +281,10 @@ def test_one_algorithm_after_the_other_is_scored_beside_the_same_anchors(
     assert rows.loc[("stability", "same (yours)"), "tokens"] == own
     assert rows.loc[("stability", "SAPO"), "tokens"] == 1001
     assert {f"{own:,.0f}", "1,001", "not recorded"} <= {cell.strip() for cell in re.split(r"[|\n]", out)}
-    assert rows.loc[("stability", "GRPO"), "apart_mean"] == 0
-    assert rows.loc[("gradient", "GRPO"), "apart_mean"] == 0
-    assert rows.loc[("stability", "GSPO"), "run"] == "here"
-    assert rows.loc[("stability", "SAPO"), "run"] == "recorded"
+    assert rows.loc[("stability", "GRPO"), "difference mean"] == 0
+    assert rows.loc[("gradient", "GRPO"), "difference mean"] == 0
+    assert rows.loc[("stability", "GSPO"), "source"] == "here"
+    assert rows.loc[("stability", "SAPO"), "source"] == "recorded"
     shown = Path("results/scores/steadymoe-1/same/score.html").read_text()
     assert shown.count('class="mine"') == 2
     assert "same (yours)" in out
@@ -286,9 +294,9 @@ def test_one_algorithm_after_the_other_is_scored_beside_the_same_anchors(
     code, out, _ = said("algorithm=same", capsys=capsys, monkeypatch=monkeypatch)  # again: nothing is made
     assert code == 0
     assert _digests(small / "results" / "runs") == before
-    _is_an_entry_that_is_repeated(small)
+    _is_an_entry_that_is_repeated(small, capsys, monkeypatch)
     _the_tutorials_algorithm_gets_a_first_look(small, capsys, monkeypatch)
-    assert {path: path.read_bytes() for path in kept.FOLDER.iterdir()} == reference
+    assert {path: path.read_bytes() for path in baselines.FOLDER.iterdir()} == before_all
 
 
 def _the_tutorials_algorithm_gets_a_first_look(
@@ -304,36 +312,39 @@ def _the_tutorials_algorithm_gets_a_first_look(
     code, out, err = said(*words, capsys=capsys, monkeypatch=monkeypatch)
     assert code == 0, err
     assert "half_clipped (yours)" in out
-    assert "too few seeds to tell this machine from the recorded one" in out
+    assert "too few seeds to compare this machine" in out
     assert Path("results/scores/steadymoe-1-quick/half_clipped/score.html").exists()
     assert "results/scores/steadymoe-1-quick/half_clipped/score.html" in text
     yaml.write_text(numbers.replace("clip_high: 0.2", "clip_high: 0.3"))
     code, _, err = said(*words, capsys=capsys, monkeypatch=monkeypatch)
     assert code == 2
-    assert "half_clipped has other numbers than when it was scored" in err
-    assert "add --redo" in err
+    assert "half_clipped was scored with other numbers" in err
+    assert "--redo" in err
     code, _, err = said(*words, "--redo", capsys=capsys, monkeypatch=monkeypatch)
     assert code == 0, err
     assert "another config (algorithm.loss.clip_high: 0.2 -> 0.3)" in err
 
 
-def _is_an_entry_that_is_repeated(small: Path) -> None:
+def _is_an_entry_that_is_repeated(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The entry of GRPO under another name is read as it was scored, and the runs themselves repeat it."""
-    said = {"name": None, "paper": "none", "equation": "3", "tuned": ""}
-    folder = request.submit(argparse.Namespace(words=["algorithm=same"], to=small / "entry", **said))
-    found = entry.read(folder)
+    submit = ("algorithm=same", "--paper", "none", "--equation", "3", "--submit")
+    code, _, err = said(*submit, str(small / "entry"), capsys=capsys, monkeypatch=monkeypatch)
+    assert (code, err) == (0, "")
+    found = entry.read(small / "entry")
     assert found.own_files == ["conf/algorithm/same.yaml"]
-    for part in request.PARTS:
+    for part in command.PARTS:
         pd.testing.assert_series_equal(found.by_seed(part), found.by_seed(part, "grpo"))
     results = small / "results"
-    assert repeat.compare(found, results, [0, 1]) == "repeated (seeds 0, 1)"
+    assert rerun.compare(found, results, [0, 1]) == "repeated (seeds 0, 1)"
     of_first = found.about["first"]
     for changed, verdict in (
-        ({"grad_norm": [1.01 * norm for norm in of_first["0"]["grad_norm"]]}, "seed 0: the first updates are others"),
+        ({"grad_norm": [1.01 * norm for norm in of_first["0"]["grad_norm"]]}, "seed 0: the first updates differ"),
         ({"cold_start": "of another machine"}, "not decided (seeds 0, 1): other cold starts"),
     ):
         first = of_first | {"0": of_first["0"] | changed}
-        assert repeat.compare(replace(found, about={**found.about, "first": first}), results, [0, 1]) == verdict
+        assert rerun.compare(replace(found, about={**found.about, "first": first}), results, [0, 1]) == verdict
     elsewhere = {**found.about, "machine": "another"}
     for arm in ("yours", "grpo"):
         near, far = (
@@ -342,19 +353,19 @@ def _is_an_entry_that_is_repeated(small: Path) -> None:
         )
         same = f"seed 0 of {arm}: {found.by_seed(STABILITY, arm)[0]:.6g} on the same machine and cold start, not "
         for shifted in (near, far):
-            assert repeat.compare(replace(found, outcomes=shifted), results, [0, 1]).startswith(same)
-        assert repeat.compare(replace(found, outcomes=near, about=elsewhere), results, [0, 1]).startswith("repeated")
-        assert "lies outside" in repeat.compare(replace(found, outcomes=far, about=elsewhere), results, [0, 1])
+            assert rerun.compare(replace(found, outcomes=shifted), results, [0, 1]).startswith(same)
+        assert rerun.compare(replace(found, outcomes=near, about=elsewhere), results, [0, 1]).startswith("repeated")
+        assert "lies outside" in rerun.compare(replace(found, outcomes=far, about=elsewhere), results, [0, 1])
     path = next((results / "runs").glob("*/same/**/seed=1/run.json"))
     known = path.read_text()
     path.write_text(known.replace('"responses": 8', '"responses": 16'))
-    assert repeat.compare(found, results, [0, 1]).endswith("the standard fixes: rollout.responses: 8 -> 16")
+    assert rerun.compare(found, results, [0, 1]).endswith("the standard fixes: rollout.responses: 8 -> 16")
     path.write_text(known)
-    assert repeat.compare(found, small / "mine", [0, 1]).startswith("its runs cannot be read")
+    assert rerun.compare(found, small / "mine", [0, 1]).startswith("its runs cannot be read")
     one = next((results / "audits").rglob("k=2.parquet"))
     one.rename(one.with_suffix(".away"))
-    with pytest.raises(NotRun, match="gradient of same has not run whole: steadymoe score algorithm=same"):
-        request.submit(argparse.Namespace(words=["algorithm=same"], to=small / "again", **said))
+    code, _, err = said(*submit, str(small / "again"), capsys=capsys, monkeypatch=monkeypatch)
+    assert (code, "part gradient is missing; run steadymoe score algorithm=same" in err) == (2, True)
 
 
 def _made() -> dict[str, dict[str, Any]]:
@@ -362,7 +373,7 @@ def _made() -> dict[str, dict[str, Any]]:
     fixed = ["experiment=standard_stability", *SMALL, "seed=0"]
     runs = {name: {"0": compose.plan([*fixed, f"algorithm={name}"])[0].config_hash} for name in standard.ANCHORS}
     (audit,) = audits.plan(["experiment=standard_gradient", *SMALL, *AUDIT, "seed=305"])
-    of_audit = {name: {"305": digest} for name, digest in kept.audit_hashes(audit.run.plain, {}).items()}
+    of_audit = {name: {"305": digest} for name, digest in baselines.audit_hashes(audit.run.plain, {}).items()}
     where = {"machine": "this one", "minutes": 0.1}
     return {"stability": {"hashes": runs} | where, "gradient": {"hashes": of_audit} | where}
 
@@ -379,7 +390,7 @@ def test_other_numbers_than_the_recorded_ones_are_another_standard(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = {"stability": {"hashes": {"grpo": {"0": "0"}}}, "gradient": {"hashes": {}}}
-    monkeypatch.setattr(kept, "load", lambda: kept.Kept(pd.DataFrame(), pd.DataFrame(), made))
+    monkeypatch.setattr(baselines, "load", lambda: baselines.Baselines(pd.DataFrame(), made))
     code, out, err = said("algorithm=same", "--quick", capsys=capsys, monkeypatch=monkeypatch)
     assert (code, out) == (2, "")
     assert "standard_stability has other numbers for grpo than steadymoe-1 was recorded with" in err
@@ -394,11 +405,11 @@ def test_an_algorithm_that_check_refuses_is_not_run(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = _made()
-    monkeypatch.setattr(kept, "load", lambda: kept.Kept(pd.DataFrame(), pd.DataFrame(), made))
-    monkeypatch.setattr(request.check, "answer", lambda words: 1)
+    monkeypatch.setattr(baselines, "load", lambda: baselines.Baselines(pd.DataFrame(), made))
+    monkeypatch.setattr(command.check, "answer", lambda words: 1)
     code, _, err = said("algorithm=same", "--quick", capsys=capsys, monkeypatch=monkeypatch)
     assert code == 2
-    assert "an algorithm that check refuses is not scored" in err
+    assert "is not scored" in err
     assert not (small / "results").exists()
 
 
@@ -406,35 +417,28 @@ def test_an_algorithm_that_changes_the_setting_is_refused(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = _made()
-    monkeypatch.setattr(kept, "load", lambda: kept.Kept(pd.DataFrame(), pd.DataFrame(), made))
+    monkeypatch.setattr(baselines, "load", lambda: baselines.Baselines(pd.DataFrame(), made))
     path = small / "mine" / "conf" / "algorithm" / "greedy.yaml"
     own = "".join(f"  {line}\n" for line in (path.parent / "same.yaml").read_text().splitlines())
     path.write_text(f"# @package _global_\nrollout:\n  responses: 16\nalgorithm:\n{own}")
     code, out, err = said("algorithm=greedy", "--quick", capsys=capsys, monkeypatch=monkeypatch)
     assert (code, out) == (2, "")
-    assert "greedy changes what the standard fixes: rollout.responses: 8 -> 16" in err
+    assert "greedy changes what the standard fixes for every algorithm: rollout.responses: 8 -> 16" in err
     assert not (small / "results").exists()
 
 
 def test_labels_of_two_overrides_are_two() -> None:
-    found = [asked.read(["algorithm=grpo", f"algorithm.loss.clip_{end}=0.1"]) for end in ("low", "high")]
+    found = [plan.read(["algorithm=grpo", f"algorithm.loss.clip_{end}=0.1"]) for end in ("low", "high")]
     assert len({each.name for each in found}) == len({each.label for each in found}) == 2
     assert found[0].label == "grpo algorithm.loss.clip_low=0.1"
 
 
 def test_a_page_escapes_names(tmp_path: Path) -> None:
     name = "<script>x</script>"
-    row = standing.Row(name, "here", Estimate(0.5, 0.4, 0.6, 10), None, False, np.nan, np.nan)
-    curves = pd.DataFrame([(name, 0, 1, "reward", 0.5)], columns=["arm", "seed", "step", "metric", "value"])
-    page.write([page.Shown(STABILITY, [row], name, curves, {name: 0.3}, {})], ["a <b>note</b>"], name, tmp_path)
+    row = comparison.Row(name, "here", Estimate(0.5, 0.4, 0.6, 10), NONE, np.nan, np.nan)
+    part = comparison.Comparison(STABILITY, [row], name, 0.3, {name: 10.0}, [])
+    page.write([part], ["a <b>note</b>"], name, tmp_path)
     text = (tmp_path / "score.html").read_text()
     assert "<script>" not in text
     assert "&lt;script&gt;" in text
     assert "<b>note" not in text
-
-
-def test_a_part_asks_arms_of_its_own_kind() -> None:
-    assert all(isinstance(arm, Arm) for arm in STABILITY.recorded)
-    assert all(isinstance(loss, Audited) for loss in GRADIENT.recorded)
-    with pytest.raises(AssertionError):
-        STABILITY.number(None, GRADIENT.recorded[0])  # type: ignore[arg-type]

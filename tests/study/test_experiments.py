@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from steadymoe.bench import cli
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.score import arms as standard_arms
@@ -73,7 +74,7 @@ def test_an_arm_that_no_experiment_runs_is_refused() -> None:
 
 
 def test_the_pages_name_experiments_of_the_table_and_the_protocol_its_seeds() -> None:
-    for page in ("protocol.md", "gates.md", "claims.md", "calibration.md", "audit.md"):
+    for page in ("protocol.md", "gates.md", "claims.md", "calibration.md", "audit.md", "routing.md"):
         text = (ROOT / "docs" / page).read_text()
         named = set(re.findall(r"`(?:experiment=)?((?:study|gates)_\w+)`", text))
         named |= {name for names in re.findall(r"^steadymoe study run (\w+)", text, re.MULTILINE) for name in [names]}
@@ -109,8 +110,13 @@ def test_the_command_of_a_run_makes_that_run(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     "words", [["study_bset"], ["study_best", "--redoo"], ["study_best", "algorithm=nothing"], ["--keep"]]
 )
-def test_a_wrong_word_is_answered_in_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.run(words) == 2
+def test_a_wrong_word_is_answered_in_one_line(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["steadymoe", "study", "run", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

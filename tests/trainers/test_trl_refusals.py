@@ -25,7 +25,7 @@ from steadymoe.bench.trainers import objectives, trl_refusals
 
 pytestmark = pytest.mark.trl
 
-DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "trainers"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         trl_refusals.check_trl()
 
 
-@pytest.mark.parametrize("path", sorted((DOCS / "trainers").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_file_is_one_that_trl_accelerate_and_the_adapter_take(path: Path) -> None:
     given = yaml.safe_load(path.read_text())
     if path.stem.startswith("accelerate"):

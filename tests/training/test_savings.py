@@ -14,7 +14,6 @@ from test_learner import trainer
 from torch.testing import assert_close
 
 from steadymoe.algorithms import names
-from steadymoe.bench.config import identity
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.training import decoding, microbatches, old_policy
@@ -147,16 +146,6 @@ def test_the_record_says_which_savings_were_made(tmp_path: Path) -> None:
         facts = record.read_run(made.folder)
         assert facts is not None
         assert facts["savings"] == {"share_prompts": shared}
-
-
-def test_savings_that_are_gone_keep_their_place_in_the_hash_of_recorded_runs(tmp_path: Path) -> None:
-    made = planned(tmp_path)
-    gone = {"trim_padding": True, "skip_silent": True, "drop_finished": True, "reuse_first": True}
-    recorded = made.plain | {"savings": made.plain["savings"] | gone}
-    assert identity.config_hash(recorded) == made.config_hash
-    other = made.plain | {"savings": made.plain["savings"] | gone | {"skip_silent": False}}
-    assert identity.config_hash(other) != made.config_hash
-    assert planned(tmp_path, *OFF).config_hash != made.config_hash
 
 
 def test_the_sampler_stands_in_for_the_old_policy_and_is_checked(tmp_path: Path) -> None:
