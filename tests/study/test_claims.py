@@ -16,6 +16,7 @@ from steadymoe.bench.report import archive, draw
 from steadymoe.bench.score.arms import WIDE
 from steadymoe.bench.score.recorded import NONE, Arm, Audited, NotRun, Recorded
 from steadymoe.bench.statistics import early_warning
+from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.study import arms, contrasts, doses, effects, figures, gates, realism, replay, summary
 from steadymoe.bench.study.claim import Claim, Finding, Outcome, Verdict, findings
@@ -343,7 +344,8 @@ def made(tmp_path: Path) -> Recorded:
                 {"arm": arm.label.lower(), "algorithm": arm.algorithm, "axes": axes_name(arm.axes), "seed": seed}
                 | {"status": "diverged" if collapsed else "finished", "diverged_step": 15 if collapsed else None}
                 | {"diverged_reason": "not finite" if collapsed else None}
-                | {"steps": STEPS, "updates_per_rollout": 16, "responses": 8}
+                | {"steps": STEPS, "updates_per_rollout": 16, "responses": 8, "origin": ""}
+                | {"collapse_rule": Rule().text()}
             )
             curves = {"reward": rewards(arm, seed), "tokens_sampled": [100.0 if arm is A else 50.0] * STEPS}
             curves |= {"clip_fraction": [0.01 * (seed + 1) * (20 if arm is B else 1)] * STEPS}
