@@ -79,7 +79,7 @@ def listing() -> str:
         for part, every in experiments.PARTS.items()
         for each in every
     ]
-    return tables.to_markdown(pd.DataFrame(rows)[["part", "experiment", "runs", "purpose"]])
+    return pd.DataFrame(rows)[["part", "experiment", "runs", "purpose"]].to_markdown(index=False)
 
 
 def report(results: Path, pages: Path, formats: Sequence[str]) -> tuple[str, list[Path]]:
