@@ -3,7 +3,8 @@
 The numbers are computed from the recorded runs and audits. None of them decides a verdict.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import pandas as pd
 
@@ -48,15 +49,18 @@ def speed_and_level(study: Recorded) -> pd.DataFrame:
     )
 
 
-def undecided_in_level(rows: pd.DataFrame) -> list[str]:
-    """Return the outcomes of ``speed_and_level`` that differ in mean reward, and in neither final reward nor accuracy.
+def undecided_in_level(rows: pd.DataFrame, ends: Mapping[str, float] = MappingProxyType({"16 c": 0.05})) -> list[str]:
+    """Return the outcomes of ``speed_and_level`` that mean reward decides, and neither final reward nor accuracy does.
 
-    16 c, which claims a difference within ±0.05, is not among them.
+    Intervals are compared with 0, or with the bound of an outcome in ``ends``, which claims a difference within it.
     """
-    levels = rows[["final reward", "held-out accuracy"]]
-    open_levels = levels.map(lambda each: each.low <= 0 <= each.high).all(axis=1)
-    decided = rows["mean reward"].map(lambda each: not each.low <= 0 <= each.high)
-    return rows.loc[open_levels & decided, "outcome"].tolist()
+    bounds = rows["outcome"].map(lambda outcome: ends.get(outcome, 0.0))
+    columns = ["mean reward", "final reward", "held-out accuracy"]
+    is_open = rows[columns].apply(
+        lambda column: [each.low <= bound <= each.high for each, bound in zip(column, bounds, strict=True)]
+    )
+    chosen = ~is_open["mean reward"] & is_open["final reward"] & is_open["held-out accuracy"]
+    return rows.loc[chosen, "outcome"].tolist()
 
 
 def bullets(study: Recorded) -> list[str]:

@@ -646,8 +646,11 @@ def test_an_outcome_that_differs_in_mean_reward_alone_is_told_from_a_difference_
         ("level", ahead, ahead, unclear),
         ("accuracy", behind, unclear, behind),
         ("nothing", unclear, unclear, unclear),
+        ("within", Estimate(0.0, -0.1, 0.02, 10), ahead, unclear),
     ]
-    assert summary.undecided_in_level(pd.DataFrame(rows, columns=columns)) == ["speed"]
+    table = pd.DataFrame(rows, columns=columns)
+    assert summary.undecided_in_level(table) == ["speed"]
+    assert summary.undecided_in_level(table, {"within": 0.06}) == ["speed", "within"]
 
 
 def test_the_lead_of_gspo_is_counted_in_the_cells_of_the_frontier() -> None:
