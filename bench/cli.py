@@ -18,21 +18,17 @@ from steadymoe.bench.support.text import visible
 from steadymoe.bench.trainers import request as trainers_request
 
 _RUN_HELP = (
-    "train: `steadymoe run algorithm=gspo model=tiny seed=0`; every other word is a Hydra override, -m sweeps, "
-    "--dry says what would be run"
+    "train: `steadymoe run algorithm=gspo model=tiny seed=0`; arguments are Hydra overrides, -m sweeps, --dry prints "
+    "the plan and an estimate without running anything"
 )
-_CHECK_HELP = (
-    "whether an algorithm, also one of yours, has what every loss must have: `steadymoe check algorithm=mine`; a line "
-    "for each property"
-)
+_CHECK_HELP = "check a loss, built-in or your own, property by property: `steadymoe check algorithm=mine`"
 _CALIBRATE_HELP = (
-    "a model's routers, ratios and engines beside published numbers: "
-    "`steadymoe calibrate model=flat task=sort engine=fp8`; it takes the words of run, for one config"
+    "compare a model's routers, ratios and engines with published numbers: "
+    "`steadymoe calibrate model=flat task=sort engine=fp8`"
 )
-
 _AUDIT_HELP = (
-    "the gradients of many algorithms on the same rollouts: `steadymoe audit experiment=audit seed=300`; it takes the "
-    "words of run, and `steadymoe audit report` draws what was measured"
+    "measure the gradients of many losses on the same rollouts: `steadymoe audit experiment=audit seed=300`; "
+    "`steadymoe audit report` draws them"
 )
 
 # Verbs of earlier versions → what replaced them.
@@ -153,8 +149,8 @@ def _parser() -> argparse.ArgumentParser:
     for verb, what in (
         ("report", "tables, figures and report.html from recorded runs"),
         ("figures", "one or several figures: `steadymoe figures --list`, `steadymoe figures fig05`"),
-        ("study", "verdicts of the reference study; `steadymoe study run` and `list`: its experiments"),
-        ("status", "what is on disk"),
+        ("study", "verdicts of the reference study; `study run` and `study list` for its experiments"),
+        ("status", "finished and failed runs, and how to resume"),
     ):
         sub = verbs.add_parser(verb, help=what)
         sub.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")

@@ -26,10 +26,10 @@ from steadymoe.models import build, pretrained
 
 HELP = """steadymoe audit key=value … [--dry] [--redo]
 
-Measures the gradient of many algorithms on the same frozen rollouts, at weights that are k neutral updates away:
-steadymoe audit experiment=audit seed=300,301 'audit.algorithms=[grpo,gspo]'. It takes the words of `steadymoe run`; a
-word with several values makes several audits. The files go to <results_dir>/audits/<experiment>/…/seed=<n>/; the same
-command again goes on where it was. --dry says what is there and what would be made; --redo makes all of it anew."""
+Measure the gradients of many losses on the same frozen rollouts, at weights k neutral updates away:
+steadymoe audit experiment=audit seed=300,301 'audit.algorithms=[grpo,gspo]'. Takes the overrides of `steadymoe run`;
+an override with several values makes several audits. Each is saved to <results_dir>/audits/<experiment>/…/seed=<n>/.
+Rerun the command to resume. --dry prints what exists and what would run; --redo reruns everything."""
 _FLAGS = ("--dry", "--redo")
 # What decides the numbers of an audit, apart from the training code.
 _MEASURES = (

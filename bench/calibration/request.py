@@ -26,9 +26,9 @@ from steadymoe.models import build, pretrained
 
 HELP = """steadymoe calibrate key=value … [--redo]
 
-Measures a model's routers, ratios, gradient and engines, and lays them beside published numbers of real models:
-steadymoe calibrate model=flat task=sort engine=fp8 optimizer.learning_rate=6e-4. It takes the words of `steadymoe run`,
-for one run. The files go to <results_dir>/calibrations/<model>-<task>-<hash>/; --redo makes anew what is there."""
+Compare a model's routers, ratios, gradient and engines with published numbers of real models:
+steadymoe calibrate model=flat task=sort engine=fp8 optimizer.learning_rate=6e-4. Takes the overrides of
+`steadymoe run`, for one run. Results are saved to <results_dir>/calibrations/<model>-<task>-<hash>/; --redo replaces them."""
 _FILES = ("calibration.png", "calibration.csv", "calibration.html", "calibration.json")
 # What decides the numbers of a calibration and the ranges beside them, apart from the training code.
 _MEASURES: tuple[str, ...] = (

@@ -21,8 +21,8 @@ from steadymoe.bench.support.text import visible
 
 HELP = """steadymoe check algorithm=NAME [algorithm.loss.KEY=VALUE …]
 
-Asks what every loss of the suite has to pass of one algorithm, also of one in a folder of STEADYMOE_PATH, and says for
-each property in a line whether it is there, or why not: docs/commands.md#check. Nothing is written."""
+Check a loss, built-in or in a folder of STEADYMOE_PATH, for the properties that every loss of the suite has: one line
+for each, with the reason where it fails. Writes nothing. docs/commands.md#check"""
 # The model of the update in which the loss has its share, and the largest share; a shipped loss has at most 3 %.
 _UPDATE = ("algorithm=grpo", "model=micro")
 _ROUNDS, _LARGEST = 7, 0.1
