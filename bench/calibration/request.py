@@ -28,7 +28,8 @@ HELP = """steadymoe calibrate key=value … [--redo]
 
 Compare a model's routers, ratios, gradient and engines with published numbers of real models:
 steadymoe calibrate model=flat task=sort engine=fp8 optimizer.learning_rate=6e-4. Takes the overrides of
-`steadymoe run`, for one run. Results are saved to <results_dir>/calibrations/<model>-<task>-<hash>/; --redo replaces them."""
+`steadymoe run`, for one run. Results are saved to <results_dir>/calibrations/<model>-<task>-<hash>/; --redo replaces
+them."""
 _FILES = ("calibration.png", "calibration.csv", "calibration.html", "calibration.json")
 # What decides the numbers of a calibration and the ranges beside them, apart from the training code.
 _MEASURES: tuple[str, ...] = (
