@@ -1,4 +1,4 @@
-"""Arms and audited losses of the reference study at the standard's settings: ``conf/experiment/study*.yaml``."""
+"""Arms and audited losses of the reference study at the standard's settings: ``study/experiments.py``."""
 
 from steadymoe.bench.score.recorded import Arm, Audited
 
@@ -24,7 +24,7 @@ GSPO_R2 = Arm("GSPO + R2", "study_replay", "gspo", _R2)
 WIDE = Arm("GSPO 0.2/0.27", "study_bands", "gspo", _GRPOS)
 NARROW = Arm("GRPO 3e-4/4e-4", "study_bands", "grpo", _GSPOS)
 
-# By the labels of conf/experiment/study_audit.yaml.
+# By the labels of the experiment study_audit.
 AUDITED = {
     label: Audited(shown, "study_audit", label)
     for label, shown in (

@@ -119,7 +119,7 @@ def usefulness(
 
 def gain(loss: Audited, over: Audited) -> Outcome:
     """Gain of the best step along the gradient of ``loss`` less ``over``, on the rollouts of ``usefulness``."""
-    what = f"gain of the best step, {loss.label} less {over.label}"
+    what = f"gain, {loss.label} less {over.label}"
     return Outcome(what, effects.useful(loss, over, "gain"), "above", 0, unit="usefulness", leg="mechanism")
 
 

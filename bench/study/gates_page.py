@@ -18,7 +18,7 @@ again and compares. A *validity gate* says whether a setting can carry a verdict
 passed is "not testable here". A *realism gate* says by which factor a number differs from what is
 published of real MoE models ([calibration.md](calibration.md) names the sources). It blocks no verdict, but where
 neither R5 ≥ 2 nor R8 ≥ 0.5 holds, verdicts on claims about MoE read "under stress only". All runs are on seeds that no
-claim uses. Numbers are means over n seeds with a 95 % interval.
+claim uses. Numbers are means over n seeds with a nominal 95 % interval.
 
 The settings: `experiment=learning`, `stale`, `mismatch_noise` (*mismatch*) and `mismatch_fp8`. The *on-policy twin* of
 an arm has one update a rollout (`updates_per_rollout=1`), with the same learning rate, mini-batch and number of

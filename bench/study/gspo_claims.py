@@ -146,7 +146,7 @@ CLAIMS = (
         exploratory=(
             reward(DENSE["gspo"], DENSE["grpo"]),
             Outcome(
-                "gain of the best step, GSPO less GRPO 0.2/0.27, MoE less dense twin",
+                "gain, GSPO less GRPO 0.2/0.27, MoE less dense twin",
                 effects.useful_interaction(
                     (AUDITED["gspo"], AUDITED["grpo-paper"]),
                     (AUDITED_DENSE["gspo"], AUDITED_DENSE["grpo-paper"]),

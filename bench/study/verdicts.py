@@ -31,7 +31,7 @@ SPECS = {spec.id: spec for spec in (OUTCOMES, ANSWER, DOSE, REPLAY)}
 # The units whose outcomes have a figure.
 DRAWN = ("reward", "accuracy", "usefulness")
 # The arms of README's first screen.
-FIRST = (ON_POLICY, BEST["grpo"], BEST["gspo, own band"], GSPO, PAPERS, FROZEN, UNCLIPPED)
+FIRST = (ON_POLICY, *BEST.values(), GSPO, PAPERS, FROZEN, UNCLIPPED)
 
 
 class Verdicts:

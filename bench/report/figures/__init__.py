@@ -101,7 +101,7 @@ class FigureSpec:
     name: str
     draw: Callable[..., DataFigure]
     experiment: str
-    """The file of ``conf/experiment`` that makes its data."""
+    """The experiment that makes its data: a file of ``conf/experiment``, or a row of ``study/experiments.py``."""
     needs: tuple[Need, ...] = ()
     """Conditions on the table ``steps``; a condition returns the words for the missing data, or None."""
     takes: tuple[str, ...] = ("steps",)
