@@ -411,7 +411,7 @@ def test_killed_runs_two_workers_of_one_empty_cache_and_damaged_code_change_no_b
     assert [each.wait() for each in both] == [0, 0]
     killed = in_a_process(tmp_path / "killed", cache)
     folder = planned(tmp_path / "killed", "compile=true").folder
-    while not (folder / "checkpoint").exists() and killed.poll() is None:
+    while not (folder / "checkpoint.safetensors").exists() and killed.poll() is None:
         time.sleep(0.05)
     killed.kill()
     killed.wait()
