@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from steadymoe.bench.bundles import request as bundle_request
 from steadymoe.bench.score import arguments as score_arguments
 from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.trainers import request as trainers_request
@@ -39,13 +40,6 @@ _REPLACED = {
     "speed": "make speed, or python -m steadymoe.bench.speed",
     "submit": "steadymoe score algorithm=NAME --submit FOLDER",
 }
-
-
-class _Parser(argparse.ArgumentParser):
-    """Answers wrong words in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"steadymoe: {visible(message)}; see: {self.prog} --help\n")
 
 
 class _Version(argparse.Action):
@@ -99,7 +93,7 @@ def _answer(words: list[str]) -> None:
 
         sys.exit(check.answer(words[1:]))
     if words[:1] == ["score"]:
-        arguments = score_arguments.read(_Parser(prog="steadymoe score", allow_abbrev=False), words[1:])
+        arguments = score_arguments.read(Parser(prog="steadymoe score", allow_abbrev=False), words[1:])
         from steadymoe.bench.score import command as score
 
         sys.exit(score.main(arguments))
@@ -138,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
 
     ``audit report`` is a verb with arguments.
     """
-    parser = _Parser(prog="steadymoe", description="Is this RL algorithm stable on MoE models?")
+    parser = Parser(prog="steadymoe", description="Is this RL algorithm stable on MoE models?")
     parser.add_argument("--version", action=_Version, nargs=0, help="version and, in a checkout, revision")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run", help=_RUN_HELP)
