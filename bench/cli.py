@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from steadymoe.bench.bundles import request as bundle_request
-from steadymoe.bench.score import arguments as score_arguments
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
@@ -23,6 +22,7 @@ _RUN_HELP = (
     "the plan and an estimate without running anything"
 )
 _CHECK_HELP = "check a loss, built-in or your own, property by property: `steadymoe check algorithm=mine`"
+_SCORE_HELP = "compare a loss, built-in or your own, with the recorded ones: `steadymoe score algorithm=mine --quick`"
 _CALIBRATE_HELP = (
     "compare a model's routers, ratios and engines with published numbers: "
     "`steadymoe calibrate model=flat task=sort engine=fp8`"
@@ -89,14 +89,13 @@ def _answer(words: list[str]) -> None:
 
         sys.exit(request.answer(words[1:]))
     if words[:1] == ["check"]:
-        from steadymoe.bench.check import request as check
+        from steadymoe.bench.check import command as check
 
-        sys.exit(check.answer(words[1:]))
+        sys.exit(check.main(words[1:]))
     if words[:1] == ["score"]:
-        arguments = score_arguments.read(Parser(prog="steadymoe score", allow_abbrev=False), words[1:])
         from steadymoe.bench.score import command as score
 
-        sys.exit(score.main(arguments))
+        sys.exit(score.main(words[1:]))
     if words[:1] == ["calibrate"]:
         from steadymoe.bench.calibration import request as calibration
 
@@ -137,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run", help=_RUN_HELP)
     verbs.add_parser("check", help=_CHECK_HELP)
-    verbs.add_parser("score", help=score_arguments.HELP)
+    verbs.add_parser("score", help=_SCORE_HELP)
     verbs.add_parser("calibrate", help=_CALIBRATE_HELP)
     _add_audit_report(verbs.add_parser("audit", help=_AUDIT_HELP).add_subparsers(required=True))
     for verb, what in (
