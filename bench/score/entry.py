@@ -126,7 +126,9 @@ def first_updates(run: Path) -> dict[str, Any]:
     results = next(parent for parent in run.parents if parent.name == "runs").parent
     weights = results / "cold_starts" / f"{facts['cold_start']['fingerprint']}.safetensors"
     updates = pd.read_parquet(run / "updates.parquet", columns=["loss", "grad_norm"]).head(_UPDATES)
-    return {"cold_start": _hash(weights)[:16]} | {key: updates[key].tolist() for key in updates}
+    return {"cold_start": _hash(weights)[:16]} | {
+        key: updates[key].tolist() for key in ("loss", "grad_norm")
+    }
 
 
 def own_files(overrides: Sequence[str]) -> dict[str, str]:
@@ -208,6 +210,8 @@ def read(folder: Path) -> Entry:
 
 def _files(folder: Path) -> set[str]:
     """List the files below ``folder``. Raises BadEntry for a link, a pipe, a large or foreign file, and too many."""
+    if _ABOUT not in {path.name for path in folder.iterdir()}:
+        raise BadEntry(f"{folder} is not an entry: it has no {_ABOUT}")
     files: set[str] = set()
     for path in folder.rglob("*"):
         mode = path.lstat().st_mode
@@ -223,8 +227,6 @@ def _files(folder: Path) -> set[str]:
         files.add(name)
         if len(files) > _FILES:
             raise BadEntry(f"{folder} has more than {_FILES} files")
-    if _ABOUT not in files:
-        raise BadEntry(f"{folder} is not an entry: it has no {_ABOUT}")
     return files
 
 

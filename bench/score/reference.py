@@ -53,7 +53,7 @@ def write_entries(results: Path, board: Path) -> list[Path]:
         about = json.loads((folder / "entry.json").read_text())
         about = {key: about[key] for key in ("name", "words", "paper", "equation", "tuning")}
         labels = {OWN: about["name"]} | {anchor: anchor for anchor in ANCHORS}
-        arms_of = {
+        arms_of: dict[str, dict[str, Any]] = {
             STABILITY.name: {label: Arm(label, STABILITY.source, name) for label, name in labels.items()},
             GRADIENT.name: {label: Audited(label, GRADIENT.source, name) for label, name in labels.items()},
         }
@@ -100,6 +100,7 @@ def write_baselines(results: Path, folder: Path = FOLDER) -> list[Path]:
 def _metadata(results: Path, part: Part) -> dict[str, Any]:
     """Return hashes of a part by name and seed, the median minutes, and machine, revision and versions of the last."""
     hashes: dict[str, dict[str, str]] = {}
+    last: dict[Any, Any]
     if part.one == "audit":
         made = [audit for audit in audits.load(results, part.source).made if audit["config"]["seed"] in part.seeds]
         for audit in made:
