@@ -311,7 +311,7 @@ def _check_unchanged(loss: PolicyLoss, batch: Batch, changed: Batch, tokens: Any
     if after_BT[~changed.mask_BT.bool()].any():
         raise Fails(f"{when} a masked token has a gradient")
     if not _close(after.loss.detach(), before.loss.detach()):
-        raise Fails(f"{when} the loss is {float(after.loss):.6g}, and {float(before.loss):.6g} before")
+        raise Fails(f"{when} the loss is {after.loss.item():.6g}, and {before.loss.item():.6g} before")
     if not _close(after_BT[tokens], before_BT):
         raise Fails(f"{when} the gradient differs by up to {float((after_BT[tokens] - before_BT).abs().max()):.2g}")
     metrics = {name: values[tokens] if values.ndim else values for name, values in after.metrics.items()}
