@@ -3,6 +3,3 @@
 ``standard`` defines the parts and reads their recorded numbers, ``plan`` says what runs, ``comparison`` compares and
 shows. ``entry`` reads and writes a submitted score, ``board`` ranks entries, ``rerun`` repeats them.
 """
-
-# report.write cannot be imported before report.tables.
-from steadymoe.bench.report import tables as _tables  # noqa: F401

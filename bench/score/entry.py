@@ -126,9 +126,7 @@ def first_updates(run: Path) -> dict[str, Any]:
     results = next(parent for parent in run.parents if parent.name == "runs").parent
     weights = results / "cold_starts" / f"{facts['cold_start']['fingerprint']}.safetensors"
     updates = pd.read_parquet(run / "updates.parquet", columns=["loss", "grad_norm"]).head(_UPDATES)
-    return {"cold_start": _hash(weights)[:16]} | {
-        key: updates[key].tolist() for key in ("loss", "grad_norm")
-    }
+    return {"cold_start": _hash(weights)[:16]} | {key: updates[key].tolist() for key in ("loss", "grad_norm")}
 
 
 def own_files(overrides: Sequence[str]) -> dict[str, str]:
