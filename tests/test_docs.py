@@ -13,7 +13,7 @@ from test_execute import SMALL
 
 from steadymoe import bench
 from steadymoe.algorithms import names, provenance
-from steadymoe.bench import cli
+from steadymoe.bench import unconverted
 from steadymoe.bench.check import request as check_request
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement import columns, columns_page
@@ -25,6 +25,7 @@ from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.estimates import DIFFERENCE, over_seeds
 from steadymoe.bench.study import experiments
 from steadymoe.bench.support import external
+from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.findings import ask
 
 ROOT = Path(__file__).parent.parent
@@ -121,10 +122,10 @@ def test_every_command_is_understood(page: str) -> None:
         elif words[1] == "check":
             assert check_request.read(words[2:]).name in names(presets=True)
         elif words[1] == "score":
-            given = score_arguments.read(cli._Parser(), words[2:])
+            given = score_arguments.read(Parser(), words[2:])
             assert given.verify or check_request.read(given.overrides).name in names(presets=True)
         else:
-            given = cli._parser().parse_args(words[1:])
+            given = unconverted._parser().parse_args(words[1:])
             made |= {given.experiment} if words[1] == "import" else set()
             assert words[1] == "audit" or getattr(given, "experiment", None) in {None, *made}, words
     assert {words[1] for words in commands("README.md")} >= {"run", "report", "figures", "status"}

@@ -14,7 +14,7 @@ from test_execute import SMALL, planned, tables
 
 from steadymoe.bench.config import branch, compose
 from steadymoe.bench.config.validate import ConfigError
-from steadymoe.bench.runs import execute, record, request
+from steadymoe.bench.runs import command, execute, record
 from steadymoe.bench.training import checkpoint, optimizer
 from steadymoe.models import build
 
@@ -95,12 +95,12 @@ def test_noise_on_the_weights_is_as_strong_as_asked_and_seeded(trunk: compose.Ru
 
 def test_a_trunk_that_kept_nothing_is_made_again_by_redo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*SMALL, f"results_dir={tmp_path}", "steps=2"]
-    assert request.answer(words) == 0
+    assert command.main(words) == 0
     made = planned(tmp_path, "steps=2", "checkpoint_keep=2")
-    assert request.answer([*words, "checkpoint_keep=2"]) == 0
+    assert command.main([*words, "checkpoint_keep=2"]) == 0
     assert "1 of 1 runs ended without a kept checkpoint of step 2; --redo makes them anew" in capsys.readouterr().out
     assert not branch.kept(made.folder, 2).exists()
-    assert request.answer([*words, "checkpoint_keep=2", "--redo"]) == 0
+    assert command.main([*words, "checkpoint_keep=2", "--redo"]) == 0
     assert checkpoint.step_of(branch.kept(made.folder, 2)) == 2
     assert (tmp_path / "replaced").exists()
 
