@@ -28,9 +28,8 @@ from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint
-from steadymoe.bench.training.forward import Sequences, forward
-from steadymoe.bench.training.optimizer import build as build_optimizer
-from steadymoe.bench.training.router_losses import router_losses
+from steadymoe.bench.training.forward import Sequences, forward, router_losses
+from steadymoe.bench.training.learner import build_optimizer
 from steadymoe.bench.training.sampling import Decoding, roll_out
 
 # Raised when the procedure below changes what it makes of the same config.
@@ -162,7 +161,7 @@ def _update(
 
 def _keep(partial: Path, model: PreTrainedModel, optimizer: Optimizer, checks: Checks) -> None:
     """Write what an interrupted cold start goes on with. Randomness needs nothing: see ``seeding``."""
-    tensors, metadata = checkpoint.of_training(model, optimizer), {"checks": json.dumps(checks)}
+    tensors, metadata = checkpoint.training_state(model, optimizer), {"checks": json.dumps(checks)}
     atomic_files.write(partial, lambda temporary: save_file(tensors, temporary, metadata=metadata))
 
 

@@ -6,9 +6,11 @@ positions, F positions fed, L MoE layers, K experts a token, H hidden.
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import Batch, LossOutput, build
@@ -16,12 +18,10 @@ from steadymoe.algorithms.objective import Objective
 from steadymoe.algorithms.parts import joined
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.measurement import token_metrics
-from steadymoe.bench.training import optimizer
-from steadymoe.bench.training.columns_of_step import Measured, of_routing
-from steadymoe.bench.training.forward import Forward
+from steadymoe.bench.training.columns_of_step import Measured, routing_columns
+from steadymoe.bench.training.forward import Forward, router_losses
 from steadymoe.bench.training.microbatches import Forwards, MicroBatch
 from steadymoe.bench.training.old_policy import OldPolicy
-from steadymoe.bench.training.router_losses import router_losses
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.models.predictor import RoutePredictor
 from steadymoe.models.routing import routers
@@ -46,7 +46,7 @@ class Learner:
         self.state: Mapping[str, Tensor] = {}
         self.remember(self.objective.loss.initial_state())
         numbers = config.optimizer
-        self.optimizer = optimizer.build(
+        self.optimizer = build_optimizer(
             model,
             numbers.learning_rate,
             numbers.router_factor,
@@ -173,7 +173,7 @@ class Learner:
         measured |= Measured(overall, {}, histograms)
         if now.routes_LBFK is None:
             return measured
-        return measured | of_routing(old, rows_M, now, batch.mask_BT, self.experts, self._replay != "none")
+        return measured | routing_columns(old, rows_M, now, batch.mask_BT, self.experts, self._replay != "none")
 
     def _learn_to_predict(self, share: Tensor, old: OldPolicy, rows: Tensor, now: Forward, mask_BT: Tensor) -> Tensor:
         """The backward of PR²'s heads on a ``share`` of the mini-batch's tokens; returns its part of the KL."""
@@ -230,3 +230,18 @@ class Learner:
 def _in_order_of_the_rollout(parts: Sequence[MicroBatch]) -> Tensor:
     """Of each row of the rollout its place among the rows of ``parts``, (B,)."""
     return torch.cat([part.rows_M for part in parts]).argsort()
+
+
+def build_optimizer(model: PreTrainedModel, learning_rate: float, router_factor: float = 1.0, **numbers: Any) -> AdamW:
+    """AdamW whose routers learn at ``router_factor`` × ``learning_rate``; ``numbers`` are AdamW's own arguments."""
+    of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
+    named = list(model.named_parameters())
+    groups: list[dict[str, Any]]
+    if router_factor == 1.0 or not of_routers:
+        groups = [{"params": named}]
+    else:
+        groups = [
+            {"params": [each for each in named if id(each[1]) not in of_routers]},
+            {"params": [each for each in named if id(each[1]) in of_routers], "lr": router_factor * learning_rate},
+        ]
+    return AdamW(groups, lr=learning_rate, fused=True, **numbers)

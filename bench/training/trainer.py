@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import build, ops
-from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.config.schema import Overlong, RunConfig
 from steadymoe.bench.support.clock import Clock
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
-from steadymoe.bench.training import rewards, samples
-from steadymoe.bench.training.columns_of_step import Measured, Row, StepRows, of_rollout
+from steadymoe.bench.training import samples
+from steadymoe.bench.training.columns_of_step import Measured, Row, StepRows, rollout_columns
 from steadymoe.bench.training.compiling import compile_layers
 from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.microbatches import MicroBatch
@@ -37,7 +37,7 @@ class StepResult:
 
     rows: dict[str, list[Row]]
     diverged_at_update: int | None = None
-    said: tuple[Row, ...] = ()
+    samples: tuple[Row, ...] = ()
     """A few prompts and responses of the rollout (``samples.take``); empty at a step without samples."""
 
 
@@ -77,8 +77,8 @@ class Trainer:
         advantages_BT = self.advantages(rewards_B, rollout.sequences.response_mask_BT)
 
         with clock("probe_seconds"):
-            probe, shown = self.probe(step, rollout, old, recomputed)
-        rows.add_rollout(rollout, scores_PG, tokens_sampled, shown)
+            probe, measured_rollout = self.probe(step, rollout, old, recomputed)
+        rows.add_rollout(rollout, scores_PG, tokens_sampled, measured_rollout)
         rows.add_rewards(rewards_B, rollout, old)
 
         diverged_at_update = None
@@ -99,11 +99,10 @@ class Trainer:
                     rows.add_evaluations(self.evaluate(step))
             except FloatingPointError:
                 diverged_at_update = rows.updates
-        said: list[Row] = []
-        if samples.is_shown(step, self.config.steps):
-            said = samples.take(rollout, self.task, step, self.config.rollout.responses)
+        shown = samples.is_shown(step, self.config.steps)
+        texts = samples.take(rollout, self.task, step, self.config.rollout.responses) if shown else []
         tables = rows.tables(clock.seconds, int(rollout.sequences.mask_BS.sum()))
-        return StepResult(tables, diverged_at_update, tuple(said))
+        return StepResult(tables, diverged_at_update, tuple(texts))
 
     def evaluate(self, step: int) -> list[Row]:
         """One sampled response to each held-out prompt, always with the same prompts and the same random draws.
@@ -112,8 +111,8 @@ class Trainer:
         """
         generator = torch_generator(self.config.seed, "evaluation", 0, self.model.device.type)
         decoding = Decoding(precision=self.config.precision, routes=False)
-        made = roll_out(self.model, self.task, self._held_out, 1, generator, decoding)
-        scored = zip(self._held_out, made.scores_B.tolist(), strict=True)
+        rollout = roll_out(self.model, self.task, self._held_out, 1, generator, decoding)
+        scored = zip(self._held_out, rollout.scores_B.tolist(), strict=True)
         return [{"step": step, "prompt": prompt, "score": score} for prompt, score in scored]
 
     def _rollout(
@@ -190,7 +189,7 @@ class Trainer:
         if kl.place == "reward" and old.reference_logprobs_BT is not None:
             taken_BT = kl.coefficient * ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, kl.estimator)
         overlong, mask_BT = self.config.algorithm.overlong, rollout.sequences.response_mask_BT
-        return rewards.shaped(rollout.scores_B, mask_BT, self.task.max_new_tokens, overlong, taken_BT)
+        return shaped_rewards(rollout.scores_B, mask_BT, self.task.max_new_tokens, overlong, taken_BT)
 
     def advantages(self, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
         """The advantage of every token, (B, T); 0 on padding."""
@@ -208,7 +207,7 @@ class Trainer:
             since_start = self._since_start.since_start(self.model)
             watched = rollout.sequences.rows(self.sampled_rows(step))
             probe = UpdateProbe(self.model, watched, self.config.precision)
-        return probe, of_rollout(rollout, old, recomputed, since_start, self.learner.experts)
+        return probe, rollout_columns(rollout, old, recomputed, since_start, self.learner.experts)
 
     def sampled_rows(self, step: int) -> Tensor:
         """The rows of the rollout whose routes the probe measures from update to update."""
@@ -218,3 +217,27 @@ class Trainer:
             rows, generator=torch_generator(self.config.seed, "probe_sample", self._drawn_before + step)
         )
         return order[:count].to(self.model.device)
+
+
+def overlong_penalty(lengths_B: Tensor, budget: int, penalty: float, buffer: float) -> Tensor:
+    """Return the penalty for length, (B,): 0 up to (1 − buffer) · budget tokens, then linear, ``penalty`` at budget.
+
+    Soft overlong punishment (DAPO, 2503.14476, eq. 13). ``budget`` is the largest length of a response in tokens;
+    ``buffer`` is a share of it.
+    """
+    free = (1 - buffer) * budget
+    return penalty * ((lengths_B - free) / (budget - free)).clamp(0, 1)
+
+
+def shaped_rewards(
+    scores_B: Tensor, mask_BT: Tensor, budget: int, punishment: Overlong, kl_BT: Tensor | None
+) -> Tensor:
+    """Return the rewards that advantages are formed from, (B,): scores less the penalties.
+
+    ``punishment`` holds the numbers of ``overlong_penalty``. ``kl_BT`` is a KL term times its coefficient, subtracted
+    token by token, or None.
+    """
+    rewards_B = scores_B
+    if punishment.penalty > 0:
+        rewards_B = rewards_B - overlong_penalty(mask_BT.sum(-1), budget, punishment.penalty, punishment.buffer)
+    return rewards_B if kl_BT is None else rewards_B - (kl_BT * mask_BT).sum(-1)

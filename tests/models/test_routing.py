@@ -19,7 +19,7 @@ from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.measurement import routing_drift
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.tasks.chain import Chain
-from steadymoe.bench.training.columns_of_step import of_rollout
+from steadymoe.bench.training.columns_of_step import rollout_columns
 from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.microbatches import Forwards
 from steadymoe.bench.training.probes import UpdateProbe
@@ -465,7 +465,7 @@ def test_the_router_kl_is_of_the_sampler_from_the_trainer(tmp_path: Path) -> Non
     rollout, _, _ = made.sample(1)
     old = made.learner.old_policy(rollout, made.minibatches(1))
     since = made._since_start.since_start(made.model)
-    columns = of_rollout(rollout, old, old, since, made.learner.experts).overall
+    columns = rollout_columns(rollout, old, old, since, made.learner.experts).overall
     assert rollout.router_logprobs_LBTE is not None
     assert old.router_logprobs_LBTE is not None
     mask_BT = rollout.sequences.response_mask_BT.bool()
