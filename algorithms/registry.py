@@ -35,7 +35,7 @@ _ELSEWHERE = {
 
 
 def names(presets: bool = False) -> list[str]:
-    """The names of the algorithms that ship with the suite, sorted; ``presets`` adds the names of the presets.
+    """Return the names of the algorithms that ship with the suite, sorted; ``presets`` adds the names of the presets.
 
     A preset, ``<algorithm>@<trainer>-<version>``, is an algorithm with the numbers of one trainer.
     """
@@ -44,7 +44,7 @@ def names(presets: bool = False) -> list[str]:
 
 
 def provenance(name: str) -> str:
-    """Where the equation of a shipped algorithm or preset was read: one of ``PROVENANCES``.
+    """Return where the equation of a shipped algorithm or preset was read: one of ``PROVENANCES``.
 
     The docstring of an algorithm's module says it (``Provenance: paper.``); a preset is always a peer's code.
     Raises ValueError for an unknown name and for a docstring without such a line.
@@ -60,7 +60,7 @@ def provenance(name: str) -> str:
 
 
 def load(name: str, **overrides: Any) -> PolicyLoss:
-    """The loss of one algorithm or preset by its name, with the numbers of its YAML; ``overrides`` replace some.
+    """Return the loss of one algorithm or preset by its name, with the numbers of its YAML; ``overrides`` replace some.
 
     A mapping replaces fields of a host: ``load("rspo", host={"log_clip_low": 0.2})``. Raises ValueError for an
     unknown name, and the errors of ``build`` for an unknown or impossible number.
@@ -73,7 +73,7 @@ def load(name: str, **overrides: Any) -> PolicyLoss:
 
 
 def _loss_of(name: str) -> dict[str, Any]:
-    """The ``loss`` section of a shipped YAML. Raises ValueError for an unknown name."""
+    """Return the ``loss`` section of a shipped YAML. Raises ValueError for an unknown name."""
     if name not in names(presets=True):
         raise ValueError(f"unknown algorithm {name!r}; choose from {', '.join(names(presets=True))}")
     numbers: dict[str, Any] = yaml.safe_load((_CONF / f"{name}.yaml").read_text())["loss"]
@@ -81,7 +81,9 @@ def _loss_of(name: str) -> dict[str, Any]:
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """An object of the dataclass that ``_target_`` names; the other keys are its fields. Mappings are built first.
+    """Return an object of the dataclass that ``_target_`` names; the other keys are its fields.
+
+    Mappings are built first.
 
     Raises TypeError for a key that is no field of the class, with the field that was probably meant, and for a value
     of the wrong type. Raises ValueError for a class that cannot be found and for a number that the class refuses.
@@ -100,7 +102,7 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def class_of(config: Mapping[str, Any]) -> Any:
-    """The dataclass that a config's ``_target_`` names. Raises ValueError if there is none."""
+    """Return the dataclass that a config's ``_target_`` names. Raises ValueError if there is none."""
     if not isinstance(config, Mapping) or "_target_" not in config:
         raise ValueError(f"a _target_ must name a class; got {config!r}")
     target = str(config["_target_"])
@@ -119,7 +121,7 @@ def class_of(config: Mapping[str, Any]) -> Any:
 
 
 def meant(key: str, known: list[str]) -> str:
-    """The answer to an unknown field name: the field that was probably meant, and all fields."""
+    """Return the answer to an unknown field name: the field that was probably meant, and all fields."""
     near = [name for name in _ELSEWHERE.get(key, ()) if name in known] or difflib.get_close_matches(key, known)
     choice = f"did you mean {near[0]}? " if near else ""
     inside = "" if near or "host" not in known else "the host's own are host.…; "

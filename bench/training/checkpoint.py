@@ -31,7 +31,7 @@ def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
 
 
 def training_state(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    """Copies of the weights and of the optimizer's moments, by names that ``restore_training`` reads."""
+    """Return copies of the weights and of the optimizer's moments, by names that ``restore_training`` reads."""
     # clone(): tied weights share memory, which safetensors refuses.
     tensors = {f"model/{name}": value.clone() for name, value in model.state_dict().items()}
     return tensors | {f"optimizer/{name}": value for name, value in moments(optimizer).items()}
@@ -69,17 +69,17 @@ def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapp
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, by their keys."""
+    """Return all tensors of a checkpoint, by their keys."""
     return load_file(path)
 
 
 def _section(kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors whose keys begin with ``kind``, by the rest of their keys."""
+    """Return the tensors whose keys begin with ``kind``, by the rest of their keys."""
     return {key.removeprefix(f"{kind}/"): value for key, value in tensors.items() if key.startswith(f"{kind}/")}
 
 
 def step_of(path: Path) -> int | None:
-    """The step of a checkpoint, read from its header; None if there is no checkpoint or it is damaged."""
+    """Return the step of a checkpoint, read from its header; None if there is no checkpoint or it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             return int(file.metadata()["after_step"])
@@ -101,7 +101,7 @@ def load(path: Path, learner: Learner, sampler: Sampler) -> int:
 
 
 def moments(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Copies of the optimizer's state, as ``<moment>/<name of the parameter>``; empty before the first step."""
+    """Return copies of the optimizer's state, as ``<moment>/<name of the parameter>``; empty before the first step."""
     return {
         f"{moment}/{name}": value.clone()
         for name, weight in _named(optimizer).items()
@@ -120,7 +120,7 @@ def restore(optimizer: Optimizer, kept: Mapping[str, Tensor]) -> None:
 
 
 def _named(optimizer: Optimizer) -> dict[str, Tensor]:
-    """The parameters by their names, in the order of the optimizer's state."""
+    """Return the parameters by their names, in the order of the optimizer's state."""
     return {
         name: weight
         for group in optimizer.param_groups

@@ -52,7 +52,7 @@ class ColdStartError(Exception):
 
 
 def fingerprint(config: RunConfig) -> str:
-    """The hash that names a cold start: of all that goes into it, the libraries' versions too."""
+    """Return the hash that names a cold start: of all that goes into it, the libraries' versions too."""
     parts: dict[str, Any] = {"model": config.model, "task": config.task, "cold_start": asdict(config.cold_start)}
     parts |= {key: getattr(config, key) for key in ("seed", "device", "precision", "threads", "experts")}
     parts |= {"procedure": _VERSION} | {name: version(name) for name in ("torch", "transformers")}

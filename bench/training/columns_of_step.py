@@ -31,7 +31,7 @@ class Measured:
     """Counts by column."""
 
     def __or__(self, other: "Measured") -> "Measured":
-        """The columns of both."""
+        """Return the columns of both."""
         return Measured(self.overall | other.overall, self.layers | other.layers, self.histograms | other.histograms)
 
     @property
@@ -48,7 +48,8 @@ def rollout_columns(
     since_start: routing_drift.Change | None,
     experts: int,
 ) -> Measured:
-    """The measurements of a rollout before training: sampler against trainer, load, and drift since the cold start.
+    """Return the measurements of a rollout before training: sampler against trainer, load, and drift since the cold
+    start.
 
     Sampler and trainer are compared if the trainer's own forward was computed (``recomputed``). ``experts`` is E, 0 for
     a dense model.
@@ -98,7 +99,8 @@ def rollout_columns(
 def routing_columns(
     old: OldPolicy, rows_M: Tensor, now: Forward, mask_MT: Tensor, experts: int, replayed: bool
 ) -> Measured:
-    """How the routers' own choice changed from the old policy to ``now``, the forward of one update on ``rows_M``.
+    """Return how the routers' own choice changed from the old policy to ``now``, the forward of one update on
+    ``rows_M``.
 
     ``replayed`` says whether routes were forced, so that experts ran that the routers did not choose.
     """
@@ -188,7 +190,7 @@ class StepRows:
             self._step_row["eval_accuracy"] = sum(each["score"] for each in evaluations) / len(evaluations)
 
     def tables(self, seconds: dict[str, float], tokens_fed: int = 0) -> dict[str, list[Row]]:
-        """The rows of every table; ``seconds`` by stage, ``tokens_fed`` prompt and response tokens of updates."""
+        """Return the rows of every table; ``seconds`` by stage, ``tokens_fed`` are those of updates."""
         row = self._step_row | token_metrics.of_step(self._updates)
         row |= {name: torch.stack(counts).sum(0).tolist() for name, counts in self._histograms.items()}
         row |= seconds

@@ -42,7 +42,7 @@ class Sequences:
         return (self.mask_BS[:, :-1] & self.mask_BS[:, 1:]).bool()
 
     def rows(self, index: Tensor) -> "Sequences":
-        """A part of the batch, with the same padding."""
+        """Return a part of the batch, with the same padding."""
         return Sequences(self.tokens_BS[index], self.mask_BS[index], self.response_width)
 
 
@@ -98,12 +98,12 @@ class Extras:
 
 
 def _of_responses(values_LNX: Sequence[Tensor], layout: Layout) -> Tensor:
-    """What each layer of one forward said at the response tokens, without gradient."""
+    """Return each layer's values of one forward at the response tokens, without gradient."""
     return torch.stack([layout.of_responses(values_NX.detach()) for values_NX in values_LNX])
 
 
 def _joined(parts_LBTX: list[Tensor]) -> Tensor:
-    """What forwards said, one below the other."""
+    """Concatenate the values of forwards along their rows."""
     return parts_LBTX[0] if len(parts_LBTX) == 1 else torch.cat(parts_LBTX, 1)
 
 
@@ -157,7 +157,7 @@ def forward(
 
 
 def router_losses(now: Forward, sequences: Sequences, aux_coefficient: float, z_coefficient: float) -> Tensor | float:
-    """The sum of the load-balancing loss and the router z-loss over all fed tokens, each times its coefficient.
+    """Return the sum of the load-balancing loss and the router z-loss over all fed tokens, each times its coefficient.
 
     0 for a dense model, and where both coefficients are 0.
     """

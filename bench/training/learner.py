@@ -102,7 +102,9 @@ class Learner:
 
     @torch.no_grad()
     def reference_logprobs(self, rollout: Rollout, minibatches: Sequence[list[MicroBatch]]) -> Tensor | None:
-        """Log-probabilities under the cold start, (B, T), in the rollout's order; None unless a KL term needs them."""
+        """Return log-probabilities under the cold start, (B, T), in the rollout's order; None unless a KL term needs
+        them.
+        """
         if self._reference is None:
             return None
         parts = [part for minibatch in minibatches for part in minibatch]
@@ -176,7 +178,7 @@ class Learner:
         return measured | routing_columns(old, rows_M, now, batch.mask_BT, self.experts, self._replay != "none")
 
     def _learn_to_predict(self, share: Tensor, old: OldPolicy, rows: Tensor, now: Forward, mask_BT: Tensor) -> Tensor:
-        """The backward of PR²'s heads on a ``share`` of the mini-batch's tokens; returns its part of the KL."""
+        """Run the backward of PR²'s heads on a ``share`` of the mini-batch's tokens and return its part of the KL."""
         assert self.predictor is not None
         assert old.router_inputs_LBTH is not None  # kept for PR²
         assert old.router_logprobs_LBTE is not None
@@ -186,7 +188,7 @@ class Learner:
         return prediction.detach()
 
     def replayed(self, rollout: Rollout, old: OldPolicy) -> Tensor | None:
-        """The experts that run in the updates on a rollout, (L, B, F, K); None for the routers' own choice."""
+        """Return the experts that run in the updates on a rollout, (L, B, F, K); None for the routers' own choice."""
         return {"none": None, "r2": old.routes_LBFK, "r3": rollout.routes_LBFK, "pr2": old.executed_LBFK}[self._replay]
 
     def batch(
@@ -198,7 +200,7 @@ class Learner:
         now: Forward,
         responses_and_tokens: tuple[int, int],
     ) -> Batch:
-        """What the loss is given of a micro-batch; the two counts are the whole mini-batch's."""
+        """Return the loss's input for a micro-batch; the two counts are those of the whole mini-batch."""
 
         def of(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[rows]

@@ -30,7 +30,8 @@ class OldPolicy:
 
 
 def as_sampled(made: Rollout, reference_logprobs_BT: Tensor | None) -> OldPolicy:
-    """The old policy as the sampler saw it, without a forward: the sampler has the trainer's weights and arithmetic.
+    """Return the old policy as the sampler saw it, without a forward: the sampler has the trainer's weights and
+    arithmetic.
 
     The ratio before the first update is then 1 up to rounding, not exactly 1.
     """

@@ -22,7 +22,7 @@ class Probe:
         self._first = self._forward(model)
 
     def since_start(self, model: PreTrainedModel) -> routing_drift.Change | None:
-        """The change of routing since construction; None for a dense model."""
+        """Return the change of routing since construction; None for a dense model."""
         now = self._forward(model)
         if now is None or self._first is None:
             return None
@@ -73,13 +73,13 @@ class UpdateProbe(Probe):
 
 
 def _routes(found: Forward) -> Tensor:
-    """The routes of a forward whose model has routers."""
+    """Return the routes of a forward whose model has routers."""
     assert found.routes_LBFK is not None
     return found.routes_LBFK
 
 
 def attribution(free_N: Tensor, pinned_N: Tensor, changed_N: Tensor) -> dict[str, Tensor]:
-    """The part of routing in the log-ratios of tokens since the old policy, as columns.
+    """Return the part of routing in the log-ratios of tokens since the old policy, as columns.
 
     ``free_N`` are log-ratios with the routers' own choice. ``pinned_N`` are log-ratios with the old routes forced, on
     the prompt too. ``changed_N`` marks tokens whose route differs in any layer. ``routing_share`` is

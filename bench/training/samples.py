@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 def is_shown(step: int, steps: int) -> bool:
-    """Whether samples of the rollout of ``step`` are kept: the first, the middle and the last of ``steps``."""
+    """Return whether samples of the rollout of ``step`` are kept: the first, the middle and the last of ``steps``."""
     return step in (1, (steps + 1) // 2, steps)
 
 
@@ -57,7 +57,7 @@ def append(folder: Path, rows: list[Row]) -> None:
 
 
 def read(folder: Path) -> list[Row]:
-    """The samples of a run in their order; empty for a run without samples."""
+    """Return the samples of a run in their order; empty for a run without samples."""
     path = _path(folder)
     if not path.is_file():
         return []

@@ -118,7 +118,9 @@ class Trainer:
     def _rollout(
         self, stage: str, step: int, prompts: int, responses: int, sampler: PreTrainedModel | None = None
     ) -> Rollout:
-        """Responses by ``sampler`` under the engine; for None, responses to held-out prompts by the trained model."""
+        """Sample responses with ``sampler`` under the engine; for None, responses to held-out prompts by the trained
+        model.
+        """
         seed = self.config.seed
         texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), sampler is None)
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
@@ -134,7 +136,7 @@ class Trainer:
         return roll_out(sampler, self.task, texts, responses, generator, decoding)
 
     def sample(self, step: int) -> tuple[Rollout, Tensor, int]:
-        """The groups to train on; the scores (prompts, responses) and the token count of all sampled groups.
+        """Return the groups to train on; the scores (prompts, responses) and the token count of all sampled groups.
 
         With ``algorithm.sampling.max_rollouts`` above 1, groups whose scores are all equal are dropped and replaced
         from further rollouts, up to this number of rollouts (dynamic sampling, DAPO, 2503.14476, eq. 11). If too few
@@ -161,7 +163,7 @@ class Trainer:
         return join(parts).rows(rows_B), scores_PG, tokens
 
     def minibatches(self, step: int) -> list[list[MicroBatch]]:
-        """The micro-batches of each mini-batch: whole groups, in a seeded order."""
+        """Return the micro-batches of each mini-batch: whole groups, in a seeded order."""
         prompts, responses = self.config.rollout.prompts, self.config.rollout.responses
         generator = torch_generator(self.config.seed, "minibatches", self._drawn_before + step)
         order_P = torch.randperm(prompts, generator=generator)
@@ -172,7 +174,9 @@ class Trainer:
     def old_policy(
         self, rollout: Rollout, minibatches: list[list[MicroBatch]], step: int
     ) -> tuple[OldPolicy, OldPolicy | None]:
-        """The old policy to train against, and the trainer's own forward of it; None if no such forward was made."""
+        """Return the old policy to train against, and the trainer's own forward of it; None if no such forward was
+        made.
+        """
         every = self.config.savings.sampler_as_old
         if every is None:
             old = self.learner.old_policy(rollout, minibatches)
@@ -184,7 +188,7 @@ class Trainer:
         return as_sampled(rollout, recomputed.reference_logprobs_BT), recomputed
 
     def rewards(self, rollout: Rollout, old: OldPolicy) -> Tensor:
-        """The task's scores less the penalty for length and, if the KL term belongs to the reward, the KL, (B,)."""
+        """Return the task's scores less the penalty for length and, with the KL term in the reward, the KL, (B,)."""
         kl, taken_BT = self.learner.objective.kl, None
         if kl.place == "reward" and old.reference_logprobs_BT is not None:
             taken_BT = kl.coefficient * ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, kl.estimator)
@@ -192,14 +196,14 @@ class Trainer:
         return shaped_rewards(rollout.scores_B, mask_BT, self.task.max_new_tokens, overlong, taken_BT)
 
     def advantages(self, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
-        """The advantage of every token, (B, T); 0 on padding."""
+        """Return the advantage of every token, (B, T); 0 on padding."""
         rewards_PG = rewards_B.view(-1, self.config.rollout.responses)
         return self.advantage(rewards_PG, mask_BT.sum(-1).view(rewards_PG.shape)).flatten()[:, None] * mask_BT
 
     def probe(
         self, step: int, rollout: Rollout, old: OldPolicy, recomputed: OldPolicy | None
     ) -> tuple[UpdateProbe | None, Measured]:
-        """The probe that measures after every update of this step, or None, and the measurements of the rollout."""
+        """Return the probe that measures after each update of this step, or None, and the rollout's measurements."""
         if not self._measures:
             return None, Measured({}, {}, {})
         every, since_start, probe = self.config.probe.every, None, None
@@ -210,7 +214,7 @@ class Trainer:
         return probe, rollout_columns(rollout, old, recomputed, since_start, self.learner.experts)
 
     def sampled_rows(self, step: int) -> Tensor:
-        """The rows of the rollout whose routes the probe measures from update to update."""
+        """Return the rows of the rollout whose routes the probe measures from update to update."""
         rows = self.config.rollout.prompts * self.config.rollout.responses
         count = min(rows, max(4, round(rows * self.config.probe.fraction)))
         order = torch.randperm(

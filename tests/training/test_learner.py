@@ -19,6 +19,7 @@ from steadymoe.bench.runs import execute, record
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import checkpoint
+from steadymoe.bench.training import trainer as trainer_module
 from steadymoe.bench.training.forward import Extras, forward
 from steadymoe.bench.training.learner import Learner, Measured
 from steadymoe.bench.training.sampling import Decoding, Rollout, join, roll_out
@@ -92,6 +93,22 @@ def test_an_impossible_micro_batch_is_refused(tmp_path: Path) -> None:
             planned(tmp_path, f"microbatch={size}")
     with pytest.raises(ConfigError, match="look at a whole mini-batch"):
         planned(tmp_path, "microbatch=4", "routing.aux_loss=0.1")
+
+
+def test_every_stage_of_every_step_has_its_own_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, seen = trainer(tmp_path, "engine=router_noise", "evaluation.every=9"), []
+    for name in ("torch_generator", "numpy_generator"):
+        plain = getattr(trainer_module, name)
+
+        def spy(seed: int, stage: str, step: int = 0, *device: str, plain: Any = plain) -> Any:
+            seen.append((stage, step))
+            return plain(seed, stage, step, *device)
+
+        monkeypatch.setattr(trainer_module, name, spy)
+    made.step(1)
+    made.step(2)
+    assert len(seen) == len(set(seen))
+    assert {step for _, step in seen} == {1, 2}
 
 
 # --- the loss's memory -------------------------------------------------------------------------------
