@@ -66,8 +66,8 @@ def cache_folder() -> Path:
 
     Code is loaded from here and run. The folder with the highest number counts (``set_aside``).
     """
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    cache = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"  # a relative one is to be ignored
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    cache = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"  # a relative one is to be ignored
     own = cache / "steadymoe" / "compiled"
     return own / str(max((int(each.name) for each in own.glob("[0-9]*") if each.name.isdigit()), default=1))
 
@@ -107,8 +107,8 @@ def _fault_of(folder: Path) -> str | None:
             return f"{place}, where compiled code is kept, is no folder"
         if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return f"others can write to {place}, and code is loaded from it (XDG_CACHE_HOME moves it)"
-    found = next(place for place in (folder, *folder.parents) if place.exists())
-    return None if os.access(found, os.W_OK) else f"{folder}, where compiled code is kept, cannot be written"
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    return None if os.access(existing, os.W_OK) else f"{folder}, where compiled code is kept, cannot be written"
 
 
 def is_damage(error: BaseException) -> bool:

@@ -82,10 +82,10 @@ def _routers(cls: type[PreTrainedConfig], model: PreTrainedModel) -> list[nn.Mod
 def _reason_against(router: nn.Module, output: Any, selections: list[torch.Size]) -> str | None:
     """Return how one call of a router breaks the contract, or None."""
     name = type(router).__name__
-    given = output if isinstance(output, tuple) else (output,)
-    if [each.dim() if isinstance(each, Tensor) else None for each in given] != [2, 2, 2]:
-        return f"{name} returns {len(given)} values, not its logits, the gate weights and the experts' indices"
-    logits_NE, weights_NK, indices_NK = given
+    values = output if isinstance(output, tuple) else (output,)
+    if [each.dim() if isinstance(each, Tensor) else None for each in values] != [2, 2, 2]:
+        return f"{name} returns {len(values)} values, not its logits, the gate weights and the experts' indices"
+    logits_NE, weights_NK, indices_NK = values
     if weights_NK.shape != indices_NK.shape or indices_NK.is_floating_point():
         return f"{name} does not return its logits, then the gate weights, then the experts' indices"
     weight = getattr(router, "weight", None)

@@ -45,8 +45,8 @@ def restore_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor])
 def restore_moments(learner: Learner, tensors: Mapping[str, torch.Tensor]) -> None:
     """Load the moments of the model's weights among the tensors of a checkpoint; a predictor's are left out."""
     of_model = {name for name, _ in learner.model.named_parameters()}
-    kept = {key: value for key, value in _section("optimizer", tensors).items() if key.partition("/")[2] in of_model}
-    restore(learner.optimizer, kept)
+    saved = {key: value for key, value in _section("optimizer", tensors).items() if key.partition("/")[2] in of_model}
+    restore(learner.optimizer, saved)
 
 
 @torch.no_grad()
@@ -109,11 +109,11 @@ def moments(optimizer: Optimizer) -> dict[str, Tensor]:
     }
 
 
-def restore(optimizer: Optimizer, kept: Mapping[str, Tensor]) -> None:
+def restore(optimizer: Optimizer, saved: Mapping[str, Tensor]) -> None:
     """Put back what ``moments`` copied. Raises KeyError for a parameter that the optimizer does not have."""
     index = {name: place for place, name in enumerate(_named(optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
-    for key, value in kept.items():
+    for key, value in saved.items():
         moment, _, name = key.partition("/")
         state.setdefault(index[name], {})[moment] = value
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})

@@ -78,17 +78,17 @@ def load_or_make(
     with FileLock(cache / f".{name}.lock"):
         if not facts.exists():
             try:
-                made = train(model, task, config, on_check, partial)
+                outcome = train(model, task, config, on_check, partial)
                 atomic_files.write(weights, lambda temporary: save_model(model, str(temporary)))
             except ColdStartError as error:  # the same config would fail alike: nobody else need try
-                made = {"error": str(error)}
-            atomic_files.write_json(facts, made)  # last: its presence says that the weights are whole
+                outcome = {"error": str(error)}
+            atomic_files.write_json(facts, outcome)  # last: its presence says that the weights are whole
         partial.unlink(missing_ok=True)
-        made = json.loads(facts.read_text())
-        if "error" in made:
-            raise ColdStartError(made["error"])
+        outcome = json.loads(facts.read_text())
+        if "error" in outcome:
+            raise ColdStartError(outcome["error"])
         load_model(model, weights, device=str(model.device))
-        return made
+        return outcome
 
 
 def train(

@@ -83,20 +83,20 @@ class Learner:
         forced_LBFK = rollout.routes_LBFK if self._replay == "r3" else None
         heads_LHE = None if self.predictor is None else list(self.predictor.heads_LHE)
         parts = [part for minibatch in minibatches for part in minibatch]
-        found = joined([self.forwards(self.model, rollout, part, forced_LBFK, heads_LHE) for part in parts])
+        now = joined([self.forwards(self.model, rollout, part, forced_LBFK, heads_LHE) for part in parts])
         order_B = _in_order_of_the_rollout(parts)
 
         def ordered(values: Tensor | None, dim: int = 0) -> Tensor | None:
             return None if values is None else values.index_select(dim, order_B)
 
-        routed = found.routes_LBFK is not None
+        routed = now.routes_LBFK is not None
         return OldPolicy(
-            logprobs_BT=found.logprobs_BT[order_B],
-            routes_LBFK=ordered(found.routes_LBFK, 1),
-            executed_LBFK=ordered(found.executed_LBFK, 1),
-            router_logprobs_LBTE=ordered(found.router_logprobs_LBTE, 1) if routed else None,
-            router_inputs_LBTH=ordered(found.router_inputs_LBTH, 1) if self.predictor else None,
-            top_logprobs_BTK=ordered(found.top_logprobs_BTK),
+            logprobs_BT=now.logprobs_BT[order_B],
+            routes_LBFK=ordered(now.routes_LBFK, 1),
+            executed_LBFK=ordered(now.executed_LBFK, 1),
+            router_logprobs_LBTE=ordered(now.router_logprobs_LBTE, 1) if routed else None,
+            router_inputs_LBTH=ordered(now.router_inputs_LBTH, 1) if self.predictor else None,
+            top_logprobs_BTK=ordered(now.top_logprobs_BTK),
             reference_logprobs_BT=self.reference_logprobs(rollout, minibatches),
         )
 
@@ -108,8 +108,8 @@ class Learner:
         if self._reference is None:
             return None
         parts = [part for minibatch in minibatches for part in minibatch]
-        found = [self.forwards(self._reference, rollout, part).logprobs_BT for part in parts]
-        return torch.cat(found)[_in_order_of_the_rollout(parts)]
+        logprobs = [self.forwards(self._reference, rollout, part).logprobs_BT for part in parts]
+        return torch.cat(logprobs)[_in_order_of_the_rollout(parts)]
 
     def update(
         self,

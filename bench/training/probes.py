@@ -32,9 +32,9 @@ class Probe:
     def _forward(self, model: PreTrainedModel, forced_LBFK: Tensor | None = None) -> Forward | None:
         if not routers(model):
             return None
-        found = forward(model, self._sequences, self._precision, forced_LBFK=forced_LBFK)
-        check_routes(found.routes_LBFK, self._sequences)
-        return found
+        now = forward(model, self._sequences, self._precision, forced_LBFK=forced_LBFK)
+        check_routes(now.routes_LBFK, self._sequences)
+        return now
 
 
 class UpdateProbe(Probe):
@@ -72,10 +72,10 @@ class UpdateProbe(Probe):
         return overall, {"expert_change_per_update": moved.expert_L}
 
 
-def _routes(found: Forward) -> Tensor:
+def _routes(now: Forward) -> Tensor:
     """Return the routes of a forward whose model has routers."""
-    assert found.routes_LBFK is not None
-    return found.routes_LBFK
+    assert now.routes_LBFK is not None
+    return now.routes_LBFK
 
 
 def attribution(free_N: Tensor, pinned_N: Tensor, changed_N: Tensor) -> dict[str, Tensor]:

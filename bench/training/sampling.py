@@ -109,8 +109,8 @@ def roll_out(
     repeated = [prompt for prompt in prompts for _ in range(responses)]
     end = task.tokenizer.eos_token_id
     encoded = task.tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt").to(model.device)
-    made = sample(model, encoded, responses, end, task.max_new_tokens, generator, decoding)
-    sequences = made.sequences
+    rollout = sample(model, encoded, responses, end, task.max_new_tokens, generator, decoding)
+    sequences = rollout.sequences
     responses_BT = sequences.tokens_BS[:, -sequences.response_width :]
     lengths_B = sequences.response_mask_BT.sum(-1)
     scores = []
@@ -118,7 +118,7 @@ def roll_out(
         finished = row_T[length - 1] == end
         text = task.tokenizer.decode(row_T[: length - finished])
         scores.append(task.score(prompt, str(text), finished))
-    return replace(made, scores_B=torch.tensor(scores, device=model.device))
+    return replace(rollout, scores_B=torch.tensor(scores, device=model.device))
 
 
 @torch.no_grad()
