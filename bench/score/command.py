@@ -10,8 +10,8 @@ from steadymoe.bench.audit import request as audits
 from steadymoe.bench.check import command as check
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
+from steadymoe.bench.runs import command as runs
 from steadymoe.bench.runs import dry, record, redo
-from steadymoe.bench.runs import request as runs
 from steadymoe.bench.score import board, comparison, entry, plan, standard
 from steadymoe.bench.score.plan import Plan
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
@@ -168,7 +168,7 @@ def _run(planned: Plan, again: bool) -> int:
         for line in redo.set_aside([run for run in planned.runs[planned.own_label] if _has_changed(run)]):
             print(visible(line), file=sys.stderr)
     for command in dict.fromkeys(map(tuple, planned.run_commands.values())):
-        if code := runs.answer([*command, *(["--redo"] if again else [])]):
+        if code := runs.main([*command, *(["--redo"] if again else [])]):
             return code
     flags = []
     try:
