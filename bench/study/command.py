@@ -9,7 +9,7 @@ import pandas as pd
 
 from steadymoe.bench.audit import report as audit_report
 from steadymoe.bench.audit import request as audit
-from steadymoe.bench.report import draw, report_page, tables
+from steadymoe.bench.report import report_page, tables, write
 from steadymoe.bench.report.figures import FigureSpec
 from steadymoe.bench.runs import request as runs
 from steadymoe.bench.score.recorded import NotRun, Recorded
@@ -123,7 +123,7 @@ def report(results: Path, pages: Path, formats: Sequence[str]) -> tuple[str, lis
 
 def _draw(results: Path, formats: Sequence[str], id: str, named: str, data: dict[str, pd.DataFrame]) -> list[Path]:
     spec = SPECS[id]
-    return draw.write(spec, spec.figure(data), results, named, formats)
+    return write.figure(results, spec.stem(named), spec.figure(data), spec.caption, formats)
 
 
 def answer(results: Path, pages: Path, formats: Sequence[str]) -> int:
