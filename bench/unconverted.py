@@ -8,7 +8,6 @@ from typing import Any
 from steadymoe.bench.bundles import request as bundle_request
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.arguments import Parser
-from steadymoe.bench.support.text import visible
 from steadymoe.bench.trainers import request as trainers_request
 
 

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench.report import collapses, tables, write
-from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.statistics import survival
 
 
@@ -177,29 +176,3 @@ def test_the_area_is_of_the_arms_own_frontier_and_none_where_its_grid_has_holes(
     board = tables.leaderboard(steps, runs, more.to_frame())
     assert "–" in write.to_markdown(board)
     assert write.to_numbers(board)["frontier area n"].isin([0, 3]).all()
-
-
-@pytest.mark.parametrize("name", ["fig06", "fig12", "fig13"])
-def test_figures_of_stability_are_drawn_from_these_tables(name: str) -> None:
-    runs = grid()
-    steps = steps_of(runs)
-    cells, lines = collapses.frontier_tables(collapses.frontiers(runs, steps))
-    if name == "fig06":  # no more arms than one panel takes
-        few = runs.sort_values("collapsed_step")["arm"].unique()[:8]
-        runs, steps = runs[runs["arm"].isin(few)], steps[steps["arm"].isin(few)]
-    roc, warnings = collapses.early_warnings(steps, runs)
-    data = {
-        "steps": steps,
-        "survival_curves": collapses.survival_curves(runs),
-        "collapse_steps": collapses.collapse_steps(runs),
-        "frontier_grid": cells,
-        "frontier_line": lines,
-        "roc": roc,
-        "warnings": warnings,
-    }
-    paper = FIGURES[name]
-    assert paper.lacks(data) is None
-    figure = paper.figure(data)
-    assert not figure.numbers.empty
-    if name == "fig12":
-        assert "Mini-batch fixed at 4 prompts" in " ".join(figure.texts[-1].get_text().split())

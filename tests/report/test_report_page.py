@@ -15,7 +15,7 @@ import pytest
 
 from steadymoe.bench.config import identity
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.report import archive, command, figures, report_page, tables, write
+from steadymoe.bench.report import archive, figures, report_page, tables, write
 from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.runs import damage, record
 from steadymoe.bench.statistics import collapse, estimates
@@ -96,15 +96,6 @@ def test_curves_are_smoothed_within_seeds_and_averaged_over_them() -> None:
     assert geometric["low"].item() > 0
 
 
-def test_one_number_of_a_curve() -> None:
-    curve = pd.Series([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5])
-    assert tables.one_number(curve, "last") == 0.5
-    assert tables.one_number(curve, "fall") == 0.5
-    assert tables.one_number(curve, "end") == 0.5
-    assert tables.one_number(curve, "median") == 0.5
-    np.testing.assert_allclose(tables.one_number(curve, "mean"), 7.5 / 11)
-
-
 def test_the_summary_has_the_numbers_of_the_runs(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
     summary = tables.summary(steps, runs).set_index("arm")
     assert summary["n"].tolist() == [3, 3, 3]
@@ -166,29 +157,6 @@ def test_the_leaderboard_is_ranked_by_final_reward_and_takes_further_columns(
     assert board.set_index("arm")["frontier area"].to_dict() == more["frontier area"].to_dict()
     assert board["collapsed (recorded)"].tolist() == [0, 0, 0]
     assert board["collapsed"].isna().all()
-
-
-def test_latex_has_a_cell_for_each_column_and_nothing_unescaped() -> None:
-    table = pd.DataFrame(
-        {
-            "arm_a": ["50 % & more", r"a\b~c^d {e} $f# π²"],
-            "n": [1, 2],
-            "reward": [estimates.Estimate(0.5, 0.4, 0.6, 3)] * 2,
-        }
-    )
-    text = write.to_latex(table, "of 100 %")
-    lines = text.splitlines()
-    begun = re.findall(r"\\begin\{(\w+)\}", text)
-    assert begun == list(reversed(re.findall(r"\\end\{(\w+)\}", text))) == ["table", "tabular"]
-    assert [line for line in lines if line.endswith("rule")] == [r"\toprule", r"\midrule", r"\bottomrule"]
-    rows = [line for line in lines if line.endswith(r"\\")]
-    assert len(rows) == 3
-    assert r"\begin{tabular}{lrr}" in lines
-    assert all(len(re.findall(r"(?<!\\)&", row)) == 2 for row in rows)
-    assert r"arm\_a" in rows[0]
-    assert rows[1].startswith(r"50 \% \& more & 1 & 0.5 [0.4, 0.6]")
-    assert r"a\textbackslash{}b\textasciitilde{}c\textasciicircum{}d \{e\} \$f\# $\pi$$^2$" in rows[2]
-    assert r"\caption{of 100 \%}" in lines
 
 
 class Page(HTMLParser):
