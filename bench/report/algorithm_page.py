@@ -38,37 +38,19 @@ about a reconstruction is a claim about this suite's version of the algorithm.
 _CHOICES = """Every other name that `steadymoe run` takes, with the first sentence of its YAML in `conf/`. Settings \
 that take a value are in [commands.md](commands.md#settings).
 """
-# Config group → heading, and how to choose.
+# Config group → how to choose from it.
 _GROUPS = {
-    "advantage": (
-        "Advantages",
-        "`advantage=group_mean`: how rewards become advantages, instead of the algorithm's own way.",
-    ),
-    "correction": (
-        "Corrections",
-        "`correction=tis`: a weight for the mismatch ρ = π_old/μ between trainer and sampler. An algorithm whose ratio "
-        "is anchored at the sampler takes no correction.",
-    ),
-    "routing": (
-        "Routing",
-        "`routing=r2`: which experts a training forward runs. The routers' own choice is recorded either way; see "
-        "[models.md](models.md#routing).",
-    ),
-    "engine": (
-        "Engines",
-        "`engine=fp8 engine.strength=0.5`: how the sampler differs from the trainer, and by how much; see "
-        "[models.md](models.md#the-axis-engine).",
-    ),
-    "model": (
-        "Models",
-        "`model=micro`: a small model with random weights, or a checkpoint. `model.config.num_experts=32` overrides a "
-        "field of its config, `+model.config.head_dim=32` adds a field. [models.md](models.md) has the sizes.",
-    ),
-    "task": ("Tasks", "`task=chain`: prompts, and the score of a response."),
-    "experiment": (
-        "Experiments",
-        "`experiment=quickstart`: a sweep saved as a file, with its number of runs and the time they took.",
-    ),
+    "advantage": "`advantage=group_mean`: how rewards become advantages, instead of the algorithm's own way.",
+    "correction": "`correction=tis`: a weight for the mismatch ρ = π_old/μ between trainer and sampler. An algorithm "
+    "whose ratio is anchored at the sampler takes no correction.",
+    "routing": "`routing=r2`: which experts a training forward runs. The routers' own choice is recorded either way; "
+    "see [models.md](models.md#routing).",
+    "engine": "`engine=fp8 engine.strength=0.5`: how the sampler differs from the trainer, and by how much; see "
+    "[models.md](models.md#the-axis-engine).",
+    "model": "`model=micro`: a small model with random weights, or a checkpoint. `model.config.num_experts=32` "
+    "overrides a field of its config, `+model.config.head_dim=32` adds a field. [models.md](models.md) has the sizes.",
+    "task": "`task=chain`: prompts, and the score of a response.",
+    "experiment": "`experiment=quickstart`: a sweep saved as a file, with its number of runs and the time they took.",
 }
 _BOUNDS = ("clip", "cap", "max_", "tau", "c1_", "c2_", "gamma", "floor")
 
@@ -103,10 +85,10 @@ def markdown() -> str:
 def _choices() -> list[str]:
     """Return a table for each config group but algorithms, which have theirs above."""
     lines = ["## Other choices", "", _CHOICES]
-    for group, (heading, usage) in _GROUPS.items():
+    for group, usage in _GROUPS.items():
         names = sorted(path.name.removesuffix(".yaml") for path in (CONF / group).glob("*.yaml"))
         rows = [f"| `{name}` | {summary(group, name)} |" for name in names]
-        lines += [f"### {heading}", "", usage, "", "| name | |", "|---|---|", *rows, ""]
+        lines += [f"### {group.capitalize()}", "", usage, "", "| name | |", "|---|---|", *rows, ""]
     return lines
 
 

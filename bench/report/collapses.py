@@ -46,7 +46,7 @@ X, Y = "learning_rate", "updates_per_rollout"
 
 
 def survival_curves(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return Kaplan–Meier curves: arm, step, survival, low, high, n; empty if no run was seen to collapse.
+    """Return Kaplan–Meier curves: arm, step, survival, low, high, n, collapsed; empty if no run was seen to collapse.
 
     A curve ends at the last step at which a collapse could be seen.
     """
@@ -58,28 +58,8 @@ def survival_curves(runs: pd.DataFrame) -> pd.DataFrame:
         curve, last = survival.kaplan_meier(*survival.of_runs(ours)), ours["judged_until"].max()
         if curve["step"].iloc[-1] < last:  # all runs have collapsed: extend the curve to the last judged step
             curve = pd.concat([curve, curve.iloc[[-1]].assign(step=last)], ignore_index=True)
-        parts.append(curve.assign(arm=arm, n=len(ours)))
-    return pd.concat(parts, ignore_index=True)[["arm", "step", "survival", "low", "high", "n"]]
-
-
-def collapse_steps(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the collapses of each arm, over the runs that can be judged.
-
-    Columns: arm, n, collapsed, falling (runs that fall too near their end to be judged), and the restricted mean of
-    steps without a collapse, as text.
-    """
-    runs = runs[runs["judged_until"] > 0]
-    rows = [
-        {
-            "arm": arm,
-            "n": len(ours),
-            "collapsed": int(ours["collapsed_step"].notna().sum()),
-            "falling": int(ours["falling_since"].notna().sum()),
-            f"steps without, of {_horizon(runs)}": str(_restricted_mean(ours, _horizon(runs))),
-        }
-        for arm, ours in runs.groupby("arm")
-    ]
-    return pd.DataFrame(rows)
+        parts.append(curve.assign(arm=arm, n=len(ours), collapsed=ours["collapsed_step"].count()))
+    return pd.concat(parts, ignore_index=True)[["arm", "step", "survival", "low", "high", "n", "collapsed"]]
 
 
 def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Frontier]:

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -73,7 +73,6 @@ def with_derived(recorded: Tables, takes: Sequence[str] | None = None) -> Tables
     derived: dict[str, Callable[[], pd.DataFrame]] = {
         "by_arm": lambda: collapses.by_arm(steps, runs, frontiers()),
         "survival_curves": lambda: collapses.survival_curves(runs),
-        "collapse_steps": lambda: collapses.collapse_steps(runs),
         "frontier_grid": lambda: grid_and_line()[0],
         "frontier_line": lambda: grid_and_line()[1],
         "roc": lambda: roc_and_warnings()[0],
@@ -152,15 +151,14 @@ def figures_of(experiment: str, alone: bool = True) -> list[FigureSpec]:
 # The report
 
 
-class Report:
+class Report(NamedTuple):
     """What ``make`` has written."""
 
-    def __init__(self, files: list[Path], table: str, missing: list[str]) -> None:
-        self.files = files
-        self.table = table
-        """The summary tables as Markdown."""
-        self.missing = missing
-        """One line for each figure that was not drawn, with the data that it lacks."""
+    files: list[Path]
+    table: str
+    """The summary tables as Markdown."""
+    missing: list[str]
+    """One line for each figure that was not drawn, with the data that it lacks."""
 
 
 def make(

@@ -56,13 +56,6 @@ def test_survival_goes_to_the_end_of_what_was_seen() -> None:
     assert collapses.survival_curves(runs_of({"gspo": [None] * 3})).empty
 
 
-def test_the_table_of_collapses_counts_and_restricts() -> None:
-    table = collapses.collapse_steps(RUNS).set_index("arm")
-    assert table["collapsed"].to_dict() == {"grpo": 2, "gspo": 0}
-    assert str(survival.restricted_mean([40] * 3, [10.0, 20.0, None], 40)) in table.loc["grpo"].tolist()
-    assert table.columns[-1] == "steps without, of 40"
-
-
 def grid() -> pd.DataFrame:
     """GRPO collapses where the rate is high and there are many updates; GSPO nowhere."""
     parts = []
@@ -117,22 +110,18 @@ def test_what_cannot_be_judged_any_more_is_neither_stable_nor_collapsed() -> Non
     assert survival.of_runs(runs) == ([31.0] * 4, [10.0, 20.0, None, None])
     curve = collapses.survival_curves(runs)
     assert curve["step"].tolist() == [0, 10, 20, 31]
-    table = collapses.collapse_steps(runs)
-    assert table[["n", "collapsed", "falling"]].to_numpy().tolist() == [[4, 2, 1]]
-    assert table.columns[-1] == "steps without, of 31"
+    assert curve[["n", "collapsed"]].drop_duplicates().to_numpy().tolist() == [[4, 2]]
     summary = tables.summary(steps_of(runs), runs.assign(status="diverged"))
     assert summary[["collapsed", "collapsed (recorded)", "falling"]].to_numpy().tolist() == [[2, 4, 1]]
     _, warnings = collapses.early_warnings(steps_of(runs), runs)
     assert warnings[["stable", "collapsed"]].to_numpy()[0].tolist() == [1, 2]
     short = runs.assign(judged_until=0, collapsed_step=np.nan)
     assert collapses.survival_curves(short).empty
-    assert collapses.collapse_steps(short).empty
     assert collapses.early_warnings(steps_of(short), short)[1].empty
     assert tables.summary(steps_of(short), short)["collapsed"].isna().all()
     assert "reward IQM" in collapses.by_arm(steps_of(short), short, {})
     late = runs_of({"grpo": [36.0, None, None]}, judged_until=31)  # not finite, seen where nothing else would be
     assert survival.of_runs(late)[1] == [None] * 3
-    assert collapses.collapse_steps(late)["collapsed"].tolist() == [1]
 
 
 def test_a_warning_that_is_always_right_has_area_one_and_silence_a_half() -> None:

@@ -155,16 +155,17 @@ def test_the_design_is_not_guessed_where_neither_is_fixed() -> None:
     assert style.design(steps[:1]) == ""
 
 
-def test_survival_steps_down_and_its_table_stands_below() -> None:
+def test_survival_steps_down_and_counts_the_collapsed() -> None:
     rows = {"step": [0, 10, 50], "survival": [1.0, 0.6, 0.6], "low": [1.0, 0.3, 0.3], "high": [1.0, 0.8, 0.8], "n": 10}
-    found = pd.concat([pd.DataFrame(rows).assign(arm="grpo"), pd.DataFrame(rows).assign(arm="gspo", survival=1.0)])
-    table = pd.DataFrame({"arm": ["grpo", "gspo"], "n": 10, "collapsed": [4, 0], "step": [31.5, 50.0]})
-    figure = stability.survival(found, table, pd.DataFrame({"arm": ["grpo", "gspo"], "algorithm": ["grpo", "gspo"]}))
-    assert shown(figure, 0) == {"grpo": [1.0, 0.6, 0.6], "gspo": [1.0, 1.0, 1.0]}
+    grpo, gspo = pd.DataFrame(rows), pd.DataFrame(rows | {"survival": 1.0})
+    found = pd.concat([grpo.assign(arm="grpo", collapsed=4), gspo.assign(arm="gspo", collapsed=0)])
+    figure = stability.survival(found, pd.DataFrame({"arm": ["grpo", "gspo"], "algorithm": ["grpo", "gspo"]}))
+    assert shown(figure, 0) == {
+        "grpo: 4 of 10 collapsed": [1.0, 0.6, 0.6],
+        "gspo: 0 of 10 collapsed": [1.0, 1.0, 1.0],
+    }
     assert figure.axes[0].lines[0].get_drawstyle() == "steps-post"
-    (drawn,) = figure.axes[1].tables
-    assert drawn[1, 3].get_text().get_text() == "31.5"
-    assert "n = 10" in said(figure)
+    assert figure.numbers["low"].tolist()[:3] == [1.0, 0.3, 0.3]
 
 
 def test_distributions_are_shares_of_all_counts_and_know_their_bins() -> None:
@@ -422,7 +423,7 @@ def test_a_figure_says_what_it_lacks() -> None:
     assert FIGURES["fig14"].lacks(found) == "runs with 2 values of strength"
     assert FIGURES["fig07"].lacks(found) == "runs that record rollout_kl_k3"
     assert FIGURES["fig08"].lacks(found) == "the table histograms"
-    assert FIGURES["fig06"].lacks(found) == "the table survival_curves, collapse_steps"
+    assert FIGURES["fig06"].lacks(found) == "the table survival_curves"
     assert FIGURES["fig01"].lacks(found) is None
     many = long_table({"reward": reward}, arms(algorithm=[f"a{k}" for k in range(9)]))
     assert "at most 8" in str(FIGURES["overview"].lacks({"steps": many}))

@@ -107,7 +107,7 @@ def _has_twins(steps: pd.DataFrame) -> str | None:
 _STALE = ("updates_per_rollout",)
 _LINE, _ARM, _KL = ("algorithm", "routing", "correction"), ("arm",), ("reward", "rollout_kl_k3")
 _MOMENTS = ("log_ratio_moment_free", "log_ratio_moment_pinned")
-_SURVIVAL, _FRONTIER = ("survival_curves", "collapse_steps", "steps"), ("frontier_grid", "frontier_line", "steps")
+_SURVIVAL, _FRONTIER = ("survival_curves", "steps"), ("frontier_grid", "frontier_line", "steps")
 _GRID = ("learning_rate", "updates_per_rollout")
 # fmt: off
 _LIST = [

@@ -15,37 +15,31 @@ from steadymoe.bench.statistics import estimates
 _LAST_UPDATES = 48
 
 
-def survival(curves: pd.DataFrame, table: pd.DataFrame, steps: pd.DataFrame) -> DataFigure:
-    """Share of runs that have not collapsed, over steps, and when they did (R3, 2510.11370, main table).
+def survival(curves: pd.DataFrame, steps: pd.DataFrame) -> DataFigure:
+    """Share of runs that have not collapsed, over steps, and how many have (R3, 2510.11370, main table).
 
-    ``curves``: ``collapses.survival_curves``. ``table``: ``collapses.collapse_steps``. ``steps`` names the
-    algorithm of each arm.
+    ``curves``: ``collapses.survival_curves``. ``steps`` names the algorithm of each arm.
     """
     few_seeds = curves["n"].max() < estimates.LEAST_FOR_BOOTSTRAP
     with style.figure_style():
-        figure, (axis, below) = style.panels(2, 1, 2.3 + 0.17 * len(table), height_ratios=[1, 0.08 * (len(table) + 1)])
+        figure, (axis,) = style.panels(1, 1, 2.3)
         axis.set_ylabel("runs not collapsed (share)")
         for arm, look in looks.of_lines(steps).items():
             curve = curves[curves["arm"] == arm].sort_values("step")
+            if curve.empty:  # too short to be judged
+                continue
             drawn: Any = {"color": look.colour, "marker": look.marker if look.marked else None, "markersize": 2.6}
-            axis.step(curve["step"], curve["survival"], look.dashes, where="post", linewidth=1.2, label=arm, **drawn)
-            band = curve[["step", "low", "high"]].to_numpy().T
-            if not few_seeds:
+            name = f"{arm}: {curve['collapsed'].iloc[0]} of {curve['n'].iloc[0]} collapsed"
+            axis.step(curve["step"], curve["survival"], look.dashes, where="post", linewidth=1.2, label=name, **drawn)
+            shown = curve.rename(columns={"step": "x", "survival": "mean"})[["x", "mean", "low", "high", "n"]]
+            if few_seeds:
+                shown = shown.drop(columns=["low", "high"])
+            else:
+                band = curve[["step", "low", "high"]].to_numpy().T
                 axis.fill_between(*band, step="post", color=look.colour, alpha=0.08, linewidth=0)
-            shown = curve.rename(columns={"step": "x", "survival": "mean"})
-            style.note(axis, str(arm), shown[["x", "mean", *(() if few_seeds else ("low", "high")), "n"]])
+            style.note(axis, str(arm), shown)
         axis.set_ylim(0, 1.04)
         axis.set_xlabel("step (rollout)")
-        below.axis("off")
-        below.grid(visible=False)
-        cells = table.map(lambda cell: f"{cell:.3g}" if isinstance(cell, float) else str(cell))
-        lower = below.table(cells.to_numpy().tolist(), colLabels=list(table.columns), loc="center", cellLoc="left")
-        lower.auto_set_font_size(False)
-        lower.set_fontsize(6.5)
-        lower.auto_set_column_width(range(len(table.columns)))
-        for (row, _), cell in lower.get_celld().items():
-            cell.visible_edges = "B" if row else "TB"
-            cell.set_linewidth(0.4)
         n = style.span(curves.groupby("arm")["n"].max().tolist())
         shaded = "every step down is a seed" if few_seeds else "shaded: its nominal 95 % interval"
         text = f"Kaplan–Meier estimate over seeds, n = {n}; {shaded}; runs that ended stable are censored."
