@@ -129,8 +129,8 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
     rows, kinds = -(-len(methods) // 2), 1 if base is None else 2
     with style.figure_style():
         figure, axes = style.panels(rows * kinds, 2, 1.55 * rows * kinds + 0.5, sharex=True)
-        for place, axis in enumerate(axes):
-            row, kind, right = place // 2 // kinds, place // 2 % kinds, place % 2
+        for place in sorted(range(len(axes)), key=lambda place: place // 2 % kinds):  # all rewards, then differences
+            axis, row, kind, right = axes[place], place // 2 // kinds, place // 2 % kinds, place % 2
             if axis is not axes[2 * kind]:
                 axis.sharey(axes[2 * kind])
             if 2 * row + right >= len(methods):  # an empty place in the grid of panels
