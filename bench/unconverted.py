@@ -14,17 +14,6 @@ from steadymoe.bench.trainers import request as trainers_request
 def main(words: list[str]) -> int:
     """Run the verb ``words[0]`` and return its exit code."""
     verb, *rest = words
-    if verb == "check":
-        from steadymoe.bench.check import request as check
-
-        return check.answer(rest)
-    if verb == "score":
-        from steadymoe.bench.score import arguments as score_arguments
-
-        parsed = score_arguments.read(Parser(prog="steadymoe score", allow_abbrev=False), rest)
-        from steadymoe.bench.score import command as score
-
-        return score.main(parsed)
     if verb == "calibrate":
         from steadymoe.bench.calibration import request as calibration
 
