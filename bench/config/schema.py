@@ -140,7 +140,7 @@ class ColdStart:
     """Supervised training before reinforcement."""
 
     path: str | None = setting("a model.safetensors to start from instead")
-    noise: float = share("probability that a demonstrated step is wrong")
+    noise: float = setting("probability that a demonstrated step is wrong", at_least=0, below=1)
     accuracy_low: float = share("training stops at the first check with this accuracy or a higher one")
     accuracy_high: float = share("training fails at a check with a higher accuracy")
     learning_rate: float = setting("step size of AdamW", above=0)
