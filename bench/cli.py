@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from steadymoe.bench.bundles import request as bundle_request
 from steadymoe.bench.score import arguments as score_arguments
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.arguments import Parser
@@ -34,6 +33,7 @@ _AUDIT_HELP = (
 
 # Verbs of earlier versions → what replaced them.
 _REPLACED = {
+    "bundle": "steadymoe audit --bundle FILE, or steadymoe audit --conformance TENSORS",
     "board": "steadymoe score --verify FOLDER",
     "claims": "steadymoe study",
     "gates": "steadymoe study",
@@ -101,10 +101,10 @@ def _answer(words: list[str]) -> None:
         from steadymoe.bench.calibration import request as calibration
 
         sys.exit(calibration.answer(words[1:]))
-    if words[:1] == ["audit"] and words[1:2] != ["report"]:
-        from steadymoe.bench.audit import request as audit
+    if words[:1] == ["audit"]:
+        from steadymoe.bench.audit import command as audit
 
-        sys.exit(audit.answer(words[1:]))
+        sys.exit(audit.main(words[1:]))
     if words[:2] == ["study", "run"]:
         from steadymoe.bench.study import command as study
 
@@ -118,9 +118,7 @@ def _answer(words: list[str]) -> None:
         "figures": _figures,
         "study": _study,
         "status": _status,
-        "bundle": bundle_request.answer,
         "import": trainers_request.answer,
-        "audit": _audit_report,
     }
     if getattr(arguments, "page", None) is not None:
         atomic_files.replaceable(arguments.page)  # before the minutes that its content takes
@@ -128,10 +126,7 @@ def _answer(words: list[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Of every verb but the ones that take their words as they are: run, check, score, calibrate, audit.
-
-    ``audit report`` is a verb with arguments.
-    """
+    """Of every verb but the ones that take their words as they are: run, check, score, calibrate, audit."""
     parser = Parser(prog="steadymoe", description="Is this RL algorithm stable on MoE models?")
     parser.add_argument("--version", action=_Version, nargs=0, help="version and, in a checkout, revision")
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -139,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("check", help=_CHECK_HELP)
     verbs.add_parser("score", help=score_arguments.HELP)
     verbs.add_parser("calibrate", help=_CALIBRATE_HELP)
-    _add_audit_report(verbs.add_parser("audit", help=_AUDIT_HELP).add_subparsers(required=True))
+    verbs.add_parser("audit", help=_AUDIT_HELP)
     for verb, what in (
         ("report", "tables, figures and report.html from recorded runs"),
         ("figures", "one or several figures: `steadymoe figures --list`, `steadymoe figures fig05`"),
@@ -168,27 +163,8 @@ def _parser() -> argparse.ArgumentParser:
         if verb == "study":
             sub.add_argument("list", nargs="?", choices=("list",), help="list the experiments instead")
             sub.add_argument("--pages", type=Path, help="where claims.md and gates.md go (default: the results folder)")
-    bundle_request.add(verbs)
     trainers_request.add(verbs)
     return parser
-
-
-def _add_audit_report(verbs: Any) -> None:
-    """Add ``report`` to the verbs of ``steadymoe audit``."""
-    verb = verbs.add_parser("report", help="tables and figures over the checkpoints of an experiment: docs/audit.md")
-    verb.add_argument("--experiment", default="audit", help="the experiment of the audits (default: audit)")
-    verb.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
-    verb.add_argument("--losses", metavar="A,B", help="only these losses, by label (default: all)")
-    verb.add_argument("--against", metavar="LOSS", help="the loss that the others are compared with (default: grpo)")
-    verb.add_argument("--drift", type=int, metavar="K", help="the largest k that is shown (default: the largest)")
-    verb.add_argument("--format", metavar="A,B", help="some of png,svg,pdf (default: all)")
-    verb.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what these need, in one file, and draw nothing")
-
-
-def _audit_report(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.audit import report
-
-    return report.answer(arguments)
 
 
 def _report(arguments: argparse.Namespace) -> int:

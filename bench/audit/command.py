@@ -46,9 +46,7 @@ def main(words: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of everything but ``report``."""
-    parser = Parser(
-        prog="steadymoe audit", description=_MEASURE, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="steadymoe audit", description=_MEASURE, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
     parser.add_argument("--dry", action="store_true", help="print what exists and what would run")
     parser.add_argument("--redo", action="store_true", help="measure everything again")
@@ -133,9 +131,7 @@ def _report(arguments: argparse.Namespace) -> int:
     if not set(formats) <= set(FORMATS):
         raise UserError(f"--format takes {', '.join(FORMATS)}; got {arguments.format}")
     losses = None if arguments.losses is None else [name.strip() for name in arguments.losses.split(",")]
-    written = report.write(
-        arguments.results, arguments.experiment, formats, losses, arguments.against, arguments.drift
-    )
+    written = report.write(arguments.results, arguments.experiment, formats, losses, arguments.against, arguments.drift)
     print(written.ranking)
     for line in [*(f"wrote {path}" for path in written.files), *written.missing]:
         print(visible(line))

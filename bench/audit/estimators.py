@@ -26,7 +26,6 @@ import numpy as np
 
 from steadymoe.bench.statistics import estimates
 
-
 Statistic = Callable[[np.ndarray], float]
 
 

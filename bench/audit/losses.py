@@ -1,4 +1,4 @@
-"""The losses of an audit, from ``audit.algorithms`` and ``audit.arms`` to trainers on one model, and their reference."""
+"""The losses of an audit, from ``audit.algorithms`` and ``audit.arms`` to trainers on one model; their reference."""
 
 import shlex
 from collections.abc import Mapping
@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel
 
-from steadymoe.algorithms import Batch, build
+from steadymoe.algorithms import build
 from steadymoe.algorithms.advantages import LeaveOneOut
 from steadymoe.algorithms.objective import KL, Objective
 from steadymoe.algorithms.reinforce import Reinforce
+from steadymoe.bench.check import batches
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError, Run
 from steadymoe.bench.config.identity import is_name
@@ -95,33 +96,18 @@ def _without_samples(config: RunConfig) -> RunConfig:
 
 
 def _objective(config: RunConfig) -> Objective:
-    algorithm, correction = config.algorithm, build(config.correction)
-    return Objective(build(algorithm.loss), correction, kl=algorithm.kl, entropy_bonus=algorithm.entropy_bonus)
+    loss, correction, algorithm = build(config.algorithm.loss), build(config.correction), config.algorithm
+    return Objective(loss=loss, correction=correction, kl=algorithm.kl, entropy_bonus=algorithm.entropy_bonus)
 
 
 def _has_gradient(objective: Objective) -> bool:
-    """Return whether a loss has a gradient on policy, on four responses with advantages of either sign."""
-    old_BT = -0.1 - torch.rand(4, 5, generator=torch.Generator().manual_seed(0))
-    now_BT, entropy_BT = old_BT.clone().requires_grad_(), torch.ones(4, 5).requires_grad_()
-    top_BTK = torch.full((4, 5, objective.traits.top_k + 1), -1.0)
-    top_BTK[..., -1] = old_BT
-    batch = Batch(
-        logprobs_BT=now_BT,
-        mask_BT=torch.ones(4, 5, dtype=torch.long),
-        advantages_BT=torch.tensor([1.0, -1.0, 0.5, -0.5])[:, None].expand(4, 5),
-        old_logprobs_BT=old_BT,
-        rollout_logprobs_BT=old_BT,
-        groups_B=torch.tensor([0, 0, 1, 1]),
-        reference_logprobs_BT=old_BT - 0.1,
-        entropy_BT=entropy_BT,
-        router_log_ratio_LBTK=torch.zeros(1, 4, 5, 1),
-        top_logprobs_BTK=top_BTK,
-        old_top_logprobs_BTK=top_BTK,
-        rollout_top_logprobs_BTK=top_BTK,
-        state=objective.loss.initial_state(),
-    )
-    loss = objective(batch).loss
+    """Return whether a loss has a gradient on policy."""
+    batch = batches.ragged(scale=0.0, top_k=objective.traits.top_k or 1)
+    assert batch.entropy_BT is not None
+    leaves = batch.logprobs_BT.clone().requires_grad_(), batch.entropy_BT.clone().requires_grad_()
+    state = objective.loss.initial_state()
+    loss = objective(replace(batch, logprobs_BT=leaves[0], entropy_BT=leaves[1], state=state)).loss
     if not loss.requires_grad:
         return False
-    slopes = torch.autograd.grad(loss, (now_BT, entropy_BT), allow_unused=True)
+    slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
     return any(slope is not None and bool(slope.any()) for slope in slopes)

@@ -183,9 +183,7 @@ def _check(run: Run) -> None:
         f"audit.minibatches ({audit.minibatches}) must be at least twice audit.groups ({audit.groups}): a group of one "
         "mini-batch has no noise of its own": audit.minibatches < 2 * audit.groups,
         "this model is dense and has no routers to replay or to scale; use audit.routing=[free] and "
-        "audit.router_scale=[1.0]": (
-            not has_experts and (audit.routing != ("free",) or audit.router_scale != (1.0,))
-        ),
+        "audit.router_scale=[1.0]": (not has_experts and (audit.routing != ("free",) or audit.router_scale != (1.0,))),
         "audit.routing: r3 replays the sampler's routes, which engine=exact shares with r2; use r2": (
             "r3" in audit.routing and run.choices["engine"] == "exact"
         ),
@@ -214,5 +212,5 @@ def _code() -> str:
 
 def _changes(loss: Run, run: Run) -> dict[str, Any]:
     """Return a loss's algorithm, and each number that differs from the algorithm's YAML and the audit's config."""
-    changed = {key: value for key, value in loss.axes.items() if run.axes.get(key, loss) != value}
+    changed = {k: value for k, value in loss.axes.items() if k not in run.axes or run.axes[k] != value}
     return {"algorithm": loss.choices["algorithm"]} | changed

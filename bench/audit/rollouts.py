@@ -115,7 +115,7 @@ def freeze(learner: Learner, trainer: Trainer, losses: Sequence[Loss], rollout: 
 
 
 def drifted(trainer: Trainer, rollout: Rollout, updates: Sequence[int]) -> Iterator[int]:
-    """Take ``trainer`` from update to update on ``rollout``; yield each of ``updates``, in rising order, at its weights.
+    """Take ``trainer`` from update to update on ``rollout``; yield each of ``updates``, in rising order.
 
     Raises FloatingPointError for an update that is not finite.
     """

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from steadymoe.bench.audit import request as audits
+from steadymoe.bench.audit import command as audit
+from steadymoe.bench.audit import plan as audits
 from steadymoe.bench.check import request as check
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
@@ -126,7 +127,7 @@ def _run(part: Part, planned: Plan, again: bool) -> int:
                 print(visible(line), file=sys.stderr)
         execute = runs.answer
     else:
-        execute = audits.answer
+        execute = audit.main
         try:
             audits.refuse_others(planned.audits(part))
             again = False

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from steadymoe.bench.audit import request as audits
+from steadymoe.bench.audit import plan as audits
 from steadymoe.bench.check import request as check
 from steadymoe.bench.config import compose, identity
 from steadymoe.bench.score.recorded import Arm, Audited
@@ -62,7 +62,7 @@ class Plan:
             self._cached[part.name] = [compose.plan(command[1:], multirun=True) for command in commands]
         return self._cached[part.name]
 
-    def audits(self, part: Part) -> list[audits.Planned]:
+    def audits(self, part: Part) -> list[audits.PlannedAudit]:
         """The audits of a part of audits. Composed once."""
         if part.name not in self._cached:
             self._cached[part.name] = [audit for command in self.commands(part) for audit in audits.plan(command)]
