@@ -233,15 +233,12 @@ def _response(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _values(value: Any, name: str, dtype: torch.dtype = torch.long) -> Tensor:
     """Return a list of finite numbers as a tensor; integers from 0 to 2^31 − 1 unless ``dtype`` is a float."""
-    values_X = _tensor(value)
-    kinds = (torch.int64,) if dtype == torch.long else (torch.int64, torch.float32)
+    is_whole, values_X = dtype == torch.long, _tensor(value)
+    kinds = (torch.int64,) if is_whole else (torch.int64, torch.float32)
     fine = values_X is not None and values_X.ndim == 1 and (not len(values_X) or values_X.dtype in kinds)
-    if values_X is None or not fine or not values_X.isfinite().all():
-        raise BadBundle(
-            f"{name} must hold {'integers' if dtype == torch.long else 'finite numbers'}; got {_shown(value)}"
-        )
-    if dtype == torch.long and ((values_X < 0) | (values_X >= 2**31)).any():
-        raise BadBundle(f"{name} must be at least 0 and below 2^31; got {_shown(value)}")
+    if values_X is None or not fine or not values_X.isfinite().all() or (is_whole and not _fits(values_X)):
+        wanted = "integers from 0 to 2^31 − 1" if is_whole else "finite numbers"
+        raise BadBundle(f"{name} must hold {wanted}; got {reprlib.repr(value)}")
     return values_X.to(dtype)
 
 
@@ -250,7 +247,7 @@ def _mask(value: Any, tokens_W: Tensor | None) -> Tensor:
     mask_W = _tensor(value)
     fine = mask_W is not None and mask_W.ndim == 1 and (tokens_W is None or len(mask_W) == len(tokens_W))
     if mask_W is None or not fine or not ((mask_W == 0) | (mask_W == 1)).all():
-        raise BadBundle(f"response_mask must be a list of 0 and 1, as long as the response; got {_shown(value)}")
+        raise BadBundle(f"response_mask must be 0 and 1, as many as response has tokens; got {reprlib.repr(value)}")
     return mask_W
 
 
@@ -261,8 +258,8 @@ def _tensor(value: Any) -> Tensor | None:
         return None
 
 
-def _shown(value: Any) -> str:
-    return reprlib.repr(value)
+def _fits(values_X: Tensor) -> bool:
+    return bool(((values_X >= 0) & (values_X < 2**31)).all())
 
 
 def _joined(responses: Sequence[Mapping[str, Any]]) -> Bundle:
@@ -275,10 +272,14 @@ def _joined(responses: Sequence[Mapping[str, Any]]) -> Bundle:
     size = len(next(iter(groups.values())))
     for group, rows in groups.items():
         if len(rows) != size:
-            raise BadBundle(f"groups must have one size; {_shown(group)} has {len(rows)} responses, the first {size}")
+            raise BadBundle(
+                f"groups must have one size; {reprlib.repr(group)} has {len(rows)} responses, the first {size}"
+            )
         for name in ("prompt", "minibatches"):
             if any(row[name] != rows[0][name] for row in rows):
-                raise BadBundle(f"the responses of a group must share {name}; those of group {_shown(group)} do not")
+                raise BadBundle(
+                    f"the responses of a group must share {name}; those of group {reprlib.repr(group)} do not"
+                )
     ordered = [row for rows in groups.values() for row in rows]
     lengths_B = torch.tensor([row["length"] for row in ordered])
     longest = int(lengths_B.max())
