@@ -71,7 +71,7 @@ def _report_parser() -> argparse.ArgumentParser:
     parser.add_argument("--losses", metavar="A,B", help="only these losses, by label (default: all)")
     parser.add_argument("--against", metavar="LOSS", help="the loss to compare with (default: grpo, else the first)")
     parser.add_argument("--drift", type=int, metavar="K", help="the largest k to show (default: the largest)")
-    parser.add_argument("--format", metavar="A,B", help="some of png,svg,pdf (default: all)")
+    parser.add_argument("--format", default="png,svg,pdf", metavar="A,B", help="some of png,svg,pdf (default: all)")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive the data in one file, and draw nothing")
     return parser
 
@@ -118,20 +118,22 @@ def _failed(error: Any) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     from steadymoe.bench.audit import archive, report
-    from steadymoe.bench.report.figures import FORMATS
+    from steadymoe.bench.report import write
 
-    chosen = {name: getattr(arguments, name) for name in ("losses", "against", "drift", "format")}
+    chosen = {name: getattr(arguments, name) for name in ("losses", "against", "drift")}
     if arguments.keep is not None:
         if given := [f"--{name}" for name, value in chosen.items() if value is not None]:
             raise UserError(f"--keep archives all losses; leave {', '.join(given)} out")
         path, missing = archive.keep(arguments.results, arguments.experiment, arguments.keep)
         print("\n".join(visible(line) for line in [f"wrote {path}", *missing]))
         return 0
-    formats = FORMATS if arguments.format is None else arguments.format.split(",")
-    if not set(formats) <= set(FORMATS):
-        raise UserError(f"--format takes {', '.join(FORMATS)}; got {arguments.format}")
+    try:
+        formats = write.formats(arguments.format)
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"--format {error}") from error
     losses = None if arguments.losses is None else [name.strip() for name in arguments.losses.split(",")]
-    written = report.write(arguments.results, arguments.experiment, formats, losses, arguments.against, arguments.drift)
+    place, experiment = arguments.results, arguments.experiment
+    written = report.write(place, experiment, formats, losses, arguments.against, arguments.drift)
     print(written.ranking)
     for line in [*(f"wrote {path}" for path in written.files), *written.missing]:
         print(visible(line))

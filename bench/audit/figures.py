@@ -116,7 +116,8 @@ def ranked(table: pd.DataFrame) -> DataFigure:
                 up = 0.36 * (0.5 - (place + 0.5) / len(routings))
                 for row, loss in enumerate(order):
                     if (routing, loss) in here.index:
-                        estimate = Estimate(*here.loc[(routing, loss), _DRAWN])
+                        mean, low, high, n = here.loc[(routing, loss), _DRAWN]
+                        estimate = Estimate(mean, low, high, int(n))
                         look = replace(lines[loss], marker=_MARKERS[routing])
                         style.dot(axis, loss, row + up, estimate, look, f"{label}, {routings[routing]}")
             axis.axvline(0, color="#999999", linewidth=0.6, zorder=0)

@@ -15,7 +15,6 @@ from test_figures import said, shown
 from test_gradients import Scene, moved, scene
 
 from steadymoe.bench.audit import archive, clip_atlas, clips, figures, plan, report
-from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.statistics.estimates import Estimate
@@ -205,10 +204,3 @@ def test_a_field_at_its_neutral_value_leaves_the_hash(tmp_path: Path) -> None:
     (told,) = plan.plan([*WORDS, "audit.clips=false", f"results_dir={tmp_path}"])
     (other,) = plan.plan([*WORDS, "audit.clips=true", f"results_dir={tmp_path}"])
     assert plain.audit_hash == told.audit_hash != other.audit_hash
-
-
-def test_an_audit_of_nothing_is_refused(tmp_path: Path) -> None:
-    words = [word for word in ALONE if "clips" not in word]
-    with pytest.raises(ConfigError, match="an audit needs audit\\.algorithms"):
-        plan.plan([*words, f"results_dir={tmp_path}"])
-    assert not [*tmp_path.iterdir()]
