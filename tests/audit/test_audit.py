@@ -182,6 +182,7 @@ def test_after_the_drift_a_narrow_band_clips_more_and_routes_have_moved(table: p
     }
     assert clips["narrow"] > clips["grpo"]
     assert value(table, k=2, routing="free", loss="all", quantity="expert_change") > 0
+    assert value(table, k=2, routing="r2", loss="all", quantity="expert_change") == 0
     free, pinned = (
         value(table, k=2, routing="free", loss="all", quantity=f"log_ratio_moment_{each}")
         for each in ("free", "pinned")
