@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from steadymoe.bench.audit import request as audits
+from steadymoe.bench.audit import command as audit
+from steadymoe.bench.audit import plan as audits
 from steadymoe.bench.check import command as check
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
@@ -175,7 +176,7 @@ def _run(planned: Plan, again: bool) -> int:
         audits.refuse_others(planned.audits)
     except ConfigError:  # something there is of other code or another config; ``_plan`` has refused it unless ``again``
         flags = ["--redo"]
-    return audits.answer([*planned.audit_command, *flags])
+    return audit.main([*planned.audit_command, *flags])
 
 
 def _missing(planned: Plan) -> dict[str, int]:
