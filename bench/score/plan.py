@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from steadymoe.bench.audit import request as audits
+from steadymoe.bench.audit import plan as audits
 from steadymoe.bench.check import command as check
 from steadymoe.bench.config import compose, identity
 from steadymoe.bench.score.recorded import Arm, Audited
@@ -68,7 +68,7 @@ class Plan:
         return [*fixed, own, losses, f"experiment_name={self._audit_name}", self._seeds(GRADIENT)]
 
     @cached_property
-    def audits(self) -> list[audits.Planned]:
+    def audits(self) -> list[audits.PlannedAudit]:
         """The audits, one for each seed."""
         return audits.plan(self.audit_command)
 
