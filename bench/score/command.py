@@ -145,7 +145,7 @@ def _plan(overrides: Sequence[str], known: Baselines, quick: bool = False, again
         seed = planned.seeds(GRADIENT)[0]
         (first_audit,) = audits.plan([f"experiment={GRADIENT.experiment}", *GRADIENT.overrides, f"seed={seed}"])
         names = [name for name in ANCHORS if name in known.metadata[GRADIENT.name]["hashes"]]
-        losses = {name: first_audit.arms[name].plain["algorithm"]["loss"] for name in names}
+        losses = {name: first_audit.losses[name].plain["algorithm"]["loss"] for name in names}
         known.refuse_other_settings(GRADIENT, seed, standard.audit_hashes(first_audit.run.plain, losses))
         audits.refuse_others(planned.audits, again)
     except ValueError as error:  # overrides that cannot be composed

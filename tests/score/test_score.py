@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from steadymoe.bench import cli, results
-from steadymoe.bench.audit import request as audits
+from steadymoe.bench.audit import plan as audits
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs.damage import Damaged
@@ -110,7 +110,7 @@ def test_the_anchors_of_the_standard_are_recorded_at_every_seed_with_todays_conf
         with pytest.raises(ConfigError, match=f"other numbers for {algorithm} than steadymoe-1"):
             known.refuse_other_settings(STABILITY, 0, {algorithm: other.config_hash})
     (audit,) = audits.plan(["experiment=standard_gradient", "seed=314"])
-    plain, losses = audit.run.plain, {name: audit.arms[name].plain["algorithm"]["loss"] for name in standard.ANCHORS}
+    plain, losses = audit.run.plain, {name: audit.losses[name].plain["algorithm"]["loss"] for name in standard.ANCHORS}
     known.refuse_other_settings(GRADIENT, 314, standard.audit_hashes(plain, losses))
     for changed, of in (
         ({"audit": plain["audit"] | {"minibatches": 48}}, losses),
