@@ -3,9 +3,7 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from steadymoe.bench.bundles import request as bundle_request
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.trainers import request as trainers_request
@@ -14,25 +12,10 @@ from steadymoe.bench.trainers import request as trainers_request
 def main(words: list[str]) -> int:
     """Run the verb ``words[0]`` and return its exit code."""
     verb, *rest = words
-    if verb == "check":
-        from steadymoe.bench.check import request as check
-
-        return check.answer(rest)
-    if verb == "score":
-        from steadymoe.bench.score import arguments as score_arguments
-
-        parsed = score_arguments.read(Parser(prog="steadymoe score", allow_abbrev=False), rest)
-        from steadymoe.bench.score import command as score
-
-        return score.main(parsed)
     if verb == "calibrate":
         from steadymoe.bench.calibration import request as calibration
 
         return calibration.answer(rest)
-    if verb == "audit" and rest[:1] != ["report"]:
-        from steadymoe.bench.audit import request as audit
-
-        return audit.answer(rest)
     if words[:2] == ["study", "run"]:
         from steadymoe.bench.study import command as study
 
@@ -40,9 +23,7 @@ def main(words: list[str]) -> int:
     arguments = _parser().parse_args(words)
     verbs: dict[str, Callable[[argparse.Namespace], int]] = {
         "study": _study,
-        "bundle": bundle_request.answer,
         "import": trainers_request.answer,
-        "audit": _audit_report,
     }
     if getattr(arguments, "page", None) is not None:
         atomic_files.replaceable(arguments.page)  # before the minutes that its content takes
@@ -50,36 +31,18 @@ def main(words: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return the parser of the verbs below; ``audit report`` is a verb with arguments."""
+    """Return the parser of the verbs below."""
     parser = Parser(prog="steadymoe", description="Is this RL algorithm stable on MoE models?")
     verbs = parser.add_subparsers(dest="verb", required=True)
-    _add_audit_report(verbs.add_parser("audit").add_subparsers(required=True))
     sub = verbs.add_parser("study")
     sub.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
     sub.add_argument("--format", default="png,svg,pdf", help="some of png,svg,pdf; png always (default: all)")
     sub.add_argument("list", nargs="?", choices=("list",), help="list the experiments instead")
     sub.add_argument("--pages", type=Path, help="where claims.md and gates.md go (default: the results folder)")
-    bundle_request.add(verbs)
     trainers_request.add(verbs)
     return parser
 
 
-def _add_audit_report(verbs: Any) -> None:
-    """Add ``report`` to the verbs of ``steadymoe audit``."""
-    verb = verbs.add_parser("report", help="tables and figures over the checkpoints of an experiment: docs/audit.md")
-    verb.add_argument("--experiment", default="audit", help="the experiment of the audits (default: audit)")
-    verb.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
-    verb.add_argument("--losses", metavar="A,B", help="only these losses, by label (default: all)")
-    verb.add_argument("--against", metavar="LOSS", help="the loss that the others are compared with (default: grpo)")
-    verb.add_argument("--drift", type=int, metavar="K", help="the largest k that is shown (default: the largest)")
-    verb.add_argument("--format", metavar="A,B", help="some of png,svg,pdf (default: all)")
-    verb.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what these need, in one file, and draw nothing")
-
-
-def _audit_report(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.audit import report
-
-    return report.answer(arguments)
 
 
 def _study(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from test_execute import SMALL
 from steadymoe import bench
 from steadymoe.algorithms import names, provenance
 from steadymoe.bench import cli
-from steadymoe.bench.check import request as check_request
+from steadymoe.bench.check import command as check
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement import columns_page
 from steadymoe.bench.report import algorithm_page
@@ -152,10 +152,8 @@ def test_the_readmes_own_loss_is_trained(tmp_path: Path, monkeypatch: pytest.Mon
         (name, seed) for name in ("half_clipped", "grpo") for seed in range(3)
     ]
     config = compose.plan(["algorithm=half_clipped"])[0].config
-    questions = check_request.questions(check_request.read(["algorithm=half_clipped"]), config)
-    assert all(
-        found.passed for found in ask({name: questions[name] for name in questions if name != "share of a step"})
-    )
+    checks = check.properties_of(check.read(["algorithm=half_clipped"]), config)
+    assert all(finding.passed for finding in ask({name: checks[name] for name in checks if name != "share of a step"}))
     assert bench.run(planned[0]) == "finished"
     assert bench.results("mine")["runs"]["arm"].tolist() == ["half_clipped"]
 

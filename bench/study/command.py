@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from steadymoe.bench.audit import report as audit_report
-from steadymoe.bench.audit import request as audit
+from steadymoe.bench.audit import archive as audits
+from steadymoe.bench.audit import command as audit
 from steadymoe.bench.report import report_page, tables, write
 from steadymoe.bench.report.figures import FigureSpec
 from steadymoe.bench.runs import command as runs
@@ -51,7 +51,7 @@ def run(words: Sequence[str]) -> int:
     every = experiments.chosen(names)
     experiments.register()
     for each in every:
-        answer: Callable[[list[str]], int] = audit.answer if each.audits else runs.main
+        answer: Callable[[list[str]], int] = audit.main if each.audits else runs.main
         print(f"{each.name}: {each.purpose}", flush=True)
         # Overrides name the runs that they mean, so they stand in place of the further sweeps.
         for command in each.commands[:1] if has_overrides else each.commands:
@@ -64,7 +64,7 @@ def run(words: Sequence[str]) -> int:
 
 def _keep(experiment: experiments.Experiment, results: Path, to: Path) -> None:
     if experiment.audits:
-        files = [audit_report.keep(results, experiment.recorded_as, to)[0]]
+        files = [audits.keep(results, experiment.recorded_as, to)[0]]
     else:
         files = report_page.keep(results, experiment.recorded_as, to)
     for path in files:
