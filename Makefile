@@ -42,7 +42,7 @@ check: $(READY)
 # and the next two can be stopped and resumed.
 reference: $(READY)
 	$(BIN)/steadymoe study run reference --keep results/reference
-	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.score.reference results/reference results results/board
+	$(BIN)/python -m steadymoe.bench.score.reference results/reference results results/board
 	$(BIN)/steadymoe score --verify results/board --board results/board
 	$(MAKE) figures
 

@@ -43,8 +43,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-
-
 def _study(arguments: argparse.Namespace) -> int:
     from steadymoe.bench.report import write
     from steadymoe.bench.study import command
