@@ -105,10 +105,10 @@ def _answer(words: list[str]) -> None:
         from steadymoe.bench.audit import request as audit
 
         sys.exit(audit.answer(words[1:]))
-    if words[:2] == ["study", "run"]:
+    if words[:1] == ["study"]:
         from steadymoe.bench.study import command as study
 
-        sys.exit(study.run(words[2:]))
+        sys.exit(study.main(words[1:]))
     if words[:1] and words[0] in _REPLACED:
         print(f"steadymoe: there is no verb {words[0]}; use {_REPLACED[words[0]]}", file=sys.stderr)
         sys.exit(2)
@@ -116,7 +116,6 @@ def _answer(words: list[str]) -> None:
     verbs: dict[str, Callable[[argparse.Namespace], int]] = {
         "report": _report,
         "figures": _figures,
-        "study": _study,
         "status": _status,
         "bundle": bundle_request.answer,
         "import": trainers_request.answer,
@@ -139,11 +138,11 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("check", help=_CHECK_HELP)
     verbs.add_parser("score", help=score_arguments.HELP)
     verbs.add_parser("calibrate", help=_CALIBRATE_HELP)
+    verbs.add_parser("study", help="verdicts of the reference study; `study run` and `study list` for its experiments")
     _add_audit_report(verbs.add_parser("audit", help=_AUDIT_HELP).add_subparsers(required=True))
     for verb, what in (
         ("report", "tables, figures and report.html from recorded runs"),
         ("figures", "one or several figures: `steadymoe figures --list`, `steadymoe figures fig05`"),
-        ("study", "verdicts of the reference study; `study run` and `study list` for its experiments"),
         ("status", "finished and failed runs, and how to resume"),
     ):
         sub = verbs.add_parser(verb, help=what)
@@ -161,13 +160,10 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--experiment", help="draw from this experiment (default: the figure's own)")
         if verb in ("report", "figures"):
             sub.add_argument("--arms", metavar="A,B", help="only these arms, by name or algorithm (default: all)")
-        if verb in ("report", "figures", "study"):
+        if verb in ("report", "figures"):
             group = instead if verb == "report" else sub
-            shown = {"report": "; svg always", "study": "; png always"}.get(verb, "")
+            shown = "; svg always" if verb == "report" else ""
             group.add_argument("--format", default="png,svg,pdf", help=f"some of png,svg,pdf{shown} (default: all)")
-        if verb == "study":
-            sub.add_argument("list", nargs="?", choices=("list",), help="list the experiments instead")
-            sub.add_argument("--pages", type=Path, help="where claims.md and gates.md go (default: the results folder)")
     bundle_request.add(verbs)
     trainers_request.add(verbs)
     return parser
@@ -226,15 +222,6 @@ def _figures(arguments: argparse.Namespace) -> int:
         for line in report_page.left_out(arguments.results, arguments.experiment or spec.experiment):
             print(line)
     return 0
-
-
-def _study(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.study import command
-
-    if arguments.list:
-        print(command.listing())
-        return 0
-    return command.answer(arguments.results, arguments.pages or arguments.results, _formats(arguments))
 
 
 def _formats(arguments: argparse.Namespace) -> list[str]:

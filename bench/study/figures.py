@@ -9,17 +9,17 @@ from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.curves import curves
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.score.arms import FROZEN
-from steadymoe.bench.study.replay import LEFT, MOVED, NEXT, SEEN, START
+from steadymoe.bench.study.arms import FROZEN
+from steadymoe.bench.study.exploratory import LEFT, MOVED, NEXT, SEEN, START
 
 # Dial → label of its axis.
 _DIALS = {"layers": "layers", "experts": "experts", "margin": "factor of the routers' weights"}
 # Quantity → the label of its panel in ``replay``.
 _REPLAYED = {
-    LEFT.name: "experts that left the old\nroutes in rollout 1 (share)",
-    NEXT.name: "reward of rollout 2\n(dotted: of rollout 1)",
-    SEEN.name: "variance of the token ratio\nin the loss, rollout 1",
-    MOVED.name: "mean squared log-ratio of\nthe sampled policy (nats²)",
+    LEFT: "experts that left the old\nroutes in rollout 1 (share)",
+    NEXT: "reward of rollout 2\n(dotted: of rollout 1)",
+    SEEN: "variance of the token ratio\nin the loss, rollout 1",
+    MOVED: "mean squared log-ratio of\nthe sampled policy (nats²)",
 }
 # Verdict → index of its colour, and its mark (for readers without colour vision).
 _VERDICTS = {
@@ -121,7 +121,7 @@ def replay(table: pd.DataFrame) -> DataFigure:
                 axis.plot(row.number.mean, y, "o", color=colour, markersize=4.5, markerfacecolor=face)
                 numbers = vars(row.number)
                 if row.effect.n:
-                    shown = f"{row.effect}" if name == NEXT.name else f"× {row.effect}"
+                    shown = f"{row.effect}" if name == NEXT else f"× {row.effect}"
                     across = axis.get_yaxis_transform()
                     words = axis.text(0.5, y - 0.5, shown.replace("-", "−"), fontsize=6, transform=across)
                     words.set(ha="center", va="center", bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5})
@@ -131,9 +131,9 @@ def replay(table: pd.DataFrame) -> DataFigure:
             axis.set_xlabel(_REPLAYED[name])
             axis.set_xlim(0, 1.12 * max(row.number.high for row in rows))
             axis.grid(visible=False, axis="y")
-        start = table.loc[table["quantity"] == START.name, "number"].iloc[0]
-        axes[names.index(NEXT.name)].axvline(start.mean, color="black", linewidth=0.8, linestyle=":", zorder=0)
-        style.note(axes[names.index(NEXT.name)], "all arms", pd.DataFrame([vars(start)]), START.name)
+        start = table.loc[table["quantity"] == START, "number"].iloc[0]
+        axes[names.index(NEXT)].axvline(start.mean, color="black", linewidth=0.8, linestyle=":", zorder=0)
+        style.note(axes[names.index(NEXT)], "all arms", pd.DataFrame([vars(start)]), START)
         axes[0].set_yticks(list(heights.values()), arms)
         axes[0].set_ylim(max(heights.values()) + 0.5, -0.5)
         n = style.span([each.n for each in table["number"]])
