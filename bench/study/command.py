@@ -67,17 +67,15 @@ def run(words: Sequence[str]) -> int:
 
     Raises UserError for an unknown name, OSError where ``--keep`` names no folder.
     """
-    parser = Parser(
-        prog="steadymoe study run",
-        description=_RUN_HELP,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    usage = "%(prog)s [NAME ...] [KEY=VALUE ...] [--keep FOLDER] [--dry] [--redo] [--retry-failed]"
+    parser = Parser(prog="steadymoe study run", usage=usage, description=_RUN_HELP, allow_abbrev=False)
+    parser.formatter_class = RawDescriptionHelpFormatter
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive there what tables and figures need")
-    parser.add_argument("names", nargs="*", metavar="NAME | KEY=VALUE", help="experiments, parts, and overrides")
-    given, flags = parser.parse_known_args(words)
-    overrides = [word for word in given.names if "=" in word]
-    chosen = experiments.chosen([word for word in given.names if "=" not in word])
+    given, rest = parser.parse_known_args(words)
+    names = [word for word in rest if "=" not in word and not word.startswith("-")]
+    settings = [word for word in rest if word not in names]
+    overrides = [word for word in settings if not word.startswith("-")]
+    chosen = experiments.chosen(names)
     results = next((word.partition("=")[2] for word in overrides if word.startswith("results_dir=")), "results")
     _refuse_file(given.keep)
     experiments.register()
@@ -86,9 +84,9 @@ def run(words: Sequence[str]) -> int:
         print(f"{experiment.name}: {experiment.purpose}", flush=True)
         # Overrides name the runs that they mean, so they replace the further sweeps.
         for command in experiment.commands[:1] if overrides else experiment.commands:
-            if code := launch([*command, *overrides, *flags]):
+            if code := launch([*command, *settings]):
                 return code
-        if given.keep is not None and "--dry" not in flags:
+        if given.keep is not None and "--dry" not in settings:
             keep = audit_report.keep if experiment.audits else report_page.keep
             kept = keep(Path(results), experiment.recorded_as, given.keep)
             for path in kept[:1] if experiment.audits else kept:
