@@ -10,9 +10,9 @@ import pandas as pd
 
 from steadymoe.bench.audit import report as audit_report
 from steadymoe.bench.audit import request as audit
-from steadymoe.bench.report import draw, report_page, tables
-from steadymoe.bench.report.figures import FORMATS, FigureSpec
-from steadymoe.bench.runs import request as runs
+from steadymoe.bench.report import draw, report_page, write
+from steadymoe.bench.report.figures import FigureSpec
+from steadymoe.bench.runs import command as runs
 from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.study import experiments, page
 from steadymoe.bench.study.gates import gates
@@ -47,13 +47,16 @@ def main(words: list[str]) -> int:
     parser = Parser(prog="steadymoe study", description=_HELP, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
     parser.add_argument("--pages", type=Path, help="folder of claims.md (default: the results folder)")
-    parser.add_argument("--format", default=",".join(FORMATS), help="some of png,svg,pdf; png always (default: all)")
+    parser.add_argument(
+        "--format",
+        type=write.formats,
+        default=list(write.FORMATS),
+        metavar="A,B",
+        help="some of png,svg,pdf; png always (default: all)",
+    )
     given = parser.parse_args(words)
-    formats = given.format.split(",")
-    if not set(formats) <= set(FORMATS):
-        raise UserError(f"--format takes {', '.join(FORMATS)}; got {given.format}")
     try:
-        summary, written = report(given.results, given.pages or given.results, formats)
+        summary, written = report(given.results, given.pages or given.results, given.format)
     except NotRun as missing:
         damaged = report_page.left_out(given.results)
         how = damaged[0] if damaged else "run them: steadymoe study run reference"
@@ -80,7 +83,7 @@ def run(words: Sequence[str]) -> int:
     _refuse_file(given.keep)
     experiments.register()
     for experiment in chosen:
-        launch: Callable[[list[str]], int] = audit.answer if experiment.audits else runs.answer
+        launch: Callable[[list[str]], int] = audit.answer if experiment.audits else runs.main
         print(f"{experiment.name}: {experiment.purpose}", flush=True)
         # Overrides name the runs that they mean, so they replace the further sweeps.
         for command in experiment.commands[:1] if overrides else experiment.commands:
@@ -115,7 +118,11 @@ def report(results: Path, pages: Path, formats: Sequence[str]) -> tuple[str, lis
     atomic_files.replaceable(pages / "claims.md")  # before the minutes that its content takes
     study = Recorded(results)
     measured = list(gates(study).values())
-    summary, figures, texts = [page.gate_counts(measured)], [], dict(page.texts(measured))
+    summary, figures, texts = (
+        [page.gate_counts(measured)],
+        [],
+        write.table_texts("gates", page.validity(measured), kinds=("md", "csv")),
+    )
     verdicts: Verdicts | None = None
     try:
         verdicts = Verdicts(study)
@@ -124,14 +131,11 @@ def report(results: Path, pages: Path, formats: Sequence[str]) -> tuple[str, lis
             raise
     else:
         texts |= verdicts.texts()
-        summary += [tables.to_markdown(verdicts.summary()), verdicts.counts()]
+        summary += [write.to_markdown(verdicts.summary()), verdicts.counts()]
         figures = verdicts.figures()
-    written = {results / "tables" / name: text for name, text in texts.items()}
     to_figures = Path(os.path.relpath(results / "figures", pages)).as_posix()
-    written[pages / "claims.md"] = page.text(study, verdicts, measured, to_figures)
-    for path, text in written.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_files.write(path, partial(Path.write_text, data=text))
+    written = write.files(results / "tables", texts)
+    written += write.files(pages, {"claims.md": page.text(study, verdicts, measured, to_figures)})
     draw_one = partial(_draw, results, tuple(dict.fromkeys((*formats, "png"))))
     drawn = processes.in_processes(draw_one, *zip(*figures, strict=True)) if figures else []
     return "\n\n".join(summary), [*written, *(path for paths in drawn for path in paths)]

@@ -2,14 +2,14 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
 import pandas as pd
 
 from steadymoe.algorithms import provenance
-from steadymoe.bench.report import tables
+from steadymoe.bench.report import write
 from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.study import exploratory
 from steadymoe.bench.study.arms import CONTROLS, FIRST_TESTBED, GRPO, GSPO, ON_POLICY, OTHERS, PAPERS, PAPERS_R2, TUNED
@@ -37,7 +37,7 @@ def text(study: Recorded, verdicts: Verdicts | None, gates: Sequence[Gate], figu
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["table"] = tables.to_markdown
+    environment.filters["table"] = write.to_markdown
     values = {"verdicts": verdicts, **_gates(study, gates)}
     if verdicts is not None:
         values |= {"figures": figures, **_claims(study, verdicts)}
@@ -157,12 +157,6 @@ def validity(gates: Sequence[Gate]) -> pd.DataFrame:
         | {"n": gate.number.n, "state": gate.state, "what was seen": gate.measured}
         for gate in gates
     )
-
-
-def texts(gates: Sequence[Gate]) -> Mapping[str, str]:
-    """Return the table of the validity gates as text, by file name."""
-    rows = validity(gates)
-    return {"gates.md": tables.to_markdown(rows) + "\n", "gates.csv": tables.to_numbers(rows).to_csv(index=False)}
 
 
 def realism_table(measured: Sequence[Realism]) -> pd.DataFrame:

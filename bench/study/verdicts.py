@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.report import draw, tables
+from steadymoe.bench.report import draw, write
 from steadymoe.bench.report.figures import FigureSpec
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
@@ -95,15 +95,11 @@ class Verdicts:
     def texts(self) -> dict[str, str]:
         """Return the tables of outcomes and of contrasts as text, by file name."""
         outcomes = [row for claim in CLAIMS for row in outcome_rows(claim.number, self.findings[claim.number])]
-        texts: dict[str, str] = {}
-        for name, rows in {"claims": pd.DataFrame(outcomes), "contrasts": self.contrasts}.items():
-            texts |= {f"{name}.md": tables.to_markdown(rows) + "\n", f"{name}.tex": tables.to_latex(rows)}
-            texts[f"{name}.csv"] = tables.to_numbers(rows).to_csv(index=False)
-        return texts
+        return write.table_texts("claims", pd.DataFrame(outcomes)) | write.table_texts("contrasts", self.contrasts)
 
     def first_screen(self) -> str:
         """Return the arms of README's first screen, as a table."""
-        return tables.to_markdown(self.arms(FIRST).drop(columns="final reward"))
+        return write.to_markdown(self.arms(FIRST).drop(columns="final reward"))
 
     def arms(self, arms: Sequence[Arm], by_accuracy: bool = False) -> pd.DataFrame:
         """Return a row for each arm that has run, best first: n, collapses, start, mean and final reward, accuracy.
