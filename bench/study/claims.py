@@ -70,7 +70,7 @@ def effect(row: Mapping[str, Any]) -> tuple[str, Effect]:
 
 def _outcome(row: Mapping[str, Any]) -> Outcome:
     what, measure = effect(row)
-    side = next((side for side in _SIDES if side in row), "above")
+    side: Side = next((side for side in _SIDES if side in row), "above")
     bound = row.get(side, 0)
     threshold, upper = bound if side == "between" else (bound, float("nan"))
     unit, leg = _UNITS.get(next(iter(row)), ("reward", "trajectory"))
@@ -84,7 +84,7 @@ def _annotated(row: Mapping[str, Any]) -> Effect:
 
 
 _AT_DIALS = [(dial, value, arm) for dial, values in DIALS.items() for value, arm in values.items()]
-_DOSES = {
+_DOSES: dict[str, list[tuple[Any, ...]]] = {
     "changed by an update": [(*at, effects.level(arm, "expert_change_per_update")) for *at, arm in _AT_DIALS],
     "differ in a bf16 sampler": [
         ("layers", value, effects.level(arm, "rollout_expert_disagreement")) for value, arm in BF16.items()
@@ -94,7 +94,7 @@ _DOSES = {
 
 
 def _claim(number: int, row: dict[str, Any]) -> Claim:
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
     fields |= {key: tuple(_outcome(each) for each in row.get(key, ())) for key in ("outcomes", "exploratory")}
     fields |= {key: tuple(ARMS[label] for label in row.get(key, ())) for key in ("arms", "beside")}
     fields["doses"] = tuple(Dose(quantity, *dose) for quantity in row.get("doses", ()) for dose in _DOSES[quantity])
