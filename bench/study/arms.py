@@ -2,24 +2,27 @@
 
 from collections.abc import Mapping
 
-from steadymoe.bench.score.recorded import Arm, Audited
+from steadymoe.bench.score.arms import (
+    AUDITED,
+    FROZEN,
+    GRPO,
+    GSPO,
+    GSPO_R2,
+    NARROW,
+    OTHERS,
+    PAPERS,
+    PAPERS_R2,
+    REINFORCE,
+    UNCLIPPED,
+    WIDE,
+)
+from steadymoe.bench.score.recorded import Arm
 from steadymoe.bench.study.experiments import CONSTANTS, TABLE, arm
 
 _RATE, _UPDATES = "optimizer.learning_rate", "updates_per_rollout"
-# Updates between the old policy and the audited weights (docs/protocol.md).
-DRIFT = 16
 
 # --- the setting *stale*: mean reward decides -----------------------------------------------------------------------
 
-GRPO, GSPO = arm("GRPO", "study", "grpo"), arm("GSPO", "study", "gspo")
-OTHERS = {name: arm(name.upper(), "study", name) for name in ("vespo", "cispo", "sapo")}
-UNCLIPPED, REINFORCE = arm("GRPO unclipped", "study", "grpo_unclipped"), arm("REINFORCE", "study", "reinforce")
-FROZEN = arm("frozen", "study_frozen", "grpo")  # the policy stays at the cold start
-PAPERS = arm("GRPO 0.2/0.27", "study_paper", "grpo", "routing=off")
-PAPERS_R2 = arm("GRPO 0.2/0.27 + R2", "study_paper", "grpo", "routing=r2")
-GSPO_R2 = arm("GSPO + R2", "study_replay", "gspo")
-WIDE, NARROW = arm("GSPO 0.2/0.27", "study_wide", "gspo"), arm("GRPO 3e-4/4e-4", "study_narrow", "grpo")
-CONTROLS = (FROZEN, UNCLIPPED, REINFORCE)
 # On the gates' seeds: it learns, so what the stale arms lose is lost to staleness.
 ON_POLICY = arm("GRPO unclipped, on policy", "gates_twin", "grpo_unclipped")
 DENSE = {name: arm(f"{name.upper()}, dense", "study_twin", name) for name in ("grpo", "gspo")}
@@ -131,19 +134,10 @@ ARMS = {
 }
 # Every arm at *stale* with a learning rate of its own above 0, whose runs may collapse.
 MAY_COLLAPSE = (GRPO, GSPO, *OTHERS.values(), UNCLIPPED, REINFORCE, PAPERS, PAPERS_R2, GSPO_R2, WIDE, NARROW)
-# Losses of the audits, which have the labels of the arms, by their names in the experiment study_audit.
-_AUDITED = {
-    label: Audited(label, "study_audit", name)
-    for label, name in (
-        ("GSPO", "gspo"),
-        ("GRPO 0.2/0.27", "grpo-paper"),
-        ("GSPO 0.2/0.27", "gspo-grpo_band"),
-        ("GRPO 3e-4/4e-4", "grpo-gspo_band"),
-        *((name.upper(), name) for name in OTHERS),
-    )
-}
-LOSSES = _AUDITED | {
+# Losses of the audits, which have the labels of the arms.
+LOSSES = {loss.label: loss for loss in AUDITED.values()}
+LOSSES |= {
     loss.label: loss
-    for paper in (_AUDITED["GSPO"], _AUDITED["GRPO 0.2/0.27"])
+    for paper in (LOSSES["GSPO"], LOSSES["GRPO 0.2/0.27"])
     for loss in (paper.replayed(), paper._replace(label=f"{paper.label}, dense", experiment="study_audit_twin"))
 }

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from steadymoe.bench.audit import report as audit_report
-from steadymoe.bench.audit import request as audit
-from steadymoe.bench.report import draw, report_page, write
+from steadymoe.bench.audit import archive as audits
+from steadymoe.bench.audit import command as audit
+from steadymoe.bench.report import report_page, write
 from steadymoe.bench.report.figures import FigureSpec
 from steadymoe.bench.runs import command as runs
 from steadymoe.bench.score.recorded import NotRun, Recorded
@@ -83,14 +83,14 @@ def run(words: Sequence[str]) -> int:
     _refuse_file(given.keep)
     experiments.register()
     for experiment in chosen:
-        launch: Callable[[list[str]], int] = audit.answer if experiment.audits else runs.main
+        launch: Callable[[list[str]], int] = audit.main if experiment.audits else runs.main
         print(f"{experiment.name}: {experiment.purpose}", flush=True)
         # Overrides name the runs that they mean, so they replace the further sweeps.
         for command in experiment.commands[:1] if overrides else experiment.commands:
             if code := launch([*command, *settings]):
                 return code
         if given.keep is not None and "--dry" not in settings:
-            keep = audit_report.keep if experiment.audits else report_page.keep
+            keep = audits.keep if experiment.audits else report_page.keep
             kept = keep(Path(results), experiment.recorded_as, given.keep)
             for path in kept[:1] if experiment.audits else kept:
                 print(visible(f"wrote {path}"))
@@ -144,7 +144,7 @@ def report(results: Path, pages: Path, formats: Sequence[str]) -> tuple[str, lis
 def _draw(
     results: Path, formats: Sequence[str], spec: FigureSpec, named: str, data: dict[str, pd.DataFrame]
 ) -> list[Path]:
-    return draw.write(spec, spec.figure(data), results, named, formats)
+    return write.figure(results, spec.stem(named), spec.figure(data), spec.caption, formats)
 
 
 def _refuse_file(folder: Path | None) -> None:

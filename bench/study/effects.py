@@ -7,11 +7,12 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.measurement import columns
+from steadymoe.bench.score.arms import DRIFT
 from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.comparisons import ratio_of_means, welch
 from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, over_seeds, t_quantile
-from steadymoe.bench.study.arms import DRIFT, FRONTIER, RATES, TUNED
+from steadymoe.bench.study.arms import FRONTIER, RATES, TUNED
 from steadymoe.bench.study.experiments import TABLE
 
 # Outcome of runs → the method of ``Recorded`` with one number for each seed.

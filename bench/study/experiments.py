@@ -136,9 +136,6 @@ PARTS = {
     part: tuple(Experiment(name, **{"base": name, **row}) for name, row in rows.items()) for part, rows in _ROWS.items()
 }
 TABLE = {row.name: row for rows in PARTS.values() for row in rows}
-# Their arms stand next to arms of other experiments on the pages, so reports have no figures of them alone.
-COMPARED_ELSEWHERE = {row.recorded_as for part in ("reference", "gates") for row in PARTS[part]}
-COMPARED_ELSEWHERE -= {"study", "study_bands", "study_arithmetic", "first_testbed"}
 
 
 def register() -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pandas as pd
 
+from steadymoe.bench.score.arms import DRIFT, GRPO, GSPO, GSPO_R2, PAPERS, PAPERS_R2, WIDE
 from steadymoe.bench.score.recorded import NONE, Arm, Audited, Recorded
 from steadymoe.bench.statistics.comparisons import unpaired_ratio
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate
 from steadymoe.bench.study import arms
-from steadymoe.bench.study.arms import BEST, DIALLED, DRIFT, FRONTIER, GRPO, GSPO, GSPO_R2, PAPERS, PAPERS_R2, WIDE
+from steadymoe.bench.study.arms import BEST, DIALLED, FRONTIER
 from steadymoe.bench.study.effects import OF_RUNS, by_seed, factor, paired, routed
 from steadymoe.bench.study.gates import NOISY
 from steadymoe.bench.study.realism import realism

@@ -10,7 +10,7 @@ from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.curves import curves
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.study.arms import FROZEN
+from steadymoe.bench.score.arms import FROZEN
 from steadymoe.bench.study.exploratory import LEFT, MOVED, NEXT, SEEN, START
 
 # Dial → label of its axis.
@@ -60,10 +60,9 @@ def arms(steps: pd.DataFrame, standings: pd.DataFrame) -> DataFigure:
         style.named_rows(axes[1], [row.arm for row in rows], top_down=True)
         axes[1].set_xlabel(outcome)
         axes[1].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-        smoothed = f", of curves smoothed over {most * style.SMOOTHED_OVER} updates" if metric == "reward" else ""
-        curves_shown = style.curves_caption(steps)
-        text = curves_shown.replace(f", of curves smoothed over {style.SMOOTHED_OVER} steps", smoothed)
-        return style.finish(figure, axes[0], f"{text} Right: means over seeds; bars: 95 % interval.")
+        smoothed = f"{most * style.SMOOTHED_OVER} updates" if metric == "reward" else ""
+        caption = style.curves_caption(steps, smoothed=smoothed)
+        return style.finish(figure, axes[0], f"{caption} Right: means over seeds; bars: nominal 95 % interval.")
 
 
 def dose(table: pd.DataFrame) -> DataFigure:
@@ -93,7 +92,7 @@ def dose(table: pd.DataFrame) -> DataFigure:
             axes[0].plot([], [], label=quantity, **_marks(looks.look(place)))
         axes[0].set_ylabel("share of the experts" if len(quantities) > 1 else quantities[0])
         n = style.span(numbers["n"].tolist())
-        return style.finish(figure, axes[0], f"Means over seeds, n = {n}; bars: 95 % interval.")
+        return style.finish(figure, axes[0], f"Means over seeds, n = {n}; bars: nominal 95 % interval.")
 
 
 def _marks(look: Look) -> dict[str, Any]:
@@ -131,8 +130,8 @@ def replay(table: pd.DataFrame) -> DataFigure:
         axes[0].set_ylim(max(heights.values()) + 0.5, -0.5)
         n = style.span([each.n for each in table["number"]])
         text = (
-            f"Means over seeds, n = {n}; bars: 95 % interval; open: free routes, filled: R2. Numbers: R2 less free "
-            "(reward) or over free (×, geometric mean), seed by seed. Right: routers free, before and after a "
+            f"Means over seeds, n = {n}; bars: nominal 95 % interval; open: free routes, filled: R2. Numbers: R2 less "
+            "free (reward) or over free (×, geometric mean), seed by seed. Right: routers free, before and after a "
             "rollout's updates."
         )
         return style.finish(figure, None, text)

@@ -12,6 +12,18 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
+from steadymoe.bench.score.arms import (
+    GRPO,
+    GSPO,
+    GSPO_R2,
+    NARROW,
+    OTHERS,
+    PAPERS,
+    PAPERS_R2,
+    REINFORCE,
+    UNCLIPPED,
+    WIDE,
+)
 from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.estimates import (
@@ -52,8 +64,8 @@ BRANCHES = {name: experiments.arm(f"{name.upper()}, branch", "gates_branches", n
 TRUNK = experiments.arm("trunk", "gates_trunk", "grpo")
 # The arms of the study at *stale*.
 _AT_STALE = (
-    *(arms.GRPO, arms.PAPERS, arms.PAPERS_R2, arms.NARROW, arms.GSPO, arms.GSPO_R2, arms.WIDE, *arms.OTHERS.values()),
-    *(*arms.SHIFT.values(), arms.FREEZE, arms.BALANCED, arms.UNCLIPPED, arms.REINFORCE, *arms.DENSE.values()),
+    *(GRPO, PAPERS, PAPERS_R2, NARROW, GSPO, GSPO_R2, WIDE, *OTHERS.values()),
+    *(*arms.SHIFT.values(), arms.FREEZE, arms.BALANCED, UNCLIPPED, REINFORCE, *arms.DENSE.values()),
 )
 # Design of a comparison, the two arms, and what else a seed of it needs. Runs whose initial weights differ by 1e-7 end
 # apart: this spread, the floor of chaos, stays between any two arms that are compared as whole runs. Branches of one

@@ -10,9 +10,10 @@ import pandas as pd
 
 from steadymoe.algorithms import provenance
 from steadymoe.bench.report import write
+from steadymoe.bench.score.arms import CONTROLS, GRPO, GSPO, OTHERS, PAPERS, PAPERS_R2
 from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.study import exploratory
-from steadymoe.bench.study.arms import CONTROLS, FIRST_TESTBED, GRPO, GSPO, ON_POLICY, OTHERS, PAPERS, PAPERS_R2, TUNED
+from steadymoe.bench.study.arms import FIRST_TESTBED, ON_POLICY, TUNED
 from steadymoe.bench.study.claims import CLAIMS
 from steadymoe.bench.study.effects import NoNumber, best_setting
 from steadymoe.bench.study.gates import LEAST_KEPT, Gate, designs, kept, seconds_an_update

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy.stats import t  # type: ignore[attr-defined]  # defined at run time
 
+from steadymoe.bench.score.arms import CONTROLS
 from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import detectable, holm, sign_flip_p
 from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL
@@ -136,7 +137,7 @@ class Claim:
     @property
     def with_controls(self) -> tuple[Arm, ...]:
         """The arms, their controls and, at *stale*, the on-policy twin."""
-        return (*self.arms, *((arms.EXACT,) if self.by_accuracy else (*arms.CONTROLS, arms.ON_POLICY)))
+        return (*self.arms, *((arms.EXACT,) if self.by_accuracy else (*CONTROLS, arms.ON_POLICY)))
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.report import draw, write
+from steadymoe.bench.report import report_page, write
 from steadymoe.bench.report.figures import FigureSpec
+from steadymoe.bench.score.arms import DRIFT, FROZEN, GRPO, GSPO, PAPERS, UNCLIPPED
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.bench.study import exploratory, figures
-from steadymoe.bench.study.arms import BEST, DRIFT, FIRST_TESTBED, FROZEN, GRPO, GSPO, ON_POLICY, PAPERS, UNCLIPPED
+from steadymoe.bench.study.arms import BEST, FIRST_TESTBED, ON_POLICY
 from steadymoe.bench.study.claims import CLAIMS, CONTRASTS
 from steadymoe.bench.study.gates import audited, blocking, gates
 from steadymoe.bench.study.realism import moe_effect
@@ -158,7 +159,7 @@ class Verdicts:
         self, curves: Sequence[Arm], rows: pd.DataFrame, by_accuracy: bool = False, beside: Sequence[Arm] = ()
     ) -> dict[str, pd.DataFrame]:
         """Return the tables of the figure ``answer``: ``arms`` as ``rows``, and which of them have a curve."""
-        data = draw.data(self.study.tables(self.recorded([*curves, *beside])), ANSWER.takes)
+        data = report_page.with_derived(self.study.tables(self.recorded([*curves, *beside])), ANSWER.takes)
         outcome, metric = ("held-out accuracy", "eval_accuracy") if by_accuracy else ("mean reward", "reward")
         standings = rows.rename(columns={outcome: "end"})[["arm", "start", "end"]]
         labels = [arm.label for arm in curves]

@@ -15,6 +15,7 @@ from steadymoe.bench.audit.archive import ADDED
 from steadymoe.bench.audit.measure import COLUMNS
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.report import archive
+from steadymoe.bench.score.arms import WIDE
 from steadymoe.bench.score.recorded import NONE, Arm, Audited, NotRun, Recorded
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.collapse import Rule
@@ -518,13 +519,13 @@ def test_contrasts_over_the_frontier_say_in_how_many_cells_and_at_which_rate(mon
 
 
 def test_the_best_setting_lies_inside_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = [effects.best(REFERENCE, name) for name in arms.TUNED]  # arms that the study runs
-    assert {arm.label for arm in chosen} <= {arm.label for arm in arms.BEST.values()}
+    chosen = {(arm.algorithm, axes_name(arm.axes)) for arm in (effects.best(REFERENCE, name) for name in arms.TUNED)}
+    assert chosen <= {(arm.algorithm, axes_name(arm.axes)) for arm in arms.BEST.values()}  # arms that the study runs
     rewarded = {(2e-4, "3e-4/4e-4"): 0.6, (4e-4, "0.2/0.27"): 0.7}
     by_arm = {arm.label: rewarded.get(key, 0.5) for key, arm in arms.TUNED["gspo"].items()}
     monkeypatch.setattr(Recorded, "mean_reward", lambda self, arm: pd.Series([by_arm[arm.label]]))
     assert effects.best_setting(NOWHERE, "gspo") == (4e-4, "0.2/0.27")
-    assert effects.best(NOWHERE, "gspo").axes == {"optimizer.learning_rate": 4e-4} | arms.WIDE.axes
+    assert effects.best(NOWHERE, "gspo").axes == {"optimizer.learning_rate": 4e-4} | WIDE.axes
     by_arm[arms.TUNED["gspo"][4e-4, "3e-4/4e-4"].label] = 0.8
     assert effects.best(NOWHERE, "gspo").axes == {"optimizer.learning_rate": 4e-4}
     by_arm[arms.TUNED["gspo"][8e-4, "3e-4/4e-4"].label] = 0.9

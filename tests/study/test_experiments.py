@@ -10,6 +10,7 @@ import pytest
 from steadymoe.bench import cli
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.identity import axes_name
+from steadymoe.bench.score import arms as standard_arms
 from steadymoe.bench.score.recorded import Arm
 from steadymoe.bench.study import arms, command, experiments, gates
 from steadymoe.bench.study.claims import CLAIMS
@@ -32,7 +33,7 @@ def arms_in(value: object) -> list[Arm]:
 
 def known_arms() -> list[Arm]:
     """The arms of the study, of its gates and of what a seed buys."""
-    named = [*vars(arms).items(), *vars(gates).items()]
+    named = [*vars(standard_arms).items(), *vars(arms).items(), *vars(gates).items()]
     return [arm for name, value in named if name.isupper() for arm in arms_in(value)]
 
 

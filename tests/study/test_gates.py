@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench.config import compose
+from steadymoe.bench.score.arms import GSPO_R2, PAPERS, PAPERS_R2
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.study import command, experiments, gates, page, realism
-from steadymoe.bench.study.arms import GSPO_R2, PAPERS, PAPERS_R2
 from steadymoe.bench.study.gates import (
     DENSE,
     DENSE_TWIN,

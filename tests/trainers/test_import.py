@@ -14,7 +14,7 @@ import torch
 
 from steadymoe.bench import cli
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.report import archive, collect
+from steadymoe.bench.report import archive
 from steadymoe.bench.runs import record
 from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.trainers import logs
@@ -194,7 +194,7 @@ def test_a_collapse_and_an_end_in_numbers_that_are_not_finite_are_seen(tmp_path:
     assert record.read_table(folder, "steps")["step"].max() == 31
     (judged,) = archive.load(tmp_path / "lost", "imported", foreign=True)["runs"].to_dict("records")
     assert (judged["collapsed_step"], judged["collapsed_reason"]) == (31, "not finite")
-    steps = collect.steps(collect.runs(tmp_path / "lost"))
+    steps = archive.steps(archive.runs(tmp_path / "lost"))
     rewards = steps[steps["metric"] == "reward"].set_index("step")["value"]
     assert rewards.loc[32:].tolist() == [0.0] * (STEPS - 31)  # as in the suite's own runs
 
