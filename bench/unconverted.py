@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.arguments import Parser
