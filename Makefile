@@ -46,7 +46,7 @@ reference: $(READY)
 	$(BIN)/steadymoe score --verify results/board --board results/board
 	$(MAKE) figures
 
-# The gates of the standard settings, docs/gates.md.
+# The gates of the standard settings: docs/claims.md.
 gates: $(READY)
 	$(BIN)/steadymoe study run gates --keep results/reference
 	$(MAKE) figures
