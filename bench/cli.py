@@ -16,7 +16,6 @@ from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
-from steadymoe.bench.trainers import request as trainers_request
 
 _RUN_HELP = (
     "train: `steadymoe run algorithm=gspo model=tiny seed=0`; arguments are Hydra overrides, -m sweeps, --dry prints "
@@ -105,6 +104,10 @@ def _answer(words: list[str]) -> None:
         from steadymoe.bench.audit import request as audit
 
         sys.exit(audit.answer(words[1:]))
+    if words[:1] == ["import"]:
+        from steadymoe.bench.trainers import command as trainers
+
+        sys.exit(trainers.main(words[1:]))
     if words[:2] == ["study", "run"]:
         from steadymoe.bench.study import command as study
 
@@ -119,7 +122,6 @@ def _answer(words: list[str]) -> None:
         "study": _study,
         "status": _status,
         "bundle": bundle_request.answer,
-        "import": trainers_request.answer,
         "audit": _audit_report,
     }
     if getattr(arguments, "page", None) is not None:
@@ -169,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("list", nargs="?", choices=("list",), help="list the experiments instead")
             sub.add_argument("--pages", type=Path, help="where claims.md and gates.md go (default: the results folder)")
     bundle_request.add(verbs)
-    trainers_request.add(verbs)
+    verbs.add_parser("import", help="a log of another trainer as a run folder: docs/on_your_trainer.md")
     return parser
 
 
