@@ -1,9 +1,9 @@
-"""What the instruments cost: TRL's trainer with the suite's loss and columns beside TRL's own with the same loss.
+"""What the instruments cost: TRL's trainer with the suite's loss and columns next to TRL's own with the same loss.
 
     python tests/trainers/cost.py results/trainers
 
-Both compute the old policy and sample with the same code. Trainings of ``micro`` on one thread take turns; their
-processor times go to ``cost.csv``, a row for each round.
+Both compute the old policy and sample with the same code. Trainings of ``micro`` on one thread take turns; ``cost.csv``
+has their processor times, a row per round.
 """
 
 import sys
@@ -28,22 +28,17 @@ from steadymoe.models import build
 
 ROUNDS, UPDATES = 9, 8
 TASK = Sort(symbols="01234", min_length=3, max_length=5, spare_tokens=1)
-# GSPO's band, in TRL's own words.
-_OWN_LOSS = {
-    "loss_type": "grpo",
-    "importance_sampling_level": "sequence",
-    "epsilon": 3e-4,
-    "epsilon_high": 4e-4,
-}
+# GSPO in TRL's settings.
+_TRL_LOSS = {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
 
 
 def reward(prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
-    """A number that follows from the response."""
+    """Return a number that follows from the response."""
     return [(sum(ids) % 7) / 6 for ids in completion_ids]
 
 
-def made(folder: Path, cls: type[GRPOTrainer], **named: Any) -> GRPOTrainer:
-    """A trainer of two rollouts of 128 responses, four updates on each."""
+def build_trainer(folder: Path, cls: type[GRPOTrainer], **named: Any) -> GRPOTrainer:
+    """Build a trainer of two rollouts of 128 responses, four updates on each."""
     settings = GRPOConfig(
         output_dir=str(folder),
         max_steps=UPDATES,
@@ -59,42 +54,29 @@ def made(folder: Path, cls: type[GRPOTrainer], **named: Any) -> GRPOTrainer:
         report_to="none",
         logging_strategy="no",
         disable_tqdm=True,
-        **({} if cls is SteadyGRPOTrainer else _OWN_LOSS),
+        **({} if cls is SteadyGRPOTrainer else _TRL_LOSS),
     )
-    config = plan("model=micro")[0].config.model["config"]
-    prompts = TASK.sample(512, numpy_generator(0, "prompts"))
-    return cls(
-        build.build(config, TASK.tokenizer, 0, "cpu"),
-        reward,
-        settings,
-        train_dataset=Dataset.from_dict({"prompt": prompts}),
-        processing_class=TASK.tokenizer,
-        **named,
-    )
+    model = build.build(plan("model=micro")[0].config.model["config"], TASK.tokenizer, 0, "cpu")
+    prompts = Dataset.from_dict({"prompt": TASK.sample(512, numpy_generator(0, "prompts"))})
+    return cls(model, reward, settings, train_dataset=prompts, processing_class=TASK.tokenizer, **named)
 
 
-def measured(folder: Path, rounds: int) -> pd.DataFrame:
-    """Seconds of the processor: a row for each round, a column for each trainer. The first round is left out."""
+def measure(folder: Path) -> pd.DataFrame:
+    """Return processor seconds: a row per round, a column per trainer. The first round is left out."""
     trainers = {
-        "trl": made(folder, GRPOTrainer),
-        "steadymoe": made(folder, SteadyGRPOTrainer, loss="gspo"),
-        "steadymoe with a probe of 4": made(folder, SteadyGRPOTrainer, loss="gspo", probe=4),
+        "trl": build_trainer(folder, GRPOTrainer),
+        "steadymoe": build_trainer(folder, SteadyGRPOTrainer, loss="gspo"),
+        "steadymoe with a probe of 4": build_trainer(folder, SteadyGRPOTrainer, loss="gspo", probe=4),
     }
-    rows = []
-    for number in range(rounds + 1):
-        row = {}
-        for place in range(len(trainers)):
-            name = list(trainers)[(number + place) % len(trainers)]
-            begun = time.process_time()
+    rows, names = [], list(trainers)
+    for number in range(ROUNDS + 1):
+        seconds = {}
+        for name in (*names[number % 3 :], *names[: number % 3]):
+            start = time.process_time()
             trainers[name].train()
-            row[name] = time.process_time() - begun
-        rows.append({name: row[name] for name in trainers})
-    return pd.DataFrame(rows[1:])
-
-
-def ratios(seconds: pd.DataFrame) -> pd.DataFrame:
-    """The seconds of each round over TRL's own in the same round."""
-    return seconds.drop(columns="trl").div(seconds["trl"], axis=0)
+            seconds[name] = time.process_time() - start
+        rows.append(seconds)
+    return pd.DataFrame(rows[1:], columns=names)
 
 
 if __name__ == "__main__":
@@ -102,6 +84,6 @@ if __name__ == "__main__":
     to = Path(sys.argv[1])
     to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
-        found = measured(Path(name), ROUNDS)
-    atomic_files.write(to / "cost.csv", partial(found.to_csv, index=False, float_format="%.3f"))
-    print(found, ratios(found).describe().loc[["min", "50%", "max"]], sep="\n")
+        table = measure(Path(name))
+    atomic_files.write(to / "cost.csv", partial(table.to_csv, index=False, float_format="%.3f"))
+    print(table, table.div(table["trl"], axis=0).describe().loc[["min", "50%", "max"]], sep="\n")
