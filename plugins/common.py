@@ -59,7 +59,7 @@ def ratio_sums(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def ratio_columns(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the suite's columns of ratios (docs/columns.md) from sums or means of ``ratio_sums``, floats or scalars.
+    """Return the suite's columns of ratios (docs/metrics.md) from sums or means of ``ratio_sums``, floats or scalars.
 
     Raises KeyError for a sum that is missing.
     """

@@ -130,7 +130,7 @@ def sums(batch: Batch, output: LossOutput) -> dict[str, float]:
 
 
 def columns(logged: Mapping[str, float]) -> dict[str, float]:
-    """Return the suite's columns (docs/columns.md) from verl's averages of ``sums``; empty without them.
+    """Return the suite's columns (docs/metrics.md) from verl's averages of ``sums``; empty without them.
 
     Exact for the micro-batches of one update, however unequal. The updates of one step are pooled, and an update with
     more micro-batches than others weighs less. Raises KeyError for a sum that is missing.

@@ -24,6 +24,7 @@ from steadymoe.bench.study import experiments
 from steadymoe.bench.support import external
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.findings import ask
+from steadymoe.bench.trainers import command as import_command
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
@@ -121,9 +122,10 @@ def test_every_command_is_understood(page: str) -> None:
         elif words[1] == "score":
             given = score_arguments.read(Parser(), words[2:])
             assert given.verify or check_request.read(given.overrides).name in names(presets=True)
+        elif words[1] == "import":
+            made |= {import_command.parser().parse_args(words[2:]).experiment}
         else:
             given = unconverted._parser().parse_args(words[1:])
-            made |= {given.experiment} if words[1] == "import" else set()
             assert words[1] == "audit" or getattr(given, "experiment", None) in {None, *made}, words
     assert {words[1] for words in commands("README.md")} >= {"run", "report", "figures", "status"}
 

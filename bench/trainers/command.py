@@ -23,7 +23,7 @@ _DESCRIPTION = """\
 Turn the log of another trainer into a run folder that status, report and exports include.
 
 FILE is a log of verl's file logger (.jsonl), or a .csv or .jsonl file with one row per step. Columns with the suite's
-names (docs/columns.md) are read; name others with --map. Step and reward are required. Missing numbers stay missing.
+names (docs/metrics.md) are read; name others with --map. Step and reward are required. Missing numbers stay missing.
 
   steadymoe import verl.jsonl --algorithm gspo --model Qwen3-30B-A3B --task dapo_math --updates 4 --seed 0
   steadymoe import train.csv --algorithm grpo --model OLMoE --task math --updates 1 --map step=iteration
@@ -36,7 +36,7 @@ _GROUPS = ("correction", "routing", "engine")
 
 def main(words: list[str]) -> int:
     """Import a log and print what was read; return the exit code. Raises UserError before anything is written."""
-    arguments = _parser().parse_args(words)
+    arguments = parser().parse_args(words)
     axes, mapped = _mapping("--axis", arguments.axis), _mapping("--map", arguments.map)
     for name in axes:
         if name in _RESERVED or not identity.is_name(name):
@@ -130,25 +130,26 @@ def _between(kind: Callable[[str], float], low: float, high: float) -> Callable[
     return number
 
 
-def _parser() -> Parser:
+def parser() -> Parser:
+    """Return the parser of ``steadymoe import``."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="steadymoe import", description=_DESCRIPTION, formatter_class=raw, allow_abbrev=False)
+    verb = Parser(prog="steadymoe import", description=_DESCRIPTION, formatter_class=raw, allow_abbrev=False)
     count = _between(int, 1, logs.MOST)
-    parser.add_argument("file", type=Path, metavar="FILE", help="the log")
+    verb.add_argument("file", type=Path, metavar="FILE", help="the log")
     for name in ("algorithm", "model", "task"):
-        parser.add_argument(f"--{name}", required=True, metavar="NAME", help=f"the name of the {name}")
-    parser.add_argument("--updates", type=count, required=True, metavar="N", help="gradient updates per step")
-    parser.add_argument("--map", action="append", default=[], metavar="OURS=THEIRS", help="a column's name; repeatable")
-    parser.add_argument("--experiment", default="imported", metavar="NAME", help="default: imported")
-    parser.add_argument("--seed", type=_between(int, 0, 2**32 - 1), default=0, metavar="N", help="default: 0")
+        verb.add_argument(f"--{name}", required=True, metavar="NAME", help=f"the name of the {name}")
+    verb.add_argument("--updates", type=count, required=True, metavar="N", help="gradient updates per step")
+    verb.add_argument("--map", action="append", default=[], metavar="OURS=THEIRS", help="a column's name; repeatable")
+    verb.add_argument("--experiment", default="imported", metavar="NAME", help="default: imported")
+    verb.add_argument("--seed", type=_between(int, 0, 2**32 - 1), default=0, metavar="N", help="default: 0")
     axis = "an axis that tells runs of the experiment apart; repeatable"
-    parser.add_argument("--axis", action="append", default=[], metavar="NAME=VALUE", help=axis)
-    parser.add_argument("--trainer", metavar="NAME", help="default: verl for its log, else log")
+    verb.add_argument("--axis", action="append", default=[], metavar="NAME=VALUE", help=axis)
+    verb.add_argument("--trainer", metavar="NAME", help="default: verl for its log, else log")
     for name in _GROUPS:
-        parser.add_argument(f"--{name}", default=run_folder.UNKNOWN, metavar="NAME", help="default: unknown")
-    parser.add_argument("--prompts", type=count, metavar="N", help="prompts per step (default: unknown)")
-    parser.add_argument("--responses", type=count, metavar="N", help="responses per prompt (default: unknown)")
+        verb.add_argument(f"--{name}", default=run_folder.UNKNOWN, metavar="NAME", help="default: unknown")
+    verb.add_argument("--prompts", type=count, metavar="N", help="prompts per step (default: unknown)")
+    verb.add_argument("--responses", type=count, metavar="N", help="responses per prompt (default: unknown)")
     rate = _between(float, 0, sys.float_info.max)
-    parser.add_argument("--learning-rate", type=rate, metavar="X", help="default: unknown")
-    parser.add_argument("--results", type=Path, default=Path("results"), metavar="FOLDER", help="default: results")
-    return parser
+    verb.add_argument("--learning-rate", type=rate, metavar="X", help="default: unknown")
+    verb.add_argument("--results", type=Path, default=Path("results"), metavar="FOLDER", help="default: results")
+    return verb
