@@ -22,7 +22,9 @@ from steadymoe.bench.runs import record
 from steadymoe.bench.trainers import moments
 from steadymoe.bench.trainers.trl import Scored, probed_sequences, sequences_of
 from steadymoe.bench.trainers.trl_record import gathered
+from steadymoe.bench.training import columns_of_step
 from steadymoe.bench.training.forward import forward
+from steadymoe.bench.training.old_policy import OldPolicy
 
 pytestmark = pytest.mark.trl
 
@@ -81,7 +83,6 @@ def test_the_columns_of_a_frozen_rollout_are_the_suites_own(tmp_path: Path) -> N
     update = moments.columns_of_update(gathered(adapter._steps.update))
 
     assert old.routes_LBFK is not None
-    assert now.routes_LBFK is not None
     mismatch = token_metrics.of_mismatch(whole["sampling_per_token_logps"], old.logprobs_BT, mask_BT)
     for name, value in mismatch.items():
         assert_close(rollout.overall[name].float(), value.float(), atol=2e-6, rtol=2e-5, msg=name)
@@ -95,27 +96,19 @@ def test_the_columns_of_a_frozen_rollout_are_the_suites_own(tmp_path: Path) -> N
         entropy_BT=now.entropy_BT,
     )
     numbers, histograms = token_metrics.of_update(batch, adapter.objective(batch))
-    change = routing_drift.change(old.routes_LBFK, now.routes_LBFK, mask_BT)
-    logprobs = old.router_logprobs_LBTE, now.router_logprobs_LBTE
-    decision = routing_drift.decision(now.router_logprobs_LBTE, now.routes_LBFK, mask_BT)
-    numbers |= {
-        "expert_change_rate": change.expert,
-        "expert_set_change_rate": change.set,
-        "token_any_layer_change_rate": change.any_layer,
-        "top1_change_rate": routing_drift.top1_change(old.routes_LBFK, now.routes_LBFK, *logprobs, mask_BT).mean(),
-        **routing_drift.shift(*logprobs, old.routes_LBFK, mask_BT).columns,
-        "router_margin": decision.margin_L.mean(),
-        "router_confidence": decision.confidence_L.mean(),
-        "entropy": token_metrics.mean(now.entropy_BT, mask_BT),
-        "loss": adapter.objective(batch).loss.detach(),
-    }
-    assert update.overall.keys() == numbers.keys()
-    for name, value in numbers.items():
-        assert_close(update.overall[name].float(), value.float(), atol=2e-6, rtol=2e-5, msg=name)
-    for name, counts in (histograms | {"changed_slots_histogram": change.slots_C}).items():
-        assert torch.equal(update.histograms[name], counts), name
-    assert_close(update.layers["expert_change_rate"].float(), change.expert_L)
-    assert change.expert > 0
+    numbers |= {"entropy": token_metrics.mean(now.entropy_BT, mask_BT), "loss": adapter.objective(batch).loss.detach()}
+    tensors = old.routes_LBFK, old.executed_LBFK, old.router_logprobs_LBTE
+    policy = OldPolicy(old.logprobs_BT, *tensors, None, None, None)
+    routing = columns_of_step.of_routing(policy, torch.arange(len(mask_BT)), now, mask_BT, 4, replayed=False)
+    expected = columns_of_step.Measured(numbers, {}, histograms) | routing
+    for name in ("overall", "layers"):
+        ours, suites = getattr(update, name), getattr(expected, name)
+        assert ours.keys() == suites.keys()
+        for column, value in suites.items():
+            assert_close(ours[column].float(), value.float(), atol=2e-6, rtol=2e-5, msg=column)
+    assert update.histograms.keys() == expected.histograms.keys()
+    assert all(torch.equal(update.histograms[name], counts) for name, counts in expected.histograms.items())
+    assert routing.overall["expert_change_rate"] > 0
 
 
 def test_a_probe_measures_what_each_update_moved(tmp_path: Path, whole: Path) -> None:

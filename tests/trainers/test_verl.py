@@ -23,7 +23,7 @@ from verl.utils.metric import Metric, reduce_metrics
 from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
-from steadymoe.algorithms import names
+from steadymoe.algorithms import Batch, load, names
 from steadymoe.plugins import check_verl
 from steadymoe.plugins import verl as plugin
 
@@ -100,6 +100,22 @@ def test_a_loss_that_both_have_is_exactly_equal(name: str, verls: str, fields: d
                 assert scale == 0 or expected[1].any()
 
 
+@pytest.mark.parametrize("name", [name for name in names(presets=True) if plugin.refusal(load(name)) is None])
+def test_verl_computes_every_loss_as_the_suite_does(name: str) -> None:
+    batch, mode = minibatch(0.3), f"steadymoe/{name}"
+    value, gradient_BT = through_verl(mode, batch, actor(**plugin.settings(load(name))))
+    logprobs_BT = batch["log_prob"].clone().requires_grad_()
+    ours = Batch(
+        logprobs_BT=logprobs_BT,
+        mask_BT=batch["response_mask"],
+        advantages_BT=batch["advantages"],
+        old_logprobs_BT=batch["old_log_prob"],
+    )
+    expected = load(name)(ours).loss
+    assert torch.equal(value, expected.detach())
+    assert torch.equal(gradient_BT, torch.autograd.grad(expected, logprobs_BT)[0])
+
+
 def test_verls_worker_computes_the_loss_and_logs_its_sums() -> None:
     batch, mode = minibatch(0.3), "steadymoe/gspo/clip_low:0.1/clip_high:0.1"
     mask_BT = batch["response_mask"]
@@ -144,7 +160,9 @@ def test_verls_worker_computes_the_loss_and_logs_its_sums() -> None:
     assert logged["actor/pg_loss"] == pytest.approx(float(whole), rel=1e-5)
 
 
-def test_the_check_computes_every_loss(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_lists_losses_and_arguments(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert check_verl.main(["steadymoe/gspo"]) == 0
     output = capsys.readouterr().out
     assert "not in verl: gepo needs the whole mini-batch" in output
