@@ -36,7 +36,7 @@ _GROUPS = ("correction", "routing", "engine")
 
 def main(words: list[str]) -> int:
     """Import a log and print what was read; return the exit code. Raises UserError before anything is written."""
-    arguments = parser().parse_args(words)
+    arguments = _parser().parse_args(words)
     axes, mapped = _mapping("--axis", arguments.axis), _mapping("--map", arguments.map)
     for name in axes:
         if name in _RESERVED or not identity.is_name(name):
@@ -130,8 +130,7 @@ def _between(kind: Callable[[str], float], low: float, high: float) -> Callable[
     return number
 
 
-def parser() -> Parser:
-    """Return the parser of ``steadymoe import``."""
+def _parser() -> Parser:
     raw = argparse.RawDescriptionHelpFormatter
     verb = Parser(prog="steadymoe import", description=_DESCRIPTION, formatter_class=raw, allow_abbrev=False)
     count = _between(int, 1, logs.MOST)

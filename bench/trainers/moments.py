@@ -59,7 +59,7 @@ def pooled(parts: Sequence[Moments]) -> Moments:
 
 
 @torch.no_grad()
-def of_update(batch: Batch, output: LossOutput) -> Moments:
+def update_moments(batch: Batch, output: LossOutput) -> Moments:
     """Return the moments of loss, entropy, ratios, clips and weights of a part of a mini-batch."""
     mask_BT = batch.mask_BT.bool()
     sums = {"loss": output.loss.detach().double()}
@@ -75,7 +75,7 @@ def of_update(batch: Batch, output: LossOutput) -> Moments:
 
 
 @torch.no_grad()
-def of_routing(old: Routes, now: Routes, mask_BT: Tensor, experts: int, replayed: bool) -> Moments:
+def routing_moments(old: Routes, now: Routes, mask_BT: Tensor, experts: int, replayed: bool) -> Moments:
     """Return how the routers' own choice changed from ``old`` to ``now`` on the response tokens of a part.
 
     ``replayed`` says whether routes were forced, so that experts ran that the routers did not choose.
@@ -107,7 +107,7 @@ def _slots(one_LBFK: Tensor, other_LBFK: Tensor, mask_BT: Tensor) -> Tensor:
     return torch.stack([routing_drift.change(one, other, mask_BT).slots_C for one, other in layers])
 
 
-def columns_of_update(sums: Moments) -> Measured:
+def update_columns(sums: Moments) -> Measured:
     """Return the columns of one update from the moments of the whole mini-batch."""
     if "tokens" not in sums:
         return Measured({"loss": sums["loss"]}, {}, {})
@@ -142,7 +142,7 @@ def _change_rates(slots_LC: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def of_rollout(
+def rollout_moments(
     mask_BT: Tensor,
     old_logprobs_BT: Tensor,
     rollout_logprobs_BT: Tensor | None,
@@ -172,7 +172,7 @@ def of_rollout(
     return sums
 
 
-def columns_of_rollout(sums: Moments) -> Measured:
+def rollout_columns(sums: Moments) -> Measured:
     """Return the columns of a rollout that do not depend on rewards, from the moments of the whole rollout."""
     overall = {name: value / sums["tokens"] for name, value in _named(sums, "mean ").items()}
     if len(sums.get("each old", ())):

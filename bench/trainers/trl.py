@@ -217,7 +217,9 @@ class SteadyGRPOTrainer(GRPOTrainer):
             old = inputs[_KEY] = self._score(self.model, inputs)
             mask_BT = sampled_mask(inputs)
             sampler_BT, reference_BT = inputs.get("sampling_per_token_logps"), inputs.get("ref_per_token_logps")
-            part = moments.of_rollout(mask_BT, old.logprobs_BT, sampler_BT, reference_BT, old.routes, self._experts)
+            part = moments.rollout_moments(
+                mask_BT, old.logprobs_BT, sampler_BT, reference_BT, old.routes, self._experts
+            )
             fed = (inputs["prompt_mask"].sum() + inputs["completion_mask"].sum()) * self.num_iterations
             rollout.append(part | {"fed": fed})
             sizes.append(torch.stack([mask_BT.any(-1).sum(), mask_BT.sum()]))
@@ -274,9 +276,9 @@ class SteadyGRPOTrainer(GRPOTrainer):
         if now.aux_loss is not None:  # as TRL: a mean over micro-batches and processes
             parts = self.current_gradient_accumulation_steps * self.accelerator.num_processes
             loss = loss + self.router_aux_loss_coef * now.aux_loss / parts
-        part = moments.of_update(batch, output) | {"loss": loss.detach().double()}
+        part = moments.update_moments(batch, output) | {"loss": loss.detach().double()}
         if old.routes is not None and now.routes is not None:
-            part |= moments.of_routing(old.routes, now.routes, batch.mask_BT, self._experts, self._replays)
+            part |= moments.routing_moments(old.routes, now.routes, batch.mask_BT, self._experts, self._replays)
         self._steps.update.append(part)
         return loss * self.accelerator.num_processes
 

@@ -24,7 +24,7 @@ class _TRLStep(StepRows):
 
     def add_sampled(self, row: Row, scores_PG: Tensor, measured: Measured) -> None:
         """Add numbers of the rollout, the scores of its groups, and its measurements."""
-        self._of_step |= token_metrics.of_rewards(scores_PG) | token_metrics.to_floats(measured.overall) | row
+        self._step_row |= token_metrics.of_rewards(scores_PG) | token_metrics.to_floats(measured.overall) | row
         self._add(0, measured)
 
 
@@ -60,7 +60,7 @@ class Steps(TrainerCallback):
         self._seconds = {**seconds, "update_seconds": -sum(seconds.values()), "probe_seconds": 0.0}
         row = {"response_length": tokens / max(1, responses), "response_tokens": tokens, "tokens_sampled": tokens}
         self._rows = _TRLStep(updates_done // self._updates + 1)
-        self._rows.add_sampled(row, scores_PG, moments.columns_of_rollout(rollout))
+        self._rows.add_sampled(row, scores_PG, moments.rollout_columns(rollout))
 
     def add_evaluations(self, updates_done: int, prompts: Sequence[Any], scores: Sequence[float]) -> None:
         """Add the scores of held-out prompts of all processes; the last message of a conversation counts as prompt."""
@@ -84,7 +84,7 @@ class Steps(TrainerCallback):
         self._started = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        measured = moments.columns_of_update(gathered(self.update))
+        measured = moments.update_columns(gathered(self.update))
         self.update.clear()
         if self.probe is not None:
             clock = Clock(args.device)

@@ -70,7 +70,7 @@ def test_the_columns_of_a_frozen_rollout_are_the_suites_own(tmp_path: Path) -> N
     parts = rollout_parts(adapter)
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "sampling_per_token_logps")
     whole = {name: torch.cat([part[name] for part in parts]) for name in names}
-    rollout = moments.columns_of_rollout(adapter._begin_rollout(parts))
+    rollout = moments.rollout_columns(adapter._begin_rollout(parts))
     sequences = sequences_of(whole)
     mask_BT = sequences.response_mask_BT
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_the_columns_of_a_frozen_rollout_are_the_suites_own(tmp_path: Path) -> N
     for part in parts:
         adapter._compute_loss(adapter.model, part)
         adapter._step += 1
-    update = moments.columns_of_update(gathered(adapter._steps.update))
+    update = moments.update_columns(gathered(adapter._steps.update))
 
     assert old.routes_LBFK is not None
     mismatch = token_metrics.of_mismatch(whole["sampling_per_token_logps"], old.logprobs_BT, mask_BT)
@@ -99,7 +99,7 @@ def test_the_columns_of_a_frozen_rollout_are_the_suites_own(tmp_path: Path) -> N
     numbers |= {"entropy": token_metrics.mean(now.entropy_BT, mask_BT), "loss": adapter.objective(batch).loss.detach()}
     tensors = old.routes_LBFK, old.executed_LBFK, old.router_logprobs_LBTE
     policy = OldPolicy(old.logprobs_BT, *tensors, None, None, None)
-    routing = columns_of_step.of_routing(policy, torch.arange(len(mask_BT)), now, mask_BT, 4, replayed=False)
+    routing = columns_of_step.routing_columns(policy, torch.arange(len(mask_BT)), now, mask_BT, 4, replayed=False)
     expected = columns_of_step.Measured(numbers, {}, histograms) | routing
     for name in ("overall", "layers"):
         ours, suites = getattr(update, name), getattr(expected, name)
@@ -138,8 +138,8 @@ def test_a_micro_batch_without_tokens_adds_nothing() -> None:
     fields = {"logprobs_BT": zeros_BT, "advantages_BT": zeros_BT, "old_logprobs_BT": zeros_BT}
     batch = Batch(mask_BT=zeros_BT, entropy_BT=zeros_BT, responses=4, tokens=9, **fields)
     full = replace(batch, mask_BT=zeros_BT + 1, entropy_BT=zeros_BT + 0.5)
-    parts = [moments.of_update(each, load("grpo")(each)) for each in (batch, full)]
-    both, alone = (moments.columns_of_update(moments.pooled(each)) for each in (parts, parts[1:]))
+    parts = [moments.update_moments(each, load("grpo")(each)) for each in (batch, full)]
+    both, alone = (moments.update_columns(moments.pooled(each)) for each in (parts, parts[1:]))
     assert both.overall.keys() == alone.overall.keys()
     assert all(torch.equal(value, alone.overall[name]) for name, value in both.overall.items())
 

@@ -41,7 +41,9 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 # Columns that a change of the split leaves equal; those of a probe; those of times.
 EXACT = ("expert_change_rate", "expert_set_change_rate", "token_any_layer_change_rate", "response_tokens")
 EXACT += ("step", "update")
-PROBED = [name for name in columns.TABLES["updates"] if name.startswith(("log_ratio_", "routing_share"))]
+PROBED = [
+    name for name in columns.TABLES["updates"] if name.startswith(("log_ratio_", "routing_share", "relative_step_"))
+]
 PROBED += ["expert_change_per_update"]
 TIMES = [name for name in columns.TABLES["steps"] if name.endswith(("_seconds", "_per_second"))]
 
