@@ -113,6 +113,10 @@ class Recorded:
         """``tables.routing_share`` by seed."""
         return tables.routing_share(self.tables([arm])["steps"], [])
 
+    def tokens(self, arm: Arm) -> pd.Series:
+        """Return the response tokens sampled by each run, by seed; nan where they are not recorded."""
+        return self.tables([arm])["runs"].set_index("seed")["tokens_sampled"].astype(float)
+
     def response_length(self, arm: Arm) -> pd.Series:
         """Sampled tokens per response over a whole run, by seed: archives keep the counts, not the column."""
         steps = self.tables([arm])["steps"]

@@ -5,7 +5,7 @@ import re
 import pandas as pd
 
 from steadymoe.algorithms import provenance
-from steadymoe.bench.report import draw, tables
+from steadymoe.bench.report import tables
 from steadymoe.bench.score.arms import CONTROLS, GRPO, GSPO, OTHERS, PAPERS, PAPERS_R2
 from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.study import contrasts, doses, gates_page, replay, summary
@@ -81,7 +81,7 @@ def text(verdicts: Verdicts, figures: str) -> str:
     lines = [_HEAD, verdicts.counts(), "", "## Answers", "", _summary(verdicts), "", *_findings(verdicts.study)]
     for unit in DRAWN:
         if len(verdicts.outcomes_in(unit)):
-            file = f"{figures}/{draw.stem(OUTCOMES, f'claims_{unit}')}.png"
+            file = f"{figures}/{OUTCOMES.stem(f'claims_{unit}')}.png"
             lines += [f"![{OUTCOMES.caption} In {unit}.]({file})", ""]
     lines += ["## Published contrasts", "", f"{contrasts.counts(verdicts.contrasts)} {contrasts.RULE}", ""]
     lines += [tables.to_markdown(verdicts.contrasts), "", *_testbed(verdicts, figures)]
@@ -161,8 +161,8 @@ def _arms(verdicts: Verdicts, claim: Claim, figures: str) -> list[str]:
         lines += [tables.to_markdown(arms), ""]
     if claim.number in verdicts.drawn:
         spec = SPECS[claim.figure]
-        lines += [f"![{spec.caption}]({figures}/{draw.stem(spec, stem(claim))}.png)", ""]
+        lines += [f"![{spec.caption}]({figures}/{spec.stem(stem(claim))}.png)", ""]
     if claim.number == replay.CLAIM and len(verdicts.replayed):
         lines += [replay.paragraph(verdicts.replayed), ""]
-        lines += [f"![{REPLAY.caption}]({figures}/{draw.stem(REPLAY, stem(claim))}.png)", ""]
+        lines += [f"![{REPLAY.caption}]({figures}/{REPLAY.stem(stem(claim))}.png)", ""]
     return lines

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from steadymoe.bench.audit import report as audit_report
-from steadymoe.bench.audit import request as audit
-from steadymoe.bench.report import draw, report_page, tables
+from steadymoe.bench.audit import archive as audits
+from steadymoe.bench.audit import command as audit
+from steadymoe.bench.report import report_page, tables, write
 from steadymoe.bench.report.figures import FigureSpec
 from steadymoe.bench.runs import command as runs
 from steadymoe.bench.score.recorded import NotRun, Recorded
@@ -51,7 +51,7 @@ def run(words: Sequence[str]) -> int:
     every = experiments.chosen(names)
     experiments.register()
     for each in every:
-        answer: Callable[[list[str]], int] = audit.answer if each.audits else runs.main
+        answer: Callable[[list[str]], int] = audit.main if each.audits else runs.main
         print(f"{each.name}: {each.purpose}", flush=True)
         # Overrides name the runs that they mean, so they stand in place of the further sweeps.
         for command in each.commands[:1] if has_overrides else each.commands:
@@ -64,7 +64,7 @@ def run(words: Sequence[str]) -> int:
 
 def _keep(experiment: experiments.Experiment, results: Path, to: Path) -> None:
     if experiment.audits:
-        files = [audit_report.keep(results, experiment.recorded_as, to)[0]]
+        files = [audits.keep(results, experiment.recorded_as, to)[0]]
     else:
         files = report_page.keep(results, experiment.recorded_as, to)
     for path in files:
@@ -123,7 +123,7 @@ def report(results: Path, pages: Path, formats: Sequence[str]) -> tuple[str, lis
 
 def _draw(results: Path, formats: Sequence[str], id: str, named: str, data: dict[str, pd.DataFrame]) -> list[Path]:
     spec = SPECS[id]
-    return draw.write(spec, spec.figure(data), results, named, formats)
+    return write.figure(results, spec.stem(named), spec.figure(data), spec.caption, formats)
 
 
 def answer(results: Path, pages: Path, formats: Sequence[str]) -> int:

@@ -64,9 +64,9 @@ def arms(steps: pd.DataFrame, standings: pd.DataFrame) -> DataFigure:
         axes[1].set_xlabel(outcome)
         axes[1].grid(visible=False, axis="y")
         axes[1].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-        smoothed = f", of curves smoothed over {most * style.SMOOTHED_OVER} updates" if metric == "reward" else ""
-        told = style.curves_caption(steps).replace(f", of curves smoothed over {style.SMOOTHED_OVER} steps", smoothed)
-        text = f"{told} Right: means over seeds; bars: 95 % interval."
+        smoothed = f"{most * style.SMOOTHED_OVER} updates" if metric == "reward" else ""
+        caption = style.curves_caption(steps, smoothed=smoothed)
+        text = f"{caption} Right: means over seeds; bars: nominal 95 % interval."
         return style.finish(figure, axes[0], text)
 
 
@@ -100,7 +100,7 @@ def dose(table: pd.DataFrame) -> DataFigure:
             axes[0].plot([], [], look.marker, linestyle=look.dashes, color=look.colour, markersize=4.5, label=quantity)
         axes[0].set_ylabel("share of the experts" if len(quantities) > 1 else quantities[0])
         n = style.span([each.n for each in table["number"]])
-        return style.finish(figure, axes[0], f"Means over seeds, n = {n}; bars: 95 % interval.")
+        return style.finish(figure, axes[0], f"Means over seeds, n = {n}; bars: nominal 95 % interval.")
 
 
 def replay(table: pd.DataFrame) -> DataFigure:
@@ -138,8 +138,8 @@ def replay(table: pd.DataFrame) -> DataFigure:
         axes[0].set_ylim(max(heights.values()) + 0.5, -0.5)
         n = style.span([each.n for each in table["number"]])
         text = (
-            f"Means over seeds, n = {n}; bars: 95 % interval; open: free routes, filled: R2. Numbers: R2 less free "
-            "(reward) or over free (×, geometric mean), seed by seed. Right: routers free, before and after a "
+            f"Means over seeds, n = {n}; bars: nominal 95 % interval; open: free routes, filled: R2. Numbers: R2 less "
+            "free (reward) or over free (×, geometric mean), seed by seed. Right: routers free, before and after a "
             "rollout's updates."
         )
         return style.finish(figure, None, text)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.report import draw, tables
+from steadymoe.bench.report import report_page, tables
 from steadymoe.bench.report.figures import FigureSpec
 from steadymoe.bench.score.arms import DRIFT, FROZEN, GRPO, GSPO, PAPERS, UNCLIPPED
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
@@ -171,7 +171,7 @@ class Verdicts:
                     curves, beside = (
                         [arm for arm in arms if self.study.has(arm)] for arms in (_with_controls(claim), claim.beside)
                     )
-                    data = draw.data(self.study.tables([*curves, *beside]), spec.takes)
+                    data = report_page.with_derived(self.study.tables([*curves, *beside]), spec.takes)
                     levels = _levels(self.arms_of(claim), _by_accuracy(claim))
                     data["standings"] = levels.assign(curve=levels["arm"].isin([arm.label for arm in curves]))
                 else:
@@ -205,7 +205,7 @@ class Verdicts:
             if len(rows := self.outcomes_in(unit))
         ]
         if all(self.study.has(arm) for arm in FIRST_TESTBED):
-            data = draw.data(self.study.tables(FIRST_TESTBED), ANSWER.takes)
+            data = report_page.with_derived(self.study.tables(FIRST_TESTBED), ANSWER.takes)
             data["standings"] = _levels(self.arms(FIRST_TESTBED), by_accuracy=False).assign(curve=True)
             every.append((ANSWER, "claims_first_testbed", data))
         if len(self.replayed):

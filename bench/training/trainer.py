@@ -124,9 +124,7 @@ class Trainer:
             assert made.routes_LBFK is not None  # of a model with routers
             bank_LNK = made.routes_LBFK[:, made.sequences.route_mask_BF]
             generator = torch_generator(self.config.seed, "evaluation_permuted", 0, self.model.device.type)
-            other = roll_out(
-                self.model, self.task, self._held_out, 1, generator, replace(decoding, bank_LNK=bank_LNK)
-            )
+            other = roll_out(self.model, self.task, self._held_out, 1, generator, replace(decoding, bank_LNK=bank_LNK))
             for row, score in zip(rows, other.scores_B.tolist(), strict=True):
                 row["score_permuted"] = score
         return rows

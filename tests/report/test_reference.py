@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from test_experiments import known_arms
 
-from steadymoe.bench.report import archive, draw, report_page
+from steadymoe.bench.report import archive, report_page, write
 from steadymoe.bench.score.arms import GRPO
 from steadymoe.bench.score.recorded import Recorded
 from steadymoe.bench.study import claims_page, experiments
@@ -42,20 +42,20 @@ def test_git_keeps_what_a_page_links_and_nothing_else() -> None:
 def test_every_kept_file_has_its_data(verdicts: Verdicts) -> None:
     # Files of an audit are <experiment>-audit-<table>, and an experiment may hold a dash.
     stems = {Path(name).stem for name in LINKED - WITHOUT_DATA}
-    of_claims = {draw.stem(spec, named) for spec, named, _ in verdicts.figures()}
+    of_claims = {spec.stem(named) for spec, named, _ in verdicts.figures()}
     named = {stem.split("-audit-" if "-audit-" in stem else "-")[0] for stem in stems - of_claims}
     assert named <= {*KEPT, *AUDITS}
 
 
 @pytest.mark.parametrize("experiment", KEPT)
 def test_kept_tables_are_those_of_the_data(experiment: str) -> None:
-    data = draw.data(archive.load(REFERENCE, experiment))
+    data = report_page.with_derived(archive.load(REFERENCE, experiment))
     texts = report_page.texts(experiment, report_page.shown_tables(data), data["runs"])
-    for spec in report_page.figures_of(experiment, experiments.COMPARED_ELSEWHERE):
+    for spec in report_page.figures_of(experiment):
         if (lack := spec.lacks(data)) is not None:
             assert spec.experiment != experiment, f"its own figure {spec.id} lacks {lack}"
-        elif f"tables/{draw.stem(spec, experiment)}.csv" in LINKED:
-            texts |= draw.texts(spec, spec.figure(data), experiment)
+        elif f"tables/{spec.stem(experiment)}.csv" in LINKED:
+            texts |= write.figure_texts(spec.stem(experiment), spec.figure(data), spec.caption)
     compare(texts)
 
 
@@ -79,7 +79,7 @@ def shown(verdicts: Verdicts) -> str:
 def test_the_verdicts_are_those_of_the_data(verdicts: Verdicts, shown: str) -> None:
     compare(verdicts.texts())
     for spec, named, data in verdicts.figures():
-        compare(draw.texts(spec, spec.figure(data), named))
+        compare(write.figure_texts(spec.stem(named), spec.figure(data), spec.caption))
     committed = (DOCS / "claims.md").read_text()
     assert committed == shown
     for link in re.findall(r"\]\(([^)#]+)\)", committed):

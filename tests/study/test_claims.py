@@ -12,7 +12,7 @@ from steadymoe.bench import cli
 from steadymoe.bench.audit.archive import ADDED
 from steadymoe.bench.audit.measure import COLUMNS
 from steadymoe.bench.config.identity import axes_name
-from steadymoe.bench.report import archive, draw
+from steadymoe.bench.report import archive
 from steadymoe.bench.score.arms import WIDE
 from steadymoe.bench.score.recorded import NONE, Arm, Audited, NotRun, Recorded
 from steadymoe.bench.statistics import early_warning
@@ -546,7 +546,7 @@ def test_what_r2_does_is_compared_seed_by_seed_in_rollout_1(monkeypatch: pytest.
 
 def test_r2_quiets_the_ratio_of_the_loss_and_not_the_sampled_policy() -> None:
     found = replay.table(Recorded(ROOT / "results" / "reference"))
-    committed = ROOT / "results" / "reference" / "tables" / f"{draw.stem(REPLAY, 'claim03')}.csv"
+    committed = ROOT / "results" / "reference" / "tables" / f"{REPLAY.stem('claim03')}.csv"
     assert REPLAY.figure({"replay": found}).numbers.to_csv(index=False) == committed.read_text()
     rows = {(row.quantity, row.arm): row for row in found.itertuples()}
     section = (ROOT / "docs" / "models.md").read_text().partition("\n### What R2 does\n")[2].partition("\n##")[0]

@@ -60,12 +60,12 @@ class SavingTrainer(Trainer):
 
     def sample(self, step: int) -> tuple[Rollout, Tensor, int]:
         """Sample, and remember the rollout."""
-        self._rollout, *rest = super().sample(step)
-        return self._rollout, *rest
+        self._sampled, *rest = super().sample(step)
+        return self._sampled, *rest
 
     def minibatches(self, step: int) -> list[list[MicroBatch]]:
         """Split the rollout, and save it with the order of its rows."""
-        parts, rollout = super().minibatches(step), self._rollout
+        parts, rollout = super().minibatches(step), self._sampled
         tensors = {
             "order_B": torch.cat([part.rows_M for minibatch in parts for part in minibatch]),
             "tokens_BS": rollout.sequences.tokens_BS,

@@ -1,10 +1,11 @@
-"""The folder of conformance, and the suite's own answers to it.
+"""The conformance fixture, and the suite's own tensors for it.
 
-``python tests/bundles/conformance_fixture.py FOLDER`` rebuilds the folder: weights, bundle, expected gradient.
+``python tests/audit/conformance_fixture.py FOLDER`` rebuilds it: weights, rollouts, expected routes and gradient.
 
 Shapes: B responses, T response positions, L MoE layers, E experts, H hidden.
 """
 
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from steadymoe.bench.bundles import bundle as bundles
-from steadymoe.bench.bundles.bundle import Bundle
-from steadymoe.bench.bundles.conformance import BUNDLE, EXPECTED, PADDING
+from steadymoe.bench.audit.conformance import EXPECTED, METADATA, PADDING, ROLLOUTS
 from steadymoe.bench.support.seeding import torch_generator
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.forward import Forward, Sequences, forward
@@ -48,10 +47,10 @@ PROMPTS, RESPONSES, SEED = ("3+3+1*0=", "5*3=", "1-4*4=", "3-0-1+2+2="), 2, 24
 _LEAST_MARGIN = 1e-3
 
 
-def made() -> tuple[PreTrainedModel, Bundle, dict[str, Tensor]]:
-    """The model, its bundle, and what is expected of its routers.
+def made() -> tuple[PreTrainedModel, dict[str, Tensor], dict[str, str], dict[str, Tensor]]:
+    """Return the model, its rollouts with their metadata, and what is expected of its routers.
 
-    The sampler of this bundle is one whose routers take the next expert in place of each: its routes are another's, and
+    The sampler is one whose routers take the next expert in place of each: its routes are another's, and
     its log-probabilities are computed under them. In one row a token that is fed has no route.
     """
     task = Chain(min_operands=2, max_operands=5, modulus=6, spare_tokens=2)
@@ -68,25 +67,25 @@ def made() -> tuple[PreTrainedModel, Bundle, dict[str, Tensor]]:
     other_LBFK[:, row, -sequences.response_width + 1] = NO_ROUTE
     with torch.no_grad():
         sampled = forward(model, sequences, "fp32", forced_LBFK=other_LBFK)
-    bundle = Bundle(
-        response_width=sequences.response_width,
-        about={
-            "made_by": "tests/bundles/conformance_fixture.py",
-            "model": "a random Qwen3-MoE of two layers",
-            "task": "chain",
-            "engine": "the next expert in place of each",
-        },
-        tokens_BS=sequences.tokens_BS,
-        mask_BS=sequences.mask_BS,
-        groups_B=torch.arange(len(rewards_B)) // RESPONSES,
-        rewards_B=rewards_B,
-        advantages_BT=(rewards_B - 0.5)[:, None] * sequences.response_mask_BT,
-        rollout_logprobs_BT=sampled.logprobs_BT,
-        old_logprobs_BT=old.logprobs_BT,
-    )
+    rollouts = {
+        "tokens_BS": (sequences.tokens_BS * sequences.mask_BS).int(),
+        "mask_BS": sequences.mask_BS.byte(),
+        "groups_B": (torch.arange(len(rewards_B)) // RESPONSES).int(),
+        "rewards_B": rewards_B,
+        "advantages_BT": (rewards_B - 0.5)[:, None] * sequences.response_mask_BT,
+        "rollout_logprobs_BT": sampled.logprobs_BT * sequences.response_mask_BT,
+        "old_logprobs_BT": old.logprobs_BT * sequences.response_mask_BT,
+    }
+    about = {
+        "made_by": "tests/bundles/conformance_fixture.py",
+        "model": "a random Qwen3-MoE of two layers",
+        "task": "chain",
+        "engine": "the next expert in place of each",
+    }
+    facts = {"response_width": sequences.response_width, "about": about}
     routes = {"old_routes_LBFK": old.routes_LBFK.short(), "rollout_routes_LBFK": other_LBFK.short()}
-    gradient_LEH = router_gradient(model, bundle, old.routes_LBFK)
-    return model, bundle, routes | {"router_gradient_LEH": gradient_LEH}
+    gradient_LEH = router_gradient(model, sequences, rollouts, old.routes_LBFK)
+    return model, rollouts, {METADATA: json.dumps(facts)}, routes | {"router_gradient_LEH": gradient_LEH}
 
 
 def _check_fit(sequences: Sequences, old: Forward) -> None:
@@ -103,46 +102,45 @@ def _check_fit(sequences: Sequences, old: Forward) -> None:
             raise RuntimeError(f"all {what} have one length, so nothing is padded; take another seed")
 
 
-def answers(model: PreTrainedModel, bundle: Bundle, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What this suite's own forward answers, by the names of ``conformance.ANSWERS``."""
-    sequences = bundle.sequences
+def tensors(model: PreTrainedModel, sequences: Sequences, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Compute ``conformance.TENSORS`` with this suite's own forward; ``expected`` are all tensors of the fixture."""
+    width = sequences.response_width
+    wider = Sequences(pad(sequences.tokens_BS, PADDING), pad(sequences.mask_BS, PADDING), width + PADDING[1])
+    now = forward(model, sequences, "fp32")
     with torch.no_grad():
         old = forward(model, sequences, "fp32")
-    now = forward(model, sequences, "fp32")
-    assert old.routes_LBFK is not None  # of a model with routers
-    wider = Sequences(
-        pad(sequences.tokens_BS, PADDING), pad(sequences.mask_BS, PADDING), bundle.response_width + PADDING[1]
-    )
-    with torch.no_grad():
         replayed = forward(model, sequences, "fp32", forced_LBFK=old.routes_LBFK)
         forced = forward(model, sequences, "fp32", forced_LBFK=expected["rollout_routes_LBFK"])
         padded = forward(model, wider, "fp32")
+    assert old.routes_LBFK is not None  # of a model with routers
     return {
         "logprobs_BT": now.logprobs_BT.detach(),
         "old_logprobs_BT": old.logprobs_BT,
         "routes_LBFK": old.routes_LBFK,
         "replayed_logprobs_BT": replayed.logprobs_BT,
         "forced_logprobs_BT": forced.logprobs_BT,
-        "padded_logprobs_BT": padded.logprobs_BT[:, : bundle.response_width].contiguous(),
-        "router_gradient_LEH": router_gradient(model, bundle, expected["old_routes_LBFK"]),
+        "padded_logprobs_BT": padded.logprobs_BT[:, :width].contiguous(),
+        "router_gradient_LEH": router_gradient(model, sequences, expected, expected["old_routes_LBFK"]),
     }
 
 
-def router_gradient(model: PreTrainedModel, bundle: Bundle, forced_LBFK: Tensor) -> Tensor:
-    """The gradient of −Σ A log π / Σ mask by the routers' weights under replayed routes, (L, E, H)."""
-    replayed = forward(model, bundle.sequences, "fp32", forced_LBFK=forced_LBFK)
-    advantages_BT = bundle.get("advantages_BT", "so it is no bundle of conformance")
-    loss = -(advantages_BT * replayed.logprobs_BT * bundle.mask_BT).sum() / bundle.mask_BT.sum()
+def router_gradient(
+    model: PreTrainedModel, sequences: Sequences, rollouts: Mapping[str, Tensor], forced_LBFK: Tensor
+) -> Tensor:
+    """Return the gradient of −Σ A log π / Σ mask by the routers' weights under replayed routes, (L, E, H)."""
+    replayed = forward(model, sequences, "fp32", forced_LBFK=forced_LBFK)
+    mask_BT = sequences.response_mask_BT
+    loss = -(rollouts["advantages_BT"] * replayed.logprobs_BT * mask_BT).sum() / mask_BT.sum()
     weights = [router.get_parameter("weight") for router in routers(model)]
-    found = torch.autograd.grad(loss, weights, allow_unused=True)
-    return torch.stack([torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True)])
+    slopes = torch.autograd.grad(loss, weights, allow_unused=True)
+    return torch.stack([torch.zeros_like(w) if g is None else g for w, g in zip(weights, slopes, strict=True)])
 
 
 def write(folder: Path) -> None:
-    """Write the folder of conformance. Raises FileExistsError if there is something at ``folder``."""
+    """Write the fixture. Raises FileExistsError if there is something at ``folder``."""
     folder.mkdir()
-    model, bundle, expected = made()
-    bundles.write(bundle, folder / BUNDLE)
+    model, rollouts, metadata, expected = made()
+    save_file(rollouts, folder / ROLLOUTS, metadata=metadata)
     model.save_pretrained(folder / "model")
     (folder / "model" / "generation_config.json").unlink(missing_ok=True)
     save_file(expected, folder / EXPECTED)
