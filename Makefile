@@ -42,11 +42,11 @@ check: $(READY)
 # and the next two can be stopped and resumed.
 reference: $(READY)
 	$(BIN)/steadymoe study run reference --keep results/reference
-	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.score.reference results/reference results results/board
+	$(BIN)/python -m steadymoe.bench.score.reference results/reference results results/board
 	$(BIN)/steadymoe score --verify results/board --board results/board
 	$(MAKE) figures
 
-# The gates of the standard settings, docs/gates.md.
+# The gates of the standard settings: docs/claims.md.
 gates: $(READY)
 	$(BIN)/steadymoe study run gates --keep results/reference
 	$(MAKE) figures

@@ -19,7 +19,7 @@ VERBS = {
     "score": ("score.command", "score an algorithm against the recorded baselines of a standard"),
     "audit": ("audit.command", "compare the gradients of many losses on the same frozen rollouts"),
     "import": ("unconverted", "import the log of another trainer as a run"),
-    "study": ("unconverted", "verdicts of the reference study; study run and study list for its experiments"),
+    "study": ("study.command", "verdicts of the reference study; study run and study list for its experiments"),
 }
 # Verbs of earlier versions → what replaced them.
 _REPLACED = {

@@ -15,10 +15,11 @@ from test_experiments import known_arms
 from steadymoe.bench.report import archive, report_page, write
 from steadymoe.bench.score.arms import GRPO
 from steadymoe.bench.score.recorded import Recorded
-from steadymoe.bench.study import claims_page, experiments
-from steadymoe.bench.study.claim import LEGS, findings
+from steadymoe.bench.study import experiments, page
+from steadymoe.bench.study.claims import CLAIMS
 from steadymoe.bench.study.gates import Gate, Need
-from steadymoe.bench.study.verdicts import CLAIMS, Verdicts
+from steadymoe.bench.study.rules import LEGS, findings
+from steadymoe.bench.study.verdicts import Verdicts
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -73,7 +74,7 @@ def verdicts() -> Verdicts:
 
 @pytest.fixture(scope="module")
 def shown(verdicts: Verdicts) -> str:
-    return claims_page.text(verdicts, "../results/reference/figures")
+    return page.text(verdicts.study, verdicts, list(verdicts.gates.values()), "../results/reference/figures")
 
 
 def test_the_verdicts_are_those_of_the_data(verdicts: Verdicts, shown: str) -> None:
@@ -96,7 +97,7 @@ def test_a_claim_is_answered_where_its_runs_and_gates_are_there(verdicts: Verdic
             lacking = [each for each in found if each.verdict == "not run"]
             assert all("to be run" in each.decides and each.measured.estimate.n == 0 for each in lacking)
             assert (verdicts.verdict(claim, leg) == "not run") is bool(lacking and len(lacking) == len(found))
-        if claim.figure == "answer" and len(verdicts.recorded(claim)) == len(claim.arms):
+        if claim.figure == "answer" and len(verdicts.recorded(claim.arms)) == len(claim.arms):
             controls = ("frozen", "GRPO unclipped", "on policy") if "stale" in str(claim.needs) else ("exact",)
             assert all(control in section for control in controls), claim.number
         assert ("rests on reconstructions" in section) is (claim.number == 10)
