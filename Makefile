@@ -140,10 +140,9 @@ check-trainers: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check PyYAML pytest datasets pillow
 	$(ORACLES)/verl/bin/python -m pytest -m verl --noconftest tests/trainers/test_verl.py
 
-# Recorded anew in results/trainers: the same frozen rollouts through three trainers, and what the instruments cost.
+# Recorded anew in results/trainers: the same frozen rollouts through three trainers.
 side-by-side: $(ORACLES)/trl/.ready
 	$(ORACLES)/trl/bin/python tests/trainers/side_by_side.py results/trainers
-	$(ORACLES)/trl/bin/python tests/trainers/cost.py results/trainers
 
 clean:
 	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info losses/build losses/*.egg-info
