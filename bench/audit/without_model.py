@@ -24,7 +24,7 @@ from steadymoe.algorithms.advantages import GroupMeanStd
 from steadymoe.bench.audit.bundle import BadBundle, Bundle
 from steadymoe.bench.check.derivatives import gradient
 from steadymoe.bench.config.names import CONF
-from steadymoe.bench.report import tables
+from steadymoe.bench.report import write
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate, mean_over_seeds
 
 DECILES = tuple(f"mass_decile_{number}" for number in range(1, 11))
@@ -147,7 +147,7 @@ def text(audited: pd.DataFrame) -> str:
         parts.append(pd.DataFrame({"cosine of": pairs["algorithm"] + ", " + pairs["other"], "": pairs["shown"]}))
     deciles = wide[["algorithm", *DECILES]].replace(r" \[.*", "", regex=True)  # without their intervals
     parts.append(deciles.set_axis(["mass by decile of old probability", *map(str, range(1, 11))], axis=1))
-    return "\n\n".join(tables.to_markdown(part) for part in parts)
+    return "\n\n".join(write.to_markdown(part) for part in parts)
 
 
 def _advantages(bundle: Bundle, advantage: Any) -> Tensor:
