@@ -124,9 +124,7 @@ class Trainer:
             assert made.routes_LBFK is not None  # of a model with routers
             bank_LNK = made.routes_LBFK[:, made.sequences.route_mask_BF]
             generator = torch_generator(self.config.seed, "evaluation_permuted", 0, self.model.device.type)
-            other = roll_out(
-                self.model, self.task, self._held_out, 1, generator, replace(decoding, bank_LNK=bank_LNK)
-            )
+            other = roll_out(self.model, self.task, self._held_out, 1, generator, replace(decoding, bank_LNK=bank_LNK))
             for row, score in zip(rows, other.scores_B.tolist(), strict=True):
                 row["score_permuted"] = score
         return rows
@@ -134,9 +132,7 @@ class Trainer:
     def _rollout(
         self, stage: str, step: int, prompts: int, responses: int, sampler: PreTrainedModel | None = None
     ) -> Rollout:
-        """Sample responses with ``sampler`` under the engine; for None, responses to held-out prompts by the trained
-        model.
-        """
+        """Sample with ``sampler`` under the engine; for None, held-out prompts with the trained model."""
         seed = self.config.seed
         texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), sampler is None)
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
@@ -190,9 +186,7 @@ class Trainer:
     def old_policy(
         self, rollout: Rollout, minibatches: list[list[MicroBatch]], step: int
     ) -> tuple[OldPolicy, OldPolicy | None]:
-        """Return the old policy to train against, and the trainer's own forward of it; None if no such forward was
-        made.
-        """
+        """Return the old policy to train against, and the trainer's own forward of it or None."""
         every = self.config.savings.sampler_as_old
         if every is None:
             old = self.learner.old_policy(rollout, minibatches)

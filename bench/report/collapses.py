@@ -1,7 +1,7 @@
 """Tables about the collapses in an experiment, for figures and the leaderboard.
 
-``runs`` is ``collect.runs`` of one experiment with the columns of ``collapse.judged``; ``steps`` is its
-``collect.steps``.
+``runs`` is ``archive.runs`` of one experiment with the columns of ``collapse.judged``; ``steps`` is its
+``archive.steps``.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import tables
 from steadymoe.bench.statistics import early_warning, survival
 from steadymoe.bench.statistics.collapse import Rule, judged
-from steadymoe.bench.statistics.estimates import iqm, over_seeds
+from steadymoe.bench.statistics.estimates import Estimate, iqm, over_seeds
 from steadymoe.bench.statistics.frontier import Frontier, frontier
 
 # The metrics that may warn of a collapse.
@@ -31,7 +31,7 @@ WARNINGS = (
 FALSE_ALARMS = 0.1
 WARNINGS_CAPTION = (
     "How early a metric warns of a collapse. Area: the area under the ROC curve of the most alarming value of a run "
-    f"before its collapse, with a 95 % interval. Threshold: the lowest threshold that at most {FALSE_ALARMS:.0%} of "
+    f"before its collapse, with a nominal 95 % interval. Threshold: the lowest one that at most {FALSE_ALARMS:.0%} of "
     "the stable runs cross, chosen on these very runs; a metric whose fall warns crosses it downwards. Detected: "
     "the share of collapsing runs that cross the threshold before the collapse; steps ahead: the steps from the "
     "crossing to the collapse, mean over the detected runs. Reward is the baseline: a metric with a smaller area tells "
@@ -41,12 +41,12 @@ WARNINGS_CAPTION = (
 )
 # The rule for a frontier of short runs: a fifth of the usual window and patience.
 SHORT_RULE = Rule(window_updates=16, patience_updates=32)
-# The two axes of the frontier: columns of ``collect.runs``.
+# The two axes of the frontier: columns of ``archive.runs``.
 X, Y = "learning_rate", "updates_per_rollout"
 
 
 def survival_curves(runs: pd.DataFrame) -> pd.DataFrame:
-    """Kaplan–Meier curves: arm, step, survival, low, high, n; empty if no run was seen to collapse.
+    """Return Kaplan–Meier curves: arm, step, survival, low, high, n, collapsed; empty if no run was seen to collapse.
 
     A curve ends at the last step at which a collapse could be seen.
     """
@@ -58,32 +58,12 @@ def survival_curves(runs: pd.DataFrame) -> pd.DataFrame:
         curve, last = survival.kaplan_meier(*survival.of_runs(ours)), ours["judged_until"].max()
         if curve["step"].iloc[-1] < last:  # all runs have collapsed: extend the curve to the last judged step
             curve = pd.concat([curve, curve.iloc[[-1]].assign(step=last)], ignore_index=True)
-        parts.append(curve.assign(arm=arm, n=len(ours)))
-    return pd.concat(parts, ignore_index=True)[["arm", "step", "survival", "low", "high", "n"]]
-
-
-def collapse_steps(runs: pd.DataFrame) -> pd.DataFrame:
-    """Collapses of each arm, over the runs that can be judged.
-
-    Columns: arm, n, collapsed, falling (runs that fall too near their end to be judged), and the restricted mean of
-    steps without a collapse, as text.
-    """
-    runs = runs[runs["judged_until"] > 0]
-    rows = [
-        {
-            "arm": arm,
-            "n": len(ours),
-            "collapsed": int(ours["collapsed_step"].notna().sum()),
-            "falling": int(ours["falling_since"].notna().sum()),
-            f"steps without, of {_horizon(runs)}": str(_restricted_mean(ours, _horizon(runs))),
-        }
-        for arm, ours in runs.groupby("arm")
-    ]
-    return pd.DataFrame(rows)
+        parts.append(curve.assign(arm=arm, n=len(ours), collapsed=ours["collapsed_step"].count()))
+    return pd.concat(parts, ignore_index=True)[["arm", "step", "survival", "low", "high", "n", "collapsed"]]
 
 
 def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Frontier]:
-    """The frontier of each algorithm over a full grid of X and Y; keys are the names of ``_names``.
+    """Return the frontier of each algorithm over a full grid of X and Y; keys are the names of ``_names``.
 
     A grid often consists of many short runs. If a run is too short for the rule of its config, ``SHORT_RULE`` judges
     all runs. Empty if the runs are no such grid, or if they are too short for ``SHORT_RULE``.
@@ -104,26 +84,26 @@ def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Frontier]:
 
 
 def _names(runs: pd.DataFrame) -> pd.Series:
-    """The name of each run's frontier: the algorithm, then routing, correction, engine and model if they vary."""
+    """Return the name of each run's frontier: algorithm, then routing, correction, engine and model if they vary."""
     keys = ("algorithm", "routing", "correction", "engine", "model")
     varying = [key for key in keys if key == "algorithm" or runs[key].nunique() > 1]
     return runs[varying].agg(" ".join, axis=1)
 
 
 def frontier_tables(by_name: dict[str, Frontier]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The grid (arm, x, y, stable, n) and the line (arm, x, y) of every frontier."""
-    grids = [
-        each.shares.assign(arm=arm, stable=[share.mean for share in each.shares["stable"]])
-        for arm, each in by_name.items()
-    ]
-    lines = [each.line.assign(arm=arm) for arm, each in by_name.items()]
+    """Return the grid (arm, x, y, stable, n) and the line (arm, x, y) of every frontier."""
     if not by_name:
         return pd.DataFrame(), pd.DataFrame()
+    grids = [
+        frontier.shares.assign(arm=arm, stable=[share.mean for share in frontier.shares["stable"]])
+        for arm, frontier in by_name.items()
+    ]
+    lines = [frontier.line.assign(arm=arm) for arm, frontier in by_name.items()]
     return pd.concat(grids, ignore_index=True), pd.concat(lines, ignore_index=True)
 
 
 def early_warnings(steps: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Two tables: the ROC curves of the metrics ``WARNINGS``, and one row per metric, the largest area first.
+    """Return two tables: the ROC curves of the metrics ``WARNINGS``, and one row per metric, the largest area first.
 
     Curves: metric, false_alarms, detected. Rows: metric, area (under the curve), threshold (crossed by at most
     ``FALSE_ALARMS`` of the stable runs), false alarms, detected (both shares of runs), steps ahead, and the numbers of
@@ -149,29 +129,27 @@ def early_warnings(steps: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFram
 
 
 def by_arm(steps: pd.DataFrame, runs: pd.DataFrame, by_name: dict[str, Frontier]) -> pd.DataFrame:
-    """Columns of the leaderboard by arm: reward IQM, restricted mean of steps without a collapse, frontier area.
+    """Return columns of the leaderboard by arm: reward IQM, restricted mean of steps without a collapse, frontier area.
 
     An arm has the area of its algorithm's frontier; the area of an arm without a frontier has n = 0.
     """
-    names, none = _names(runs), tables.Estimate(float("nan"), float("nan"), float("nan"), 0)
+    names, none = _names(runs), Estimate(float("nan"), float("nan"), float("nan"), 0)
     horizon = _horizon(runs)
-    finals = {str(arm): each["value"].tolist() for arm, each in tables.final_rewards(steps).groupby("arm")}
+    finals = tables.final_rewards(steps).groupby("arm")["value"].agg(list)
     rows = {}
     for arm, ours in runs.groupby("arm"):
-        row = {
-            "reward IQM": over_seeds(finals[str(arm)], iqm, bounds=columns.bounds("reward")),
-        }
+        row = {"reward IQM": over_seeds(finals[arm], iqm, bounds=columns.bounds("reward"))}
         row |= {f"steps of {horizon}": _restricted_mean(ours, horizon)} if horizon else {}
-        of_arm = by_name.get(str(names[ours.index[0]]))
-        rows[str(arm)] = row | ({"frontier area": none if of_arm is None else of_arm.area} if by_name else {})
+        own = by_name.get(str(names[ours.index[0]]))
+        rows[str(arm)] = row | ({"frontier area": none if own is None else own.area} if by_name else {})
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def _horizon(runs: pd.DataFrame) -> int:
-    """The last step at which a collapse could be seen in every run that can be judged; 0 if no run can be judged."""
+    """Return the last step at which a collapse could be seen in every run that can be judged; 0 without such runs."""
     last = runs.loc[runs["judged_until"] > 0, "judged_until"]
     return int(last.min()) if len(last) else 0
 
 
-def _restricted_mean(runs: pd.DataFrame, horizon: int) -> tables.Estimate:
+def _restricted_mean(runs: pd.DataFrame, horizon: int) -> Estimate:
     return survival.restricted_mean(*survival.of_runs(runs), horizon)

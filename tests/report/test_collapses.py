@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steadymoe.bench.report import collapse_tables, tables
-from steadymoe.bench.report.figures import FIGURES
+from steadymoe.bench.report import collapses, tables, write
 from steadymoe.bench.statistics import survival
 
 
@@ -45,23 +44,16 @@ RUNS = runs_of({"grpo": [10, 20, None], "gspo": [None, None, None]})
 
 
 def test_survival_goes_to_the_end_of_what_was_seen() -> None:
-    curves = collapse_tables.survival_curves(RUNS)
+    curves = collapses.survival_curves(RUNS)
     grpo = curves[curves["arm"] == "grpo"]
     assert grpo["step"].tolist() == [0, 10, 20, 40]
     np.testing.assert_allclose(grpo["survival"], [1, 2 / 3, 1 / 3, 1 / 3])
-    gone = collapse_tables.survival_curves(runs_of({"grpo": [10, 20, 30]}))
+    gone = collapses.survival_curves(runs_of({"grpo": [10, 20, 30]}))
     assert gone["step"].tolist() == [0, 10, 20, 30, 40]
     assert gone["survival"].tolist()[-2:] == [0, 0]
     assert (curves[curves["arm"] == "gspo"]["survival"] == 1).all()
     assert set(curves["n"]) == {3}
-    assert collapse_tables.survival_curves(runs_of({"gspo": [None] * 3})).empty
-
-
-def test_the_table_of_collapses_counts_and_restricts() -> None:
-    table = collapse_tables.collapse_steps(RUNS).set_index("arm")
-    assert table["collapsed"].to_dict() == {"grpo": 2, "gspo": 0}
-    assert str(survival.restricted_mean([40] * 3, [10.0, 20.0, None], 40)) in table.loc["grpo"].tolist()
-    assert table.columns[-1] == "steps without, of 40"
+    assert collapses.survival_curves(runs_of({"gspo": [None] * 3})).empty
 
 
 def grid() -> pd.DataFrame:
@@ -80,18 +72,18 @@ def grid() -> pd.DataFrame:
 
 
 def test_a_frontier_for_each_algorithm_and_none_for_a_grid_with_holes() -> None:
-    found = collapse_tables.frontiers(grid(), NO_STEPS)
+    found = collapses.frontiers(grid(), NO_STEPS)
     assert list(found) == ["grpo", "gspo"]
     assert found["gspo"].area.mean == 1
     assert found["grpo"].area.mean < 0.8
-    cells, lines = collapse_tables.frontier_tables(found)
+    cells, lines = collapses.frontier_tables(found)
     assert len(cells) == 12
     assert cells[cells["stable"] == 0][["arm", "x"]].drop_duplicates().to_numpy().tolist() == [["grpo", 4e-3]]
     assert set(lines["arm"]) == {"grpo", "gspo"}
     runs = grid()
     holes = runs[~((runs["learning_rate"] == 4e-3) & (runs["updates_per_rollout"] == 8))]
-    assert collapse_tables.frontiers(holes, NO_STEPS) == {}
-    assert collapse_tables.frontiers(RUNS, NO_STEPS) == {}
+    assert collapses.frontiers(holes, NO_STEPS) == {}
+    assert collapses.frontiers(RUNS, NO_STEPS) == {}
 
 
 def test_a_frontier_of_short_runs_is_judged_by_a_shorter_rule() -> None:
@@ -104,11 +96,11 @@ def test_a_frontier_of_short_runs_is_judged_by_a_shorter_rule() -> None:
         for run in runs.to_dict("records")
         for step in range(1, 41)
     ]
-    found = collapse_tables.frontiers(runs, pd.DataFrame(steps))
+    found = collapses.frontiers(runs, pd.DataFrame(steps))
     assert found["gspo"].area.mean == 1
     assert found["grpo"].area.mean < 0.8
     few = pd.DataFrame(steps).query("step <= 10")  # ten steps of two updates are too few for that too
-    assert collapse_tables.frontiers(runs, few) == {}
+    assert collapses.frontiers(runs, few) == {}
 
 
 def test_what_cannot_be_judged_any_more_is_neither_stable_nor_collapsed() -> None:
@@ -116,42 +108,38 @@ def test_what_cannot_be_judged_any_more_is_neither_stable_nor_collapsed() -> Non
     runs = runs_of({"grpo": [10, 20, None, None]}, judged_until=31)
     runs["falling_since"] = [np.nan, np.nan, 35.0, np.nan]
     assert survival.of_runs(runs) == ([31.0] * 4, [10.0, 20.0, None, None])
-    curve = collapse_tables.survival_curves(runs)
+    curve = collapses.survival_curves(runs)
     assert curve["step"].tolist() == [0, 10, 20, 31]
-    table = collapse_tables.collapse_steps(runs)
-    assert table[["n", "collapsed", "falling"]].to_numpy().tolist() == [[4, 2, 1]]
-    assert table.columns[-1] == "steps without, of 31"
+    assert curve[["n", "collapsed"]].drop_duplicates().to_numpy().tolist() == [[4, 2]]
     summary = tables.summary(steps_of(runs), runs.assign(status="diverged"))
     assert summary[["collapsed", "collapsed (recorded)", "falling"]].to_numpy().tolist() == [[2, 4, 1]]
-    _, warnings = collapse_tables.early_warnings(steps_of(runs), runs)
+    _, warnings = collapses.early_warnings(steps_of(runs), runs)
     assert warnings[["stable", "collapsed"]].to_numpy()[0].tolist() == [1, 2]
     short = runs.assign(judged_until=0, collapsed_step=np.nan)
-    assert collapse_tables.survival_curves(short).empty
-    assert collapse_tables.collapse_steps(short).empty
-    assert collapse_tables.early_warnings(steps_of(short), short)[1].empty
+    assert collapses.survival_curves(short).empty
+    assert collapses.early_warnings(steps_of(short), short)[1].empty
     assert tables.summary(steps_of(short), short)["collapsed"].isna().all()
-    assert "reward IQM" in collapse_tables.by_arm(steps_of(short), short, {})
+    assert "reward IQM" in collapses.by_arm(steps_of(short), short, {})
     late = runs_of({"grpo": [36.0, None, None]}, judged_until=31)  # not finite, seen where nothing else would be
     assert survival.of_runs(late)[1] == [None] * 3
-    assert collapse_tables.collapse_steps(late)["collapsed"].tolist() == [1]
 
 
 def test_a_warning_that_is_always_right_has_area_one_and_silence_a_half() -> None:
     runs = runs_of({"grpo": [20, 25, 30, None], "gspo": [None] * 4})
-    roc, warnings = collapse_tables.early_warnings(steps_of(runs), runs)
+    roc, warnings = collapses.early_warnings(steps_of(runs), runs)
     areas = {row["metric"]: row["area"].mean for row in warnings.to_dict("records")}
     assert areas == {"grad_norm": 1.0, "reward": 0.5, "entropy": 0.5}  # reward is the baseline
     assert next(iter(areas)) == "grad_norm"
     best = warnings.iloc[0]
     assert (best["false alarms"].mean, best["detected"].mean, best["stable"], best["collapsed"]) == (0, 1, 5, 3)
     assert set(roc["metric"]) == {"grad_norm", "reward", "entropy"}
-    assert collapse_tables.early_warnings(steps_of(RUNS), runs_of({"gspo": [None] * 3}))[0].empty
+    assert collapses.early_warnings(steps_of(RUNS), runs_of({"gspo": [None] * 3}))[0].empty
 
 
 def test_the_leaderboard_has_iqm_restricted_mean_and_frontier_area() -> None:
     runs = grid()
     steps = steps_of(runs)
-    more = collapse_tables.by_arm(steps, runs, collapse_tables.frontiers(runs, steps))
+    more = collapses.by_arm(steps, runs, collapses.frontiers(runs, steps))
     board = tables.leaderboard(steps, runs, more)
     assert {"reward IQM", "steps of 40", "frontier area"} <= set(board)
     row = board.set_index("arm").loc["grpo 0.004 8"]
@@ -159,8 +147,8 @@ def test_the_leaderboard_has_iqm_restricted_mean_and_frontier_area() -> None:
     assert row["reward IQM"].mean == pytest.approx(0.5)
     assert row["frontier area"].mean < 1
     assert board.set_index("arm").loc["gspo 0.004 8", "frontier area"].mean == 1
-    assert "\\toprule" in tables.to_latex(board)
-    assert "frontier area mean" in tables.to_numbers(board)
+    assert "\\toprule" in write.to_latex(board)
+    assert "frontier area mean" in write.to_numbers(board)
 
 
 def test_the_area_is_of_the_arms_own_frontier_and_none_where_its_grid_has_holes() -> None:
@@ -170,36 +158,10 @@ def test_the_area_is_of_the_arms_own_frontier_and_none_where_its_grid_has_holes(
     holes = (runs["algorithm"] == "gspo") & (runs["routing"] == "r3") & (runs["learning_rate"] == 4e-3)
     runs = runs[~(holes & (runs["updates_per_rollout"] == 8))].reset_index(drop=True)
     steps = steps_of(runs)
-    more = collapse_tables.by_arm(steps, runs, collapse_tables.frontiers(runs, steps))["frontier area"]
+    more = collapses.by_arm(steps, runs, collapses.frontiers(runs, steps))["frontier area"]
     assert more["grpo 0.004 8"].mean < 1
     assert more["grpo 0.004 8 routing=r3"].mean == 1
     assert more["gspo 0.001 2 routing=r3"].n == 0
     board = tables.leaderboard(steps, runs, more.to_frame())
-    assert "–" in tables.to_markdown(board)
-    assert tables.to_numbers(board)["frontier area n"].isin([0, 3]).all()
-
-
-@pytest.mark.parametrize("name", ["fig06", "fig12", "fig13"])
-def test_figures_of_stability_are_drawn_from_these_tables(name: str) -> None:
-    runs = grid()
-    steps = steps_of(runs)
-    cells, lines = collapse_tables.frontier_tables(collapse_tables.frontiers(runs, steps))
-    if name == "fig06":  # no more arms than one panel takes
-        few = runs.sort_values("collapsed_step")["arm"].unique()[:8]
-        runs, steps = runs[runs["arm"].isin(few)], steps[steps["arm"].isin(few)]
-    roc, warnings = collapse_tables.early_warnings(steps, runs)
-    data = {
-        "steps": steps,
-        "survival_curves": collapse_tables.survival_curves(runs),
-        "collapse_steps": collapse_tables.collapse_steps(runs),
-        "frontier_grid": cells,
-        "frontier_line": lines,
-        "roc": roc,
-        "warnings": warnings,
-    }
-    paper = FIGURES[name]
-    assert paper.lacks(data) is None
-    figure = paper.figure(data)
-    assert not figure.numbers.empty
-    if name == "fig12":
-        assert "Mini-batch fixed at 4 prompts" in " ".join(figure.texts[-1].get_text().split())
+    assert "–" in write.to_markdown(board)
+    assert write.to_numbers(board)["frontier area n"].isin([0, 3]).all()
