@@ -285,5 +285,5 @@ def test_a_name_from_data_begins_no_formula_and_no_markup(tmp_path: Path, result
     rows = pd.read_parquet(path)
     rows.assign(loss=rows["loss"].replace("gspo", "a$_b$|<b>")).to_parquet(path)
     report.write(tmp_path, "noise", ["svg"], losses=["grpo", "a$_b$|<b>"])
-    assert "a$_b$|&lt;b&gt;" in (tmp_path / "figures" / "noise-audit-part-ranked.svg").read_text()
+    assert "a$_b$|&lt;b&gt;</text>" in (tmp_path / "figures" / "noise-audit-part-ranked.svg").read_text()
     assert "a$_b$\\|\\<b>" in (tmp_path / "tables" / "noise-audit-part-ranking.md").read_text()
