@@ -18,7 +18,7 @@ VERBS = {
     "check": ("check.command", "check a loss, built-in or your own, property by property"),
     "score": ("score.command", "score an algorithm against the recorded baselines of a standard"),
     "audit": ("audit.command", "compare the gradients of many losses on the same frozen rollouts"),
-    "import": ("unconverted", "import the log of another trainer as a run"),
+    "import": ("trainers.command", "import the log of another trainer as a run"),
     "study": ("study.command", "verdicts of the reference study; study run and study list for its experiments"),
 }
 # Verbs of earlier versions → what replaced them.

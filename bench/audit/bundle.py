@@ -204,7 +204,11 @@ def _response(row: Mapping[str, Any]) -> dict[str, Any]:
         raise BadBundle(f"groups must be an integer or a text; got {reprlib.repr(group)}")
     rewards = row["rewards"] if isinstance(row["rewards"], list) else [row["rewards"]]
     tokens_W = _values(row["response"], "response") if "response" in row else None
-    mask_W = _mask(row["response_mask"], tokens_W) if "response_mask" in row else torch.ones_like(tokens_W)
+    if "response_mask" in row:
+        mask_W = _mask(row["response_mask"], tokens_W)
+    else:
+        assert tokens_W is not None  # _check_columns demands one of the two
+        mask_W = torch.ones_like(tokens_W)
     at = mask_W.nonzero().flatten().tolist()
     if not at or at[-1] - at[0] + 1 != len(at):
         raise BadBundle(f"the response must be one run of 1 in its mask; it has {'a hole' if at else 'none'}")

@@ -3,6 +3,3 @@
 Run folders or their archived tables come in; Markdown, LaTeX, CSV, figures and ``report.html`` go out. This folder may
 import every folder left of it (docs/architecture.md), but not ``study`` or the command line.
 """
-
-# ``write`` imports the figures, which import ``tables``, which imports ``write``: only this order works.
-from steadymoe.bench.report import tables as _tables  # noqa: F401

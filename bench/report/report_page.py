@@ -300,7 +300,7 @@ def _samples(runs: pd.DataFrame) -> dict[str, Any]:
     if "folder" not in runs:
         return {"samples": [], "left_out": 0}
     ordered = runs.assign(place=runs.sort_values("seed").groupby("arm").cumcount()).sort_values(["place", "arm"])
-    read = [
+    read: list[dict[str, Any]] = [
         {"run": f"{run['arm']} seed={run['seed']}", "rows": samples.read(Path(run["folder"]))}
         for run in ordered.to_dict("records")
     ]

@@ -143,10 +143,10 @@ def _plan(overrides: Sequence[str], known: Baselines, quick: bool = False, again
             )
         runs.refuse_others([run for run in planned.all_runs if not (again and run in own)], may_redo=again)
         seed = planned.seeds(GRADIENT)[0]
-        (audit,) = audits.plan([f"experiment={GRADIENT.experiment}", *GRADIENT.overrides, f"seed={seed}"])
+        (first_audit,) = audits.plan([f"experiment={GRADIENT.experiment}", *GRADIENT.overrides, f"seed={seed}"])
         names = [name for name in ANCHORS if name in known.metadata[GRADIENT.name]["hashes"]]
-        losses = {name: audit.arms[name].plain["algorithm"]["loss"] for name in names}
-        known.refuse_other_settings(GRADIENT, seed, standard.audit_hashes(audit.run.plain, losses))
+        losses = {name: first_audit.arms[name].plain["algorithm"]["loss"] for name in names}
+        known.refuse_other_settings(GRADIENT, seed, standard.audit_hashes(first_audit.run.plain, losses))
         audits.refuse_others(planned.audits, again)
     except ValueError as error:  # overrides that cannot be composed
         raise ConfigError(str(error)) from error
@@ -182,7 +182,7 @@ def _run(planned: Plan, again: bool) -> int:
 def _missing(planned: Plan) -> dict[str, int]:
     """Return part → the number of its runs or audits that are missing."""
     not_ended = [run for run in planned.all_runs if record.status(run.folder) not in record.ENDED]
-    return {STABILITY.name: len(not_ended), GRADIENT.name: sum(bool(audit.missing) for audit in planned.audits)}
+    return {STABILITY.name: len(not_ended), GRADIENT.name: sum(bool(each.missing) for each in planned.audits)}
 
 
 def _progress(planned: Plan, known: Baselines) -> list[str]:

@@ -26,9 +26,8 @@ def rise(folder: Path) -> estimates.Estimate:
     return estimates.mean_over_seeds((after - before).tolist())  # prompts are the replicates of a claim on one run
 
 
-@pytest.mark.parametrize("algorithm", ["gspo", "cispo"])
-def test_it_raises_held_out_accuracy_by_more_than_its_noise_in_every_seed(results: Path, algorithm: str) -> None:
-    words = ["experiment=every_algorithm", f"algorithm={algorithm}", "steps=24", "evaluation.every=24"]
+def test_it_raises_held_out_accuracy_by_more_than_its_noise_in_every_seed(results: Path) -> None:
+    words = ["experiment=every_algorithm", "algorithm=gspo", "steps=24", "evaluation.every=24"]
     planned = compose.plan([*words, "task.max_operands=3", f"results_dir={results}"])
     assert [execute.execute(made) for made in planned] == ["finished"] * 3
     assert min(rise(made.folder).low for made in planned) > 0

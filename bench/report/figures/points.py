@@ -81,9 +81,9 @@ def best_last(steps: pd.DataFrame) -> DataFigure:
                 axes[1].plot(apart, [row] * len(apart), "|", color=look.colour, markersize=5, alpha=0.8)
                 mean = Estimate(apart.mean(), float("nan"), float("nan"), len(apart))
                 style.dot(axes[1], f"{arm} − {base}", row, mean, Look(look.colour, "-", "s"), "Δ last", False, False)
-        for face, mark, name in (("white", "o", "best"), ("black", "s", "last")):
-            axes[0].plot([], [], mark, color="black", markerfacecolor=face, markersize=4.5, label=name)
-        style.named_rows(axes[0], arms)
+        for face, marker, name in (("white", "o", "best"), ("black", "s", "last")):
+            axes[0].plot([], [], marker, color="black", markerfacecolor=face, markersize=4.5, label=name)
+        style.named_rows(axes[0], arms.tolist())
         axes[0].set_xlabel(columns.label("reward"))
         if base is not None:
             axes[1].grid(visible=False, axis="y")

@@ -81,7 +81,8 @@ def drift(steps: pd.DataFrame) -> DataFigure:
     with style.figure_style():
         figure, axes = style.panels(len(varying), 1, 0.5 + 1.75 * len(varying))
         for place, (panel, x) in enumerate(zip(axes, varying, strict=True)):
-            by, *fixed = [*varying[place + 1 :], *varying[:place]] or [None]
+            others = [*varying[place + 1 :], *varying[:place]]
+            by, fixed = (others[0], others[1:]) if others else (None, [])
             shown = steps
             for key in fixed:
                 occurring = sorted(shown[key].unique())

@@ -159,7 +159,7 @@ def heatmap(axis: Axes, cells: pd.DataFrame, text: str, light: tuple[float, floa
         shown = "–" if np.isnan(number) else format(number, text).replace("-", "−")
         colour = "white" if number < light[0] or number > light[1] else "black"
         axis.text(column, row, shown, ha="center", va="center", color=colour, fontsize=6)
-    axis.set_xticks(range(cells.shape[1]), numbers(cells.columns), rotation=45 if cells.shape[1] > 3 else 0)
+    axis.set_xticks(range(cells.shape[1]), numbers(map(float, cells.columns)), rotation=45 if cells.shape[1] > 3 else 0)
     axis.set_yticks(range(cells.shape[0]), [f"{y:g}" for y in cells.index])
     axis.label_outer()
     return image
