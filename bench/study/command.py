@@ -11,12 +11,11 @@ import pandas as pd
 from steadymoe.bench.audit import archive as audits
 from steadymoe.bench.audit import command as audit
 from steadymoe.bench.report import report_page, write
-from steadymoe.bench.report.figures import FigureSpec
 from steadymoe.bench.runs import command as runs
 from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.study import experiments, page
 from steadymoe.bench.study.gates import gates
-from steadymoe.bench.study.verdicts import Verdicts
+from steadymoe.bench.study.verdicts import SPECS, Verdicts
 from steadymoe.bench.support import atomic_files, processes
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
@@ -137,13 +136,15 @@ def report(results: Path, pages: Path, formats: Sequence[str]) -> tuple[str, lis
     written = write.files(results / "tables", texts)
     written += write.files(pages, {"claims.md": page.text(study, verdicts, measured, to_figures)})
     draw_one = partial(_draw, results, tuple(dict.fromkeys((*formats, "png"))))
-    drawn = processes.in_processes(draw_one, *zip(*figures, strict=True)) if figures else []
+    drawn: list[list[Path]] = []
+    if figures:
+        specs, names, data = zip(*figures, strict=True)
+        drawn = processes.in_processes(draw_one, [spec.id for spec in specs], names, data)  # a spec cannot be pickled
     return "\n\n".join(summary), [*written, *(path for paths in drawn for path in paths)]
 
 
-def _draw(
-    results: Path, formats: Sequence[str], spec: FigureSpec, named: str, data: dict[str, pd.DataFrame]
-) -> list[Path]:
+def _draw(results: Path, formats: Sequence[str], id: str, named: str, data: dict[str, pd.DataFrame]) -> list[Path]:
+    spec = SPECS[id]
     return write.figure(results, spec.stem(named), spec.figure(data), spec.caption, formats)
 
 
