@@ -37,8 +37,8 @@ from steadymoe.bench.config.identity import (
     short,
 )
 from steadymoe.bench.config.names import CONF, errors_in_one_line, reference_of
-from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.config.validate import ConfigError, check, read
+from steadymoe.bench.config.schema import ConfigError, RunConfig, read
+from steadymoe.bench.config.validate import check
 from steadymoe.bench.support import atomic_files, external
 from steadymoe.bench.support.text import nearest
 

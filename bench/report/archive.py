@@ -14,7 +14,7 @@ import pyarrow as pa
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import collect
 from steadymoe.bench.runs import record
-from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.text import all_visible

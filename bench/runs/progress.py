@@ -27,8 +27,9 @@ _SECONDS_BETWEEN_CHECKS = 10
 
 
 @contextmanager
-def watch(runs: Sequence[Run], console: Console) -> Iterator[None]:
-    """Show the progress of ``runs`` until the block ends."""
+def watch(runs: Sequence[Run], console: Console | None = None) -> Iterator[None]:
+    """Show the progress of ``runs`` until the block ends, on stdout unless a ``console`` is given."""
+    console = console or Console(markup=False, highlight=False)
     stop = threading.Event()
     show = _show_live if console.is_terminal else _show_lines
     thread = threading.Thread(target=show, args=(runs, console, stop), daemon=True)
@@ -124,7 +125,7 @@ def _state(run: Run) -> dict[str, Any]:
     facts = record.known(run.folder)
     progress = facts.get("progress") or {}
     step, steps = progress.get("step", 0), run.config.steps
-    status = record.as_told(run.folder, facts) if facts else "waiting"
+    status = record.current_status(run.folder, facts) if facts else "waiting"
     left = None
     if status == "running" and not step:
         update, accuracy, left = (progress.get(name) for name in CHECK)

@@ -17,6 +17,7 @@ import torch
 
 from steadymoe.bench.config.identity import flatten
 from steadymoe.bench.support import source
+from steadymoe.bench.support.revision import revision
 from steadymoe.models import megablocks
 
 # Raise it by hand when numbers change that training records of a config and seed: runs of before are then "made by
@@ -42,8 +43,8 @@ class Difference:
     """The libraries that made the run and have another version here: "torch 2.11.0"."""
 
     @property
-    def said(self) -> str | None:
-        """Why the run is stale, in words; None if it is not stale or if that is unknown."""
+    def stale(self) -> str | None:
+        """Return why the run is stale; None if it is not, or if that is unknown."""
         words = [
             f"made by {self.code}" if self.code else None,
             f"made with {self.libraries}" if self.libraries else None,
@@ -112,6 +113,18 @@ def versions(experts: str | None) -> dict[str, str]:
     packages = ["steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core"]
     packages += ["triton", "megablocks"] if experts == megablocks.NAME else []
     return {"python": platform.python_version()} | {name: _version(name) for name in packages}
+
+
+def facts(plain: Mapping[str, Any], experts: str | None, device: str, threads: int) -> dict[str, Any]:
+    """Return what every file of facts records of its origin; ``plain`` is the config as plain values."""
+    return {
+        "algorithm_code": code_hash(plain) or "",
+        "training_version": TRAINING_VERSION,
+        "versions": versions(experts),
+        "revision": revision(),
+        "machine": machine(device, threads),
+        "config": plain,
+    }
 
 
 def processor() -> str:

@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from steadymoe.bench.runs import provenance, record, sweep_plan
+from steadymoe.bench.runs import lifecycle, provenance, record
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
@@ -29,7 +29,7 @@ def main(words: list[str]) -> int:
 def of_experiment(folder: Path) -> dict[Path, str]:
     """Run folder → status for every run of an experiment, planned runs without a folder included."""
     found = {path.parent for path in folder.glob("**/run.json")}
-    asked_for = {folder / name for name in sweep_plan.planned(folder)}
+    asked_for = {folder / name for name in lifecycle.planned(folder)[0]}
     return {run: record.status(run) for run in sorted(found | asked_for)}
 
 
@@ -42,7 +42,7 @@ def lines(results: Path) -> list[str]:
     by_experiment = {folder: statuses for folder in folders if (statuses := of_experiment(folder))}
     answer = []
     for folder in folders:
-        plan, why = sweep_plan.read_plan(folder)
+        plan, why = lifecycle.planned(folder)
         if why is not None:
             what = "a run of this experiment writes it anew, and runs that never began are not known"
             answer.append(f"{visible(folder.name)}: plan.json cannot be read ({visible(why)}); {what}")
@@ -57,13 +57,13 @@ def _of_runs(folder: Path, statuses: dict[Path, str], plan: dict[str, str]) -> l
     """The lines on one experiment."""
     ended = [run for run, status in statuses.items() if status in record.ENDED]
     now = {run: provenance.difference(record.read_run(run) or {}) for run in ended}
-    stale = {run: found.said for run, found in now.items() if found.said is not None}
+    stale = {run: found.stale for run, found in now.items() if found.stale is not None}
     unknown = Counter(found.unknown for run, found in now.items() if found.unknown and run not in stale)
     counts = Counter(statuses.values())
     said = [f"{counts[name]} {name}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
     answer = [f"{visible(folder.name)}: " + ", ".join(said)]
     to_do = [str(run.relative_to(folder)) for run, status in statuses.items() if status in _TO_DO]
-    sweeps = sweep_plan.sweeps(folder)
+    sweeps = lifecycle.sweeps(folder)
     for sweep, n in Counter(sweeps[name] for name in to_do if name in sweeps).items():
         if n > 1:  # the command of one run stands below its folder
             answer.append(f"  resume {'all' if n == len(to_do) else f'{n} of'} {len(to_do)}: {visible(sweep)}")

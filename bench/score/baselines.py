@@ -11,7 +11,7 @@ import pandas as pd
 
 from steadymoe.bench.config import identity
 from steadymoe.bench.config.compose import ConfigError
-from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.score.standard import PARTS, VERSION, Part
 

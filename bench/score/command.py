@@ -13,7 +13,7 @@ from steadymoe.bench.check import request as check
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs import command as runs
-from steadymoe.bench.runs import dry, record, redo
+from steadymoe.bench.runs import dry, record
 from steadymoe.bench.score import baselines, board, comparison, entry, page, plan
 from steadymoe.bench.score.baselines import Baselines
 from steadymoe.bench.score.plan import Plan
@@ -122,7 +122,7 @@ def _run(part: Part, planned: Plan, again: bool) -> int:
     """Run what is missing of a part; return the exit code of the first command that fails, else 0."""
     if part.kind == "runs":
         if again:
-            for line in redo.set_aside([run for run in planned.runs(part)[0] if _has_changed(run)]):
+            for line in runs.redo([run for run in planned.runs(part)[0] if _has_changed(run)]):
                 print(visible(line), file=sys.stderr)
         execute = runs.main
     else:

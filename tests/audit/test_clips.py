@@ -17,7 +17,7 @@ from test_gradients import Scene, moved, scene
 from steadymoe.bench.audit import archive, clip_atlas, clips, report, request
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.measurement import token_metrics
-from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics.estimates import Estimate
 
 ALONE = [word for word in WORDS if not word.startswith(("audit.algorithms", "+audit.arms"))]

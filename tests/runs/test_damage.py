@@ -14,7 +14,7 @@ from test_execute import SMALL, assert_same, planned
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement.columns import TABLES
 from steadymoe.bench.report import collect, report_page
-from steadymoe.bench.runs import execute, record, status, sweep_plan
+from steadymoe.bench.runs import execute, lifecycle, record, status
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint
 
@@ -24,7 +24,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of one short run that was asked for as a user does."""
     results = tmp_path_factory.mktemp("finished")
     made = planned(results, "steps=2")
-    sweep_plan.remember([made])
+    lifecycle.remember([made])
     assert execute.execute(made) == "finished"
     return results
 
@@ -153,8 +153,8 @@ def test_a_plan_that_cannot_be_read_is_told_and_written_anew(content: str, finis
     told = status.lines(tmp_path)
     assert told[0].startswith("default: plan.json cannot be read")
     assert told[1].startswith("default: 1 finished")
-    sweep_plan.remember([planned(tmp_path, "steps=2"), planned(tmp_path, "steps=2", "seed=1")])
-    assert len(sweep_plan.planned(plan.parent)) == 2
+    lifecycle.remember([planned(tmp_path, "steps=2"), planned(tmp_path, "steps=2", "seed=1")])
+    assert len(lifecycle.planned(plan.parent)[0]) == 2
     assert plan.with_name("plan.json.damaged").read_text() == content
     assert status.lines(tmp_path)[0].startswith("default: 1 finished, 1 missing")
 
@@ -164,7 +164,7 @@ def test_a_plan_names_no_folder_outside_its_experiment(finished: Path, tmp_path:
     atomic_files.write_json(
         tmp_path / "runs" / "default" / "plan.json", {"../../up": "a", "/etc": "b", "here/seed=3": "c"}
     )
-    assert list(sweep_plan.planned(tmp_path / "runs" / "default")) == ["here/seed=3"]
+    assert list(lifecycle.planned(tmp_path / "runs" / "default")[0]) == ["here/seed=3"]
     assert "1 missing" in status.lines(tmp_path)[0]
 
 
