@@ -372,7 +372,7 @@ def test_a_sweep_runs_reports_and_tells_its_status(
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
 
     assert steadymoe(monkeypatch, *words) == 0
-    assert "4 of 4 runs have ended before" in capfd.readouterr().out
+    assert "4 of 4 runs have finished before" in capfd.readouterr().out
 
     assert steadymoe(monkeypatch, "report", "--experiment", "small", "--format", "svg") == 0
     assert "| gspo" in capfd.readouterr().out

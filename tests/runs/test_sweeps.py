@@ -95,7 +95,7 @@ def test_a_killed_launcher_takes_its_workers_along_and_the_same_command_goes_on(
     assert {record.status(each.folder) for each in runs} <= {"interrupted", "missing", "finished"}
     (experiment,) = (tmp_path / "runs").iterdir()
     told = "\n".join(status.lines(tmp_path))
-    assert set(status.of_experiment(experiment)) == {each.folder for each in runs}
+    assert set(status.statuses_of(experiment)) == {each.folder for each in runs}
     for each in runs:
         if record.status(each.folder) == "missing":
             assert each.command in told
@@ -186,7 +186,7 @@ def test_more_seeds_and_algorithms_extend_a_sweep_and_touch_nothing(
     words = [*WORDS, f"results_dir={tmp_path}", "algorithm=grpo,reinforce", "hydra/launcher=basic"]
     assert steadymoe(monkeypatch, "run", *words) == 0
     said = capfd.readouterr().out
-    assert "1 of 4 runs have ended before and are left as they are" in said
+    assert "1 of 4 runs have finished before" in said
     assert "4 finished" in said
     after = files(first.folder)
     assert {name: value for name, value in after.items() if name != ".lock"} == {
