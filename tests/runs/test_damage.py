@@ -138,13 +138,6 @@ def test_a_report_says_which_runs_it_leaves_out(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text().count("left out, damaged") == 3
 
 
-def test_of_a_run_that_nobody_knows_the_command_status_says_what_can_be_removed(finished: Path, tmp_path: Path) -> None:
-    folder = moved(finished, tmp_path)
-    (folder / "run.json").write_text("null")
-    (tmp_path / "runs" / "default" / "plan.json").unlink()
-    assert f"no command is known that makes it; it can be removed: {folder}" in status.lines(tmp_path)[2]
-
-
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"a": 1}', "null"])
 def test_a_plan_that_cannot_be_read_is_told_and_written_anew(content: str, finished: Path, tmp_path: Path) -> None:
     moved(finished, tmp_path)
