@@ -90,7 +90,7 @@ def capacity(device: str) -> int:
 
 
 def memory_needs(config: RunConfig, task: Task) -> dict[str, int]:
-    """A lower bound in bytes for each part of a run, keyed by the fields of ``config`` that set its size."""
+    """Return a lower bound in bytes for each part of a run, keyed by the fields of ``config`` that set its size."""
     (prompt,) = task.tokenizer(task.sample(1, numpy_generator(0, "memory")))["input_ids"]
     length, words = len(prompt) + task.max_new_tokens, len(task.tokenizer)
     sampled = length * _TOKEN + words * _NUMBER

@@ -119,7 +119,7 @@ def _train(run: compose.Run, recorded: Record) -> None:
 
 
 def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, PreTrainedModel, dict[str, Any]]:
-    """The task, the model at its cold start, and what is known of that start; a branch has its weights later.
+    """Return the task, the model at its cold start, and what is known of that start; a branch has its weights later.
 
     ``on_check`` is told of every check of a cold start that is made now. Raises ColdStartError if it misses its band.
     """
@@ -137,7 +137,7 @@ def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, Pre
 
 
 def trainer_at_start(model: PreTrainedModel, task: Task, config: RunConfig) -> Trainer:
-    """The trainer of a run at its start: a branch has the weights and the optimizer's moments of its trunk."""
+    """Return the trainer of a run at its start: a branch has the weights and the optimizer's moments of its trunk."""
     if config.start_from is None:
         checkpoint.disturb(model, config.weight_noise, config.seed)
         return Trainer(model, task, config)
@@ -151,7 +151,7 @@ def trainer_at_start(model: PreTrainedModel, task: Task, config: RunConfig) -> T
 
 
 def _same_ground(recorded: Record) -> bool:
-    """Whether the checkpoint in the folder was made with these library versions and this code.
+    """Return whether the checkpoint in the folder was made with these library versions and this code.
 
     If not, or if it is unknown, the run starts anew, and ``run.json`` gives the reason under ``restarted``.
     """
@@ -163,7 +163,7 @@ def _same_ground(recorded: Record) -> bool:
 
 
 def _facts(run: compose.Run) -> dict[str, Any]:
-    """The content of ``run.json`` before a run starts."""
+    """Return the content of ``run.json`` before a run starts."""
     config = run.config
     return {
         "status": "running",
@@ -186,5 +186,5 @@ def _facts(run: compose.Run) -> dict[str, Any]:
 
 
 def makes_cold_start(config: RunConfig) -> bool:
-    """Whether a run of this config begins with a cold start of its own (trained, or taken from the cache)."""
+    """Return whether a run of this config begins with a cold start of its own (trained, or taken from the cache)."""
     return config.cold_start.path is None and "path" not in config.model and config.start_from is None

@@ -159,7 +159,7 @@ def _damaged_table(folder: Path, facts: dict[str, Any]) -> str | None:
 
 
 def read_table(folder: Path, table: str) -> pd.DataFrame:
-    """One table of a run, ended or not, with the columns of ``columns.TABLES``; whole steps only.
+    """Return one table of a run, ended or not, with the columns of ``columns.TABLES``; whole steps only.
 
     Raises Damaged if the table of an ended run cannot be read.
     """
@@ -203,7 +203,7 @@ class Record:
         return self.folder / "checkpoint.safetensors"
 
     def kept(self, step: int) -> Path:
-        """The path of the checkpoint that ``checkpoint_keep`` keeps, whether it exists or not."""
+        """Return the path of the checkpoint that ``checkpoint_keep`` keeps, whether it exists or not."""
         return branch.kept(self.folder, step)
 
     def begin(self, resume_from: int | None) -> None:
@@ -227,7 +227,7 @@ class Record:
         self.update(status="running")
 
     def holds(self, step: int) -> bool:
-        """Whether the rows of all steps up to ``step`` can be read; the run can then go on after that step."""
+        """Return whether the rows of all steps up to ``step`` can be read; the run can then go on after that step."""
         wanted = set(range(1, step + 1))
         try:
             steps, updates = ({row["step"] for row in _read_rows(self.folder, name)} for name in ("steps", "updates"))

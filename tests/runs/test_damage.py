@@ -222,7 +222,7 @@ def test_a_folder_that_is_not_ours_to_lock_is_told_as_its_run_says(
     def refuses(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(record.FileLock, "acquire", refuses)
+    monkeypatch.setattr(lifecycle.FileLock, "acquire", refuses)
     assert record.status(folder) == "running"
 
 

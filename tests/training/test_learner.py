@@ -451,6 +451,6 @@ def test_a_preset_is_refused_without_all_that_its_recipe_is_only_true_with(
     tmp_path: Path, name: str, needed: list[str], less: list[list[str]]
 ) -> None:
     for words in less:
-        with pytest.raises(ConfigError, match=f"{name} is what its name says only with {' '.join(needed)}"):
+        with pytest.raises(ConfigError, match=f"{name} requires {' '.join(needed)}"):
             planned(tmp_path, f"algorithm={name}", *words)
     planned(tmp_path, f"algorithm={name}", *needed)
