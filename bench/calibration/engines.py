@@ -1,7 +1,7 @@
 """How much every rollout engine disagrees with the trainer, at the weights of the cold start.
 
 An engine samples responses as in a run, and the trainer's own forward of the same tokens is compared with it by the
-functions that runs use (``columns_of_step.of_rollout``). Shapes: B sequences of a rollout, M of one prompt.
+functions that runs use (``columns_of_step.rollout_columns``). Shapes: B sequences of a rollout, M of one prompt.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.measurement.published import EXACT
 from steadymoe.bench.statistics.estimates import POSITIVE
 from steadymoe.bench.tasks import Task
-from steadymoe.bench.training.columns_of_step import of_rollout
+from steadymoe.bench.training.columns_of_step import rollout_columns
 from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.bench.training.trainer import Trainer
@@ -62,7 +62,9 @@ def measure(
     sums = Sums()
     for prompt, rows_M in enumerate(groups(rollout, config.rollout.responses)):
         part, experts = rollout.rows(rows_M), trainer.learner.experts
-        found = token_metrics.to_floats(of_rollout(part, _rows(old, rows_M), _rows(old, rows_M), None, experts).overall)
+        found = token_metrics.to_floats(
+            rollout_columns(part, _rows(old, rows_M), _rows(old, rows_M), None, experts).overall
+        )
         means = {key: found[column] for column, key in _KEYS.items()}
         sums.add_all(means, prompt, int(part.sequences.response_mask_BT.sum()), name)
     return sums.readings(readings.ENGINES, "prompts", {"kl_k3": POSITIVE})

@@ -138,7 +138,7 @@ class ColdStart(_Group):
     """Supervised training before reinforcement."""
 
     path: str | None
-    noise: Share
+    noise: Annotated[StrictFloat, Field(ge=0, lt=1)]
     accuracy_low: Share
     accuracy_high: Share
     learning_rate: Positive
@@ -158,6 +158,7 @@ class Evaluation(_Group):
     every: Count
     every_updates: Count | None
     prompts: Count
+    permuted_routes: StrictBool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +169,7 @@ class Probe(_Group):
     every_updates: Count | None
     responses: Count
     fraction: Share
+    largest: Annotated[StrictInt, Field(ge=0, le=_LARGEST)]
 
 
 @dataclass(frozen=True, kw_only=True)

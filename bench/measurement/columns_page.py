@@ -10,6 +10,7 @@ _ABOUT = {
     "updates": "One row per gradient update. *In steps* says how a step reduces its updates.",
     "layers": "One row per MoE layer and gradient update, and for the rollout before the first update.",
     "evaluations": "One row per held-out prompt and evaluation.",
+    "tails": "The tokens that moved most, after the last update of a probed step; empty unless `probe.largest` is set.",
 }
 
 

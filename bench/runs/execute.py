@@ -94,7 +94,7 @@ def _train(run: compose.Run, recorded: Record) -> None:
     with loggers.sending(config, recorded.folder, resumed=resume_from is not None) as send:
         for step in range(first, config.steps + 1):
             result = trainer.step(step)
-            samples.append(recorded.folder, list(result.said))
+            samples.append(recorded.folder, list(result.samples))
             recorded.append(result.rows)
             send(result.rows)
             row = result.rows["steps"][0]

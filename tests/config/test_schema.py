@@ -75,7 +75,7 @@ def test_the_schema_has_the_fields_of_the_yamls_and_no_others() -> None:
     [
         ["experiment=quickstart", "seed=0", "algorithm=grpo"],
         ["routing=pr2", "updates_per_rollout=4", "rollout.minibatch_prompts=3", "total_updates=33"],
-        ["correction=tis", "engine=fp8", "task=sort", "cold_start.noise=1", "optimizer.learning_rate=1"],
+        ["correction=tis", "engine=fp8", "task=sort", "cold_start.noise=0.5", "optimizer.learning_rate=1"],
         ["algorithm=dapo", "algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward", "advantage=group_mean"],
     ],
     ids=" ".join,
@@ -122,7 +122,7 @@ def test_another_type_a_missing_and_an_unknown_field_are_refused(key: str) -> No
         ("optimizer.learning_rate", [0, 0.0], [-1e-9, float("inf")]),
         ("optimizer.beta1", [0.0], [1.0, -1e-9]),
         ("optimizer.epsilon", [1e-300], [0.0]),
-        ("cold_start.noise", [0.0, 1.0], [-1e-9, 1 + 1e-9]),
+        ("cold_start.accuracy_low", [0.0, 1.0], [-1e-9, 1 + 1e-9]),
         ("algorithm.overlong.buffer", [0.5], [0.0, 1.0]),
         ("routing.replay", ["none", "r2", "r3", "pr2"], ["r1"]),
         ("experts", ["eager", "megablocks"], ["all"]),
