@@ -58,9 +58,7 @@ class PolicyLoss(ABC):
         return {}
 
     def __call__(self, batch: Batch) -> LossOutput:
-        """Return the loss of one mini-batch or of a part; a part has the whole's ``Batch.responses`` and
-        ``Batch.tokens``.
-        """
+        """Return the loss of a mini-batch, or of a part with the ``responses`` and ``tokens`` of the whole."""
         made = self.surrogate(batch)
         values_BT, metrics = made.values_BT, {} if made.number is None else {"loss_number": made.number}
         if batch.weights_BT is not None:

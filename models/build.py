@@ -136,9 +136,7 @@ def has_experts(config: Mapping[str, Any]) -> bool:
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
-    """Return the longest sequence of the model, in tokens of prompt and response together; None if the config has no
-    limit.
-    """
+    """Return the longest sequence of the model, prompt and response together, in tokens; None for no limit."""
     return getattr(config_class(config["_target_"])(**_numbers(config)), "max_position_embeddings", None)
 
 
@@ -159,9 +157,7 @@ def _numbers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fields(cls: type[PreTrainedConfig]) -> set[str]:
-    """Return the fields that the config declares, and fields that only its model reads (like ``head_dim`` of
-    Qwen3-MoE).
-    """
+    """Return the config's declared fields, and fields that only its model reads (like ``head_dim`` of Qwen3-MoE)."""
     if cls not in AutoModelForCausalLM._model_mapping:
         raise ValueError(f"transformers has no causal language model for {cls.__name__}")
     source = inspect.getsource(sys.modules[AutoModelForCausalLM._model_mapping[cls].__module__])
@@ -224,9 +220,7 @@ def size(model: PreTrainedModel) -> dict[str, int]:
 
 
 def implementations(cls: type[PreTrainedConfig], experts: str) -> dict[str, str]:
-    """Return arguments of transformers for a family's layers: attention by ``sdpa`` if it has ``sdpa``, and
-    ``experts``.
-    """
+    """Return transformers' arguments for a family's layers: ``sdpa`` attention if it has one, and ``experts``."""
     if experts == megablocks.NAME:
         megablocks.register()
     family: Any = AutoModelForCausalLM._model_mapping[cls]

@@ -204,9 +204,7 @@ class _CompiledLayer:
 
 
 def _terms(mask: Tensor | None, hidden_PQH: Tensor, keys: int) -> Tensor:
-    """Return the terms added to attention scores, (P, 1, Q, keys): masks of one kind, so that one graph serves them
-    all.
-    """
+    """Return the terms added to attention scores, (P, 1, Q, keys): one kind of mask, so one graph serves all."""
     rows, queries = hidden_PQH.shape[:2]
     if mask is None:
         mask = torch.ones(queries, keys, dtype=torch.bool, device=hidden_PQH.device).tril(keys - queries)

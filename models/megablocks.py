@@ -76,9 +76,7 @@ def _forward(experts: Any, hidden_NH: Tensor, indices_NK: Tensor, weights_NK: Te
 
 
 def _dtype(weight: Tensor) -> torch.dtype:
-    """Return the dtype that autocast would choose for a product with ``weight``; autocast does not cast for
-    ``grouped_mm``.
-    """
+    """Return autocast's dtype for a product with ``weight``; autocast itself does not cast for ``grouped_mm``."""
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 

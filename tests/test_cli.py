@@ -400,6 +400,17 @@ def test_a_loss_that_is_none_is_refused(
 RECORDED = Path(__file__).parent / "recorded" / "results"
 
 
+def test_one_figure_is_drawn_from_the_experiment_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    words = ["report", "--figure", "fig02", "--experiment", "small", "--results", str(tmp_path), "--format", "svg"]
+    assert steadymoe(monkeypatch, *words) == 0
+    assert (tmp_path / "figures" / "small-fig02-clip_fraction.svg").exists()
+    assert [path.suffix for path in (tmp_path / "figures").iterdir()] == [".svg"]
+    assert "small-fig02-clip_fraction.csv" in capsys.readouterr().out
+
+
 def test_experiments_reported_together_are_as_they_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):  # several are drawn in processes of their own
         shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / name)
@@ -415,6 +426,43 @@ def test_experiments_reported_together_are_as_they_are_alone(tmp_path: Path, mon
         assert steadymoe(monkeypatch, *words) == 0
         assert f">{name}<" in page
     assert together == {path: path.read_bytes() for path in together}
+
+
+@pytest.mark.parametrize("verb", ["report", "study"])
+def test_a_format_that_there_is_not_is_answered_in_one_line(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert steadymoe(monkeypatch, verb, "--results", str(tmp_path), "--format", "gif") == 2
+    assert capsys.readouterr().err == "steadymoe: --format takes png, svg, pdf; got gif\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fig99"], "there is no figure 'fig99'; did you mean"),
+        (["fig05"], "steadymoe run experiment=staleness"),
+        (["fig05", "--experiment", "small"], "fig05 lacks runs with 2 values of updates_per_rollout in small"),
+        (["fig02", "--format", "gif"], "--format takes png, svg, pdf; got gif"),
+    ],
+)
+def test_a_figure_that_cannot_be_drawn_is_answered_in_one_line(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert steadymoe(monkeypatch, "report", "--figure", *words, "--results", str(RECORDED)) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_the_list_of_figures_says_which_have_their_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / "quickstart")
+    assert steadymoe(monkeypatch, "report", "--list", "--results", str(tmp_path)) == 0
+    rows = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")}
+    assert rows["fig01"].split("|")[4].strip() == "yes"
+    assert rows["fig05"].split("|")[4].strip() == "no: no ended runs"
 
 
 def test_the_live_display_shows_every_run(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from test_execute import SMALL
 from steadymoe import bench
 from steadymoe.algorithms import names, provenance
 from steadymoe.bench import cli
-from steadymoe.bench.check import request as check_request
+from steadymoe.bench.check import command as check
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement import columns_page
-from steadymoe.bench.report import algorithm_page, choices_page
+from steadymoe.bench.report import algorithm_page
 from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.support import external
 from steadymoe.bench.support.findings import ask
@@ -152,10 +152,8 @@ def test_the_readmes_own_loss_is_trained(tmp_path: Path, monkeypatch: pytest.Mon
         (name, seed) for name in ("half_clipped", "grpo") for seed in range(3)
     ]
     config = compose.plan(["algorithm=half_clipped"])[0].config
-    questions = check_request.questions(check_request.read(["algorithm=half_clipped"]), config)
-    assert all(
-        found.passed for found in ask({name: questions[name] for name in questions if name != "share of a step"})
-    )
+    checks = check.properties_of(check.read(["algorithm=half_clipped"]), config)
+    assert all(finding.passed for finding in ask({name: checks[name] for name in checks if name != "share of a step"}))
     assert bench.run(planned[0]) == "finished"
     assert bench.results("mine")["runs"]["arm"].tolist() == ["half_clipped"]
 
@@ -167,7 +165,9 @@ def test_the_readme_names_every_reconstruction() -> None:
 
 def test_the_page_of_figures_has_every_figure_its_command_and_its_experiment() -> None:
     page = (ROOT / "docs" / "figures.md").read_text()
-    rows = re.findall(r"^\| .+ \| `(\w+)`, `(\w+)` \| `steadymoe figures (\w+)` \| `(\w+)` \|$", page, re.MULTILINE)
+    rows = re.findall(
+        r"^\| .+ \| `(\w+)`, `(\w+)` \| `steadymoe report --figure (\w+)` \| `(\w+)` \|$", page, re.MULTILINE
+    )
     assert sorted(rows) == sorted((each.id, each.name, each.id, each.experiment) for each in FIGURES.values())
 
 
@@ -175,12 +175,15 @@ def test_the_page_of_figures_has_every_figure_its_command_and_its_experiment() -
     ("page", "generated"),
     [
         ("algorithms.md", algorithm_page.markdown),
-        ("choices.md", choices_page.markdown),
         ("columns.md", columns_page.page),
     ],
 )
 def test_a_generated_page_is_fresh(page: str, generated: Callable[[], str]) -> None:
     assert (ROOT / "docs" / page).read_text() == generated()
+
+
+def test_every_config_group_is_on_the_page_of_choices() -> None:
+    assert {"algorithm", *algorithm_page._GROUPS} == {path.name for path in compose.CONF.iterdir() if path.is_dir()}
 
 
 def test_the_architecture_names_every_folder() -> None:

@@ -174,7 +174,7 @@ def judged(runs: pd.DataFrame, steps: pd.DataFrame, rule: Rule | None = None) ->
     """``runs`` with today's verdict on each run, in the columns collapsed_step, collapsed_reason, judged_until,
     falling_since (``Judgement``). The verdict that a run recorded when it ended does not matter.
 
-    ``runs`` and ``steps`` are the tables of ``collect`` or of ``archive``. ``rule`` judges all runs; without ``rule``
+    ``runs`` and ``steps`` are the tables of ``archive``. ``rule`` judges all runs; without ``rule``
     the numbers of a run's own config do (its column ``collapse_rule``). The event *not
     finite* is taken from the run's record, because archived tables drop numbers that are not finite.
     """

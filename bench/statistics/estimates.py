@@ -263,7 +263,7 @@ def curves(
 ) -> pd.DataFrame:
     """Mean over seeds of one metric at every step of every arm: arm, step, mean, low, high, n.
 
-    ``steps`` is ``collect.steps`` with a column ``arm``. Each seed's curve is first averaged over the last
+    ``steps`` is ``archive.steps`` with a column ``arm``. Each seed's curve is first averaged over the last
     ``window`` steps. With ``log`` both averages are geometric. ``bounds`` are the ends
     of what the metric can be, as in ``over_seeds``. An arm's n falls where seeds ended early.
     """

@@ -75,9 +75,7 @@ class Decoder:
             self._fed_R = self._fed_R[staying_R]
 
     def feed(self, all_logprobs_BV: Tensor) -> Tensor:
-        """Return log-probabilities of the token after the last one, (B, V); rows that have left keep
-        ``all_logprobs_BV``.
-        """
+        """Return log-probabilities of the next token, (B, V); rows that have left keep ``all_logprobs_BV``."""
         self._position_B1 = self._position_B1 + 1
         token_B1, alive_B1, fed_R, rows = self._tokens[-1], self.alive_B[:, None], self._fed_R, len(self.alive_B)
         if len(fed_R) == rows:

@@ -102,9 +102,7 @@ class Learner:
 
     @torch.no_grad()
     def reference_logprobs(self, rollout: Rollout, minibatches: Sequence[list[MicroBatch]]) -> Tensor | None:
-        """Return log-probabilities under the cold start, (B, T), in the rollout's order; None unless a KL term needs
-        them.
-        """
+        """Return log-probabilities under the cold start, (B, T), in the rollout's order; None without a KL term."""
         if self._reference is None:
             return None
         parts = [part for minibatch in minibatches for part in minibatch]

@@ -39,9 +39,7 @@ class Layout:
     none. None if fed positions and sequence positions are the same."""
 
     def spread(self, values: Tensor, dim: int = 0) -> Tensor:
-        """Return values of the P·X fed positions, in dimension ``dim``, as values of the B·F positions of the
-        sequences.
-        """
+        """Return values of the P·X fed positions, in dimension ``dim``, as values of the sequences' B·F positions."""
         return values if self.fed_BF is None else values.index_select(dim, self.fed_BF.flatten())
 
     def of_responses(self, values_NX: Tensor) -> Tensor:
@@ -52,9 +50,7 @@ class Layout:
         return values_NX[self.fed_BF[:, -width:]]
 
     def fold(self, values_LBFK: Tensor) -> Tensor:
-        """Return routes of sequences, (L, B, F, K), as routes of the fed positions, (L, P·X, K); ``NO_ROUTE`` for no
-        route.
-        """
+        """Return routes of sequences, (L, B, F, K), as routes of fed positions, (L, P·X, K), or ``NO_ROUTE``."""
         flat_LNK = values_LBFK.flatten(1, 2)
         if self.source_PX is None:
             return flat_LNK
@@ -146,9 +142,7 @@ def extents(
 
 
 def _padding(mask_BS: Tensor, response_width: int) -> tuple[int, int]:
-    """Return the number of left columns that are padding in all prompts, and the length of the longest response less
-    one.
-    """
+    """Return how many left columns are padding in all prompts, and the longest response's length less one."""
     prompts_S = mask_BS[:, : mask_BS.shape[1] - response_width].any(0)
     longest = int(mask_BS[:, -response_width:].sum(-1).max())
     return int(prompts_S.int().argmax()) if prompts_S.any() else 0, max(longest, 1) - 1

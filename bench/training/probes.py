@@ -116,7 +116,12 @@ def _routes(now: Forward) -> Tensor:
 
 
 def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return copies of the weights of the ``routers`` and of the ``others``, each as one vector."""
+    """Return copies of the weights of the ``routers`` and of the ``others``, each as one vector.
+
+    Empty for a sharded model, of whose weights a process has only its shards.
+    """
+    if any(hasattr(weight, "full_tensor") for weight in model.parameters()):
+        return {}
     of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
     parts: dict[str, list[Tensor]] = {"routers": [], "others": []}
     for weight in model.parameters():

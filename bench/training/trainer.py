@@ -132,9 +132,7 @@ class Trainer:
     def _rollout(
         self, stage: str, step: int, prompts: int, responses: int, sampler: PreTrainedModel | None = None
     ) -> Rollout:
-        """Sample responses with ``sampler`` under the engine; for None, responses to held-out prompts by the trained
-        model.
-        """
+        """Sample with ``sampler`` under the engine; for None, held-out prompts with the trained model."""
         seed = self.config.seed
         texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), sampler is None)
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
@@ -188,9 +186,7 @@ class Trainer:
     def old_policy(
         self, rollout: Rollout, minibatches: list[list[MicroBatch]], step: int
     ) -> tuple[OldPolicy, OldPolicy | None]:
-        """Return the old policy to train against, and the trainer's own forward of it; None if no such forward was
-        made.
-        """
+        """Return the old policy to train against, and the trainer's own forward of it or None."""
         every = self.config.savings.sampler_as_old
         if every is None:
             old = self.learner.old_policy(rollout, minibatches)

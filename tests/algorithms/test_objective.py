@@ -687,6 +687,15 @@ class _Plain(PolicyLoss):
         return Surrogate(torch.stack(terms))
 
 
+def test_rspo_on_a_host_that_is_anchored_at_the_sampler() -> None:
+    batch = ragged()
+    anchored = load("rspo_grpo", host={"anchor": "rollout"})
+    swapped = replace(batch, old_logprobs_BT=batch.rollout_logprobs_BT)
+    same(anchored, load("rspo_grpo"), replace(swapped, rollout_logprobs_BT=batch.rollout_logprobs_BT))
+    assert not torch.allclose(run(anchored, batch)[1], run(load("rspo_grpo"), batch)[1])
+    assert anchored.traits.corrects_for_sampler
+
+
 def test_the_top_k_divergence_of_an_old_anchor_is_of_the_old_policy() -> None:
     batch = ragged(1.5)
     loss = load("dppo", anchor="old", top_k=2)
