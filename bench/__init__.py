@@ -20,7 +20,7 @@ __all__ = ["figure", "plan", "results", "run"]
 
 
 def plan(*overrides: str) -> "list[Run]":
-    """The runs that Hydra overrides ask for, each checked; nothing is written and nothing is trained.
+    """Return the runs that Hydra overrides ask for, each checked; nothing is written and nothing is trained.
 
     A word with several values (``"seed=0,1"``) or an experiment (``"experiment=quickstart"``) gives several runs, as
     ``steadymoe run -m`` does. A ``Run`` has its ``config``, its ``axes`` (what differs from the named configs), its
@@ -49,7 +49,7 @@ def run(planned: "Run") -> str:
 
 
 def results(experiment: str, folder: str | Path = "results") -> "dict[str, pd.DataFrame]":
-    """What the ended runs of an experiment recorded below ``folder``, as tidy tables.
+    """Return what the ended runs of an experiment recorded below ``folder``, as tidy tables.
 
     ``runs``: a row for each run: arm, algorithm, model, task, seed, status, its numbers, and its ``folder`` with the
     tables of every update and layer (a run that was kept without its folder has none).
@@ -66,7 +66,7 @@ def results(experiment: str, folder: str | Path = "results") -> "dict[str, pd.Da
 
 
 def figure(name: str, tables: "Mapping[str, pd.DataFrame]", arms: "Sequence[str] | None" = None) -> "DataFigure":
-    """One figure, by its id or name (``steadymoe report --list``), from what ``results`` returned.
+    """Return one figure, by its id or name (``steadymoe report --list``), from what ``results`` returned.
 
     ``arms`` chooses some by name or by algorithm. The figure is matplotlib's (``.savefig("overview.png")``), and its
     ``numbers`` are a table of every number that it shows.

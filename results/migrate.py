@@ -21,7 +21,7 @@ import pandas as pd
 from steadymoe.bench.audit import request
 from steadymoe.bench.config import compose, identity
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.runs import damage
+from steadymoe.bench.runs import record
 from steadymoe.bench.runs.record import ENDED
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.support import atomic_files
@@ -121,7 +121,7 @@ def run(folder: Path) -> None:
     facts.setdefault("training_version", 1)
     facts["algorithm_code"] = _comparable(facts["algorithm_code"])
     if facts["status"] in ENDED and "tables" not in facts:
-        facts["tables"] = {name: damage.checksum(folder / f"{name}.parquet") for name in columns.TABLES}
+        facts["tables"] = {name: record.checksum(folder / f"{name}.parquet") for name in columns.TABLES}
     if not facts.get("origin"):
         facts["config"] = completed(facts["config"])
         facts["config_hash"], facts["config_hash_without_seed"] = hashes(facts["config"])

@@ -88,9 +88,7 @@ def test_an_archive_keeps_configs_and_is_migrated_once(tmp_path: Path) -> None:
         pd.testing.assert_frame_equal(migrated[columns], runs[columns])
 
 
-def test_the_status_of_old_runs_is_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_status_of_old_runs_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert steadymoe(monkeypatch, "status") == 0
     output = capsys.readouterr().out
     assert output.startswith("old: 1 diverged, 1 failed, 6 finished, 1 interrupted, 1 missing")

@@ -15,7 +15,7 @@ from steadymoe.bench.config import compose
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.report.figures import CannotDraw
 from steadymoe.bench.report.report_page import NothingToReport
-from steadymoe.bench.runs import record, sweep_plan
+from steadymoe.bench.runs import lifecycle, record
 
 ROOT = Path(__file__).parent.parent
 # What the page's run takes, in place of its own size.
@@ -43,7 +43,7 @@ def test_the_script_of_the_page_trains_reads_and_draws(
     runs, steps = names["tables"]["runs"], names["tables"]["steps"]
     assert runs[["arm", "seed", "status"]].to_numpy().tolist() == [["grpo", 0, "finished"], ["gspo", 0, "finished"]]
     assert set(names["tables"]) == {"runs", "steps", "evaluations", "histograms"}
-    asked = sweep_plan.planned(experiment := Path("results/runs/first"))
+    asked, _ = lifecycle.planned(experiment := Path("results/runs/first"))
     assert sorted(asked) == sorted(str(Path(each).relative_to(experiment)) for each in runs["folder"])
     for name in ("steps", "evaluations", "histograms"):
         assert {"arm", "seed"} <= set(names["tables"][name]), name

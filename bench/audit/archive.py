@@ -19,7 +19,7 @@ from steadymoe.bench.audit.gradients import BLOCKS
 from steadymoe.bench.audit.measure import COLUMNS, table_path
 from steadymoe.bench.config import identity
 from steadymoe.bench.report import archive
-from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import all_visible, visible

@@ -15,7 +15,7 @@ import pyarrow as pa
 from steadymoe.bench.audit import estimators
 from steadymoe.bench.audit.estimators import Jackknifed
 from steadymoe.bench.audit.measure import COLUMNS
-from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics.estimates import Estimate, mean_over_seeds
 
 # What tells the audits of an experiment apart, next to their checkpoints.

@@ -28,7 +28,7 @@ class Start:
         return f"{self.trunk}@{self.step}"
 
     def axis(self, results: Path) -> str:
-        """What tells arms apart: without the seed, and without the path of ``results`` if the trunk lies below it."""
+        """Return the start without its seed, relative to ``results`` if the trunk lies below it: one per arm."""
         below, whole = self.trunk, results.expanduser().resolve()
         if below.is_relative_to(whole):
             below = below.relative_to(whole)
@@ -36,12 +36,12 @@ class Start:
 
 
 def kept(folder: Path, step: int) -> Path:
-    """The path of the checkpoint that ``checkpoint_keep`` keeps in a run's folder."""
+    """Return the path of the checkpoint that ``checkpoint_keep`` keeps in a run's folder."""
     return folder / f"checkpoint-{step}.safetensors"
 
 
 def read(start_from: str) -> Start:
-    """The place that ``start_from`` names, with an absolute path. Raises ValueError if it names none."""
+    """Return the place that ``start_from`` names, with an absolute path. Raises ValueError if it names none."""
     trunk, at, step = start_from.rpartition("@")
     if not (at and trunk and re.fullmatch("[1-9][0-9]{0,8}", step)):
         raise ValueError(f"start_from is the folder of a run and a step, <folder>@<step>; got {start_from!r}")

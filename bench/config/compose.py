@@ -37,8 +37,8 @@ from steadymoe.bench.config.identity import (
     short,
 )
 from steadymoe.bench.config.names import CONF, errors_in_one_line, reference_of
-from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.config.validate import ConfigError, check, read
+from steadymoe.bench.config.schema import ConfigError, RunConfig, read
+from steadymoe.bench.config.validate import check
 from steadymoe.bench.support import atomic_files, external
 from steadymoe.bench.support.text import nearest
 
@@ -100,31 +100,29 @@ def command(words: Sequence[str]) -> str:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Short names for the runs of a sweep: algorithm, what else differs between them, and the seed."""
+    """Return short names for the runs of a sweep: algorithm, what else differs between them, and the seed."""
     parts = [{**run.choices, **run.axes} for run in runs]
-    differing = [
-        key
-        for key in dict.fromkeys(key for part in parts for key in part)
-        if key == "algorithm" or len({str(part.get(key)) for part in parts}) > 1
-    ]
-    told = {key: [part[key] for part in parts if key in part] for key in differing}
-    return [
-        " ".join(
-            str(part[key]) if key in run.choices else f"{key}={short(part[key], told[key])}"
+    keys = dict.fromkeys(key for part in parts for key in part)
+    differing = [key for key in keys if key == "algorithm" or len({str(part.get(key)) for part in parts}) > 1]
+    values = {key: [part[key] for part in parts if key in part] for key in differing}
+
+    def label(run: Run, part: Mapping[str, Any]) -> str:
+        words = [
+            str(part[key]) if key in run.choices else f"{key}={short(part[key], values[key])}"
             for key in differing
             if key in part
-        )
-        + f" seed={run.config.seed}"
-        for run, part in zip(runs, parts, strict=True)
-    ]
+        ]
+        return " ".join([*words, f"seed={run.config.seed}"])
+
+    return [label(run, part) for run, part in zip(runs, parts, strict=True)]
 
 
 def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
-    """The runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
+    """Return the runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
     with _hydra(words):
         runs = [run(point) for point in _points(list(words), multirun)]
     if not runs:
-        raise ConfigError("the sweep has no point: one of its words sweeps over nothing")
+        raise ConfigError("the sweep is empty: one of its arguments sweeps over nothing")
     seen: set[Path] = set()
     for each in runs:
         if each.folder in seen:
@@ -168,14 +166,14 @@ def run(words: Sequence[str]) -> Run:
         axes=axes,
         folder=folder,
         config_hash=config_hash(plain),
-        command=external.prefix(choices, _modules(plain))
+        command=external.prefix(choices, [str(v).rpartition(".")[0] for k, v in flat.items() if k.endswith("_target_")])
         + command([word for word in words if not word.startswith(_OF_LAUNCHES)]),
         words=tuple(words),
     )
 
 
 def unchecked(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """One config as plain values, and the chosen name of each group; its values are not checked. Raises ConfigError."""
+    """Return one config, its values unchecked, and the chosen name of each group. Raises ConfigError."""
     with _hydra(words):
         several = swept(words)
         if several:
@@ -184,7 +182,7 @@ def unchecked(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _named(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The composed config of some words as plain values, and the chosen name of each group. Raises ConfigError."""
+    """Return the composed config as plain values, and the chosen name of each group. Raises ConfigError."""
     plain, chosen = names.compose(words)
     _refuse_paths(chosen)
     choices = {
@@ -195,17 +193,17 @@ def _named(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def variants(of: Run, words: Mapping[str, Sequence[str]]) -> dict[str, Run]:
-    """The run ``of`` with other words, by the keys of ``words``: a word replaces the run's own word of its key.
+    """Return the run ``of`` with other words, by the keys of ``words``: a word replaces the run's own word of its key.
 
     Raises ConfigError.
     """
-    found = {}
+    runs = {}
     with _hydra():
         for key, given in words.items():
             replaced = {_key(word) for word in given}
             with errors_in_one_line(given):
-                found[key] = run([*(word for word in of.words if _key(word) not in replaced), *given])
-    return found
+                runs[key] = run([*(word for word in of.words if _key(word) not in replaced), *given])
+    return runs
 
 
 def _key(word: str) -> str:
@@ -232,12 +230,7 @@ def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
     needed = {key: value for key in chosen if (value := getattr(config.algorithm, key)) is not None}
     if any(chosen[key] != value for key, value in needed.items()):
         words = " ".join(f"{key}={value}" for key, value in needed.items())
-        raise ConfigError(f"{choices['algorithm']} is what its name says only with {words}")
-
-
-def _modules(config: Mapping[str, Any]) -> list[str]:
-    """The modules of the classes that a config names."""
-    return [str(value).rpartition(".")[0] for key, value in flatten(config).items() if key.endswith("_target_")]
+        raise ConfigError(f"{choices['algorithm']} requires {words}")
 
 
 def _refuse_paths(choices: Mapping[str, Any]) -> None:
@@ -347,7 +340,7 @@ def _refuse_sweep(override: Override, words: Sequence[str]) -> None:
     """Raise ConfigError for a sweep over nothing, and for one over experiments: each of them is a sweep of its own."""
     word, values = override.input_line, list(_values(override))
     if not values:
-        raise ConfigError(f"{word} sweeps over nothing: no value is meant by it")
+        raise ConfigError(f"{word} sweeps over nothing: it has no values")
     if override.key_or_group == "experiment":
         others = [other for other in words if other != word]
         commands = [shlex.join(["steadymoe", "run", f"experiment={value}", *others]) for value in values]
@@ -363,7 +356,7 @@ def _refuse_launcher(launcher: DictConfig) -> None:
 
 
 def swept(words: Sequence[str]) -> list[str]:
-    """The words that have several values."""
+    """Return the words that have several values."""
     parsed = OverridesParser.create().parse_overrides(list(words))
     return [word for word, each in zip(words, parsed, strict=True) if each.is_sweep_override()]
 
@@ -381,7 +374,7 @@ def is_sweep(hydra_config: DictConfig, multirun: bool) -> bool:
 
 
 def at_once(words: Sequence[str], multirun: bool) -> int | None:
-    """How many runs the launcher of ``words`` makes at the same time; None where a cluster decides."""
+    """Return how many runs the launcher of ``words`` makes at the same time; None where a cluster decides."""
     hydra_config = settings(words).hydra
     kind, jobs = str(hydra_config.runtime.choices["hydra/launcher"]), hydra_config.launcher.get("n_jobs")
     if not is_sweep(hydra_config, multirun):

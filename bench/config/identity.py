@@ -37,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]*")
 
 
 def is_name(text: str) -> bool:
-    """Whether ``text`` can be a part of a run's folder: letters, digits, ``.``, ``_``, ``-``, ``@``, no ``.`` first."""
+    """Return whether ``text`` can be a part of a run's folder: letters, digits, ``._-@``, no ``.`` first."""
     return _NAME.fullmatch(text) is not None and len(text) <= LONGEST_NAME
 
 
@@ -50,12 +50,12 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def changes_numbers(key: str) -> bool:
-    """Whether the field ``key`` can change what a run records."""
+    """Return whether the field ``key`` can change what a run records."""
     return key not in NO_NUMBERS and not key.startswith(_OF_AUDITS)
 
 
 def implied(config: Mapping[str, Any]) -> list[str]:
-    """The fields of ``IMPLIED`` that ``compose`` filled in."""
+    """Return the fields of ``IMPLIED`` that ``compose`` filled in."""
     flat = flatten(config)
     return [key for key, given in IMPLIED.items() if flat.get(given) is not None]
 
@@ -66,7 +66,7 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 
 def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
-    """A hash of the fields that all runs of a sweep share: no seed, no ``swept`` field, no field of a named config."""
+    """Return a hash of the fields that all runs of a sweep share: no seed, ``swept`` field or named config."""
     named = ("algorithm.", "model.", "task.", *(f"{group}." for group in OFF))
     left_out = ("seed", *implied(config))
     numbers = {
@@ -78,7 +78,7 @@ def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
 
 
 def _numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The flattened config, without fields that change no number or are implied; files by their content."""
+    """Return the flattened config, without fields that change no number or are implied; files by their content."""
     left_out = implied(config)
     numbers = {key: value for key, value in flatten(config).items() if key not in left_out and changes_numbers(key)}
     if config["cold_start"]["path"] is not None:  # the file's content counts, not its place
@@ -108,7 +108,7 @@ def axes_name(axes: Mapping[str, Any]) -> str:
 
 
 def short(value: Any, among: Iterable[Any]) -> str:
-    """A value as a label shows it.
+    """Return a value as a label shows it.
 
     A path is shortened to as few of its last parts as tell it from the other paths in ``among``, without
     ``.safetensors``. A last part of 16 hex digits or more is cut to eight, if eight tell it from the others.
@@ -125,14 +125,14 @@ def short(value: Any, among: Iterable[Any]) -> str:
 
 
 def _tail(path: str, count: int, cut: int | None) -> str:
-    """The last ``count`` parts of a path; if the last part is a hash, only its first ``cut`` digits."""
+    """Return the last ``count`` parts of a path; if the last part is a hash, only its first ``cut`` digits."""
     *before, last = PurePosixPath(path).parts[-count:]
     last = last.removesuffix(".safetensors")
     return "/".join([*before, last[:cut] if re.fullmatch("[0-9a-f]{16,}", last) else last])
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The fields in which two configs differ and that change numbers, as ``key: old -> new``, in one line."""
+    """Return the fields in which two configs differ and that change numbers, as ``key: old -> new``, in one line."""
     before, after = flatten(old), flatten(new)
     keys = [key for key in sorted(before | after) if before.get(key, "absent") != after.get(key, "absent")]
     return ", ".join(

@@ -103,7 +103,7 @@ def _parsed(word: str) -> Override:
 
 @functools.cache
 def _groups(outside: tuple[tuple[str, int], ...]) -> frozenset[str]:
-    """The config groups, also the user's; ``outside`` is the state of their configs."""
+    """Return the config groups, also the user's; ``outside`` is the state of their configs."""
     return frozenset(GlobalHydra.instance().config_loader().list_groups(""))
 
 
@@ -159,7 +159,7 @@ def errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
 
 
 def _choices(unknown: str, words: Sequence[str]) -> str:
-    """What could have been meant by a key that does not exist: its siblings, or the words most like it."""
+    """Return what could have been meant by a key that does not exist: its siblings, or the words most like it."""
     if unknown.startswith("hydra."):
         return "see `steadymoe run --info config` for Hydra's own settings"
     groups = [path.name for path in CONF.iterdir() if path.is_dir()]
@@ -176,7 +176,7 @@ def _choices(unknown: str, words: Sequence[str]) -> str:
 
 
 def _of_loss(unknown: str, words: Sequence[str]) -> str:
-    """What could have been meant by a field that the YAML of a loss, or of its host, does not have."""
+    """Return what could have been meant by a field that the YAML of a loss, or of its host, does not have."""
     parent, _, name = unknown.rpartition(".")
     named = [word for word in words if word.partition("=")[0] in ("algorithm", "hydra.searchpath")]
     swept = [word for word in named if word.startswith("algorithm=") and set(word) & set(",(")]

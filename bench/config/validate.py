@@ -1,16 +1,13 @@
-"""Whether a composed config can be run. Every refusal is one line.
-
-``read`` checks each field by ``schema``: its type and its bounds. ``check`` checks what concerns several fields or the
-machine: relations between fields, paths, memory and devices.
+"""Whether a composed config can be run, beyond the types and bounds of ``schema``: fields that do not fit each other,
+a model that does not fit its task, missing files, packages, memory and devices. Every refusal is one line.
 """
 
-import dataclasses
 import functools
 import json
 import math
 import os
-import typing
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +17,15 @@ from hydra.utils import instantiate
 
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_algorithm
-from steadymoe.algorithms.objective import KL, Objective
-from steadymoe.bench.config import loggers, memory, start, token_limits
+from steadymoe.algorithms.objective import Objective
+from steadymoe.bench.config import fits
 from steadymoe.bench.config.identity import LONGEST_NAME
-from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.config.schema import ConfigError, RunConfig, read
 from steadymoe.bench.support import blame
-from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.tasks import Task
 from steadymoe.models import build, compiled, megablocks, pretrained
+
+__all__ = ["ConfigError", "check", "read"]
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
 # Groups outside the schema. Other classes read them, and their YAML gives the types.
@@ -35,85 +33,6 @@ _TYPED_BY_YAML = ("model.", "task.")
 # Keys may be added here. They are fields of a class, and the class refuses an unknown field.
 _CHECKED_BY_THEIR_CLASS = ("model.config.", "task.")
 _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-
-
-class ConfigError(UserError):
-    """The config cannot be run. The message is one line and names the valid choices."""
-
-
-def read(plain: Mapping[str, Any]) -> RunConfig:
-    """The dataclasses of a composed config. Raises ConfigError for the first unknown, missing or wrong field."""
-    config: RunConfig = _group(RunConfig, plain, "")
-    return config
-
-
-def _group(cls: Any, plain: Mapping[str, Any], prefix: str) -> Any:
-    """One dataclass of ``schema`` from the mapping ``plain``; ``prefix`` is its place in the config, for messages."""
-    settings = {each.name: each for each in dataclasses.fields(cls)}
-    for key in plain:
-        if key not in settings:
-            raise ConfigError(f"{prefix}{key} is nothing that a run reads")
-    values = {}
-    for name, each in settings.items():
-        if name in plain:
-            values[name] = _value(f"{prefix}{name}", plain[name], each)
-        elif each.default is dataclasses.MISSING:
-            raise ConfigError(f"{prefix}{name} is missing: {_meaning(each)}")
-    return cls(**values)
-
-
-def _value(key: str, value: Any, setting: dataclasses.Field[Any]) -> Any:
-    """``value`` if it is of the field's type and within its bounds; 1 as 1.0 where a number may have a fraction."""
-    kind: Any = setting.type
-    or_null = type(None) in typing.get_args(kind)
-    if or_null:
-        (kind,) = set(typing.get_args(kind)) - {type(None)}
-        if value is None:
-            return None
-    if typing.get_origin(kind) is tuple:
-        return _several(key, value, setting)
-    if kind is float and type(value) is int:
-        value = float(value)
-    is_group = dataclasses.is_dataclass(kind) or typing.get_origin(kind) is Mapping
-    if not isinstance(value, Mapping) if is_group else type(value) is not kind:
-        wanted = ("a group of fields" if is_group else _NAMES[kind]) + (", or null" if or_null else "")
-        raise ConfigError(f"{key} must be {wanted}; got {value!r} ({_meaning(setting)})")
-    if is_group:
-        return _kl(value) if kind is KL else _group(kind, value, f"{key}.") if dataclasses.is_dataclass(kind) else value
-    if (wanted := setting.metadata["bounds"].broken_by(value)) is not None:
-        raise ConfigError(f"{key} must be {wanted}; got {value!r} ({_meaning(setting)})")
-    return value
-
-
-def _several(key: str, values: Any, setting: dataclasses.Field[Any]) -> tuple[Any, ...]:
-    """``values`` if they are a list of the field's type, without repetition and within its bounds."""
-    kind = typing.get_args(setting.type)[0]
-    if isinstance(values, list) and kind is float:
-        values = [float(each) if type(each) is int else each for each in values]
-    if not isinstance(values, list) or not all(type(each) is kind for each in values):
-        raise ConfigError(f"{key} must be a list, each {_NAMES[kind]}; got {values!r} ({_meaning(setting)})")
-    bounds = setting.metadata["bounds"]
-    if not (values or bounds.may_be_empty) or len(set(values)) < len(values):
-        raise ConfigError(f"{key} must hold one value or more, each once; got {values!r} ({_meaning(setting)})")
-    for each in values:
-        if (wanted := bounds.broken_by(each)) is not None:
-            raise ConfigError(f"{key}: each must be {wanted}; got {each!r} ({_meaning(setting)})")
-    return tuple(values)
-
-
-def _meaning(setting: dataclasses.Field[Any]) -> str:
-    """The meaning of a field; for a group, the first line of the docstring of its class."""
-    told: str = setting.metadata.get("meaning") or setting.type.__doc__ or ""
-    return told.partition("\n")[0].removesuffix(".").replace("``", "")
-
-
-def _kl(fields: Mapping[str, Any]) -> KL:
-    """The KL term, built and checked like a class that a ``_target_`` names."""
-    try:
-        kl: KL = build_algorithm({**fields, "_target_": f"{KL.__module__}.{KL.__name__}"})
-    except (TypeError, ValueError) as error:
-        raise ConfigError(str(error)) from error
-    return kl
 
 
 def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
@@ -126,16 +45,14 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
     _relations(config)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
-    why = loggers.reason_against(config.log)
-    if why is not None:
-        raise ConfigError(why)
+    _logger(config.log)
     _places(config)
     try:
         if "path" in config.model:
             has_experts, task = _pretrained(config.model), instantiate(config.task)
         else:
             has_experts, task = _built(json.dumps(config.model["config"]), json.dumps(config.task))
-        memory.check(config, task)
+        fits.check_memory(config, task)
         build_algorithm(config.engine)
         traits = Objective(
             loss=build_algorithm(config.algorithm.loss),
@@ -144,7 +61,7 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
             entropy_bonus=config.algorithm.entropy_bonus,
         ).traits
         _advantage(config, traits)
-        start.check(config, task)
+        fits.check_start(config, task)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
     except InstantiationException as error:
@@ -169,7 +86,7 @@ def _as_in_yaml(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
         if not key.startswith(_TYPED_BY_YAML):
             continue
         if key not in reference and not key.startswith(_CHECKED_BY_THEIR_CLASS):
-            raise ConfigError(f"{key} is nothing that a run reads")
+            raise ConfigError(f"unknown key `{key}`")
         usual = reference.get(key)
         if usual is not None and not key.endswith("_target_") and type(value) is not type(usual):
             raise ConfigError(f"{key} must be {_NAMES.get(type(usual), type(usual).__name__)}; got {value!r}")
@@ -229,6 +146,15 @@ def _routing(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str,
         raise ConfigError("routing=freeze keeps routers: optimizer.router_factor would have no effect; leave it out")
 
 
+def _logger(name: str | None) -> None:
+    if name is None:
+        return
+    try:
+        version(name)  # an import would also accept a folder of this name
+    except PackageNotFoundError as error:
+        raise ConfigError(f"log={name} needs its package: pip install 'steadymoe[{name}]'") from error
+
+
 def _advantage(config: RunConfig, traits: Traits) -> None:
     """Raise an error if the advantage needs larger groups, or if dynamic sampling drops groups with a signal."""
     advantage = build_algorithm(config.used_advantage)
@@ -245,16 +171,16 @@ def _advantage(config: RunConfig, traits: Traits) -> None:
 
 
 @functools.cache
-def _built(model: str, task: str) -> tuple[bool, Task]:
+def _built(model: str, task_config: str) -> tuple[bool, Task]:
     """Return whether the model has routers, and the task; cached, because most points of a sweep share both.
 
-    ``model`` and ``task`` are configs as JSON. Raises ValueError, or an error of the task's class.
+    Both arguments are configs as JSON. Raises ValueError, or an error of the task's class.
     """
     numbers = json.loads(model)
     build.check(numbers)
-    made: Task = instantiate(json.loads(task))
-    token_limits.check_built(numbers, made)
-    return build.has_experts(numbers), made
+    task: Task = instantiate(json.loads(task_config))
+    fits.check_positions(numbers, task)
+    return build.has_experts(numbers), task
 
 
 def _pretrained(model: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from steadymoe.bench.config.identity import NO_NUMBERS, flatten, settings_hash, short
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.runs import record
-from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.text import all_visible, visible

@@ -1,78 +1,85 @@
-"""``steadymoe run`` from its words to its exit code: flags, refusals before anything is touched, launch, outcome."""
+"""``steadymoe run``: its flags, refusals before anything is touched, reruns, launch, and how the runs ended."""
 
+import argparse
 import shlex
 import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
+from filelock import Timeout
 
-from steadymoe.bench.config import compose
+from steadymoe.bench.config import branch, compose, identity
 from steadymoe.bench.config.compose import ConfigError, Run
-from steadymoe.bench.runs import dry, execute, launch, outcome, progress, record, redo, sweep_plan
+from steadymoe.bench.runs import dry, execute, launch, lifecycle, outcome, progress, provenance, record
+from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import visible
 
 
 def main(words: list[str]) -> int:
-    """Make the runs that ``words`` ask for and return the exit code.
+    """Make the runs that ``words`` ask for and return the exit code. Raises ConfigError for an invalid request.
 
-    0: all ended; 1: a run failed or was lost; 2: the request is invalid; 130: interrupted.
+    0: all ended; 1: a run failed or was lost; 130: interrupted.
     """
-    console = Console(markup=False, highlight=False)  # its texts come from data
-    try:
-        flags = _flags(words)
-        if "--help" in flags.prints:
-            launch.show(flags.prints)
-            return 0
-        runs = compose.plan(flags.overrides, flags.multirun)
-        if flags.prints:
-            _refuse_swept_print(flags)
-            launch.show([*flags.prints, *flags.overrides])
-            return 0
-        launch.refuse_absent_cluster(flags.overrides)
-        refuse_others(runs, may_redo=flags.redo)
-        asked = len(runs)
-        if flags.only_failed:
-            runs = _failed(runs)
-        if flags.dry:
-            at_once = compose.at_once(flags.overrides, flags.multirun)
-            for line in dry.lines(runs, asked - len(runs), at_once):
-                _say(console, line)
-            return 0
-        _begin(runs, _sweep(runs, flags))
-        for line in redo.set_aside(runs) if flags.redo else ():
-            _say(console, line)
-    except (ConfigError, ValueError, OSError) as error:
-        print(f"steadymoe: {visible(error)}", file=sys.stderr)
-        return 2
-    if len(runs) < asked:
-        _say(console, f"{asked - len(runs)} of {asked} runs have not failed and are left for a run of all")
-    before = {each.folder: record.look(each.folder) for each in runs}
-    waiting = [each for each in runs if not before[each.folder].has_ended]
+    flags = _flags(words)
+    if flags.help:
+        launch.show(["--help"])
+        return 0
+    runs = compose.plan(flags.overrides, flags.multirun)
+    if flags.cfg or flags.info:
+        name, value = ("--cfg", flags.cfg) if flags.cfg else ("--info", flags.info)
+        if several := compose.swept(flags.overrides):
+            raise ConfigError(f"{name} prints one config: give one value in {', '.join(several)}")
+        launch.show([name, value, *flags.overrides])
+        return 0
+    launch.refuse_absent_cluster(flags.overrides)
+    refuse_others(runs, may_redo=flags.redo)
+    requested = len(runs)
+    if flags.retry_failed:
+        runs = _failed(runs)
+    if flags.dry:
+        at_once = compose.at_once(flags.overrides, flags.multirun)
+        _print(*dry.lines(runs, requested - len(runs), at_once))
+        return 0
+    _begin(runs, _sweep(runs, flags))
+    if flags.redo:
+        _print(*redo(runs))
+    if len(runs) < requested:
+        _print(f"--retry-failed skips {requested - len(runs)} of {requested} runs, which have not failed")
+    before = {run.folder: record.look(run.folder) for run in runs}
+    waiting = [run for run in runs if not before[run.folder].has_ended]
     if len(waiting) < len(runs):
-        _say(console, f"{len(runs) - len(waiting)} of {len(runs)} runs have ended before and are left as they are")
-        for line in redo.left(runs, before):
-            _say(console, line)
-    for each in waiting:
-        if (why := before[each.folder].damage) is not None:
-            _say(console, f"damaged, made again: {each.folder} ({why})")
-    lost = False
-    if waiting:
-        code = _launch(runs, waiting, flags, console)
-        if code == 130:
-            return code
-        lost = code != 0
-    return 1 if _outcome(runs, console) or lost else 0
+        _print(f"{len(runs) - len(waiting)} of {len(runs)} runs have finished before and are skipped")
+        _print(*_skipped(runs, before))
+    for run in waiting:
+        if (why := before[run.folder].damage) is not None:
+            _print(f"damaged, rerun: {run.folder} ({why})")
+    code = _launch(runs, waiting, flags) if waiting else 0
+    return code if code == 130 else max(code, _outcome(runs))
 
 
-def _say(console: Console, text: str) -> None:
-    console.print(visible(text), soft_wrap=True)
+def _flags(words: list[str]) -> argparse.Namespace:
+    """Parse the arguments of the verb; all but its flags are Hydra overrides."""
+    parser = Parser(prog="steadymoe run", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--cfg", choices=("job", "hydra", "all"), nargs="?", const="job")
+    parser.add_argument("--info", nargs="?", const="all")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--retry-failed", action="store_true")
+    again.add_argument("--redo", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    return parser.parse_intermixed_args(words)
 
 
-def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: "_Flags", console: Console) -> int:
+def _print(*lines: str) -> None:
+    for line in lines:
+        print(visible(line), flush=True)
+
+
+def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: argparse.Namespace) -> int:
     """Execute the runs that are ``waiting`` and show the progress of all.
 
     Returns 0, 1 if a launcher has lost a job, 130 if interrupted.
@@ -80,7 +87,7 @@ def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: "_Flags", consol
     # SIGTERM, by which a batch system ends a job, counts as Ctrl-C: it stops the workers too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with progress.watch(runs, console):
+        with progress.watch(runs):
             config = compose.settings(flags.overrides)
             launch.launch(waiting, config, compose.is_sweep(config.hydra, flags.multirun))
     except launch.lost_job_errors() as error:
@@ -88,39 +95,37 @@ def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: "_Flags", consol
         print(f"steadymoe: the launcher has lost a job; the others may go on. {visible(why)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("steadymoe: interrupted; the same command goes on from the last checkpoints", file=sys.stderr)
+        print("steadymoe: interrupted; rerun the command to resume from the last checkpoints", file=sys.stderr)
         return 130
     return 0
 
 
-def _outcome(runs: Sequence[Run], console: Console) -> bool:
-    """Say how the runs ended, and what comes next; whether any has failed."""
-    states = {each.folder: record.look(each.folder) for each in runs}
+def _outcome(runs: Sequence[Run]) -> int:
+    """Print how the runs ended and what comes next; return 1 if any has failed."""
+    states = {run.folder: record.look(run.folder) for run in runs}
     counts = Counter(state.status for state in states.values())
-    _say(console, ", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
-    for line in outcome.lines(runs):
-        _say(console, line)
-    failed = [each for each in runs if states[each.folder].status not in (*record.ENDED, "running")]
-    for each in failed:
-        last = str(states[each.folder].facts.get("error") or "").strip().splitlines()[-1:]
-        print(f"steadymoe: {states[each.folder].status}: {visible(' '.join(last))}", file=sys.stderr)
-        print(f"  again: {visible(each.command)}", file=sys.stderr)
+    _print(", ".join(f"{counts[name]} {name}" for name in sorted(counts)), *outcome.lines(runs))
+    failed = [run for run in runs if states[run.folder].status not in (*record.ENDED, "running")]
+    for run in failed:
+        last = str(states[run.folder].facts.get("error") or "").strip().splitlines()[-1:]
+        print(f"steadymoe: {states[run.folder].status}: {visible(' '.join(last))}", file=sys.stderr)
+        print(f"  again: {visible(run.command)}", file=sys.stderr)
     results, experiment = runs[0].config.results_dir, runs[0].config.experiment_name
     where = "" if results == "results" else f" --results {shlex.quote(results)}"
-    _say(console, f"next: steadymoe report --experiment {experiment}{where}")
-    return bool(failed)
+    _print(f"next: steadymoe report --experiment {experiment}{where}")
+    return int(bool(failed))
 
 
 def _failed(runs: Sequence[Run]) -> list[Run]:
-    """The runs of ``--retry-failed``: the failed runs and the ended runs. Raises ConfigError if none has failed."""
-    statuses = [record.status(each.folder) for each in runs]
+    """Return the runs of ``--retry-failed``: failed and ended ones. Raises ConfigError if none has failed."""
+    statuses = [record.status(run.folder) for run in runs]
     if "failed" not in statuses:
         raise ConfigError(f"--retry-failed: none of {len(runs)} runs has failed; leave the flag out to run the others")
-    return [each for each, status in zip(runs, statuses, strict=True) if status in (*record.ENDED, "failed")]
+    return [run for run, status in zip(runs, statuses, strict=True) if status in (*record.ENDED, "failed")]
 
 
 def make_one(run: Run) -> str:
-    """Make one run in this process and return its status, as ``execute.execute`` does; nothing is shown meanwhile.
+    """Make one run in this process and return its status, as ``execute.execute`` does; nothing is printed.
 
     Raises ConfigError where the run's folder holds a run of another config or an ended run of other code.
     """
@@ -130,72 +135,79 @@ def make_one(run: Run) -> str:
 
 
 def refuse_others(runs: Sequence[Run], may_redo: bool = False) -> None:
-    """Raise ConfigError where a run's folder holds a run of another config or, without ``may_redo``, of other code."""
-    for each in runs:
-        execute.refuse_other_config(each)
-    if not may_redo:
-        redo.refuse_other_code(runs)
+    """Raise ConfigError where a folder holds a run of another config or, without ``may_redo``, ended by other code."""
+    for run in runs:
+        state = execute.refuse_other_config(run)
+        if state.has_ended:
+            lifecycle.refuse(run.folder, state.facts, {}, may_redo)
+
+
+def redo(runs: Sequence[Run]) -> list[str]:
+    """Move the stale runs among ``runs`` to ``results/replaced``, so that they are rerun; return a line for each.
+
+    A run is stale if it has ended with other code, other training code, other library versions or another config, or
+    without the checkpoint that ``checkpoint_keep`` asks for. No command reads the place where it goes.
+    """
+    lines = []
+    for run in runs:
+        if (why := _stale(run)) is None:
+            continue
+        try:
+            with lifecycle.hold(run.folder):
+                if _stale(run) == why:  # False if another process has begun it again meanwhile
+                    place = lifecycle.put_away(run.folder, Path(run.config.results_dir), "replaced")
+                    lines.append(f"rerun: {run.folder}, {why}; the old run is in {place}")
+        except Timeout:
+            continue
+    return lines or ["none of these runs is stale; nothing to redo"]
+
+
+def _stale(run: Run) -> str | None:
+    """Return why to rerun a run; None if there is no reason, or if it has not ended.
+
+    Another config is a reason too: only ``steadymoe score`` redoes such a run.
+    """
+    state = record.look(run.folder)
+    if state.facts and state.facts["config_hash"] != run.config_hash:
+        return f"another config ({identity.difference(state.facts['config'], run.plain)})"
+    if not state.has_ended:
+        return None
+    lacking = f"checkpoint {run.config.checkpoint_keep} was not kept" if _lacks_checkpoint(run) else None
+    return provenance.difference(state.facts).stale or lacking
+
+
+def _lacks_checkpoint(run: Run) -> bool:
+    step = run.config.checkpoint_keep
+    return step is not None and not branch.kept(run.folder, step).exists()
+
+
+def _skipped(runs: Sequence[Run], states: dict[Path, record.State]) -> list[str]:
+    """Return lines on ended runs whose code cannot be compared, or that lack a checkpoint to keep."""
+    ended = [run for run in runs if states[run.folder].has_ended]
+    unknown = [why for run in ended if (why := provenance.difference(states[run.folder].facts).unknown)]
+    lacking = sum(map(_lacks_checkpoint, ended))
+    lines = []
+    if unknown:
+        lines.append(f"the code of {len(unknown)} of them cannot be compared ({'; '.join(dict.fromkeys(unknown))})")
+    if lacking:
+        step = runs[0].config.checkpoint_keep
+        lines.append(f"{lacking} of them lack the checkpoint of step {step}; --redo makes it")
+    return lines
 
 
 def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:
-    """Make the results folder, and add the runs to the plans of their experiments. Raises ConfigError, OSError.
-
-    ``sweep`` is the command that makes them all, if there is one.
-    """
+    """Create the results folder and add the runs to the plans of their experiments. Raises ConfigError, OSError."""
     results = Path(runs[0].config.results_dir)
     try:
         results.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"results_dir={results} cannot be written: {error}") from error
-    sweep_plan.remember(runs, sweep)
+    lifecycle.remember(runs, sweep)
 
 
-def _sweep(runs: Sequence[Run], flags: "_Flags") -> str | None:
-    """The command that makes or resumes all ``runs``; None for a single run."""
+def _sweep(runs: Sequence[Run], flags: argparse.Namespace) -> str | None:
+    """Return the command that makes or resumes all ``runs``; None for a single run."""
     if len(runs) < 2:
         return None
     prefixes = {run.command.partition("steadymoe ")[0] for run in runs}  # STEADYMOE_PATH, or nothing
     return max(prefixes) + compose.command([*(["-m"] if flags.multirun else []), *flags.overrides])
-
-
-@dataclass(frozen=True)
-class _Flags:
-    """The words of ``steadymoe run``, sorted."""
-
-    multirun: bool
-    only_failed: bool
-    redo: bool
-    dry: bool
-    prints: list[str]
-    """Flags of Hydra that only print."""
-    overrides: list[str]
-
-
-def _flags(words: list[str]) -> _Flags:
-    """Sort the words of the command. Raises ConfigError for an unknown flag or two flags that exclude each other."""
-    given, prints, overrides = set(), [], []
-    rest = iter(words)
-    for word in rest:
-        if word in ("-m", "--multirun", "--retry-failed", "--redo", "--dry"):
-            given.add("-m" if word == "--multirun" else word)
-        elif word in ("-h", "--help"):
-            prints = ["--help"]
-        elif word in ("--cfg", "--info"):
-            prints += [word, next(rest, "job" if word == "--cfg" else "all")]
-        elif word.startswith("-"):
-            raise ConfigError(
-                f"{word} is no flag of steadymoe run; "
-                "it takes -m, --dry, --retry-failed, --redo, --cfg job, --info all, --help, key=value"
-            )
-        else:
-            overrides.append(word)
-    if {"--retry-failed", "--redo"} <= given:
-        raise ConfigError("--redo is for runs that have ended, --retry-failed for others; use one of them")
-    return _Flags("-m" in given, "--retry-failed" in given, "--redo" in given, "--dry" in given, prints, overrides)
-
-
-def _refuse_swept_print(flags: _Flags) -> None:
-    """Raise ConfigError if a flag that prints one config is given together with a sweep."""
-    swept = compose.swept(flags.overrides)
-    if swept:
-        raise ConfigError(f"{flags.prints[0]} prints one config: give one value in {', '.join(swept)}")

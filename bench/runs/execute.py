@@ -13,12 +13,10 @@ from transformers import PreTrainedModel
 
 from steadymoe.bench.config import branch, compose, identity
 from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.config.validate import ConfigError
-from steadymoe.bench.runs import loggers, provenance, record
+from steadymoe.bench.runs import lifecycle, loggers, provenance, record
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.statistics.collapse import Rule, detect
 from steadymoe.bench.support import blame
-from steadymoe.bench.support.revision import revision
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint, cold_start, samples
@@ -27,14 +25,10 @@ from steadymoe.models import build, pretrained
 
 
 def refuse_other_config(run: compose.Run) -> record.State:
-    """Return the state of the run's folder. Raises ConfigError if the run's folder holds results of another config."""
+    """Return the state of the run's folder. Raises ConfigError if the folder holds results of another config."""
     state = record.look(run.folder)
-    if state.facts and state.facts["config_hash"] != run.config_hash:
-        raise ConfigError(
-            f"{run.folder} holds a run of another config, {state.status} "
-            f"({identity.difference(state.facts['config'], run.plain)}); "
-            "choose another experiment_name, or remove that folder"
-        )
+    now = {"config_hash": run.config_hash, "config": run.plain}
+    lifecycle.refuse(run.folder, state.facts or None, now, may_redo=True)
     return state
 
 
@@ -49,83 +43,83 @@ def execute(run: compose.Run) -> str:
     if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
         return state.status
     try:
-        with Record(run.folder, _facts(run)) as folder:
+        with Record(run.folder, _facts(run)) as recorded:
             # Check again under the lock: another process may have ended the run meanwhile.
             state = refuse_other_config(run)
             if state.has_ended:
                 return state.status
             if state.damage is not None:
-                folder.put_aside(state.damage)
+                recorded.put_aside(state.damage)
             try:
-                _train(run, folder)
+                _train(run, recorded)
             except Exception as error:
                 try:
-                    folder.update(status="failed", error=blame.failure(error))
+                    recorded.update(status="failed", error=blame.failure(error))
                 except OSError:  # a full disk, say: the old run.json stays, and its status is not an end
                     print(f"steadymoe: {run.folder}: {blame.failure(error)}", file=sys.stderr)
                     return "failed"
             except BaseException:
-                folder.update(status="interrupted")
+                recorded.update(status="interrupted")
                 raise
-            return folder.run["status"]
+            return recorded.run["status"]
     except Timeout:
         return "running"
 
 
-def _train(run: compose.Run, folder: Record) -> None:
+def _train(run: compose.Run, recorded: Record) -> None:
     config = run.config
     torch.set_num_threads(config.threads)
-    resume_from = checkpoint.step_of(folder.checkpoint) if _same_ground(folder) else None
-    if resume_from is not None and not folder.holds(resume_from):
-        folder.run["restarted"], resume_from = "rows of steps before its checkpoint are lost", None
-    folder.begin(resume_from)
-    samples.keep_until(folder.folder, resume_from)
+    resume_from = checkpoint.step_of(recorded.checkpoint) if _same_ground(recorded) else None
+    if resume_from is not None and not recorded.holds(resume_from):
+        recorded.run["restarted"], resume_from = "rows of steps before its checkpoint are lost", None
+    recorded.begin(resume_from)
+    samples.keep_until(recorded.folder, resume_from)
 
     task, model, made = at_start(
-        config, lambda *check: folder.update(progress=dict(zip(cold_start.CHECK, check, strict=True)))
+        config, lambda *check: recorded.update(progress=dict(zip(cold_start.CHECK, check, strict=True)))
     )
     if config.compile:
-        folder.update(progress={"compiling": True})
+        recorded.update(progress={"compiling": True})
     trainer = trainer_at_start(model, task, config)
     savings = {"share_prompts": trainer.learner.forwards.unshared or True}
-    folder.update(cold_start=folder.run["cold_start"] | made, savings=savings, **build.size(model))
+    recorded.update(cold_start=recorded.run["cold_start"] | made, savings=savings, **build.size(model))
 
     if resume_from is None:
-        folder.append({"evaluations": trainer.evaluate(0)})
+        recorded.append({"evaluations": trainer.evaluate(0)})
     else:
-        checkpoint.load(folder.checkpoint, trainer.learner, trainer.sampler)
+        checkpoint.load(recorded.checkpoint, trainer.learner, trainer.sampler)
     diverged, first = None, (resume_from or 0) + 1
-    rewards = record.read_table(folder.folder, "steps")["reward"].dropna().tolist()
+    rewards = record.read_table(recorded.folder, "steps")["reward"].dropna().tolist()
     begun = time.monotonic()
-    with loggers.sending(config, folder.folder, resumed=resume_from is not None) as send:
+    with loggers.sending(config, recorded.folder, resumed=resume_from is not None) as send:
         for step in range(first, config.steps + 1):
             result = trainer.step(step)
-            samples.append(folder.folder, list(result.samples))
-            folder.append(result.rows)
+            samples.append(recorded.folder, list(result.samples))
+            recorded.append(result.rows)
             send(result.rows)
             row = result.rows["steps"][0]
             rewards += [row["reward"]] if "reward" in row else []
             shown = {name: row.get(name) for name in ("reward", "eval_accuracy", "expert_change_rate")}
             shown["best_reward"] = max(rewards, default=None)
             shown["seconds_per_step"] = (time.monotonic() - begun) / (step - first + 1)
-            folder.update(progress={"step": step, "steps": config.steps} | shown)
+            recorded.update(progress={"step": step, "steps": config.steps} | shown)
             if result.diverged_at_update is not None:
                 diverged = {"reason": "not finite", "step": step, "update": result.diverged_at_update}
                 break
             if step % config.checkpoint_every == 0 and step < config.steps:
-                checkpoint.save(folder.checkpoint, trainer.learner, trainer.sampler, step)
+                checkpoint.save(recorded.checkpoint, trainer.learner, trainer.sampler, step)
             if step == config.checkpoint_keep:
-                checkpoint.save(folder.kept(step), trainer.learner, trainer.sampler, step)
+                checkpoint.save(recorded.kept(step), trainer.learner, trainer.sampler, step)
 
-    steps = record.read_table(folder.folder, "steps")
+    steps = record.read_table(recorded.folder, "steps")
     collapse = detect(steps, Rule(**asdict(config.collapse)), config.updates_per_rollout)
     if diverged is None and collapse is not None:
         diverged = {"reason": collapse.reason, "step": collapse.step, "update": None}
-    folder.end(diverged, tokens=int(steps["tokens_sampled"].sum()))
+    recorded.end(diverged, tokens=int(steps["tokens_sampled"].sum()))
 
 
 def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, PreTrainedModel, dict[str, Any]]:
-    """The task, the model at its cold start, and what is known of that start; a branch has its weights later.
+    """Return the task, the model at its cold start, and what is known of that start; a branch has its weights later.
 
     ``on_check`` is told of every check of a cold start that is made now. Raises ColdStartError if it misses its band.
     """
@@ -143,7 +137,7 @@ def at_start(config: RunConfig, on_check: cold_start.OnCheck) -> tuple[Task, Pre
 
 
 def trainer_at_start(model: PreTrainedModel, task: Task, config: RunConfig) -> Trainer:
-    """The trainer of a run at its start: a branch has the weights and the optimizer's moments of its trunk."""
+    """Return the trainer of a run at its start: a branch has the weights and the optimizer's moments of its trunk."""
     if config.start_from is None:
         checkpoint.disturb(model, config.weight_noise, config.seed)
         return Trainer(model, task, config)
@@ -156,20 +150,20 @@ def trainer_at_start(model: PreTrainedModel, task: Task, config: RunConfig) -> T
     return trainer
 
 
-def _same_ground(folder: Record) -> bool:
-    """Whether the checkpoint in the folder was made with these library versions and this code.
+def _same_ground(recorded: Record) -> bool:
+    """Return whether the checkpoint in the folder was made with these library versions and this code.
 
     If not, or if it is unknown, the run starts anew, and ``run.json`` gives the reason under ``restarted``.
     """
-    before = record.read_run(folder.folder)
+    before = record.read_run(recorded.folder)
     same = before is not None and provenance.difference(before) == provenance.Difference(None, None, None)
-    if folder.checkpoint.exists() and not same:
-        folder.run["restarted"] = "the library versions or the code have changed since its checkpoint"
+    if recorded.checkpoint.exists() and not same:
+        recorded.run["restarted"] = "the library versions or the code have changed since its checkpoint"
     return same
 
 
 def _facts(run: compose.Run) -> dict[str, Any]:
-    """The content of ``run.json`` before a run starts."""
+    """Return the content of ``run.json`` before a run starts."""
     config = run.config
     return {
         "status": "running",
@@ -181,21 +175,16 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "config_hash": run.config_hash,
         # Branches of one arm begin at trunks of different seeds.
         "config_hash_without_seed": identity.config_hash(run.plain | {"seed": None, "start_from": None}),
-        "algorithm_code": provenance.code_hash(run.plain),
-        "training_version": provenance.TRAINING_VERSION,
         "command": run.command,
         # A cached cold start has a fingerprint; a given cold start or checkpoint has a path, added later.
         "cold_start": {"fingerprint": cold_start.fingerprint(config)} if makes_cold_start(config) else {},
         "start_from": config.start_from,
-        "versions": provenance.versions(config.experts),
-        "revision": revision(),
-        "machine": provenance.machine(config.device, config.threads),
-        "config": run.plain,
+        **provenance.facts(run.plain, config.experts, config.device, config.threads),
         "diverged": None,
         "error": None,
     }
 
 
 def makes_cold_start(config: RunConfig) -> bool:
-    """Whether a run of this config begins with a cold start of its own (trained, or taken from the cache)."""
+    """Return whether a run of this config begins with a cold start of its own (trained, or taken from the cache)."""
     return config.cold_start.path is None and "path" not in config.model and config.start_from is None

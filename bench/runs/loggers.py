@@ -27,61 +27,52 @@ Write = Callable[[str, dict[str, float], int], None]
 
 @contextmanager
 def sending(config: RunConfig, folder: Path, resumed: bool) -> Iterator[Callable[[Rows], None]]:
-    """Give what sends the rows of a recorded step to ``config.log``; its files lie in the run's ``folder``."""
-    tracker = _Tracker(config, folder, resumed)
-    try:
-        yield tracker.send
-    finally:
-        tracker.close()
+    """Give a function that sends the rows of a recorded step to ``config.log``; its files lie in ``folder``.
 
-
-class _Tracker:
-    def __init__(self, config: RunConfig, folder: Path, resumed: bool) -> None:
-        self._folder, self._tool = folder, config.log
-        self._updates_per_step = config.updates_per_rollout
-        self._mark = folder / "logged.json"
-        self._write: Write | None = None
-        self._close: Callable[[], object] = _nothing
-        if self._tool is None:
-            return
-        with self._one_warning():
-            if not resumed:  # the rows begin anew, and so does the log
-                self._mark.unlink(missing_ok=True)
-                shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-            self._logged: dict[str, Any] = {"step": 0, "id": uuid.uuid4().hex[:16]}
-            if self._mark.exists():
-                self._logged = json.loads(self._mark.read_text())
-            opened = _tensorboard(folder) if self._tool == "tensorboard" else _wandb(folder, config, self._logged["id"])
-            self._write, self._close = opened
-
-    def send(self, rows: Rows) -> None:
-        """Send a step's scalars, unless they were sent before."""
-        step = rows["steps"][0]["step"]
-        if self._write is None or step <= self._logged["step"]:
-            return
-        with self._one_warning():
-            # The mark is written first: a kill between mark and sending leaves a step out and sends none twice.
-            self._logged["step"] = step
-            atomic_files.write_json(self._mark, self._logged)
-            for table in _TABLES:
-                for row in rows[table]:
-                    at = step if table == "steps" else (step - 1) * self._updates_per_step + row["update"]
-                    self._write(table, _scalars(row), at)
-
-    def close(self) -> None:
-        with self._one_warning():
-            self._close()
+    If the logger or its network fails, one warning is printed and the run goes on without it.
+    """
+    if config.log is None:
+        yield lambda rows: None
+        return
+    mark = folder / "logged.json"
+    sent: dict[str, Any] = {"step": 0, "id": uuid.uuid4().hex[:16]}
+    opened: list[tuple[Write, Callable[[], object]]] = []
 
     @contextmanager
-    def _one_warning(self) -> Iterator[None]:
+    def one_warning() -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # the run goes on, whatever fails in a logger or its network
-            last = " ".join(str(error).split())
-            print(f"steadymoe: {self._folder}: log={self._tool} has stopped: {last}", file=sys.stderr)
-            close, self._write, self._close = self._close, None, _nothing
-            with suppress(Exception):
-                close()
+        except Exception as error:
+            print(f"steadymoe: {folder}: log={config.log} has stopped: {' '.join(str(error).split())}", file=sys.stderr)
+            while opened:
+                with suppress(Exception):
+                    opened.pop()[1]()
+
+    def send(rows: Rows) -> None:
+        step = rows["steps"][0]["step"]
+        if not opened or step <= sent["step"]:
+            return
+        with one_warning():
+            # The mark is written first: a kill between mark and sending leaves a step out and sends none twice.
+            sent["step"] = step
+            atomic_files.write_json(mark, sent)
+            for table in _TABLES:
+                for row in rows[table]:
+                    at = step if table == "steps" else (step - 1) * config.updates_per_rollout + row["update"]
+                    opened[0][0](table, _scalars(row), at)
+
+    with one_warning():
+        if not resumed:  # the rows begin again, and so does the log
+            mark.unlink(missing_ok=True)
+            shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        sent |= json.loads(mark.read_text()) if mark.exists() else {}
+        opened.append(_tensorboard(folder) if config.log == "tensorboard" else _wandb(folder, config, sent["id"]))
+    try:
+        yield send
+    finally:
+        with one_warning():
+            if opened:
+                opened.pop()[1]()
 
 
 def _tensorboard(folder: Path) -> tuple[Write, Callable[[], object]]:
@@ -120,10 +111,4 @@ def _wandb(folder: Path, config: RunConfig, name: str) -> tuple[Write, Callable[
 
 
 def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: value for name, value in row.items() if isinstance(value, int | float) and name not in ("step", "update")
-    }
-
-
-def _nothing() -> None:
-    pass
+    return {name: v for name, v in row.items() if isinstance(v, int | float) and name not in ("step", "update")}

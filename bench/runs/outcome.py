@@ -25,7 +25,7 @@ _CONTROLS = ("grpo_unclipped",)
 
 
 def lines(runs: Sequence[compose.Run]) -> list[str]:
-    """One line for each run that collapsed or diverged, with reason and step, and for each that could not learn."""
+    """Return a line for each run that collapsed or diverged, with reason and step, or that could not learn."""
     said = []
     for label, run in zip(compose.labels(runs), runs, strict=True):
         try:
@@ -71,7 +71,7 @@ def _with_reason(why: str, step: float) -> str:
 
 
 def silent(steps: pd.DataFrame) -> str | None:
-    """Why a run with this ``steps`` table cannot have learned from its rewards, or None.
+    """Return why a run with this ``steps`` table cannot have learned from its rewards, or None.
 
     The column ``grad_norm`` is the mean over the updates of a step, so it is 0 only if every update's norm is 0.
     """

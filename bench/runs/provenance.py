@@ -17,6 +17,7 @@ import torch
 
 from steadymoe.bench.config.identity import flatten
 from steadymoe.bench.support import source
+from steadymoe.bench.support.revision import revision
 from steadymoe.models import megablocks
 
 # Raise it by hand when numbers change that training records of a config and seed: runs of before are then "made by
@@ -42,8 +43,8 @@ class Difference:
     """The libraries that made the run and have another version here: "torch 2.11.0"."""
 
     @property
-    def said(self) -> str | None:
-        """Why the run is stale, in words; None if it is not stale or if that is unknown."""
+    def stale(self) -> str | None:
+        """Return why the run is stale; None if it is not, or if that is unknown."""
         words = [
             f"made by {self.code}" if self.code else None,
             f"made with {self.libraries}" if self.libraries else None,
@@ -52,7 +53,7 @@ class Difference:
 
 
 def difference(facts: Mapping[str, Any]) -> Difference:
-    """The differences between today's code and libraries and the recorded ones; ``facts`` is a run's ``run.json``.
+    """Return how today's code and libraries differ from the recorded ones; ``facts`` is a run's ``run.json``.
 
     Modules that the facts name are found and read, and never imported. The code of another trainer is not at hand.
     """
@@ -75,7 +76,7 @@ def difference(facts: Mapping[str, Any]) -> Difference:
 
 
 def code_hash(config: Mapping[str, Any]) -> str | None:
-    """A hash of the code that a user may change without a commit: loss, advantage, correction, own tasks and engines.
+    """Return a hash of the code that users change: loss, advantage, correction, their own tasks and engines.
 
     The hash covers the syntax trees (``source.digest``) of the classes' files and of the local modules that they
     import; imports from installed packages do not count. None if a class's file is missing or cannot be read.
@@ -108,14 +109,26 @@ def training_code() -> dict[str, Any]:
 
 
 def versions(experts: str | None) -> dict[str, str]:
-    """The versions that a run stands on whose experts are computed like this; a checkpoint ends when one changes."""
+    """Return the library versions of a run with these ``experts``; it resumes only with the same versions."""
     packages = ["steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core"]
     packages += ["triton", "megablocks"] if experts == megablocks.NAME else []
     return {"python": platform.python_version()} | {name: _version(name) for name in packages}
 
 
+def facts(plain: Mapping[str, Any], experts: str | None, device: str, threads: int) -> dict[str, Any]:
+    """Return what every file of facts records of its origin; ``plain`` is the config as plain values."""
+    return {
+        "algorithm_code": code_hash(plain) or "",
+        "training_version": TRAINING_VERSION,
+        "versions": versions(experts),
+        "revision": revision(),
+        "machine": machine(device, threads),
+        "config": plain,
+    }
+
+
 def processor() -> str:
-    """The name of this machine's processor."""
+    """Return the name of this machine's processor."""
     if Path("/proc/cpuinfo").exists():
         names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
         if names:
@@ -124,7 +137,7 @@ def processor() -> str:
 
 
 def machine(device: str, threads: int) -> dict[str, Any]:
-    """The machine that a run is made on, with so many threads; its GPU where ``device`` is cuda."""
+    """Return the facts of this machine; its GPU where ``device`` is cuda."""
     facts = {"system": platform.system(), "cpu": processor(), "cores": os.cpu_count(), "threads": threads}
     if device == "cuda":
         facts["gpu"] = torch.cuda.get_device_name()
@@ -143,12 +156,12 @@ def _losses(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _targets(config: Mapping[str, Any]) -> list[str]:
-    """The classes that a config names, each once, sorted."""
+    """Return the classes that a config names, each once, sorted."""
     return sorted({str(value) for key, value in flatten(config).items() if key.endswith("_target_")})
 
 
 def _outside(config: Mapping[str, Any]) -> list[str]:
-    """The modules of task, engine and model that are neither the suite's nor an installed package's."""
+    """Return the modules of task, engine and model that are neither the suite's nor an installed package's."""
     others = {_module(target) for target in _targets(config)} - {_module(t) for t in _targets(_losses(config))}
 
     def is_ours_or_installed(module: str) -> bool:
@@ -163,8 +176,7 @@ def _module(target: str) -> str:
 
 
 def _counts(module: str, file: Path) -> bool:
-    """Whether an import of a loss is part of its hash: the user's own code and the suite's algorithms are, except
-    the package that lists them."""
+    """Return whether an import of a loss is part of its hash: users' code and the suite's algorithms."""
     if source.is_of_suite(file):
         return source.is_of_suite(file, "algorithms") and module != "steadymoe.algorithms"
     return not source.is_installed(file)

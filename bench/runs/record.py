@@ -4,6 +4,7 @@ A running run appends its rows to ``<table>.jsonl``; at its end they become ``<t
 killed, the rows of its finished steps are on disk.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,15 +15,36 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
 
 from steadymoe.bench.config import branch
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.runs.damage import Damaged, checksum, in_facts, in_tables, put_aside
+from steadymoe.bench.runs import lifecycle
+from steadymoe.bench.runs.lifecycle import Damaged, at
 from steadymoe.bench.support import atomic_files
 
 # A run with one of these statuses is complete and never changes.
 ENDED = ("finished", "collapsed", "diverged")
+STATUSES = ("running", "interrupted", "failed", *ENDED)
+
+_FIELDS: lifecycle.Fields = {
+    **dict.fromkeys(("status", "experiment", "algorithm", "correction", "routing", "engine", "model", "task"), str),
+    **dict.fromkeys(("axes_name", "config_hash", "config_hash_without_seed", "algorithm_code", "command"), str),
+    **dict.fromkeys(("axes", "versions", "machine", "config", "config.engine"), dict),
+    **dict.fromkeys(("seed", "training_version", "config.steps", "config.updates_per_rollout"), int),
+    **dict.fromkeys(("machine.cpu", "config.device"), str),
+    "wall_seconds": (int, float),
+}
+# The suite's own runs have these too; a log of another trainer may lack them, not give them another type.
+_FIELDS_OF_OURS: lifecycle.Fields = {
+    "config.rollout.prompts": int,
+    "config.rollout.responses": int,
+    "config.optimizer.learning_rate": (int, float),
+}
+# Facts that are null or have these fields.
+_OR_NULL: dict[str, dict[str, type]] = {
+    "revision": {"commit": str, "changed": bool},
+    "diverged": {"reason": str, "step": int},
+}
 
 # A look at the status of a run holds its lock for a moment, so a process that wants to run it waits this long.
 _PROBE_SECONDS = 3
@@ -31,21 +53,27 @@ Row = dict[str, Any]
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """The ``run.json`` of a run folder, or None without one. Raises Damaged (a ValueError) if it is no run's."""
-    path = folder / "run.json"
-    try:
-        facts = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise Damaged(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if (why := in_facts(facts)) is not None:
-        raise Damaged(f"{path} is not of a run: {why}")
+    """Return the ``run.json`` of a run folder, or None without one. Raises Damaged (a ValueError) if it is no run's."""
+    facts = lifecycle.read(folder / "run.json", _FIELDS)
+    if facts is not None and (why := _wrong(facts)) is not None:
+        raise Damaged(f"{folder / 'run.json'} has no proper {why}")
     return facts
 
 
+def _wrong(facts: dict[str, Any]) -> str | None:
+    """Return the first fact beyond ``_FIELDS`` that is not as a run writes it."""
+    for place, kind in _FIELDS_OF_OURS.items():
+        value = at(facts, place)
+        if not isinstance(value, kind) and not (value is None and facts.get("origin")):
+            return place
+    for name, inner in _OR_NULL.items():
+        if facts.get(name) is not None and not all(isinstance(at(facts[name], key), inner[key]) for key in inner):
+            return name
+    return None if facts["status"] in STATUSES else f"status: {facts['status']!r}"
+
+
 def known(folder: Path) -> dict[str, Any]:
-    """The ``run.json`` of a run folder; empty if there is none or if it is damaged."""
+    """Return the ``run.json`` of a run folder; empty if there is none or if it is damaged."""
     try:
         return read_run(folder) or {}
     except Damaged:
@@ -77,23 +105,23 @@ def look(folder: Path) -> State:
         return State("damaged", {}, str(error))
     if facts is None:
         return State("missing", {}, None)
-    why = in_tables(folder, facts) if facts["status"] in ENDED else None
-    return State(as_told(folder, facts) if why is None else "damaged", facts, why)
+    why = _damaged_table(folder, facts) if facts["status"] in ENDED else None
+    return State(current_status(folder, facts) if why is None else "damaged", facts, why)
 
 
 def damage(folder: Path) -> str | None:
-    """Why the run in the folder is not whole, in one line; None if it is whole or if there is no run."""
+    """Return why the run in the folder is not whole, in one line; None if it is whole or if there is no run."""
     return look(folder).damage
 
 
 def status(folder: Path) -> str:
-    """The status of a run, as ``State`` lists them."""
+    """Return the status of a run, as ``State`` lists them."""
     return look(folder).status
 
 
-def as_told(folder: Path, facts: dict[str, Any]) -> str:
-    """The status of a run by its ``run.json`` and its lock, without a look at its tables."""
-    if facts["status"] == "running" and not _locked(folder):
+def current_status(folder: Path, facts: dict[str, Any]) -> str:
+    """Return the status of a run by its ``run.json`` and its lock, without a look at its tables."""
+    if facts["status"] == "running" and not lifecycle.is_held(folder):
         return "interrupted"  # it was killed before it could write its status
     return ended(facts["diverged"]) if facts["status"] in ENDED else facts["status"]
 
@@ -108,8 +136,32 @@ def ended(how: dict[str, Any] | None) -> str:
     return "diverged" if how["reason"] == "not finite" else "collapsed"
 
 
+def checksum(path: Path) -> str:
+    """Return the first 16 hex digits of the SHA-256 of a file's bytes. Raises OSError if it cannot be read."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _damaged_table(folder: Path, facts: dict[str, Any]) -> str | None:
+    """Return why the tables of an ended run are not whole, by the checksums in ``run.json``; None if they are."""
+    recorded = facts.get("tables")
+    if not isinstance(recorded, dict):
+        return "it has no checksums of its tables"
+    for table in columns.TABLES:
+        path = folder / f"{table}.parquet"
+        if table not in recorded and not path.exists():
+            continue  # recorded before the suite had this table
+        try:
+            if checksum(path) != recorded.get(table):
+                return f"{path.name} is not as the run wrote it"
+        except FileNotFoundError:
+            return f"there is no {path.name}"
+        except OSError as error:
+            return f"{path.name} cannot be read: {error.strerror or error}"
+    return None
+
+
 def read_table(folder: Path, table: str) -> pd.DataFrame:
-    """One table of a run, ended or not, with the columns of ``columns.TABLES``; whole steps only.
+    """Return one table of a run, ended or not, with the columns of ``columns.TABLES``; whole steps only.
 
     Raises Damaged if the table of an ended run cannot be read.
     """
@@ -118,8 +170,8 @@ def read_table(folder: Path, table: str) -> pd.DataFrame:
         try:
             return pq.read_table(path, schema=_schema(table)).to_pandas()
         except (pa.ArrowException, OSError, ValueError) as error:
-            said = " ".join(str(error).split())
-            raise Damaged(f"{path} cannot be read ({said}); remove {folder} to have that run made again") from error
+            why = " ".join(str(error).split())
+            raise Damaged(f"{path} cannot be read ({why}); remove {folder} to rerun it") from error
     rows = _read_rows(folder, table)
     if table != "steps":
         # "steps" is written last: rows of a step that it lacks belong to an unfinished step.
@@ -135,14 +187,13 @@ class Record:
         """``facts`` are known before the run: config, hash, command, versions, machine, …"""
         self.folder = folder
         self.run: dict[str, Any] = facts
-        self._lock = FileLock(folder / ".lock")
         self._begun = datetime.now(UTC)
         self._seconds_before = 0.0
 
     def __enter__(self) -> "Record":
         """Take the folder; raises filelock.Timeout if another process has it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock.acquire(timeout=_PROBE_SECONDS)
+        self._lock = lifecycle.hold(self.folder, _PROBE_SECONDS)
+        self._lock.acquire()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -154,7 +205,7 @@ class Record:
         return self.folder / "checkpoint.safetensors"
 
     def kept(self, step: int) -> Path:
-        """The path of the checkpoint that ``checkpoint_keep`` keeps, whether it exists or not."""
+        """Return the path of the checkpoint that ``checkpoint_keep`` keeps, whether it exists or not."""
         return branch.kept(self.folder, step)
 
     def begin(self, resume_from: int | None) -> None:
@@ -178,7 +229,7 @@ class Record:
         self.update(status="running")
 
     def holds(self, step: int) -> bool:
-        """Whether the rows of all steps up to ``step`` can be read; the run can then go on after that step."""
+        """Return whether the rows of all steps up to ``step`` can be read; the run can then go on after that step."""
         wanted = set(range(1, step + 1))
         try:
             steps, updates = ({row["step"] for row in _read_rows(self.folder, name)} for name in ("steps", "updates"))
@@ -190,7 +241,7 @@ class Record:
 
     def put_aside(self, why: str) -> Path:
         """Move a damaged run out of the folder and return its new place; ``run.json`` will name place and reason."""
-        place = put_aside(self.folder, Path(self.run["config"]["results_dir"]))
+        place = lifecycle.put_away(self.folder, Path(self.run["config"]["results_dir"]), "damaged")
         self.run["restarted"] = f"what was here was damaged ({why}) and is kept in {place}"
         return place
 
@@ -228,18 +279,6 @@ class Record:
         self.checkpoint.unlink(missing_ok=True)
         for table in columns.TABLES:
             (self.folder / f"{table}.jsonl").unlink(missing_ok=True)
-
-
-def _locked(folder: Path) -> bool:
-    if not (folder / ".lock").exists():
-        return False  # FileLock would create the file
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except (Timeout, OSError):  # OSError: no permission to take the lock, so the status in run.json counts
-        return True
-    lock.release()
-    return False
 
 
 def _line(row: Row) -> str:

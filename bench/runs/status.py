@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from steadymoe.bench.runs import provenance, record, sweep_plan
+from steadymoe.bench.runs import lifecycle, provenance, record
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
@@ -26,61 +26,60 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def of_experiment(folder: Path) -> dict[Path, str]:
-    """Run folder → status for every run of an experiment, planned runs without a folder included."""
-    found = {path.parent for path in folder.glob("**/run.json")}
-    asked_for = {folder / name for name in sweep_plan.planned(folder)}
-    return {run: record.status(run) for run in sorted(found | asked_for)}
+def statuses_of(folder: Path) -> dict[Path, str]:
+    """Return run folder → status for every run of an experiment, planned runs without a folder included."""
+    recorded = {path.parent for path in folder.glob("**/run.json")}
+    planned = {folder / name for name in lifecycle.planned(folder)[0]}
+    return {run: record.status(run) for run in sorted(recorded | planned)}
 
 
 def lines(results: Path) -> list[str]:
-    """The answer of ``steadymoe status``, line by line; recorded texts are made ``visible``.
+    """Return what ``steadymoe status`` prints; recorded texts are made ``visible``.
 
     Code that the runs name is read at most, never imported.
     """
     folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir())
-    by_experiment = {folder: statuses for folder in folders if (statuses := of_experiment(folder))}
-    answer = []
+    by_experiment = {folder: statuses for folder in folders if (statuses := statuses_of(folder))}
+    lines = []
     for folder in folders:
-        plan, why = sweep_plan.read_plan(folder)
+        plan, why = lifecycle.planned(folder)
         if why is not None:
-            what = "a run of this experiment writes it anew, and runs that never began are not known"
-            answer.append(f"{visible(folder.name)}: plan.json cannot be read ({visible(why)}); {what}")
+            lines.append(
+                f"{visible(folder.name)}: {visible(why)}; the next run rewrites it, unstarted runs are unknown"
+            )
         if folder in by_experiment:
-            answer += _of_runs(folder, by_experiment[folder], plan)
-    return answer or [
-        f"no runs below {visible(results / 'runs')}; start some with: steadymoe run experiment=quickstart"
-    ]
+            lines += _experiment_lines(folder, by_experiment[folder], plan)
+    return lines or [f"no runs below {visible(results / 'runs')}; start some with: steadymoe run experiment=quickstart"]
 
 
-def _of_runs(folder: Path, statuses: dict[Path, str], plan: dict[str, str]) -> list[str]:
-    """The lines on one experiment."""
+def _experiment_lines(folder: Path, statuses: dict[Path, str], plan: dict[str, str]) -> list[str]:
+    """Return the lines on one experiment."""
     ended = [run for run, status in statuses.items() if status in record.ENDED]
-    now = {run: provenance.difference(record.read_run(run) or {}) for run in ended}
-    stale = {run: found.said for run, found in now.items() if found.said is not None}
-    unknown = Counter(found.unknown for run, found in now.items() if found.unknown and run not in stale)
+    differences = {run: provenance.difference(record.read_run(run) or {}) for run in ended}
+    stale = {run: found.stale for run, found in differences.items() if found.stale is not None}
+    unknown = Counter(found.unknown for run, found in differences.items() if found.unknown and run not in stale)
     counts = Counter(statuses.values())
-    said = [f"{counts[name]} {name}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
-    answer = [f"{visible(folder.name)}: " + ", ".join(said)]
+    summary = [f"{counts[name]} {name}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
+    lines = [f"{visible(folder.name)}: " + ", ".join(summary)]
     to_do = [str(run.relative_to(folder)) for run, status in statuses.items() if status in _TO_DO]
-    sweeps = sweep_plan.sweeps(folder)
+    sweeps = lifecycle.sweeps(folder)
     for sweep, n in Counter(sweeps[name] for name in to_do if name in sweeps).items():
         if n > 1:  # the command of one run stands below its folder
-            answer.append(f"  resume {'all' if n == len(to_do) else f'{n} of'} {len(to_do)}: {visible(sweep)}")
+            lines.append(f"  resume {'all' if n == len(to_do) else f'{n} of'} {len(to_do)}: {visible(sweep)}")
     for run, status in statuses.items():
         where, facts = visible(run.relative_to(folder.parent)), record.known(run)
         command = facts.get("command") or plan.get(str(run.relative_to(folder)))
         if status in _TO_DO:
             why = f" ({visible(record.damage(run))})" if status == "damaged" else ""
-            answer.append(f"  {status}: {where}{why}")
+            lines.append(f"  {status}: {where}{why}")
             if status == "failed":
-                answer += [f"    {visible(line)}" for line in str(facts.get("error") or "").strip().splitlines()[-1:]]
+                lines += [f"    {visible(line)}" for line in str(facts.get("error") or "").strip().splitlines()[-1:]]
             if command is not None:
-                answer.append(f"    again: {visible(command)}")
+                lines.append(f"    again: {visible(command)}")
             else:
-                answer.append(f"    no command is known that makes it; it can be removed: {visible(run)}")
+                lines.append(f"    no command is known that makes it; it can be removed: {visible(run)}")
         elif run in stale:
-            answer.append(f"  stale: {where} ({visible(stale[run])})")
-            answer.append(f"    again: {visible(command)} --redo")
-    answer += [f"  {unknown[why]} ended with code that cannot be compared: {visible(why)}" for why in unknown]
-    return answer
+            lines.append(f"  stale: {where} ({visible(stale[run])})")
+            lines.append(f"    again: {visible(command)} --redo")
+    lines += [f"  {unknown[why]} ended with code that cannot be compared: {visible(why)}" for why in unknown]
+    return lines

@@ -12,7 +12,7 @@ from steadymoe.bench.check import command as check
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs import command as runs
-from steadymoe.bench.runs import dry, record, redo
+from steadymoe.bench.runs import dry, record
 from steadymoe.bench.score import board, comparison, entry, plan, standard
 from steadymoe.bench.score.plan import Plan
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
@@ -166,7 +166,7 @@ def _has_changed(run: compose.Run) -> bool:
 def _run(planned: Plan, again: bool) -> int:
     """Run what is missing; return the exit code of the first command that fails, else 0."""
     if again:
-        for line in redo.set_aside([run for run in planned.runs[planned.own_label] if _has_changed(run)]):
+        for line in runs.redo([run for run in planned.runs[planned.own_label] if _has_changed(run)]):
             print(visible(line), file=sys.stderr)
     for command in dict.fromkeys(map(tuple, planned.run_commands.values())):
         if code := runs.main([*command, *(["--redo"] if again else [])]):

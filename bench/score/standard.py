@@ -16,7 +16,7 @@ import pandas as pd
 
 from steadymoe.bench.config import identity
 from steadymoe.bench.config.compose import ConfigError
-from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.score import arms
 from steadymoe.bench.score.recorded import Recorded
 from steadymoe.bench.statistics.estimates import Bounds

@@ -8,7 +8,7 @@ _NOT_THE_USERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdl
 
 
 def failure(error: Exception) -> str:
-    """The traceback of an error. Its last line also names the place in the user's own code, if there is such a place.
+    """Return the traceback of an error; its last line also names the place in the user's own code, if any.
 
     The place is the deepest frame outside the suite, Python and installed packages. A SyntaxError names a file and a
     line by itself.
@@ -19,7 +19,7 @@ def failure(error: Exception) -> str:
 
 
 def sentence(error: BaseException) -> str:
-    """An error in one line, with the place in the user's own code, if there is such a place."""
+    """Return an error in one line, with the place in the user's own code, if there is such a place."""
     text, place = f"{type(error).__name__}: {' '.join(str(error).split())}", users_code(error)
     return text if place is None else f"{text} ({place})"
 

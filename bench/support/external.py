@@ -14,7 +14,7 @@ VARIABLE = "STEADYMOE_PATH"
 
 
 def folders() -> list[Path]:
-    """The existing folders that the environment variable STEADYMOE_PATH names, as absolute paths, in its order.
+    """Return the existing folders that the environment variable STEADYMOE_PATH names, as absolute paths, in its order.
 
     A folder holds modules (``my_losses.py``) and configs (``conf/algorithm/mine.yaml``). ``run``, ``status`` and
     ``report`` all look here and nowhere else.
@@ -32,7 +32,7 @@ class SearchPath(SearchPathPlugin):
 
 
 def versions() -> tuple[tuple[str, int], ...]:
-    """The configs of the folders, each with the time of its last change: another value when one of them changed."""
+    """Return the configs of the folders with the times of their last changes, a key for caches."""
     files = [path for conf in _confs() for path in sorted(conf.rglob("*.yaml")) if path.is_file()]
     return tuple((str(path), path.stat().st_mtime_ns) for path in files)
 
@@ -65,7 +65,7 @@ def make_importable() -> None:
 
 
 def prefix(choices: Mapping[str, str], modules: Iterable[str]) -> str:
-    """The words to put before a command that chooses these configs and modules: ``STEADYMOE_PATH=… ``, or nothing.
+    """Return what goes before a command that uses these configs and modules: ``STEADYMOE_PATH=… ``, or nothing.
 
     ``choices`` maps a config group to the chosen name. The words are needed if one of the folders holds a chosen config
     or module.

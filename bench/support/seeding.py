@@ -11,16 +11,16 @@ import torch
 
 
 def derive(seed: int, stage: str, step: int = 0) -> int:
-    """A 63-bit seed for one stage and step of a run; different arguments give unrelated seeds."""
+    """Return a 63-bit seed for one stage and step of a run; different arguments give unrelated seeds."""
     digest = hashlib.sha256(f"{seed}/{stage}/{step}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def torch_generator(seed: int, stage: str, step: int = 0, device: str = "cpu") -> torch.Generator:
-    """A generator for sampling and shuffling tensors on ``device``, seeded with ``derive(seed, stage, step)``."""
+    """Return a generator for tensors on ``device``, seeded with ``derive(seed, stage, step)``."""
     return torch.Generator(device).manual_seed(derive(seed, stage, step))
 
 
 def numpy_generator(seed: int, stage: str, step: int = 0) -> np.random.Generator:
-    """A generator for tasks and statistics, seeded with ``derive(seed, stage, step)``."""
+    """Return a generator for tasks and statistics, seeded with ``derive(seed, stage, step)``."""
     return np.random.default_rng(derive(seed, stage, step))

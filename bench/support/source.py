@@ -17,7 +17,7 @@ _INSTALLED = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdl
 
 
 def find(module: str) -> Path | None:
-    """The file of a module; None if there is no such file. Nothing is imported.
+    """Return the file of a module; None if there is no such file. Nothing is imported.
 
     The places are Python's own path, then the folders of STEADYMOE_PATH, then the file of a module already imported.
     A package that only an import hook of its installer knows is found once it has been imported.
@@ -38,12 +38,12 @@ def find(module: str) -> Path | None:
 
 
 def is_of_suite(file: Path, *packages: str) -> bool:
-    """Whether a file belongs to the suite; with ``packages``, whether it belongs to one of these packages."""
+    """Return whether a file belongs to the suite; with ``packages``, whether it belongs to one of these packages."""
     return any(file.is_relative_to(SUITE / package) for package in packages or _PACKAGES)
 
 
 def is_installed(file: Path) -> bool:
-    """Whether a file belongs to Python or to an installed package; the recorded versions identify such code."""
+    """Return whether a file belongs to Python or to an installed package; the recorded versions identify such code."""
     return any(file.is_relative_to(place) for place in _INSTALLED) or bool(
         {"site-packages", "dist-packages"} & set(file.parts)
     )
@@ -73,7 +73,7 @@ def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> di
 
 
 def digest(files: Iterable[Path]) -> str:
-    """A hash of the syntax trees of ``files``, wherever they lie: ``ast1:`` and 16 hex digits.
+    """Return a hash of the syntax trees of ``files``, wherever they lie: ``ast1:`` and 16 hex digits.
 
     The hash ignores comments, docstrings, blank lines, line breaks and the version of Python. It changes with every
     name. Raises ValueError for a file that is not valid Python here, and OSError for a file that cannot be read.
@@ -83,7 +83,7 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def _content(file: Path) -> bytes:
-    """What a file holds, once it is known to be Python."""
+    """Return what a file holds, once it is known to be Python."""
     content = file.read_bytes()
     try:
         _parsed(content)
@@ -102,7 +102,7 @@ def _hash(content: bytes) -> str:
 
 
 def _canonical(node: object) -> str:
-    """A syntax tree as text, without statements that do nothing and without empty fields (some Pythons add some)."""
+    """Return a syntax tree as text, without no-op statements and empty fields (some Pythons add some)."""
     if isinstance(node, list):
         return "[" + ",".join(_canonical(each) for each in node if not _does_nothing(each)) + "]"
     if not isinstance(node, ast.AST):
@@ -121,14 +121,14 @@ def _canonical(node: object) -> str:
 
 
 def _does_nothing(node: object) -> bool:
-    """Whether a statement is a docstring, another bare string, or ``pass``."""
+    """Return whether a statement is a docstring, another bare string, or ``pass``."""
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     return is_text or isinstance(node, ast.Pass)
 
 
 @functools.cache
 def _imports(content: bytes, module: str, is_package: bool) -> frozenset[str]:
-    """Every module but Python's own that a file may import: ``from a import b`` may import ``a`` and ``a.b``."""
+    """Return every module but Python's own that a file may import: ``from a import b`` may import ``a`` and ``a.b``."""
     names: set[str] = set()
     for node in ast.walk(_parsed(content)):
         if isinstance(node, ast.Import):

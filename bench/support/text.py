@@ -22,7 +22,7 @@ def visible(text: Any) -> str:
 
 
 def nearest(name: str, known: Sequence[str], where: str) -> str:
-    """What could have been meant by an unknown name: all names if they are few, else three and ``where`` all are."""
+    """Return a hint for an unknown name: all names if they are few, else the nearest three and ``where`` all are."""
     if len(known) <= _FEW:
         return f"choose from {', '.join(known)}"
     return f"did you mean {', '.join(difflib.get_close_matches(name, known, n=3, cutoff=0.0))}? {where} lists all"
@@ -39,7 +39,7 @@ def without_mathematics(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_recorded(table: pd.DataFrame) -> pd.DataFrame:
-    """The inverse of ``without_mathematics``: the table with the recorded texts."""
+    """Return the inverse of ``without_mathematics``: the table with the recorded texts."""
     return _each_text(table, lambda text: text.replace(r"\$", "$"))
 
 

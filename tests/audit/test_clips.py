@@ -16,7 +16,7 @@ from test_gradients import Scene, moved, scene
 
 from steadymoe.bench.audit import archive, clip_atlas, clips, figures, plan, report
 from steadymoe.bench.measurement import token_metrics
-from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics.estimates import Estimate
 
 ALONE = [word for word in WORDS if not word.startswith(("audit.algorithms", "+audit.arms"))]

@@ -107,18 +107,6 @@ def test_loading_through_hydra_is_loading_through_python(name: str) -> None:
     assert algorithms.build(made.config.algorithm.loss) == algorithms.load(name)
 
 
-def test_a_number_overridden_on_the_command_line_is_one_overridden_in_python() -> None:
-    (made,) = compose.plan(["algorithm=gspo", "algorithm.loss.clip_low=1e-2"])
-    assert algorithms.build(made.config.algorithm.loss) == algorithms.load("gspo", clip_low=1e-2)
-
-
-def test_every_number_in_the_configs_says_where_it_comes_from_or_what_it_is() -> None:
-    for path in (compose.CONF / "algorithm").glob("*.yaml"):
-        for line in path.read_text().splitlines():
-            if ": " in line and not line.strip().startswith("#") and "_target_" not in line:
-                assert "#" in line, f"{path.name}: {line}"
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -49,10 +49,6 @@ def test_two_answers_to_one_question_are_refused_in_one_line(words: list[str], s
     assert "\n" not in str(refused.value)
 
 
-def test_the_same_number_twice_is_no_contradiction(tmp_path: Path) -> None:
-    assert only(tmp_path, "rollout.minibatch_prompts=4", "rollout.prompts=32").config.rollout.prompts == 32
-
-
 @pytest.mark.parametrize("name", ["staleness", "minirl"])
 def test_the_other_design_is_an_override(name: str, tmp_path: Path) -> None:
     words = [f"experiment={name}", "rollout.minibatch_prompts=null", "seed=0", f"results_dir={tmp_path}"]

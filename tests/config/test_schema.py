@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from steadymoe.algorithms.objective import KL
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.identity import flatten
-from steadymoe.bench.config.schema import Bounds, Collapse, RunConfig
-from steadymoe.bench.config.validate import ConfigError, read
+from steadymoe.bench.config.schema import Collapse, ConfigError, RunConfig, read
 from steadymoe.bench.statistics.collapse import Rule
 
 ROOT = Path(__file__).parents[2]
@@ -26,26 +24,26 @@ OF_CLASSES = {"audit.arms", "engine", "model", "task", "correction", "algorithm.
 
 def settings(cls: Any = RunConfig, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
     """Every field of the schema by its dotted name, groups before their fields."""
-    for each in dataclasses.fields(cls):
-        yield f"{prefix}{each.name}", each
-        if dataclasses.is_dataclass(each.type):
-            yield from settings(each.type, f"{prefix}{each.name}.")
+    for field in dataclasses.fields(cls):
+        yield f"{prefix}{field.name}", field
+        if is_group(field):
+            yield from settings(
+                typing.get_args(field.type)[0] if field.name == "kl" else field.type, f"{prefix}{field.name}."
+            )
 
 
-def is_group(setting: dataclasses.Field[Any]) -> bool:
-    return dataclasses.is_dataclass(setting.type)
+def is_group(field: dataclasses.Field[Any]) -> bool:
+    return dataclasses.is_dataclass(field.type) or field.name == "kl"
 
 
 SETTINGS = dict(settings())
-# Lists are checked in tests/audit/test_audit.py.
-LISTS = {key for key, each in SETTINGS.items() if typing.get_origin(each.type) is tuple}
-CHECKED = [key for key in SETTINGS if not key.startswith("algorithm.kl.") and key not in LISTS]
+CHECKED = [key for key in SETTINGS if not key.startswith("algorithm.kl.")]
 (PLANNED,) = compose.plan(["routing=pr2", "savings.sampler_as_old=null"])
 PLAIN = PLANNED.plain
 
 
 def changed(key: str, value: Any) -> dict[str, Any]:
-    """The usual config with one other value, at a dotted key."""
+    """The default config with one other value, at a dotted key."""
     plain = copy.deepcopy(PLAIN)
     *groups, name = key.split(".")
     inner = plain
@@ -67,18 +65,9 @@ def test_the_schema_has_the_fields_of_the_yamls_and_no_others() -> None:
     fields = set(flatten({key: value for key, value in own.items() if key not in ("defaults", "hydra")}))
     routings = (yaml.safe_load(path.read_text()) for path in (compose.CONF / "routing").glob("*.yaml"))
     fields |= {f"routing.{key}" for routing in routings for key in routing}
-    assert {key for key, each in SETTINGS.items() if not is_group(each)} == fields | OF_CLASSES
-
-
-def test_every_setting_has_a_meaning_and_no_number_of_its_own() -> None:
-    for key in CHECKED:
-        each = SETTINGS[key]
-        assert each.type.__doc__ if is_group(each) else each.metadata["meaning"], key
-        assert each.default in (dataclasses.MISSING, None), key
-
-
-def test_the_rule_of_collapse_has_the_fields_of_its_group() -> None:
-    assert [each.name for each in dataclasses.fields(Collapse)] == [each.name for each in dataclasses.fields(Rule)]
+    assert {key for key, field in SETTINGS.items() if not is_group(field)} == fields | OF_CLASSES
+    assert all(SETTINGS[key].default in (dataclasses.MISSING, None) for key in CHECKED), "numbers stand in the YAML"
+    assert [field.name for field in dataclasses.fields(Collapse)] == [field.name for field in dataclasses.fields(Rule)]
 
 
 @pytest.mark.parametrize(
@@ -86,12 +75,12 @@ def test_the_rule_of_collapse_has_the_fields_of_its_group() -> None:
     [
         ["experiment=quickstart", "seed=0", "algorithm=grpo"],
         ["routing=pr2", "updates_per_rollout=4", "rollout.minibatch_prompts=3", "total_updates=33"],
-        ["correction=tis", "engine=fp8", "task=sort", "cold_start.noise=1", "optimizer.learning_rate=1"],
+        ["correction=tis", "engine=fp8", "task=sort", "cold_start.noise=0.5", "optimizer.learning_rate=1"],
         ["algorithm=dapo", "algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward", "advantage=group_mean"],
     ],
     ids=" ".join,
 )
-def test_loading_through_hydra_equals_loading_through_python(words: list[str]) -> None:
+def test_a_config_from_a_file_is_the_composed_config(words: list[str]) -> None:
     made = compose.plan(words)[0]
     assert read(json.loads(json.dumps(made.plain))) == made.config, "as run.json has it"
     as_lists = json.loads(json.dumps(dataclasses.asdict(made.config)))  # a tuple is a list in YAML and JSON
@@ -101,19 +90,14 @@ def test_loading_through_hydra_equals_loading_through_python(words: list[str]) -
 
 
 @pytest.mark.parametrize("key", CHECKED)
-def test_a_value_of_another_type_is_refused_with_what_the_field_means(key: str) -> None:
-    for value in (None, True, 1.5, "abc", [1], {"nothing": 1}):
-        kinds = typing.get_args(SETTINGS[key].type) or (SETTINGS[key].type,)
-        fits = type(value) in kinds or (isinstance(value, dict) and (key in OF_CLASSES or key == "advantage"))
-        if fits or (isinstance(value, dict) and is_group(SETTINGS[key])):  # then an unknown key is refused: below
-            continue
-        answer = refusal(changed(key, value))
-        assert answer.startswith(f"{key} must be ")
-        assert repr(value) in answer
-
-
-@pytest.mark.parametrize("key", CHECKED)
-def test_a_field_that_is_missing_and_one_that_nobody_reads_are_refused(key: str) -> None:
+def test_another_type_a_missing_and_an_unknown_field_are_refused(key: str) -> None:
+    usual = flatten(PLAIN).get(key)
+    for value in (True, 1.5, "abc", [1.5], {"nothing": 1}, float("nan")):
+        of_class = isinstance(value, dict) and key in {*OF_CLASSES, "advantage", "algorithm.kl"}
+        free_text = isinstance(value, str) and key in ("cold_start.path", "start_from", "algorithm.correction")
+        is_right_type = type(value) is type(usual) and value == value
+        if not of_class and not free_text and not is_right_type:
+            assert key in refusal(changed(key, value))
     *groups, name = key.split(".")
     inner = PLAIN
     for group in groups:
@@ -123,56 +107,57 @@ def test_a_field_that_is_missing_and_one_that_nobody_reads_are_refused(key: str)
     if SETTINGS[key].default is None:
         read(plain)
     else:
-        assert refusal(plain).startswith(f"{key} is missing: ")
-    if is_group(SETTINGS[key]) and SETTINGS[key].type is not KL:
-        assert refusal(changed(f"{key}.nothing", 1)) == f"{key}.nothing is nothing that a run reads"
-
-
-@pytest.mark.parametrize("key", [key for key in CHECKED if SETTINGS[key].metadata.get("bounds", Bounds()) != Bounds()])
-def test_a_value_at_its_bound_is_read_and_one_beyond_is_refused(key: str) -> None:
-    bounds: Bounds = SETTINGS[key].metadata["bounds"]
-    if bounds.choices:
-        for choice in bounds.choices:
-            read(changed(key, choice))
-        assert refusal(changed(key, "other")).startswith(f"{key} must be one of {', '.join(bounds.choices)}; got")
-        return
-    is_whole = SETTINGS[key].type in (int, int | None)
-    beyond = {
-        bounds.at_least: -1 if is_whole else -1e-9,
-        bounds.at_most: 1 if is_whole else 1e-9,
-    }
-    for bound, step in beyond.items():
-        if bound is not None:
-            read(changed(key, bound))
-            assert refusal(changed(key, bound + step)).startswith(f"{key} must be ")
-    for bound in (bounds.above, bounds.below):
-        if bound is not None:
-            assert refusal(changed(key, bound)).startswith(f"{key} must be ")
-    if not is_whole:
-        for value in (float("nan"), float("inf")):
-            assert refusal(changed(key, value)).startswith(f"{key} must be finite")
+        assert refusal(plain) == f"`{key}` is missing"
+    if is_group(SETTINGS[key]) and SETTINGS[key].name != "kl":
+        assert refusal(changed(f"{key}.nothing", 1)) == f"unknown key `{key}.nothing`"
 
 
 @pytest.mark.parametrize(
-    ("words", "answer"),
+    ("key", "inside", "outside"),
     [
-        (["~cold_start"], "cold_start is missing: Supervised training before reinforcement"),
-        (["cold_start=5"], "cold_start must be a group of fields; got 5"),
-        (["cold_start.path=3"], "cold_start.path must be text, or null; got 3"),
-        (["~engine"], "engine is missing: what samples"),
-        (["rollout=null"], "rollout must be a group of fields; got None"),
-        (["~algorithm"], "algorithm.loss is missing"),
-        (["updates_per_rollout=0", "total_updates=10"], "updates_per_rollout must be at least 1; got 0"),
-        (["updates_per_rollout=abc", "total_updates=10"], "updates_per_rollout must be a whole number; got 'abc'"),
-        (["optimizer.beta1=2"], "optimizer.beta1 must be at least 0 and below 1; got 2.0 (decay of the gradient's"),
-        (["routing=r2", "+routing.predictor_learning_rate=0.1"], "under routing=pr2 and left out elsewhere"),
-        (["routing=pr2", "routing.predictor_learning_rate=null"], "under routing=pr2 and left out elsewhere"),
+        ("steps", [1, 1_000_000], [0, 1_000_001]),
+        ("threads", [1, 1024], [0, 1025]),
+        ("seed", [0, 2**63 - 1], [-1, 2**63]),
+        ("rollout.responses", [2], [1]),
+        ("optimizer.learning_rate", [0, 0.0], [-1e-9, float("inf")]),
+        ("optimizer.beta1", [0.0], [1.0, -1e-9]),
+        ("optimizer.epsilon", [1e-300], [0.0]),
+        ("cold_start.accuracy_low", [0.0, 1.0], [-1e-9, 1 + 1e-9]),
+        ("algorithm.overlong.buffer", [0.5], [0.0, 1.0]),
+        ("routing.replay", ["none", "r2", "r3", "pr2"], ["r1"]),
+        ("experts", ["eager", "megablocks"], ["all"]),
+        ("audit.drift", [[0], [0, 1_000_000]], [[], [0, 0], [-1]]),
+        ("audit.algorithms", [[]], [["grpo", "grpo"], [1]]),
+        ("audit.minibatches", [6], [5]),
+    ],
+)
+def test_a_value_at_its_bound_is_read_and_one_beyond_is_refused(
+    key: str, inside: list[Any], outside: list[Any]
+) -> None:
+    for value in inside:
+        read(changed(key, value))
+    for value in outside:
+        assert key in refusal(changed(key, value))
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["~cold_start"], ("`cold_start`", "missing")),
+        (["cold_start=5"], ("`cold_start`", "got 5")),
+        (["rollout=null"], ("`rollout`", "got None")),
+        (["~algorithm"], ("algorithm.loss", "missing")),
+        (["updates_per_rollout=abc", "total_updates=10"], ("`updates_per_rollout`", "got 'abc'")),
+        (["optimizer.beta1=2"], ("`optimizer.beta1`", "less than 1, got 2.0")),
+        (["routing=r2", "+routing.predictor_learning_rate=0.1"], ("routing.predictor_learning_rate", "pr2")),
+        (["routing=pr2", "routing.predictor_learning_rate=null"], ("routing.predictor_learning_rate", "pr2")),
     ],
 )
 def test_a_wrong_field_ends_the_command_with_one_line_and_touches_nothing(
-    words: list[str], answer: str, refusal_of: Callable[..., str]
+    words: list[str], parts: tuple[str, ...], refusal_of: Callable[..., str]
 ) -> None:
-    assert answer in refusal_of(*words)
+    line = refusal_of(*words)
+    assert all(part in line for part in parts)
 
 
 def test_a_config_is_looked_into_by_attributes_outside_of_its_folder() -> None:

@@ -10,7 +10,7 @@ import pytest
 from steadymoe.bench.config import identity
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, report_page
-from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.score.recorded import Arm, Recorded
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "results"

@@ -17,7 +17,7 @@ from steadymoe.bench.config import identity
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, figures, report_page, tables, write
 from steadymoe.bench.report.figures import FIGURES
-from steadymoe.bench.runs import damage, record
+from steadymoe.bench.runs import record
 from steadymoe.bench.statistics import collapse, estimates
 from steadymoe.bench.support import external
 from steadymoe.bench.training import samples
@@ -355,7 +355,7 @@ def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on
     for path in (tmp_path / "runs" / "small" / "gspo").glob("**/run.json"):
         steps = pq.read_table(path.parent / "steps.parquet")
         pq.write_table(steps.slice(0, 5), path.parent / "steps.parquet")
-        checksums = {name: damage.checksum(path.parent / f"{name}.parquet") for name in columns.TABLES}
+        checksums = {name: record.checksum(path.parent / f"{name}.parquet") for name in columns.TABLES}
         lost = {"reason": "not finite", "step": 5, "update": 1}
         edit(path, status="diverged", diverged=lost, tables=checksums)
     runs = archive.runs(tmp_path)

@@ -175,12 +175,6 @@ def test_two_runs_of_one_config_are_bitwise_the_same_with_a_cached_and_a_fresh_c
     assert_same(finished.folder, cached.folder)
 
 
-def test_another_seed_is_another_run(finished: compose.Run, tmp_path: Path) -> None:
-    other = planned(tmp_path, "seed=1")
-    execute.execute(other)
-    assert (tables(finished.folder)["updates"]["loss"] != tables(other.folder)["updates"]["loss"]).any()
-
-
 def test_a_run_killed_at_a_random_step_goes_on_to_the_same_numbers(finished: compose.Run, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "steadymoe.bench.cli", "run", *SMALL, f"results_dir={tmp_path}"]
     child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -153,19 +153,6 @@ def test_what_is_silent_is_told_of_whole_columns_alone() -> None:
     assert outcome.silent_arms(long) == ["a (seed 0, 2): gradient norm 0 in every update"]
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ({"reason": "not finite", "step": 3, "update": 2}, "not finite at step 3, update 2"),
-        ({"reason": "reward", "step": 12, "update": None}, "reward at step 12"),
-        ({"reason": "gradient norm", "step": 9}, "gradient norm at step 9"),
-        ({"reason": "\x1b[31mred", "step": 1, "update": None}, "unknown reason at step 1"),
-    ],
-)
-def test_the_reason_of_an_end_in_words(how: dict[str, object], said: str) -> None:
-    assert outcome.reason(how) == said
-
-
 def test_an_error_of_the_suite_itself_has_no_place_in_a_users_code() -> None:
     with pytest.raises(AttributeError) as caught:
         outcome.reason(None)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from test_execute import SMALL, planned
 from steadymoe.bench.config import compose
 from steadymoe.bench.report import report_page
 from steadymoe.bench.report.figures import FIGURES
-from steadymoe.bench.runs import execute, provenance, record, redo, status
+from steadymoe.bench.runs import command, execute, provenance, record, status
 from steadymoe.bench.support import atomic_files, external, source
 
 ROOT = Path(__file__).parents[2]
@@ -144,7 +144,7 @@ def test_code_that_cannot_be_compared_is_unknown_and_never_stale(
     facts = record.read_run(made.folder) or {}
     same = provenance.Difference(None, None, None)
     assert provenance.difference(facts) == same
-    assert redo.left([made], {made.folder: record.look(made.folder)}) == []
+    assert command._skipped([made], {made.folder: record.look(made.folder)}) == []
     for code in ("", None):
         facts_without = facts | {"algorithm_code": code, "training_version": 7}
         assert provenance.difference(facts_without).unknown == "its code was not found"
@@ -174,10 +174,8 @@ def test_an_edited_loss_is_refused_and_made_anew_when_asked_for(
     assert steadymoe(monkeypatch, *words) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == (
-        f"steadymoe: {made.folder} was made by other code of its algorithm; add --redo to make anew what is stale "
-        f"(what is there is kept in {Path('results').absolute()}/replaced), or choose another experiment_name\n"
-    )
+    assert said.err.startswith(f"steadymoe: {made.folder} was made by other code of its algorithm; add --redo")
+    assert said.err.count("\n") == 1
     assert (made.folder / "steps.parquet").read_bytes() == old
     assert not Path("results/replaced").exists()
     told = status.lines(Path("results"))
@@ -187,7 +185,7 @@ def test_an_edited_loss_is_refused_and_made_anew_when_asked_for(
     assert made.command.startswith("STEADYMOE_PATH=mine steadymoe run ")
 
     (mine / "my_losses.py").write_text(LOSS.replace("Doc.", "Another."))
-    redo.refuse_other_code([shipped, made])  # the same code, told otherwise
+    command.refuse_others([shipped, made])  # the same code, told otherwise
     (mine / "my_losses.py").write_text(LOSS.replace("my_signs", "my_signs as signs"))
     assert steadymoe(monkeypatch, *words, "--redo") == 0
     aside = Path("results/replaced") / made.folder.relative_to(Path("results/runs").absolute()) / "1"
@@ -195,9 +193,9 @@ def test_an_edited_loss_is_refused_and_made_anew_when_asked_for(
     assert (aside / "steps.parquet").read_bytes() == old
     assert (shipped.folder / "run.json").read_bytes() == before
     assert record.status(made.folder) == "finished"
-    assert provenance.difference(record.read_run(made.folder) or {}).said is None
+    assert provenance.difference(record.read_run(made.folder) or {}).stale is None
     assert len(record.read_table(made.folder, "steps")) == 1
-    assert redo.set_aside([shipped, made]) == ["none of these runs is stale; nothing is made anew"]
+    assert command.redo([shipped, made]) == ["none of these runs is stale; nothing to redo"]
     assert len(list(aside.parent.iterdir())) == 1
 
 

@@ -20,7 +20,7 @@ from test_cli import steadymoe
 from test_execute import SMALL, assert_same, planned
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.runs import execute, launch, record, status, sweep_plan
+from steadymoe.bench.runs import execute, launch, lifecycle, record, status
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.trainer import Trainer
@@ -95,7 +95,7 @@ def test_a_killed_launcher_takes_its_workers_along_and_the_same_command_goes_on(
     assert {record.status(each.folder) for each in runs} <= {"interrupted", "missing", "finished"}
     (experiment,) = (tmp_path / "runs").iterdir()
     told = "\n".join(status.lines(tmp_path))
-    assert set(status.of_experiment(experiment)) == {each.folder for each in runs}
+    assert set(status.statuses_of(experiment)) == {each.folder for each in runs}
     for each in runs:
         if record.status(each.folder) == "missing":
             assert each.command in told
@@ -139,17 +139,17 @@ def test_two_launchers_on_one_folder_share_the_work(tmp_path: Path, undisturbed:
 
 def test_what_was_asked_for_and_never_began_is_missing_with_its_command(tmp_path: Path) -> None:
     runs = runs_of(tmp_path)
-    sweep_plan.remember(runs)
+    lifecycle.remember(runs)
     execute.execute(runs[0])
     told = status.lines(tmp_path)
     assert told[0] == "small: 1 finished, 3 missing"
     for each in runs[1:]:
         assert f"    again: {each.command}" in told
     # More seeds are added to the plan, and nothing is taken out of it.
-    sweep_plan.remember(runs_of(tmp_path, "seed=2"))
+    lifecycle.remember(runs_of(tmp_path, "seed=2"))
     (experiment,) = (tmp_path / "runs").iterdir()
-    assert len(sweep_plan.planned(experiment)) == 6
-    for command in sweep_plan.planned(experiment).values():
+    assert len(lifecycle.planned(experiment)[0]) == 6
+    for command in lifecycle.planned(experiment)[0].values():
         (again,) = compose.plan(shlex.split(command)[2:])
         assert again.command == command
 
@@ -167,7 +167,7 @@ def test_status_has_the_one_command_that_resumes_a_sweep(
     execute.execute(again[0])
     assert status.lines(tmp_path)[:2] == ["small: 1 finished, 3 missing", f"  resume all 3: {command}"]
     # The command of a single run stands below its folder alone, and takes nothing from the sweep's.
-    sweep_plan.remember(again[1:2])
+    lifecycle.remember(again[1:2])
     assert status.lines(tmp_path)[1] == f"  resume all 3: {command}"
     for run in again[1:3]:
         execute.execute(run)
@@ -186,7 +186,7 @@ def test_more_seeds_and_algorithms_extend_a_sweep_and_touch_nothing(
     words = [*WORDS, f"results_dir={tmp_path}", "algorithm=grpo,reinforce", "hydra/launcher=basic"]
     assert steadymoe(monkeypatch, "run", *words) == 0
     said = capfd.readouterr().out
-    assert "1 of 4 runs have ended before and are left as they are" in said
+    assert "1 of 4 runs have finished before" in said
     assert "4 finished" in said
     after = files(first.folder)
     assert {name: value for name, value in after.items() if name != ".lock"} == {

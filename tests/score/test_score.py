@@ -16,7 +16,7 @@ from steadymoe.bench import cli, results
 from steadymoe.bench.audit import plan as audits
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
-from steadymoe.bench.runs.damage import Damaged
+from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.score import board, command, comparison, entry, plan, reference, rerun, standard
 from steadymoe.bench.score.recorded import NONE
 from steadymoe.bench.score.standard import GRADIENT, PARTS, STABILITY

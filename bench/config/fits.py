@@ -1,0 +1,163 @@
+"""Whether a run fits: the prompts into the model's positions, the run into memory, the given weights into the model.
+
+The bound of memory is a lower one: a run that it refuses cannot be made. It assumes that responses use their whole
+budget of tokens, and counts only tensors that must be in memory at the same time, at four bytes a number:
+
+- for each token of a rollout an id and a mask, of eight bytes each, and a log-probability;
+- for each response while it is sampled, the log-probabilities of the next token over the vocabulary;
+- for each token of a response in an update, the states between layers (layers times hidden size numbers), which the
+  backward needs; for a demonstration, the tokens of the prompt instead.
+"""
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from safetensors import SafetensorError, safe_open
+
+from steadymoe.bench.config import branch
+from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.support.seeding import numpy_generator
+from steadymoe.bench.tasks import Task
+from steadymoe.models import build, pretrained
+
+_TOKEN, _NUMBER = 8 + 8 + 4, 4
+# The files with a container's memory limit, in version 2 and version 1 of control groups.
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+# The number of prompts that are checked. Training may draw a longer prompt.
+_PROMPTS = 64
+
+
+def check_positions(config: Mapping[str, Any], task: Task) -> None:
+    """Raise ValueError, in one line, if a model built from these numbers has fewer positions than ``task`` needs.
+
+    Rotary embeddings would go on beyond these positions; learned embeddings would not.
+    """
+    tokens, positions = task.tokenizer(_prompts(task))["input_ids"], build.positions(config)
+    longest, new = max(map(len, tokens)), task.max_new_tokens
+    if positions is not None and longest + new > positions:
+        raise ValueError(
+            f"prompts of {longest} tokens and responses of {new} need {longest + new} positions; "
+            f"model.config.max_position_embeddings is {positions}"
+        )
+
+
+@functools.cache
+def _check_tokenizer(path: str, content: str, task_config: str) -> None:
+    """Raise ValueError if the checkpoint in ``path`` has too few positions or tokens for the task.
+
+    Cached by the checkpoint's content and the task, since reading a tokenizer takes a second.
+    """
+    task, tokenizer = instantiate(json.loads(task_config)), pretrained.load_tokenizer(path)
+    new = task.max_new_tokens
+    try:
+        tokens = tokenizer(_prompts(task))["input_ids"]
+    except Exception as error:  # a chat template is a program, and a tokenizer may lack a character
+        said = " ".join(str(error).split())
+        raise ValueError(
+            f"model.path: the tokenizer in {path} cannot write the prompts of this task: {said}"
+        ) from error
+    if any(tokenizer.unk_token_id in row for row in tokens):
+        raise ValueError(f"model.path: the tokenizer in {path} has no token for some text of this task's prompts")
+    longest, limits = max(map(len, tokens)), pretrained.limits(path)
+    if limits.new_tokens is not None and new > limits.new_tokens:
+        raise ValueError(
+            f"task.max_new_tokens is {new}, and {path} allows responses of {limits.new_tokens} (generation_config.json)"
+        )
+    if limits.length is not None and longest + new > limits.length:
+        raise ValueError(
+            f"prompts of {longest} tokens and responses of {new} (task.max_new_tokens) need {longest + new} positions; "
+            f"{path} has {limits.length}"
+        )
+
+
+def _prompts(task: Task) -> list[str]:
+    return task.sample(_PROMPTS, numpy_generator(0, "limits"))
+
+
+def capacity(device: str) -> int:
+    """Bytes of memory of ``device``, ``cpu`` or ``cuda``: all of it, used or free."""
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [limit for path in _LIMITS if path.exists() and (limit := path.read_text().strip()).isdigit()]
+    return min([physical, *map(int, limits)])
+
+
+def memory_needs(config: RunConfig, task: Task) -> dict[str, int]:
+    """Return a lower bound in bytes for each part of a run, keyed by the fields of ``config`` that set its size."""
+    (prompt,) = task.tokenizer(task.sample(1, numpy_generator(0, "memory")))["input_ids"]
+    length, words = len(prompt) + task.max_new_tokens, len(task.tokenizer)
+    sampled = length * _TOKEN + words * _NUMBER
+    rollout, evaluation, probe, cold_start = config.rollout, config.evaluation, config.probe, config.cold_start
+    responses = rollout.prompts * rollout.responses
+    needed = {
+        f"rollout.prompts={rollout.prompts} with rollout.responses={rollout.responses}": responses * sampled,
+        f"evaluation.prompts={evaluation.prompts}": evaluation.prompts * sampled,
+        f"probe.responses={probe.responses}": probe.responses * length * _TOKEN,
+    }
+    if "path" in config.model:
+        return needed
+    layers, hidden = build.layers_and_width(config.model["config"])
+    states = layers * hidden * _NUMBER
+    at_once = config.microbatch or responses // config.updates_per_rollout
+    return needed | {
+        f"an update of {at_once} responses": at_once * task.max_new_tokens * states,
+        f"cold_start.batch_size={cold_start.batch_size}": cold_start.batch_size * len(prompt) * states,
+        f"cold_start.check_prompts={cold_start.check_prompts}": cold_start.check_prompts * sampled,
+    }
+
+
+def check_memory(config: RunConfig, task: Task) -> None:
+    """Raise ValueError, in one line, if a part of the run cannot fit into the memory of its device."""
+    there = capacity(config.device)
+    for what, needed in memory_needs(config, task).items():
+        if needed > there:
+            raise ValueError(
+                f"{what} takes at least {needed / 2**30:,.0f} GiB of memory (docs/sweeps.md); "
+                f"{config.device} has {there / 2**30:,.0f} GiB here"
+            )
+
+
+def check_start(config: RunConfig, task: Task) -> None:
+    """Raise ValueError, in one line, if the place where the run begins is missing or is another model's."""
+    if config.start_from is not None:
+        if "path" in config.model or config.cold_start.path is not None:
+            raise ValueError("start_from begins at a run's checkpoint; leave model=pretrained and cold_start.path out")
+        start = branch.read(config.start_from)
+        branch.check(start)
+        _weights("start_from", start.checkpoint, config.model["config"], task, prefix="model/")
+    elif "path" in config.model:
+        if config.cold_start.path is not None:
+            raise ValueError("with model=pretrained training starts from model.path; leave cold_start.path out")
+        path = config.model["path"]
+        _check_tokenizer(path, pretrained.digest(path), json.dumps(config.task, sort_keys=True))
+    elif config.cold_start.path is not None:
+        _weights("cold_start.path", Path(config.cold_start.path), config.model["config"], task)
+
+
+def _weights(key: str, path: Path, model_config: Mapping[str, Any], task: Task, prefix: str = "") -> None:
+    """Raise ValueError unless a safetensors file holds the weights of this model. Only the header is read.
+
+    ``key`` is the field that names the file; the names of the weights begin with ``prefix`` there.
+    """
+    with torch.device("meta"):
+        model = build.build(model_config, task.tokenizer, 0)
+    try:
+        with safe_open(path, framework="pt") as file:
+            held = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{key}: {path} is no safetensors file ({error})") from error
+    found: dict[int, bool] = {}
+    names = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):  # a tied weight is held under one name
+        found[id(weight)] = found.get(id(weight), False) or held.get(f"{prefix}{name}") == weight.shape
+        names[id(weight)] = name
+    wrong = [names[key] for key, is_found in found.items() if not is_found]
+    if wrong:
+        raise ValueError(f"{key}: {path} is not of this model; the first weight that differs is {wrong[0]}")

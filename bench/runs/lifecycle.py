@@ -1,0 +1,161 @@
+"""The life-cycle of a folder of results: plan, facts, refuse, write, status, resume.
+
+Runs, audits and imported runs are recorded in folders with a file of facts. A room that records folders does this:
+
+1. ``before = read(file, FIELDS)``: the facts of the folder, or None. Raises Damaged.
+2. ``refuse(folder, before, {"config_hash": …, "config": …})``: another config or other code. ``may_redo`` skips it.
+3. ``with hold(folder):`` one process at a time. Raises filelock.Timeout.
+4. ``put_away(folder, results, "replaced")`` before a rerun of ``--redo``; "damaged" for what cannot be read.
+5. ``atomic_files.write_json(file, provenance.facts(…) | {"status": "running", …})``, and again with the final status.
+6. ``is_held(folder)`` tells a process that still runs from one that was killed.
+
+``remember`` adds planned runs to ``plan.json`` of their experiment, so that ``steadymoe status`` also lists runs that
+never began.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from steadymoe.bench.config import identity
+from steadymoe.bench.config.compose import Run
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.runs import provenance
+from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.errors import UserError
+
+Fields = Mapping[str, type | tuple[type, ...]]
+"""Dotted place in a file of facts → type."""
+
+_PLAN, _SWEEPS = "plan.json", "sweeps.json"
+
+
+class Damaged(UserError, ValueError):
+    """A file on disk is damaged; the message is one line and names the file."""
+
+
+def read(file: Path, fields: Fields) -> dict[str, Any] | None:
+    """Return the facts in ``file``, or None without such a file. Raises Damaged unless they have all ``fields``."""
+    try:
+        facts = json.loads(file.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(facts, dict):
+        raise Damaged(f"{file} holds {type(facts).__name__}, not facts")
+    wrong = next((place for place, kind in fields.items() if not isinstance(at(facts, place), kind)), None)
+    if wrong is not None:
+        raise Damaged(f"{file} has no proper {wrong}")
+    return facts
+
+
+def at(facts: Any, place: str) -> Any:
+    """Return the value at a dotted place; None without such a place."""
+    for part in place.split("."):
+        facts = facts.get(part) if isinstance(facts, dict) else None
+    return facts
+
+
+def refuse(folder: Path, before: Mapping[str, Any] | None, now: Mapping[str, Any], may_redo: bool = False) -> None:
+    """Raise ConfigError if ``folder`` holds results of another config or, without ``may_redo``, made by other code.
+
+    ``before`` are the recorded facts; ``now`` has at least the ``*_hash`` and, for the message, the ``config`` of the
+    results to be made. A ``*_code`` in ``now`` is compared too.
+    """
+    if before is None:
+        return
+    if any(before.get(key) != now[key] for key in now if key.endswith("_hash")):
+        found = identity.difference(before.get("config", {}), now.get("config", {}))
+        raise ConfigError(
+            f"{folder} holds results of another config, {before.get('status')} ({found}); choose another "
+            "experiment_name, or remove that folder"
+        )
+    if may_redo:
+        return
+    code = provenance.difference(before).code
+    if code is None and any(before.get(key) != now[key] for key in now if key.endswith("_code")):
+        code = "other code"
+    if code is not None:
+        raise ConfigError(f"{folder} was made by {code}; add --redo, or choose another experiment_name")
+
+
+def hold(folder: Path, seconds: float = 0) -> FileLock:
+    """Return the folder's lock, for ``with``. Raises filelock.Timeout if another process has it for ``seconds``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / ".lock", timeout=seconds)
+
+
+def is_held(folder: Path) -> bool:
+    """Return whether a process holds the folder. Nothing is written."""
+    if not (folder / ".lock").exists():
+        return False  # FileLock would create the file
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            return False
+    except (Timeout, OSError):  # OSError: no permission to take the lock, so the recorded status counts
+        return True
+
+
+def put_away(folder: Path, results: Path, where: str) -> Path:
+    """Move the content of ``folder``, except its lock, to a new folder below ``results/where``; return that folder."""
+    below = folder.relative_to(results.absolute())
+    below = below.relative_to("runs") if below.parts[0] == "runs" else below
+    number, place = 1, results.absolute() / where / below
+    while (place / str(number)).exists():
+        number += 1
+    (place / str(number)).mkdir(parents=True)
+    for path in sorted(folder.iterdir(), key=lambda path: path.name != "run.json"):  # without it the rest is no run
+        if path.name != ".lock":
+            path.replace(place / str(number) / path.name)
+    return place / str(number)
+
+
+def remember(runs: Sequence[Run], sweep: str | None = None) -> None:
+    """Add ``runs`` to the plans of their experiments in ``results/runs/<experiment>/``; no entry is removed.
+
+    ``plan.json`` has the command of each run, ``sweeps.json`` the last command (``sweep``) that makes it and others. A
+    file that cannot be read is kept next to the new one, as ``plan.json.damaged``.
+    """
+    for experiment in {run.config.experiment_name for run in runs}:
+        ours = [run for run in runs if run.config.experiment_name == experiment]
+        folder = Path(ours[0].config.results_dir).absolute() / "runs" / experiment
+        folder.mkdir(parents=True, exist_ok=True)
+        commands = {str(run.folder.relative_to(folder)): run.command for run in ours}
+        with FileLock(folder / ".plan.lock"):
+            _add(folder / _PLAN, commands)
+            if sweep is not None:
+                _add(folder / _SWEEPS, dict.fromkeys(commands, sweep))
+
+
+def planned(experiment: Path) -> tuple[dict[str, str], str | None]:
+    """Return run folder → command for every run ever planned below ``experiment``, and why the plan is unreadable."""
+    return _commands(experiment / _PLAN)
+
+
+def sweeps(experiment: Path) -> dict[str, str]:
+    """Return run folder → the last command that makes this run and others; empty where the file is unreadable."""
+    return _commands(experiment / _SWEEPS)[0]
+
+
+def _add(file: Path, commands: dict[str, str]) -> None:
+    before, why = _commands(file)
+    if why is not None:
+        file.replace(file.with_name(f"{file.name}.damaged"))
+    if (after := before | commands) != before:
+        atomic_files.write_json(file, after)
+
+
+def _commands(file: Path) -> tuple[dict[str, str], str | None]:
+    """Return run folder → command; names that lead out of the experiment's folder are dropped."""
+    try:
+        commands = read(file, {})
+    except Damaged as error:
+        return {}, str(error)
+    if not all(isinstance(command, str) for command in (commands or {}).values()):
+        return {}, f"{file} is not a list of runs and their commands"
+    inside = (name for name in commands or {} if not Path(name).is_absolute() and ".." not in Path(name).parts)
+    return {name: (commands or {})[name] for name in inside if "\0" not in name}, None
