@@ -23,10 +23,6 @@ _RUN_HELP = (
     "the plan and an estimate without running anything"
 )
 _CHECK_HELP = "check a loss, built-in or your own, property by property: `steadymoe check algorithm=mine`"
-_CALIBRATE_HELP = (
-    "compare a model's routers, ratios and engines with published numbers: "
-    "`steadymoe calibrate model=flat task=sort engine=fp8`"
-)
 _AUDIT_HELP = (
     "measure the gradients of many losses on the same rollouts: `steadymoe audit experiment=audit seed=300`; "
     "`steadymoe audit report` draws them"
@@ -35,6 +31,7 @@ _AUDIT_HELP = (
 # Verbs of earlier versions → what replaced them.
 _REPLACED = {
     "board": "steadymoe score --verify FOLDER",
+    "calibrate": "steadymoe run experiment=calibration, and steadymoe report",
     "claims": "steadymoe study",
     "gates": "steadymoe study",
     "speed": "make speed, or python -m steadymoe.bench.speed",
@@ -97,10 +94,6 @@ def _answer(words: list[str]) -> None:
         from steadymoe.bench.score import command as score
 
         sys.exit(score.main(arguments))
-    if words[:1] == ["calibrate"]:
-        from steadymoe.bench.calibration import request as calibration
-
-        sys.exit(calibration.answer(words[1:]))
     if words[:1] == ["audit"] and words[1:2] != ["report"]:
         from steadymoe.bench.audit import request as audit
 
@@ -128,7 +121,7 @@ def _answer(words: list[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Of every verb but the ones that take their words as they are: run, check, score, calibrate, audit.
+    """Of every verb but the ones that take their words as they are: run, check, score, audit.
 
     ``audit report`` is a verb with arguments.
     """
@@ -138,7 +131,6 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("run", help=_RUN_HELP)
     verbs.add_parser("check", help=_CHECK_HELP)
     verbs.add_parser("score", help=score_arguments.HELP)
-    verbs.add_parser("calibrate", help=_CALIBRATE_HELP)
     _add_audit_report(verbs.add_parser("audit", help=_AUDIT_HELP).add_subparsers(required=True))
     for verb, what in (
         ("report", "tables, figures and report.html from recorded runs"),

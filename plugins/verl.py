@@ -152,7 +152,7 @@ def sums(batch: Batch, output: LossOutput) -> dict[str, float]:
 
 
 def columns(logged: Mapping[str, float]) -> dict[str, float]:
-    """The suite's columns (docs/columns.md) from verl's averages of ``sums``; empty without them.
+    """The suite's columns (docs/metrics.md) from verl's averages of ``sums``; empty without them.
 
     Exact for the micro-batches of one update, however unequal. The updates of one step are pooled, and an update with
     more micro-batches than others weighs less.

@@ -14,7 +14,7 @@ ORDER = (
     ("training",),
     ("runs", "check"),
     ("report",),
-    ("audit", "bundles", "calibration", "trainers", "speed"),
+    ("audit", "bundles", "trainers", "speed"),
     ("score",),
     ("study",),
     ("cli",),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.report import archive, collapse_tables, collect, draw, head_to_head, headline, tables, web
+from steadymoe.bench.report import archive, collapse_tables, collect, draw, head_to_head, headline, realism, tables, web
 from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
@@ -122,6 +122,7 @@ def shown_tables(data: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame,
         "head_to_head": (head_to_head.table(**own), head_to_head.CAPTION),
         "warnings": (data["warnings"], collapse_tables.WARNINGS_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
+        "realism": (realism.table(data), realism.CAPTION),
     }
     return {kind: (table, caption) for kind, (table, caption) in every.items() if not table.empty}
 

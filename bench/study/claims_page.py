@@ -6,9 +6,10 @@ import pandas as pd
 
 from steadymoe.algorithms import provenance
 from steadymoe.bench.report import draw, tables
+from steadymoe.bench.report.realism import to_table
 from steadymoe.bench.score.arms import CONTROLS, GRPO, GSPO, OTHERS, PAPERS, PAPERS_R2
 from steadymoe.bench.score.recorded import NotRun, Recorded
-from steadymoe.bench.study import contrasts, doses, gates_page, replay, summary
+from steadymoe.bench.study import contrasts, doses, replay, summary
 from steadymoe.bench.study.arms import FIRST_TESTBED, ON_POLICY
 from steadymoe.bench.study.claim import LEGS, Claim, findings
 from steadymoe.bench.study.realism import realism
@@ -115,7 +116,7 @@ def _testbed(verdicts: Verdicts, figures: str) -> list[str]:
         "",
         "How near the settings come to real models ([gates](gates.md#realism)). Claims about MoE need R5 or R8:",
         "",
-        tables.to_markdown(gates_page.realism_table(realism(verdicts.study)).drop(columns="source")),
+        tables.to_markdown(to_table(realism(verdicts.study)).drop(columns="source")),
         "",
         *(_FIRST_TESTBED.format(figures=figures).split("\n") if drawn else []),
     ]

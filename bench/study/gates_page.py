@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from steadymoe.bench.report import tables
+from steadymoe.bench.report.realism import Realism, to_table
 from steadymoe.bench.score.recorded import Recorded
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.study.designs import Design, designs, seconds_an_update
 from steadymoe.bench.study.gates import LEAST_KEPT, Gate, kept
-from steadymoe.bench.study.realism import Realism, realism
+from steadymoe.bench.study.realism import realism
 
 _HEAD = """# Gates of the standard settings
 
@@ -61,28 +62,12 @@ def validity(measured: Sequence[Gate]) -> pd.DataFrame:
     )
 
 
-def realism_table(measured: Sequence[Realism]) -> pd.DataFrame:
-    """The realism gates as a table."""
-    rows = []
-    for each in measured:
-        published, recorded = each.published, each.number.n > 0
-        spans = "–" if published is None else f"{published.low:g} to {published.high:g}"
-        rows.append(
-            {"gate": each.gate, "setting": each.setting, "what": each.what, "measured on": each.arm}
-            | {"here": each.number if recorded else "not recorded", "n": f"{each.number.n} {each.unit}"}
-            | {"published": spans, "factor": f"{each.factor:.2g}", "source": published.source if published else "–"}
-            | ({} if recorded else {"n": "–", "factor": "–"})
-        )
-    names = ["gate", "setting", "what", "measured on", "here", "n", "published", "factor", "source"]
-    return pd.DataFrame(rows, columns=names)
-
-
 def _realism(measured: Sequence[Realism]) -> list[str]:
     if not measured:
         return ["No run of a realism gate has ended."]
     far = [f"{each.gate} ({each.setting})" for each in measured if each.factor > _FAR or each.factor < 1 / _FAR]
     named = f"{_REALISM} Off by a factor of more than {_FAR}: {', '.join(dict.fromkeys(far)) or 'none'}."
-    return [named, "", tables.to_markdown(realism_table(measured))]
+    return [named, "", tables.to_markdown(to_table(measured))]
 
 
 def by_arm(kept: Mapping[str, Estimate]) -> str:

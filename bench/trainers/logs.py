@@ -87,7 +87,7 @@ def _names(there: Sequence[str], mapped: Mapping[str, str], is_verl: bool, file:
             near = difflib.get_close_matches(ours, TARGETS)
             raise ConfigError(
                 f"--map: a step has no column {ours!r}; "
-                + (f"did you mean {', '.join(near)}?" if near else "docs/columns.md lists them")
+                + (f"did you mean {', '.join(near)}?" if near else "docs/metrics.md lists them")
             )
         if theirs not in there:
             raise ConfigError(f"--map: {file} has no column {theirs!r}; it has {_listed(there)}")

@@ -13,6 +13,7 @@ from steadymoe.bench.audit.archive import ADDED
 from steadymoe.bench.audit.measure import COLUMNS
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.report import archive, draw
+from steadymoe.bench.report.realism import OVER_DENSE, Realism
 from steadymoe.bench.score.arms import WIDE
 from steadymoe.bench.score.recorded import NONE, Arm, Audited, NotRun, Recorded
 from steadymoe.bench.statistics import early_warning
@@ -23,7 +24,6 @@ from steadymoe.bench.study.claim import Claim, Finding, Outcome, Verdict, findin
 from steadymoe.bench.study.doses import Dose
 from steadymoe.bench.study.effects import Measurement
 from steadymoe.bench.study.gates import Gate, Need, State, blocking
-from steadymoe.bench.study.realism import Realism
 from steadymoe.bench.study.verdicts import CLAIMS, REPLAY
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +127,9 @@ def test_the_moe_effect_is_present_by_either_realism_gate_of_the_setting(
     numbers: dict[str, float], state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def row(name: str, setting: gates.Setting, number: float) -> Realism:
-        return Realism(name, setting, "", "", Estimate(number, NAN, NAN, 0 if np.isnan(number) else 5), None)
+        return Realism(
+            replace(OVER_DENSE, gate=name), setting, "", Estimate(number, NAN, NAN, 0 if np.isnan(number) else 5)
+        )
 
     rows = [row(name, "stale", number) for name, number in numbers.items()]
     rows += [row("R8", "learning", 0.9), row("R1", "stale", 9.0)]  # another setting's, another gate
