@@ -1,8 +1,8 @@
 """The tables of a run: one object for each column. A column that a run does not have is null.
 
 A new column is a line here and the line that computes it. From the line here follow the type on disk (``record``), the
-tables of docs/metrics.md, how a step reduces its updates (``token_metrics.of_step``), what archives keep (``archive``), the
-bounds of intervals, the direction that an early warning looks in, and the labels of figures and tables.
+tables of docs/metrics.md (``columns_page``), how a step reduces its updates (``token_metrics.of_step``), what archives
+keep (``archive``), the bounds of intervals, the direction of early warnings, and the labels of figures and tables.
 
 Timing columns end in ``_seconds`` or ``_per_second``; they alone differ between two runs of one config."""
 
@@ -64,7 +64,7 @@ UPDATE = (
     Column("sequence_ratio_variance", "variance of s_i, the geometric mean of a response's ratios, over responses",
            short="sequence-ratio variance", kept=True),
     Column("ess", "effective sample size per token of the ratio as a weight, (Σr)²/(NΣr²), 1 when all are equal",
-           worse="lower", share=True),
+           worse="lower", share=True, kept=True),
     Column("clip_fraction", "share of response tokens that lose their gradient or are capped; null without a clip",
            label="clipped tokens (share)", short="clip fraction", share=True, kept=True),
     Column("clip_fraction_low", "the part of clip_fraction below the band", share=True),
@@ -136,7 +136,8 @@ STEP = (
     Column("rollout_chi2_sequence", "χ² of the product of ρ over a response"),
     Column("rollout_ess", "effective sample size per token of ρ as a weight, before any correction",
            worse="lower", share=True),
-    Column("rollout_extreme_share", "share of response tokens with ρ or 1/ρ above 2 (R3's F(2))", share=True),
+    Column("rollout_extreme_share", "share of response tokens with ρ or 1/ρ above 2 (R3's F(2))", share=True,
+           kept=True),
     Column("rollout_probability_correlation", "Pearson correlation of the tokens' probabilities under μ and π_old",
            worse="lower"),
     Column("rollout_logprob_gap_max", "largest |log μ − log π_old| of a response token", unit="nats"),
@@ -145,8 +146,9 @@ STEP = (
     Column("rollout_set_disagreement",
            "share of (layer, response token) whose set differs between sampling and training", share=True, kept=True),
     Column("rollout_any_layer_disagreement", "share of response tokens whose set differs in at least one layer",
-           share=True),
-    Column("rollout_top1_disagreement", "share of (layer, response token) whose strongest expert differs", share=True),
+           share=True, kept=True),
+    Column("rollout_top1_disagreement", "share of (layer, response token) whose strongest expert differs", share=True,
+           kept=True),
     Column("rollout_router_kl",
            "KL of a router's distribution in sampling from its distribution in training, over layers and tokens",
            unit="nats"),
