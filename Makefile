@@ -113,7 +113,7 @@ $(MEGABLOCKS)/.ready: $(READY)
 		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation ./$(MEGABLOCKS); }
 	touch $@
 
-# Beside eager: on the CPU in Triton's interpreter, then on a GPU where torch finds one. Writes docs/backends.md.
+# Beside eager: on the CPU in Triton's interpreter, then on a GPU where torch finds one.
 test-megablocks: $(MEGABLOCKS)/.ready
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m megablocks tests/models/test_megablocks.py
 	if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \

@@ -43,9 +43,9 @@ def run(planned: "Run") -> str:
 
     Raises ConfigError where the run's folder holds a run of another config, or an ended run of other code.
     """
-    from steadymoe.bench.runs import request
+    from steadymoe.bench.runs import command
 
-    return request.make_one(planned)
+    return command.make_one(planned)
 
 
 def results(experiment: str, folder: str | Path = "results") -> "dict[str, pd.DataFrame]":

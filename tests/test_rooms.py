@@ -17,9 +17,10 @@ ORDER = (
     ("audit", "bundles", "trainers", "speed"),
     ("score",),
     ("study",),
+    ("unconverted",),
     ("cli",),
 )
-ONE_FILE = ("cli", "speed")
+ONE_FILE = ("cli", "speed", "unconverted")
 AT_THE_ROOT = ("algorithms", "models", "plugins")
 LEFT_OF = {
     room: {left for rooms in ORDER[:place] for left in rooms} for place, rooms in enumerate(ORDER) for room in rooms

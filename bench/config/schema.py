@@ -140,7 +140,7 @@ class ColdStart:
     """Supervised training before reinforcement."""
 
     path: str | None = setting("a model.safetensors to start from instead")
-    noise: float = share("probability that a demonstrated step is wrong")
+    noise: float = setting("probability that a demonstrated step is wrong", at_least=0, below=1)
     accuracy_low: float = share("training stops at the first check with this accuracy or a higher one")
     accuracy_high: float = share("training fails at a check with a higher accuracy")
     learning_rate: float = setting("step size of AdamW", above=0)
@@ -160,6 +160,7 @@ class Evaluation:
     every: int = count("steps between two evaluations")
     every_updates: int | None = count("gradient updates between two evaluations; a number here decides every")
     prompts: int = count("held-out prompts, one response each")
+    permuted_routes: bool = setting("whether accuracy is also measured with routes permuted among tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +171,7 @@ class Probe:
     every_updates: int | None = count("gradient updates between two probes; a number here decides every")
     responses: int = count("responses of the cold start that are kept to measure drift")
     fraction: float = share("share of a rollout on which each update is measured, at least 4 responses")
+    largest: int = count("tokens with the largest ratios that are kept after a probed step", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,6 +111,13 @@ UPDATE = (
     Column("log_ratio_moment_changed",
            "log_ratio_moment_free of the tokens whose route differs from the old one in any layer", kept=True),
     Column("log_ratio_moment_unchanged", "log_ratio_moment_free of the other tokens", kept=True),
+    Column("log_ratio_moment_top",
+           "share of the sum of (log π_θ/π_old)² of a sample that lies in the 0.1 % of its tokens that moved most",
+           share=True, kept=True),
+    Column("log_ratio_moment_top_changed", "the part of log_ratio_moment_top in tokens whose route changed",
+           share=True, kept=True),
+    Column("relative_step_routers", "‖ΔW‖/‖W‖ of all routers together in one update", kept=True),
+    Column("relative_step_others", "‖ΔW‖/‖W‖ of all other weights together in one update", kept=True),
     Column("expert_change_per_update",
            "expert-change rate from before to after one gradient update, on a fixed sample",
            short="expert change per update", share=True, kept=True),
@@ -120,6 +127,9 @@ STEP = (
            label="training reward", short="reward", worse="lower", share=True, kept=True),
     Column("eval_accuracy", "mean score on the held-out prompts, one sampled response each, after the step",
            label="held-out accuracy", worse="lower", share=True, kept=True),
+    Column("eval_accuracy_permuted",
+           "eval_accuracy if every token runs the experts of another token; null unless evaluation.permuted_routes",
+           worse="lower", share=True, kept=True),
     Column("shaped_reward",
            "mean reward that advantages were computed from: after length penalty and KL, of kept groups",
            worse="lower"),
@@ -224,6 +234,18 @@ EVALUATION = (
     Column("step", "after how many steps; 0 is the cold start", type=pa.int64()),
     Column("prompt", "held-out prompt", type=pa.string()),
     Column("score", "its reward", share=True),
+    Column("score_permuted", "its reward if every token runs the experts of another token", share=True),
+)
+
+TAIL = (
+    Column("response", "response of the probe's sample, from 0", type=pa.int64()),
+    Column("position", "token of the response, from 0", type=pa.int64()),
+    Column("token", "the token's text", type=pa.string()),
+    Column("entropy", "entropy of the next-token distribution before the step's updates", unit="nats"),
+    Column("logprob", "log π_old of the token", unit="nats"),
+    Column("log_ratio", "log π_θ/π_old of the token", unit="nats"),
+    Column("log_ratio_pinned", "the same with the routes of before the updates forced", unit="nats"),
+    Column("layers_changed", "MoE layers in which the token's set of experts differs", type=pa.int64()),
 )
 
 
@@ -242,6 +264,7 @@ def tables() -> dict[str, dict[str, Column]]:
         "updates": (_STEP_KEY, update, *UPDATE),
         "layers": (_STEP_KEY, *layer_keys, *of_layers),
         "evaluations": EVALUATION,
+        "tails": (_STEP_KEY, replace(update, meaning="the step's last gradient update"), *TAIL),
     }
     return {table: {each.name: each for each in columns} for table, columns in rows.items()}
 

@@ -32,12 +32,12 @@ _GROUPS = {
     "routing": (
         "Routing",
         "`routing=r2`: which experts a training forward runs. The routers' own choice is recorded either way; see "
-        "[routing.md](routing.md).",
+        "[models.md](models.md#routing).",
     ),
     "engine": (
         "Engines",
         "`engine=fp8 engine.strength=0.5`: how the sampler differs from the trainer, and by how much; see "
-        "[routing.md](routing.md#the-axis-engine).",
+        "[models.md](models.md#the-axis-engine).",
     ),
     "model": (
         "Models",

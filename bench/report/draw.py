@@ -3,20 +3,18 @@
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
 from steadymoe.bench.config.compose import CONF
-from steadymoe.bench.report import archive, collapse_tables, tables
-from steadymoe.bench.report.figures import FIGURES, FORMATS, DataFigure, FigureSpec, save
-from steadymoe.bench.support import atomic_files, external
+from steadymoe.bench.report import archive, collapse_tables
+from steadymoe.bench.report import write as write_files
+from steadymoe.bench.report.figures import FIGURES, FORMATS, DataFigure, FigureSpec
+from steadymoe.bench.support import external
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
-
-# The numbers of a figure are also written as Markdown and LaTeX if there are at most this many rows.
-_LONGEST_TABLE = 60
 
 
 class CannotDraw(UserError):
@@ -168,27 +166,12 @@ def stem(spec: FigureSpec, experiment: str) -> str:
 
 
 def texts(spec: FigureSpec, figure: DataFigure, experiment: str) -> dict[str, str]:
-    """File name → text: every number of a figure as CSV, and also as Markdown and LaTeX if there are few."""
-    name, numbers = stem(spec, experiment), figure.numbers
-    found = {f"{name}.csv": numbers.to_csv(index=False)}
-    if len(numbers) <= _LONGEST_TABLE:
-        rounded = numbers.map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
-        found[f"{name}.md"] = f"{tables.to_markdown(rounded)}\n\n{spec.caption}\n"
-        found[f"{name}.tex"] = tables.to_latex(numbers, spec.caption)
-    return found
+    """Return file name → text of a figure's numbers."""
+    return write_files.figure_texts(stem(spec, experiment), figure, spec.caption)
 
 
 def write(
     spec: FigureSpec, figure: DataFigure, results: Path, experiment: str, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Write the figure in every format to ``figures/`` and its numbers to ``tables/``; return the files."""
-    for folder in ("figures", "tables"):
-        (results / folder).mkdir(parents=True, exist_ok=True)
-    files = []
-    for suffix in formats:
-        files.append(results / "figures" / f"{stem(spec, experiment)}.{suffix}")
-        atomic_files.write(files[-1], partial(save, figure, suffix=suffix))
-    for file, text in texts(spec, figure, experiment).items():
-        files.append(results / "tables" / file)
-        atomic_files.write(files[-1], partial(Path.write_text, data=text))
-    return files
+    """Write a figure in each format to ``figures/`` and its numbers to ``tables/``; return the paths."""
+    return write_files.figure(results, stem(spec, experiment), figure, spec.caption, formats)

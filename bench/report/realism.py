@@ -1,7 +1,7 @@
 """How close runs come to real MoE models: recorded numbers next to the published ranges.
 
-``ROWS`` is the table of published ranges. A new row is one entry there: its gate, what it is, the range, the source,
-and a function from the steps of an arm to one number per seed.
+A new row is one entry of ``ROWS``: its gate, what it is, the range, the source, and a function from the steps of an arm
+to one number per seed. It may read only columns that archives keep.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,10 @@ CAPTION = (
 
 @dataclass(frozen=True)
 class Row:
-    """A quantity with the range published for real MoE models. A single published number is both ends."""
+    """A quantity with the range published for real MoE models.
+
+    A single published number is both ends; without one both are nan.
+    """
 
     gate: str
     """The realism gate; empty without one."""
@@ -69,6 +72,15 @@ def over_dense(moe: pd.DataFrame, dense: pd.DataFrame) -> Estimate:
     return unpaired_ratio(*(over_steps(steps, "token_ratio_variance", "median") for steps in (moe, dense)))
 
 
+def ratio(steps: pd.DataFrame, above: str, below: str) -> pd.Series:
+    """Return the mean over steps of one metric over the mean of another, by seed; nan where the divisor is 0."""
+    return over_steps(steps, above) / over_steps(steps, below).replace(0.0, np.nan)
+
+
+def _moment_times_length(steps: pd.DataFrame) -> pd.Series:
+    return over_steps(steps, "log_ratio_moment_free") * response_length(steps)
+
+
 def _mean(metric: str) -> Callable[[pd.DataFrame], pd.Series]:
     return partial(over_steps, metric=metric)
 
@@ -95,6 +107,15 @@ ROWS = (
         bounds=POSITIVE),
     Row("R8", "routing's share of the log-ratio", 0.5, 1.0, f"most, in words: {_GSPO}, 5.3; {_R3}",
         partial(tables.routing_share, keys=[]), bounds=DIFFERENCE),
+    Row("R9", "accuracy with routes permuted among tokens, over accuracy", np.nan, np.nan, "–",
+        partial(ratio, above="eval_accuracy_permuted", below="eval_accuracy"), bounds=POSITIVE),
+    Row("R10", "relative step of the routers over that of other weights", 0.3, 3.0, "ours: AdamW moves all alike",
+        partial(ratio, above="relative_step_routers", below="relative_step_others"), bounds=POSITIVE),
+    Row("", "second moment of the token log-ratio, E[f²]", np.nan, np.nan, "–", _mean("log_ratio_moment_free"),
+        bounds=POSITIVE),
+    Row("", "response length times E[f²]", np.nan, np.nan, "–", _moment_times_length, bounds=POSITIVE),
+    Row("", "share of E[f²] in the 0.1 % of tokens that moved most", np.nan, np.nan, "–",
+        _mean("log_ratio_moment_top")),
     Row("", _KL, 8.4e-4, 8.4e-4, f"{_R3}: one engine twice", _mean("rollout_kl_k3"),
         bounds=columns.bounds("rollout_kl_k3"), query="engine == 'exact'"),
     Row("", "tokens whose route differs in any layer", 0.94, 0.984, f"{_R3}: 94 %; streams-rollout-market: 98.4 %",
@@ -138,7 +159,7 @@ class Realism:
     def factor(self) -> float:
         """The number over the nearer end of the published range; 1 inside the range, nan without a number."""
         ours, low, high = self.number.mean, self.row.low, self.row.high
-        if np.isnan(ours):
+        if np.isnan([ours, low, high]).any():
             return np.nan
         return ours / low if ours < low else ours / high if ours > high else 1.0
 
@@ -158,18 +179,19 @@ def measure(data: Mapping[str, pd.DataFrame]) -> list[Realism]:
             number = over_dense(steps[arm], steps[dense[keys[arm]]])
             measured.append(Realism(OVER_DENSE, "", arm, number))
         measured += [Realism(row, "", arm, row.measure(steps[arm])) for row in ROWS if row.applies(group)]
-    return sorted((each for each in measured if each.number.n), key=lambda each: each.gate or "–")
+    return sorted((each for each in measured if each.number.n), key=lambda each: int(each.gate[1:] or 99))
 
 
 def to_table(measured: Sequence[Realism]) -> pd.DataFrame:
     """Return the numbers as a table: gate, setting, what, measured on, here, n, published, factor, source."""
     rows = []
     for each in measured:
-        recorded = each.number.n > 0
+        recorded, is_published = each.number.n > 0, not np.isnan(each.row.low)
         rows.append(
             {"gate": each.gate or "–", "setting": each.setting, "what": each.what, "measured on": each.arm}
             | {"here": each.number if recorded else "not recorded", "n": f"{each.number.n} {each.unit}"}
-            | {"published": f"{each.row.low:g} to {each.row.high:g}", "factor": f"{each.factor:.2g}"}
+            | {"published": f"{each.row.low:g} to {each.row.high:g}" if is_published else "–"}
+            | {"factor": f"{each.factor:.2g}" if is_published else "–"}
             | {"source": each.row.source}
             | ({} if recorded else {"n": "–", "factor": "–"})
         )

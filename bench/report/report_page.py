@@ -9,7 +9,17 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.report import archive, collapse_tables, collect, draw, head_to_head, headline, realism, tables, web
+from steadymoe.bench.report import (
+    archive,
+    collapse_tables,
+    collect,
+    draw,
+    head_to_head,
+    headline,
+    realism,
+    tables,
+    write,
+)
 from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
@@ -78,9 +88,9 @@ def make(
         markdown.append(f"{visible(name)}\n\n{warning}{table}\n")
     lines, absent = left_out(results, experiment), list(missing.values())
     terms = headline.TERMS | outcome.TERMS
-    page = web.render("report", "report_page.html", sections=sections, missing=absent, left_out=lines, terms=terms)
-    atomic_files.write(results / "report.html", lambda temporary: temporary.write_text(page))
-    return Report([*files, results / "report.html"], "\n".join(markdown), absent, lines)
+    page = write.html("report", "report_page.html", sections=sections, missing=absent, left_out=lines, terms=terms)
+    files += write.files(results, {"report.html": page})
+    return Report(files, "\n".join(markdown), absent, lines)
 
 
 def left_out(results: Path, experiment: str | None = None) -> list[str]:
@@ -132,9 +142,7 @@ def texts(experiment: str, shown: dict[str, tuple[pd.DataFrame, str]], runs: pd.
     runs = runs.drop(columns=["folder", "axes_values", "numbers", "config"], errors="ignore")
     found = {f"{experiment}-runs.csv": runs.to_csv(index=False)}
     for kind, (table, caption) in shown.items():
-        found[f"{experiment}-{kind}.md"] = f"{tables.to_markdown(table)}\n\n{caption}\n"
-        found[f"{experiment}-{kind}.csv"] = tables.to_numbers(table).to_csv(index=False)
-        found[f"{experiment}-{kind}.tex"] = tables.to_latex(table, caption)
+        found |= write.table_texts(f"{experiment}-{kind}", table, caption)
     return found
 
 
@@ -229,10 +237,7 @@ def _section(
         found = pd.concat([every, runs[runs["folder"].isna()]], ignore_index=True)
     found = found if arms is None else found[found["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(data)
-    files = []
-    for file, text in texts(name, shown, found).items():
-        files.append(results / "tables" / file)
-        atomic_files.write(files[-1], partial(Path.write_text, data=text))
+    files = write.files(results / "tables", texts(name, shown, found))
     figures: list[dict[str, Any]] = []
     lacking: dict[str, str] = {}
     for spec in figures_of(name, overview_alone):

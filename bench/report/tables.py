@@ -7,10 +7,12 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.measurement import columns
+from steadymoe.bench.report.write import to_latex, to_markdown, to_number, to_numbers, to_text
 from steadymoe.bench.statistics.comparisons import ranking
-from steadymoe.bench.statistics.efficiency import CostRatio
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
-from steadymoe.bench.support.text import markdown, visible
+
+# Names that other rooms use until they use ``write``.
+__all__ = ["to_latex", "to_markdown", "to_number", "to_numbers", "to_text"]
 
 # Steps at the end of a run over which its final numbers are averaged.
 LAST_STEPS = 5
@@ -200,84 +202,3 @@ def _estimates(steps: pd.DataFrame, arm: str, wanted: dict[str, tuple[str, str]]
         numbers = [one_number(curve, how) for _, curve in curves]
         estimates[column] = over_seeds(numbers, log=metric in GEOMETRIC, bounds=columns.bounds(metric))
     return estimates
-
-
-def to_text(cell: Any) -> str:
-    """A cell for people: an estimate with its interval, a number to three digits, – for no number."""
-    if isinstance(cell, float):
-        return "–" if np.isnan(cell) else f"{cell:.3g}"
-    return str(cell)
-
-
-def to_number(cell: Any) -> Any:
-    """The number of a cell by which a column is sorted."""
-    if isinstance(cell, CostRatio):
-        cell = cell.estimate
-    return cell.mean if isinstance(cell, Estimate) else cell
-
-
-def to_markdown(table: pd.DataFrame) -> str:
-    """The table for people; every cell is one line and is escaped, so that it shows letter by letter."""
-    shown = table.map(lambda cell: markdown(to_text(cell))).rename(columns=markdown)
-    return shown.to_markdown(index=False, disable_numparse=True)
-
-
-def to_numbers(table: pd.DataFrame) -> pd.DataFrame:
-    """The table for programs: mean, low, high and n of an estimate, and the bound of a ratio, each in a column."""
-    estimated = [name for name in table if isinstance(table[name].iloc[0], Estimate | CostRatio)]
-    plain = table.drop(columns=estimated)
-    for column in estimated:
-        cells = table[column].tolist()
-        estimates = [cell.estimate if isinstance(cell, CostRatio) else cell for cell in cells]
-        for part in ("mean", "low", "high", "n"):
-            plain[f"{column} {part}"] = [getattr(estimate, part) for estimate in estimates]
-        if any(isinstance(cell, CostRatio) for cell in cells):
-            plain[f"{column} bound"] = [cell.bound for cell in cells]
-    return plain
-
-
-# Characters that LaTeX reads as commands, and characters that its usual fonts lack.
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "|": r"\textbar{}",
-    **{sign: "\\" + sign for sign in "&%$#_{}"},
-    "–": "--",
-    "−": "$-$",
-    "π": r"$\pi$",
-    "θ": r"$\theta$",
-    "χ": r"$\chi$",
-    "²": r"$^2$",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "₀": r"$_0$",
-    "₁": r"$_1$",
-}
-
-
-def latex_escape(text: str) -> str:
-    """``text`` in one line, escaped so that LaTeX prints it letter by letter."""
-    return "".join(_LATEX.get(letter, letter) for letter in visible(text))
-
-
-def to_latex(table: pd.DataFrame, caption: str = "") -> str:
-    """The table with the rules of booktabs (``\\usepackage{booktabs}``): text left, numbers and estimates right."""
-    text = table.map(to_text).map(latex_escape)
-    numeric = [not isinstance(table[name].iloc[0], str) if len(table) else False for name in table]
-    rows = [" & ".join(row) + r" \\" for row in text.to_numpy().tolist()]
-    header = " & ".join(latex_escape(str(name)) for name in table) + r" \\"
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        *([rf"\caption{{{latex_escape(caption)}}}"] if caption else []),
-        rf"\begin{{tabular}}{{{''.join('r' if each else 'l' for each in numeric)}}}",
-        r"\toprule",
-        header,
-        r"\midrule",
-        *rows,
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"

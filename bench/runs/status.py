@@ -4,10 +4,26 @@ from collections import Counter
 from pathlib import Path
 
 from steadymoe.bench.runs import provenance, record, sweep_plan
+from steadymoe.bench.support.arguments import Parser
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
 
 # The statuses of runs that their command can still make.
 _TO_DO = ("failed", "interrupted", "missing", "damaged")
+
+
+def main(words: list[str]) -> int:
+    """Print the status of every experiment and return the exit code. Raises UserError without a results folder."""
+    parser = Parser(
+        prog="steadymoe status",
+        description="Print, for each experiment, how many runs finished, failed or wait, and how to resume them.",
+    )
+    parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
+    results = parser.parse_args(words).results
+    if not results.is_dir():
+        raise UserError(f"there is no folder {results}; start some runs with: steadymoe run experiment=quickstart")
+    print("\n".join(lines(results)))
+    return 0
 
 
 def of_experiment(folder: Path) -> dict[Path, str]:

@@ -12,8 +12,8 @@ from steadymoe.bench.audit import request as audits
 from steadymoe.bench.check import request as check
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
+from steadymoe.bench.runs import command as runs
 from steadymoe.bench.runs import dry, record, redo
-from steadymoe.bench.runs import request as runs
 from steadymoe.bench.score import baselines, board, comparison, entry, page, plan
 from steadymoe.bench.score.baselines import Baselines
 from steadymoe.bench.score.plan import Plan
@@ -124,7 +124,7 @@ def _run(part: Part, planned: Plan, again: bool) -> int:
         if again:
             for line in redo.set_aside([run for run in planned.runs(part)[0] if _has_changed(run)]):
                 print(visible(line), file=sys.stderr)
-        execute = runs.answer
+        execute = runs.main
     else:
         execute = audits.answer
         try:

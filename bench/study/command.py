@@ -11,7 +11,7 @@ from steadymoe.bench.audit import report as audit_report
 from steadymoe.bench.audit import request as audit
 from steadymoe.bench.report import draw, report_page, tables
 from steadymoe.bench.report.figures import FigureSpec
-from steadymoe.bench.runs import request as runs
+from steadymoe.bench.runs import command as runs
 from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.study import claims_page, experiments, gates_page
 from steadymoe.bench.study.gates import gates
@@ -51,7 +51,7 @@ def run(words: Sequence[str]) -> int:
     every = experiments.chosen(names)
     experiments.register()
     for each in every:
-        answer: Callable[[list[str]], int] = audit.answer if each.audits else runs.answer
+        answer: Callable[[list[str]], int] = audit.answer if each.audits else runs.main
         print(f"{each.name}: {each.purpose}", flush=True)
         # Overrides name the runs that they mean, so they stand in place of the further sweeps.
         for command in each.commands[:1] if has_overrides else each.commands:

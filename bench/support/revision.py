@@ -25,8 +25,8 @@ def revision() -> dict[str, Any] | None:
     return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "-uno"))}
 
 
-def told() -> str:
-    """Version and revision in one line."""
+def version_line() -> str:
+    """Return version and, in a checkout, revision, in one line."""
     checkout = revision()
     commit = f" (revision {checkout['commit']}{', changed since' if checkout['changed'] else ''})" if checkout else ""
     return f"steadymoe {version('steadymoe')}{commit}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from steadymoe.algorithms import ops
 from steadymoe.bench.measurement import routing_drift, token_metrics
@@ -150,6 +151,7 @@ class StepRows:
         self._updates: list[Row] = []
         self._layers: list[Row] = []
         self._evaluations: list[Row] = []
+        self._tails: list[Row] = []
         self._histograms: dict[str, list[Tensor]] = {}
 
     @property
@@ -183,7 +185,14 @@ class StepRows:
         """The held-out prompts and their scores."""
         self._evaluations = evaluations
         if evaluations:
-            self._of_step["eval_accuracy"] = sum(each["score"] for each in evaluations) / len(evaluations)
+            for column, score in (("eval_accuracy", "score"), ("eval_accuracy_permuted", "score_permuted")):
+                if score in evaluations[0]:
+                    self._of_step[column] = sum(row[score] for row in evaluations) / len(evaluations)
+
+    def add_tails(self, tails: list[Row], tokenizer: PreTrainedTokenizerBase) -> None:
+        """The tokens that moved most over the updates; their ids become texts."""
+        keys = {"step": self.step, "update": self.updates}
+        self._tails = [keys | row | {"token": tokenizer.decode([int(row["token"])])} for row in tails]
 
     def tables(self, seconds: dict[str, float], tokens_fed: int = 0) -> dict[str, list[Row]]:
         """The rows of every table; ``seconds`` by stage, ``tokens_fed`` prompt and response tokens of updates."""
@@ -198,6 +207,7 @@ class StepRows:
             "updates": self._updates,
             "layers": self._layers,
             "evaluations": self._evaluations,
+            "tails": self._tails,
         }
 
     def _add(self, update: int, measured: Measured) -> None:

@@ -35,6 +35,11 @@ class Decoder:
         self._attends_to_all = refusal(model.config) is None
         self._chosen: list[Tensor] = []
         self._router_logits: list[Tensor] = []
+        self._bank_LNK: Tensor | None = None
+
+    def draw_routes(self, bank_LNK: Tensor, generator: torch.Generator) -> None:
+        """From now on force on every token fed the routes of a token drawn from ``bank_LNK``, in all layers."""
+        self._bank_LNK, self._generator = bank_LNK, generator
 
     def feed_prompts(self, prompts_PW: Tensor, mask_PW: Tensor, responses: int) -> Tensor:
         """Log-probabilities of the first token of each row, (B, V). A prompt is fed once for its ``responses`` rows."""
@@ -99,6 +104,12 @@ class Decoder:
         Keeps the routes of those tokens that are ``real``, and the routers' logits at the last token, which leads to
         the next one.
         """
+        if self._bank_LNK is not None:
+            tokens_in_bank = self._bank_LNK.shape[1]
+            index_N = torch.randint(
+                tokens_in_bank, (tokens.numel(),), generator=self._generator, device=self._bank_LNK.device
+            )
+            self._recorder.force(self._bank_LNK[:, index_N])
         # A single token sees all that came before: the model need not work that out. Without padding it takes no mask.
         known = self._attends_to_all and tokens.shape[1] == 1 and not mask_so_far.all()
         logits = self._model(

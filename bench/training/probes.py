@@ -48,6 +48,7 @@ class UpdateProbe(Probe):
         self._rows, device = len(sequences.tokens_BS), sequences.tokens_BS.device
         super().__init__(model, sequences.rows(torch.arange(self._rows, device=device).repeat(2)), precision)
         self._last = self._first
+        self._weights = _weights(model)
 
     def after_update(self, model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Columns overall and by layer: change of routing since the last call, and ``attribution`` since construction.
@@ -61,21 +62,83 @@ class UpdateProbe(Probe):
         forced_LBFK[:, :rows] = NO_ROUTE
         now = self._forward(model, forced_LBFK)
         assert now is not None  # a model has routers or not
-        self._last = now
+        self._last, self._log_ratio_BT = now, now.logprobs_BT - first.logprobs_BT
         mask_BT = self._sequences.response_mask_BT[:rows]
         first_LBFK, last_LBFK, now_LBFK = (_routes(each)[:, :rows] for each in (first, last, now))
         moved = routing_drift.change(last_LBFK, now_LBFK, mask_BT)
         changed_N = routing_drift.any_layer(first_LBFK, now_LBFK, mask_BT)
-        ratio_BT = now.logprobs_BT - first.logprobs_BT
-        free_N, pinned_N = (half_BT[mask_BT.bool()] for half_BT in (ratio_BT[:rows], ratio_BT[rows:]))
+        halves = self._log_ratio_BT.split(rows)
+        free_N, pinned_N = (half_BT[mask_BT.bool()] for half_BT in halves)
         overall = {"expert_change_per_update": moved.expert} | attribution(free_N, pinned_N, changed_N)
+        overall |= tail(free_N, changed_N)
+        weights, before = _weights(model), self._weights
+        for name, flat in weights.items():
+            overall[f"relative_step_{name}"] = (flat - before[name]).norm() / before[name].norm()
+        self._weights = weights
         return overall, {"expert_change_per_update": moved.expert_L}
+
+    def largest(self, count: int) -> list[dict[str, float]]:
+        """Return the ``count`` tokens that moved most since construction, as rows of the table ``tails``.
+
+        Call it after ``after_update``. A row has the response (of the sample), the position in it, the token's id, the
+        entropy and log-probability before the updates, the log-ratio with free and with old routes, and the number of
+        layers whose set of experts changed. None for a dense model.
+        """
+        first, last, rows = self._first, self._last, self._rows
+        if first is None or last is None:
+            return []
+        mask_BT = self._sequences.response_mask_BT[:rows].bool()
+        free_N, pinned_N = (half_BT[mask_BT] for half_BT in self._log_ratio_BT.split(rows))
+        first_LNK, last_LNK = (
+            routing_drift.of_response_tokens(_routes(found)[:, :rows], mask_BT).sort(-1).values
+            for found in (first, last)
+        )
+        response_N, position_N = mask_BT.nonzero(as_tuple=True)
+        fields_N = {
+            "response": response_N,
+            "position": position_N,
+            "token": self._sequences.tokens_BS[:rows, -mask_BT.shape[1] :][mask_BT],
+            "entropy": first.entropy_BT[:rows][mask_BT],
+            "logprob": first.logprobs_BT[:rows][mask_BT],
+            "log_ratio": free_N,
+            "log_ratio_pinned": pinned_N,
+            "layers_changed": (first_LNK != last_LNK).any(-1).sum(0),
+        }
+        top_N = free_N.abs().topk(min(count, len(free_N))).indices
+        values = [values_N[top_N].tolist() for values_N in fields_N.values()]
+        return [dict(zip(fields_N, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 def _routes(found: Forward) -> Tensor:
     """The routes of a forward whose model has routers."""
     assert found.routes_LBFK is not None
     return found.routes_LBFK
+
+
+def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return copies of the weights of the ``routers`` and of the ``others``, each as one vector."""
+    of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
+    parts: dict[str, list[Tensor]] = {"routers": [], "others": []}
+    for weight in model.parameters():
+        parts["routers" if id(weight) in of_routers else "others"].append(weight.detach().flatten())
+    return {name: torch.cat(weights) for name, weights in parts.items() if weights}
+
+
+def tail(log_ratio_N: Tensor, changed_N: Tensor, share: float = 0.001) -> dict[str, Tensor]:
+    """Return the share of Σ log_ratio² that lies in the ``share`` of the tokens that moved most, as columns.
+
+    At least one token counts. ``log_ratio_moment_top_changed`` is the part in tokens whose route changed
+    (``changed_N``, bool). Both are absent if no log-ratio moved.
+    """
+    square_N = log_ratio_N.square()
+    whole = square_N.sum()
+    if not whole > 0:
+        return {}
+    top = square_N.topk(max(1, round(share * len(square_N))))
+    return {
+        "log_ratio_moment_top": top.values.sum() / whole,
+        "log_ratio_moment_top_changed": (top.values * changed_N[top.indices]).sum() / whole,
+    }
 
 
 def attribution(free_N: Tensor, pinned_N: Tensor, changed_N: Tensor) -> dict[str, Tensor]:

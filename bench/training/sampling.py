@@ -32,6 +32,8 @@ class Decoding:
     """The log-probabilities of so many most likely tokens are kept beside the sampled token's."""
     routes: bool = True
     """Whether the routes of the tokens are kept."""
+    bank_LNK: Tensor | None = None
+    """Every token runs the experts of a token drawn from these routes, by ``generator``, not its own."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ def sample(
     logprobs, top = [], []
     with RouteRecorder(model, decoding.routes) as recorder, autocast(model.device.type, decoding.precision):
         decoder = Decoder(model, recorder, decoding.temperature)
+        if decoding.bank_LNK is not None:
+            decoder.draw_routes(decoding.bank_LNK, generator)
         all_logprobs_BV = decoder.feed_prompts(encoded["input_ids"], encoded["attention_mask"], responses)
         while True:
             if not all_logprobs_BV.isfinite().all():

@@ -4,7 +4,7 @@ Shapes: P prompts, G responses to each, B = P·G sequences of a rollout, M of th
 positions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -93,6 +93,9 @@ class Trainer:
                 diverged_at_update = update
                 break
 
+        if probe is not None and self.config.probe.largest and diverged_at_update is None:
+            with clock("probe_seconds"):
+                rows.add_tails(probe.largest(self.config.probe.largest), self.task.tokenizer)
         if step % self.config.evaluation.every == 0 or step == self.config.steps:
             try:
                 with clock("evaluation_seconds"):
@@ -110,11 +113,22 @@ class Trainer:
 
         Raises FloatingPointError if the policy's distribution is not finite.
         """
+        permutes = self.config.evaluation.permuted_routes and self.learner.experts > 0
         generator = torch_generator(self.config.seed, "evaluation", 0, self.model.device.type)
-        decoding = Decoding(precision=self.config.precision, routes=False)
+        decoding = Decoding(precision=self.config.precision, routes=permutes)
         made = roll_out(self.model, self.task, self._held_out, 1, generator, decoding)
-        scored = zip(self._held_out, made.scores_B.tolist(), strict=True)
-        return [{"step": step, "prompt": prompt, "score": score} for prompt, score in scored]
+        rows = [
+            {"step": step, "prompt": prompt, "score": score}
+            for prompt, score in zip(self._held_out, made.scores_B.tolist(), strict=True)
+        ]
+        if permutes:
+            assert made.routes_LBFK is not None  # of a model with routers
+            bank_LNK = made.routes_LBFK[:, made.sequences.route_mask_BF]
+            generator = torch_generator(self.config.seed, "evaluation_permuted", 0, self.model.device.type)
+            other = roll_out(self.model, self.task, self._held_out, 1, generator, replace(decoding, bank_LNK=bank_LNK))
+            for row, score in zip(rows, other.scores_B.tolist(), strict=True):
+                row["score_permuted"] = score
+        return rows
 
     def _rollout(
         self, stage: str, step: int, prompts: int, responses: int, sampler: PreTrainedModel | None = None

@@ -200,22 +200,6 @@ def test_every_case_and_every_preset_of_these_peers_is_compared(recorded: dict[s
     assert not any(changes for name, changes in LOSSES.values() if "@" in name)
 
 
-def test_the_batches_reach_every_side_of_a_clip_with_both_signs(recorded: dict[str, Recorded]) -> None:
-    reached = set()
-    for held in recorded.values():
-        for _, batch, _ in held.batches():
-            ratio_BT = (batch.logprobs_BT - batch.get("old_logprobs_BT")).exp()
-            place_BT = torch.bucketize(ratio_BT, torch.tensor([0.05, 0.8, 1.2, 3.0, 20.0], dtype=torch.float64))
-            for place, advantage, mask in zip(
-                place_BT.flatten().tolist(),
-                batch.advantages_BT.flatten().tolist(),
-                batch.mask_BT.flatten().tolist(),
-                strict=True,
-            ):
-                reached |= {(place, advantage > 0)} if mask else set()
-    assert reached == {(place, sign) for place in range(6) for sign in (False, True)}
-
-
 @pytest.mark.parametrize("case", LOSSES, ids="-".join)
 def test_loss_and_gradient_are_the_peers(case: Case, recorded: dict[str, Recorded]) -> None:
     peer, name = case

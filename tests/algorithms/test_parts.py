@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steadymoe.algorithms import Batch, ClippedLoss, LossOutput, load
+from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.parts import dimensions, dimensions_of, joined
 from steadymoe.bench.check.batches import part, ragged
 
@@ -21,11 +21,6 @@ def full() -> Batch:
     batch = replace(ragged(), weights_BT=weights_BT)
     assert all(value is not None for name, value in vars(batch).items() if name not in ("responses", "tokens"))
     return batch
-
-
-@pytest.mark.parametrize("each", FIELDS, ids=lambda each: each.name)
-def test_a_field_has_the_dimensions_of_its_name(each: Field[Any]) -> None:
-    assert dimensions_of(each) == each.name.rpartition("_")[2]
 
 
 @pytest.mark.parametrize(
@@ -94,11 +89,6 @@ def test_parts_of_a_batch_joined_are_the_batch_without_gradient(cuts: tuple[int,
     assert (together.responses, together.tokens, together.state) == (None, None, {})
 
 
-def test_a_field_that_parts_lack_is_missing_in_the_whole() -> None:
-    batch = replace(full(), weights_BT=None)
-    assert joined([batch, batch]).weights_BT is None
-
-
 def test_joined_outputs_add_losses_line_up_tokens_and_average_numbers() -> None:
     low_BT, high_BT = torch.tensor([[True, False]]), torch.tensor([[False, False], [True, True]])
     one = LossOutput(
@@ -111,14 +101,3 @@ def test_joined_outputs_add_losses_line_up_tokens_and_average_numbers() -> None:
     assert torch.equal(together.metrics["clipped_low_BT"], torch.cat([low_BT, high_BT]))
     assert together.metrics["loss_number"] == 3.5
     assert together.state == {}
-
-
-@pytest.mark.parametrize(
-    "name", ["grpo", "ppo_clip", "dapo", "lite_ppo", "reinforce_pp", "dr_grpo", "gspo_token", "luspo"]
-)
-def test_eight_algorithms_differ_in_their_numbers_alone(name: str) -> None:
-    assert type(load(name)).surrogate is ClippedLoss.surrogate
-    batch, loss = ragged(), load(name)
-    assert isinstance(loss, ClippedLoss)
-    plain = ClippedLoss(**vars(loss))
-    assert torch.equal(loss(batch).loss, plain(batch).loss)

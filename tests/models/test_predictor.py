@@ -6,18 +6,13 @@ Shapes: L MoE layers, B sequences, T response positions, N tokens, K experts a t
 import math
 from pathlib import Path
 
-import pytest
 import torch
-from test_execute import assert_resumes
 from test_learner import trainer
 from test_routing import TOKENS_BS, K, L, N, own_routes
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
-from steadymoe.bench.runs import record
 from steadymoe.models.predictor import RoutePredictor
 from steadymoe.models.routing import Routed, RouteRecorder, routers
 
@@ -34,13 +29,6 @@ def routed(model: PreTrainedModel, heads_LHE: list[Tensor] | None) -> tuple[Tens
 def random_heads(model: PreTrainedModel, size: float = 0.3) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [size * torch.randn(head.shape, generator=generator) for head in RoutePredictor(model).heads_LHE]
-
-
-def test_predictors_that_are_zero_change_nothing_bitwise(model: PreTrainedModel) -> None:
-    logits, free = routed(model, None)
-    predicted_logits, found = routed(model, list(RoutePredictor(model).heads_LHE))
-    assert torch.equal(logits, predicted_logits)
-    assert torch.equal(found.executed_LNK, free.executed_LNK)
 
 
 def test_predicted_experts_are_those_of_the_moved_logits_and_gates_those_of_the_unmoved(model: PreTrainedModel) -> None:
@@ -60,11 +48,6 @@ def test_predicted_experts_are_those_of_the_moved_logits_and_gates_those_of_the_
         assert torch.equal(found.live_LNK[layer], logits_NE.topk(K).indices.to(torch.int16))
         chosen_NK = logits_NE.softmax(-1).gather(-1, found.executed_LNK[layer].long())
         assert_close(weights_NK, chosen_NK / chosen_NK.sum(-1, keepdim=True))
-
-
-def test_predictors_of_other_layers_are_refused(model: PreTrainedModel) -> None:
-    with RouteRecorder(model) as recorder, pytest.raises(ValueError, match="predictors of 2 layers for a model with 3"):
-        recorder.predict(random_heads(model)[:2])
 
 
 def test_the_loss_is_the_papers_and_its_gradient_reaches_the_heads_alone(model: PreTrainedModel) -> None:
@@ -97,30 +80,6 @@ def test_the_loss_is_the_papers_and_its_gradient_reaches_the_heads_alone(model: 
     assert all(head.grad is not None and head.grad.abs().max() > 0 for head in predictor.heads_LHE)
 
 
-def test_predictors_learn_where_a_router_went(model: PreTrainedModel) -> None:
-    """A router moved by a matrix is followed exactly: afterwards the prediction from the old one is its choice."""
-    _, old = routed(model, None)
-    with torch.no_grad():
-        (first, *_) = routers(model)
-        weight_EH = first.get_parameter("weight")
-        weight_EH += 0.3 * torch.randn(weight_EH.shape, generator=torch.Generator().manual_seed(0))
-    _, new = routed(model, None)
-    assert not torch.equal(old.live_LNK[0], new.live_LNK[0])
-    predictor = RoutePredictor(model)
-    optimizer = torch.optim.Adam(predictor.parameters(), lr=1e-2)
-    inputs, before, now = (torch.stack(values)[:, None] for values in (old.inputs_LNH, old.logits_LNE, new.logits_LNE))
-    mask_BT = torch.ones(1, N)
-    first_loss = predictor(inputs, before, now.log_softmax(-1), mask_BT)
-    for _ in range(600):
-        loss = predictor(inputs, before, now.log_softmax(-1), mask_BT)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.01 * first_loss
-    predicted_NE = old.logits_LNE[0] + old.inputs_LNH[0] @ predictor.heads_LHE[0]
-    assert torch.equal(predicted_NE.topk(K).indices.sort(-1).values.to(torch.int16), new.live_LNK[0].sort(-1).values)
-
-
 def test_in_a_run_predicted_experts_run_in_the_old_policy_and_in_every_update(tmp_path: Path) -> None:
     made = trainer(tmp_path, "routing=pr2", "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
     assert made.learner.predictor is not None
@@ -144,25 +103,3 @@ def test_in_a_run_predicted_experts_run_in_the_old_policy_and_in_every_update(tm
                 assert measured.overall["token_ratio_max"] == 1, "the old policy ran the same experts"
             assert (measured.overall["replay_expert_disagreement"] > 0) == (number > 0 or step > 1)
     assert len(own_routes(made.model)) == len(heads), "nothing of the predictors stays in the model"
-
-
-def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = assert_resumes(tmp_path, monkeypatch, 6, "routing=pr2")
-    updates = record.read_table(whole.folder, "updates")
-    assert (updates.loc[updates["update"] == 1, "route_prediction_kl"].isna()).all()
-    assert (updates.loc[updates["update"] > 1, "route_prediction_kl"] > 0).all()
-
-
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["routing=r2", "routing.replay=pr2"], "choose another routing in its place"),
-        (["routing=pr2", "routing.replay=r2"], "choose another routing in its place"),
-        (["routing=pr2", "updates_per_rollout=1"], "learns from a rollout's second update on"),
-        (["routing=pr2", "routing.predictor_learning_rate=0"], "routing.predictor_learning_rate must be above 0"),
-        (["routing=pr2", "model=dense_tiny"], "no routers"),
-    ],
-)
-def test_what_pr2_cannot_be_is_refused(words: list[str], answer: str) -> None:
-    with pytest.raises(ConfigError, match=answer):
-        compose.plan(words)

@@ -12,7 +12,6 @@ from conftest import MICRO
 from safetensors.torch import load_file, save_file
 from test_compiled import compiles
 from test_execute import SMALL
-from tokenizers.processors import TemplateProcessing
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
@@ -88,19 +87,6 @@ def test_prompts_are_written_by_the_chat_template_and_padded_on_the_left(folder:
     assert (len(chat), chat.eos_token_id) == (len(task.tokenizer), task.tokenizer.eos_token_id)
 
 
-def test_what_a_template_writes_is_not_written_twice(folder: Path, task: Chain) -> None:
-    tokenizer = task.tokenizer.__class__(
-        tokenizer_object=task.tokenizer.backend_tokenizer.__class__.from_str(task.tokenizer.backend_tokenizer.to_str()),
-        eos_token="<eos>",
-        pad_token="<pad>",
-    )
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 1)])
-    tokenizer.save_pretrained(folder)
-    assert pretrained.load_tokenizer(str(folder))(["1+2="])["input_ids"][0][0] == 1
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    assert pretrained.load_tokenizer(str(folder))(["1+2="])["input_ids"] == task.tokenizer(["=1+2=="])["input_ids"]
-
-
 def test_padding_falls_back_to_the_end_token(folder: Path) -> None:
     edit(folder / "tokenizer_config.json", pad_token=None)
     tokenizer = pretrained.load_tokenizer(str(folder))
@@ -130,23 +116,17 @@ def test_the_hash_is_of_a_checkpoints_content_not_of_its_place(folder: Path) -> 
     [
         (lambda folder: shutil.rmtree(folder), "is no folder with a config.json"),
         (lambda folder: (folder / "model.safetensors").rename(folder / "model.bin"), "has no model.safetensors"),
-        (
-            lambda folder: edit(folder / "model.safetensors.index.json", weight_map={"a": "model-1.safetensors"}),
-            "has no model-1.safetensors",
-        ),
         (lambda folder: (folder / "config.json").write_text("{"), "the config in .* cannot be loaded"),
         (
             lambda folder: (folder / "model.safetensors").write_text("weights"),
             "model.safetensors in .* is no safetensors",
         ),
         (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "is no index of weights"),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "is no index of weights"),
         (lambda folder: edit(folder / "model.safetensors.index.json", weight_map={"a": 3}), "has no 3"),
         (
             lambda folder: (folder / "generation_config.json").write_text("{"),
             "generation_config.json in .* cannot be read",
         ),
-        (lambda folder: edit(folder / "generation_config.json", max_new_tokens="abc"), "cannot be read"),
         (
             lambda folder: edit(folder / "config.json", model_type="mine", auto_map={"AutoConfig": "mine.Config"}),
             "the config in .* cannot be loaded",
@@ -154,14 +134,11 @@ def test_the_hash_is_of_a_checkpoints_content_not_of_its_place(folder: Path) -> 
         (lambda folder: edit(folder / "config.json", model_type="t5"), "no causal language model for the T5Config"),
         (lambda folder: edit(folder / "config.json", quantization_config={"quant_method": "fp8"}), "are quantised"),
         (lambda folder: edit(folder / "config.json", model_type="phimoe"), "PhimoeTopKRouter chooses by 0 calls"),
-        (lambda folder: edit(folder / "config.json", num_experts_per_tok=9), r"model\.path: .* k not in range"),
         (lambda folder: (folder / "tokenizer_config.json").unlink(), "has no tokenizer"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{"), "the tokenizer in .* cannot be loaded"),
         (lambda folder: edit(folder / "tokenizer_config.json", eos_token=None), "has no end token"),
         (lambda folder: edit(folder / "config.json", vocab_size=9), "has 16 tokens, its model 9"),
         (lambda folder: (folder / "chat_template.jinja").write_text("hello"), "cannot write the prompts of this task"),
         (lambda folder: edit(folder / "config.json", max_position_embeddings=8), "need 11 positions; .* has 8"),
-        (lambda folder: edit(folder / "tokenizer_config.json", model_max_length=9), "need 11 positions; .* has 9"),
         (lambda folder: edit(folder / "generation_config.json", max_length=10), "need 11 positions; .* has 10"),
         (lambda folder: edit(folder / "generation_config.json", max_new_tokens=4), "is 5, .* allows responses of 4"),
     ],
@@ -175,17 +152,14 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_in_one_line(
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["model.path=null"], "needs a checkpoint's folder"),
-        (["+model.config.num_experts_per_tok=1"], "has the config of its checkpoint"),
-        (["cold_start.path={folder}/model.safetensors"], "leave cold_start.path out"),
-    ],
-)
-def test_what_belongs_to_built_models_is_refused(folder: Path, words: list[str], answer: str) -> None:
-    with pytest.raises(ConfigError, match=answer):
-        planned(folder, *(word.format(folder=folder) for word in words))
+def test_what_belongs_to_built_models_is_refused(folder: Path) -> None:
+    for word, message in (
+        ("model.path=null", "needs a checkpoint's folder"),
+        ("+model.config.num_experts_per_tok=1", "has the config of its checkpoint"),
+        (f"cold_start.path={folder}/model.safetensors", "leave cold_start.path out"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            planned(folder, word)
 
 
 def test_weights_that_are_missing_fail_the_run(folder: Path) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MICRO
-from test_execute import assert_resumes, assert_same, planned
+from test_execute import planned
 from test_learner import trainer, updated
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -21,13 +20,11 @@ from steadymoe.bench.measurement import routing_drift
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.columns_of_step import of_rollout
-from steadymoe.bench.training.forward import Sequences, forward
+from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.microbatches import Forwards
 from steadymoe.bench.training.probes import UpdateProbe
-from steadymoe.bench.training.sampling import join
-from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, engine
-from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, Stale, Temperature
+from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, Stale
 from steadymoe.models.routing import RouteRecorder, routers, z_loss
 from steadymoe.models.selection import NO_ROUTE
 
@@ -93,60 +90,6 @@ def test_forced_routes_equal_a_forward_in_which_the_top_k_is_replaced_by_hand(
         assert_close(one, weight.grad)
 
 
-def test_a_replayed_expert_outside_the_live_top_k_has_its_gate_and_a_gradient_of_its_own(
-    model: PreTrainedModel,
-) -> None:
-    (router, *_) = routers(model)
-    gates: list[Tensor] = []
-    hidden: list[Tensor] = []
-    live_LNK = own_routes(model).long()
-    with RouteRecorder(model) as recorder:
-        live_NK = live_LNK[0]
-        absent_N = torch.stack([torch.tensor([e for e in range(E) if e not in row]) for row in live_NK.tolist()])[:, 0]
-        forced_LNK = live_LNK.clone()
-        forced_LNK[0, :, 1] = absent_N
-        recorder.force(forced_LNK)
-
-        def keep(module: nn.Module, args: Any, output: Any) -> None:
-            gates.append(output[1].reshape(N, K))
-            hidden.append(args[0].reshape(N, -1))
-
-        router.register_forward_hook(keep)
-        model(TOKENS_BS, use_cache=False)
-        recorder.take(N)
-    probs_NE = (hidden[0] @ router.get_parameter("weight").T).softmax(-1)
-    chosen_NK = probs_NE.gather(-1, forced_LNK[0])
-    assert_close(gates[0], chosen_NK / chosen_NK.sum(-1, keepdim=True))
-    assert (gates[0][:, 1] > 0).all()
-    (gradient_EH,) = torch.autograd.grad(gates[0][0, 1], router.get_parameter("weight"))
-    assert gradient_EH[absent_N[0]].abs().max() > 0
-
-
-def test_the_routers_gradient_under_replay_is_that_of_finite_differences(task: Chain) -> None:
-    model = build.build(MICRO, task.tokenizer, seed=0, device="cpu")
-    model.set_experts_implementation("eager")
-    model = model.double()
-    forced_LNK = other_routes(1)
-    _, gradients = logits_and_gradients(model, forced_LNK)
-    names = [name for name, _ in model.named_parameters()]
-    weight = routers(model)[1].get_parameter("weight")
-    (index,) = [i for i, name in enumerate(names) if model.get_parameter(name) is weight]
-
-    def loss() -> float:
-        return logits_under(model, forced_LNK).square().mean().item()
-
-    for row, column in ((0, 0), (1, 7), (3, 20)):
-        step = 1e-2  # the router's softmax is in fp32 even here, so no smaller
-        values = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                weight[row, column] += sign * step
-            values.append(loss())
-            with torch.no_grad():
-                weight[row, column] -= sign * step
-        assert gradients[index][row, column].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=5e-3)
-
-
 @torch.no_grad()
 def logits_under(model: PreTrainedModel, forced_LNK: Tensor) -> Tensor:
     with RouteRecorder(model) as recorder:
@@ -189,16 +132,6 @@ def test_gradient_checkpointing_runs_a_router_again_under_the_same_routes(model:
 def test_routes_that_do_not_fit_are_refused(model: PreTrainedModel, routes_LNK: Tensor, answer: str) -> None:
     with pytest.raises(ValueError, match=answer):
         logits_under(model, routes_LNK)
-
-
-def test_a_router_that_selects_in_another_way_is_an_error(model: PreTrainedModel) -> None:
-    (router, *_) = routers(model)
-    plain = router.forward
-    router.forward = lambda hidden: (plain(hidden), plain(hidden))[0]  # type: ignore[method-assign]
-    with RouteRecorder(model) as recorder:
-        recorder.force(torch.full((L, N, K), NO_ROUTE))
-        with pytest.raises(RuntimeError, match="2 times in one call"):
-            model(TOKENS_BS, use_cache=False)
 
 
 def test_a_run_does_not_start_with_routers_that_return_another_order_than_they_select(
@@ -291,12 +224,6 @@ def test_frozen_routers_stay_and_everything_else_learns(tmp_path: Path) -> None:
     assert moved == before.keys() - frozen
 
 
-@pytest.mark.parametrize("words", [["routing=r2"], ["routing=freeze"], ["routing.z_loss=0.1"], ["routing=r3"]])
-def test_a_routing_option_on_a_dense_model_is_refused(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="has no routers"):
-        compose.plan(["model=dense_tiny", *words])
-
-
 # --- engines -----------------------------------------------------------------------------------------
 
 ENGINES = [
@@ -310,25 +237,6 @@ ENGINES = [
 ]
 
 
-def test_every_engine_of_the_configs_is_one_of_those_tested() -> None:
-    names = {path.stem for path in (compose.CONF / "engine").glob("*.yaml")}
-    assert names == {name for name, _ in ENGINES} | {"exact"}
-
-
-@pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> compose.Run:
-    made = planned(tmp_path_factory.mktemp("exact"), "steps=3")
-    assert execute.execute(made) == "finished"
-    return made
-
-
-@pytest.mark.parametrize("name", [name for name, _ in ENGINES])
-def test_an_engine_of_strength_zero_is_exact_bitwise(exact: compose.Run, tmp_path: Path, name: str) -> None:
-    made = planned(tmp_path, f"engine={name}", "engine.strength=0", "steps=3")
-    assert execute.execute(made) == "finished"
-    assert_same(exact.folder, made.folder)
-
-
 @pytest.mark.parametrize(("name", "strength"), ENGINES)
 def test_an_engine_samples_differently_and_leaves_the_trainer_as_it_is(
     tmp_path: Path, name: str, strength: float
@@ -338,36 +246,27 @@ def test_an_engine_samples_differently_and_leaves_the_trainer_as_it_is(
     updated(made)  # so that old weights differ
     made.sample(2)
     updated(made)
+    past = made.sampler.state()
     before = {name: weight.detach().clone() for name, weight in made.model.named_parameters()}
     rollout, _, _ = made.sample(3)
-    again, _, _ = trainer_again(made, 3)
     mask_BT = rollout.sequences.response_mask_BT.bool()
     old = made.learner.old_policy(rollout, made.minibatches(3))
     gap_N = (rollout.logprobs_BT - old.logprobs_BT)[mask_BT].abs()
     assert gap_N.max() > 1e-5
     assert all(torch.equal(weight, before[name]) for name, weight in made.model.named_parameters())
+    made.sampler.load(past)
+    again, _, _ = made.sample(3)
     assert torch.equal(again.logprobs_BT, rollout.logprobs_BT)  # its noise has a generator of its own
 
 
-def trainer_again(made: Trainer, step: int) -> Any:
-    """The same step sampled once more, with the same past."""
-    past = list(made.sampler._past)
-    if past:
-        past.pop()
-        made.sampler._past.clear()
-        made.sampler._past.extend(past)
-    if made.sampler.engine.delay:
-        made.sampler._past.appendleft({k: v.clone() for k, v in made.sampler._copy.named_parameters()})  # type: ignore[union-attr]
-    return made.sample(step)
-
-
-def test_rounding_is_linear_in_its_strength() -> None:
-    weight = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
-    for dtype in ("bf16", "fp8", "int8"):
-        whole = Rounding(dtype=dtype).round_weight("x", weight)
-        half = Rounding(dtype=dtype, strength=0.5).round_weight("x", weight)
-        assert not torch.equal(whole, weight)
-        assert_close(half, (weight + whole) / 2)
+@pytest.mark.parametrize(("name", "strength"), ENGINES)
+def test_an_engine_of_strength_zero_samples_with_the_trained_model_itself(
+    tmp_path: Path, name: str, strength: float
+) -> None:
+    assert {path.stem for path in (compose.CONF / "engine").glob("*.yaml")} == {each for each, _ in ENGINES} | {"exact"}
+    sampler = trainer(tmp_path, f"engine={name}", "engine.strength=0").sampler
+    assert sampler.model(torch.Generator()) is sampler._trained
+    assert sampler.engine.temperature == 1
 
 
 def test_rounding_closed_forms() -> None:
@@ -379,21 +278,6 @@ def test_rounding_closed_forms() -> None:
     assert_close(engine._quantised(torch.tensor([[448.0, 300.0]]), "fp8", False), torch.tensor([[448.0, 288.0]]))
     assert_close(engine._quantised(torch.tensor([1 + 2.0**-9]), "bf16", True), torch.tensor([1.0]))
     assert (engine._quantised(torch.zeros(2, 3), "fp8", False) == 0).all()
-
-
-def test_fp8_spares_router_head_and_embedding_and_bf16_does_not(model: PreTrainedModel) -> None:
-    for dtype, spared in (("fp8", True), ("bf16", False)):
-        sampler = Sampler(Rounding(dtype=dtype), model)
-        copied = sampler.model(torch.Generator())
-        assert copied is not model
-        for name, weight in model.named_parameters():
-            same = torch.equal(copied.get_parameter(name), weight)
-            if weight.dim() < 2:
-                assert same, name
-            elif "embed_tokens" in name or "gate.weight" in name:
-                assert same == spared, name
-            else:
-                assert not same, name
 
 
 def test_router_noise_changes_the_routes_and_router_bf16_only_the_gate(model: PreTrainedModel) -> None:
@@ -421,15 +305,6 @@ def test_stale_weights_are_those_of_so_many_steps_ago(model: PreTrainedModel) ->
     assert seen == [0, 0, 0, 1, 2]
 
 
-def test_a_run_on_old_weights_that_was_stopped_goes_on_to_the_same_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["engine=stale", "engine.strength=2"]
-    whole = assert_resumes(tmp_path, monkeypatch, 6, *words)
-    steps = record.read_table(whole.folder, "steps")
-    assert (steps["rollout_kl_k3"].iloc[1:] > 1e-6).all()
-
-
 def test_a_temperature_is_in_the_samplers_log_probabilities(tmp_path: Path) -> None:
     made = trainer(tmp_path, "engine=temperature", "engine.strength=0.5")
     rollout, _, _ = made.sample(1)
@@ -449,17 +324,17 @@ def test_a_temperature_is_in_the_samplers_log_probabilities(tmp_path: Path) -> N
     ("words", "answer"),
     [
         (["engine=bf16", "engine.strength=1.5"], "at most 1"),
+        (["model=dense_tiny", "routing=r2"], "has no routers"),
+        (["model=dense_tiny", "routing.z_loss=0.1"], "has no routers"),
+        (["routing=pr2", "updates_per_rollout=1"], "learns from a rollout's second update on"),
+        (["routing=pr2", "routing.predictor_learning_rate=0"], "routing.predictor_learning_rate must be above 0"),
         (["engine=router_noise", "engine.strength=-1"], "at least 0"),
         (["engine=stale", "engine.strength=1.5"], "whole number of steps"),
         (["engine=exact", "engine.strength=1.0"], "has no strength"),
         (["engine=fp8", "engine.dtype=fp4"], "bf16, fp8, int8"),
         (["engine=fp8", "engine.scale=group"], "channel, tensor"),
-        (["engine=fp9"], "choose from bf16, exact"),
-        (["engine=int8", "engine.dtype=fp8"], "choose another engine in its place"),
         (["routing=off", "routing.replay=r2"], "choose another routing in its place"),
         (["engine=bf16", "engine.scale=tensor"], "bf16 has no scale to choose"),
-        (["engine=stale", "engine.strength=1e30"], "at most 1000"),
-        (["engine=temperature", "engine.strength=1e300"], "at most 99"),
     ],
 )
 def test_a_dial_out_of_range_is_refused(words: list[str], answer: str) -> None:
@@ -473,23 +348,7 @@ def test_evaluation_and_probes_are_the_trained_models_own(tmp_path: Path) -> Non
     assert made.evaluate(1) == plain.evaluate(1)
 
 
-def test_temperature_and_noise_have_ranges() -> None:
-    assert Temperature(strength=0.5).temperature == 1.5
-    assert Stale(strength=3).delay == 3
-
-
 # --- sampler against trainer -------------------------------------------------------------------------
-
-
-def test_the_samplers_routers_are_recorded_where_they_led_to_a_token(tmp_path: Path) -> None:
-    made = trainer(tmp_path)
-    rollout, _, _ = made.sample(1)
-    with torch.no_grad():
-        now = forward(made.model, rollout.sequences, "fp32")
-    assert rollout.router_logprobs_LBTE is not None
-    mask_BT = rollout.sequences.response_mask_BT.bool()
-    assert rollout.router_logprobs_LBTE.shape[:3] == (2, *mask_BT.shape)
-    assert_close(rollout.router_logprobs_LBTE[:, mask_BT], now.router_logprobs_LBTE[:, mask_BT], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "moves"), [("exact", False), ("router_noise", True), ("bf16", True)])
@@ -515,67 +374,6 @@ def test_what_the_engines_routers_disagree_in_is_in_the_columns(tmp_path: Path, 
             atol=1e-6,
             rtol=1e-5,
         )
-
-
-def strongest_by_gate(model: PreTrainedModel, sequences: Sequences) -> list[list[int]]:
-    """Layer by layer, the expert with the largest gate weight of every response token, as the routers return them."""
-    returned: list[tuple[Tensor, Tensor]] = []
-    hooks = [
-        router.register_forward_hook(lambda _, __, output: returned.append((output[1], output[2])))
-        for router in routers(model)
-    ]
-    with torch.no_grad():
-        forward(model, sequences, "fp32")
-    for hook in hooks:
-        hook.remove()
-    mask_BT = sequences.response_mask_BT
-    rows, width = mask_BT.shape
-    found = []
-    for weights_NK, indices_NK in returned:
-        weights, indices = (each.view(rows, -1, each.shape[-1]).tolist() for each in (weights_NK, indices_NK))
-        at = [(row, t - width) for row in range(rows) for t in range(width) if mask_BT[row, t]]
-        found.append([max(zip(weights[row][t], indices[row][t], strict=True))[1] for row, t in at])
-    return found
-
-
-def test_the_strongest_expert_is_the_one_with_the_largest_gate_where_a_router_returns_them_unsorted(
-    tmp_path: Path,
-) -> None:
-    """GLM-4-MoE with 4 of 8 experts: torch.topk(sorted=False) names first what is not the strongest."""
-    made = trainer(
-        tmp_path, "model=glm4_moe_micro", "model.config.num_experts_per_tok=4", "optimizer.learning_rate=3e-3"
-    )
-    sampled, _, _ = made.sample(1)
-    minibatches = made.minibatches(1)
-    rows_M = torch.cat([part.rows_M for part in minibatches[1]])
-    watched = sampled.sequences.rows(rows_M)
-    old = made.learner.old_policy(sampled, minibatches)
-    before = strongest_by_gate(made.model, watched)
-    advantages_BT = torch.ones_like(sampled.sequences.response_mask_BT).float()
-    made.learner.update(sampled, old, advantages_BT, minibatches[0])
-    after = strongest_by_gate(made.model, watched)
-    found = made.learner.update(sampled, old, advantages_BT, minibatches[1])
-    changed = [
-        sum(a != b for a, b in zip(*each, strict=True)) / len(each[0]) for each in zip(before, after, strict=True)
-    ]
-    assert 0 < sum(changed) < len(changed)
-    assert_close(found.layers["top1_change_rate"], torch.tensor(changed))
-    assert_close(found.overall["top1_change_rate"], torch.tensor(sum(changed) / len(changed)))
-    assert old.routes_LBFK is not None
-    first_LN = routing_drift.of_response_tokens(old.routes_LBFK[:, rows_M], watched.response_mask_BT)[..., 0]
-    assert first_LN.tolist() != before  # or this test would show nothing
-
-
-@pytest.mark.parametrize("family", ["micro", "gpt_oss_micro"])
-def test_where_a_router_returns_its_experts_sorted_the_first_is_the_strongest(tmp_path: Path, family: str) -> None:
-    made = trainer(tmp_path, f"model={family}", "model.config.num_experts_per_tok=3")
-    sampled, _, _ = made.sample(1)
-    routes_LBFK, logprobs_LBTE = sampled.routes_LBFK, sampled.router_logprobs_LBTE
-    assert routes_LBFK is not None
-    assert logprobs_LBTE is not None
-    first_LBFK = routes_LBFK[..., :1].expand_as(routes_LBFK)
-    mask_BT = sampled.sequences.response_mask_BT
-    assert routing_drift.top1_change(routes_LBFK, first_LBFK, logprobs_LBTE, logprobs_LBTE, mask_BT).sum() == 0
 
 
 # --- what the engines round, and what the probe pins to -----------------------------------------------
@@ -675,14 +473,3 @@ def test_the_router_kl_is_of_the_sampler_from_the_trainer(tmp_path: Path) -> Non
     one, other = (p.exp() * (p - q)).sum(-1).mean(), (q.exp() * (q - p)).sum(-1).mean()
     assert_close(columns["rollout_router_kl"], one)
     assert not torch.isclose(one, other, rtol=1e-2)
-
-
-def test_joined_rollouts_keep_the_routers_of_every_token(tmp_path: Path) -> None:
-    made = trainer(tmp_path)
-    parts = [made._rollout(f"part {k}", 1, 1, 1, made.model) for k in range(24)]
-    assert len({part.sequences.response_width for part in parts}) > 1
-    whole = join(parts)
-    assert whole.router_logprobs_LBTE is not None
-    assert whole.router_logprobs_LBTE.shape[:3] == (2, *whole.sequences.response_mask_BT.shape)
-    kept = [part.router_logprobs_LBTE[:, part.sequences.response_mask_BT.bool()] for part in parts]  # type: ignore[index]
-    assert torch.equal(whole.router_logprobs_LBTE[:, whole.sequences.response_mask_BT.bool()], torch.cat(kept, 1))

@@ -551,7 +551,7 @@ def test_r2_quiets_the_ratio_of_the_loss_and_not_the_sampled_policy() -> None:
     committed = ROOT / "results" / "reference" / "tables" / f"{draw.stem(REPLAY, 'claim03')}.csv"
     assert REPLAY.figure({"replay": found}).numbers.to_csv(index=False) == committed.read_text()
     rows = {(row.quantity, row.arm): row for row in found.itertuples()}
-    section = (ROOT / "docs" / "routing.md").read_text().partition("\n### What R2 does\n")[2].partition("\n## ")[0]
+    section = (ROOT / "docs" / "models.md").read_text().partition("\n### What R2 does\n")[2].partition("\n##")[0]
     told = [str(rows[replay.MOVED.name, replayed.label].effect) for _, replayed in replay.PAIRS]
     of_grpo = [(replay.SEEN, 1), (replay.SEEN, 0), (replay.START, 0), (replay.NEXT, 1), (replay.NEXT, 0)]
     told += [f"{rows[quantity.name, replay.PAIRS[0][place].label].number.mean:.3g}" for quantity, place in of_grpo]

@@ -74,7 +74,7 @@ def test_an_arm_that_no_experiment_runs_is_refused() -> None:
 
 
 def test_the_pages_name_experiments_of_the_table_and_the_protocol_its_seeds() -> None:
-    for page in ("protocol.md", "gates.md", "claims.md", "calibration.md", "audit.md", "routing.md"):
+    for page in ("protocol.md", "gates.md", "claims.md", "calibration.md", "audit.md", "models.md"):
         text = (ROOT / "docs" / page).read_text()
         named = set(re.findall(r"`(?:experiment=)?((?:study|gates)_\w+)`", text))
         named |= {name for names in re.findall(r"^steadymoe study run (\w+)", text, re.MULTILINE) for name in [names]}

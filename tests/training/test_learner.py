@@ -47,7 +47,7 @@ def updated(made: Trainer, updates: int = 2) -> list[Measured]:
 # --- micro-batches -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "dr_grpo", "cispo", "rspo", "trm"])
+@pytest.mark.parametrize("algorithm", ["gspo", "rspo", "trm"])
 def test_micro_batches_change_an_update_by_rounding_alone(tmp_path: Path, algorithm: str) -> None:
     words = [f"algorithm={algorithm}", "algorithm.kl.coefficient=0.1", "algorithm.entropy_bonus=0.1", *PROPORTIONAL]
     whole, split = trainer(tmp_path, *words), trainer(tmp_path, *words, "microbatch=3")
@@ -61,31 +61,23 @@ def test_micro_batches_change_an_update_by_rounding_alone(tmp_path: Path, algori
             assert first.histograms[name].sum() == second.histograms[name].sum()
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "dr_grpo", "cispo"])
-def test_micro_batches_leave_the_gradient_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
-) -> None:
-    """What the optimizer is handed, with the plain one in place of AdamW, which hides the size of a gradient."""
-    gradients = []
-    for words in ([], ["microbatch=3"]):
-        made = trainer(tmp_path, f"algorithm={algorithm}", "optimizer.max_grad_norm=1e9", *words)
-        before = [weight.detach().clone() for weight in made.model.parameters()]
-        made.learner.optimizer = torch.optim.SGD(made.model.parameters(), lr=1.0)
-        updated(made, updates=1)
-        gradients.append([old - new.detach() for old, new in zip(before, made.model.parameters(), strict=True)])
-    for whole, split in zip(*gradients, strict=True):
-        assert whole.abs().max() > 0
-        assert_close(split, whole, atol=1e-5 * float(whole.abs().max()) + 1e-8, rtol=1e-4)
-
-
 @pytest.mark.parametrize("algorithm", ["m2po", "gepo", "r2vpo"])
 def test_a_loss_that_needs_the_whole_mini_batch_is_never_split(tmp_path: Path, algorithm: str) -> None:
-    whole = trainer(tmp_path, f"algorithm={algorithm}")
     split = trainer(tmp_path, f"algorithm={algorithm}", "microbatch=1")
     assert len(split.learner.forwards.split(torch.arange(16))) == 1
-    updated(whole), updated(split)
-    for name, weight in whole.model.named_parameters():
-        assert torch.equal(weight, split.model.get_parameter(name))
+    plain, seen = Learner.batch, []
+
+    def spy(self: Learner, *arguments: Any) -> Any:
+        batch = plain(self, *arguments)
+        seen.append((arguments[3], batch.get("groups_B")))
+        return batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "batch", spy)
+        updated(split)
+    for rows_M, groups_M in seen:  # rows share a group where they share a prompt
+        assert torch.equal(groups_M[:, None] == groups_M, (rows_M // 8)[:, None] == rows_M // 8)
+        assert len(groups_M.unique()) == 2
 
 
 def test_the_ratio_is_exactly_one_before_the_first_update_in_micro_batches_too(tmp_path: Path) -> None:
@@ -94,10 +86,10 @@ def test_the_ratio_is_exactly_one_before_the_first_update_in_micro_batches_too(t
     assert first.overall["token_ratio_variance"] == 0
 
 
-@pytest.mark.parametrize("size", [0, -1, 2.5, "all"])
-def test_an_impossible_micro_batch_is_refused(tmp_path: Path, size: object) -> None:
-    with pytest.raises(ConfigError, match=r"microbatch must be .*\(number of responses"):
-        planned(tmp_path, f"microbatch={size}")
+def test_an_impossible_micro_batch_is_refused(tmp_path: Path) -> None:
+    for size in (0, 2.5, "all"):
+        with pytest.raises(ConfigError, match=r"microbatch must be .*\(number of responses"):
+            planned(tmp_path, f"microbatch={size}")
     with pytest.raises(ConfigError, match="look at a whole mini-batch"):
         planned(tmp_path, "microbatch=4", "routing.aux_loss=0.1")
 
@@ -118,12 +110,16 @@ def test_r2vpos_multiplier_moves_is_recorded_and_survives_a_checkpoint(tmp_path:
     assert other.learner.state["multiplier"] != 1
 
 
-def test_a_run_with_memory_that_was_stopped_goes_on_to_the_same_numbers(
+def test_a_stopped_run_resumes_with_the_state_of_loss_predictor_and_sampler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["algorithm=r2vpo", "algorithm.loss.multiplier_step=1.0"]
-    whole = assert_resumes(tmp_path, monkeypatch, 5, *words)
-    assert record.read_table(whole.folder, "updates")["loss_number"].nunique() == 12
+    words = ["algorithm=r2vpo", "algorithm.loss.multiplier_step=1.0", "routing=pr2"]
+    whole = assert_resumes(tmp_path, monkeypatch, 5, *words, "engine=stale", "engine.strength=2")
+    updates, steps = record.read_table(whole.folder, "updates"), record.read_table(whole.folder, "steps")
+    assert updates["loss_number"].nunique() == 12
+    assert updates.loc[updates["update"] == 1, "route_prediction_kl"].isna().all()
+    assert (updates.loc[updates["update"] > 1, "route_prediction_kl"] > 0).all()
+    assert (steps["rollout_kl_k3"].iloc[1:] > 1e-6).all()
 
 
 # --- what losses ask for -----------------------------------------------------------------------------
@@ -160,11 +156,6 @@ def test_router_log_probabilities_are_those_at_the_position_before_a_token(model
         logits_BFE = logits_NE.view(*now.routes_LBFK.shape[1:3], -1).log_softmax(-1)
         for row, column in made.sequences.response_mask_BT.nonzero().tolist():
             assert_close(found_LBTE[layer, row, column], logits_BFE[row, logits_BFE.shape[1] - width + column])
-
-
-def test_an_algorithm_that_weighs_by_routers_is_refused_on_a_dense_model() -> None:
-    with pytest.raises(ConfigError, match="the model is dense"):
-        compose.plan(["algorithm=rspo", "model=dense_tiny"])
 
 
 @pytest.mark.parametrize("top_k", [2, 40])
@@ -213,20 +204,6 @@ def test_rewards_lose_what_is_overlong_and_the_kl_of_their_tokens() -> None:
     assert rewards.shaped(scores_B, mask_BT, 4, Overlong(penalty=0.0, buffer=0.5), None) is scores_B
 
 
-def test_a_kl_term_in_the_loss_holds_the_policy_at_its_cold_start(tmp_path: Path) -> None:
-    def moved(*words: str) -> float:
-        """Mean squared change of log-probabilities over eight updates."""
-        made = trainer(tmp_path, "optimizer.learning_rate=3e-3", *words)
-        probe, _, _ = made.sample(1)
-        before_BT = made.learner.old_policy(probe, made.minibatches(1)).logprobs_BT
-        for _ in range(4):
-            updated(made)
-        after_BT = made.learner.old_policy(probe, made.minibatches(1)).logprobs_BT
-        return float((after_BT - before_BT)[probe.sequences.response_mask_BT.bool()].square().mean())
-
-    assert moved("algorithm.kl.coefficient=3", "algorithm.kl.estimator=k2") < 0.5 * moved()
-
-
 def test_a_kl_term_in_the_reward_is_subtracted_before_advantages(tmp_path: Path) -> None:
     made = trainer(tmp_path, "algorithm.kl.coefficient=0.5", "algorithm.kl.place=reward", "algorithm.kl.estimator=k1")
     updated(made)  # away from the cold start
@@ -240,14 +217,6 @@ def test_a_kl_term_in_the_reward_is_subtracted_before_advantages(tmp_path: Path)
     assert made.step(3).rows["steps"][0]["reward"] * 32 % 1 == 0  # the scores as the task gives them, 0 or 1
 
 
-def test_an_entropy_bonus_raises_the_entropy(tmp_path: Path) -> None:
-    def entropy(*words: str) -> float:
-        made = trainer(tmp_path, "optimizer.learning_rate=3e-3", *words)
-        return float([updated(made)[-1] for _ in range(5)][-1].overall["entropy"])
-
-    assert entropy("algorithm.entropy_bonus=10") > entropy() + 0.01
-
-
 def test_the_trainer_takes_the_overlong_penalty_from_the_reward(tmp_path: Path) -> None:
     made = trainer(tmp_path, "algorithm=dapo")
     sampled_, _, _ = made.sample(1)
@@ -257,22 +226,6 @@ def test_the_trainer_takes_the_overlong_penalty_from_the_reward(tmp_path: Path) 
     assert (lengths_B == 5).any()
     old = made.learner.old_policy(sampled_, made.minibatches(1))
     assert_close(made.rewards(sampled_, old), expected_B)
-
-
-def test_rows_share_a_group_where_they_share_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = trainer(tmp_path, "algorithm=gepo")
-    plain, seen = Learner.batch, []
-
-    def spy(self: Learner, *arguments: Any) -> Any:
-        batch = plain(self, *arguments)
-        seen.append((arguments[3], batch.get("groups_B")))
-        return batch
-
-    monkeypatch.setattr(Learner, "batch", spy)
-    updated(made)
-    for rows_M, groups_M in seen:
-        assert torch.equal(groups_M[:, None] == groups_M, (rows_M // 8)[:, None] == rows_M // 8)
-        assert len(groups_M.unique()) == 2
 
 
 def test_the_reference_of_the_kl_stays_at_the_cold_start(tmp_path: Path) -> None:
@@ -322,15 +275,11 @@ def test_groups_without_signal_are_dropped_and_refilled(tmp_path: Path, monkeypa
     assert torch.equal(kept.sequences.mask_BS, together.mask_BS[rows])
 
 
-def test_places_that_no_rollout_could_fill_go_to_groups_without_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_places_left_go_to_groups_without_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer(tmp_path, "algorithm=dapo", "algorithm.sampling.max_rollouts=2")
     scripted_scores(made, [[NONE, NONE, SIGNAL, NONE], [NONE, SIGNAL, NONE, NONE]], monkeypatch)
-    kept, scores_PG, _ = made.sample(1)
-    kept_PG = kept.scores_B.view(4, 8)
+    kept_PG = made.sample(1)[0].scores_B.view(4, 8)
     assert (kept_PG != kept_PG[:, :1]).any(-1).tolist() == [True, True, False, False]
-    assert len(scores_PG) == 8
 
 
 def test_a_step_counts_all_that_was_sampled_and_trains_on_what_is_left(
@@ -363,9 +312,12 @@ def test_rollouts_of_different_widths_are_joined_on_their_tokens(model: PreTrain
         mask_BT, part_BT = ours.sequences.response_mask_BT.bool(), part.sequences.response_mask_BT.bool()
         assert torch.equal(ours.logprobs_BT[mask_BT], part.logprobs_BT[part_BT])
         assert torch.equal(ours.top_tokens_BTK[mask_BT], part.top_tokens_BTK[part_BT])  # type: ignore[index]
+        now_LNE, then_LNE = ours.router_logprobs_LBTE[:, mask_BT], part.router_logprobs_LBTE[:, part_BT]  # type: ignore[index]
+        assert torch.equal(now_LNE, then_LNE)
         with torch.no_grad():
             again = forward(model, ours.sequences, "fp32")
         assert_close(again.logprobs_BT[mask_BT], part.logprobs_BT[part_BT], atol=1e-5, rtol=0)
+        assert_close(again.router_logprobs_LBTE[:, mask_BT], now_LNE, atol=1e-5, rtol=0)
         assert ours.routes_LBFK is not None
         assert part.routes_LBFK is not None
         assert torch.equal(
@@ -376,10 +328,7 @@ def test_rollouts_of_different_widths_are_joined_on_their_tokens(model: PreTrain
 @pytest.mark.parametrize(
     "words",
     [
-        ["algorithm=topr"],
         ["algorithm=reinforce_pp"],
-        ["algorithm=r2vpo"],
-        ["algorithm=grpo", "advantage=batch_whitened"],
         ["algorithm=grpo", "algorithm.entropy_bonus=0.1"],
         ["algorithm=dapo", "algorithm.kl.coefficient=0.1"],
     ],
@@ -394,14 +343,6 @@ def test_dynamic_sampling_is_refused_where_it_would_drop_what_is_learned_from(wo
 # --- the advantage as a switch -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "reinforce_pp", "topr"])
-def test_any_algorithm_takes_any_advantage(algorithm: str) -> None:
-    for path in sorted((compose.CONF / "advantage").glob("*.yaml")):
-        (made,) = compose.plan([f"algorithm={algorithm}", f"advantage={path.stem}"])
-        assert made.axes == {"advantage": path.stem}
-        assert made.folder.parts[-2] == f"advantage={path.stem}"
-
-
 def test_the_named_advantage_is_the_one_that_is_used(tmp_path: Path) -> None:
     named = trainer(tmp_path, "algorithm=dr_grpo", "advantage=leave_one_out")
     assert type(named.advantage).__name__ == "LeaveOneOut"
@@ -413,44 +354,15 @@ def test_the_named_advantage_is_the_one_that_is_used(tmp_path: Path) -> None:
 # --- corrections in a run ----------------------------------------------------------------------------
 
 
-def test_a_correction_is_an_axis_of_the_folder_and_is_recorded(tmp_path: Path) -> None:
+def test_a_correction_is_applied_and_recorded(tmp_path: Path) -> None:
     made = planned(tmp_path, "correction=icepop", "steps=1")
-    assert compose.plan(["correction=icepop"])[0].folder.parts[-2:] == ("correction=icepop", "seed=0")
     assert made.axes["correction"] == "icepop"
     assert execute.execute(made) == "finished"
-    facts = record.read_run(made.folder)
-    assert facts is not None
-    assert facts["correction"] == "icepop"
     steps = record.read_table(made.folder, "steps")
     assert steps["correction_weight"].item() == pytest.approx(1, abs=1e-3)  # sampler and trainer agree
     assert steps["correction_rejected"].item() == 0
     plain = planned(tmp_path, "steps=1")
     assert plain.config_hash != made.config_hash
     assert identity.settings_hash(plain.plain, made.axes) == identity.settings_hash(made.plain, made.axes)
-
-
-def test_a_correction_of_a_loss_with_its_ratio_to_the_sampler_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    for words in (["algorithm=dppo"], ["algorithm=minirl"], ["algorithm.loss.anchor=rollout"]):
-        with pytest.raises(ConfigError, match="use correction=none"):
-            planned(tmp_path, "correction=tis", *words)
-    planned(tmp_path, "correction=tis", "algorithm=dppo", "algorithm.loss.anchor=old")
-
-
-@pytest.mark.parametrize(
-    ("name", "needed", "less"),
-    [
-        ("cispo@nemo-rl-0.7", ["correction=is"], [["correction=tis"], []]),
-        (
-            "reinforce_pp_baseline@nemo-rl-prorl-2.1",
-            ["correction=seq_mask_tis", "updates_per_rollout=1"],
-            [["correction=seq_mask_tis"], ["updates_per_rollout=1"], ["correction=is", "updates_per_rollout=1"]],
-        ),
-    ],
-)
-def test_a_preset_is_refused_without_all_that_its_recipe_is_only_true_with(
-    tmp_path: Path, name: str, needed: list[str], less: list[list[str]]
-) -> None:
-    for words in less:
-        with pytest.raises(ConfigError, match=f"{name} is what its name says only with {' '.join(needed)}"):
-            planned(tmp_path, f"algorithm={name}", *words)
-    planned(tmp_path, f"algorithm={name}", *needed)
+    with pytest.raises(ConfigError, match="use correction=none"):
+        planned(tmp_path, "correction=tis", "algorithm=grpo", "algorithm.loss.anchor=rollout")

@@ -11,9 +11,6 @@ from steadymoe.bench.report import archive, collect, tables
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.statistics import estimates
 
-# One of each kind: token clip, sequence clip, dynamic sampling, capped weight, mask with a weight, divergence mask.
-CORE_SIX = ("grpo", "gspo", "dapo", "cispo", "minirl", "dppo")
-
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -29,7 +26,7 @@ def rise(folder: Path) -> estimates.Estimate:
     return estimates.mean_over_seeds((after - before).tolist())  # prompts are the replicates of a claim on one run
 
 
-@pytest.mark.parametrize("algorithm", CORE_SIX)
+@pytest.mark.parametrize("algorithm", ["gspo", "cispo"])
 def test_it_raises_held_out_accuracy_by_more_than_its_noise_in_every_seed(results: Path, algorithm: str) -> None:
     words = ["experiment=every_algorithm", f"algorithm={algorithm}", "steps=24", "evaluation.every=24"]
     planned = compose.plan([*words, "task.max_operands=3", f"results_dir={results}"])

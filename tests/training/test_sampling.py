@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.algorithms.parts import dimensions_of, joined
+from steadymoe.algorithms.parts import joined
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.cold_start import demonstrate
 from steadymoe.bench.training.forward import Forward, Sequences, forward
@@ -49,13 +49,6 @@ def sampled(model: PreTrainedModel, task: Chain, seed: int = 0, responses: int =
 def trained(model: PreTrainedModel, sequences: Sequences) -> Forward:
     with torch.no_grad():
         return forward(model, sequences, "fp32")
-
-
-@pytest.mark.parametrize("kind", [Sequences, Rollout, Forward])
-def test_every_tensor_of_a_rollout_and_of_a_forward_has_the_dimensions_of_its_name(kind: type) -> None:
-    for each in fields(kind):
-        letters = each.name.rpartition("_")[2]
-        assert dimensions_of(each) == (letters if letters.isupper() else None)
 
 
 def test_parts_joined_are_the_whole_rollout_and_the_whole_forward(lively: PreTrainedModel, task: Chain) -> None:
@@ -178,14 +171,6 @@ def test_the_training_forward_is_one_plain_forward_of_each_sequence_alone(lively
         assert_close(batched.entropy_BT[row, :length], entropy_T, atol=1e-5, rtol=0)
 
 
-def test_a_model_without_a_preference_is_uniform(task: Chain, model: PreTrainedModel) -> None:
-    torch.nn.init.zeros_(model.lm_head.weight)
-    made = sampled(model, task)
-    expected_BT = made.sequences.response_mask_BT * -math.log(16)
-    assert_close(made.logprobs_BT, expected_BT)
-    assert_close(trained(model, made.sequences).entropy_BT, torch.full_like(expected_BT, math.log(16)))
-
-
 def padded_on_the_left(sequences: Sequences, by: int) -> Sequences:
     garbage_BX = torch.full((len(sequences.tokens_BS), by), 9)
     return replace(
@@ -219,23 +204,6 @@ def test_positions_count_real_tokens_alone_as_a_model_with_learnt_positions_show
     narrow, wide = trained(gpt2, sequences), trained(gpt2, padded_on_the_left(sequences, 5))
     assert_close(wide.logprobs_BT, narrow.logprobs_BT, atol=1e-5, rtol=0)
     assert positions(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])).tolist() == [[0, 0, 0, 1], [0, 1, 2, 2]]
-
-
-@pytest.mark.usefixtures("greedy")
-def test_a_longer_prompt_beside_it_changes_no_log_probability_of_a_prompt(lively: PreTrainedModel, task: Chain) -> None:
-    alone = roll_out(lively, task, ["3-4*2="], 1, torch.Generator())
-    beside = roll_out(lively, task, ["3-4*2=", "5*2*4*5-3="], 1, torch.Generator())
-    width = alone.sequences.response_width
-    assert_close(beside.logprobs_BT[:1, :width], alone.logprobs_BT, atol=1e-5, rtol=0)
-
-
-def test_the_order_of_the_batch_changes_nothing(lively: PreTrainedModel, task: Chain) -> None:
-    sequences = sampled(lively, task).sequences
-    order_B = torch.randperm(len(sequences.tokens_BS), generator=torch.Generator().manual_seed(1))
-    straight, permuted = trained(lively, sequences), trained(lively, sequences.rows(order_B))
-    assert_close(permuted.logprobs_BT, straight.logprobs_BT[order_B], atol=1e-5, rtol=0)
-    assert straight.routes_LBFK is not None
-    assert torch.equal(permuted.routes_LBFK, straight.routes_LBFK[:, order_B])
 
 
 # --- routes ------------------------------------------------------------------------------------------
@@ -305,7 +273,7 @@ def test_weights_that_are_not_finite_are_an_error(task: Chain, model: PreTrained
         sampled(model, task)
 
 
-def test_scores_are_of_the_text_and_of_its_end(monkeypatch: pytest.MonkeyPatch, scripted: Script, task: Chain) -> None:
+def test_scores_are_of_the_text_and_of_its_end(scripted: Script, task: Chain) -> None:
     script = {  # 3+1 = 4, 4*2 = 2 modulo 6
         "42<eos>": 1.0,
         "52<eos>": 1.0,  # right by luck
@@ -315,33 +283,10 @@ def test_scores_are_of_the_text_and_of_its_end(monkeypatch: pytest.MonkeyPatch, 
         "<eos>": 0.0,
         "42<eos>3<eos>": 1.0,  # nothing counts after the end
     }
-    heard, score = [], task.score
-    monkeypatch.setattr(task, "score", lambda *call: heard.append(call) or score(*call))
-    made = scripted(task, ["3+1*2="], list(script))
-    assert made.scores_B.tolist() == list(script.values())
-    texts = [
-        ("42", True),
-        ("52", True),
-        ("41", True),
-        ("4222222", False),
-        ("42<pad>", True),
-        ("", True),
-        ("42", True),
-    ]
-    assert heard == [("3+1*2=", *text) for text in texts]
-    assert made.sequences.response_mask_BT.sum(-1).tolist() == [3, 3, 3, task.max_new_tokens, 4, 1, 3]
-
-
-def test_scores_go_to_the_prompt_of_their_row(scripted: Script, task: Chain) -> None:
-    prompts, right = ["3+1*2=", "1+1+1="], ["42<eos>", "23<eos>"]
-    assert scripted(task, prompts, right * 2).scores_B.tolist() == [1, 0, 0, 1]
-
-
-def test_an_end_on_the_last_token_allowed_is_an_end(scripted: Script) -> None:
-    tight = Chain(min_operands=3, max_operands=5, modulus=6, spare_tokens=0)
-    made = scripted(tight, ["1+1+1+1+1="], ["2345<eos>", "23451<eos>"])
-    assert made.scores_B.tolist() == [1, 0]
-    assert made.sequences.response_width == tight.max_new_tokens == 5
+    rollout = scripted(task, ["3+1*2="], list(script))
+    assert rollout.scores_B.tolist() == list(script.values())
+    assert rollout.sequences.response_mask_BT.sum(-1).tolist() == [3, 3, 3, task.max_new_tokens, 4, 1, 3]
+    assert scripted(task, ["3+1*2=", "1+1+1="], ["42<eos>", "23<eos>"] * 2).scores_B.tolist() == [1, 0, 0, 1]
 
 
 def test_after_its_end_a_row_is_padding_with_log_probability_zero(scripted: Script, task: Chain) -> None:

@@ -99,6 +99,44 @@ def thin(axis: Axes, name: str, seed: Any, data: pd.DataFrame, look: Look, panel
     note(axis, f"{name}, seed {seed}", data.assign(n=1), panel)
 
 
+def dot(
+    axis: Axes,
+    name: str,
+    row: float,
+    estimate: estimates.Estimate,
+    look: Look,
+    panel: str = "",
+    is_open: bool = False,
+    **more: Any,
+) -> None:
+    """Draw an estimate at the height ``row``: a mark, and its interval as a horizontal line.
+
+    ``is_open`` leaves the mark white inside. ``more`` are further numbers that belong to the row of the figure's table.
+    """
+    axis.plot([estimate.low, estimate.high], [row, row], color=look.colour, linewidth=1.1, zorder=1)
+    face = "white" if is_open else look.colour
+    axis.plot(estimate.mean, row, look.marker, color=look.colour, markerfacecolor=face, markersize=4.5)
+    note(axis, name, pd.DataFrame([vars(estimate) | more]), panel)
+
+
+def named_rows(axis: Axes, names: Sequence[str], top_down: bool = False) -> None:
+    """Name the rows 0, 1, … of a plot of dots, from below or from the top."""
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(*((len(names) - 0.4, -0.6) if top_down else (-0.6, len(names) - 0.4)))
+    axis.grid(visible=False, axis="y")
+
+
+def stacked(axis: Axes, heights: pd.DataFrame, colours: Sequence[str]) -> None:
+    """Draw a bar for each row of ``heights``, stacked from its columns: positive parts upwards, negative ones down."""
+    for name, colour in zip(heights, colours, strict=True):
+        part, before = heights[name].fillna(0.0), heights.loc[:, :name].iloc[:, :-1].fillna(0.0)
+        bottoms = before.where(before.ge(0).eq(part.ge(0), axis=0), 0.0).sum(axis=1)
+        axis.bar(range(len(part)), part, bottom=bottoms, color=colour, width=0.7, label=str(name))
+    axis.set_xticks(range(len(heights)), [str(name) for name in heights.index])
+    axis.axhline(0, color="#999999", linewidth=0.6, zorder=0)
+    axis.grid(visible=False, axis="x")
+
+
 def points(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float = 0.0, factor: float = 1.0) -> None:
     """Draw joined marks, with bars if ``data`` has low and high; ``shift`` and ``factor`` move x to set lines apart."""
     bars = None

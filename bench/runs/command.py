@@ -16,7 +16,7 @@ from steadymoe.bench.runs import dry, execute, launch, outcome, progress, record
 from steadymoe.bench.support.text import visible
 
 
-def answer(words: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Make the runs that ``words`` ask for and return the exit code.
 
     0: all ended; 1: a run failed or was lost; 2: the request is invalid; 130: interrupted.

@@ -1,0 +1,179 @@
+"""The one writer of figures, tables and pages. A file appears whole or not at all.
+
+Recipe for a module that has something to show::
+
+    from steadymoe.bench.report import write
+
+    paths = write.figure(results, "audit-dose", dose(rows), CAPTION, formats)  # and its numbers
+    paths += write.table(results, "audit-ranking", ranking, CAPTION)  # tables/audit-ranking.{md,csv,tex}
+    paths += write.files(pages, {"claims.md": text})  # whole pages
+    write.section(readme, "findings", text)  # what stands between two markers of a page
+    page = write.html("score", "page.html", parts=parts)  # bench/score/page.html, which extends bench/report/base.html
+
+Cells may be texts, numbers, ``Estimate`` and ``CostRatio``: rounding and escaping happen here. ``table_texts`` and
+``figure_texts`` return file name → text and write nothing, for tests that compare with committed files. A command reads
+``--format`` with ``type=write.formats``. The plots themselves are in ``figures/style.py``: ``line`` (a curve with its
+band), ``dot`` (an estimate with its interval), ``stacked`` (bars).
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import pandas as pd
+
+from steadymoe.bench.report.figures import style
+from steadymoe.bench.statistics.efficiency import CostRatio
+from steadymoe.bench.statistics.estimates import Estimate
+from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.text import markdown, visible
+
+FORMATS = style.FORMATS
+# A longer table of a figure's numbers is written as CSV alone.
+_LONGEST = 60
+# Characters that LaTeX reads as commands, and characters that its usual fonts lack.
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"–": "--", "−": "$-$", "²": "$^2$", "₀": "$_0$", "₁": "$_1$"}
+_LATEX |= {"π": r"$\pi$", "θ": r"$\theta$", "χ": r"$\chi$", "≥": r"$\geq$", "≤": r"$\leq$"}
+
+
+def formats(text: str) -> list[str]:
+    """Return the formats that ``png,svg`` names, for argparse. Raises ArgumentTypeError for an unknown one."""
+    names = text.split(",")
+    if not set(names) <= set(FORMATS):
+        raise argparse.ArgumentTypeError(f"takes {', '.join(FORMATS)}; got {text}")
+    return names
+
+
+# Files
+
+
+def files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write ``texts`` (file name → text) to ``folder`` and return the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        atomic_files.write(folder / name, partial(Path.write_text, data=text))
+    return [folder / name for name in texts]
+
+
+def figure(
+    results: Path, stem: str, drawn: style.DataFigure, caption: str = "", formats: Sequence[str] = FORMATS
+) -> list[Path]:
+    """Write a figure to ``results/figures`` in each format and its numbers to ``results/tables``; return the paths."""
+    paths = [results / "figures" / f"{stem}.{suffix}" for suffix in formats]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_files.write(path, partial(style.save, drawn, suffix=path.suffix[1:]))
+    return paths + files(results / "tables", figure_texts(stem, drawn, caption))
+
+
+def table(
+    results: Path, stem: str, rows: pd.DataFrame, caption: str = "", kinds: Sequence[str] = ("md", "csv", "tex")
+) -> list[Path]:
+    """Write a table to ``results/tables`` and return the paths."""
+    return files(results / "tables", table_texts(stem, rows, caption, kinds))
+
+
+def figure_texts(stem: str, drawn: style.DataFigure, caption: str = "") -> dict[str, str]:
+    """Return file name → text of the numbers of a figure: CSV, and Markdown and LaTeX if there are few."""
+    return table_texts(
+        stem, drawn.numbers, caption, ("md", "csv", "tex") if len(drawn.numbers) <= _LONGEST else ("csv",)
+    )
+
+
+def table_texts(
+    stem: str, rows: pd.DataFrame, caption: str = "", kinds: Sequence[str] = ("md", "csv", "tex")
+) -> dict[str, str]:
+    """Return file name → text of a table, for people (md, tex) and for programs (csv)."""
+    below = f"\n\n{caption}\n" if caption else "\n"
+    text = {
+        "md": lambda: to_markdown(rows) + below,
+        "csv": lambda: to_numbers(rows).to_csv(index=False),
+        "tex": lambda: to_latex(rows, caption),
+    }
+    return {f"{stem}.{kind}": text[kind]() for kind in kinds}
+
+
+def section(page: Path, name: str, text: str) -> None:
+    """Replace what stands between ``<!-- begin name -->`` and ``<!-- end name -->`` in a page.
+
+    Raises ValueError for a page without these markers.
+    """
+    before, begin, rest = page.read_text().partition(f"<!-- begin {name} -->\n")
+    _, end, after = rest.partition(f"<!-- end {name} -->")
+    if not (begin and end):
+        raise ValueError(f"{page} lacks the markers <!-- begin {name} --> and <!-- end {name} -->")
+    files(page.parent, {page.name: f"{before}{begin}{text.rstrip()}\n{end}{after}"})
+
+
+def html(room: str, template: str, **values: Any) -> str:
+    """Return the page ``bench/<room>/<template>``, which fills the blocks of base.html; every value is escaped."""
+    places = [jinja2.PackageLoader(f"steadymoe.bench.{name}", ".") for name in (room, "report")]
+    environment = jinja2.Environment(
+        autoescape=True, loader=jinja2.ChoiceLoader(places), trim_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.globals["cells"] = _cells
+    return environment.get_template(template).render(**values)
+
+
+def _cells(rows: pd.DataFrame) -> list[list[dict[str, Any]]]:
+    """Return the text of each cell, and the number by which a page sorts its column ("" for none)."""
+
+    def cell(value: Any) -> dict[str, Any]:
+        number = to_number(value)
+        return {"text": to_text(value), "number": "" if isinstance(number, str) or number != number else number}
+
+    return [[cell(value) for value in row] for row in rows.astype(object).to_numpy().tolist()]
+
+
+# Cells
+
+
+def to_text(cell: Any) -> str:
+    """Return a cell for people: an estimate with its interval, a number to three digits, – for no number."""
+    if isinstance(cell, float):
+        return "–" if np.isnan(cell) else f"{cell:.3g}"
+    return str(cell)
+
+
+def to_number(cell: Any) -> Any:
+    """Return the number by which a cell's column is sorted."""
+    cell = cell.estimate if isinstance(cell, CostRatio) else cell
+    return cell.mean if isinstance(cell, Estimate) else cell
+
+
+def to_markdown(rows: pd.DataFrame) -> str:
+    """Return the table for people; every cell is one line and is escaped, so that it shows letter by letter."""
+    shown = rows.map(lambda cell: markdown(to_text(cell))).rename(columns=markdown)
+    return shown.to_markdown(index=False, disable_numparse=True)
+
+
+def to_numbers(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the table for programs: mean, low, high and n of an estimate, and a ratio's bound, each in a column."""
+    estimated = [name for name in rows if len(rows) and isinstance(rows[name].iloc[0], Estimate | CostRatio)]
+    plain = rows.drop(columns=estimated)
+    for column in estimated:
+        cells = rows[column].tolist()
+        for part in ("mean", "low", "high", "n"):
+            plain[f"{column} {part}"] = [
+                getattr(cell.estimate if isinstance(cell, CostRatio) else cell, part) for cell in cells
+            ]
+        if any(isinstance(cell, CostRatio) for cell in cells):
+            plain[f"{column} bound"] = [cell.bound for cell in cells]
+    return plain
+
+
+def to_latex(rows: pd.DataFrame, caption: str = "") -> str:
+    r"""Return the table for LaTeX with ``\usepackage{booktabs}``: text left, numbers and estimates right."""
+    align = "".join("l" if not len(rows) or isinstance(rows[name].iloc[0], str) else "r" for name in rows)
+    shown = rows.map(lambda cell: latex_escape(to_text(cell))).rename(columns=latex_escape)
+    return shown.to_latex(index=False, caption=latex_escape(caption) or None, column_format=align)
+
+
+def latex_escape(text: Any) -> str:
+    """Return ``text`` in one line, escaped so that LaTeX prints it letter by letter."""
+    return "".join(_LATEX.get(letter, letter) for letter in visible(text))

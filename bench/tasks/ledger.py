@@ -1,0 +1,93 @@
+"""Ledgers: responses of any length with the same few decisions.
+
+A prompt lists cells of three characters, an operation, a digit and an empty slot, and ends in a start value. A response
+repeats every cell and writes the running value, modulo 10, into its slot: ``+3_.8_-4_5`` is answered by ``+38.88-44``.
+Cells with ``+`` and ``-`` are *forks*, where the value changes; a cell with ``.`` is a *filler*, where it stays.
+Fillers make responses longer and leave the number of forks, hence the difficulty, alone.
+
+Every prompt of a task has the same width, so that a cell and its copy, and a slot and the value before it, always stand
+equally far apart: a small model learns to copy in about a hundred updates.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from steadymoe.bench.tasks import draw_prompts, refuse_empty_streams
+from steadymoe.bench.tasks.characters import character_tokenizer
+
+_SIGNS = {"+": 1, "-": -1, ".": 0}
+_EMPTY = "___"
+
+
+@dataclass
+class Ledger:
+    """The task ``ledger``; its numbers are explained in ``conf/task/ledger.yaml``."""
+
+    min_forks: int
+    max_forks: int
+    fillers: int
+    spare_tokens: int
+    version: int = 1
+    tokenizer: PreTrainedTokenizerBase = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_forks <= self.max_forks:
+            raise ValueError(f"1 <= task.min_forks <= task.max_forks; got {self.min_forks} and {self.max_forks}")
+        for name in ("fillers", "spare_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"task.{name} must not be negative; got {getattr(self, name)}")
+        if self.version != 1:
+            raise ValueError(f"task ledger is at version 1; got task.version={self.version}")
+        self.tokenizer = character_tokenizer("0123456789+-._")
+        refuse_empty_streams(self)
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Room for the longest right answer, its end token, and ``spare_tokens``."""
+        return 3 * (self.max_forks + self.fillers) + 1 + self.spare_tokens
+
+    def sample(self, count: int, generator: np.random.Generator, held_out: bool = False) -> list[str]:
+        """Return ``count`` prompts; the number of forks is uniform, and so are their places, signs and digits."""
+
+        def draw() -> str:
+            forks = int(generator.integers(self.min_forks, self.max_forks + 1))
+            cells = forks + self.fillers
+            signs = np.full(cells, ".")
+            signs[generator.choice(cells, size=forks, replace=False)] = generator.choice(["+", "-"], size=forks)
+            digits = generator.integers(10, size=cells)
+            body = "".join(f"{sign}{digit}_" for sign, digit in zip(signs, digits, strict=True))
+            return body + _EMPTY * (self.max_forks - forks) + str(generator.integers(10))
+
+        return draw_prompts(draw, count, held_out)
+
+    def demonstrations(self, prompts: Sequence[str], noise: float, generator: np.random.Generator) -> list[str]:
+        """Return the filled-in ledgers.
+
+        Each fork is wrong with probability ``noise``: its value is then uniform over the wrong digits, and later cells
+        continue from it. Fillers are always right.
+        """
+        answers = []
+        for prompt in prompts:
+            value, answer = int(prompt[-1]), ""
+            for sign, digit in _cells(prompt):
+                value = (value + _SIGNS[sign] * int(digit)) % 10
+                if sign != "." and generator.random() < noise:
+                    value = (value + int(generator.integers(1, 10))) % 10
+                answer += f"{sign}{digit}{value}"
+            answers.append(answer)
+        return answers
+
+    def score(self, prompt: str, response: str, finished: bool) -> float:
+        """Return 1 if the response ended, has three characters for each cell, and ends in the right value; else 0."""
+        cells = list(_cells(prompt))
+        value = (int(prompt[-1]) + sum(_SIGNS[sign] * int(digit) for sign, digit in cells)) % 10
+        return float(finished and len(response) == 3 * len(cells) and response[-1] == str(value))
+
+
+def _cells(prompt: str) -> Iterator[tuple[str, str]]:
+    """Yield the sign and the digit of each cell."""
+    return ((sign, digit) for sign, digit in re.findall(r"([-+.])(\d)_", prompt))
