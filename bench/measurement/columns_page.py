@@ -17,7 +17,6 @@ _ABOUT = {
     "layers": "One row per MoE layer and gradient update, and for the rollout before the first update.",
     "evaluations": "One row per held-out prompt and evaluation.",
     "tails": "The tokens that moved most, after the last update of a probed step; empty unless `probe.largest` is set.",
-    "tails": "The tokens that moved most, after the last update of a probed step; empty unless `probe.largest` is set.",
 }
 _HEAD = """
 Every column of every table. A column that a run does not have is null. *Warns* is the direction that early warnings \
