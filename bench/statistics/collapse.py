@@ -161,4 +161,3 @@ def judged(runs: pd.DataFrame, steps: pd.DataFrame, rule: Rule | None = None) ->
         rows.append((collapse.step or np.nan, collapse.reason, judgement.until, judgement.falling_since or np.nan))
     verdicts = pd.DataFrame(rows, columns=list(JUDGED), index=runs.index)
     return runs.drop(columns=list(JUDGED), errors="ignore").join(verdicts.astype(JUDGED))
-
