@@ -42,11 +42,11 @@ check: $(READY)
 # and the next two can be stopped and resumed.
 reference: $(READY)
 	$(BIN)/steadymoe study run reference --keep results/reference
-	rm -rf results/board/*/ && $(BIN)/python -m steadymoe.bench.score.reference results/reference results results/board
+	$(BIN)/python -m steadymoe.bench.score.reference results/reference results results/board
 	$(BIN)/steadymoe score --verify results/board --board results/board
 	$(MAKE) figures
 
-# The gates of the standard settings, docs/gates.md.
+# The gates of the standard settings: docs/claims.md.
 gates: $(READY)
 	$(BIN)/steadymoe study run gates --keep results/reference
 	$(MAKE) figures
@@ -140,10 +140,9 @@ check-trainers: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check PyYAML pytest datasets pillow
 	$(ORACLES)/verl/bin/python -m pytest -m verl --noconftest tests/trainers/test_verl.py
 
-# Recorded anew in results/trainers: the same frozen rollouts through three trainers, and what the instruments cost.
+# Recorded anew in results/trainers: the same frozen rollouts through three trainers.
 side-by-side: $(ORACLES)/trl/.ready
 	$(ORACLES)/trl/bin/python tests/trainers/side_by_side.py results/trainers
-	$(ORACLES)/trl/bin/python tests/trainers/cost.py results/trainers
 
 clean:
 	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info losses/build losses/*.egg-info

@@ -106,7 +106,7 @@ class BatchWhitened(_Divided):
         return centred_PG * self._square((centred_PG.square() * lengths_PG).sum(), tokens).rsqrt()
 
     def _square(self, squares: Tensor, tokens: Tensor) -> Tensor:
-        """The square of the divisor, from the sum of the squared deviations of all tokens."""
+        """Return the square of the divisor, from the sum of the squared deviations of all tokens."""
         return squares / (tokens - 1) + self.epsilon
 
 

@@ -88,7 +88,7 @@ class Batch:
             object.__setattr__(self, each.name, torch.where(mask, values, 0.0))
 
     def get(self, name: str) -> Tensor:
-        """An optional field by name. Raises ValueError where the batch does not hold it."""
+        """Return an optional field by name. Raises ValueError where the batch does not hold it."""
         values: Tensor | None = getattr(self, name)
         if values is None:
             raise ValueError(f"the loss reads {name}, which this batch does not hold")

@@ -24,7 +24,7 @@ class Correction(ABC):
 
     @abstractmethod
     def weights(self, batch: Batch) -> Tensor | None:
-        """The weights, (B, T), without gradient; None for 1 everywhere.
+        """Return the weights, (B, T), without gradient; None for 1 everywhere.
 
         Raises ValueError if the batch does not hold π_old and μ.
         """

@@ -36,7 +36,7 @@ class FSPO(RatioLoss):
         check_positive(log_clip_low=self.log_clip_low, log_clip_high=self.log_clip_high)
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """The term of a response, spread over its tokens; all tokens of a clipped response are marked."""
+        """Return the term of a response, spread over its tokens; all tokens of a clipped response are marked."""
         root_B1 = batch.mask_BT.sum(-1, keepdim=True).to(batch.logprobs_BT.dtype).sqrt()
         low_B1, high_B1 = 1 - (-self.log_clip_low * root_B1).exp(), (self.log_clip_high * root_B1).exp() - 1
         advantages_B1 = ops.masked_mean_T(batch.advantages_BT, batch.mask_BT)[:, None]

@@ -43,7 +43,7 @@ class GMPO(RatioLoss):
         return "sequence"
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """The sequence ratio of the clipped log-ratios, times A; a clipped token has no gradient."""
+        """Return the sequence ratio of the clipped log-ratios, times A; a clipped token has no gradient."""
         log_ratio_BT, advantages_BT = self.log_ratio(batch), batch.advantages_BT
         low_BT, high_BT = ops.beyond(log_ratio_BT, advantages_BT, -self.log_clip_low, self.log_clip_high)
         clipped_BT = log_ratio_BT.clamp(-self.log_clip_low, self.log_clip_high)

@@ -51,7 +51,7 @@ class GSPO(ClippedLoss):
         )
 
     def _width(self, mask_BT: Tensor) -> Tensor | float:
-        """The factor on the clip distances of each response, (B, 1), or 1 for all."""
+        """Return the factor on the clip distances of each response, (B, 1), or 1 for all."""
         if not self.scale_band_with_length:
             return 1.0
         return (self.reference_length / mask_BT.sum(-1, keepdim=True).clamp(min=1)).sqrt()

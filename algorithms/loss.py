@@ -44,18 +44,21 @@ class PolicyLoss(ABC):
 
     @abstractmethod
     def surrogate(self, batch: Batch) -> Surrogate:
-        """The objective of every token, before weights and aggregation. Raises ValueError for a missing field."""
+        """Return the objective of every token, before weights and aggregation.
+
+        Raises ValueError for a missing field.
+        """
 
     @abstractmethod
     def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
         """One scalar from a value for each token, (B, T), by this loss's aggregation."""
 
     def initial_state(self) -> dict[str, Tensor]:
-        """The ``Batch.state`` of the first update; empty for a loss that keeps no state."""
+        """Return the ``Batch.state`` of the first update; empty for a loss that keeps no state."""
         return {}
 
     def __call__(self, batch: Batch) -> LossOutput:
-        """The loss of one mini-batch or of a part; a part has the whole's ``Batch.responses`` and ``Batch.tokens``."""
+        """Return the loss of a mini-batch, or of a part with the ``responses`` and ``tokens`` of the whole."""
         made = self.surrogate(batch)
         values_BT, metrics = made.values_BT, {} if made.number is None else {"loss_number": made.number}
         if batch.weights_BT is not None:
@@ -132,11 +135,11 @@ class RatioLoss(TokenLoss):
         return Traits(corrects_for_sampler=self.anchor == "rollout")
 
     def anchor_logprobs(self, batch: Batch) -> Tensor:
-        """Log-probabilities under the anchor, (B, T). Raises ValueError if the batch does not hold them."""
+        """Return log-probabilities under the anchor, (B, T). Raises ValueError if the batch does not hold them."""
         return batch.get(f"{self.anchor}_logprobs_BT")
 
     def log_ratio(self, batch: Batch) -> Tensor:
-        """The log of the token ratio, (B, T), for every value of ``ratio``."""
+        """Return the log of the token ratio, (B, T), for every value of ``ratio``."""
         return ops.log_ratio(batch.logprobs_BT, self.anchor_logprobs(batch))
 
     @property
@@ -145,7 +148,7 @@ class RatioLoss(TokenLoss):
         return self.ratio
 
     def ratio_of(self, batch: Batch) -> Tensor:
-        """The ratio of every token in the unit ``ratio``, (B, T)."""
+        """Return the ratio of every token in the unit ``ratio``, (B, T)."""
         return ops.ratio(self.log_ratio(batch), batch.mask_BT, self.ratio)
 
 
@@ -197,16 +200,16 @@ class HostedLoss(PolicyLoss):
         return self.host.traits
 
     def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
-        """The aggregation of the host."""
+        """Return the aggregation of the host."""
         return self.host.aggregate(values_BT, batch)
 
     def initial_state(self) -> dict[str, Tensor]:
-        """The initial state of the host."""
+        """Return the initial state of the host."""
         return self.host.initial_state()
 
 
 def drop(made: Surrogate, dropped_BT: Tensor) -> Surrogate:
-    """The surrogate ``made`` without the tokens ``dropped_BT`` (bool): their objective is 0.
+    """Return the surrogate ``made`` without the tokens ``dropped_BT`` (bool): their objective is 0.
 
     They count as clipped at the lower edge.
     """

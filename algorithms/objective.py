@@ -75,7 +75,7 @@ class Objective:
         return replace(traits, zero_advantage_is_free=traits.zero_advantage_is_free and not added)
 
     def __call__(self, batch: Batch) -> LossOutput:
-        """The loss of one mini-batch or of a part; ``metrics`` also holds the correction's ``weights_BT``."""
+        """Return the loss of one mini-batch or of a part; ``metrics`` also holds the correction's ``weights_BT``."""
         weights_BT = self.correction.weights(batch)
         output = self.loss(batch if weights_BT is None else replace(batch, weights_BT=weights_BT))
         loss, metrics = output.loss, dict(output.metrics)

@@ -22,12 +22,12 @@ RATIOS = ("token", "sequence", "product")
 
 
 def log_ratio(logprobs_BT: Tensor, anchor_logprobs_BT: Tensor) -> Tensor:
-    """The log of each token's importance ratio, (B, T), clamped to ±``MAX_LOG_RATIO``; 0 on a batch's padding."""
+    """Return the log of each token's importance ratio, (B, T), within ±``MAX_LOG_RATIO``; 0 on a batch's padding."""
     return (logprobs_BT - anchor_logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def ratio(log_ratio_BT: Tensor, mask_BT: Tensor, unit: str) -> Tensor:
-    """The importance ratio on every token, (B, T), with the gradient of that token's own log-probability.
+    """Return the importance ratio on every token, (B, T), with the gradient of that token's own log-probability.
 
     token: r_t. sequence: the geometric mean s of a response's ratios. product: Π_t r_t over the response.
     prefix: Π_{u ≤ t} r_u. In the last three units a token has the value of the whole and its own gradient,
@@ -86,7 +86,7 @@ def clipped_surrogate(
 def beyond(
     values_BT: Tensor, advantages_BT: Tensor, low: float | Tensor, high: float | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Where an update would lead further out of a band, (B, T) bool each: below it with A < 0, above it with A > 0."""
+    """Mark updates that lead further out of a band, (B, T) bool each: below it with A < 0, above it with A > 0."""
     return (values_BT < low) & (advantages_BT < 0), (values_BT > high) & (advantages_BT > 0)
 
 
@@ -115,12 +115,13 @@ def spread(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def by_sign(advantages: Tensor, positive: float, negative: float) -> Tensor:
-    """A number for each advantage: ``positive`` for an advantage above 0, else ``negative``."""
+    """Return a number for each advantage: ``positive`` for an advantage above 0, else ``negative``."""
     return torch.full_like(advantages, negative).masked_fill(advantages > 0, positive)
 
 
 def divergence(logprobs_K: Tensor, other_logprobs_K: Tensor, kind: str) -> Tensor:
-    """A divergence of two distributions over K listed outcomes (the last dimension) and the rest as one more outcome.
+    """Return a divergence of two distributions over K listed outcomes (the last dimension) and the rest as one more
+    outcome.
 
     ``kind`` tv: ½ Σ|p − q|. kl: D(p‖q) = Σ p log p/q, with p = e^``logprobs`` and q = e^``other_logprobs``. An
     outcome of log-probability −inf counts nothing. With one outcome, the sampled token, it is DPPO's binary
@@ -137,7 +138,7 @@ def divergence(logprobs_K: Tensor, other_logprobs_K: Tensor, kind: str) -> Tenso
 
 
 def kl_estimate(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, estimator: str) -> Tensor:
-    """An estimate of KL(π‖π_ref) on each token drawn from π, (B, T), in nats.
+    """Return an estimate of KL(π‖π_ref) on each token drawn from π, (B, T), in nats.
 
     k1 = log π/π_ref; k2 = ½ (log π/π_ref)²; k3 = π_ref/π − 1 − log π_ref/π. Source: Schulman, "Approximating KL
     divergence", 2020.
@@ -182,5 +183,5 @@ def aggregate(
 
 
 def masked_mean_T(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """The mean over the response tokens of each row, (B,); 0 for a row without response tokens."""
+    """Return the mean over the response tokens of each row, (B,); 0 for a row without response tokens."""
     return (values_BT * mask_BT).sum(-1) / mask_BT.sum(-1).clamp(min=1)

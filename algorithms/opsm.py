@@ -32,7 +32,7 @@ class OPSM(HostedLoss):
         check_positive(max_divergence=self.max_divergence)
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """The host's surrogate, but 0 on masked responses; all their tokens are marked as clipped at the lower edge."""
+        """Return the host's surrogate, 0 on masked responses; their tokens are marked as clipped at the lower edge."""
         made = self.host.surrogate(batch)
         log_ratio_BT = ops.log_ratio(batch.logprobs_BT.detach(), batch.get(f"{self.anchor}_logprobs_BT"))
         far_B1 = -ops.sequence_log_ratio(log_ratio_BT, batch.mask_BT)[:, None] > self.max_divergence

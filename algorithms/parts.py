@@ -19,17 +19,17 @@ LEFT_OUT: Mapping[str, Any] = {"join": None}
 
 
 def dimensions(letters: str) -> Mapping[str, Any]:
-    """The metadata of a tensor with one dimension for each letter, B among them: ``dimensions("LBTK")``."""
+    """Return the metadata of a tensor with one dimension for each letter, B among them: ``dimensions("LBTK")``."""
     return {"dimensions": letters, "join": partial(_concatenated, dim=letters.index("B"))}
 
 
 def joined_by(join: Callable[[Any], Any]) -> Mapping[str, Any]:
-    """The metadata of a field whose values in all parts ``join`` turns into the value of the whole."""
+    """Return the metadata of a field whose values in all parts ``join`` turns into the value of the whole."""
     return {"join": join}
 
 
 def dimensions_of(field: Field[Any]) -> str | None:
-    """The letters of a tensor's dimensions; None for a field that is no tensor of rows.
+    """Return the letters of a tensor's dimensions; None for a field that is no tensor of rows.
 
     Raises TypeError for a field that does not say how parts are joined.
     """

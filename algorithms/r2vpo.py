@@ -40,7 +40,7 @@ class R2VPO(RatioLoss):
         return replace(super().traits, whole_minibatch=True, zero_advantage_is_free=False)
 
     def initial_state(self) -> dict[str, Tensor]:
-        """The λ of the first update."""
+        """Return the λ of the first update."""
         return {"multiplier": torch.tensor(self.multiplier_start, dtype=torch.float64)}
 
     def surrogate(self, batch: Batch) -> Surrogate:

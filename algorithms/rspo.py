@@ -50,7 +50,7 @@ class RSPO(HostedLoss):
         return replace(self.host.traits, routes=True)
 
     def surrogate(self, batch: Batch) -> Surrogate:
-        """The host's surrogate, with γ̃ in its ratio or on its objective; a dropped token has no gradient."""
+        """Return the host's surrogate, with γ̃ in its ratio or on its objective; a dropped token has no gradient."""
         gamma_BT = self.router_shift(batch)
         log_gamma_BT = gamma_BT.clamp(min=self.gamma_min).log() * batch.mask_BT
         if self.form == "before_clip":

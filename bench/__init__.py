@@ -66,14 +66,14 @@ def results(experiment: str, folder: str | Path = "results") -> "dict[str, pd.Da
 
 
 def figure(name: str, tables: "Mapping[str, pd.DataFrame]", arms: "Sequence[str] | None" = None) -> "DataFigure":
-    """One figure, by its id or name (``steadymoe figures --list``), from what ``results`` returned.
+    """One figure, by its id or name (``steadymoe report --list``), from what ``results`` returned.
 
     ``arms`` chooses some by name or by algorithm. The figure is matplotlib's (``.savefig("overview.png")``), and its
     ``numbers`` are a table of every number that it shows.
 
     Raises CannotDraw for an unknown name, and where the tables lack what the figure shows.
     """
-    from steadymoe.bench.report import draw
+    from steadymoe.bench.report import figures, report_page
 
-    (spec,) = draw.find([name])
-    return draw.figure_of(spec, dict(tables), arms)
+    (spec,) = figures.find([name])
+    return report_page.figure_of(spec, dict(tables), arms)

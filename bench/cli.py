@@ -14,17 +14,17 @@ from steadymoe.bench.support.text import nearest, visible
 VERBS = {
     "run": ("runs.command", "train: steadymoe run algorithm=gspo model=tiny seed=0; -m sweeps, --dry prints the plan"),
     "status": ("runs.status", "finished and failed runs, and how to resume"),
-    "report": ("unconverted", "tables, figures and report.html from recorded runs"),
-    "check": ("unconverted", "check a loss, built-in or your own, property by property"),
-    "score": ("unconverted", "score an algorithm against the recorded baselines of a standard"),
-    "audit": ("unconverted", "compare the gradients of many losses on the same frozen rollouts"),
-    "import": ("unconverted", "import the log of another trainer as a run"),
-    "study": ("unconverted", "verdicts of the reference study; study run and study list for its experiments"),
+    "report": ("report.command", "tables, figures and report.html from recorded runs"),
+    "check": ("check.command", "check a loss, built-in or your own, property by property"),
+    "score": ("score.command", "score an algorithm against the recorded baselines of a standard"),
+    "audit": ("audit.command", "compare the gradients of many losses on the same frozen rollouts"),
+    "import": ("trainers.command", "import the log of another trainer as a run"),
+    "study": ("study.command", "verdicts of the reference study; study run and study list for its experiments"),
 }
 # Verbs of earlier versions → what replaced them.
 _REPLACED = {
     "board": "steadymoe score --verify FOLDER",
-    "bundle": "steadymoe audit --bundle FILE, or steadymoe import",
+    "bundle": "steadymoe audit --bundle FILE, or steadymoe audit --conformance TENSORS",
     "calibrate": "steadymoe run experiment=calibration, then steadymoe report",
     "claims": "steadymoe study",
     "figures": "steadymoe report --figure NAME, or --list",
@@ -32,7 +32,6 @@ _REPLACED = {
     "speed": "make speed, or python -m steadymoe.bench.speed",
     "submit": "steadymoe score algorithm=NAME --submit FOLDER",
 }
-_UNCONVERTED = ("bundle", "figures")
 
 
 def main() -> None:
@@ -83,13 +82,11 @@ def _run(words: list[str]) -> int:
         return 0
     if verb in VERBS:
         module = VERBS[verb][0]
-    elif verb in _UNCONVERTED:
-        module = "unconverted"
     elif verb in _REPLACED:
         raise UserError(f"there is no verb {verb}; use {_REPLACED[verb]}")
     else:
         raise UserError(f"there is no verb {verb!r}; {nearest(verb, list(VERBS), 'steadymoe --help')}")
-    code: int = importlib.import_module(f"steadymoe.bench.{module}").main(rest if module != "unconverted" else words)
+    code: int = importlib.import_module(f"steadymoe.bench.{module}").main(rest)
     return code
 
 

@@ -2,14 +2,13 @@
 
 A step samples G responses to each of P prompts and takes a few gradient updates on them. All trainers start from the
 same untrained weights and take turns, so that other work on the machine slows all of them. Scores are random, so that
-every group has a signal. docs/speed.md says what is timed and what was recorded.
+every group has a signal. docs/speed.md explains what is timed and shows what was recorded.
 
 Shapes (docs/glossary.md): B sequences, F positions fed, S prompt and response positions, T response positions,
 V vocabulary.
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -18,7 +17,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,11 +29,11 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.report import write
 from steadymoe.bench.runs import provenance
 from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.seeding import derive, numpy_generator, torch_generator
-from steadymoe.bench.tasks import Task
 from steadymoe.bench.training.forward import Sequences
 from steadymoe.bench.training.packing import positions
 from steadymoe.bench.training.sampling import sample
@@ -43,7 +41,7 @@ from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
 
 MEASURED = Path("results/measured_speed/speed.json")  # ignored by git
-RECORDED, PAGE = Path("results/speed/speed.json"), Path("docs/speed.md")  # committed; --record replaces both
+RECORDED, PAGE = Path("results/speed/speed.json"), Path("docs/speed.md")  # --record replaces both
 # Steps per block. Probes run in one step of a block (probe.every in conf/config.yaml), so only whole blocks compare.
 BLOCK = 4
 COMPILED = "compile=true"
@@ -92,34 +90,19 @@ def config_of(overrides: str) -> RunConfig:
 
 
 def prepared(overrides: str) -> tuple[RunConfig, Any, PreTrainedModel]:
-    """Return the config, its task and an untrained model; equal configs give equal weights."""
+    """Return the config, its task with random scores in [0, 1), and an untrained model, the same for equal configs."""
     config = config_of(overrides)
-    task = instantiate(config.task)
+    task, generator = instantiate(config.task), torch.Generator().manual_seed(0)
+    vars(task)["score"] = lambda prompt, response, finished: float(torch.rand((), generator=generator))
     return config, task, build.build(config.model["config"], task.tokenizer, derive(0, "speed"), config.device)
 
 
-class RandomScores:
-    """A task whose scores are random."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._generator = torch.Generator().manual_seed(0)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
-
-    def score(self, prompt: str, response: str, finished: bool) -> float:
-        """Draw a score from [0, 1)."""
-        return float(torch.rand((), generator=self._generator))
-
-
 class Suite:
-    """This suite's trainer; ``rows`` holds a row of the table ``steps`` for each step."""
+    """This suite's trainer; ``rows`` has a row of the table ``steps`` for each step."""
 
     def __init__(self, overrides: str) -> None:
-        self.config, task, model = prepared(overrides)
-        scored: Any = RandomScores(task)
-        self.trainer = Trainer(model, scored, self.config)
+        config, task, model = prepared(overrides)
+        self.trainer = Trainer(model, task, config)
         self.rows: list[dict[str, Any]] = []
 
     def step(self) -> None:
@@ -195,12 +178,12 @@ class TRL:
 
         config, task, model = prepared(overrides)
         rollout, updates = config.rollout, config.updates_per_rollout
-        rows, scored = rollout.prompts * rollout.responses, RandomScores(task)
+        rows = rollout.prompts * rollout.responses
         go, done = self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._error: BaseException | None = None
 
         def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-            return [scored.score(prompt, text, True) for prompt, text in zip(prompts, completions, strict=True)]
+            return [task.score(prompt, text, True) for prompt, text in zip(prompts, completions, strict=True)]
 
         class Turns(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -340,23 +323,23 @@ def markdown(numbers: Mapping[str, Any]) -> str:
 
 
 def _cells(numbers: Mapping[str, Any]) -> dict[str, str]:
-    """Write the column of one setting, row → cell; rows without TRL are left out where it was."""
+    """Return the column of one setting, row → cell; rows without TRL are left out where it was."""
+
+    def with_range(ratios: Mapping[str, float]) -> str:
+        return f"{ratios['median']:.2f} ({ratios['least']:.2f} to {ratios['most']:.2f})"
+
     cells = {f"seconds per step, {how}": f"{numbers['seconds'][base]:.3f}" for base, how in BASES.items()}
     for row, (base, other) in RATIOS.items():
         if other in numbers[base]["beside"]:
-            cells[row] = _with_range(numbers[base]["beside"][other])
+            cells[row] = with_range(numbers[base]["beside"][other])
     for base, how in BASES.items():
-        cells[f"`generate` / our sampling, {how}"] = _with_range(numbers[base]["generate"])
+        cells[f"`generate` / our sampling, {how}"] = with_range(numbers[base]["generate"])
     for base, how in BASES.items():
         for rate in ("rollout", "training"):
             cells[f"{rate} tokens/s, {how}"] = f"{numbers[base][f'{rate}_tokens_per_second']:,.0f}"
         for stage, share in numbers[base]["stages"].items():
             cells[f"share of {stage.replace('_', ' ')}, {how}"] = f"{share:.0%}"
     return cells
-
-
-def _with_range(each: Mapping[str, float]) -> str:
-    return f"{each['median']:.2f} ({each['least']:.2f} to {each['most']:.2f})"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -370,12 +353,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--blocks must be at least 1, got {given.blocks}")
     if given.record and set(given.setting) != set(SETTINGS):
         parser.error("--record replaces every setting: leave out --setting")
-    shown = markdown(json.loads(RECORDED.read_text())) if given.record and RECORDED.is_file() else ""
-    if given.record and not (shown and PAGE.is_file() and shown in PAGE.read_text()):
-        parser.error(f"--record replaces {RECORDED} and its table in {PAGE}: run it where both are")
+    if given.record and not (PAGE.is_file() and RECORDED.is_file()):
+        parser.error(f"--record replaces {RECORDED} and a section of {PAGE}: run it where both are")
     try:
         config_of(f"{SETTINGS['stale']} {COMPILED}")
-    except ConfigError as error:  # no C++ compiler
+    except UserError as error:  # no C++ compiler
         parser.error(str(error))
     if not find_spec("trl"):
         print("TRL is not installed and is left out; `make speed` installs it", file=sys.stderr)
@@ -390,8 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     atomic_files.write_json(place, numbers)
     if given.record:
-        page = PAGE.read_text().replace(shown, markdown(numbers))
-        atomic_files.write(PAGE, partial(Path.write_text, data=page))
+        write.section(PAGE, "timings", markdown(numbers))
         print(f"replaced the table of {PAGE}; the text around it is yours to update", file=sys.stderr)
     print(markdown(numbers))
 

@@ -53,7 +53,7 @@ EXPERTS = ("grouped_mm", "eager", megablocks.NAME)
 
 
 def config_class(target: str) -> type[PreTrainedConfig]:
-    """The transformers config class that ``_target_`` names. Raises ValueError for any other class or name."""
+    """Return the transformers config class that ``_target_`` names. Raises ValueError for any other class or name."""
     package, _, name = target.rpartition(".")
     cls = getattr(transformers, name, None) if package == "transformers" else None
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedConfig)):
@@ -101,7 +101,7 @@ def check(config: Mapping[str, Any]) -> None:
         raise ValueError(f"{cls.__name__}: {' '.join(str(error).split())}") from error
 
     def first(names: tuple[str, ...]) -> int | None:
-        """The number under the first of ``names`` that this family has, or its default."""
+        """Return the number under the first of ``names`` that this family has, or its default."""
         return next((value for name in names if isinstance(value := getattr(built, name, None), int)), None)
 
     top_k, experts = first(_TOP_K), first(_EXPERTS)
@@ -128,17 +128,20 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:
-    """Whether the model of this config has a layer with a router. Raises the errors of ``contract.moe_layers``."""
+    """Return whether the model of this config has a layer with a router.
+
+    Raises the errors of ``contract.moe_layers``.
+    """
     return _moe_layers(config["_target_"], json.dumps(_numbers(config), sort_keys=True)) > 0
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
-    """The longest sequence of the model, in tokens of prompt and response together; None if the config has no limit."""
+    """Return the longest sequence of the model, prompt and response together, in tokens; None for no limit."""
     return getattr(config_class(config["_target_"])(**_numbers(config)), "max_position_embeddings", None)
 
 
 def layers_and_width(config: Mapping[str, Any]) -> tuple[int, int]:
-    """The number of layers of the model, and H, the width of the hidden state between two layers."""
+    """Return the number of layers of the model, and H, the width of the hidden state between two layers."""
     built = config_class(config["_target_"])(**_numbers(config))
     return built.num_hidden_layers, built.hidden_size
 
@@ -149,12 +152,12 @@ def _moe_layers(target: str, numbers: str) -> int:
 
 
 def _numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields for the family's own config class."""
+    """Return the fields for the family's own config class."""
     return {key: value for key, value in config.items() if key not in ("_target_", _ROUTER_DTYPE, _ROUTER_SCALE)}
 
 
 def _fields(cls: type[PreTrainedConfig]) -> set[str]:
-    """The fields that the config declares, and fields that only its model reads (like ``head_dim`` of Qwen3-MoE)."""
+    """Return the config's declared fields, and fields that only its model reads (like ``head_dim`` of Qwen3-MoE)."""
     if cls not in AutoModelForCausalLM._model_mapping:
         raise ValueError(f"transformers has no causal language model for {cls.__name__}")
     source = inspect.getsource(sys.modules[AutoModelForCausalLM._model_mapping[cls].__module__])
@@ -169,7 +172,8 @@ def build(
     device: str | None = None,
     experts: str = EXPERTS[0],
 ) -> PreTrainedModel:
-    """A freshly initialised fp32 model on ``device`` (None: torch's default device); equal seeds give equal weights.
+    """Return a freshly initialised fp32 model on ``device`` (None: torch's default device); equal seeds give equal
+    weights.
 
     ``experts`` is one of ``EXPERTS``. Raises ImportError for ``megablocks`` if it is not installed.
     """
@@ -193,7 +197,8 @@ def build(
 
 
 def size(model: PreTrainedModel) -> dict[str, int]:
-    """Counts of a model: parameters, active_parameters (used by one token), moe_layers, experts (per layer), top_k.
+    """Return counts of a model: parameters, active_parameters (used by one token), moe_layers, experts (per layer),
+    top_k.
 
     Every token uses routers, shared experts and embeddings. The last three counts are 0 for a dense model.
     """
@@ -215,7 +220,7 @@ def size(model: PreTrainedModel) -> dict[str, int]:
 
 
 def implementations(cls: type[PreTrainedConfig], experts: str) -> dict[str, str]:
-    """Arguments of transformers for a family's layers: attention by ``sdpa`` if it has ``sdpa``, and ``experts``."""
+    """Return transformers' arguments for a family's layers: ``sdpa`` attention if it has one, and ``experts``."""
     if experts == megablocks.NAME:
         megablocks.register()
     family: Any = AutoModelForCausalLM._model_mapping[cls]

@@ -40,7 +40,7 @@ _OF_DAMAGE = (ImportError, OSError, EOFError, SyntaxError, pickle.UnpicklingErro
 
 
 def reason_against(family: type[PreTrainedConfig], experts: str, device: str, precision: str = "fp32") -> str | None:
-    """Why layers of this family cannot be compiled on this machine, in one line; None if they can."""
+    """Return why layers of this family cannot be compiled on this machine, in one line; None if they can."""
     if family.__name__ not in FAMILIES:
         return f"{family.__name__} is none of the families that were compared with it on and off: {', '.join(FAMILIES)}"
     if experts != build.EXPERTS[0]:
@@ -61,12 +61,13 @@ def reason_against(family: type[PreTrainedConfig], experts: str, device: str, pr
 
 
 def cache_folder() -> Path:
-    """Where compiled code is kept from process to process: in the user's own cache, and never in a folder of results.
+    """Return where compiled code is kept from process to process: in the user's own cache, and never in a folder of
+    results.
 
     Code is loaded from here and run. The folder with the highest number counts (``set_aside``).
     """
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    cache = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"  # a relative one is to be ignored
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    cache = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"  # a relative one is to be ignored
     own = cache / "steadymoe" / "compiled"
     return own / str(max((int(each.name) for each in own.glob("[0-9]*") if each.name.isdigit()), default=1))
 
@@ -92,12 +93,12 @@ def _begin(folder: Path) -> None:
 
 
 def _ours(folder: Path) -> tuple[Path, ...]:
-    """The folders that this module makes: ``steadymoe``, ``compiled`` and its number."""
+    """Return the folders that this module makes: ``steadymoe``, ``compiled`` and its number."""
     return folder.parent.parent, folder.parent, folder
 
 
 def _fault_of(folder: Path) -> str | None:
-    """Why code must not be loaded from ``folder``, or None."""
+    """Return why code must not be loaded from ``folder``, or None."""
     for place in _ours(folder):
         if not os.path.lexists(place):
             continue
@@ -106,12 +107,12 @@ def _fault_of(folder: Path) -> str | None:
             return f"{place}, where compiled code is kept, is no folder"
         if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return f"others can write to {place}, and code is loaded from it (XDG_CACHE_HOME moves it)"
-    found = next(place for place in (folder, *folder.parents) if place.exists())
-    return None if os.access(found, os.W_OK) else f"{folder}, where compiled code is kept, cannot be written"
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    return None if os.access(existing, os.W_OK) else f"{folder}, where compiled code is kept, cannot be written"
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether an error comes from half a file in the cache: torch wraps what the loader of the file raised."""
+    """Return whether an error comes from half a file in the cache: torch wraps what the loader of the file raised."""
     seen: list[BaseException | None] = [error, error.__cause__, getattr(error, "inner_exception", None)]
     return any(isinstance(each, _OF_DAMAGE) for each in seen)
 
@@ -133,7 +134,7 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 
 def _decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers; transformers declares their class as the source of the output ``hidden_states``."""
+    """Return the decoder layers; transformers declares their class as the source of the output ``hidden_states``."""
     recorded: Any = model.base_model._can_record_outputs
     cls = getattr(recorded["hidden_states"], "target_class", recorded["hidden_states"])
     return [module for module in model.modules() if isinstance(module, cls)]
@@ -203,7 +204,7 @@ class _CompiledLayer:
 
 
 def _terms(mask: Tensor | None, hidden_PQH: Tensor, keys: int) -> Tensor:
-    """The terms added to attention scores, (P, 1, Q, keys): masks of one kind, so that one graph serves them all."""
+    """Return the terms added to attention scores, (P, 1, Q, keys): one kind of mask, so one graph serves all."""
     rows, queries = hidden_PQH.shape[:2]
     if mask is None:
         mask = torch.ones(queries, keys, dtype=torch.bool, device=hidden_PQH.device).tril(keys - queries)
@@ -238,7 +239,7 @@ def _run_layer(
     kwargs: dict[str, Any],
     kept: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Any, list[Seen], tuple[Tensor, Tensor] | None]:
-    """What a decoder layer returns when ``choices`` decide the experts of its routers, and what the routers saw.
+    """Run a decoder layer with the experts of ``choices``; return its output and what its routers saw.
 
     ``kept`` are keys and values of the tokens before; with them the last item is both with the new tokens.
     """

@@ -33,7 +33,7 @@ class OutsideContractError(ValueError):
 
 
 def moe_layers(config: PreTrainedConfig) -> int:
-    """The number of layers with a router; 0 for a dense model.
+    """Return the number of layers with a router; 0 for a dense model.
 
     Raises OutsideContractError for a mixture of experts outside the contract, and the error of transformers if it
     cannot build a model from the config. The check is one forward on the meta device (shapes without numbers): 0.04 s
@@ -69,7 +69,7 @@ def moe_layers(config: PreTrainedConfig) -> int:
 
 
 def _routers(cls: type[PreTrainedConfig], model: PreTrainedModel) -> list[nn.Module]:
-    """The modules of the declared router class; empty for a dense model."""
+    """Return the modules of the declared router class; empty for a dense model."""
     declared = (getattr(model.base_model, "_can_record_outputs", None) or {}).get("router_logits")
     if isinstance(declared, list):
         raise OutsideContractError(cls, f"it has {len(declared)} classes of routers")
@@ -80,12 +80,12 @@ def _routers(cls: type[PreTrainedConfig], model: PreTrainedModel) -> list[nn.Mod
 
 
 def _reason_against(router: nn.Module, output: Any, selections: list[torch.Size]) -> str | None:
-    """How one call of a router breaks the contract, or None."""
+    """Return how one call of a router breaks the contract, or None."""
     name = type(router).__name__
-    given = output if isinstance(output, tuple) else (output,)
-    if [each.dim() if isinstance(each, Tensor) else None for each in given] != [2, 2, 2]:
-        return f"{name} returns {len(given)} values, not its logits, the gate weights and the experts' indices"
-    logits_NE, weights_NK, indices_NK = given
+    values = output if isinstance(output, tuple) else (output,)
+    if [each.dim() if isinstance(each, Tensor) else None for each in values] != [2, 2, 2]:
+        return f"{name} returns {len(values)} values, not its logits, the gate weights and the experts' indices"
+    logits_NE, weights_NK, indices_NK = values
     if weights_NK.shape != indices_NK.shape or indices_NK.is_floating_point():
         return f"{name} does not return its logits, then the gate weights, then the experts' indices"
     weight = getattr(router, "weight", None)

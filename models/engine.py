@@ -46,7 +46,7 @@ class Engine:
         return 0
 
     def round_weight(self, name: str, weight: Tensor) -> Tensor:
-        """The copy's value of a weight, from the trainer's value; same shape."""
+        """Return the copy's value of a weight, from the trainer's value; same shape."""
         return weight
 
     def install(self, model: PreTrainedModel, generator: Callable[[], torch.Generator]) -> None:
@@ -93,7 +93,7 @@ class Rounding(Engine):
             raise ValueError("engine.scale is for fp8 and int8: bf16 has no scale to choose")
 
     def round_weight(self, name: str, weight: Tensor) -> Tensor:
-        """The rounded matrix, (…, outputs, inputs); norms, biases and convolutions are returned unchanged."""
+        """Return the rounded matrix, (…, outputs, inputs); norms, biases and convolutions are returned unchanged."""
         spared = any(part in name for part in _SPARED)
         if weight.dim() < 2 or name.endswith("bias") or "conv1d" in name or (spared and self.dtype != "bf16"):
             return weight
@@ -218,7 +218,10 @@ class Sampler:
 
     @torch.no_grad()
     def model(self, generator: torch.Generator) -> PreTrainedModel:
-        """The model that samples the rollout of one step. Call it once a step; ``generator`` is its source of noise."""
+        """Return the model that samples the rollout of one step.
+
+        Call it once a step; ``generator`` is its source of noise.
+        """
         self._generator = generator
         if self._copy is None:
             return self._trained
@@ -235,7 +238,7 @@ class Sampler:
         return self._copy
 
     def state(self) -> dict[str, Tensor]:
-        """The weights of past steps, as ``<age>/<name>``; a checkpoint saves them beside the trainer's weights."""
+        """Return the weights of past steps, as ``<age>/<name>``, for a checkpoint."""
         return {f"{age}/{name}": weight for age, past in enumerate(self._past) for name, weight in past.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:

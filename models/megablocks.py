@@ -31,7 +31,7 @@ NAME = "megablocks"
 
 
 def reason_against(device: str) -> str | None:
-    """Why MegaBlocks cannot run on ``device`` (cpu or cuda), and what to do, in one line; or None."""
+    """Return why MegaBlocks cannot run on ``device`` (cpu or cuda), and what to do, in one line; or None."""
     missing = [name for name in ("triton", "stk", "megablocks") if importlib.util.find_spec(name) is None]
     if missing:
         return f"it is not installed (no {', '.join(missing)}); `make megablocks` adds it to .venv"
@@ -51,7 +51,7 @@ def register() -> None:
 
 
 def _forward(experts: Any, hidden_NH: Tensor, indices_NK: Tensor, weights_NK: Tensor) -> Tensor:
-    """The weighted sum of the experts' outputs for each token, (N, H); ``experts`` is a module of transformers."""
+    """Return the weighted sum of the experts' outputs for each token, (N, H); ``experts`` is transformers' module."""
     ops, top_k = _ops(), indices_NK.shape[1]
     bits = max((experts.num_experts - 1).bit_length(), 1)  # a radix sort needs only the bits of an expert's number
     expert_R, source_R = ops.sort(indices_NK.flatten().int(), bits)
@@ -76,14 +76,17 @@ def _forward(experts: Any, hidden_NH: Tensor, indices_NK: Tensor, weights_NK: Te
 
 
 def _dtype(weight: Tensor) -> torch.dtype:
-    """The dtype that autocast would choose for a product with ``weight``; autocast does not cast for ``grouped_mm``."""
+    """Return autocast's dtype for a product with ``weight``; autocast itself does not cast for ``grouped_mm``."""
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 @functools.cache
 def _ops() -> Any:
-    """The module ``megablocks.ops``, with ``megablocks_ops`` supplied if needed. Raises ImportError without it."""
+    """Return the module ``megablocks.ops``, with ``megablocks_ops`` supplied if needed.
+
+    Raises ImportError without it.
+    """
     if _interpreted() or importlib.util.find_spec("megablocks_ops") is None:
         sys.modules["megablocks_ops"] = _Supplied("megablocks_ops")
     with warnings.catch_warnings():
@@ -112,7 +115,7 @@ class _Supplied(ModuleType):
 
     @staticmethod
     def histogram(keys: Tensor, bins: int) -> Tensor:
-        """The count of each number below ``bins`` in ``keys``: (bins,), int32."""
+        """Return the count of each number below ``bins`` in ``keys``: (bins,), int32."""
         return torch.zeros(bins, dtype=torch.int32, device=keys.device).index_add_(
             0, keys, torch.ones_like(keys, dtype=torch.int32)
         )

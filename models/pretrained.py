@@ -41,7 +41,7 @@ class Limits:
 
 
 def moe_layers(path: str) -> int:
-    """The number of layers with a router, 0 for a dense model. Raises ValueError if the model cannot run."""
+    """Return the number of layers with a router, 0 for a dense model. Raises ValueError if the model cannot run."""
     if not (Path(path) / "config.json").is_file():
         raise ValueError(f"model.path: {path} is no folder with a config.json")
     return _moe_layers(path, digest(path))
@@ -68,7 +68,7 @@ def _moe_layers(path: str, content: str) -> int:
 
 
 def _shards(folder: Path) -> set[str]:
-    """The names of the files that hold the weights."""
+    """Return the names of the files that hold the weights."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return {"model.safetensors"}
@@ -79,7 +79,10 @@ def _shards(folder: Path) -> set[str]:
 
 
 def load(path: str, device: str, experts: str = build.EXPERTS[0]) -> PreTrainedModel:
-    """The model in fp32 on ``device``, like a model of ``build.build``. Raises ValueError if weights are missing."""
+    """Return the model in fp32 on ``device``, like a model of ``build.build``.
+
+    Raises ValueError if weights are missing.
+    """
     config = _config(path)
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -104,7 +107,9 @@ def load(path: str, device: str, experts: str = build.EXPERTS[0]) -> PreTrainedM
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The checkpoint's tokenizer. A call puts each text into the tokenizer's chat template, if it has one.
+    """Return the checkpoint's tokenizer.
+
+    A call puts each text into the tokenizer's chat template, if it has one.
 
     A tokenizer without a padding token pads with its end token. Raises ValueError if the tokenizer cannot be used.
     """
@@ -128,7 +133,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def limits(path: str) -> Limits:
-    """The smallest limits among the checkpoint's model, tokenizer and generation config."""
+    """Return the smallest limits among the checkpoint's model, tokenizer and generation config."""
     declared = Path(path) / "generation_config.json"
     try:
         generation = GenerationConfig.from_pretrained(path, local_files_only=True) if declared.is_file() else None
@@ -148,7 +153,7 @@ def limits(path: str) -> Limits:
 
 
 def digest(path: str) -> str:
-    """A SHA-256 of the checkpoint's content (64 hex digits); its place on disk does not matter."""
+    """Return a SHA-256 of the checkpoint's content (64 hex digits); its place on disk does not matter."""
     files = sorted(file for file in Path(path).iterdir() if file.suffix in _CONTENT and file.is_file())
     parts = [f"{file.name} {_file_digest(file, file.stat().st_mtime_ns, file.stat().st_size)}" for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -162,7 +167,7 @@ def _file_digest(file: Path, changed: int, size: int) -> str:
 
 
 def family(path: str) -> type[PreTrainedConfig]:
-    """The config class of the checkpoint in ``path``. Raises ValueError if its config cannot be loaded."""
+    """Return the config class of the checkpoint in ``path``. Raises ValueError if its config cannot be loaded."""
     return type(_config(path))
 
 

@@ -18,7 +18,7 @@ from steadymoe.models.selection import Choice, Seen, Tapped, choose, experts_of
 
 
 def routers(model: PreTrainedModel) -> list[nn.Module]:
-    """The L router modules in the order of their layers; empty for a dense model.
+    """Return the L router modules in the order of their layers; empty for a dense model.
 
     transformers itself declares the class of routers, as the source of a model's output ``router_logits``.
     """
@@ -121,7 +121,7 @@ class RouteRecorder:
         return output
 
     def choice(self, layer: int) -> Choice:
-        """What decides the experts of an MoE layer now."""
+        """Return what decides the experts of an MoE layer now."""
         forced_NK = None if self._forced is None else self._forced[layer]
         return Choice(forced_NK, None if self._heads is None else self._heads[layer], self._predicted_N)
 
@@ -130,7 +130,7 @@ class RouteRecorder:
         self._calls[layer].append(seen)
 
     def take(self, tokens: int) -> Routed | None:
-        """The routes of the one forward since the last call; None for a dense model.
+        """Return the routes of the one forward since the last call; None for a dense model.
 
         ``tokens`` is N, the number of positions fed to the forward. Raises RuntimeError if a router did not run exactly
         once on exactly N tokens.
@@ -156,7 +156,7 @@ def _stacked(indices: Iterable[Tensor]) -> Tensor:
 
 
 def log_softmax(logits_XE: Tensor) -> Tensor:
-    """The log-softmax of the routers over all experts (the last dimension), in fp32; same shape.
+    """Return the log-softmax of the routers over all experts (the last dimension), in fp32; same shape.
 
     It is computed over the first dimension, because that is faster: torch's kernel for so short a last dimension takes
     0.30 ms on one core, this way takes 0.06 ms (2560 × 8).

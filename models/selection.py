@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 def choose(
     router: nn.Module, forward: Callable[..., Any], choice: Choice, hidden: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Any, Seen]:
-    """What the router's ``forward`` returns when ``choice`` decides its experts, and what the router saw.
+    """Run the router's ``forward`` with the experts of ``choice``; return its output and what the router saw.
 
     Only the selection is decided: gate weights and the ``live`` choice come from the router's unchanged logits. It can
     be traced by ``torch.compile``. Raises RuntimeError unless the router selects its experts by one ``torch.topk``.
@@ -72,7 +72,7 @@ class Recorder(Protocol):
     """What a tap reports to: ``routing.RouteRecorder``."""
 
     def choice(self, layer: int) -> Choice:
-        """What decides the experts of an MoE layer now."""
+        """Return what decides the experts of an MoE layer now."""
 
     def saw(self, layer: int, seen: Seen) -> None:
         """Take what the router of an MoE layer saw."""

@@ -1,12 +1,11 @@
-"""The losses as verl calls them: chosen by ``steadymoe/<name>``, with numbers in the name and metrics as sums.
+"""Adapt the losses to verl 0.9: names with numbers (``steadymoe/gspo/clip_low:1e-3``), and metrics as sums.
 
-verl hands a loss the log-probabilities under the policy and under the old policy, advantages, a mask, and the weights
-of its own correction if it has one. Its configuration has no room for the numbers of other losses, so they stand in the
-name: ``steadymoe/gspo/clip_low:1e-3/clip_high:2e-3``. verl averages the metrics of a loss over micro-batches of unequal
-size, so the metrics here are sums and counts; ``columns`` makes the mean and the variance of the whole from their
-averages. Importing this module needs torch and PyYAML alone, and no verl.
+verl passes a loss the log-probabilities under the policy and the old policy, advantages, a mask, and the weights of its
+own correction. Its config has no room for the numbers of other losses, so they are part of the name. It averages
+metrics over micro-batches of unequal size, so metrics are sums here, and ``columns`` computes means and variances of
+the whole from their averages. Importing this module needs torch and PyYAML, and no verl.
 
-Shapes: B responses of a micro-batch, T response positions, N response tokens.
+Shapes: B responses of a micro-batch, T response positions.
 """
 
 import json
@@ -17,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadymoe.algorithms import Batch, LossOutput, PolicyLoss, load, names, ops
+from steadymoe.algorithms import Batch, LossOutput, PolicyLoss, load, names
+from steadymoe.plugins import common
 
 PREFIX = "steadymoe/"
 # Settings of verl's own losses at their defaults (verl/trainer/config/actor/actor.yaml, 0.9.1).
-_OF_VERLS_LOSSES = {
+_VERL_DEFAULTS = {
     **{"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0},
     **{"tau_pos": 1.0, "tau_neg": 1.05},
 }
@@ -37,58 +37,51 @@ _ACTOR = "actor_rollout_ref.actor"
 
 @cache
 def named(mode: str) -> PolicyLoss:
-    """The loss of ``steadymoe/<name>/<field>:<value>/…``; a name is an algorithm or a preset.
+    """Return the loss of ``steadymoe/<name>/<field>:<value>/…``; a name is an algorithm or a preset.
 
-    A value is JSON, or text where it is none; a field of a host is ``host.<field>``. Raises ValueError, in one line,
-    for an unknown name, field or value, and for a loss that verl cannot feed.
+    A value is JSON or else text; a field of a host is ``host.<field>``. Raises ValueError, in one line, for an unknown
+    name, field or value, and for a loss that verl cannot feed.
     """
-    name, *words = mode.removeprefix(PREFIX).split("/")
+    name, *settings = mode.removeprefix(PREFIX).split("/")
     overrides: dict[str, Any] = {}
-    for word in words:
-        key, colon, text = word.partition(":")
+    for setting in settings:
+        key, colon, text = setting.partition(":")
         outer, _, inner = key.partition(".")
         if not outer or not colon:
-            raise ValueError(f"{mode}: a number follows the name as /field:value; got {word!r}")
-        overrides[outer] = overrides.get(outer, {}) | {inner: _value(text)} if inner else _value(text)
+            raise ValueError(f"{mode}: a number follows the name as /field:value; got {setting!r}")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        overrides[outer] = overrides.get(outer, {}) | {inner: value} if inner else value
     try:
         loss = load(name, **overrides)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{mode}: {error}") from error
-    if (why := reason_against(loss)) is not None:
-        raise ValueError(f"{mode}: {name} {why}")
+    if (reason := refusal(loss)) is not None:
+        raise ValueError(f"{mode}: {name} {reason}")
     return loss
 
 
-def reason_against(loss: PolicyLoss) -> str | None:
-    """What a loss needs that verl does not hand over, as the rest of a sentence; None if verl can compute it."""
-    traits = loss.traits
-    if traits.whole_minibatch:
-        return "needs the whole mini-batch at once, and verl splits it over GPUs and micro-batches"
-    if traits.routes:
-        return "reads the routers' probabilities, which verl hands to no loss"
-    if traits.top_k:
-        return f"reads the sampler's {traits.top_k} most likely tokens, which verl hands to no loss"
-    zeros_BT = torch.zeros(2, 1)
-    batch = Batch(logprobs_BT=zeros_BT, mask_BT=zeros_BT + 1, advantages_BT=zeros_BT, old_logprobs_BT=zeros_BT)
-    try:
-        loss(batch)
-    except ValueError as error:
-        instead = "; /anchor:old takes the old policy's" if getattr(loss, "anchor", None) == "rollout" else ""
-        return f"cannot be computed from what verl hands over: {error}{instead}"
-    return None
+def refusal(loss: PolicyLoss) -> str | None:
+    """Return what a loss needs and verl does not provide, as the end of a sentence; None if verl can compute it."""
+    reason = common.missing(loss, {"old_logprobs_BT"}, is_split=True)
+    if reason is not None and "rollout_logprobs_BT" in reason and getattr(loss, "anchor", None) == "rollout":
+        reason += "; /anchor:old uses the old policy's"
+    return reason
 
 
 def settings(loss: PolicyLoss) -> dict[str, Any]:
-    """Fields of verl's actor that must agree with a loss, because verl's KL and entropy terms read them."""
+    """Return the fields of verl's actor that must agree with a loss, because verl's KL and entropy terms read them."""
     host: Any = getattr(loss, "host", loss)
     fields = {"loss_agg_mode": _AGGREGATIONS[host.aggregation]}
     return fields | ({"loss_scale_factor": host.constant_length} if host.aggregation == "constant" else {})
 
 
 def lines(mode: str) -> list[str]:
-    """What chooses a loss on verl's command line. Raises ValueError as ``named`` does."""
-    chosen = {"policy_loss.loss_mode": mode} | settings(named(mode))
-    return [f"{_ACTOR}.{field}={value}" for field, value in chosen.items()]
+    """Return the arguments that choose a loss on verl's command line. Raises ValueError as ``named`` does."""
+    fields = {"policy_loss.loss_mode": mode} | settings(named(mode))
+    return [f"{_ACTOR}.{field}={value}" for field, value in fields.items()]
 
 
 def policy_loss(
@@ -101,11 +94,11 @@ def policy_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss ``mode`` of a micro-batch and its ``sums``, by the signature of verl's losses; tensors are (B, T).
+    """Return the loss ``mode`` of a micro-batch and its ``sums``; the signature is verl's, tensors are (B, T).
 
-    As verl's own losses, it is the micro-batch's part of the loss of the whole mini-batch, times the number of
-    data-parallel processes, by which gradients are averaged. Raises ValueError, in one line, as ``named`` does, and for
-    settings of verl that contradict the loss.
+    As verl's own losses, the value is the micro-batch's part of the mini-batch's loss, times the number of
+    data-parallel processes, which average gradients. Raises ValueError as ``named`` does, and for settings of verl that
+    contradict the loss.
     """
     loss = named(mode)
     info: Mapping[str, Any] = {}
@@ -127,60 +120,34 @@ def policy_loss(
 
 @torch.no_grad()
 def sums(batch: Batch, output: LossOutput) -> dict[str, float]:
-    """What a micro-batch adds to the moments of the token ratio r and the sequence ratio s, and to the clipped tokens.
-
-    ``ratio_1`` and ``ratio_2`` are Σ (r − 1) and Σ (r − 1)² over response tokens, which lose no digit where r is 1;
-    ``sequence_ratio_1`` and ``sequence_ratio_2`` are the same sums of s over responses.
-    """
-    mask_BT = batch.mask_BT.bool()
-    has_token_B = mask_BT.any(-1)
-    log_ratio_BT = ops.log_ratio(batch.logprobs_BT, batch.get("old_logprobs_BT")).double()
-    ratio_N = log_ratio_BT[mask_BT].expm1()
-    ratio_B = ops.sequence_log_ratio(log_ratio_BT, mask_BT)[has_token_B].expm1()
-    found = {
-        "tokens": mask_BT.sum(),
-        "responses": has_token_B.sum(),
-        "ratio_1": ratio_N.sum(),
-        "ratio_2": ratio_N.square().sum(),
-        "sequence_ratio_1": ratio_B.sum(),
-        "sequence_ratio_2": ratio_B.square().sum(),
-    }
-    clips = ("clipped_low", "clipped_high")
-    found |= {name: output.metrics[f"{name}_BT"].sum() for name in clips if f"{name}_BT" in output.metrics}
-    values = torch.stack([value.double() for value in found.values()]).tolist()  # one wait for the GPU
-    return {PREFIX + name: value for name, value in zip(found, values, strict=True)}
+    """Return ``common.ratio_sums`` of a micro-batch and its number of clipped tokens, under names for verl's log."""
+    values = common.ratio_sums(batch)
+    for name in ("clipped_low", "clipped_high"):
+        if f"{name}_BT" in output.metrics:
+            values[name] = output.metrics[f"{name}_BT"].sum().double()
+    numbers = torch.stack(list(values.values())).tolist()  # one wait for the GPU
+    return {PREFIX + name: number for name, number in zip(values, numbers, strict=True)}
 
 
 def columns(logged: Mapping[str, float]) -> dict[str, float]:
-    """The suite's columns (docs/metrics.md) from verl's averages of ``sums``; empty without them.
+    """Return the suite's columns (docs/metrics.md) from verl's averages of ``sums``; empty without them.
 
     Exact for the micro-batches of one update, however unequal. The updates of one step are pooled, and an update with
-    more micro-batches than others weighs less.
+    more micro-batches than others weighs less. Raises KeyError for a sum that is missing.
     """
-    prefix = next((each for each in ("actor/", "") if f"{each}{PREFIX}tokens" in logged), None)
-    if prefix is None:
+    prefix = f"actor/{PREFIX}" if f"actor/{PREFIX}tokens" in logged else PREFIX
+    means = {name.removeprefix(prefix): value for name, value in logged.items() if name.startswith(prefix)}
+    if not means.get("tokens"):
         return {}
-    mean = {
-        key.removeprefix(prefix + PREFIX): value for key, value in logged.items() if key.startswith(prefix + PREFIX)
-    }
-    if not mean["tokens"]:
-        return {}
-    first, second = mean["ratio_1"] / mean["tokens"], mean["ratio_2"] / mean["tokens"]
-    of_s, of_s2 = (mean[f"sequence_ratio_{power}"] / mean["responses"] for power in (1, 2))
-    found = {
-        "token_ratio_mean": 1 + first,
-        "token_ratio_variance": max(second - first**2, 0.0),
-        "sequence_ratio_variance": max(of_s2 - of_s**2, 0.0),
-        "ess": (1 + first) ** 2 / (1 + 2 * first + second),
-    }
-    if "clipped_low" in mean:
-        low, high = (mean[f"clipped_{edge}"] / mean["tokens"] for edge in ("low", "high"))
-        found |= {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high}
-    return found
+    ratios: dict[str, float] = common.ratio_columns(means)
+    if "clipped_low" in means:
+        low, high = (means[name] / means["tokens"] for name in ("clipped_low", "clipped_high"))
+        ratios |= {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high}
+    return ratios
 
 
 class Registry(dict[str, Any]):
-    """verl's registry of losses, which makes a loss of ours with other numbers when it is asked for."""
+    """verl's registry of losses, extended by names that carry numbers."""
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or str(name).startswith(PREFIX)
@@ -196,8 +163,8 @@ class Registry(dict[str, Any]):
 def register(core_algos: Any) -> None:
     """Add all algorithms and presets to the losses of the module ``verl.trainer.ppo.core_algos``.
 
-    A loss that verl cannot feed is registered too, and says why when it is called. Raises AttributeError where that
-    module keeps its losses elsewhere.
+    A loss that verl cannot feed is registered too, and raises ValueError with the reason when called. Raises
+    AttributeError if the module keeps its losses elsewhere.
     """
     registry = Registry(core_algos.POLICY_LOSS_REGISTRY)
     for name in names(presets=True):
@@ -206,12 +173,12 @@ def register(core_algos: Any) -> None:
 
 
 def _check_settings(mode: str, loss: PolicyLoss, loss_agg_mode: str, config: Any) -> None:
-    """Raise ValueError for settings of verl that the loss would drop, or that its KL and entropy terms lack."""
-    for name, usual in _OF_VERLS_LOSSES.items():
-        if config.get(name, usual) not in (usual, None):
+    """Raise ValueError for settings of verl that the loss would drop, or that verl's KL and entropy terms lack."""
+    for name, default in _VERL_DEFAULTS.items():
+        if config.get(name, default) not in (default, None):
             raise ValueError(
-                f"{_ACTOR}.{name}={config.get(name)} belongs to verl's own losses; leave it out, and write numbers "
-                f"into the name: {mode}/field:value"
+                f"{_ACTOR}.{name}={config.get(name)} is a setting of verl's own losses; leave it out, and append "
+                f"numbers to the name: {mode}/field:value"
             )
     given = {"loss_agg_mode": loss_agg_mode, "loss_scale_factor": config.get("loss_scale_factor")}
     for name, value in settings(loss).items():
@@ -219,10 +186,3 @@ def _check_settings(mode: str, loss: PolicyLoss, loss_agg_mode: str, config: Any
             raise ValueError(
                 f"{mode} needs {_ACTOR}.{name}={value}, which verl's KL and entropy terms read; got {given[name]}"
             )
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -308,7 +308,7 @@ def test_a_verb_or_a_flag_that_there_is_not_is_answered_in_one_line(
     assert "\x1b" not in said
 
 
-@pytest.mark.parametrize("verb", sorted(set(cli._REPLACED) - set(cli._UNCONVERTED)))
+@pytest.mark.parametrize("verb", sorted(cli._REPLACED))
 def test_a_removed_verb_names_its_replacement(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -473,7 +473,7 @@ def test_one_figure_is_drawn_from_the_experiment_that_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    words = ["figures", "fig02", "--experiment", "small", "--results", str(tmp_path), "--format", "svg"]
+    words = ["report", "--figure", "fig02", "--experiment", "small", "--results", str(tmp_path), "--format", "svg"]
     assert steadymoe(monkeypatch, *words) == 0
     assert (tmp_path / "figures" / "small-fig02-clip_fraction.svg").exists()
     assert [path.suffix for path in (tmp_path / "figures").iterdir()] == [".svg"]
@@ -518,7 +518,7 @@ def test_a_format_that_there_is_not_is_answered_in_one_line(
 def test_a_figure_that_cannot_be_drawn_is_answered_in_one_line(
     words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert steadymoe(monkeypatch, "figures", *words, "--results", str(RECORDED)) == 2
+    assert steadymoe(monkeypatch, "report", "--figure", *words, "--results", str(RECORDED)) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
@@ -528,7 +528,7 @@ def test_the_list_of_figures_says_which_have_their_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(RECORDED / "runs" / "small", tmp_path / "runs" / "quickstart")
-    assert steadymoe(monkeypatch, "figures", "--list", "--results", str(tmp_path)) == 0
+    assert steadymoe(monkeypatch, "report", "--list", "--results", str(tmp_path)) == 0
     rows = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")}
     assert rows["fig01"].split("|")[4].strip() == "yes"
     assert rows["fig05"].split("|")[4].strip() == "no: no ended runs"

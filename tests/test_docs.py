@@ -13,16 +13,13 @@ from test_execute import SMALL
 
 from steadymoe import bench
 from steadymoe.algorithms import names, provenance
-from steadymoe.bench import unconverted
-from steadymoe.bench.check import request as check_request
+from steadymoe.bench import cli
+from steadymoe.bench.check import command as check
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement import columns_page
-from steadymoe.bench.report import algorithm_page, archive, choices_page
+from steadymoe.bench.report import algorithm_page
 from steadymoe.bench.report.figures import FIGURES
-from steadymoe.bench.score import arguments as score_arguments
-from steadymoe.bench.study import experiments
 from steadymoe.bench.support import external
-from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.findings import ask
 
 ROOT = Path(__file__).parent.parent
@@ -100,41 +97,41 @@ def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
     assert set(re.findall(r"`make ([\w-]+)", text)) | set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE)) <= targets
 
 
+def assert_composes(overrides: list[str]) -> None:
+    """The overrides of a command name existing fields and choices; of a sweep its first point is composed."""
+    with compose._hydra():
+        swept = compose.swept(overrides)
+        assert compose.run([word.partition(",")[0] if word in swept else word for word in overrides])
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
-def test_every_command_is_understood(page: str) -> None:
-    made = set(archive.experiments(REFERENCE))
+def test_every_command_exists_and_has_its_flags(
+    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["steadymoe", *words, "--help"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code in (0, None), words
+        return capsys.readouterr().out
+
     for words in commands(page):
-        if words[0].startswith("STEADYMOE_PATH="):
-            made |= {word.partition("=")[2] for word in words if word.startswith("experiment_name=")}
-            continue  # test_the_readmes_own_loss_is_trained
-        if words[1] == "run":
-            runs = compose.plan([word for word in words[2:] if word != "-m"], multirun="-m" in words)
-            made |= {run.config.experiment_name for run in runs}
-        elif words[1] == "audit" and words[2] != "report":
-            assert compose.plan([word for word in words[2:] if not word.startswith("--")], multirun=True)
-        elif words[1:3] == ["study", "run"]:
-            assert experiments.chosen([word for word in words[3:] if "=" not in word and not word.startswith("--")])
-        elif words[1] == "check":
-            assert check_request.read(words[2:]).name in names(presets=True)
-        elif words[1] == "score":
-            given = score_arguments.read(Parser(), words[2:])
-            assert given.verify or check_request.read(given.overrides).name in names(presets=True)
-        else:
-            given = unconverted._parser().parse_args(words[1:])
-            made |= {given.experiment} if words[1] == "import" else set()
-            assert words[1] == "audit" or getattr(given, "experiment", None) in {None, *made}, words
-    assert {words[1] for words in commands("README.md")} >= {"run", "report", "figures", "status"}
+        verb, *rest = words[words.index("steadymoe") + 1 :]
+        flags = {word for word in rest if word.startswith("--")}
+        if flags:
+            text = shown(verb, *(word for word in rest[:1] if word.isidentifier()))
+            assert flags <= set(re.findall(r"--[\w-]+", text)), words
+        overrides = [word for word in rest if "=" in word and "(" not in word]
+        if verb in ("run", "score", "audit") and words[0] == "steadymoe" and overrides:
+            assert_composes(overrides)
 
 
 def test_commands_within_a_sentence_are_understood() -> None:
     found = {line for page in PAGES for line in re.findall(r"`steadymoe run ([^`]+=[^`]+)`", prose(page))}
-    asked = [line.split() for line in found if not set(line) & {"…", "<"} and "--" not in line]
-    assert len(asked) >= 2
-    with compose._hydra():
-        for words in asked:
-            plain = [word for word in words if not word.startswith("-")]
-            swept = compose.swept(plain)  # of a sweep its first point
-            assert compose.run([word.partition(",")[0] if word in swept else word for word in plain])
+    lines = [line.split() for line in found if not set(line) & {"…", "<"} and "--" not in line]
+    assert len(lines) >= 2
+    for words in lines:
+        assert_composes([word for word in words if not word.startswith("-")])
 
 
 def test_the_readmes_own_loss_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +152,8 @@ def test_the_readmes_own_loss_is_trained(tmp_path: Path, monkeypatch: pytest.Mon
         (name, seed) for name in ("half_clipped", "grpo") for seed in range(3)
     ]
     config = compose.plan(["algorithm=half_clipped"])[0].config
-    asked = check_request.questions(check_request.read(["algorithm=half_clipped"]), config)
-    assert all(found.passed for found in ask({name: asked[name] for name in asked if name != "share of a step"}))
+    checks = check.properties_of(check.read(["algorithm=half_clipped"]), config)
+    assert all(finding.passed for finding in ask({name: checks[name] for name in checks if name != "share of a step"}))
     assert bench.run(planned[0]) == "finished"
     assert bench.results("mine")["runs"]["arm"].tolist() == ["half_clipped"]
 
@@ -168,7 +165,9 @@ def test_the_readme_names_every_reconstruction() -> None:
 
 def test_the_page_of_figures_has_every_figure_its_command_and_its_experiment() -> None:
     page = (ROOT / "docs" / "figures.md").read_text()
-    rows = re.findall(r"^\| .+ \| `(\w+)`, `(\w+)` \| `steadymoe figures (\w+)` \| `(\w+)` \|$", page, re.MULTILINE)
+    rows = re.findall(
+        r"^\| .+ \| `(\w+)`, `(\w+)` \| `steadymoe report --figure (\w+)` \| `(\w+)` \|$", page, re.MULTILINE
+    )
     assert sorted(rows) == sorted((each.id, each.name, each.id, each.experiment) for each in FIGURES.values())
 
 
@@ -176,12 +175,15 @@ def test_the_page_of_figures_has_every_figure_its_command_and_its_experiment() -
     ("page", "generated"),
     [
         ("algorithms.md", algorithm_page.markdown),
-        ("choices.md", choices_page.markdown),
         ("metrics.md", columns_page.section),
     ],
 )
 def test_a_generated_page_or_section_is_fresh(page: str, generated: Callable[[], str]) -> None:
     assert (ROOT / "docs" / page).read_text().endswith(generated())
+
+
+def test_every_config_group_is_on_the_page_of_choices() -> None:
+    assert {"algorithm", *algorithm_page._GROUPS} == {path.name for path in compose.CONF.iterdir() if path.is_dir()}
 
 
 def test_the_architecture_names_every_folder() -> None:

@@ -19,7 +19,7 @@ from test_cli import RECORDED, steadymoe
 from test_execute import SMALL
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.report import tables
+from steadymoe.bench.report import write
 from steadymoe.bench.runs import progress, status
 from steadymoe.bench.support import text
 
@@ -72,11 +72,11 @@ def test_status_shows_what_does_not_print_as_python_writes_it(hostile: Path) -> 
 def test_a_cell_of_a_table_is_one_cell_in_markdown_and_in_latex(name: str) -> None:
     name = name.replace("\ud800", "")  # no table of pandas holds half a character
     table = pd.DataFrame({f"head {name}": [name, "plain"], "n": [1.0, 2.0]})
-    shown = tables.to_markdown(table).splitlines()
+    shown = write.to_markdown(table).splitlines()
     assert len(shown) == 4
     assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in shown} == {3}
     assert "<script>" not in shown[2].replace("\\<", "")
-    rows = tables.to_latex(table).splitlines()
+    rows = write.to_latex(table).splitlines()
     (first,) = (line for line in rows if line.endswith(r"& 1 \\"))
     plain = first.replace(r"\textbackslash{}", "").replace(r"\textbar{}", "").replace(r"\textasciicircum{}", "")
     assert not re.search(r"(?<!\\)[$%#_{}^]", plain)

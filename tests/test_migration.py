@@ -23,13 +23,13 @@ OLD = ROOT / "tests" / "recorded" / "results-2b45fe6"
 PLAN: dict[str, str] = json.loads((OLD / "results" / "runs" / "old" / "plan.json").read_text())
 
 
-def said_of(path: Path) -> dict[str, Any]:
-    """What a ``run.json`` says."""
+def facts_of(path: Path) -> dict[str, Any]:
+    """Read a ``run.json``."""
     facts: dict[str, Any] = json.loads(path.read_text())
     return facts
 
 
-RECORDED = {name: said_of(path) for name in PLAN if (path := OLD / "results/runs/old" / name / "run.json").exists()}
+RECORDED = {name: facts_of(path) for name in PLAN if (path := OLD / "results/runs/old" / name / "run.json").exists()}
 ENDED = [name for name, facts in RECORDED.items() if facts["status"] in record.ENDED]
 
 spec = importlib.util.spec_from_file_location("migrate", ROOT / "results" / "migrate.py")
@@ -51,8 +51,8 @@ def contents() -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files}
 
 
-def again(monkeypatch: pytest.MonkeyPatch, name: str) -> int:
-    """The recorded command once more, an external algorithm's with its code where Python looks."""
+def rerun(monkeypatch: pytest.MonkeyPatch, name: str) -> int:
+    """Rerun the recorded command, an external algorithm's with its code where Python looks."""
     if "half_clipped" in name:
         monkeypatch.syspath_prepend("mine")
     return steadymoe(monkeypatch, *shlex.split(PLAN[name])[1:])
@@ -62,7 +62,7 @@ def test_migration_changes_no_number_and_keeps_the_recorded_hash() -> None:
     before = contents()
     for name, recorded in RECORDED.items():
         folder = Path("results/runs/old") / name
-        facts = said_of(folder / "run.json")
+        facts = facts_of(folder / "run.json")
         assert facts["recorded_hash"] == recorded["config_hash"] == migrate.old_hash(recorded["config"])
         assert facts["config_hash"] == identity.config_hash(facts["config"]) != recorded["config_hash"]
         same = recorded.keys() - {"config", "config_hash", "config_hash_without_seed", "algorithm_code"}
@@ -83,18 +83,16 @@ def test_an_archive_keeps_configs_and_is_migrated_once(tmp_path: Path) -> None:
     old.drop(columns=["config", "recorded_hash", "origin", "collapse_rule"]).to_parquet(path, index=False)
     for _ in range(2):
         assert list(migrate.migrate(tmp_path)) == []
-        made = pd.read_parquet(path)
+        migrated = pd.read_parquet(path)
         columns = ["config", "config_hash", "config_without_seed", "recorded_hash", "revision", "origin"]
-        pd.testing.assert_frame_equal(made[columns], runs[columns])
+        pd.testing.assert_frame_equal(migrated[columns], runs[columns])
 
 
-def test_the_status_of_every_old_run_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_status_of_old_runs_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert steadymoe(monkeypatch, "status") == 0
-    said = capsys.readouterr().out
-    assert said.startswith("old: 1 diverged, 1 failed, 6 finished, 1 interrupted, 1 missing")
-    assert f"again: {next(PLAN[name] for name in PLAN if 'reinforce' in name)}" in said
+    output = capsys.readouterr().out
+    assert output.startswith("old: 1 diverged, 1 failed, 6 finished, 1 interrupted, 1 missing")
+    assert f"again: {next(PLAN[name] for name in PLAN if 'reinforce' in name)}" in output
 
 
 def test_old_runs_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,9 +100,9 @@ def test_old_runs_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     # One figure, for time.
     monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"]])
     assert steadymoe(monkeypatch, "report", "--experiment", "old", "--format", "svg") == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for arm in ("grpo micro", "gspo micro", "gspo dense_micro", "half_clipped micro"):
-        assert f"| {arm}" in said
+        assert f"| {arm}" in output
     assert Path("results/report.html").exists()
     assert contents() == before
 
@@ -115,10 +113,10 @@ def test_an_old_run_that_ended_is_left_as_it_is_by_its_command(
 ) -> None:
     before = contents()
     monkeypatch.delitem(sys.modules, "my_losses", raising=False)  # another test may have had one of that name
-    assert again(monkeypatch, name) == 0
-    said = capsys.readouterr().out
-    assert "1 of 1 runs have ended before" in said
-    assert "1 of 1 runs with code that cannot be compared are left as they are (its code was not found)" in said
+    assert rerun(monkeypatch, name) == 0
+    output = capsys.readouterr().out
+    assert "1 of 1 runs have ended before" in output
+    assert "1 of 1 runs with code that cannot be compared are left as they are (its code was not found)" in output
     assert contents() == before
 
 
@@ -127,7 +125,7 @@ def test_an_old_run_that_was_interrupted_is_brought_to_its_end_by_its_command(
 ) -> None:
     name = next(name for name in PLAN if "reinforce" in name)
     assert record.status(Path("results/runs/old") / name) == "interrupted"
-    assert again(monkeypatch, name) == 0
+    assert rerun(monkeypatch, name) == 0
     assert record.status(Path("results/runs/old") / name) == "finished"
 
 

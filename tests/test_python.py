@@ -13,7 +13,7 @@ from test_execute import SMALL
 from steadymoe import bench
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.validate import ConfigError
-from steadymoe.bench.report.draw import CannotDraw
+from steadymoe.bench.report.figures import CannotDraw
 from steadymoe.bench.report.report_page import NothingToReport
 from steadymoe.bench.runs import record, sweep_plan
 

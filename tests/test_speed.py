@@ -5,18 +5,15 @@ import re
 import time
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from test_execute import SMALL
 
 from steadymoe.bench import speed
 from steadymoe.bench.config import compose
-from steadymoe.bench.statistics.estimates import over_seeds
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / speed.PAGE).read_text()
 RECORDED = json.loads((ROOT / speed.RECORDED).read_text())
-ONCE = json.loads((ROOT / "results" / "speed" / "once.json").read_text())
 TINY = " ".join(word for word in SMALL if not word.startswith(("steps", "evaluation", "cold_start", "algorithm")))
 
 
@@ -148,59 +145,7 @@ def test_only_record_replaces_what_is_committed(
     else:
         assert {path: path.read_text() for path in before} == before
         assert json.loads(speed.MEASURED.read_text())["settings"] == {"micro": other}
-        assert f"/{speed.MEASURED.parent}/" in (ROOT / ".gitignore").read_text().splitlines()
 
 
 def test_the_page_shows_the_recorded_numbers() -> None:
     assert speed.markdown(RECORDED) in PAGE
-    compiled = [RECORDED["settings"][setting]["compiled"] for setting in ("micro", "tiny", "stale")]
-    little = [1 - each["beside"]["compiled, little"]["median"] for each in compiled]
-    peak = [ONCE["useful_gflops"][setting]["compiled"] / ONCE["matmul_gflops"] for setting in ONCE["useful_gflops"]]
-    goals = PAGE.partition("| goal |")[2].partition("\n\n")[0]
-    for shown in (
-        ", ".join(f"{each['beside']['TRL']['median']:.2f}" for each in compiled),
-        ", ".join(f"{each['generate']['median']:.2f}" for each in compiled),
-        ", ".join(f"{100 * each:.0f}" for each in little) + " %",
-        ", ".join(f"{100 * each:.0f}" for each in peak) + " %",
-        f"{ONCE['two_processes']['compiled']:.2f} ({ONCE['two_processes']['ours']:.2f} not compiled)",
-        f"{ONCE['begins']['filled cache']:.0f} s ({ONCE['begins']['not compiled']:.0f} s not compiled)",
-    ):
-        assert shown in goals, shown
-
-
-def test_what_was_measured_once_is_shown_as_it_was_recorded() -> None:
-    once = PAGE.partition("## Measured once")[2]
-    shown = [f"{each['ours']['median']:.2f}" for each in ONCE["dense twin"].values()]
-    shown += [f"{each:.1f}" for by_base in ONCE["useful_gflops"].values() for each in by_base.values()]
-    shown += [f"{setting} {mib:,.0f}" for setting, mib in ONCE["peak_mib"].items()]
-    shown += [f"{name} {share:.1%}" for name, share in sorted(ONCE["losses"].items(), key=lambda each: -each[1])[:3]]
-    shown += [f"{each:.2f}" for each in ONCE["two_processes"].values()]
-    shown += [f"{seconds:.3g} s" for seconds in (ONCE["begins"]["empty cache"], ONCE["begins"]["filled cache"])]
-    for name, group in pd.DataFrame(ONCE["scaling"]).groupby("dial", sort=False):
-        cells = zip(group["value"], group["seconds"], strict=True)
-        shown.append(f"| {name} | {', '.join(f'{value}: {seconds:.3f}' for value, seconds in cells)} |")
-    lengths = list(ONCE["lengths"].values())
-    rows = {"seconds a step, compiled": [f"{each['seconds']['compiled']:.2f}" for each in lengths]}
-    for stage in speed.STAGES:
-        shares = [f"{each['compiled']['stages'][stage]:.0%}" for each in lengths]
-        rows[f"share of {stage.replace('_', ' ')}"] = shares
-    shown += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
-    for text in shown:
-        assert text in once, text
-
-
-def test_the_sweep_with_and_without_compilation_is_told_as_it_was_recorded() -> None:
-    runs = pd.read_csv(ROOT / "results" / "speed" / "compiled_sweep.csv")
-    assert runs.groupby("compiled").size().tolist() == [30, 30]
-    for name, each in (
-        ("median seconds of a run's steps", runs.groupby("compiled")["seconds_of_steps"].median()),
-        ("seconds of all steps", runs.groupby("compiled")["seconds_of_steps"].sum()),
-        ("all seconds, with", runs.groupby("compiled")["wall_seconds"].sum()),
-    ):
-        (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| {name}")]
-        assert row.endswith(f"| {each[False]:,.0f} | {each[True]:,.0f} |")
-    rewards = runs.pivot(index="seed", columns=["compiled", "algorithm"], values="mean_reward")
-    leads = [over_seeds((rewards[each]["gspo"] - rewards[each]["grpo"]).tolist()) for each in (False, True)]
-    assert f"| {leads[0]} | {leads[1]} |" in PAGE
-    apart = runs.pivot(index=["algorithm", "seed"], columns="compiled", values="mean_reward")
-    assert f"is {over_seeds((apart[True] - apart[False]).tolist())} in mean\nreward (n = 30)" in PAGE

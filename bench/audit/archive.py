@@ -1,7 +1,7 @@
 """The audits of an experiment as one long table, read from their folders or from an archive of them.
 
-``steadymoe audit`` writes ``results/audits/<experiment>/…/seed=<n>/``. ``keep`` archives what tables and figures
-need as one file, ``audits/<experiment>/audits.parquet``, small enough to be committed.
+``steadymoe audit`` writes ``results/audits/<experiment>/…/seed=<n>/``. ``keep`` archives what tables and figures need
+as one file, ``audits/<experiment>/audits.parquet``, small enough to be committed.
 """
 
 import json
@@ -16,7 +16,7 @@ import pandas as pd
 
 from steadymoe.bench.audit import tables
 from steadymoe.bench.audit.gradients import BLOCKS
-from steadymoe.bench.audit.measure import COLUMNS
+from steadymoe.bench.audit.measure import COLUMNS, table_path
 from steadymoe.bench.config import identity
 from steadymoe.bench.report import archive
 from steadymoe.bench.runs.damage import Damaged
@@ -24,32 +24,24 @@ from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import all_visible, visible
 
-_FILE, _MADE = "audits.parquet", "audits.json"
-# What is kept of each audit's ``audit.json``.
-_KEPT = (
-    "command",
-    "revision",
-    "versions",
-    "machine",
-    "audit_hash",
-    "config",
-    "arms",
-    "losses",
-    "seconds",
-    "cold_start",
+_TABLE, _PROVENANCE = "audits.parquet", "audits.json"
+# What is archived of each audit's ``audit.json``.
+_FACTS = (
+    *("command", "revision", "versions", "machine", "audit_hash"),
+    *("config", "arms", "losses", "seconds", "cold_start"),
 )
-# Beside the columns of an audit: the checkpoint, the words by which audits of an experiment differ, the sampler's
-# strength, and of each loss its algorithm and, where it differs from the algorithm in nothing else, its band.
-ADDED = ("checkpoint", "setting", "strength", "algorithm", "clip_low", "clip_high")
 _BAND = ("clip_low", "clip_high")
+# Next to the columns of an audit: the checkpoint, the overrides by which audits of an experiment differ, the engine's
+# strength, and each loss's algorithm and, if it differs from the algorithm in nothing else, its band.
+ADDED = ("checkpoint", "setting", "strength", "algorithm", *_BAND)
 # What tells checkpoints apart, not settings; and the strength has a column of its own.
-_OF_CHECKPOINTS = ("seed", "start_from", "engine.strength")
-# Estimates by block that are kept, and estimates whose replicates are kept, for paired contrasts.
+_NOT_SETTINGS = ("seed", "start_from", "engine.strength")
+# Estimates by block that are archived, and estimates whose replicates are archived, for paired contrasts.
 _BY_BLOCK, _PAIRED = ("share", "snr", "usefulness"), ("snr", "usefulness")
 
 
 class NoAudits(UserError):
-    """No audit of the experiment is there; the message is one line and says how to make one."""
+    """There is no audit of the experiment; the message says how to make one."""
 
 
 @dataclass(frozen=True)
@@ -61,138 +53,130 @@ class Archive:
     unfinished: list[str]
     """One line for each audit that lacks tables."""
     made: list[dict[str, Any]]
-    """What made each checkpoint's audit, in the order of ``checkpoint``."""
+    """The provenance of each checkpoint's audit, in the order of ``checkpoint``."""
 
 
 def load(results: Path, experiment: str) -> Archive:
-    """The audits of ``experiment`` below ``results``, from their folders, else from the archive that ``keep`` wrote.
+    """Return the audits of ``experiment`` below ``results``, from their folders, else from what ``keep`` wrote.
 
-    Raises NoAudits if there are none, and Damaged if a file cannot be read or labels mean different losses.
+    Raises NoAudits if there are none, and Damaged if a file cannot be read or one label means different losses.
     """
-    place = results / "audits" / experiment
     if not identity.is_name(experiment):
-        raise NoAudits(f"{experiment!r} is no name of an experiment")
+        raise NoAudits(f"{experiment!r} is not the name of an experiment")
+    place = results / "audits" / experiment
     folders = sorted(path.parent for path in place.glob("**/audit.json") if any(path.parent.glob("k=*.parquet")))
     if folders:
         return _joined(place, folders)
-    if not (place / _FILE).exists():
+    if not (place / _TABLE).exists():
         raise NoAudits(f"there is no audit in {place}; make some: steadymoe audit experiment={experiment}")
-    rows = archive.read_kept(place / _FILE)
-    tables.refuse_lacking(rows, place / _FILE, [*COLUMNS, *ADDED])
+    rows = archive.read_kept(place / _TABLE)
+    tables.refuse_lacking(rows, place / _TABLE, [*COLUMNS, *ADDED])
     try:
-        made = json.loads((place / _MADE).read_text())
-        unfinished = [visible(str(line)) for line in made["unfinished"]]
-        return Archive(all_visible(tables.with_gain(rows)), unfinished, list(made["audits"]))
+        facts = json.loads((place / _PROVENANCE).read_text())
+        unfinished = [visible(str(line)) for line in facts["unfinished"]]
+        return Archive(all_visible(tables.with_gain(rows)), unfinished, list(facts["audits"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{place / _MADE} does not say what made the audits beside it") from error
+        raise Damaged(f"{place / _PROVENANCE} is damaged: it should say what made the audits") from error
 
 
-def keep(found: Archive, experiment: str, to: Path) -> Path:
-    """Write what tables and figures need to ``to/audits/<experiment>/``, in place of older files; return the first.
+def keep(results: Path, experiment: str, to: Path) -> tuple[Path, list[str]]:
+    """Archive an experiment in ``to/audits/<experiment>/``; return the file, and a line for each unfinished audit.
 
-    Beside it lies what made the audits: commands, revisions, versions, machines, configs. Blocks keep share, snr and
-    usefulness before the cut; replicates stay for snr and usefulness.
+    ``audits.json`` has commands, revisions, versions, machines, configs. Blocks keep share, snr and usefulness before
+    the cut; replicates stay for snr and usefulness. Raises as ``load`` does.
     """
-    rows = found.rows[found.rows["quantity"] != "gain"]
+    audits = load(results, experiment)
+    path = to / "audits" / experiment / _TABLE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = audits.rows[audits.rows["quantity"] != "gain"]
     is_whole = ~rows["block"].isin(BLOCKS)
     rows = rows[is_whole | ((rows["cut"] == "before") & rows["quantity"].isin(_BY_BLOCK))]
     is_paired = rows["quantity"].isin(_PAIRED) & (rows["cut"] == "before")
     rows = rows.assign(replicates=rows["replicates"].where(is_paired, None)).reset_index(drop=True)
-    path = to / "audits" / experiment / _FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
     atomic_files.write(path, partial(rows.to_parquet, index=False, compression="zstd"))
-    for each in found.made:  # without the folders of this machine
-        start = each["config"].get("start_from")
+    for facts in audits.made:  # without the folders of this machine
+        start = facts["config"].get("start_from")
         if isinstance(start, str):
-            each["config"] = each["config"] | {"start_from": start.partition("/runs/")[2] or start}
-    made = json.dumps({"unfinished": found.unfinished, "audits": found.made}, indent=1, ensure_ascii=False)
-    atomic_files.write(path.parent / _MADE, partial(Path.write_text, data=f"{made}\n"))
-    return path
+            facts["config"] = facts["config"] | {"start_from": start.partition("/runs/")[2] or start}
+    text = json.dumps({"unfinished": audits.unfinished, "audits": audits.made}, indent=1, ensure_ascii=False)
+    atomic_files.write(path.with_name(_PROVENANCE), partial(Path.write_text, data=f"{text}\n"))
+    return path, audits.unfinished
 
 
 def _joined(place: Path, folders: Sequence[Path]) -> Archive:
-    """The tables of all folders, with ``ADDED``."""
-    facts = [_facts(folder) for folder in folders]
-    settings = _settings([_flat(each, folder.relative_to(place)) for each, folder in zip(facts, folders, strict=True)])
-    of_losses = _losses(facts, folders)
-    audits = pd.DataFrame(
-        {
-            "checkpoint": range(len(folders)),
-            "setting": settings,
-            "strength": [_number(each["config"]["engine"].get("strength", 0.0)) for each in facts],
-        }
-    )
-    rows = tables.read(folders).merge(audits, on="checkpoint", how="left").merge(of_losses, on="loss", how="left")
+    """Join the tables of all folders, with ``ADDED``."""
+    every = [_facts(folder) for folder in folders]
+    strengths = [_number(facts["config"]["engine"].get("strength", 0.0)) for facts in every]
+    audits = {"checkpoint": range(len(folders)), "setting": _settings(place, every, folders), "strength": strengths}
+    rows = tables.read(folders).merge(pd.DataFrame(audits), on="checkpoint", how="left")
+    rows = rows.merge(_losses(every, folders), on="loss", how="left")
     rows["algorithm"] = rows["algorithm"].fillna("")
-    made = [
-        {"checkpoint": number} | {key: each[key] for key in _KEPT if key in each} for number, each in enumerate(facts)
-    ]
     unfinished = [
-        f"{folder.relative_to(place)} is not finished: {each['command']}"
-        for folder, each in zip(folders, facts, strict=True)
-        if not all((folder / f"k={k}.parquet").exists() for k in each["config"]["audit"]["drift"])
+        visible(f"{folder.relative_to(place)} is not finished: {facts['command']}")
+        for folder, facts in zip(folders, every, strict=True)
+        if not all(table_path(folder, k).exists() for k in facts["config"]["audit"]["drift"])
     ]
-    return Archive(all_visible(rows), [visible(line) for line in unfinished], made)
+    made = [
+        {"checkpoint": number} | {key: facts[key] for key in _FACTS if key in facts}
+        for number, facts in enumerate(every)
+    ]
+    return Archive(all_visible(rows), unfinished, made)
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """The content of ``audit.json`` as far as it is read here. Raises Damaged."""
+    """Return the content of ``audit.json`` as far as it is read here. Raises Damaged."""
     path = folder / "audit.json"
     try:
         facts: dict[str, Any] = json.loads(path.read_text())
-        wanted = [facts["config"], facts["config"]["engine"], facts["arms"], *facts["arms"].values()]
-        is_audit = all(isinstance(each, Mapping) for each in [*wanted, *facts["losses"].values()])
-        is_audit &= isinstance(facts["config"]["audit"]["drift"], list) and isinstance(facts["command"], str)
+        config, losses = facts["config"], [*facts["arms"].values(), *facts["losses"].values()]
+        is_audit = all(isinstance(part, Mapping) for part in [config, config["engine"], *losses])
+        is_audit &= isinstance(config["audit"]["drift"], list) and isinstance(facts["command"], str)
         is_audit &= all(isinstance(arm["algorithm"], str) for arm in facts["arms"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{path} is of no audit; make it again with --redo") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_audit = False
     if not is_audit:
-        raise Damaged(f"{path} is of no audit; make it again with --redo")
+        raise Damaged(f"{path} is damaged; measure again with --redo")
     return facts
 
 
-def _flat(facts: Mapping[str, Any], below: Path) -> dict[str, Any]:
-    """Key → value of what may differ between settings; model and task by their names in the folder ``below``."""
-    flat = identity.flatten(facts["config"])
-    kept = {key: value for key, value in flat.items() if identity.changes_numbers(key) and key not in _OF_CHECKPOINTS}
-    return dict(zip(("model", "task"), below.parts, strict=False)) | kept
+def _settings(place: Path, every: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> list[str]:
+    """Return the overrides by which each audit differs from the others, ``key=value …``; "" for all if none does.
+
+    Model and task are named as in the folder, and the names stand for everything in their sections.
+    """
+    flats = []
+    for facts, folder in zip(every, folders, strict=True):
+        named = dict(zip(("model", "task"), folder.relative_to(place).parts, strict=False))
+        flat = {key: value for key, value in identity.flatten(facts["config"]).items() if identity.changes_numbers(key)}
+        flats.append(named | {key: value for key, value in flat.items() if key not in _NOT_SETTINGS})
+    keys = [key for key in dict.fromkeys(key for flat in flats for key in flat) if _differs(key, flats)]
+    keys = [key for key in keys if "." not in key or key.partition(".")[0] not in {"model", "task"} & set(keys)]
+    return [" ".join(_override(key, flat[key]) for key in keys if key in flat) for flat in flats]
 
 
-def _settings(flats: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The words by which each setting differs from the others, ``key=value …``; "" for all where none differs."""
-
-    def differ(key: str) -> bool:
-        return len({str(each.get(key)) for each in flats}) > 1
-
-    keys = [key for key in dict.fromkeys(key for each in flats for key in each) if differ(key)]
-    # A name stands for everything in its section.
-    keys = [key for key in keys if key.partition(".")[0] not in {"model", "task"} & set(keys) or "." not in key]
-    return [" ".join(f"{_short(key)}={_told(each[key])}" for key in keys if key in each) for each in flats]
+def _differs(key: str, flats: Sequence[Mapping[str, Any]]) -> bool:
+    return len({str(flat.get(key)) for flat in flats}) > 1
 
 
-def _short(key: str) -> str:
-    return key.removesuffix("._target_").rpartition(".")[2]
+def _override(key: str, value: Any) -> str:
+    """Return ``key=value`` by the last part of the key; a class of the suite by its name alone."""
+    is_class = isinstance(value, str) and value.startswith("steadymoe.")
+    return f"{key.removesuffix('._target_').rpartition('.')[2]}={value.rpartition('.')[2] if is_class else value}"
 
 
-def _told(value: Any) -> str:
-    """A value in few letters: of a class its name alone."""
-    return value.rpartition(".")[2] if isinstance(value, str) and value.startswith("steadymoe.") else str(value)
-
-
-def _losses(facts: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> pd.DataFrame:
-    """Of each label its algorithm and, if it differs from the algorithm in nothing else, its band."""
-    found: dict[str, dict[str, Any]] = {}
-    for each, folder in zip(facts, folders, strict=True):
-        for label, arm in each["arms"].items():
-            row: dict[str, Any] = {"told": dict(arm), "algorithm": arm["algorithm"]}
-            loss = each["losses"].get(label, {})
-            is_band = set(arm) <= {"algorithm", *(f"algorithm.loss.{name}" for name in _BAND)}
-            row |= {name: _number(loss.get(name)) if is_band else math.nan for name in _BAND}
-            if label in found and found[label]["told"] != row["told"]:
+def _losses(every: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> pd.DataFrame:
+    """Return each label's algorithm and, if it differs from the algorithm in nothing else, its band."""
+    rows: dict[str, dict[str, Any]] = {}
+    arms: dict[str, dict[str, Any]] = {}
+    for facts, folder in zip(every, folders, strict=True):
+        for label, arm in facts["arms"].items():
+            if arms.setdefault(label, arm) != arm:
                 raise Damaged(f"{folder}: {label!r} is another loss than in {folders[0]}; give them different labels")
-            found[label] = found.get(label, row)
-    rows = [{"loss": label, **row} for label, row in found.items()]
-    return pd.DataFrame(rows, columns=["loss", "algorithm", *_BAND])
+            is_band = set(arm) <= {"algorithm", *(f"algorithm.loss.{name}" for name in _BAND)}
+            loss = facts["losses"].get(label, {}) if is_band else {}
+            numbers = {name: _number(loss.get(name)) for name in _BAND}
+            rows.setdefault(label, {"loss": label, "algorithm": arm["algorithm"]} | numbers)
+    return pd.DataFrame(rows.values(), columns=["loss", "algorithm", *_BAND])
 
 
 def _number(value: Any) -> float:

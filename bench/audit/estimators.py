@@ -6,12 +6,12 @@ A mini-batch's gradient g_m is drawn with mean ḡ and covariance Σ. With s = �
 - tr Σ = q / M − U, and SNR = U / tr Σ.
 - I = ⟨s_a, s_R⟩ / (M_a M_R) estimates ⟨ḡ_a, ḡ_R⟩ for a reference R from other prompts, whose noise is independent.
 - cosine = I / √(U_a U_R). Usefulness = I / √(U_R · tr Σ_a): what a mini-batch brings in the direction of the reference,
-  over its noise. It has a sign: a gradient in the wrong direction has a negative usefulness and the same SNR.
+  over its noise. It is signed: a gradient in the wrong direction has a negative usefulness and the same SNR.
 - Gain = I / √(U_R (U_a + tr Σ_a)) = usefulness / √(1 + SNR), over the second moment E‖g‖² in place of the noise. One
   step η g of the best size lowers a quadratic of curvature c by I² / (2c E‖g‖²) in expectation, and a step along the
   true gradient by U_R / (2c): the squared gain is the share of the decrease that one mini-batch brings.
 - bias² = U_a + U_R − 2 I estimates ‖ḡ_a − ḡ_R‖². The scale of a loss is a convention (aggregation, standard
-  deviation); after the least-squares rescaling of ḡ_a it is U_R − I² / U_a. Both are told as a share of U_R.
+  deviation); after the least-squares rescaling of ḡ_a it is U_R − I² / U_a. Both are given as a share of U_R.
 
 U, tr Σ, I and the first bias² are unbiased; the others are ratios of unbiased estimates. The jackknife leaves out one
 group of mini-batches after the other, of the algorithm and of the reference together. Shapes: G groups, P weights, M
@@ -26,10 +26,12 @@ import numpy as np
 
 from steadymoe.bench.statistics import estimates
 
+Statistic = Callable[[np.ndarray], float]
+
 
 @dataclass(frozen=True)
 class Gradients:
-    """What is kept of the gradients of one algorithm on M mini-batches in G groups."""
+    """The inner products and squares that remain of one algorithm's gradients on M mini-batches in G groups."""
 
     gram_GG: np.ndarray
     """The inner products of the groups' sums."""
@@ -39,18 +41,27 @@ class Gradients:
     """The number of mini-batches of each group."""
 
     def squared_norm(self, kept_G: np.ndarray) -> float:
-        """U: the squared norm of the mean gradient, unbiased; it may be negative."""
+        """Return U, the squared norm of the mean gradient, unbiased; it may be negative."""
         n = self.counts_G[kept_G].sum()
         return float((self.gram_GG[np.ix_(kept_G, kept_G)].sum() - self.squares_G[kept_G].sum()) / (n * (n - 1)))
 
     def trace(self, kept_G: np.ndarray) -> float:
-        """tr Σ: the variance of a mini-batch's gradient, summed over weights."""
+        """Return tr Σ, the variance of a mini-batch's gradient, summed over weights."""
         return float(self.squares_G[kept_G].sum() / self.counts_G[kept_G].sum()) - self.squared_norm(kept_G)
+
+    def snr(self, kept_G: np.ndarray) -> float:
+        """Return U / tr Σ."""
+        return _ratio(self.squared_norm(kept_G), self.trace(kept_G))
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the interval of U lies above 0."""
+        return jackknife(self.squared_norm, len(self.counts_G)).low > 0
 
 
 @dataclass(frozen=True)
-class Beside:
-    """An algorithm's gradients beside a reference's, in the same number of groups."""
+class Pair:
+    """An algorithm's gradients and a reference's, in the same number of groups."""
 
     own: Gradients
     reference: Gradients
@@ -58,12 +69,27 @@ class Beside:
     """The inner products of the groups' sums: rows are the algorithm's, columns the reference's."""
 
     def inner(self, kept_G: np.ndarray) -> float:
-        """I: the inner product of the two mean gradients, unbiased."""
+        """Return I, the inner product of the two mean gradients, unbiased."""
         products = self.own.counts_G[kept_G].sum() * self.reference.counts_G[kept_G].sum()
         return float(self.cross_GG[np.ix_(kept_G, kept_G)].sum() / products)
 
+    def usefulness(self, kept_G: np.ndarray) -> float:
+        """Return I / √(U_R · tr Σ)."""
+        return _ratio(self.inner(kept_G), _root(self.reference.squared_norm(kept_G) * self.own.trace(kept_G)))
 
-Statistic = Callable[[np.ndarray], float]
+    def cosine(self, kept_G: np.ndarray) -> float:
+        """Return I / √(U_R · U)."""
+        return _ratio(self.inner(kept_G), _root(self.reference.squared_norm(kept_G) * self.own.squared_norm(kept_G)))
+
+    def bias(self, kept_G: np.ndarray) -> float:
+        """Return bias² after the least-squares rescaling, as a share of U_R."""
+        products = self.reference.squared_norm(kept_G) * self.own.squared_norm(kept_G)
+        return 1 - _ratio(self.inner(kept_G) ** 2, products)
+
+    def raw_bias(self, kept_G: np.ndarray) -> float:
+        """Return bias² without a rescaling, as a share of U_R."""
+        apart = self.own.squared_norm(kept_G) + self.reference.squared_norm(kept_G) - 2 * self.inner(kept_G)
+        return _ratio(apart, self.reference.squared_norm(kept_G))
 
 
 @dataclass(frozen=True)
@@ -75,129 +101,95 @@ class Jackknifed:
     high: float
     replicates: tuple[float, ...]
 
-    @property
-    def is_above_zero(self) -> bool:
-        """Whether the interval lies above 0; false without an interval."""
-        return self.low > 0
-
     def __sub__(self, other: "Jackknifed") -> "Jackknifed":
-        """The difference of two estimates from the same mini-batches, paired by mini-batch."""
+        """Return the difference of two estimates from the same mini-batches, paired by mini-batch."""
         pairs = zip(self.replicates, other.replicates, strict=True)
-        return of_replicates(self.value - other.value, [mine - others for mine, others in pairs])
+        return from_replicates(self.value - other.value, [mine - others for mine, others in pairs])
 
 
 def jackknife(statistic: Statistic, groups: int) -> Jackknifed:
-    """``statistic`` of all groups, with Student's interval from the grouped jackknife (Tukey 1958; Wolter 2007, 4.2).
+    """Estimate ``statistic`` of all groups, with Student's interval from the grouped jackknife.
 
-    The variance is (G − 1)/G Σ_g (θ_(−g) − θ̄)², with G − 1 degrees of freedom. For U of a gradient whose mean is 0 this
-    variance is too large, and the interval too wide: U is then a degenerate U-statistic.
+    The variance is (G − 1)/G Σ_g (θ_(−g) − θ̄)², with G − 1 degrees of freedom (Tukey 1958; Wolter 2007, 4.2). For U of
+    a gradient whose mean is 0 it is too large, and the interval too wide: U is then a degenerate U-statistic.
     """
-    everything_G = np.ones(groups, dtype=bool)
-    replicates = []
-    for left_out in range(groups):
-        kept_G = everything_G.copy()
-        kept_G[left_out] = False
-        replicates.append(statistic(kept_G))
-    return of_replicates(statistic(everything_G), replicates)
+    replicates = [statistic(np.arange(groups) != left_out) for left_out in range(groups)]
+    return from_replicates(statistic(np.ones(groups, dtype=bool)), replicates)
 
 
-def of_replicates(value: float, replicates: Sequence[float], level: float = 0.95) -> Jackknifed:
-    """An estimate with the interval of its replicates; without one where there are none, or one is not finite."""
-    found_G, groups = np.asarray(replicates, dtype=float), len(replicates)
+def from_replicates(value: float, replicates: Sequence[float]) -> Jackknifed:
+    """Return an estimate with its 95 % interval; without one if there are no replicates or one is not finite."""
+    replicates_G, groups = np.asarray(replicates, dtype=float), len(replicates)
     half = math.nan
-    if groups > 1 and np.isfinite(found_G).all():
-        error = math.sqrt((groups - 1) / groups * float(np.square(found_G - found_G.mean()).sum()))
-        half = estimates.t_quantile(level, groups - 1) * error
-    return Jackknifed(value, value - half, value + half, tuple(found_G.tolist()))
+    if groups > 1 and np.isfinite(replicates_G).all():
+        error = math.sqrt((groups - 1) / groups * float(np.square(replicates_G - replicates_G.mean()).sum()))
+        half = estimates.t_quantile(0.95, groups - 1) * error
+    return Jackknifed(value, value - half, value + half, tuple(replicates_G.tolist()))
 
 
-def of_gradients(own: Gradients) -> dict[str, Jackknifed]:
-    """Signal and noise of one algorithm: ``squared_norm`` (U), ``trace`` (tr Σ) and ``snr``."""
-    statistics: dict[str, Statistic] = {
-        "squared_norm": own.squared_norm,
-        "trace": own.trace,
-        "snr": lambda kept_G: _over(own.squared_norm(kept_G), own.trace(kept_G)),
-    }
-    return {name: jackknife(each, len(own.counts_G)) for name, each in statistics.items()}
+def signal(own: Gradients) -> dict[str, Jackknifed]:
+    """Estimate signal and noise of one algorithm: ``squared_norm`` (U), ``trace`` (tr Σ) and ``snr``."""
+    statistics = {"squared_norm": own.squared_norm, "trace": own.trace, "snr": own.snr}
+    return {name: jackknife(statistic, len(own.counts_G)) for name, statistic in statistics.items()}
 
 
-def beside_truth(pair: Beside) -> dict[str, Jackknifed]:
-    """An algorithm beside the policy gradient of fresh samples: ``inner``, ``usefulness``, ``cosine``, ``bias``.
+def against_truth(pair: Pair) -> dict[str, Jackknifed]:
+    """Compare an algorithm with the policy gradient of fresh samples: ``inner``, ``usefulness``, ``cosine``, ``bias``.
 
-    ``bias`` is after the least-squares rescaling, as a share of the reference's squared norm. Where the interval of the
-    reference's squared norm holds 0, there is ``inner`` alone; where the algorithm's does, neither cosine nor bias.
+    Only ``inner`` is defined if the interval of the reference's U contains 0; cosine and bias also need a signal of the
+    algorithm.
     """
-    own, reference, groups = pair.own, pair.reference, len(pair.own.counts_G)
+    has_reference, has_signal = pair.reference.has_signal, pair.own.has_signal
+    return _estimates(
+        pair,
+        inner=(pair.inner, True),
+        usefulness=(pair.usefulness, has_reference),
+        cosine=(pair.cosine, has_reference and has_signal),
+        bias=(pair.bias, has_reference and has_signal),
+    )
 
-    def usefulness(kept_G: np.ndarray) -> float:
-        return _over(pair.inner(kept_G), _root(reference.squared_norm(kept_G) * own.trace(kept_G)))
 
-    def cosine(kept_G: np.ndarray) -> float:
-        return _over(pair.inner(kept_G), _root(reference.squared_norm(kept_G) * own.squared_norm(kept_G)))
+def against_itself(pair: Pair) -> dict[str, Jackknifed]:
+    """Compare an algorithm with its own gradient on fresh samples: ``staleness_bias`` (raw), ``staleness_cosine``."""
+    has_reference, has_signal = pair.reference.has_signal, pair.own.has_signal
+    return _estimates(
+        pair,
+        staleness_bias=(pair.raw_bias, has_reference),
+        staleness_cosine=(pair.cosine, has_reference and has_signal),
+    )
 
-    def bias(kept_G: np.ndarray) -> float:
-        products = reference.squared_norm(kept_G) * own.squared_norm(kept_G)
-        return 1 - _over(pair.inner(kept_G) ** 2, products)
 
-    has_reference = jackknife(reference.squared_norm, groups).is_above_zero
-    has_signal = has_reference and jackknife(own.squared_norm, groups).is_above_zero
+def _estimates(pair: Pair, **statistics: tuple[Statistic, bool]) -> dict[str, Jackknifed]:
+    """Jackknife each statistic; nan for those that are marked as undefined."""
+    groups = len(pair.own.counts_G)
     return {
-        "inner": jackknife(pair.inner, groups),
-        "usefulness": jackknife(usefulness if has_reference else _undefined, groups),
-        "cosine": jackknife(cosine if has_signal else _undefined, groups),
-        "bias": jackknife(bias if has_signal else _undefined, groups),
+        name: jackknife(statistic if defined else _undefined, groups)
+        for name, (statistic, defined) in statistics.items()
     }
 
 
 def gain(usefulness: Jackknifed, snr: Jackknifed) -> Jackknifed:
-    """The root of the gain of a step of the best size, signed, from the two estimates of one algorithm's gradients."""
-
-    def of(useful: float, ratio: float) -> float:
-        return _over(useful, _root(1 + ratio))
-
-    pairs = zip(usefulness.replicates, snr.replicates, strict=False)  # none where an archive dropped one's
-    return of_replicates(of(usefulness.value, snr.value), [of(*pair) for pair in pairs])
+    """Return the signed root of the gain of a step of the best size: usefulness / √(1 + SNR)."""
+    pairs = zip(usefulness.replicates, snr.replicates, strict=False)  # an archive may have dropped those of one
+    gains = [_ratio(useful, _root(1 + noise)) for useful, noise in [(usefulness.value, snr.value), *pairs]]
+    return from_replicates(gains[0], gains[1:])
 
 
-def beside_itself(pair: Beside) -> dict[str, Jackknifed]:
-    """An algorithm beside its own gradient on fresh samples: ``staleness_bias`` and ``staleness_cosine``.
+def shares(blocks: Mapping[str, Gradients], whole: Gradients) -> dict[str, Jackknifed]:
+    """Estimate the share of each block of weights in U; undefined without a signal."""
 
-    ``staleness_bias`` is the raw bias² as a share of the reference's squared norm, which is undefined where its
-    interval holds 0.
-    """
-    own, reference, groups = pair.own, pair.reference, len(pair.own.counts_G)
+    def share(block: Gradients) -> Statistic:
+        return lambda kept_G: _ratio(block.squared_norm(kept_G), whole.squared_norm(kept_G))
 
-    def bias(kept_G: np.ndarray) -> float:
-        apart = own.squared_norm(kept_G) + reference.squared_norm(kept_G) - 2 * pair.inner(kept_G)
-        return _over(apart, reference.squared_norm(kept_G))
-
-    def cosine(kept_G: np.ndarray) -> float:
-        return _over(pair.inner(kept_G), _root(reference.squared_norm(kept_G) * own.squared_norm(kept_G)))
-
-    has_reference = jackknife(reference.squared_norm, groups).is_above_zero
-    has_signal = has_reference and jackknife(own.squared_norm, groups).is_above_zero
-    return {
-        "staleness_bias": jackknife(bias if has_reference else _undefined, groups),
-        "staleness_cosine": jackknife(cosine if has_signal else _undefined, groups),
-    }
-
-
-def shares(of_blocks: Mapping[str, Gradients], whole: Gradients) -> dict[str, Jackknifed]:
-    """The share of each block of weights in the squared norm of the mean gradient; undefined without a signal."""
-    groups = len(whole.counts_G)
-    has_signal = jackknife(whole.squared_norm, groups).is_above_zero
-
-    def share_of(block: Gradients) -> Statistic:
-        return lambda kept_G: _over(block.squared_norm(kept_G), whole.squared_norm(kept_G))
-
-    return {name: jackknife(share_of(each) if has_signal else _undefined, groups) for name, each in of_blocks.items()}
+    groups, has_signal = len(whole.counts_G), whole.has_signal
+    return {name: jackknife(share(block) if has_signal else _undefined, groups) for name, block in blocks.items()}
 
 
 def _undefined(kept_G: np.ndarray) -> float:
     return math.nan
 
 
-def _over(top: float, bottom: float) -> float:
+def _ratio(top: float, bottom: float) -> float:
     return top / bottom if bottom else math.nan
 
 

@@ -1,149 +1,162 @@
 """Figures of audits: pure functions of ``tables.joined``, estimates over checkpoints; none reads the disk.
 
-Every function takes the rows of one setting, and shows the largest drift in them where it shows one drift.
+Every function takes the rows of one setting. A figure of one drift shows the largest.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from steadymoe.bench.audit import clip_atlas, clips
 from steadymoe.bench.audit.gradients import BLOCKS
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
+from steadymoe.bench.statistics.estimates import Estimate
 
 QUANTITIES = {"usefulness": "usefulness", "snr": "signal-to-noise ratio", "bias": "bias², rescaled"}
 _ROUTINGS = {"free": "free routes", "r2": "old routes (R2)", "r3": "sampler's routes (R3)"}
+_MARKERS = dict(zip(_ROUTINGS, ("o", "s", "^"), strict=True))
 # The unit of the ratio that an algorithm clips, on the map of bands.
 _UNITS = {"grpo": "token ratio (grpo)", "gspo": "sequence ratio (gspo)"}
 # With more lines, bands of intervals cover each other: the figure of one drift and the tables have the intervals.
 _MOST_BANDS = 6
+# Smaller clip shares are not drawn.
+_LEAST_SHARE = 3e-4
 _DRAWN = ["mean", "low", "high", "n"]
+Labels = Mapping[Any, str]
+
+
+def _grid(
+    table: pd.DataFrame,
+    rows: tuple[str, Labels],
+    columns: tuple[str, Labels],
+    lines: tuple[str, Mapping[Any, tuple[str, Look]]],
+    x: tuple[str, str],
+    height: float,
+    panel: str = "{row}, {column}",
+    ylabel: str = "{row}",
+    has_intervals: bool = True,
+) -> tuple[DataFigure, dict[str, Axes]]:
+    """Draw ``mean`` over a column: a panel per value of two columns, a line per value of a third.
+
+    ``rows``, ``columns`` and ``lines`` are the name of a column and the labels of its values (with looks, for lines),
+    ``x`` is a column and its label. ``panel`` names panels in the figure's table. Returns the axes by these names.
+    """
+    width = style.TWO_COLUMNS if len(columns[1]) > 1 else 4.2
+    figure, axes = style.panels(len(rows[1]), len(columns[1]), height, width, sharex=True, sharey="row")
+    cells = [(row, column) for row in rows[1] for column in columns[1]]
+    named: dict[str, Axes] = {}
+    for place, (axis, (row, column)) in enumerate(zip(axes, cells, strict=True)):
+        labels = {"row": rows[1][row], "column": columns[1][column]}
+        named[panel.format(**labels)] = axis
+        here = table[(table[rows[0]] == row) & (table[columns[0]] == column)].dropna(subset=["mean"]).sort_values(x[0])
+        for value, (label, look) in lines[1].items():
+            points = here[here[lines[0]] == value].rename(columns={x[0]: "x"})
+            drawn = points[["x", *(_DRAWN if has_intervals else ["mean", "n"])]]
+            style.line(axis, label, drawn, replace(look, marked=True), panel.format(**labels))
+        axis.axhline(0, color="#999999", linewidth=0.6, zorder=0)
+        _explain_empty(axis, here)
+        if place % len(columns[1]) == 0:
+            axis.set_ylabel(ylabel.format(**labels))
+        if place < len(columns[1]):
+            axis.set_title(labels["column"])
+        if place >= len(cells) - len(columns[1]):
+            axis.set_xlabel(x[1])
+    return figure, named
 
 
 def over_drift(table: pd.DataFrame) -> DataFigure:
-    """Usefulness, SNR and bias of each loss over the updates of drift, a column for each routing."""
-    whole = _whole(table)
-    routings, lines, drifts = _routings(whole), looks.of_lines(whole, "loss"), sorted(whole["k"].unique())
-    has_bands = len(lines) <= _MOST_BANDS
+    """Draw usefulness, SNR and bias over the updates of drift, a line for each loss, a column for each routing."""
+    drifts = sorted(_whole(table)["k"].unique())
     with style.figure_style():
-        figure, axes = style.panels(
-            3, len(routings), 4.8, style.TWO_COLUMNS if len(routings) > 1 else 4.2, sharex=True, sharey="row"
-        )
-        for place, axis in enumerate(axes):
-            quantity, routing = list(QUANTITIES)[place // len(routings)], routings[place % len(routings)]
-            shown = whole[(whole["quantity"] == quantity) & (whole["routing"] == routing)].dropna(subset=["mean"])
-            _label(axis, QUANTITIES[quantity], _ROUTINGS[routing], place, len(routings))
-            for loss, look in lines.items():
-                points = shown[shown["loss"] == loss].sort_values("k").rename(columns={"k": "x"})
-                columns = ["x", *_DRAWN] if has_bands else ["x", "mean", "n"]
-                marked = Look(look.colour, look.dashes, look.marker, marked=True)
-                style.line(axis, loss, points[columns], marked, f"{QUANTITIES[quantity]}, {_ROUTINGS[routing]}")
+        figure = _over(table, ("k", "k, updates of drift"))
+        for axis in figure.axes:
             axis.set_xscale("symlog", base=2, linthresh=1, linscale=1)
             axis.set_xticks(drifts, [str(k) for k in drifts])
             axis.set_xticks([], minor=True)
-            _zero(axis)
-            _say_if_empty(axis, shown)
-            if place >= 2 * len(routings):
-                axis.set_xlabel("k, updates of drift")
-        of_bands = "" if has_bands else " Intervals are in the tables."
-        shown = whole[whole["quantity"].isin(QUANTITIES)]
-        text = _caption(table, shown, "shaded" if has_bands else "") + of_bands
-        return style.finish(figure, axes[0], text)
+        return figure
+
+
+def dose(table: pd.DataFrame) -> DataFigure:
+    """Draw the same at one drift over the strength of the sampler's engine."""
+    with style.figure_style():
+        return _over(_at_last(table), ("strength", "strength of the engine"), f"k = {_last(table)}. ")
+
+
+def _over(table: pd.DataFrame, x: tuple[str, str], before: str = "") -> DataFigure:
+    """Draw ``QUANTITIES`` over the column ``x[0]``, with the label ``x[1]``."""
+    whole = _whole(table)
+    lines = {label: (label, look) for label, look in looks.of_lines(whole, "loss").items()}
+    has_bands = len(lines) <= _MOST_BANDS
+    rows, columns = ("quantity", QUANTITIES), ("routing", _routings(whole))
+    figure, axes = _grid(whole, rows, columns, ("loss", lines), x, 4.8, has_intervals=has_bands)
+    text = before + _caption(table, whole[whole["quantity"].isin(QUANTITIES)], "shaded" if has_bands else "")
+    text += "" if has_bands else " Intervals are in the tables."
+    return style.finish(figure, next(iter(axes.values())), text)
 
 
 def ranked(table: pd.DataFrame) -> DataFigure:
-    """Every loss at one drift by falling usefulness, with SNR, bias and intervals, a mark for each routing."""
+    """Draw every loss at one drift by falling usefulness, with SNR, bias and intervals, a mark for each routing."""
     table = _at_last(table)
     whole = _whole(table)
     routings, lines = _routings(whole), looks.of_lines(whole, "loss")
-    first = whole[(whole["quantity"] == "usefulness") & (whole["routing"] == routings[0])].set_index("loss")["mean"]
-    order = sorted(lines, key=lambda loss: first.get(loss, math.nan) if first.get(loss) == first.get(loss) else -1e9)
+    means = whole[(whole["quantity"] == "usefulness") & (whole["routing"] == next(iter(routings)))].set_index("loss")
+    order = means["mean"].reindex(list(lines)).sort_values(na_position="first", kind="stable").index.tolist()
     with style.figure_style():
         figure, axes = style.panels(1, 3, 1.2 + 0.19 * len(order), style.TWO_COLUMNS, sharey=True)
         for axis, (quantity, label) in zip(axes, QUANTITIES.items(), strict=True):
-            axis.set_xlabel(label)
+            here = whole[whole["quantity"] == quantity].dropna(subset=["mean"]).set_index(["routing", "loss"])
             for place, routing in enumerate(routings):
-                shown = whole[(whole["quantity"] == quantity) & (whole["routing"] == routing)].set_index("loss")
                 up = 0.36 * (0.5 - (place + 0.5) / len(routings))
                 for row, loss in enumerate(order):
-                    if loss in shown.index and shown["mean"].notna()[loss]:
-                        _across(axis, row + up, loss, shown.loc[[loss]], lines[loss], _ROUTINGS[routing], label)
+                    if (routing, loss) in here.index:
+                        mean, low, high, n = here.loc[(routing, loss), _DRAWN]
+                        estimate = Estimate(mean, low, high, int(n))
+                        look = replace(lines[loss], marker=_MARKERS[routing])
+                        style.dot(axis, loss, row + up, estimate, look, f"{label}, {routings[routing]}")
             axis.axvline(0, color="#999999", linewidth=0.6, zorder=0)
-            _say_if_empty(axis, whole[whole["quantity"] == quantity].dropna(subset=["mean"]))
-            axis.grid(visible=False, axis="y")
-        for routing in routings:
-            axes[0].plot([], [], _mark(routing), color="black", linestyle="none", label=_ROUTINGS[routing])
-        axes[0].set_yticks(range(len(order)), order)
-        axes[0].set_ylim(-0.6, len(order) - 0.4)
+            axis.set_xlabel(label)
+            style.named_rows(axis, order)
+            _explain_empty(axis, here)
+        for routing, name in routings.items():
+            axes[0].plot([], [], _MARKERS[routing], color="black", linestyle="none", label=name)
         text = f"k = {_last(table)}. " + _caption(table, whole[whole["quantity"].isin(QUANTITIES)], "bars")
         return style.finish(figure, axes[0], text)
 
 
 def blocks(table: pd.DataFrame) -> DataFigure:
-    """Share of each block of weights in the squared norm of the mean gradient at one drift, stacked, by loss."""
+    """Draw the share of each block of weights in the squared norm of the mean gradient at one drift, stacked."""
     table = _at_last(table)
     shares = table[table["quantity"].eq("share") & table["cut"].eq("before")].dropna(subset=["mean"])
     named = [name for name in BLOCKS if (shares["block"] == name).any()]
+    colours = [looks.ramp(place, len(named)).colour for place in range(len(named))]
     routings, losses = _routings(shares), sorted(_whole(table)["loss"].unique())
+    height = 0.9 + 1.3 * len(routings)
     with style.figure_style():
-        figure, axes = style.panels(
-            len(routings), 1, 0.9 + 1.3 * len(routings), style.TWO_COLUMNS, sharex=True, sharey=True
-        )
-        for axis, routing in zip(axes, routings, strict=True):
-            axis.set_ylabel(f"share of ‖E g‖²\n{_ROUTINGS[routing]}")
-            ends = {True: np.zeros(len(losses)), False: np.zeros(len(losses))}  # above and below 0
-            for place, name in enumerate(named):
-                mine = shares[(shares["routing"] == routing) & (shares["block"] == name)].set_index("loss")
-                heights = np.nan_to_num(mine["mean"].reindex(losses).to_numpy(dtype=float))
-                bottoms = np.where(heights >= 0, ends[True], ends[False])
-                ends = {up: ends[up] + np.where((heights >= 0) == up, heights, 0.0) for up in ends}
-                colour = looks.ramp(place, len(named)).colour
-                axis.bar(losses, heights, bottom=bottoms, color=colour, width=0.7, label=name)
-                drawn = mine.reindex([loss for loss in losses if loss in mine.index]).reset_index()
-                style.note(axis, name, drawn[["loss", *_DRAWN]], f"share, {_ROUTINGS[routing]}")
-            _zero(axis)
-            axis.grid(visible=False, axis="x")
-            axis.tick_params(axis="x", labelrotation=40)
-            axis.set_xticks(range(len(losses)), losses, ha="right", rotation_mode="anchor")
+        figure, axes = style.panels(len(routings), 1, height, style.TWO_COLUMNS, sharex=True, sharey=True)
+        for axis, (routing, label) in zip(axes, routings.items(), strict=True):
+            here = shares[shares["routing"] == routing].sort_values("loss")
+            style.stacked(
+                axis, here.pivot(index="loss", columns="block", values="mean").reindex(losses)[named], colours
+            )
+            for name in named:
+                style.note(axis, name, here.loc[here["block"] == name, ["loss", *_DRAWN]], f"share, {label}")
+            axis.set_ylabel(f"share of ‖E g‖²\n{label}")
+            axis.set_xticks(range(len(losses)), losses, rotation=40, ha="right", rotation_mode="anchor")
         lacking = sorted(set(losses) - set(shares["loss"]))
         without = f" Without a signal, so without a bar: {', '.join(lacking)}." if lacking else ""
         text = f"k = {_last(table)}. " + _caption(table, shares, "") + " Intervals are in the table." + without
         return style.finish(figure, axes[0], text)
 
 
-def dose(table: pd.DataFrame) -> DataFigure:
-    """Usefulness and SNR at one drift over the strength of the sampler's engine, a line for each routing."""
-    table = _at_last(table)
-    whole = _whole(table)
-    routings, losses = _routings(whole), list(looks.of_lines(whole, "loss"))
-    drawn = list(QUANTITIES)[:2]
-    with style.figure_style():
-        width = min(style.TWO_COLUMNS, 1.0 + 2.0 * len(losses))
-        figure, axes = style.panels(2, len(losses), 3.4, width, sharex=True, sharey="row")
-        for place, axis in enumerate(axes):
-            quantity, loss = drawn[place // len(losses)], losses[place % len(losses)]
-            shown = whole[(whole["quantity"] == quantity) & (whole["loss"] == loss)].dropna(subset=["mean"])
-            _label(axis, QUANTITIES[quantity], loss, place, len(losses))
-            for index, routing in enumerate(routings):
-                points = shown[shown["routing"] == routing].sort_values("strength").rename(columns={"strength": "x"})
-                look = looks.ramp(index, len(routings))
-                marked = Look(look.colour, look.dashes, look.marker, marked=True)
-                style.line(axis, _ROUTINGS[routing], points[["x", *_DRAWN]], marked, f"{QUANTITIES[quantity]}, {loss}")
-            _zero(axis)
-            if place >= len(losses):
-                axis.set_xlabel("strength of the engine")
-        text = f"k = {_last(table)}. " + _caption(table, whole[whole["quantity"].isin(drawn)], "shaded")
-        return style.finish(figure, axes[0], text)
-
-
 def bands(table: pd.DataFrame) -> DataFigure:
-    """Usefulness of the token ratio and of the sequence ratio over the width of the band, with the papers' own bands.
+    """Draw usefulness of the token ratio and of the sequence ratio over the width of the band.
 
     A panel for each drift and routing. The papers' bands are not symmetric, and stand at the geometric mean of their
     widths.
@@ -151,51 +164,87 @@ def bands(table: pd.DataFrame) -> DataFigure:
     whole = _whole(table)
     shown = whole[whole["quantity"].eq("usefulness") & whole["clip_low"].gt(0) & whole["clip_high"].gt(0)]
     shown = shown[(shown["k"] > 0) & shown["algorithm"].isin(_on_map(shown))].dropna(subset=["mean"])
-    shown = shown.assign(x=np.sqrt(shown["clip_low"] * shown["clip_high"]))
-    routings, drifts = _routings(shown), sorted(shown["k"].unique())
+    shown = shown.assign(width=np.sqrt(shown["clip_low"] * shown["clip_high"])).sort_values("width")
+    is_even = shown["clip_low"] == shown["clip_high"]
+    routings, drifts = _routings(shown), {k: f"k = {k}" for k in sorted(shown["k"].unique())}
+    lines = {name: (_UNITS.get(name, name), looks.of_algorithm(name)) for name in _on_map(shown)}
     with style.figure_style():
-        width = style.TWO_COLUMNS if len(drifts) > 1 else 4.2
-        figure, axes = style.panels(len(routings), len(drifts), 0.8 + 1.9 * len(routings), width, sharey=True)
-        for place, axis in enumerate(axes):
-            routing, k = routings[place // len(drifts)], drifts[place % len(drifts)]
-            here = shown[(shown["routing"] == routing) & (shown["k"] == k)].sort_values("x")
-            axis.set_title(f"k = {k}, {_ROUTINGS[routing]}")
-            for algorithm in _on_map(shown):
-                _on_axis(axis, algorithm, here[here["algorithm"] == algorithm], f"k = {k}, {_ROUTINGS[routing]}")
+        figure, axes = _grid(
+            shown[is_even], ("routing", routings), ("k", drifts), ("algorithm", lines), ("width", "width of the band"),
+            0.8 + 1.9 * len(routings), "{column}, {row}", "usefulness, {row}",
+        )  # fmt: skip
+        for row in shown[~is_even].to_dict("records"):
+            panel = f"{drifts[row['k']]}, {routings[row['routing']]}"
+            _paper_band(axes[panel], row, *lines[row["algorithm"]], panel)
+        for axis in axes.values():
             axis.set_xscale("log")
-            _zero(axis)
-            axis.set_xlabel("width of the band")
-            if place % len(drifts) == 0:
-                axis.set_ylabel("usefulness")
         text = _caption(table, shown, "shaded and bars") + " A ratio is clipped outside 1 ± width; outlined: a paper's "
-        return style.finish(figure, axes[0], text + "own band [1 − low, 1 + high], at √(low · high).")
+        text += "own band [1 − low, 1 + high], at √(low · high)."
+        return style.finish(figure, next(iter(axes.values())), text)
 
 
-def _on_axis(axis: Axes, algorithm: str, here: pd.DataFrame, panel: str) -> None:
-    """The line of one unit over symmetric bands, and its marks at the other bands."""
-    look, name = looks.of_algorithm(algorithm), _UNITS.get(algorithm, algorithm)
-    is_even = here["clip_low"] == here["clip_high"]
-    marked = Look(look.colour, look.dashes, look.marker, marked=True)
-    style.line(axis, name, here.loc[is_even, ["x", *_DRAWN]], marked, panel)
-    for row in here[~is_even].to_dict("records"):
-        low, high = style.numbers([row["clip_low"], row["clip_high"]])
-        of_axis: Any = {"fmt": "*", "color": look.colour, "markeredgecolor": "black", "markeredgewidth": 0.7}
-        bars = None if np.isnan(row["low"]) else [[row["mean"] - row["low"]], [row["high"] - row["mean"]]]
-        axis.errorbar(row["x"], row["mean"], bars, markersize=9, elinewidth=0.7, zorder=5, **of_axis)
-        axis.annotate(f"{low} / {high}", (row["x"], row["mean"]), (5, 6), textcoords="offset points", fontsize=6)
-        drawn = pd.DataFrame([{key: row[key] for key in ("x", *_DRAWN, "clip_low", "clip_high")}])
-        style.note(axis, f"{name}, paper", drawn, panel)
+def _paper_band(axis: Axes, row: Mapping[Any, Any], name: str, look: Look, panel: str) -> None:
+    """Draw a star at a band that is not symmetric."""
+    low, high = style.numbers([row["clip_low"], row["clip_high"]])
+    star: Any = {"fmt": "*", "color": look.colour, "markeredgecolor": "black", "markeredgewidth": 0.7}
+    bars = None if math.isnan(row["low"]) else [[row["mean"] - row["low"]], [row["high"] - row["mean"]]]
+    axis.errorbar(row["width"], row["mean"], bars, markersize=9, elinewidth=0.7, zorder=5, **star)
+    axis.annotate(f"{low} / {high}", (row["width"], row["mean"]), (5, 6), textcoords="offset points", fontsize=6)
+    drawn = {"x": row["width"]} | {key: row[key] for key in (*_DRAWN, "clip_low", "clip_high")}
+    style.note(axis, f"{name}, paper", pd.DataFrame([drawn]), panel)
+
+
+def clip_shares(rows: pd.DataFrame, anchor: str) -> DataFigure:
+    """Draw the clip share over the width of the band: a row for each unit, a column for each setting, a line per k > 0.
+
+    ``rows`` are of one start, scale and routing (``archive.load``). Dashed: the share that four moments of the same
+    log-ratios predict.
+    """
+    table = clip_atlas.atlas(rows)
+    table = table[(table["side"] == "both") & (table["anchor"] == anchor) & (table["k"] > 0)]
+    is_drawn = table["mean"] >= _LEAST_SHARE
+    table = table.assign(**{name: table[name].where(is_drawn) for name in ("mean", "low", "high")})
+    table["column"] = list(zip(table["setting"], table["strength"], strict=True))
+    columns, drifts = _by_length(rows), sorted(table["k"].unique())
+    lines = {k: (f"k = {k}", replace(looks.ramp(place, len(drifts)), dashes="-")) for place, k in enumerate(drifts)}
+    with style.figure_style():
+        figure, axes = _grid(
+            table, ("unit", {unit: unit for unit in clips.UNITS}), ("column", columns), ("k", lines),
+            ("band", "width of the band"), 4.4, ylabel="clipped share,\n{row}",
+        )  # fmt: skip
+        for (unit, column, k), here in table[table["predicted"] >= _LEAST_SHARE].groupby(["unit", "column", "k"]):
+            panel, (name, look) = f"{unit}, {columns[column]}", lines[k]
+            predicted = here.sort_values("band").rename(columns={"band": "x"})[["x", "predicted"]]
+            axes[panel].plot(predicted["x"], predicted["predicted"], "--", color=look.colour, linewidth=0.8)
+            style.note(axes[panel], f"{name}, predicted", predicted, panel)
+        for axis in axes.values():
+            axis.set(xscale="log", yscale="log", ylim=(_LEAST_SHARE, 1))
+        counts = table["n"].astype(int).tolist()
+        text = f"Mean over checkpoints, n = {style.span(counts)}{'; shaded: 95 % t interval' * (max(counts) > 2)}. "
+        text += f"A ratio to the {anchor} is clipped outside 1 ± width, where the advantage's sign asks for it. "
+        text += "Dashed: predicted from four moments of the log-ratios of either sign. Shares below "
+        text += f"{_LEAST_SHARE:g} are not drawn."
+        return style.finish(figure, next(iter(axes.values())), text)
+
+
+def _by_length(rows: pd.DataFrame) -> dict[tuple[str, float], str]:
+    """Return (setting, strength) → title of each column, by the mean length of the responses."""
+    lengths = rows[rows["quantity"] == "response_length"].groupby(["setting", "strength"])["value"].mean().sort_values()
+    titles = {key: f"responses of {length:.0f} tokens" for key, length in lengths.items()}
+    if len(set(titles.values())) < len(titles):
+        titles = {key: f"{title}\n{key[0]} strength {key[1]:g}" for key, title in titles.items()}
+    return titles
 
 
 def _on_map(table: pd.DataFrame) -> list[str]:
-    """The algorithms that have two symmetric bands or more."""
+    """Return the algorithms with two symmetric bands or more."""
     even = table[table["clip_low"] == table["clip_high"]]
     counts = even.groupby("algorithm")["clip_low"].nunique()
     return sorted(str(name) for name in counts.index[counts > 1])
 
 
 def _whole(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of losses' whole gradients on the audited rollout, before the norm cut."""
+    """Return the rows of losses' whole gradients on the audited rollout, before the norm cut."""
     return table[(table["block"] == "whole") & (table["cut"] == "before") & table["routing"].isin(list(_ROUTINGS))]
 
 
@@ -204,69 +253,42 @@ def _last(table: pd.DataFrame) -> int:
 
 
 def _at_last(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the largest drift, and the start's reward."""
+    """Return the rows of the largest drift, and the start's reward."""
     is_reward = (table["quantity"] == "reward") & (table["k"] == 0)
     return table[(table["k"] == _last(table)) | is_reward]
 
 
-def _routings(table: pd.DataFrame) -> list[str]:
-    return [name for name in _ROUTINGS if (table["routing"] == name).any()]
+def _routings(table: pd.DataFrame) -> dict[str, str]:
+    return {name: label for name, label in _ROUTINGS.items() if (table["routing"] == name).any()}
 
 
-def _mark(routing: str) -> str:
-    return dict(zip(_ROUTINGS, ("o", "s", "^"), strict=True))[routing]
-
-
-def _label(axis: Axes, row: str, column: str, place: int, columns: int) -> None:
-    """The words of a grid of panels: of a row on its left, of a column on its top."""
-    if place % columns == 0:
-        axis.set_ylabel(row)
-    if place < columns:
-        axis.set_title(column)
-
-
-def _zero(axis: Axes) -> None:
-    axis.axhline(0, color="#999999", linewidth=0.6, zorder=0)
-
-
-def _say_if_empty(axis: Axes, shown: pd.DataFrame) -> None:
-    """Say in the panel why nothing is drawn."""
+def _explain_empty(axis: Axes, shown: pd.DataFrame) -> None:
     if shown.empty:
         axis.text(0.5, 0.7, "undefined: no signal", transform=axis.transAxes, ha="center", color="#444444")
 
 
-def _across(axis: Axes, height: float, loss: str, row: pd.DataFrame, look: Look, routing: str, label: str) -> None:
-    """One estimate as a mark with a horizontal bar."""
-    mean, low, high = (float(row[name].iloc[0]) for name in ("mean", "low", "high"))
-    bars = None if np.isnan(low) else [[mean - low], [high - mean]]
-    mark = _mark({words: name for name, words in _ROUTINGS.items()}[routing])
-    axis.errorbar(mean, height, xerr=bars, fmt=mark, color=look.colour, markersize=3.4, elinewidth=0.8)
-    style.note(axis, loss, row[_DRAWN], f"{label}, {routing}")
-
-
 def _caption(table: pd.DataFrame, shown: pd.DataFrame, drawn: str) -> str:
-    """The words for n, the interval as ``drawn`` ("shaded", "bars", "" for none), and the reward along the drift."""
+    """Return n, the interval as ``drawn`` ("shaded", "bars", "" for none), and the reward along the drift."""
     counts = shown.loc[shown["n"] > 0, "n"].astype(int).tolist() or [0]
     most = max(counts)
-    said = f"Mean over checkpoints, n = {style.span(counts)}" if most > 1 else "One checkpoint, n = 1"
+    text = f"Mean over checkpoints, n = {style.span(counts)}" if most > 1 else "One checkpoint, n = 1"
     if drawn and most != 2:
         interval = "t interval over checkpoints" if most > 1 else "jackknife interval over mini-batches"
-        said += f"; {drawn}: 95 % {interval}"
+        text += f"; {drawn}: 95 % {interval}"
     elif drawn:
-        said += "; two checkpoints have no interval"
+        text += "; two checkpoints have no interval"
     rewards = table[table["quantity"] == "reward"].groupby("k")["mean"].agg(["min", "max"])
-    of_k = [
+    by_drift = [
         f"{'start' if k == 0 else f'k = {k}'}: {' to '.join(dict.fromkeys(f'{value:.2f}' for value in row))}"
         for k, row in zip(rewards.index, rewards.to_numpy(), strict=True)
     ]
-    return f"{said}. Reward of fresh samples at the {', '.join(of_k)}." if of_k else f"{said}."
+    return f"{text}. Reward of fresh samples at the {', '.join(by_drift)}." if by_drift else f"{text}."
 
 
 @dataclass(frozen=True)
 class AuditFigure:
-    """One figure: its name, its drawing function, and the words for what a table lacks."""
+    """One figure: its drawing function, and what a table lacks for it (None if nothing)."""
 
-    name: str
     draw: Callable[[pd.DataFrame], DataFigure]
     lacks: Callable[[pd.DataFrame], str | None]
     over_strengths: bool = False
@@ -275,8 +297,8 @@ class AuditFigure:
 
 def _no_gradients(table: pd.DataFrame) -> str | None:
     whole = _whole(table)
-    found = whole[whole["quantity"].isin(QUANTITIES)].dropna(subset=["mean"])
-    return "estimates of gradients, as usefulness" if found.empty else None
+    known = whole[whole["quantity"].isin(QUANTITIES)].dropna(subset=["mean"])
+    return "estimates of gradients, as usefulness" if known.empty else None
 
 
 def _no_shares(table: pd.DataFrame) -> str | None:
@@ -290,21 +312,15 @@ def _no_doses(table: pd.DataFrame) -> str | None:
 
 def _no_bands(table: pd.DataFrame) -> str | None:
     whole = _whole(table)
-    there = whole[(whole["quantity"] == "usefulness") & (whole["k"] > 0)].dropna(subset=["mean"])
-    return (
-        None
-        if _on_map(there)
-        else "two symmetric bands of one algorithm with a usefulness at k above 0: steadymoe study run audit_bands"
-    )
+    known = whole[(whole["quantity"] == "usefulness") & (whole["k"] > 0)].dropna(subset=["mean"])
+    needed = "two symmetric bands of one algorithm with a usefulness at k above 0: steadymoe study run audit_bands"
+    return None if _on_map(known) else needed
 
 
-FIGURES: Mapping[str, AuditFigure] = {
-    each.name: each
-    for each in (
-        AuditFigure("over_drift", over_drift, _no_gradients),
-        AuditFigure("ranked", ranked, _no_gradients),
-        AuditFigure("blocks", blocks, _no_shares),
-        AuditFigure("dose", dose, _no_doses, over_strengths=True),
-        AuditFigure("bands", bands, _no_bands),
-    )
+FIGURES = {
+    "over_drift": AuditFigure(over_drift, _no_gradients),
+    "ranked": AuditFigure(ranked, _no_gradients),
+    "blocks": AuditFigure(blocks, _no_shares),
+    "dose": AuditFigure(dose, _no_doses, over_strengths=True),
+    "bands": AuditFigure(bands, _no_bands),
 }

@@ -16,13 +16,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import Batch, LossOutput
-from steadymoe.bench.audit.estimators import Beside, Gradients
+from steadymoe.bench.audit.estimators import Gradients, Pair
+from steadymoe.bench.audit.losses import Loss
+from steadymoe.bench.audit.rollouts import Frozen
 from steadymoe.bench.training.forward import Forward
-from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.microbatches import MicroBatch
-from steadymoe.bench.training.old_policy import OldPolicy
-from steadymoe.bench.training.sampling import Rollout
-from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models.routing import routers
 
 WHOLE = "whole"
@@ -43,125 +41,96 @@ class Weights:
     """The trained weights of a model as one vector, block by block."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
+        in_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
-        of_ends = {id(weight) for each in ends if each is not None for weight in each.parameters()}
+        in_ends = {id(weight) for layer in ends if layer is not None for weight in layer.parameters()}
         blocks: dict[str, list[Tensor]] = {name: [] for name in BLOCKS}
         for name, weight in model.named_parameters():
             if not weight.requires_grad:
                 continue
-            feeds = any(part in name for part in _FEED_FORWARD)
-            block = "experts" if feeds else "attention"
-            block = "router" if id(weight) in of_routers else "embeddings" if id(weight) in of_ends else block
+            block = "experts" if any(part in name for part in _FEED_FORWARD) else "attention"
+            block = "router" if id(weight) in in_routers else "embeddings" if id(weight) in in_ends else block
             blocks[block].append(weight)
         self.ordered = [weight for name in BLOCKS for weight in blocks[name]]
         self.slices: dict[str, slice] = {}
-        first = 0
-        for name in BLOCKS:
-            last = first + sum(weight.numel() for weight in blocks[name])
-            if last > first:
-                self.slices[name] = slice(first, last)
-            first = last
-        self.count = first
+        self.count = 0
+        for name, weights in blocks.items():
+            first, self.count = self.count, self.count + sum(weight.numel() for weight in weights)
+            if self.count > first:
+                self.slices[name] = slice(first, self.count)
 
     def squares(self, gradient_P: Tensor) -> dict[str, float]:
-        """The squared norm of each block of a gradient."""
+        """Return the squared norm of each block of a gradient."""
         norms = [torch.linalg.vector_norm(gradient_P[place], dtype=torch.float64) for place in self.slices.values()]
         return dict(zip(self.slices, torch.stack(norms).square().tolist(), strict=True))
 
     def vector(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """The gradients of ``ordered`` as one vector, (P,); 0 for a weight that has none."""
+        """Return the gradients of ``ordered`` as one vector, (P,); 0 for a weight without one."""
         pairs = zip(self.ordered, gradients, strict=True)
-        return torch.cat([(torch.zeros_like(weight) if each is None else each).flatten() for weight, each in pairs])
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One algorithm of an audit: its loss, correction, advantage and initial state, on the model of all arms."""
-
-    label: str
-    trainer: Trainer
-
-    @property
-    def learner(self) -> Learner:
-        """What makes the batch and the objective of this arm."""
-        return self.trainer.learner
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """A rollout with everything that losses read of it, by arm."""
-
-    rollout: Rollout
-    minibatches: list[list[MicroBatch]]
-    """One micro-batch for each mini-batch."""
-    old: Mapping[str, OldPolicy]
-    advantages: Mapping[str, Tensor]
-    """(B, T) each."""
+        return torch.cat([(torch.zeros_like(weight) if slope is None else slope).flatten() for weight, slope in pairs])
 
 
 @dataclass(frozen=True)
 class Slopes:
-    """What a loss did on a mini-batch, and its derivatives."""
+    """A loss's batch and output on a mini-batch, and its derivatives."""
 
-    of_logprobs_MT: Tensor
-    of_entropy_MT: Tensor | None
+    by_logprobs_MT: Tensor
+    by_entropy_MT: Tensor | None
     """None without an entropy bonus."""
     batch: Batch
     output: LossOutput
 
     def times(self, other: "Slopes") -> float | None:
-        """The factor f with which these derivatives are f times the other's, up to rounding; None if there is none.
+        """Return the factor f with which these derivatives are f times the other's, up to rounding; None without one.
 
         The gradients then have the same factor. On the samples of the present policy every ratio is 1, and most losses
         differ by their scale alone.
         """
-        if self.of_entropy_MT is not None or other.of_entropy_MT is not None:
+        if self.by_entropy_MT is not None or other.by_entropy_MT is not None:
             return None
-        mine_MT, others_MT = self.of_logprobs_MT, other.of_logprobs_MT
+        mine_MT, others_MT = self.by_logprobs_MT, other.by_logprobs_MT
         square = float(others_MT.square().sum())
         factor = float((mine_MT * others_MT).sum()) / square if square > 0 else 0.0
         apart = (mine_MT - factor * others_MT).abs().max()
         return factor if bool(apart <= _ROUNDING * mine_MT.abs().max()) else None
 
 
-def slopes(arm: Arm, frozen: Frozen, rows_M: Tensor, now: Forward) -> Slopes:
-    """The derivatives of an arm's objective with respect to the log-probabilities and the entropy of ``now``."""
+def slopes(loss: Loss, frozen: Frozen, rows_M: Tensor, now: Forward) -> Slopes:
+    """Differentiate a loss with respect to the log-probabilities and the entropy of ``now``."""
     logprobs_MT = now.logprobs_BT.detach().requires_grad_()
     entropy_MT = now.entropy_BT.detach().requires_grad_()
     leaves = replace(now, logprobs_BT=logprobs_MT, entropy_BT=entropy_MT)
     mask_MT = frozen.rollout.sequences.response_mask_BT[rows_M]
     counts = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
-    old, advantages_BT = frozen.old[arm.label], frozen.advantages[arm.label]
-    batch = arm.learner.batch(frozen.rollout, old, advantages_BT, rows_M, leaves, counts)
-    output = arm.learner.objective(batch)
-    found: Sequence[Tensor | None] = (None, None)
+    old, advantages_BT = frozen.old[loss.label], frozen.advantages[loss.label]
+    batch = loss.learner.batch(frozen.rollout, old, advantages_BT, rows_M, leaves, counts)
+    output = loss.learner.objective(batch)
+    pulled: Sequence[Tensor | None] = (None, None)
     if output.loss.requires_grad:
-        found = torch.autograd.grad(output.loss, (logprobs_MT, entropy_MT), allow_unused=True)
-    of_logprobs = torch.zeros_like(logprobs_MT) if found[0] is None else found[0]
-    return Slopes(of_logprobs, found[1], batch, output)
+        pulled = torch.autograd.grad(output.loss, (logprobs_MT, entropy_MT), allow_unused=True)
+    return Slopes(torch.zeros_like(logprobs_MT) if pulled[0] is None else pulled[0], pulled[1], batch, output)
 
 
-def vectors(weights: Weights, now: Forward, found: Sequence[Slopes]) -> Iterator[Tensor]:
-    """The gradient of each loss with respect to the weights, (P,), in their order; multiples share one backward."""
+def vectors(weights: Weights, now: Forward, every: Sequence[Slopes]) -> Iterator[Tensor]:
+    """Yield the gradient of each loss with respect to the weights, (P,), in order; multiples share one backward."""
     known: list[tuple[Slopes, Tensor]] = []
-    for each in found:
-        factors = ((each.times(other), vector_P) for other, vector_P in known)
+    for own in every:
+        factors = ((own.times(other), vector_P) for other, vector_P in known)
         shared = next(((factor, vector_P) for factor, vector_P in factors if factor is not None), None)
         if shared is not None:
             yield shared[0] * shared[1]
             continue
-        outputs, given = [now.logprobs_BT], [each.of_logprobs_MT]
-        if each.of_entropy_MT is not None and now.entropy_BT.requires_grad:
-            outputs, given = [*outputs, now.entropy_BT], [*given, each.of_entropy_MT]
+        outputs, given = [now.logprobs_BT], [own.by_logprobs_MT]
+        if own.by_entropy_MT is not None and now.entropy_BT.requires_grad:
+            outputs, given = [*outputs, now.entropy_BT], [*given, own.by_entropy_MT]
         pulled = torch.autograd.grad(outputs, weights.ordered, given, retain_graph=True, allow_unused=True)
         vector_P = weights.vector(pulled)
-        known.append((each, vector_P))
+        known.append((own, vector_P))
         yield vector_P
 
 
 class Sums:
-    """Sums of one arm's gradients over groups of mini-batches, and of their squared norms by block."""
+    """Sums of one loss's gradients over groups of mini-batches, and of their squared norms by block."""
 
     def __init__(self, weights: Weights, groups: int) -> None:
         self._slices = weights.slices
@@ -179,7 +148,7 @@ class Sums:
         self._counts_G[group] += 1
 
     def by_block(self) -> dict[str, Gradients]:
-        """What the estimators need of the whole and of each block."""
+        """Return what the estimators need of the whole and of each block."""
         if self._own is None:
             self._own = self._products(self)
         squares = {WHOLE: np.sum(list(self._squares.values()), 0), **self._squares}
@@ -190,15 +159,15 @@ class Sums:
         """Whether every gradient so far was finite."""
         return all(bool(np.isfinite(squares).all()) for squares in self._squares.values())
 
-    def beside(self, reference: "Sums") -> dict[str, Beside]:
-        """This arm and a reference, which has the same groups: the whole and each block."""
+    def paired(self, reference: "Sums") -> dict[str, Pair]:
+        """Pair this loss with a reference that has the same groups: the whole and each block."""
         mine, others, products = self.by_block(), reference.by_block(), self._products(reference)
-        return {name: Beside(mine[name], others[name], products[name]) for name in mine}
+        return {name: Pair(mine[name], others[name], products[name]) for name in mine}
 
     def _products(self, other: "Sums") -> dict[str, np.ndarray]:
-        """The inner products of the groups' sums, (G, G) each, of the whole and of each block, in float64."""
-        found = {name: self._product(other, place) for name, place in self._slices.items()}
-        return {WHOLE: np.sum(list(found.values()), 0), **found}
+        """Return the inner products of the groups' sums, (G, G) each, of the whole and of each block, in float64."""
+        products = {name: self._product(other, place) for name, place in self._slices.items()}
+        return {WHOLE: np.sum(list(products.values()), 0), **products}
 
     def _product(self, other: "Sums", place: slice) -> np.ndarray:
         groups = len(self._counts_G)
@@ -211,35 +180,34 @@ class Sums:
         return product_GG.cpu().numpy()
 
 
-# Told of every mini-batch: its number, its rows, the shared forward, and the slopes by arm.
-Watch = Callable[[int, MicroBatch, Forward, Mapping[str, Slopes]], None]
+# Called with every mini-batch: its rows, the shared forward, and the slopes by label.
+Watch = Callable[[MicroBatch, Forward, Mapping[str, Slopes]], None]
 
 
 def collect(
-    arms: Sequence[Arm],
+    losses: Sequence[Loss],
     frozen: Frozen,
     forced_LBFK: Tensor | None,
     groups: int,
     cuts: Sequence[float | None] = (None,),
     watch: Watch | None = None,
 ) -> dict[tuple[str, float | None], Sums]:
-    """The sums of every arm on a frozen rollout at the model's present weights, by label and norm cut.
+    """Sum every loss's gradients on a frozen rollout at the model's present weights, by label and norm cut.
 
     A cut scales a longer gradient of a mini-batch down to this norm, as before an update; None leaves it as it is.
-    ``forced_LBFK`` are routes to replay, None for the routers' own choice. Group after group has as many mini-batches
-    as the others, in the order of the rollout.
+    ``forced_LBFK`` are routes to replay, None for free routes. Groups are consecutive and of one size.
     """
-    model = arms[0].trainer.model
+    model = losses[0].trainer.model
     weights = Weights(model)
-    forwards = next((arm for arm in arms if arm.learner.objective.entropy_bonus > 0), arms[0]).learner.forwards
-    sums = {(arm.label, cut): Sums(weights, groups) for arm in arms for cut in cuts}
+    forwards = next((loss for loss in losses if loss.learner.objective.entropy_bonus > 0), losses[0]).learner.forwards
+    sums = {(loss.label, cut): Sums(weights, groups) for loss in losses for cut in cuts}
     for number, (part,) in enumerate(frozen.minibatches):
         now = forwards(model, frozen.rollout, part, forced_LBFK)
-        found = {arm.label: slopes(arm, frozen, part.rows_M, now) for arm in arms}
+        every = {loss.label: slopes(loss, frozen, part.rows_M, now) for loss in losses}
         if watch is not None:
-            watch(number, part, now, found)
+            watch(part, now, every)
         group = number * groups // len(frozen.minibatches)
-        for label, gradient_P in zip(found, vectors(weights, now, list(found.values())), strict=True):
+        for label, gradient_P in zip(every, vectors(weights, now, list(every.values())), strict=True):
             squares = weights.squares(gradient_P)
             norm = sum(squares.values()) ** 0.5
             for cut in cuts:

@@ -1,5 +1,4 @@
-"""``steadymoe check``: what a loss from anywhere has to pass, a line each.
+"""``steadymoe check``: check a loss property by property, a line each.
 
-An algorithm's config comes in; findings go out, and nothing is written. The mathematical properties are computed here
-alone: the tests of the shipped algorithms call the same functions.
+The mathematical properties are defined here alone; the tests of the built-in algorithms call the same functions.
 """

@@ -24,10 +24,10 @@ SCALES = (0.0005, 0.02, 0.4, 1.5)
 
 
 def ragged(scale: float = 0.4, seed: int = 0, top_k: int = 2) -> Batch:
-    """Six responses of several lengths in two groups, in float64; log-ratios to π_old and μ of about ``scale``.
+    """Draw six responses of several lengths in two groups, in float64; log-ratios to π_old and μ are about ``scale``.
 
-    At a scale of 0 all policies are one, and so are the routers. The fields of most likely tokens have ``top_k`` tokens
-    and the sampled one.
+    At a scale of 0 all policies and routers are the same. The fields of most likely tokens have ``top_k`` tokens and
+    the sampled one.
     """
     generator = torch.Generator().manual_seed(seed)
     shape = (RESPONSES, max(LENGTHS))
@@ -63,7 +63,7 @@ def ragged(scale: float = 0.4, seed: int = 0, top_k: int = 2) -> Batch:
 
 
 def part(batch: Batch, rows_M: Tensor) -> Batch:
-    """Some rows of a batch, with the denominators of the whole."""
+    """Return some rows of a batch, with the denominators of the whole."""
     cut: dict[str, Any] = {
         name: values.index_select(letters.index("B"), rows_M) for name, letters, values in _tensors(batch)
     }
@@ -71,12 +71,12 @@ def part(batch: Batch, rows_M: Tensor) -> Batch:
 
 
 def reordered(batch: Batch, order_B: Tensor) -> Batch:
-    """The batch with its rows in another order."""
+    """Return the batch with its rows in another order."""
     return replace(part(batch, order_B), responses=batch.responses, tokens=batch.tokens)
 
 
 def padded(batch: Batch, spare: int, garbage: float) -> Batch:
-    """The batch with ``spare`` more positions on the right, and ``garbage`` on all of its padding."""
+    """Return the batch with ``spare`` more positions on the right, and ``garbage`` on all of its padding."""
     mask_BT = pad(batch.mask_BT, (0, spare))
     changed: dict[str, Any] = {}
     for name, letters, values in _tensors(batch):
@@ -89,7 +89,7 @@ def padded(batch: Batch, spare: int, garbage: float) -> Batch:
 
 
 def interleaved(batch: Batch, garbage: float) -> Batch:
-    """The batch, (B, 2T), with a masked token of ``garbage`` before every token: a token stands at 2t + 1."""
+    """Return the batch, (B, 2T), with a masked token of ``garbage`` before every token: token t moves to 2t + 1."""
     mask_BT = torch.stack([torch.zeros_like(batch.mask_BT), batch.mask_BT], -1).flatten(1)
     changed: dict[str, Any] = {}
     for name, letters, values in _tensors(batch):
@@ -101,7 +101,7 @@ def interleaved(batch: Batch, garbage: float) -> Batch:
 
 
 def with_empty_response(batch: Batch) -> Batch:
-    """The batch of ``ragged`` with one more response, (B + 1, T), all of whose tokens are masked."""
+    """Return a batch of ``ragged`` with one more response, (B + 1, T), all of whose tokens are masked."""
     longer = reordered(batch, torch.tensor([*range(RESPONSES), 0]))
     mask_BT = longer.mask_BT.clone()
     mask_BT[-1] = 0
@@ -109,7 +109,7 @@ def with_empty_response(batch: Batch) -> Batch:
 
 
 def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
-    """The batch with its floating-point numbers in ``dtype``."""
+    """Return the batch with its floating-point numbers in ``dtype``."""
     changed: dict[str, Any] = {
         name: values.to(dtype) for name, _, values in _tensors(batch) if values.is_floating_point()
     }
@@ -117,9 +117,9 @@ def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
 
 
 def _tensors(batch: Batch) -> list[tuple[str, str, Tensor]]:
-    """Name, letters of the dimensions and values, without gradient, of every tensor with rows."""
+    """Return name, letters of the dimensions, and values without gradient of every tensor with rows."""
     return [
-        (each.name, letters, values.detach())
-        for each in fields(batch)
-        if (letters := dimensions_of(each)) is not None and (values := getattr(batch, each.name)) is not None
+        (field.name, letters, values.detach())
+        for field in fields(batch)
+        if (letters := dimensions_of(field)) is not None and (values := getattr(batch, field.name)) is not None
     ]

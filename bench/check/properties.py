@@ -1,10 +1,9 @@
-"""The mathematical properties of a loss, each computed here and nowhere else.
+"""The mathematical properties of a loss.
 
-A property is a function of a loss. It returns a sentence on what it found, or raises ``Fails`` with the reason. Two
-properties may be lacking on purpose, and a loss states this in its docstring (of the class, its module, or a class
-that it derives from): ``sg[…]`` in its equation is held constant, so its gradient is not the derivative of its value;
-a sentence that begins with ``At ratio 1`` says why its gradient there is not the policy gradient. Other exceptions are
-its ``traits``.
+Each property is a function of a loss that returns a sentence, or raises ``Fails`` with the reason. A loss may lack two
+of them on purpose if a docstring says so (of its class, its module, or a class that it derives from): ``sg[…]`` in its
+equation is held constant, so its gradient is not the derivative of its value; a sentence that begins with
+``At ratio 1`` says why its gradient there is not the policy gradient. Other exceptions are its ``traits``.
 
 Shapes: B responses, T response positions, M rows of a part of a batch.
 """
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadymoe.algorithms import Batch, HostedLoss, LossOutput, PolicyLoss, RatioLoss, Surrogate, ops
+from steadymoe.algorithms import Batch, HostedLoss, PolicyLoss, RatioLoss, Surrogate, ops
 from steadymoe.bench.check.batches import (
     ADVANTAGES,
     RESPONSES,
@@ -36,7 +35,7 @@ from steadymoe.bench.check.batches import (
     reordered,
     with_empty_response,
 )
-from steadymoe.bench.check.derivatives import direction, gradient, gradients, slopes
+from steadymoe.bench.check.derivatives import gradient, gradients, random_direction, slopes
 from steadymoe.bench.support import blame
 from steadymoe.bench.support.findings import Ends, Fails
 
@@ -47,59 +46,61 @@ _OF_GRADIENT, _OF_VALUE = 1e-6, 1e-8
 # Inside a band and outside it, for properties that do not depend on how far outside.
 _IN_AND_OUT = (SCALES[0], SCALES[2])
 _ORDER = (3, 0, 5, 1, 4, 2)
+# Where a mini-batch is cut into parts.
 _CUTS = (0, 1, 3, RESPONSES)
 _FAR = (30.0, 1000.0)
 _DIRECTIONS = 2
 
 
 def shapes(loss: PolicyLoss) -> str:
-    """Surrogate, marks, number and state are what their docstrings say, and the loss is one number."""
+    """Check that the loss is one number, and surrogate, marks, number and state are what their docstrings say."""
     for dtype in (torch.float32, torch.float64):
         batch = in_dtype(_batch(loss), dtype)
         shape, state = tuple(batch.mask_BT.shape), loss.initial_state()
-        made = loss.surrogate(replace(batch, state=state))
-        if not isinstance(made, Surrogate):
-            raise Ends(f"surrogate must return a Surrogate, as Surrogate(values_BT); got {type(made).__name__}")
-        _shaped("values_BT", made.values_BT, shape)
-        marks = (made.clipped_low_BT, made.clipped_high_BT)
-        if (marks[0] is None) != (marks[1] is None):
-            raise Fails("clipped_low_BT and clipped_high_BT are both given, or both None for a loss without a clip")
-        for name, mark_BT in zip(("clipped_low_BT", "clipped_high_BT"), marks, strict=True):
+        surrogate = loss.surrogate(replace(batch, state=state))
+        if not isinstance(surrogate, Surrogate):
+            raise Ends(f"surrogate must return a Surrogate, as Surrogate(values_BT), got {type(surrogate).__name__}")
+        _check_shape("values_BT", surrogate.values_BT, shape)
+        marks = {name: getattr(surrogate, name) for name in ("clipped_low_BT", "clipped_high_BT")}
+        if sum(mark_BT is None for mark_BT in marks.values()) == 1:
+            raise Fails("expected both clipped_low_BT and clipped_high_BT, or None for both if the loss has no clip")
+        for name, mark_BT in marks.items():
             if mark_BT is not None:
-                _shaped(name, mark_BT, shape)
+                _check_shape(name, mark_BT, shape)
                 if mark_BT.dtype != torch.bool:
-                    raise Fails(f"{name} must be bool; got {mark_BT.dtype}")
-        if made.number is not None:
-            _shaped("number", made.number, ())
+                    raise Fails(f"{name} must be bool, got {mark_BT.dtype}")
+        if surrogate.number is not None:
+            _check_shape("number", surrogate.number, ())
         _, output = gradient(loss, batch)
-        _shaped("the loss", output.loss, ())
+        _check_shape("the loss", output.loss, ())
         if output.loss.dtype != dtype:
             raise Fails(f"from log-probabilities in {dtype} the loss is in {output.loss.dtype}")
         if output.state.keys() != state.keys():
-            raise Fails(f"the state begins with {_listed(state)} and goes on with {_listed(output.state)}")
+            before, after = (", ".join(sorted(names)) or "nothing" for names in (state, output.state))
+            raise Fails(f"the initial state has {before}, the next one has {after}")
     return f"one number, from a value for each of {TOKENS} tokens; float32 stays float32"
 
 
 def derivative(loss: PolicyLoss) -> str:
-    """The gradient is the slope of the value, or of the value with sg[…] held constant where the docstring says so."""
-    drawn = torch.Generator().manual_seed(0)
+    """Check that the gradient is the slope of the value, with sg[…] held constant where the docstring has it."""
+    generator = torch.Generator().manual_seed(0)
     wrong = None
     for scale in SCALES:
         batch = _batch(loss, scale)
-        found, output = gradients(loss, batch)
-        directions = [direction(batch, drawn) for _ in range(_DIRECTIONS)]
-        said = [sum(float((found[name] * each[name]).sum()) for name in found) for each in directions]
-        steep = sum(float(found[name].norm()) * directions[0][name].numel() ** 0.5 for name in found)
+        by_field, output = gradients(loss, batch)
+        directions = [random_direction(batch, generator) for _ in range(_DIRECTIONS)]
+        claimed = [sum(float((by_field[name] * along[name]).sum()) for name in by_field) for along in directions]
+        steep = sum(float(by_field[name].norm()) * directions[0][name].numel() ** 0.5 for name in by_field)
         bound = _OF_GRADIENT * steep + _OF_VALUE * (1 + abs(float(output.loss.detach())))
         for hold in (False, True):
-            seen = slopes(loss, batch, directions, hold)
-            apart = [pair for pair in zip(seen, said, strict=True) if not abs(pair[0] - pair[1]) <= bound]
-            if not apart:
+            pairs = zip(slopes(loss, batch, directions, hold), claimed, strict=True)
+            differing = [pair for pair in pairs if not abs(pair[0] - pair[1]) <= bound]
+            if not differing:
                 break
-            slope, claimed = apart[0]
+            slope, expected = differing[0]
             wrong = wrong or (
-                f"along a line, at log-ratios of {scale}, the loss has the slope {slope:.4g} and the gradient says "
-                f"{claimed:.4g}"
+                f"along a line, at log-ratios of {scale}, the loss has the slope {slope:.4g}, but its gradient gives "
+                f"{expected:.4g}"
             )
             if hold:
                 raise Fails(wrong)
@@ -108,58 +109,50 @@ def derivative(loss: PolicyLoss) -> str:
     if "sg[" in _docstrings(loss):
         return "by finite differences the derivative of the loss with sg[…] held constant, as the docstring says"
     raise Fails(
-        f"{wrong}; they agree where all that is detached is held constant: if this is meant, write it as sg[…] in the "
+        f"{wrong}; they agree if everything detached is held constant: if you mean this, write it as sg[…] in the "
         "equation of the docstring"
     )
 
 
 def padding(loss: PolicyLoss) -> str:
-    """Numbers under padding, and more padding, change nothing."""
+    """Check that numbers under padding, and more padding, change nothing."""
     for scale, garbage in zip(_IN_AND_OUT, (torch.nan, 1e3), strict=True):
         batch = _batch(loss, scale)
-        wide = padded(batch, 3, garbage)
-        (before_BT, before), (after_BT, after) = gradient(loss, batch), gradient(loss, wide)
-        width = batch.mask_BT.shape[1]
-        if after_BT[~wide.mask_BT.bool()].any():
-            raise Fails("padding has a gradient")
-        cut = {name: each[:, :width] if each.ndim else each for name, each in after.metrics.items()}
-        _same(before, before_BT, replace(after, metrics=cut), after_BT[:, :width], "with 3 more positions of padding")
+        tokens = (slice(None), slice(batch.mask_BT.shape[1]))
+        _check_unchanged(loss, batch, padded(batch, 3, garbage), tokens, "with 3 more positions of padding")
     return "numbers under padding, and 3 more positions of it, change nothing"
 
 
 def masked_tokens(loss: PolicyLoss) -> str:
-    """Masked tokens inside a response, as those of a tool, and a response without tokens change nothing."""
+    """Check that masked tokens inside a response, as those of a tool, and a response without tokens change nothing."""
     for scale, garbage in zip(_IN_AND_OUT, (torch.nan, 1e3), strict=True):
         batch = _batch(loss, scale)
-        before_BT, before = gradient(loss, batch)
-        for masked, tokens, when in (
-            (interleaved(batch, garbage), (slice(None), slice(1, None, 2)), "with a masked token before every token"),
-            (with_empty_response(batch), slice(RESPONSES), "with a response without tokens"),
-        ):
-            after_BT, after = gradient(loss, masked)
-            if after_BT[~masked.mask_BT.bool()].any():
-                raise Fails(f"{when} a masked token has a gradient")
-            cut = {name: each[tokens] if each.ndim else each for name, each in after.metrics.items()}
-            _same(before, before_BT, replace(after, metrics=cut), after_BT[tokens], when)
+        tokens = (slice(None), slice(1, None, 2))
+        _check_unchanged(loss, batch, interleaved(batch, garbage), tokens, "with a masked token before every token")
+        rows = slice(RESPONSES)
+        _check_unchanged(loss, batch, with_empty_response(batch), rows, "with a response without tokens")
     return "masked tokens inside responses, and a response without tokens, change nothing"
 
 
 def order(loss: PolicyLoss) -> str:
-    """The order of the responses changes nothing."""
+    """Check that the order of the responses changes nothing."""
     order_B = torch.tensor(_ORDER)
     for scale in _IN_AND_OUT:
         batch = _batch(loss, scale)
-        (before_BT, before), (after_BT, after) = gradient(loss, batch), gradient(loss, reordered(batch, order_B))
-        moved = {name: each[order_B] if each.ndim else each for name, each in before.metrics.items()}
-        _same(
-            replace(before, metrics=moved), before_BT[order_B], after, after_BT, "with the responses in another order"
-        )
+        moved = reordered(batch, order_B)
+        _check_unchanged(loss, batch, moved, order_B.argsort(), "with the responses in another order")
     return "responses in another order give the same loss and gradient"
 
 
 def micro_batches(loss: PolicyLoss) -> str:
-    """The parts of a mini-batch add up to it, or the trait ``whole_minibatch`` refuses to split it."""
-    needs = any(needs_the_whole(loss, _batch(loss, scale)) for scale in _IN_AND_OUT)
+    """Check that the parts of a mini-batch add up to it, or that the trait ``whole_minibatch`` refuses to split it."""
+    needs = False
+    rows = [torch.arange(first, last) for first, last in itertools.pairwise(_CUTS)]
+    for scale in _IN_AND_OUT:
+        whole_BT, whole = gradient(loss, _batch(loss, scale))
+        value, summed_BT, states = of_parts(loss, _batch(loss, scale), rows)
+        same = _close(value, whole.loss.detach()) and _close(summed_BT, whole_BT)
+        needs |= not (same and all(_all_close(state, whole.state) for state in states))
     if loss.traits.whole_minibatch:
         return "refused by the trait whole_minibatch" + ("" if needs else ", though parts would add up here")
     if needs:
@@ -170,90 +163,79 @@ def micro_batches(loss: PolicyLoss) -> str:
     return "parts of a mini-batch add up to it"
 
 
-def needs_the_whole(loss: PolicyLoss, batch: Batch) -> bool:
-    """Whether parts of a batch of ``ragged`` have another sum of losses than the whole, other gradients or states."""
-    whole_BT, whole = gradient(loss, batch)
-    rows = [torch.arange(first, last) for first, last in itertools.pairwise(_CUTS)]
-    value, summed_BT, states = of_parts(loss, batch, rows)
-    same = _close(value, whole.loss.detach()) and _close(summed_BT, whole_BT)
-    return not same or not all(_close_states(state, whole.state) for state in states)
-
-
 def of_parts(
     loss: PolicyLoss, batch: Batch, rows: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, list[Mapping[str, Tensor]]]:
-    """The sum of the losses of the parts of a batch of ``ragged``, their gradients, (B, T), and their states.
+    """Return the sum of the losses of the parts of a batch of ``ragged``, their gradients, (B, T), and their states.
 
-    Each member of ``rows`` has the numbers of the rows of one part, (M,).
+    Each member of ``rows`` has the row numbers of one part, (M,).
     """
     summed_BT, value, states = torch.zeros_like(batch.logprobs_BT), torch.zeros((), dtype=batch.logprobs_BT.dtype), []
     for rows_M in rows:
-        found_MT, output = gradient(loss, part(batch, rows_M))
-        summed_BT[rows_M] += found_MT
+        gradient_MT, output = gradient(loss, part(batch, rows_M))
+        summed_BT[rows_M] += gradient_MT
         value += output.loss.detach()
         states.append(output.state)
     return value, summed_BT, states
 
 
 def zero_advantage(loss: PolicyLoss) -> str:
-    """A response with advantage 0 has no gradient and may be left out, or the trait says that it is not free."""
-    faults = [fault for scale in _IN_AND_OUT if (fault := cost_of_zero(loss, _batch(loss, scale))) is not None]
+    """Check that a response with advantage 0 has no gradient and may be left out, or that the trait says otherwise."""
+    fault, silent = "", ADVANTAGES.index(0.0)
+    others = torch.tensor([row for row in range(RESPONSES) if row != silent])
+    for scale in _IN_AND_OUT:
+        batch = _batch(loss, scale)
+        whole, _ = gradients(loss, batch)
+        without_MT, _ = gradient(loss, part(batch, others))
+        if any(whole[name].select(name.rpartition("_")[2].index("B"), silent).any() for name in whole):
+            fault = fault or "a response with advantage 0 has a gradient"
+        elif not _close(without_MT, whole["logprobs_BT"][others]):
+            fault = fault or "a response with advantage 0 changes the gradient of others"
     if not loss.traits.zero_advantage_is_free:
-        return "not free, as the trait zero_advantage_is_free says" + ("" if faults else ", though it is free here")
-    if faults:
-        raise Fails(f"{faults[0]}; if this is meant, set the trait zero_advantage_is_free to False")
+        return "not free, as the trait zero_advantage_is_free says" + ("" if fault else ", though it is free here")
+    if fault:
+        raise Fails(f"{fault}; if you mean this, set the trait zero_advantage_is_free to False")
     return "a response with advantage 0 has no gradient, and may be left out"
 
 
-def cost_of_zero(loss: PolicyLoss, batch: Batch) -> str | None:
-    """What is not free about the response with advantage 0 in a batch of ``ragged``; None if it is free."""
-    silent = ADVANTAGES.index(0.0)
-    whole, _ = gradients(loss, batch)
-    row = {name: each.select(name.rpartition("_")[2].index("B"), silent) for name, each in whole.items()}
-    if any(each.any() for each in row.values()):
-        return "a response with advantage 0 has a gradient"
-    kept = torch.tensor([i for i in range(RESPONSES) if i != silent])
-    without_MT, _ = gradient(loss, part(batch, kept))
-    if not _close(without_MT, whole["logprobs_BT"][kept]):
-        return "a response with advantage 0 changes the gradient of others"
-    return None
-
-
 def policy_gradient(loss: PolicyLoss) -> str:
-    """At ratio 1 the gradient is −A ∇log π under the loss's own aggregation, or the docstring says why it is not."""
+    """Check that at ratio 1 the gradient is −A ∇log π under the loss's own aggregation, unless the docstring explains.
+
+    A gradient that points away from it fails in any case.
+    """
     batch = _batch(loss, 0.0)
-    found, _ = gradients(loss, batch)
+    by_field, _ = gradients(loss, batch)
+    found_BT = by_field.pop("logprobs_BT")
     leaf_BT = batch.logprobs_BT.detach().requires_grad_()
     plain = -loss.aggregate(batch.advantages_BT * leaf_BT, replace(batch, logprobs_BT=leaf_BT))
     (expected_BT,) = torch.autograd.grad(plain, leaf_BT)
-    others = any(each.any() for name, each in found.items() if name != "logprobs_BT")
-    if _close(found["logprobs_BT"], expected_BT) and not others:
+    others = any(values.any() for values in by_field.values())
+    if _close(found_BT, expected_BT) and not others:
         return "−A ∇log π under the loss's own aggregation"
     stated = re.search(r"\bAt ratio 1\b[^.]*", _docstrings(loss))
     if stated is not None:
-        if (found["logprobs_BT"] * expected_BT).sum() < 0:
+        if (found_BT * expected_BT).sum() < 0:
             raise Fails(f"the gradient points away from −A ∇log π, which no statement excuses: {stated[0]}")
         return f"another gradient, as its docstring says: {stated[0]}"
     if others:
-        raise Fails("the routers or the most likely tokens have a gradient; if this is meant, say why: At ratio 1 …")
-    apart_BT = (found["logprobs_BT"] - expected_BT).abs()
-    row, place = divmod(int(apart_BT.argmax()), apart_BT.shape[1])
+        raise Fails("the routers or the most likely tokens have a gradient; if you mean this, say why: At ratio 1 …")
+    row, token = divmod(int((found_BT - expected_BT).abs().argmax()), found_BT.shape[1])
     raise Fails(
-        f"the gradient of token {place} of response {row} is {float(found['logprobs_BT'][row, place]):.4g} in place of "
-        f"{float(expected_BT[row, place]):.4g}, −A ∇log π; if this is meant, say why in the docstring: At ratio 1 …"
+        f"the gradient of token {token} of response {row} is {float(found_BT[row, token]):.4g}, expected "
+        f"{float(expected_BT[row, token]):.4g}, −A ∇log π; if you mean this, say why in the docstring: At ratio 1 …"
     )
 
 
 def extremes(loss: PolicyLoss) -> str:
-    """Loss, gradient and state are finite in float32 where a log-ratio, or every log-ratio, has run away."""
+    """Check that loss, gradient and state are finite in float32 where one log-ratio or all of them run away."""
     plain = in_dtype(_batch(loss), torch.float32)
     for far, sign, tokens in itertools.product(_FAR, (1, -1), (1, plain.mask_BT.shape[1])):
         logprobs_BT = plain.logprobs_BT.detach().clone()
         logprobs_BT[:, :tokens] += sign * far
-        found, output = gradients(loss, replace(plain, logprobs_BT=logprobs_BT))
-        for name, each in {"loss": output.loss, **found, **output.state}.items():
-            if not each.isfinite().all():
-                what = f"the gradient in {name}" if name in found else f"the {name}"
+        by_field, output = gradients(loss, replace(plain, logprobs_BT=logprobs_BT))
+        for name, values in {"loss": output.loss, **by_field, **output.state}.items():
+            if not values.isfinite().all():
+                what = f"the gradient in {name}" if name in by_field else f"the {name}"
                 raise Fails(
                     f"{what} is not finite where the log-ratio of {'one token' if tokens == 1 else 'every token'} of a "
                     f"response is about {sign * far:+.0f}, in float32"
@@ -261,7 +243,7 @@ def extremes(loss: PolicyLoss) -> str:
     return f"finite at log-ratios of ±{_FAR[0]:.0f} and ±{_FAR[1]:.0f}, in float32"
 
 
-# In the order in which they are told.
+# In the order in which they are checked.
 _PROPERTIES: Mapping[str, Callable[[PolicyLoss], str]] = {
     "shapes": shapes,
     "gradient": derivative,
@@ -276,36 +258,35 @@ _PROPERTIES: Mapping[str, Callable[[PolicyLoss], str]] = {
 
 
 def of(loss: PolicyLoss) -> dict[str, Callable[[], str]]:
-    """Every property of a loss, by its name. An error in the loss counts as a property that is not there."""
-    return {name: partial(_asked, holds, loss) for name, holds in _PROPERTIES.items()}
+    """Return a check for each property by its name. A loss that raises an error fails the property."""
+    return {name: partial(_check, prop, loss) for name, prop in _PROPERTIES.items()}
 
 
-def _asked(holds: Callable[[PolicyLoss], str], loss: PolicyLoss) -> str:
+def _check(prop: Callable[[PolicyLoss], str], loss: PolicyLoss) -> str:
     try:
-        return holds(loss)
+        return prop(loss)
     except Fails:
         raise
-    except Exception as error:  # the loss is anybody's code
+    except Exception as error:  # a user's loss can raise anything
         # A loss that cannot be called at all would fail every other property with the same line.
-        raise (Ends if holds is shapes else Fails)(blame.sentence(error)) from error
+        raise (Ends if prop is shapes else Fails)(blame.sentence(error)) from error
 
 
 def _batch(loss: PolicyLoss, scale: float = 0.4) -> Batch:
-    """A batch of ``ragged`` with as many most likely tokens as the loss reads."""
-    return _drawn(scale, loss.traits.top_k or 2)
+    """Return a batch of ``ragged`` with as many most likely tokens as the loss reads."""
+    return _ragged(scale, loss.traits.top_k or 2)
 
 
 @functools.cache
-def _drawn(scale: float, top_k: int) -> Batch:
+def _ragged(scale: float, top_k: int) -> Batch:
     return ragged(scale, top_k=top_k)
 
 
 def _docstrings(loss: PolicyLoss) -> str:
-    """The docstrings that state what a loss lacks on purpose, in one line: its own, its parents', its host's."""
-    classes = type(loss).__mro__[: type(loss).__mro__.index(PolicyLoss)]
+    """Join the docstrings that state what a loss lacks on purpose: its own, its parents', its host's."""
     texts = []
-    for cls in classes:
-        if cls.__module__ != PolicyLoss.__module__:  # the bases of all losses say what sg[…] is to them
+    for cls in type(loss).__mro__[: type(loss).__mro__.index(PolicyLoss)]:
+        if cls.__module__ != PolicyLoss.__module__:  # the bases of all losses explain what sg[…] means
             texts += [inspect.cleandoc(cls.__doc__ or ""), sys.modules[cls.__module__].__doc__ or ""]
     if isinstance(loss, RatioLoss) and loss.ratio == "product":  # each token has the whole's value and its own gradient
         texts.append(ops.ratio.__doc__ or "")
@@ -314,34 +295,36 @@ def _docstrings(loss: PolicyLoss) -> str:
     return " ".join(" ".join(texts).split())
 
 
-def _shaped(name: str, values: Any, shape: tuple[int, ...]) -> None:
+def _check_shape(name: str, values: Any, shape: tuple[int, ...]) -> None:
     """Raise Fails unless ``values`` is a tensor of a shape."""
     if not isinstance(values, Tensor) or tuple(values.shape) != shape:
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise Fails(f"{name} must be {'one number' if not shape else f'a tensor of the shape {shape}'}; got {found}")
+        raise Fails(f"{name} must be {'one number' if not shape else f'a tensor of the shape {shape}'}, got {found}")
 
 
-def _same(before: LossOutput, before_BT: Tensor, after: LossOutput, after_BT: Tensor, when: str) -> None:
-    """Raise Fails unless two outputs and their gradients are the same to rounding."""
-    one, other = before.loss.detach(), after.loss.detach()
-    if not _close(other, one):
-        raise Fails(f"{when} the loss is {float(other):.6g}, and {float(one):.6g} before")
-    if not _close(after_BT, before_BT):
-        raise Fails(f"{when} the gradient differs by up to {float((after_BT - before_BT).abs().max()):.2g}")
-    if not _close_states(after.metrics, before.metrics):
+def _check_unchanged(loss: PolicyLoss, batch: Batch, changed: Batch, tokens: Any, when: str) -> None:
+    """Raise Fails unless a changed batch has the loss, gradients, marks and state of ``batch``, to rounding.
+
+    ``tokens`` is the index of the tokens of ``batch`` in ``changed``; the others are masked.
+    """
+    (before_BT, before), (after_BT, after) = gradient(loss, batch), gradient(loss, changed)
+    if after_BT[~changed.mask_BT.bool()].any():
+        raise Fails(f"{when} a masked token has a gradient")
+    if not _close(after.loss.detach(), before.loss.detach()):
+        raise Fails(f"{when} the loss is {after.loss.item():.6g}, and {before.loss.item():.6g} before")
+    if not _close(after_BT[tokens], before_BT):
+        raise Fails(f"{when} the gradient differs by up to {float((after_BT[tokens] - before_BT).abs().max()):.2g}")
+    metrics = {name: values[tokens] if values.ndim else values for name, values in after.metrics.items()}
+    if not _all_close(metrics, before.metrics):
         raise Fails(f"{when} other tokens are marked as clipped, or the loss reports another number")
-    if not _close_states(after.state, before.state):
-        raise Fails(f"{when} the state is another")
+    if not _all_close(after.state, before.state):
+        raise Fails(f"{when} the state differs")
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE)
 
 
-def _close_states(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def _all_close(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether the same names hold the same values."""
     return one.keys() == other.keys() and all(_close(one[name].double(), other[name].double()) for name in one)
-
-
-def _listed(state: Mapping[str, Tensor]) -> str:
-    return ", ".join(sorted(state)) or "nothing"

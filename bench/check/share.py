@@ -1,8 +1,7 @@
-"""The share of a loss in the time of an update: forward and backward of the loss beside the whole update."""
+"""The share of a loss in the time of an update."""
 
 import statistics
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -15,37 +14,31 @@ from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
 
 
-def shares(configs: Mapping[str, RunConfig], rounds: int) -> dict[str, float]:
-    """Name → the share of the loss of a config in the processor time of an update, the median of some rounds.
+def share(config: RunConfig, rounds: int) -> float:
+    """Return the processor time of the loss, forward and backward, over that of an update: the median of ``rounds``.
 
-    The models are untrained. The configs take turns, so that other work on the machine meets all of them.
+    The model is untrained.
     """
-    trainers = {}
-    for name, config in configs.items():
-        task = instantiate(config.task)
-        model = build.build(config.model["config"], task.tokenizer, derive(0, "speed"), config.device)
-        trainers[name] = Trainer(model, task, config)
-    prepared = {}
-    for name, trainer in trainers.items():
-        rollout, _, _ = trainer.sample(1)
-        minibatches = trainer.minibatches(1)
-        prepared[name] = rollout, trainer.learner.old_policy(rollout, minibatches), minibatches[0]
-    found: dict[str, list[float]] = {name: [] for name in trainers}
-    for number in range(rounds + 1):
-        for name, (rollout, old, parts) in prepared.items():
-            learner, rows = trainers[name].learner, torch.cat([part.rows_M for part in parts])
-            advantages_BT = torch.ones_like(rollout.logprobs_BT)
-            begun = time.process_time()
-            learner.update(rollout, old, advantages_BT, parts)
-            update = time.process_time() - begun
-            now = learner.forwards(learner.model, rollout, MicroBatch(rows))
-            whole = len(rows), int(rollout.sequences.response_mask_BT[rows].sum())
-            batch = learner.batch(rollout, old, advantages_BT, rows, now, whole)
-            batch = replace(batch, logprobs_BT=batch.logprobs_BT.detach().requires_grad_())
-            begun = time.process_time()
-            loss = learner.objective(batch).loss
-            if loss.requires_grad:
-                loss.backward()
-            if number:  # the first round warms up
-                found[name].append((time.process_time() - begun) / update)
-    return {name: statistics.median(values) for name, values in found.items()}
+    task = instantiate(config.task)
+    model = build.build(config.model["config"], task.tokenizer, derive(0, "speed"), config.device)
+    trainer = Trainer(model, task, config)
+    learner, (rollout, _, _) = trainer.learner, trainer.sample(1)
+    minibatches = trainer.minibatches(1)
+    old, parts = learner.old_policy(rollout, minibatches), minibatches[0]
+    rows = torch.cat([part.rows_M for part in parts])
+    advantages_BT = torch.ones_like(rollout.logprobs_BT)
+    whole = len(rows), int(rollout.sequences.response_mask_BT[rows].sum())
+    shares = []
+    for _ in range(rounds + 1):
+        start = time.process_time()
+        learner.update(rollout, old, advantages_BT, parts)
+        update = time.process_time() - start
+        outputs = learner.forwards(learner.model, rollout, MicroBatch(rows))
+        batch = learner.batch(rollout, old, advantages_BT, rows, outputs, whole)
+        batch = replace(batch, logprobs_BT=batch.logprobs_BT.detach().requires_grad_())
+        start = time.process_time()
+        loss = learner.objective(batch).loss
+        if loss.requires_grad:
+            loss.backward()
+        shares.append((time.process_time() - start) / update)
+    return statistics.median(shares[1:])  # the first round warms up

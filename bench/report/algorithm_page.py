@@ -1,10 +1,11 @@
-"""``docs/algorithms.md``: every algorithm and preset, from its docstring and its config.
+"""``docs/algorithms.md``: every algorithm from its docstring and config, and every other choice.
 
 ``python -m steadymoe.bench.report.algorithm_page > docs/algorithms.md``
 """
 
 import importlib
 import re
+from itertools import takewhile
 from typing import Any
 
 import yaml
@@ -34,11 +35,28 @@ paper's authors or of a trainer, not in the paper. *reconstruction*: in neither;
 digest or someone else's re-implementation, and may differ from the paper. A preset is always a peer's code. A claim \
 about a reconstruction is a claim about this suite's version of the algorithm.
 """
+_CHOICES = """Every other name that `steadymoe run` takes, with the first sentence of its YAML in `conf/`. Settings \
+that take a value are in [commands.md](commands.md#settings).
+"""
+# Config group → how to choose from it.
+_GROUPS = {
+    "advantage": "`advantage=group_mean`: how rewards become advantages, instead of the algorithm's own way.",
+    "correction": "`correction=tis`: a weight for the mismatch ρ = π_old/μ between trainer and sampler. An algorithm "
+    "whose ratio is anchored at the sampler takes no correction.",
+    "routing": "`routing=r2`: which experts a training forward runs. The routers' own choice is recorded either way; "
+    "see [models.md](models.md#routing).",
+    "engine": "`engine=fp8 engine.strength=0.5`: how the sampler differs from the trainer, and by how much; see "
+    "[models.md](models.md#the-axis-engine).",
+    "model": "`model=micro`: a small model with random weights, or a checkpoint. `model.config.num_experts=32` "
+    "overrides a field of its config, `+model.config.head_dim=32` adds a field. [models.md](models.md) has the sizes.",
+    "task": "`task=chain`: prompts, and the score of a response.",
+    "experiment": "`experiment=quickstart`: a sweep saved as a file, with its number of runs and the time they took.",
+}
 _BOUNDS = ("clip", "cap", "max_", "tau", "c1_", "c2_", "gamma", "floor")
 
 
 def markdown() -> str:
-    """The text of the page."""
+    """Return the page."""
     lines = [_HEAD]
     lines += [
         "| algorithm | paper | provenance | ratio | anchor | shaper | aggregation | advantage | bounds |",
@@ -49,7 +67,7 @@ def markdown() -> str:
     lines += ["A preset is an algorithm with one trainer's numbers. Run it like an algorithm.", ""]
     lines += ["| preset | |", "|---|---|"]
     presets = [name for name in names(presets=True) if "@" in name]
-    lines += [f"| `{name}` | {_yaml(name).splitlines()[0].removeprefix('# ')} |" for name in presets]
+    lines += [f"| `{name}` | {summary('algorithm', name)} |" for name in presets]
     lines += [""]
     first: dict[str, str] = {}
     for name in [*names(), *presets]:
@@ -61,11 +79,38 @@ def markdown() -> str:
             first[module] = name
             lines += ["```", _doc(module), "```", ""]
         lines += ["```yaml", _yaml(name), "```", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_choices()])
+
+
+def _choices() -> list[str]:
+    """Return a table for each config group but algorithms, which have theirs above."""
+    lines = ["## Other choices", "", _CHOICES]
+    for group, usage in _GROUPS.items():
+        names = sorted(path.name.removesuffix(".yaml") for path in (CONF / group).glob("*.yaml"))
+        rows = [f"| `{name}` | {summary(group, name)} |" for name in names]
+        lines += [f"### {group.capitalize()}", "", usage, "", "| name | |", "|---|---|", *rows, ""]
+    return lines
+
+
+def summary(group: str, name: str) -> str:
+    """Return the first sentence of a config's first comment; all of a preset's, and the size of an experiment.
+
+    Raises ValueError for a config that does not begin with a comment.
+    """
+    lines = [line for line in (CONF / group / f"{name}.yaml").read_text().splitlines() if line != "# @package _global_"]
+    comment = [line.removeprefix("# ") for line in takewhile(lambda line: line.startswith("# "), lines)]
+    if not comment:
+        raise ValueError(f"conf/{group}/{name}.yaml must begin with a comment that says what it is")
+    prose = " ".join(line for line in comment if not line.startswith(" "))
+    sentence = prose if "@" in name else re.split(r"(?<!\bDr\.)(?<=\.) (?=[A-Za-z`])", prose, maxsplit=1)[0]
+    if group == "experiment":
+        sizes = re.findall(rf"steadymoe run experiment={name} +(\d.*)", "\n".join(comment))
+        sentence += f" {sizes[0]}." if sizes else ""
+    return sentence.replace("|", "\\|")
 
 
 def _row(name: str) -> str:
-    """One line of the table. Raises ValueError for a docstring that does not name its shaper."""
+    """Return one line of the table. Raises ValueError for a docstring that does not name its shaper."""
     loss, doc = load(name), _doc(_module(name))
     host = getattr(loss, "host", loss)
     ratio, anchor = (host.ratio, host.anchor) if isinstance(host, RatioLoss) else ("–", "–")
@@ -90,7 +135,7 @@ def _row(name: str) -> str:
 
 
 def _bounds(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Field → number of every clip, cap and mask, also in a host loss; a bound that is off is left out."""
+    """Return field → number of every clip, cap and mask, also in a host loss; a bound that is off is left out."""
     bounds: dict[str, Any] = {}
     for key, value in numbers.items():
         if isinstance(value, dict):

@@ -1,26 +1,16 @@
-"""Tables, figures and one self-contained page, made from recorded runs (``archive.load``)."""
+"""Tables, figures and one self-contained page from recorded runs (``archive.load``)."""
 
 import base64
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from steadymoe.bench.report import (
-    archive,
-    collapse_tables,
-    collect,
-    draw,
-    head_to_head,
-    headline,
-    realism,
-    tables,
-    write,
-)
-from steadymoe.bench.report.figures import FIGURES, FORMATS, FigureSpec
+from steadymoe.bench.config.compose import CONF
+from steadymoe.bench.report import archive, collapses, figures, realism, tables, write
+from steadymoe.bench.report.figures import FIGURES, FORMATS, CannotDraw, DataFigure, FigureSpec
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, processes
@@ -29,25 +19,146 @@ from steadymoe.bench.support.text import nearest, visible
 from steadymoe.bench.training import samples
 
 # The most characters of samples on the page, for each experiment.
-_MOST_SAID = 100_000
+_MOST_CHARACTERS = 100_000
+Tables = dict[str, pd.DataFrame]
 
 
 class NothingToReport(UserError):
-    """No run has ended; the message is one line and says how to start a run."""
+    """No run has ended; the message says how to start one."""
 
 
-@dataclass(frozen=True)
-class Report:
-    """The result of ``make``."""
+# Data
+
+
+def ended(results: Path, experiment: str | None, arms: Sequence[str] | None = None) -> dict[str, Tables]:
+    """Return the tables of ``archive.load`` of one experiment, or of each that has an ended run; of ``arms`` or all.
+
+    Raises NothingToReport if no run has ended, CannotDraw for an unknown arm, Damaged if tables cannot be read.
+    """
+    names = archive.experiments(results) if experiment is None else [experiment]
+    recorded = {name: archive.load(results, name, foreign=True) for name in names}
+    recorded = {name: choose(tables, arms) for name, tables in recorded.items() if not tables["runs"].empty}
+    if recorded:
+        return recorded
+    known, damaged = [visible(name) for name in archive.experiments(results)], left_out(results, experiment)
+    hint = "start some with: steadymoe run experiment=quickstart"
+    hint = nearest(experiment or "", known, f"`ls {visible(results)}/*`") if known else hint
+    where = visible(results / "runs" / (experiment or ""))
+    raise NothingToReport(f"no ended runs below {where}; {damaged[0] if damaged else hint}")
+
+
+def choose(recorded: Tables, arms: Sequence[str] | None) -> Tables:
+    """Return the tables of some arms, by name or by algorithm; None means all. Raises CannotDraw for an unknown one."""
+    if arms is None:
+        return recorded
+    names = recorded["runs"][["arm", "algorithm"]].astype(str)
+    unknown = [name for name in arms if not (names == name).any(axis=None)]
+    if unknown:
+        raise CannotDraw(f"there is no arm {unknown[0]!r}; choose from {', '.join(sorted(set(names['arm'])))}")
+    chosen = set(names.loc[names.isin(arms).any(axis=1), "arm"])
+    return {name: table[table["arm"].isin(chosen)] for name, table in recorded.items()}
+
+
+def with_derived(recorded: Tables, takes: Sequence[str] | None = None) -> Tables:
+    """Return the tables of ``archive.load``, and those that figures and the leaderboard derive from them.
+
+    With ``takes`` only the derived tables of these names are computed, because intervals take time.
+    """
+    runs, steps = recorded["runs"], recorded["steps"]
+    if runs.empty:
+        return recorded
+    frontiers = cache(lambda: collapses.frontiers(runs, steps))
+    grid_and_line = cache(lambda: collapses.frontier_tables(frontiers()))
+    roc_and_warnings = cache(lambda: collapses.early_warnings(steps, runs))
+    derived: dict[str, Callable[[], pd.DataFrame]] = {
+        "by_arm": lambda: collapses.by_arm(steps, runs, frontiers()),
+        "survival_curves": lambda: collapses.survival_curves(runs),
+        "frontier_grid": lambda: grid_and_line()[0],
+        "frontier_line": lambda: grid_and_line()[1],
+        "roc": lambda: roc_and_warnings()[0],
+        "warnings": lambda: roc_and_warnings()[1],
+    }
+    return recorded | {name: table() for name, table in derived.items() if takes is None or name in takes}
+
+
+def left_out(results: Path, experiment: str | None = None) -> list[str]:
+    """Return one line for each damaged run; tables and figures leave it out."""
+    names = [name for name in archive.experiments(results) if experiment in (None, name)]
+    damaged = [item for name in names for item in archive.damaged(results, name).items()]
+    hint = "`steadymoe status` names the command that repeats it"
+    return [f"left out, damaged: {visible(folder)} ({visible(reason)}); {hint}" for folder, reason in damaged]
+
+
+# Figures
+
+
+def draw(
+    spec: FigureSpec,
+    results: Path,
+    experiment: str | None,
+    formats: Sequence[str] = FORMATS,
+    arms: Sequence[str] | None = None,
+) -> list[Path]:
+    """Draw a figure from the runs of ``experiment`` (default: the figure's own) and ``arms``; return the files.
+
+    Runs of other trainers are drawn if the experiment is named. Raises CannotDraw if the figure's data are missing.
+    """
+    name = experiment or spec.experiment
+    recorded = archive.load(results, name, foreign=experiment is not None)
+    if recorded["runs"].empty:
+        where = results / "runs"
+        raise CannotDraw(f"{spec.id} lacks ended runs of {visible(name)} below {where}; start some: {command(spec)}")
+    return write.figure(results, spec.stem(name), figure_of(spec, recorded, arms), spec.caption, formats)
+
+
+def figure_of(spec: FigureSpec, recorded: Tables, arms: Sequence[str] | None = None) -> DataFigure:
+    """Return a figure of the tables of ``archive.load``. Raises CannotDraw if they lack an arm or what it shows."""
+    data = with_derived(choose(recorded, arms), spec.takes)
+    if missing := spec.lacks(data):
+        names = ", ".join(sorted(set(recorded["runs"]["experiment"])))
+        raise CannotDraw(f"{spec.id} lacks {missing} in {names}; its own experiment is: {command(spec)}")
+    return spec.figure(data)
+
+
+def command(spec: FigureSpec) -> str:
+    """Return the command that makes the data of a figure."""
+    is_study = spec.id in FIGURES and not (CONF / "experiment" / f"{spec.experiment}.yaml").exists()
+    return f"steadymoe study run {spec.experiment}" if is_study else f"steadymoe run experiment={spec.experiment}"
+
+
+def listing(results: Path) -> pd.DataFrame:
+    """Return every figure: id, name, experiment, and whether its data are on disk or else what is missing."""
+    load = cache(lambda name: with_derived(archive.load(results, name)))
+    rows = []
+    for spec in figures.every().values():
+        data = load(spec.experiment)
+        missing = "no ended runs" if data["steps"].empty else spec.lacks(data)
+        rows.append((spec.id, spec.name, spec.experiment, "yes" if missing is None else f"no: {missing}"))
+    return pd.DataFrame(rows, columns=["id", "name", "experiment", "data on disk"])
+
+
+def figures_of(experiment: str, alone: bool = True) -> list[FigureSpec]:
+    """Return the figures of an experiment: the overview, and those that name the experiment.
+
+    If no shipped figure names it: all shipped figures if the experiment is reported ``alone``, else the overview.
+    """
+    named = [spec for spec in figures.every().values() if spec.experiment == experiment]
+    if alone and not any(spec.id in FIGURES for spec in named):
+        named = [*FIGURES.values(), *named]
+    return list({spec.id: spec for spec in [FIGURES["overview"], *named]}.values())
+
+
+# The report
+
+
+class Report(NamedTuple):
+    """What ``make`` has written."""
 
     files: list[Path]
-    """The written files."""
     table: str
     """The summary tables as Markdown."""
     missing: list[str]
     """One line for each figure that was not drawn, with the data that it lacks."""
-    left_out: list[str]
-    """One line for each damaged run."""
 
 
 def make(
@@ -55,82 +166,46 @@ def make(
     experiment: str | None = None,
     formats: Sequence[str] = FORMATS,
     arms: Sequence[str] | None = None,
-    overview_alone: Collection[str] = (),
 ) -> Report:
     """Write ``tables/``, ``figures/`` and ``report.html`` below ``results``, in place of older files of these formats.
 
-    Figures in ``formats``, and as svg, which the page shows; of all arms, or of some of one experiment. What is missing
-    is told of the figures of ``experiment`` alone where one is named. The experiments ``overview_alone`` have no other
-    shipped figure (``figures_of``).
-
-    Raises draw.CannotDraw for an unknown arm, NothingToReport if no run of the experiment has ended, and Damaged if an
-    archive cannot be read.
+    Figures are written in ``formats``, and as svg for the page. With ``experiment`` only the figures of this experiment
+    are reported as missing. Raises as ``ended`` does.
     """
-    recorded = {name: draw.choose(found, arms) for name, found in ended(results, experiment).items()}
-    known = draw.every()
-    for folder in ("tables", "figures"):
-        (results / folder).mkdir(parents=True, exist_ok=True)
-    files, markdown, sections = [], [], []
-    asked = [spec for spec in known.values() if experiment in (None, spec.experiment)]
-    missing = {spec.id: _absent(spec) for spec in asked}
-    names = list(recorded)
-    drawn_as = tuple(dict.fromkeys((*formats, "svg")))
-    of_one = partial(_section, results, drawn_as, arms, overview_alone)
-    of_each = processes.in_processes(of_one, names, list(recorded.values()))
-    for name, (section, written, table, lacking) in zip(names, of_each, strict=True):
-        missing |= {id: _lacks(known[id], lack) for id, lack in lacking.items() if id in missing}
+    recorded = ended(results, experiment, arms)
+    specs = {id: spec for id, spec in figures.every().items() if experiment in (None, spec.experiment)}
+    missing = {id: f"ended runs of {spec.experiment}" for id, spec in specs.items()}
+    one = partial(_section, results, tuple(dict.fromkeys((*formats, "svg"))), arms, len(recorded) == 1)
+    sections = processes.in_processes(one, list(recorded), list(recorded.values()))
+    for section in sections:
+        missing |= {id: what for id, what in section["lacking"].items() if id in missing}
         for figure in section["figures"]:
             missing.pop(figure["id"], None)
-        sections.append(section)
-        files += written
-        warning = f"These runs differ in {', '.join(section['mixed'])}.\n\n" if section["mixed"] else ""
-        warning += "".join(f"Nothing to learn from: {visible(line)}.\n\n" for line in section["silent"])
-        markdown.append(f"{visible(name)}\n\n{warning}{table}\n")
-    lines, absent = left_out(results, experiment), list(missing.values())
-    terms = headline.TERMS | outcome.TERMS
-    page = write.html("report", "report_page.html", sections=sections, missing=absent, left_out=lines, terms=terms)
-    files += write.files(results, {"report.html": page})
-    return Report(files, "\n".join(markdown), absent, lines)
+    absent = [f"{id} {specs[id].name} lacks {what}: {command(specs[id])}" for id, what in missing.items()]
+    page = write.html(
+        "report",
+        "report_page.html",
+        sections=sections,
+        missing=absent,
+        left_out=left_out(results, experiment),
+        terms=tables.TERMS | outcome.TERMS,
+    )
+    files = [path for section in sections for path in section["files"]] + write.files(results, {"report.html": page})
+    return Report(files, "\n".join(section["text"] for section in sections), absent)
 
 
-def left_out(results: Path, experiment: str | None = None) -> list[str]:
-    """One line for each damaged run; tables and figures leave it out."""
-    names = [name for name in archive.experiments(results) if experiment in (None, name)]
-    found = [each for name in names for each in collect.damaged(results, name).items()]
-    how = "`steadymoe status` names the command that makes it again"
-    return [f"left out, damaged: {visible(folder)} ({visible(why)}); {how}" for folder, why in found]
+def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
+    """Return kind → (table, caption), for the tables of ``with_derived``; a further table of a report is a row here.
 
-
-def export(results: Path, experiment: str | None, suffix: str) -> Path:
-    """Write every number of the ended runs as one tidy table and return its path; ``suffix`` is parquet or csv.
-
-    Raises NothingToReport if no run of the experiment has ended, or if the archive alone is left of the runs.
+    Only arms of one trainer are ranked.
     """
-    runs = [_with_folder(each["runs"]) for each in ended(results, experiment).values() if "folder" in each["runs"]]
-    if not runs:
-        raise NothingToReport(f"{results / 'data'} holds tables without their runs, and cannot be exported")
-    tidy = collect.tidy(pd.concat(runs))
-    path = results / "tables" / f"{experiment or 'all'}-tidy.{suffix}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_files.write(path, partial(tidy.to_parquet if suffix == "parquet" else tidy.to_csv, index=False))
-    return path
-
-
-def keep(results: Path, experiment: str | None, to: Path) -> list[Path]:
-    """Archive the tables of the report in ``to/data``, without run folders. Raises NothingToReport as ``make`` does."""
-    return [path for name, found in ended(results, experiment).items() for path in archive.keep(found, name, to)]
-
-
-def shown_tables(data: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str]]:
-    """Kind → (table, caption) for one experiment, made from ``draw.data``; empty tables are left out."""
-    runs, steps = data["runs"], data["steps"]
-    own = {name: archive.without_recorded(data[name]) for name in ("steps", "runs", "evaluations")}
-    own = archive.one_trainer(own)
+    steps, runs = data["steps"], data["runs"]
+    own = archive.one_trainer({name: data[name] for name in ("steps", "runs", "evaluations")})
     every = {
         "leaderboard": (tables.leaderboard(own["steps"], own["runs"], data["by_arm"]), tables.LEADERBOARD_CAPTION),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
-        "head_to_head": (head_to_head.table(**own), head_to_head.CAPTION),
-        "warnings": (data["warnings"], collapse_tables.WARNINGS_CAPTION),
+        "head_to_head": (tables.head_to_head(**own), tables.HEAD_TO_HEAD_CAPTION),
+        "warnings": (data["warnings"], collapses.WARNINGS_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
         "realism": (realism.table(data), realism.CAPTION),
     }
@@ -138,69 +213,67 @@ def shown_tables(data: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame,
 
 
 def texts(experiment: str, shown: dict[str, tuple[pd.DataFrame, str]], runs: pd.DataFrame) -> dict[str, str]:
-    """File name → text: the tables of ``shown_tables`` as Markdown, CSV and LaTeX, and the list of runs as CSV."""
+    """Return file name → text: the tables of ``shown_tables``, and the list of runs as CSV."""
     runs = runs.drop(columns=["folder", "axes_values", "numbers", "config"], errors="ignore")
-    found = {f"{experiment}-runs.csv": runs.to_csv(index=False)}
+    files = {f"{experiment}-runs.csv": runs.to_csv(index=False)}
     for kind, (table, caption) in shown.items():
-        found |= write.table_texts(f"{experiment}-{kind}", table, caption)
-    return found
+        files |= write.table_texts(f"{experiment}-{kind}", table, caption)
+    return files
 
 
-def ended(results: Path, experiment: str | None) -> dict[str, dict[str, pd.DataFrame]]:
-    """The tables of ``archive.load`` for one experiment, or for each that has an ended run.
-
-    Raises NothingToReport if no run has ended, and Damaged where kept tables cannot be read.
-    """
-    names = archive.experiments(results) if experiment is None else [experiment]
-    recorded = {name: archive.load(results, name, foreign=True) for name in names}
-    recorded = {name: tables for name, tables in recorded.items() if not tables["runs"].empty}
-    if not recorded:
-        where = visible(results / "runs" / (experiment or ""))
-        damaged = left_out(results, experiment)
-        raise NothingToReport(f"no ended runs below {where}; {damaged[0] if damaged else _known(results, experiment)}")
-    return recorded
-
-
-def _known(results: Path, experiment: str | None) -> str:
-    """A hint: the experiments that can be reported, or the command that starts one."""
-    names = [visible(name) for name in archive.experiments(results)]
-    if not names:
-        return "start some with: steadymoe run experiment=quickstart"
-    return nearest(experiment or "", names, f"`ls {visible(results)}/*`")
-
-
-def _absent(spec: FigureSpec) -> str:
-    return _lacks(spec, f"ended runs of {spec.experiment}")
-
-
-def _lacks(spec: FigureSpec, what: str) -> str:
-    """One line on a figure that cannot be drawn."""
-    return f"{spec.id} {spec.name} lacks {what}: {draw.command(spec)}"
-
-
-def figures_of(experiment: str, overview_alone: Collection[str] = ()) -> list[FigureSpec]:
-    """The figures of an experiment: the overview, the figures that name the experiment, and a user's own that name it.
-
-    Where no shipped figure names the experiment, every shipped figure. An experiment of ``overview_alone`` has the
-    overview and a user's own figures: its arms stand beside the arms of another experiment in the figures of
-    ``steadymoe study``.
-    """
-    users = [spec for spec in draw.every().values() if spec.experiment == experiment and spec.id not in FIGURES]
-    if experiment in overview_alone:
-        return [FIGURES["overview"], *users]
-    own = [spec for spec in FIGURES.values() if spec.experiment == experiment]
-    return [FIGURES["overview"], *(spec for spec in own or FIGURES.values() if spec.id != "overview"), *users]
+def _section(
+    results: Path, formats: Sequence[str], arms: Sequence[str] | None, alone: bool, name: str, recorded: Tables
+) -> dict[str, Any]:
+    """Write the files of one experiment; return its section of the page, its files, summary, and lacking figures."""
+    data = with_derived(recorded)
+    runs = listed = data["runs"]
+    if "folder" in runs:  # the list of runs also has the runs that have not ended
+        listed = archive.runs(results, name).merge(runs[["folder", *collapse.JUDGED]], how="left", on="folder")
+    listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
+    shown = shown_tables(data)
+    files = write.files(results / "tables", texts(name, shown, listed))
+    drawn: list[dict[str, Any]] = []
+    lacking: dict[str, str] = {}
+    for spec in figures_of(name, alone):
+        if lack := spec.lacks(data):
+            lacking |= {spec.id: lack} if spec.experiment == name else {}
+            continue
+        figure = spec.figure(data)
+        written = write.figure(results, spec.stem(name), figure, spec.caption, formats)
+        svg = next(path for path in written if path.suffix == ".svg").read_bytes()
+        of_page = {"id": spec.id, "name": spec.name, "caption": spec.caption, "svg": base64.b64encode(svg).decode()}
+        drawn.append(of_page | {"width": f"{figure.get_figwidth() * 8:g}rem"})
+        files += written
+    mixed, silent = _mixed(runs), outcome.silent_arms(recorded["steps"])
+    warnings = [f"These runs differ in {', '.join(mixed)}: see the table of runs."] if mixed else []
+    warnings += [f"Nothing to learn from: {line}." for line in silent]
+    more = {"Settings": (_settings(runs), ""), "Runs": (_listed(listed), "")}
+    text = [visible(name), *map(visible, warnings), write.to_markdown(shown["summary"][0])]
+    return {
+        "name": visible(name),
+        "arms": arms,
+        "sentences": tables.sentences(shown),
+        "first": tables.headline(shown),
+        "caption": tables.HEADLINE_CAPTION,
+        "tables": {kind.replace("_", " ").capitalize(): pair for kind, pair in shown.items()} | more,
+        "figures": drawn,
+        "warnings": warnings,
+        **_samples(runs),
+        "files": files,
+        "text": "\n\n".join(text) + "\n",
+        "lacking": lacking,
+    }
 
 
 def _settings(runs: pd.DataFrame) -> pd.DataFrame:
-    """The values of each setting that occur in the runs."""
-    keys = ["task", "model", "engine", "routing", "correction", "steps", *collect.NUMBERS, "seed"]
-    values = {key.replace("_", " "): sorted(runs[key].dropna().unique().tolist()) for key in keys if key in runs}
-    return pd.DataFrame({"setting": list(values), "values": [", ".join(map(str, found)) for found in values.values()]})
+    """Return the values of each setting that occur in the runs."""
+    keys = ["task", "model", "engine", "routing", "correction", "steps", *archive.NUMBERS, "seed"]
+    values = {key.replace("_", " "): ", ".join(map(str, sorted(runs[key].dropna().unique().tolist()))) for key in keys}
+    return pd.DataFrame(values.items(), columns=["setting", "values"])
 
 
 def _listed(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row for each run, with what makes it again."""
+    """Return a row for each run, with what repeats it."""
     rows: list[Any] = runs.to_dict("records")
     listed = runs[["arm", "seed"]].assign(
         **{"status": [outcome.recorded(run) for run in rows], "by today's rule": [outcome.judged(run) for run in rows]}
@@ -211,78 +284,52 @@ def _listed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _mixed(runs: pd.DataFrame) -> list[str]:
-    """The facts (code, machine, config) in which runs of one table differ, although the table treats them as equal."""
+    """Return the facts (code, machine, config) in which runs differ, although a table treats them as equal."""
     mixed = [key for key in ("versions", "revision", "machine") if runs[key].nunique() > 1]
     mixed += ["settings besides the axes"] if runs["settings"].nunique() > 1 else []
-    for what in ("config_without_seed", "algorithm_code"):
-        counts = runs[runs[what] != ""].groupby("arm")[what].nunique()  # "": its code is not known
-        mixed += [f"{what.removesuffix('_without_seed').replace('_', ' ')} ({arm})" for arm in counts.index[counts > 1]]
+    for key in ("config_without_seed", "algorithm_code"):
+        counts = runs[runs[key] != ""].groupby("arm")[key].nunique()  # "": its code is not known
+        mixed += [f"{key.removesuffix('_without_seed').replace('_', ' ')} ({arm})" for arm in counts.index[counts > 1]]
     return mixed
 
 
-def _section(
-    results: Path,
-    formats: Sequence[str],
-    arms: Sequence[str] | None,
-    overview_alone: Collection[str],
-    name: str,
-    recorded: dict[str, pd.DataFrame],
-) -> tuple[dict[str, Any], list[Path], str, dict[str, str]]:
-    """The part of one experiment: its section of the page, its files, its summary, and figure id → missing data."""
-    data = draw.data(recorded)
-    runs = data["runs"]
-    found = runs
-    if "folder" in runs:  # the list of runs also has the runs that have not ended
-        every = collect.runs(results, name).merge(runs[["folder", *collapse.JUDGED]], how="left", on="folder")
-        found = pd.concat([every, runs[runs["folder"].isna()]], ignore_index=True)
-    found = found if arms is None else found[found["arm"].isin(set(runs["arm"]))]
-    shown = shown_tables(data)
-    files = write.files(results / "tables", texts(name, shown, found))
-    figures: list[dict[str, Any]] = []
-    lacking: dict[str, str] = {}
-    for spec in figures_of(name, overview_alone):
-        if lack := spec.lacks(data):
-            lacking |= {spec.id: lack} if spec.experiment == name else {}
-            continue
-        figure = spec.figure(data)
-        written = draw.write(spec, figure, results, name, formats)
-        files += written
-        width = f"{figure.get_figwidth() * 8:g}rem"
-        (svg,) = [path for path in written if path.suffix == ".svg"]
-        image = base64.b64encode(svg.read_bytes()).decode()
-        figures.append({"id": spec.id, "name": spec.name, "caption": spec.caption, "svg": image, "width": width})
-    section = {
-        "name": visible(name),
-        "arms": arms,
-        "said": headline.sentences(shown),
-        "first": headline.table(shown),
-        "caption": headline.CAPTION,
-        "tables": {kind.replace("_", " ").capitalize(): each for kind, each in shown.items()}
-        | {"Settings": (_settings(runs), ""), "Runs": (_listed(found), "")},
-        "figures": figures,
-        "mixed": _mixed(runs),
-        "silent": outcome.silent_arms(recorded["steps"]),
-        **_samples(runs),
-    }
-    return section, files, tables.to_markdown(shown["summary"][0]), lacking
-
-
-def _with_folder(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs that are not archived."""
-    return runs[runs["folder"].notna()]
-
-
 def _samples(runs: pd.DataFrame) -> dict[str, Any]:
-    """Samples of a few runs, one seed of every arm first, up to ``_MOST_SAID`` characters; the number of runs left out.
+    """Return samples of a few runs, one seed of every arm first, and the number of runs left out for their length.
 
     Archived runs have no samples.
     """
     if "folder" not in runs:
         return {"samples": [], "left_out": 0}
-    runs = _with_folder(runs)
     ordered = runs.assign(place=runs.sort_values("seed").groupby("arm").cumcount()).sort_values(["place", "arm"])
-    said = {f"{run['arm']} seed={run['seed']}": samples.read(Path(run["folder"])) for run in ordered.to_dict("records")}
-    found = [{"run": name, "rows": rows} for name, rows in said.items() if rows]
-    sizes = pd.Series([sum(len(row["prompt"] + row["response"]) for row in rows) for rows in said.values() if rows])
-    shown = int((sizes.cumsum() <= _MOST_SAID).sum())
-    return {"samples": found[:shown], "left_out": len(found) - shown}
+    read: list[dict[str, Any]] = [
+        {"run": f"{run['arm']} seed={run['seed']}", "rows": samples.read(Path(run["folder"]))}
+        for run in ordered.to_dict("records")
+    ]
+    sampled = [run for run in read if run["rows"]]
+    sizes = pd.Series([sum(len(row["prompt"] + row["response"]) for row in run["rows"]) for run in sampled])
+    shown = int((sizes.cumsum() <= _MOST_CHARACTERS).sum())
+    return {"samples": sampled[:shown], "left_out": len(sampled) - shown}
+
+
+# Instead of a report
+
+
+def export(results: Path, experiment: str | None, suffix: str) -> Path:
+    """Write every number of the ended runs as one tidy table and return its path; ``suffix`` is parquet or csv.
+
+    Raises NothingToReport if no run of the experiment has ended, or if the archive alone is left of the runs.
+    """
+    runs = [tables["runs"] for tables in ended(results, experiment).values() if "folder" in tables["runs"]]
+    if not runs:
+        raise NothingToReport(f"{results / 'data'} holds tables without their runs, and cannot be exported")
+    tidy = archive.tidy(pd.concat(runs))
+    path = results / "tables" / f"{experiment or 'all'}-tidy.{suffix}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_files.write(path, partial(tidy.to_parquet if suffix == "parquet" else tidy.to_csv, index=False))
+    return path
+
+
+def keep(results: Path, experiment: str | None, to: Path) -> list[Path]:
+    """Archive the tables of the report in ``to/data``, without run folders. Raises NothingToReport as ``make`` does."""
+    recorded = ended(results, experiment)
+    return [path for name, tables in recorded.items() for path in archive.keep(tables, name, to)]

@@ -1,6 +1,8 @@
-"""Tables over seeds, made from ``collect.steps`` (the long form, with a column ``arm``)."""
+"""Tables over seeds from the tables of ``archive.load``: summary, leaderboard, head to head, models, headline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import combinations
 from typing import Any, cast
 
 import numpy as np
@@ -8,11 +10,16 @@ import pandas as pd
 
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report.write import to_latex, to_markdown, to_number, to_numbers, to_text
-from steadymoe.bench.statistics.comparisons import ranking
+from steadymoe.bench.statistics.comparisons import holm, probability_of_improvement, ranking
+from steadymoe.bench.statistics.efficiency import METRICS, Reached, cost_ratio, cost_to_reward, costs, win_rate
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
+from steadymoe.bench.statistics.survival import logrank, of_runs
 
 # Names that other rooms use until they use ``write``.
 __all__ = ["to_latex", "to_markdown", "to_number", "to_numbers", "to_text"]
+
+# A table and its caption, by kind (``report_page.shown_tables``).
+Shown = Mapping[str, tuple[pd.DataFrame, str]]
 
 # Steps at the end of a run over which its final numbers are averaged.
 LAST_STEPS = 5
@@ -60,7 +67,7 @@ MODELS_CAPTION = (
 
 
 def one_number(curve: pd.Series, how: str) -> float:
-    """One number of a run from its curve over steps (values in the order of the steps).
+    """Return one number of a run from its curve over steps (values in the order of the steps).
 
     ``how`` is ``last`` or ``best`` (the last or the highest mean over ``LAST_STEPS`` steps), ``fall`` (best minus
     last), ``first`` or ``end`` (the first or the last value), ``median`` or ``mean`` (over steps), or ``area`` (under
@@ -86,14 +93,14 @@ def one_number(curve: pd.Series, how: str) -> float:
 
 
 def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:
-    """The final reward of every run: arm, seed, value."""
+    """Return the final reward of every run: arm, seed, value."""
     rewards = steps[steps["metric"] == "reward"].sort_values("step")
-    of_runs = rewards.groupby(["arm", "seed"], observed=True)["value"]
-    return of_runs.agg(lambda curve: one_number(curve, "last")).reset_index()
+    curves = rewards.groupby(["arm", "seed"], observed=True)["value"]
+    return curves.agg(lambda curve: one_number(curve, "last")).reset_index()
 
 
 def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per arm, the highest final reward first: n, collapses, an ``Estimate`` for each column of ``SUMMARY``.
+    """Return one row per arm, the highest final reward first: n, collapses, the columns of ``SUMMARY``.
 
     ``runs`` has the columns of ``collapse.judged``.
     """
@@ -113,7 +120,7 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _judged(runs: pd.DataFrame, column: str) -> pd.Series:
-    """1.0 or 0.0 for each run that the rule of collapse could judge: whether ``column`` has a value.
+    """Return 1.0 or 0.0 for each run that the rule of collapse could judge: whether ``column`` has a value.
 
     A run that met a number that is not finite counts as judged, however short it is.
     """
@@ -139,7 +146,7 @@ LEADERBOARD_CAPTION = (
 
 
 def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | None = None) -> pd.DataFrame:
-    """One row per arm, ranked by final reward: n, start, final reward, p, shares of collapses, drift, ratio variance.
+    """Return one row per arm, ranked by final reward: n, start, final reward, p, shares of collapses, drift, variance.
 
     p comes from ``comparisons.ranking`` against the best arm; the best arm's p is nan. ``more`` has further columns by
     arm (reward IQM, restricted mean time to collapse, frontier area); they stand after the shares of collapses.
@@ -162,7 +169,7 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | No
 
 
 def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """The table of an experiment that compares models: one row per arm with a router, sizes, the columns ``MODELS``.
+    """Return the table of an experiment that compares models: one row per arm with a router, sizes, ``MODELS``.
 
     Empty if fewer than two models have routers.
     """
@@ -182,23 +189,182 @@ def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def routing_share(steps: pd.DataFrame, keys: list[str]) -> pd.Series:
-    """1 − E[(log r pinned)²] / E[(log r free)²] of each run, E over all of its updates, by ``keys`` and seed.
+    """Return 1 − E[(log r pinned)²] / E[(log r free)²] of each run, E over all of its updates, by ``keys`` and seed.
 
     The share is a ratio of the run's means, not the mean of the steps' shares: in most steps few tokens change their
     route, and the other steps carry the effect of routing. Runs without the moments (dense models) are left out.
     """
-    names = ["log_ratio_moment_free", "log_ratio_moment_pinned"]
-    chosen = steps[steps["metric"].isin(names)]
-    means = chosen.groupby([*keys, "seed", "metric"])["value"].mean().unstack("metric").reindex(columns=names).dropna()
-    return 1 - means[names[1]] / means[names[0]]
+    means = run_means(steps, keys, ["log_ratio_moment_free", "log_ratio_moment_pinned"])
+    return 1 - means["log_ratio_moment_pinned"] / means["log_ratio_moment_free"]
 
 
-def _estimates(steps: pd.DataFrame, arm: str, wanted: dict[str, tuple[str, str]]) -> dict[str, object]:
-    """Column → ``Estimate`` over the seeds of an arm; ``wanted`` is like ``SUMMARY``."""
+def run_means(steps: pd.DataFrame, keys: list[str], metrics: list[str]) -> pd.DataFrame:
+    """Return each run's mean over steps, by ``keys`` and seed, a column per metric; of runs with all ``metrics``."""
+    chosen = steps[steps["metric"].isin(metrics)]
+    means = chosen.groupby([*keys, "seed", "metric"])["value"].mean().unstack("metric")
+    return means.reindex(columns=metrics).dropna()
+
+
+def _estimates(steps: pd.DataFrame, arm: str, numbers: dict[str, tuple[str, str]]) -> dict[str, object]:
+    """Return column → ``Estimate`` over the seeds of an arm; ``numbers`` is like ``SUMMARY``."""
     ours = steps[steps["arm"] == arm].sort_values("step")
     estimates: dict[str, object] = {}
-    for column, (metric, how) in wanted.items():
+    for column, (metric, how) in numbers.items():
         curves = ours[ours["metric"] == metric].groupby("seed")["value"]
-        numbers = [one_number(curve, how) for _, curve in curves]
-        estimates[column] = over_seeds(numbers, log=metric in GEOMETRIC, bounds=columns.bounds(metric))
+        values = [one_number(curve, how) for _, curve in curves]
+        estimates[column] = over_seeds(values, log=metric in GEOMETRIC, bounds=columns.bounds(metric))
     return estimates
+
+
+# Head to head
+
+# The cost of this reward is compared: this share of the way from the first step's to the best arm's final reward.
+PART_OF_THE_GAIN = 0.9
+COMPARED = ("updates", "samples", "tokens", "seconds")
+HEAD_TO_HEAD_CAPTION = (
+    f"Every arm against the best arm (highest final reward) over their shared seeds, with {INTERVAL}; arms share the "
+    "cold start of a shared seed. p: exact sign-flip test of the paired differences, Holm-corrected for all pairs of "
+    "arms; p of collapse: log-rank test of the steps to a collapse by today's rule, corrected in the same way; it "
+    "treats runs as independent. Better: P(arm > best) + P(equal)/2 over seeds (Clopper and Pearson's interval). "
+    "Held-out wins: the share of held-out prompts that the arm answers better minus the share that the best arm "
+    "answers better. The "
+    "other columns are training efficiency: the cost of the arm divided by the cost of the best arm, in updates, "
+    "samples, tokens and seconds (sampling, the old policy's forward, updates), until the mean reward over "
+    f"{LAST_STEPS} steps has made {PART_OF_THE_GAIN:.0%} of the way from the first step's reward to the best "
+    "arm's final reward (left out if the best arm gained nothing). n counts the seeds in which at least one of the two "
+    "arms reached that reward. Geometric mean, or, if one arm missed the reward in some seeds (censored), the median "
+    "with the sign test's interval (none below six seeds). >: the median is higher by an unknown amount, <: lower."
+)
+
+
+def head_to_head(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per arm except the best arm, the highest final reward first; empty for a single arm.
+
+    ``steps``, ``runs`` and ``evaluations`` are the tables of ``archive.load`` for one experiment.
+    """
+    rewards = final_rewards(steps)
+    ranked = ranking(rewards, bounds=columns.bounds("reward"))
+    if len(ranked) < 2:
+        return pd.DataFrame()
+    best = ranked["arm"].iloc[0]
+    finals = {str(arm): each.set_index("seed")["value"] for arm, each in rewards.groupby("arm")}
+    goal = target(steps, finals[best].mean())
+    costs_of = {}
+    if goal is not None:
+        costs_of = {str(arm): spent(steps[steps["arm"] == arm], ours, goal) for arm, ours in runs.groupby("arm")}
+    answers = {str(arm): each for arm, each in evaluations.groupby("arm")}
+    p_collapse = _log_rank(runs, best)
+    rows = []
+    for row in ranked[ranked["arm"] != best].to_dict("records"):
+        arm = row["arm"]
+        rows.append(
+            {"arm": arm, "against": best, "n": row["difference"].n, "final reward, difference": row["difference"]}
+            | {"p (Holm)": row["p_corrected"], "p of collapse (Holm)": p_collapse[arm]}
+            | {"better": probability_of_improvement(finals[arm], finals[best])}
+            | {"held-out wins": _wins(answers.get(arm), answers.get(best))}
+            | {
+                f"{unit} to {goal:.3g}": cost_ratio(costs_of[arm][unit], costs_of[best][unit])
+                for unit in costs_of.get(arm, ())
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _wins(ours: pd.DataFrame | None, best: pd.DataFrame | None) -> Estimate:
+    """Return ``win_rate``; n = 0 if an arm has no evaluation, or another task and therefore other prompts."""
+    if ours is not None and best is not None:
+        with suppress(ValueError):
+            return win_rate(ours, best)
+    return Estimate(np.nan, np.nan, np.nan, 0)
+
+
+def _log_rank(runs: pd.DataFrame, best: str) -> dict[str, float]:
+    """Return arm → p of the log-rank test that it collapses at the best arm's rate, corrected for all pairs of arms."""
+    collapses = {str(arm): of_runs(ours) for arm, ours in runs.groupby("arm")}
+    pairs = list(combinations(collapses, 2))
+    corrected = holm([logrank(*collapses[one], *collapses[other]) for one, other in pairs])
+    of_best = {frozenset(pair): float(p) for pair, p in zip(pairs, corrected, strict=True) if best in pair}
+    return {arm: of_best[frozenset((arm, best))] for arm in collapses if arm != best}
+
+
+def target(steps: pd.DataFrame, best: float) -> float | None:
+    """Return the reward whose cost is compared, from the best arm's final reward; None if that arm gained nothing."""
+    rewards = steps[steps["metric"] == "reward"]
+    first = rewards.loc[rewards["step"] == rewards["step"].min(), "value"].mean()
+    return float(first + PART_OF_THE_GAIN * (best - first)) if best > first else None
+
+
+def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dict[int, Reached]]:
+    """Return unit of ``COMPARED`` → seed → cost until the arm reached the reward ``goal``."""
+    by_unit: dict[str, dict[int, Reached]] = {unit: {} for unit in COMPARED}
+    steps = steps[steps["metric"].isin(["reward", *METRICS])]
+    for run in runs.to_dict("records"):
+        ours = steps[steps["seed"] == run["seed"]]
+        wide = ours.pivot(index="step", columns="metric", values="value").sort_index().reset_index()
+        wide = wide.reindex(columns=list({*wide.columns, "tokens_sampled"}))
+        wide = wide.dropna(subset="tokens_sampled")  # no step took place after a number that was not finite
+        if wide.empty:
+            continue
+        so_far = costs(wide, int(run["updates_per_rollout"]), float(run["responses"]))
+        for unit in [unit for unit in COMPARED if so_far[unit].notna().all()]:
+            by_unit[unit][run["seed"]] = cost_to_reward(wide["reward"], so_far[unit], goal, LAST_STEPS)
+    return by_unit
+
+
+# Headline
+
+HEADLINE_CAPTION = (
+    "Mean over n seeds with a nominal 95 % interval. Differences are paired, seed by seed. Collapsed: number of runs, "
+    "by today's rule."
+)
+# Words of the page, besides those of ``outcome.TERMS``.
+TERMS = {
+    "arm": "Runs that differ in their seed alone.",
+    "final reward": f"Mean reward of the last {LAST_STEPS} steps.",
+    "interval": f"{INTERVAL[0].upper()}{INTERVAL[1:]}.",
+    "decided": "The interval of the paired difference excludes 0. The leading arm was picked by its result, and the "
+    "interval is not corrected for that; the p-values under Head to head are.",
+}
+
+
+def sentences(shown: Shown) -> list[str]:
+    """Return who is ahead, by how much and whether that is decided, and which arms collapsed."""
+    best = shown["leaderboard"][0].iloc[0]
+    lines = [f"{best['arm']} has the highest final reward: {best['final reward']}, n = {best['n']}."]
+    if differences := _differences(shown):
+        (second, behind), *rest = differences.items()
+        lead = Estimate(-behind.mean, -behind.high, -behind.low, behind.n)
+        verdict = "decided" if _is_decided(lead) else "not decided, the interval includes 0"
+        verdict = "not decided, there is no interval" if np.isnan(lead.low) else verdict
+        lines.append(f"It leads {second}, the next arm, by {lead}, n = {lead.n}: {verdict}.")
+        clear = [arm for arm, difference in rest if _is_decided(difference)]
+        if clear and not _is_decided(lead):
+            lines.append(f"Its lead over {', '.join(clear)} is decided.")
+    summary = shown["summary"][0]
+    if summary["collapsed"].isna().all():
+        return [*lines, "The runs are too short for the rule of collapse."]
+    lost = summary[summary["collapsed"] > 0].sort_values("collapsed", ascending=False, kind="stable")
+    counts = [f"{row['arm']} ({row['collapsed']:.0f} of {row['n']})" for row in lost.to_dict("records")]
+    lines.append(f"Collapsed: {', '.join(counts)}." if counts else "No run collapsed.")
+    if falling := int(summary["falling"].sum()):
+        lines.append(f"{falling} more {'was' if falling == 1 else 'were'} falling at the end.")
+    return lines
+
+
+def headline(shown: Shown) -> pd.DataFrame:
+    """Return the six columns that a reader looks for first; one row per arm, the highest final reward first."""
+    summary, best, differences = shown["summary"][0], shown["leaderboard"][0]["arm"].iloc[0], _differences(shown)
+    accuracy = "final held-out accuracy"
+    first = summary[["arm", "n", "final reward", accuracy, "collapsed"]].rename(columns={accuracy: "held-out accuracy"})
+    first.insert(3, f"less {best}", [differences.get(arm, "–") for arm in first["arm"]])
+    return first
+
+
+def _differences(shown: Shown) -> dict[str, Estimate]:
+    """Return arm → its final reward less the best arm's, the highest first."""
+    rows = shown["head_to_head"][0] if "head_to_head" in shown else pd.DataFrame(columns=["arm"])
+    return dict(zip(rows["arm"], rows.get("final reward, difference", ()), strict=True))
+
+
+def _is_decided(difference: Estimate) -> bool:
+    return difference.low > 0 or difference.high < 0

@@ -12,27 +12,29 @@ Recipe for a module that has something to show::
 
 Cells may be texts, numbers, ``Estimate`` and ``CostRatio``: rounding and escaping happen here. ``table_texts`` and
 ``figure_texts`` return file name → text and write nothing, for tests that compare with committed files. A command reads
-``--format`` with ``type=write.formats``. The plots themselves are in ``figures/style.py``: ``line`` (a curve with its
+``--format`` with ``write.formats``. The plots themselves are in ``figures/style.py``: ``line`` (a curve with its
 band), ``dot`` (an estimate with its interval), ``stacked`` (bars).
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.report.figures import style
 from steadymoe.bench.statistics.efficiency import CostRatio
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import markdown, visible
 
-FORMATS = style.FORMATS
+if TYPE_CHECKING:
+    from steadymoe.bench.report.figures import DataFigure
+
+FORMATS = ("png", "svg", "pdf")
 # A longer table of a figure's numbers is written as CSV alone.
 _LONGEST = 60
 # Characters that LaTeX reads as commands, and characters that its usual fonts lack.
@@ -41,11 +43,11 @@ _LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"–": "--", "−": "$-$"
 _LATEX |= {"π": r"$\pi$", "θ": r"$\theta$", "χ": r"$\chi$", "≥": r"$\geq$", "≤": r"$\leq$"}
 
 
-def formats(text: str) -> list[str]:
-    """Return the formats that ``png,svg`` names, for argparse. Raises ArgumentTypeError for an unknown one."""
-    names = text.split(",")
+def formats(text: str | None) -> list[str]:
+    """Return the formats that ``png,svg`` names, all for None. Raises UserError for an unknown one."""
+    names = list(FORMATS) if text is None else text.split(",")
     if not set(names) <= set(FORMATS):
-        raise argparse.ArgumentTypeError(f"takes {', '.join(FORMATS)}; got {text}")
+        raise UserError(f"--format takes {', '.join(FORMATS)}; got {text}")
     return names
 
 
@@ -61,13 +63,15 @@ def files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 
 
 def figure(
-    results: Path, stem: str, drawn: style.DataFigure, caption: str = "", formats: Sequence[str] = FORMATS
+    results: Path, stem: str, drawn: "DataFigure", caption: str = "", formats: Sequence[str] = FORMATS
 ) -> list[Path]:
     """Write a figure to ``results/figures`` in each format and its numbers to ``results/tables``; return the paths."""
+    from steadymoe.bench.report.figures import save  # figures take numbers from tables, which are written here
+
     paths = [results / "figures" / f"{stem}.{suffix}" for suffix in formats]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_files.write(path, partial(style.save, drawn, suffix=path.suffix[1:]))
+        atomic_files.write(path, partial(save, drawn, suffix=path.suffix[1:]))
     return paths + files(results / "tables", figure_texts(stem, drawn, caption))
 
 
@@ -78,7 +82,7 @@ def table(
     return files(results / "tables", table_texts(stem, rows, caption, kinds))
 
 
-def figure_texts(stem: str, drawn: style.DataFigure, caption: str = "") -> dict[str, str]:
+def figure_texts(stem: str, drawn: "DataFigure", caption: str = "") -> dict[str, str]:
     """Return file name → text of the numbers of a figure: CSV, and Markdown and LaTeX if there are few."""
     return table_texts(
         stem, drawn.numbers, caption, ("md", "csv", "tex") if len(drawn.numbers) <= _LONGEST else ("csv",)

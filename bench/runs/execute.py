@@ -100,7 +100,7 @@ def _train(run: compose.Run, folder: Record) -> None:
     with loggers.sending(config, folder.folder, resumed=resume_from is not None) as send:
         for step in range(first, config.steps + 1):
             result = trainer.step(step)
-            samples.append(folder.folder, list(result.said))
+            samples.append(folder.folder, list(result.samples))
             folder.append(result.rows)
             send(result.rows)
             row = result.rows["steps"][0]

@@ -50,7 +50,7 @@ def reason(how: Mapping[str, Any]) -> str:
 
 
 def recorded(run: Mapping[str, Any]) -> str:
-    """Return the status of a row of ``collect.runs``, with reason and step if the run collapsed or diverged."""
+    """Return the status of a row of ``archive.runs``, with reason and step if the run collapsed or diverged."""
     return (
         run["status"] if pd.isna(run["diverged_reason"]) else _with_reason(run["diverged_reason"], run["diverged_step"])
     )
@@ -84,7 +84,7 @@ def silent(steps: pd.DataFrame) -> str | None:
 
 
 def silent_arms(steps: pd.DataFrame) -> list[str]:
-    """``silent`` for every run of the long ``steps`` of ``collect``: one line for each arm and reason."""
+    """``silent`` for every run of the long ``steps`` of ``archive``: one line for each arm and reason."""
     metrics = steps[steps["metric"].isin(("reward", "grad_norm"))]
     seeds: dict[tuple[str, str], list[str]] = {}
     for (arm, seed), rows in metrics.groupby(["arm", "seed"], sort=False, observed=True):

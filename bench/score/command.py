@@ -1,4 +1,4 @@
-"""``steadymoe score``: its arguments, what it refuses before anything runs, and its three modes."""
+"""``steadymoe score``: parse its arguments, refuse before anything runs, and score, submit or verify."""
 
 import argparse
 import shlex
@@ -6,29 +6,48 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from steadymoe.bench.audit import request as audits
-from steadymoe.bench.check import request as check
+from steadymoe.bench.audit import command as audit
+from steadymoe.bench.audit import plan as audits
+from steadymoe.bench.check import command as check
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs import command as runs
 from steadymoe.bench.runs import dry, record, redo
-from steadymoe.bench.score import baselines, board, comparison, entry, page, plan
-from steadymoe.bench.score.baselines import Baselines
+from steadymoe.bench.score import board, comparison, entry, plan, standard
 from steadymoe.bench.score.plan import Plan
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
-from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Part, changed_setting
+from steadymoe.bench.score.standard import ANCHORS, GRADIENT, PARTS, STABILITY, VERSION, Baselines, changed_setting
+from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import visible
 
 _RESULTS = Path("results")
+_DESCRIPTION = """\
+Score an algorithm: check it, train it next to GRPO and GSPO at the settings of the standard,
+and compare it with the recorded algorithms. Only what is missing runs, so the same command
+resumes an interrupted score. Prints a table for each part and writes a page to results/scores/."""
+_EXAMPLES = """\
+examples:
+  steadymoe score algorithm=vespo --quick      ten minutes on two cores: three seeds next to GRPO
+  steadymoe score algorithm=vespo --dry        what has run, what is missing, how long it takes
+  steadymoe score algorithm=vespo              the whole score, an hour and a half
+  steadymoe score algorithm=vespo --submit entries/vespo --paper 2602.10693 --equation 5
+  steadymoe score --verify results/board       check submitted scores and print the board
+
+A loss of your own: docs/your_algorithm.md"""
+# Mode → the arguments that go with it.
+_MODES = {
+    "score": {"overrides", "quick", "dry", "redo"},
+    "submit": {"overrides", "submit", "paper", "equation", "name", "tuned"},
+    "verify": {"verify", "run", "board"},
+}
 
 
-def main(arguments: argparse.Namespace) -> int:
+def main(words: list[str]) -> int:
     """Run ``steadymoe score`` and return its exit code.
 
-    0: done; 1: a run failed, or an entry was not repeated; 130: interrupted. Raises UserError.
+    0: done; 1: a run failed, or an entry was not repeated; 2: ``check`` fails; 130: interrupted. Raises UserError.
     """
+    arguments = read(words)
     if arguments.verify:
         return verify(arguments.verify, arguments.run, arguments.board)
     if arguments.submit:
@@ -36,76 +55,102 @@ def main(arguments: argparse.Namespace) -> int:
     return score(arguments.overrides, arguments.quick, arguments.dry, arguments.redo)
 
 
-# --- scoring ----------------------------------------------------------------------------------------------------------
+def read(words: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments; exit for --help and for invalid ones."""
+    parser = Parser(
+        prog="steadymoe score",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    text = "algorithm=NAME, and algorithm.loss.KEY=VALUE for other numbers than in its YAML"
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=text)
+    parser.add_argument("--quick", action="store_true", help="a first look: yours and GRPO at three seeds, one audit")
+    parser.add_argument("--dry", action="store_true", help="print what would run and how long it takes, and stop")
+    parser.add_argument("--redo", action="store_true", help="replace runs of other code, or of other numbers of yours")
+    group = parser.add_argument_group("submit a finished score")
+    group.add_argument("--submit", type=Path, metavar="FOLDER", help="write an entry of the board to this new folder")
+    group.add_argument("--paper", metavar="TEXT", help="where the algorithm comes from (required)")
+    group.add_argument("--equation", metavar="TEXT", help="the equation of the loss (required)")
+    group.add_argument("--name", help="the name on the board (default: the algorithm's)")
+    group.add_argument("--tuned", default="", metavar="TEXT", help="what you tuned, and on which seeds")
+    group = parser.add_argument_group("verify submitted scores")
+    group.add_argument("--verify", nargs="+", type=Path, metavar="FOLDER", help="entries, or folders of entries")
+    group.add_argument("--run", action="store_true", help="run their code: check the loss and repeat two seeds")
+    group.add_argument("--board", type=Path, metavar="FOLDER", help="write board.md and board.html to this folder")
+    arguments = parser.parse_intermixed_args(words)
+    mode = next((mode for mode in ("verify", "submit") if getattr(arguments, mode)), "score")
+    given = {name for name, value in vars(arguments).items() if value}
+    if wrong := sorted(given - _MODES[mode]):
+        other = "submit" if wrong[0] in _MODES["submit"] else "verify"
+        what = "key=value" if wrong[0] == "overrides" else f"--{wrong[0]}"
+        parser.error(f"{what} requires --{other}" if mode == "score" else f"{what} does not go with --{mode}")
+    if mode != "verify" and not arguments.overrides:
+        parser.error("choose an algorithm: algorithm=NAME")
+    if mode == "submit" and not {"paper", "equation"} <= given:
+        parser.error("--submit requires --paper and --equation")
+    return arguments
 
 
 def score(overrides: Sequence[str], quick: bool = False, dry_run: bool = False, again: bool = False) -> int:
     """Check the algorithm, run what is missing, and write the score; ``again`` replaces outdated runs.
 
-    Raises ConfigError or Damaged before anything runs, and NotRun, Damaged or OSError after.
+    Raises UserError before anything runs, and NotRun, Damaged or OSError after.
     """
-    console, known = Console(markup=False, highlight=False), baselines.load()  # its texts come from data
+    known = standard.baselines()
     planned = _plan(overrides, known, quick, again)
-    for part in PARTS:
-        for line in _progress(part, planned, known):
-            console.print(visible(f"{part.name}: {line}"), soft_wrap=True)
+    for line in _progress(planned, known):
+        print(visible(line))
     if dry_run:
         return 0
-    if code := check.answer(list(planned.overrides)):
+    if check.check(planned.overrides):
         print("steadymoe: the algorithm fails `steadymoe check` and is not scored", file=sys.stderr)
-        return 2 if code == 1 else code
-    for part in PARTS:
-        if code := _run(part, planned, again):
-            return code
+        return 2
+    if code := _run(planned, again):
+        return code
     recorded = Recorded(_RESULTS)
-    compared = [comparison.compare(part, planned, recorded, known) for part in PARTS]
+    parts = [comparison.compare(part, planned, recorded, known) for part in PARTS]
     notes = ["A first look: three seeds and one checkpoint decide little."] if planned.quick else []
-    notes += [note for each in compared for note in each.notes]
+    notes += [note for part in parts for note in part.notes]
     folder = _RESULTS / "scores" / (f"{VERSION}-quick" if planned.quick else VERSION) / planned.name
     command = shlex.join(["steadymoe", "score", *planned.overrides, *(["--quick"] if planned.quick else [])])
-    written = page.write(compared, notes, command, folder)
-    for line in [*page.text(compared).splitlines(), *notes, *(f"wrote {path}" for path in written)]:
-        console.print(visible(line), soft_wrap=True)
+    paths = comparison.write_page(parts, notes, command, folder)
+    for line in [*comparison.text(parts).splitlines(), *notes, *(f"wrote {path}" for path in paths)]:
+        print(visible(line))
     return 0
 
 
 def _plan(overrides: Sequence[str], known: Baselines, quick: bool = False, again: bool = False) -> Plan:
-    """Plan a score. Raises ConfigError for everything that is refused before anything runs."""
+    """Plan a score. Raises ConfigError for what would stop it later, or would score something else.
+
+    The anchors must be those of the standard; the scored algorithm may differ from them only in the algorithm, without
+    its sampling; folders must hold nothing of other code or another config, unless ``again``.
+    """
     try:
         planned = plan.read(overrides, quick)
-        for part in PARTS:
-            _refuse(part, planned, known, again)
+        seed = planned.seeds(STABILITY)[0]
+        first = {arm: _at(seed, arm_runs) for arm, arm_runs in planned.runs.items()}
+        hashes = {name: first[ANCHORS[name]].config_hash for name in planned.anchors}
+        known.refuse_other_settings(STABILITY, seed, hashes)
+        own = planned.runs[planned.own_label]
+        if changed := changed_setting(first["GRPO"].plain, _at(seed, own).plain):
+            raise ConfigError(f"{planned.label} changes what the standard fixes for every algorithm: {changed}")
+        if not again and (older := [run for run in own if _has_changed(run)]):
+            raise ConfigError(
+                f"{planned.label} was scored with other numbers ({older[0].folder}); score it again with --redo, or "
+                "give it another name"
+            )
+        runs.refuse_others([run for run in planned.all_runs if not (again and run in own)], may_redo=again)
+        seed = planned.seeds(GRADIENT)[0]
+        (first_audit,) = audits.plan([f"experiment={GRADIENT.experiment}", *GRADIENT.overrides, f"seed={seed}"])
+        names = [name for name in ANCHORS if name in known.metadata[GRADIENT.name]["hashes"]]
+        losses = {name: first_audit.arms[name].plain["algorithm"]["loss"] for name in names}
+        known.refuse_other_settings(GRADIENT, seed, standard.audit_hashes(first_audit.run.plain, losses))
+        audits.refuse_others(planned.audits, again)
     except ValueError as error:  # overrides that cannot be composed
         raise ConfigError(str(error)) from error
     return planned
-
-
-def _refuse(part: Part, planned: Plan, known: Baselines, again: bool) -> None:
-    """Raise ConfigError, before anything runs, for what would stop the score later or would score something else.
-
-    The anchors must be those of the standard; the scored algorithm may differ from them only in the algorithm, without
-    its sampling (``changed_setting``); folders must hold nothing of other code or another config.
-    """
-    seed = planned.seeds(part)[0]
-    if part.kind == "audits":
-        (anchors,) = audits.plan([f"experiment={part.experiment}", *part.overrides, f"seed={seed}"])
-        names = [name for name in ANCHORS if name in known.metadata[part.name]["hashes"]]
-        losses = {name: anchors.arms[name].plain["algorithm"]["loss"] for name in names}
-        hashes = baselines.audit_hashes(anchors.run.plain, losses)
-        baselines.refuse_other_settings(part, seed, hashes, known)
-        return audits.refuse_others(planned.audits(part), again)
-    own, *others = planned.runs(part)
-    first = {name: _at(seed, each) for name, each in planned.anchor_runs(part).items()}
-    baselines.refuse_other_settings(part, seed, {name: run.config_hash for name, run in first.items()}, known)
-    if changed := changed_setting(first["grpo"].plain, _at(seed, own).plain):
-        raise ConfigError(f"{planned.label} changes what the standard fixes for every algorithm: {changed}")
-    if not again and (older := [run for run in own if _has_changed(run)]):
-        raise ConfigError(
-            f"{planned.label} was scored with other numbers ({older[0].folder}); score it again with --redo, or give "
-            "it another name"
-        )
-    anchors_runs = [run for each in others for run in each]
-    return runs.refuse_others(anchors_runs if again else [*own, *anchors_runs], may_redo=again)
 
 
 def _at(seed: int, planned: Sequence[compose.Run]) -> compose.Run:
@@ -118,43 +163,42 @@ def _has_changed(run: compose.Run) -> bool:
     return bool(before) and before["config_hash"] != run.config_hash
 
 
-def _run(part: Part, planned: Plan, again: bool) -> int:
-    """Run what is missing of a part; return the exit code of the first command that fails, else 0."""
-    if part.kind == "runs":
-        if again:
-            for line in redo.set_aside([run for run in planned.runs(part)[0] if _has_changed(run)]):
-                print(visible(line), file=sys.stderr)
-        execute = runs.main
-    else:
-        execute = audits.answer
-        try:
-            audits.refuse_others(planned.audits(part))
-            again = False
-        except ConfigError:  # something there is of other code or another config
-            again = True
-    flags = ["--redo"] if again else []
-    return next((code for command in planned.commands(part) if (code := execute([*command, *flags]))), 0)
+def _run(planned: Plan, again: bool) -> int:
+    """Run what is missing; return the exit code of the first command that fails, else 0."""
+    if again:
+        for line in redo.set_aside([run for run in planned.runs[planned.own_label] if _has_changed(run)]):
+            print(visible(line), file=sys.stderr)
+    for command in dict.fromkeys(map(tuple, planned.run_commands.values())):
+        if code := runs.main([*command, *(["--redo"] if again else [])]):
+            return code
+    flags = []
+    try:
+        audits.refuse_others(planned.audits)
+    except ConfigError:  # something there is of other code or another config; ``_plan`` has refused it unless ``again``
+        flags = ["--redo"]
+    return audit.main([*planned.audit_command, *flags])
 
 
-def _is_missing(part: Part, planned: Plan) -> bool:
-    """Whether something of a part has not run."""
-    if part.kind == "audits":
-        return any(audit.missing for audit in planned.audits(part))
-    return any(record.status(run.folder) not in record.ENDED for each in planned.runs(part) for run in each)
+def _missing(planned: Plan) -> dict[str, int]:
+    """Return part → the number of its runs or audits that are missing."""
+    not_ended = [run for run in planned.all_runs if record.status(run.folder) not in record.ENDED]
+    return {STABILITY.name: len(not_ended), GRADIENT.name: sum(bool(each.missing) for each in planned.audits)}
 
 
-def _progress(part: Part, planned: Plan, known: Baselines) -> list[str]:
-    """The finished and missing runs or audits of a part, and how long they take."""
-    pace = [known.pace(part)] if _is_missing(part, planned) else []
-    if part.kind == "audits":
-        all_audits = planned.audits(part)
-        missing = sum(bool(audit.missing) for audit in all_audits)
-        return [f"{len(all_audits)} audits: {missing} to do, {len(all_audits) - missing} done", *pace]
-    all_runs = [run for each in planned.runs(part) for run in each]
-    return [*dry.lines(all_runs, 0, compose.at_once(planned.commands(part)[0][1:], True)), *pace]
-
-
-# --- entries ----------------------------------------------------------------------------------------------------------
+def _progress(planned: Plan, known: Baselines) -> list[str]:
+    """Return lines on the finished and missing runs and audits, and how long they take."""
+    missing, count = _missing(planned), len(planned.audits)
+    at_once = compose.at_once(planned.run_commands[planned.own_label][1:], True)
+    lines = {
+        STABILITY.name: dry.lines(planned.all_runs, 0, at_once),
+        GRADIENT.name: [f"{count} audits: {missing[GRADIENT.name]} to do, {count - missing[GRADIENT.name]} done"],
+    }
+    for part in PARTS:
+        if missing[part.name]:
+            facts = known.metadata[part.name]
+            pace = f"one {part.one} took {facts['minutes']} minutes of one core on {facts['machine']}"
+            lines[part.name] = [*lines[part.name], pace]
+    return [f"{name}: {line}" for name, of_part in lines.items() for line in of_part]
 
 
 def submit(arguments: argparse.Namespace) -> int:
@@ -163,24 +207,23 @@ def submit(arguments: argparse.Namespace) -> int:
     The whole score must be there, from today's code, of the standard, and from one machine. Raises ConfigError,
     Damaged, NotRun, BadEntry.
     """
-    planned, recorded = _plan(arguments.overrides, baselines.load()), Recorded(_RESULTS)
-    for part in PARTS:
-        if _is_missing(part, planned):
-            command = shlex.join(["steadymoe", "score", *planned.overrides])
-            raise NotRun(f"{planned.label} is not fully scored, its part {part.name} is missing; run {command}")
-        arms = [arm for arm in planned.arms(part) if isinstance(arm, Arm)]
-        if several := comparison.kinds(recorded, arms):
-            raise ConfigError(f"an entry needs runs of one machine and one set of versions; got {several[0]}")
-    arms_of = {part.name: dict(zip((entry.OWN, *ANCHORS), planned.arms(part), strict=False)) for part in PARTS}
-    folders = {run.config.seed: run.folder for run in planned.runs(PARTS[0])[0]}
+    planned, recorded = _plan(arguments.overrides, standard.baselines()), Recorded(_RESULTS)
+    if parts := [name for name, missing in _missing(planned).items() if missing]:
+        command = shlex.join(["steadymoe", "score", *planned.overrides])
+        raise NotRun(f"{planned.label} is not fully scored, its part {parts[0]} is missing; run {command}")
+    own_and_anchors = [arm for arm in planned.arms(STABILITY) if isinstance(arm, Arm)]
+    if several := comparison.machines_or_versions(recorded, own_and_anchors):
+        raise ConfigError(f"an entry needs runs of one machine and one set of versions; got {several[0]}")
+    arms = {part.name: dict(zip((entry.OWN, *ANCHORS), planned.arms(part), strict=False)) for part in PARTS}
+    folders = {run.config.seed: run.folder for run in planned.runs[planned.own_label]}
     about = {"name": arguments.name or planned.name, "words": shlex.join(planned.overrides), "paper": arguments.paper}
-    about |= {"equation": arguments.equation, "tuned": bool(arguments.tuned), "tuning": arguments.tuned}
+    about |= {"equation": arguments.equation, "tuning": arguments.tuned}
     readme = (
         f"# {about['name']}\n\n{arguments.paper}\n\nEquation: {arguments.equation}\n\n"
         "What is it for, and what is known of it? Which numbers were chosen, on which seeds?\n"
     )
     files = entry.own_files(planned.overrides) | {"README.md": readme}
-    print(visible(f"wrote {entry.submit(recorded, arms_of, folders, about, files, arguments.submit)}"))
+    print(visible(f"wrote {entry.submit(recorded, arms, folders, about, files, arguments.submit)}"))
     return 0
 
 
@@ -190,13 +233,9 @@ def verify(folders: Sequence[Path], run: bool = False, to: Path | None = None) -
     Raises BadEntry or Damaged.
     """
     entries = entry.load(folders)
-    try:
-        repeated = board.rerun_entries(entries) if run else True
-    except KeyboardInterrupt:
-        print("steadymoe: interrupted", file=sys.stderr)
-        return 130
+    repeated = board.rerun_entries(entries) if run else True
     rows = board.table(entries)
     print(board.text(rows))
-    for path in board.write(entries, rows, to) if to else []:
+    for path in board.write_board(entries, rows, to) if to else []:
         print(visible(f"wrote {path}"))
     return 0 if repeated else 1

@@ -1,19 +1,27 @@
-"""Compare the scored algorithm with others, part by part: outcomes, differences, corrected p."""
+"""Compare the scored algorithm with others, part by part, and write the page of the score."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.score import baselines
-from steadymoe.bench.score.baselines import Baselines
+from steadymoe.bench.report import write
 from steadymoe.bench.score.plan import Plan
 from steadymoe.bench.score.recorded import NONE, Arm, Recorded
-from steadymoe.bench.score.standard import ANCHORS, Part
+from steadymoe.bench.score.standard import ANCHORS, VERSION, Baselines, Part
 from steadymoe.bench.statistics.comparisons import holm, p_value, paired_difference, sign_flip_p, welch
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds
+from steadymoe.bench.support.text import visible
 
+CAPTION = (
+    "Mean over seeds (checkpoints for gradients) with its 95 % interval. Differences from algorithms that ran here are "
+    "paired by seed; those from recorded ones, which ran on the standard's machine, are differences of means. Tokens: "
+    "sampled per run, mean over seeds. p: sign flips for paired differences, else Welch's; Holm over the rows of a "
+    "part; below 0.05 a difference is decided. No number sums up the parts."
+)
 # Below this p the anchors of a machine are another population than the recorded ones.
 _OTHER_MACHINE = 0.01
 # With fewer seeds no two anchors can reach that p: with nine the smallest is 2 · 2/2⁹.
@@ -23,107 +31,78 @@ _LEVEL = 0.05
 
 
 @dataclass(frozen=True)
-class Row:
-    """An algorithm in one part."""
-
-    algorithm: str
-    source: str
-    """``here`` if it ran on this machine, else ``recorded``."""
-    outcome: Estimate
-    difference: Estimate
-    """The scored algorithm less this one; NONE for itself, and for a recorded one that cannot be compared."""
-    p: float
-    """By sign flips for a paired difference, Welch's for another."""
-    corrected: float
-    """``p`` corrected by Holm for all rows of the part."""
-
-    @property
-    def verdict(self) -> str:
-        """Whether the scored algorithm is better or worse than this one."""
-        if not self.difference.n:
-            return "–"
-        if not self.corrected < _LEVEL:
-            return "not decided"
-        return "yours is higher" if self.difference.mean > 0 else "yours is lower"
-
-
-@dataclass(frozen=True)
 class Comparison:
     """One part of a score."""
 
     part: Part
-    rows: Sequence[Row]
     own: str
     """The label of the scored algorithm."""
-    start: float | None
-    """The mean reward of its cold starts; None for a part of audits."""
-    tokens: Mapping[str, float]
-    """Arm → response tokens sampled by a run, the mean over seeds; nan where they are not recorded;
-    empty for a part of audits."""
+    rows: pd.DataFrame
+    """``compare_outcomes``; for runs also tokens: response tokens sampled by a run, the mean over seeds."""
     notes: Sequence[str]
     """Whether the anchors agree with their records, and what else a reader must know."""
 
 
 def compare(part: Part, plan: Plan, recorded: Recorded, known: Baselines) -> Comparison:
     """Compare what ran here with each other and with the baselines. Raises NotRun if something has not run here."""
-    arms, seeds = plan.arms(part), plan.seeds(part)
-
-    def of_seeds(numbers: pd.Series) -> pd.Series:
-        return numbers[numbers.index.isin(seeds)]
-
-    here = {arm.label: of_seeds(part.measure(recorded, arm)) for arm in arms}
+    arms, seeds = plan.arms(part), list(plan.seeds(part))
+    here = {arm.label: part.measure(recorded, arm).loc[lambda numbers: numbers.index.isin(seeds)] for arm in arms}
     table = known.of(part)
     table = table[table["seed"].isin(seeds)]
     theirs = {str(arm): group.set_index("seed")["value"] for arm, group in table.groupby("arm", sort=False)}
     agree, note = anchors_agree(here, theirs, [ANCHORS[name] for name in plan.anchors])
-    found = rows(plan.own_label, here, theirs, part, comparable=agree)
-    runs = [arm for arm in arms if isinstance(arm, Arm)]
-    start = float(recorded.first(runs[0]).mean()) if runs else None
-    means = table.groupby("arm")["tokens"].mean()
-    tokens = {str(arm): float(mean) for arm, mean in means.items()} if runs else {}
-    tokens |= {arm.label: float(of_seeds(baselines.tokens(recorded, arm)).mean()) for arm in runs}
-    notes = [f"{part.name}: {note}"]
-    notes += [f"{part.name}: differences are between runs of several kinds: {kinds}" for kinds in kinds(recorded, runs)]
-    return Comparison(part, found, plan.own_label, start, tokens, notes)
+    rows, notes = compare_outcomes(plan.own_label, here, theirs, part, comparable=agree), [f"{part.name}: {note}"]
+    if runs := [arm for arm in arms if isinstance(arm, Arm)]:
+        tokens = table.groupby("arm")["tokens"].mean().to_dict()
+        tokens |= {arm.label: recorded.tokens(arm).reindex(seeds).mean() for arm in runs}
+        rows["tokens"] = rows["algorithm"].map(tokens)
+        several = machines_or_versions(recorded, runs)
+        notes += [f"{part.name}: differences are between runs of several kinds: {kinds}" for kinds in several]
+    return Comparison(part, plan.own_label, rows, notes)
 
 
-def kinds(recorded: Recorded, arms: list[Arm]) -> list[str]:
+def machines_or_versions(recorded: Recorded, arms: list[Arm]) -> list[str]:
     """Return the machines, and the versions of libraries, of runs that were made with more than one."""
-    runs = recorded.tables(arms)["runs"] if arms else pd.DataFrame({"machine": [], "versions": []})
+    runs = recorded.tables(arms)["runs"]
     return ["; ".join(sorted(set(runs[key]))) for key in ("machine", "versions") if runs[key].nunique() > 1]
 
 
-def rows(
+def compare_outcomes(
     own: str, here: Mapping[str, pd.Series], recorded: Mapping[str, pd.Series], part: Part, comparable: bool = True
-) -> list[Row]:
-    """Return the rows of one part, highest outcome first.
+) -> pd.DataFrame:
+    """Compare the algorithm ``own`` with all others in one part, highest outcome first.
 
-    ``here`` holds outcomes by seed of this machine, the scored algorithm ``own`` among them; ``recorded`` holds the
-    baselines. An arm that ran here replaces its record. Differences from arms of this machine are paired by seed;
-    those from recorded arms are differences of means, or NONE if they are not ``comparable``.
+    ``here`` has outcomes by seed of this machine, those of ``own`` among them; ``recorded`` has the baselines. An arm
+    that ran here replaces its record. Differences, own less other, from arms of this machine are paired by seed; those
+    from recorded arms are differences of means, or NONE if they are not ``comparable``.
+
+    Returned columns: algorithm, source (``here`` or ``recorded``), outcome, difference, p (sign flips for a paired
+    difference, else Welch's), corrected (p by Holm), verdict.
     """
-    ours = here[own]
-    others = {arm: numbers for arm, numbers in recorded.items() if arm not in here}
-    differences = {own: (NONE, math.nan)}
-    for arm, numbers in here.items():
-        if arm != own:
-            paired = paired_difference(ours, numbers, bounds=part.difference_bounds)
-            differences[arm] = (paired, p_value(ours, numbers))
-    for arm, numbers in others.items():
-        unpaired = numbers.add_prefix("recorded ")  # of another machine: the same seed is another cold start
-        differences[arm] = (welch(ours, numbers).estimate, p_value(ours, unpaired)) if comparable else (NONE, math.nan)
-    corrected = dict(zip(differences, holm([p for _, p in differences.values()]), strict=True))
-    found = [
-        Row(
-            arm,
-            "here" if arm in here else "recorded",
-            over_seeds(numbers.dropna().tolist(), bounds=part.bounds),
-            *differences[arm],
-            float(corrected[arm]),
-        )
-        for arm, numbers in {**here, **others}.items()
-    ]
-    return sorted(found, key=lambda row: (math.isnan(row.outcome.mean), -row.outcome.mean))
+    rows = []
+    for arm, numbers in (dict(recorded) | dict(here)).items():
+        difference, p = NONE, math.nan
+        if arm in here and arm != own:
+            difference = paired_difference(here[own], numbers, bounds=part.difference_bounds)
+            p = p_value(here[own], numbers)
+        elif arm not in here and comparable:
+            difference = welch(here[own], numbers).estimate
+            p = p_value(here[own], numbers.add_prefix("recorded "))  # the same seed is another cold start there
+        outcome = over_seeds(numbers.dropna().tolist(), bounds=part.bounds)
+        rows.append((arm, "here" if arm in here else "recorded", outcome, difference, p))
+    table = pd.DataFrame(rows, columns=["algorithm", "source", "outcome", "difference", "p"])
+    table["corrected"] = holm(table["p"].tolist())
+    table["verdict"] = [_verdict(*row) for row in zip(table["difference"], table["corrected"], strict=True)]
+    means = table["outcome"].map(lambda outcome: outcome.mean)
+    return table.loc[means.sort_values(ascending=False, kind="stable", na_position="last").index].reset_index(drop=True)
+
+
+def _verdict(difference: Estimate, corrected: float) -> str:
+    if not difference.n:
+        return "–"
+    if not corrected < _LEVEL:
+        return "not decided"
+    return "yours is higher" if difference.mean > 0 else "yours is lower"
 
 
 def anchors_agree(
@@ -140,6 +119,59 @@ def anchors_agree(
     }
     if not differences or min(map(len, differences.values())) < _LEAST_SEEDS:
         return False, "too few seeds to compare this machine with the recorded one: recorded rows are not compared"
-    agree = all(min(1.0, sign_flip_p(each) * len(differences)) >= _OTHER_MACHINE for each in differences.values())
-    lines = [f"{name} here less recorded: {over_seeds(each)}, n {len(each)}" for name, each in differences.items()]
+    p_values = [min(1.0, sign_flip_p(numbers) * len(differences)) for numbers in differences.values()]
+    agree = all(p >= _OTHER_MACHINE for p in p_values)
+    lines = [f"{name} here less recorded: {over_seeds(found)}, n {len(found)}" for name, found in differences.items()]
     return agree, f"{'; '.join(lines)}: recorded rows are {'compared by means' if agree else 'shown, not compared'}"
+
+
+def table(compared: Comparison) -> pd.DataFrame:
+    """Return the rows of a part for people, best first."""
+    rows = compared.rows
+    differs = rows["difference"].map(lambda difference: difference.n > 0)
+    columns: dict[str, Any] = {
+        "algorithm": rows["algorithm"].map(visible),
+        "run": rows["source"],
+        compared.part.outcome: rows["outcome"],
+        "n": rows["outcome"].map(lambda outcome: outcome.n),
+    }
+    if "tokens" in rows:
+        columns["tokens"] = rows["tokens"].map(count)
+    columns |= {
+        "yours less it": rows["difference"],
+        "n of both": rows["difference"].map(lambda difference: str(difference.n)).where(differs, "–"),
+        "p (Holm)": rows["corrected"].map("{:.2g}".format).where(differs, "–"),
+        "verdict": rows["verdict"],
+    }
+    return pd.DataFrame(columns)
+
+
+def count(tokens: float) -> str:
+    """Return a number of tokens for people."""
+    return "not recorded" if math.isnan(tokens) else f"{tokens:,.0f}"
+
+
+def text(parts: Sequence[Comparison]) -> str:
+    """Return the tables for a terminal."""
+    shown = ((compared.part, write.to_markdown(table(compared))) for compared in parts)
+    return "\n".join(f"{part.name}: {part.question}\n\n{rows}\n" for part, rows in shown)
+
+
+def write_page(parts: Sequence[Comparison], notes: Sequence[str], command: str, folder: Path) -> list[Path]:
+    """Write ``score.html`` and ``score.csv`` to ``folder``; return both."""
+    numbers = [
+        write.to_numbers(each.rows.assign(part=each.part.name, measure=each.part.outcome, standard=VERSION))
+        for each in parts
+    ]
+    page = write.html(
+        "score",
+        "page.html",
+        title=f"{visible(parts[0].own)} in {VERSION}",
+        tables={f"{each.part.outcome.capitalize()}: {each.part.question}": table(each) for each in parts},
+        own=visible(parts[0].own),
+        notes=[visible(note) for note in notes],
+        caption=CAPTION,
+        command=visible(command),
+        folded={},
+    )
+    return write.files(folder, {"score.html": page, "score.csv": pd.concat(numbers).to_csv(index=False)})

@@ -1,15 +1,15 @@
-"""What a score needs to run: the commands, runs and audits of each part, and their arms."""
+"""What a score runs: the commands, runs and audits of an algorithm and of the anchors next to it."""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
-from steadymoe.bench.audit import request as audits
-from steadymoe.bench.check import request as check
+from steadymoe.bench.audit import plan as audits
+from steadymoe.bench.check import command as check
 from steadymoe.bench.config import compose, identity
 from steadymoe.bench.score.recorded import Arm, Audited
-from steadymoe.bench.score.standard import ANCHORS, FROZEN, STABILITY, Part
+from steadymoe.bench.score.standard import ANCHORS, FROZEN, GRADIENT, STABILITY, Part
 
 # The label of the scored algorithm in audits.
 _OWN = "yours"
@@ -26,7 +26,6 @@ class Plan:
     label: str
     """Its name in messages."""
     quick: bool = False
-    _cached: dict[str, list[Any]] = field(default_factory=dict, compare=False)
 
     @property
     def own_label(self) -> str:
@@ -39,70 +38,62 @@ class Plan:
         return tuple(ANCHORS)[:1] if self.quick else tuple(ANCHORS)
 
     def seeds(self, part: Part) -> tuple[int, ...]:
-        """The seeds that are run."""
+        """Return the seeds to run."""
         return part.quick_seeds if self.quick else part.seeds
 
-    def commands(self, part: Part) -> list[list[str]]:
-        """The arguments of each `steadymoe run` or `steadymoe audit`, the scored algorithm's first."""
-        seeds = "seed=" + ",".join(map(str, self.seeds(part)))
-        fixed = [f"experiment={part.experiment}", *part.overrides]
-        if part.kind == "audits":
-            own = f'+audit.arms.{_OWN}="{" ".join(self.overrides)}"'
-            losses = f"audit.algorithms=[{','.join(self.anchors)}]"
-            return [[*fixed, own, losses, f"experiment_name={self._audit_name(part)}", seeds]]
-        anchors = [name for name in self.anchors if self.overrides != (f"algorithm={name}",)]
-        others = [(f"algorithm={','.join(anchors)}",)] if anchors else []
-        controls = [] if self.quick else [FROZEN]
-        return [["-m", *fixed, *overrides, seeds] for overrides in (self.overrides, *others, *controls)]
+    @property
+    def run_commands(self) -> dict[str, list[str]]:
+        """Arm → arguments of ``steadymoe run``: the scored algorithm, the anchors, the frozen policy."""
+        arms = {self.own_label: self.overrides} | {ANCHORS[name]: (f"algorithm={name}",) for name in self.anchors}
+        arms |= {} if self.quick else {"frozen": FROZEN}
+        fixed = ["-m", f"experiment={STABILITY.experiment}", *STABILITY.overrides]
+        return {arm: [*fixed, *overrides, self._seeds(STABILITY)] for arm, overrides in arms.items()}
 
-    def runs(self, part: Part) -> list[list[compose.Run]]:
-        """The runs of each command of a part of runs. Composed once."""
-        if part.name not in self._cached:
-            commands = self.commands(part)
-            self._cached[part.name] = [compose.plan(command[1:], multirun=True) for command in commands]
-        return self._cached[part.name]
+    @cached_property
+    def runs(self) -> dict[str, list[compose.Run]]:
+        """Arm → its runs. An anchor that is itself scored has the runs of the scored algorithm."""
+        return {arm: compose.plan(command[1:], multirun=True) for arm, command in self.run_commands.items()}
 
-    def audits(self, part: Part) -> list[audits.Planned]:
-        """The audits of a part of audits. Composed once."""
-        if part.name not in self._cached:
-            self._cached[part.name] = [audit for command in self.commands(part) for audit in audits.plan(command)]
-        return self._cached[part.name]
+    @property
+    def all_runs(self) -> list[compose.Run]:
+        """Every run once."""
+        return list({run.folder: run for runs in self.runs.values() for run in runs}.values())
+
+    @property
+    def audit_command(self) -> list[str]:
+        """The arguments of ``steadymoe audit``, for all losses at once."""
+        own = f'+audit.arms.{_OWN}="{" ".join(self.overrides)}"'
+        losses = f"audit.algorithms=[{','.join(self.anchors)}]"
+        fixed = [f"experiment={GRADIENT.experiment}", *GRADIENT.overrides]
+        return [*fixed, own, losses, f"experiment_name={self._audit_name}", self._seeds(GRADIENT)]
+
+    @cached_property
+    def audits(self) -> list[audits.PlannedAudit]:
+        """The audits, one for each seed."""
+        return audits.plan(self.audit_command)
 
     def arms(self, part: Part) -> list[Arm | Audited]:
-        """The arms of this machine: the scored algorithm, the anchors and, of runs, the frozen policy."""
-        if part.kind == "audits":
-            name = self._audit_name(part)
-            return [
-                Audited(self.own_label, name, _OWN),
-                *(Audited(ANCHORS[each], name, each) for each in self.anchors),
-            ]
-        own, *others = self.runs(part)
-        anchors = [_arm(ANCHORS[name], part, runs[0]) for name, runs in self.anchor_runs(part).items()]
-        frozen = [] if self.quick else [_arm("frozen", part, others[-1][0])]
-        return [_arm(self.own_label, part, own[0]), *anchors, *frozen]
+        """Return the arms of this machine: the scored algorithm, the anchors and, of runs, the frozen policy."""
+        if part.one == "audit":
+            losses = {self.own_label: _OWN} | {ANCHORS[name]: name for name in self.anchors}
+            return [Audited(label, self._audit_name, loss) for label, loss in losses.items()]
+        first = {label: runs[0] for label, runs in self.runs.items()}
+        return [Arm(label, part.folder, run.choices["algorithm"], run.axes) for label, run in first.items()]
 
-    def anchor_runs(self, part: Part) -> dict[str, list[compose.Run]]:
-        """The runs of each anchor in a part of runs; an anchor that is itself scored has its own runs."""
-        own, *others = self.runs(part)
-        anchors = [run for runs in (others if self.quick else others[:-1]) for run in runs]
-        return {name: [run for run in anchors if run.choices["algorithm"] == name] or own for name in self.anchors}
+    @property
+    def _audit_name(self) -> str:
+        """The experiment name of the audits; the @ of a preset may not be part of it."""
+        return f"{GRADIENT.folder}{'-quick' if self.quick else ''}-{self.name.replace('@', '-at-')}"
 
-    def _audit_name(self, part: Part) -> str:
-        """The experiment name of the audits; a preset's @ is no letter of a name."""
-        return f"{part.folder}{'-quick' if self.quick else ''}-{self.name.replace('@', '-at-')}"
+    def _seeds(self, part: Part) -> str:
+        return "seed=" + ",".join(map(str, self.seeds(part)))
 
 
 def read(overrides: Sequence[str], quick: bool = False) -> Plan:
     """Plan the score of the algorithm that the overrides choose. Raises ConfigError."""
-    algorithm = check.read(list(overrides))
+    name = check.read(overrides).name
     (run,) = compose.plan([f"experiment={STABILITY.experiment}", *STABILITY.overrides, *overrides, "seed=0"])
     axes = identity.axes_name({key: value for key, value in run.axes.items() if key.startswith("algorithm.")})
     if not axes:
-        return Plan(tuple(overrides), algorithm.name, algorithm.name, quick)
-    name = f"{algorithm.name}-{hashlib.sha256(axes.encode()).hexdigest()[:8]}"
-    return Plan(tuple(overrides), name, f"{algorithm.name} {axes}", quick)
-
-
-def _arm(label: str, part: Part, run: compose.Run) -> Arm:
-    """The arm that a run of a part belongs to."""
-    return Arm(label, part.folder, run.choices["algorithm"], run.axes)
+        return Plan(tuple(overrides), name, name, quick)
+    return Plan(tuple(overrides), f"{name}-{hashlib.sha256(axes.encode()).hexdigest()[:8]}", f"{name} {axes}", quick)

@@ -41,12 +41,12 @@ class Audited(NamedTuple):
     routing: str = "free"
 
     def replayed(self) -> "Audited":
-        """The same loss with the old policy's routes replayed."""
+        """Return the same loss with the old policy's routes replayed."""
         return self._replace(label=f"{self.label} + R2", routing="r2")
 
 
 class NotRun(UserError):
-    """An arm has no ended runs, or a loss no audits; the message names it."""
+    """An arm has no finished runs, or a loss has no audits; the message names it."""
 
 
 class Recorded:
@@ -61,7 +61,7 @@ class Recorded:
     # --- runs ---------------------------------------------------------------------------------------------------
 
     def tables(self, arms: Sequence[Arm]) -> dict[str, pd.DataFrame]:
-        """The tables of ``archive.load`` for ``arms``, with their labels as ``arm``. Raises NotRun."""
+        """Return the tables of ``archive.load`` for ``arms``, with their labels as ``arm``. Raises NotRun."""
         chosen = [self._chosen(arm.label, arm.experiment, arm.algorithm, axes_name(arm.axes)) for arm in arms]
         return {kind: pd.concat([each[kind] for each in chosen], ignore_index=True) for kind in chosen[0]}
 
@@ -85,50 +85,54 @@ class Recorded:
         return True
 
     def numbers(self, arm: Arm, metric: str, how: str) -> pd.Series:
-        """One number for each run by seed, made from a metric's curve by ``tables.one_number``."""
+        """Return one number for each run by seed, made from a metric's curve by ``tables.one_number``."""
         steps = self.tables([arm])["steps"]
         curves = steps[steps["metric"] == metric].sort_values("step").groupby("seed")["value"]
         return pd.Series({seed: tables.one_number(curve, how) for seed, curve in curves}, dtype=float)
 
     def mean_reward(self, arm: Arm) -> pd.Series:
-        """Mean reward by seed over the steps that count: a collapse that began there would be seen before the end."""
+        """Return the mean reward by seed over the steps in which a collapse could begin and be seen before the end."""
         steps = self.tables([arm])["steps"]
         counted = steps[(steps["metric"] == "reward") & (steps["step"] <= self.judged(arm)["judged_until"].max())]
         return counted.groupby("seed")["value"].mean()
 
     def final(self, arm: Arm) -> pd.Series:
-        """Final reward by seed."""
+        """Return the final reward by seed."""
         return self.numbers(arm, "reward", "last")
 
     def first(self, arm: Arm) -> pd.Series:
-        """The reward of the first step, sampled by the cold start, by seed."""
+        """Return the reward of the first step, sampled by the cold start, by seed."""
         steps = self.tables([arm])["steps"]
         return steps[(steps["metric"] == "reward") & (steps["step"] == 1)].set_index("seed")["value"].sort_index()
 
     def held_out(self, arm: Arm) -> pd.Series:
-        """Held-out accuracy by seed: the mean of a run's last five evaluations, sampled without an engine's noise."""
+        """Return held-out accuracy by seed: the mean of a run's last five evaluations, sampled without engine noise."""
         return self.numbers(arm, "eval_accuracy", "last")
 
     def routing_share(self, arm: Arm) -> pd.Series:
-        """``tables.routing_share`` by seed."""
+        """Return ``tables.routing_share`` by seed."""
         return tables.routing_share(self.tables([arm])["steps"], [])
 
+    def tokens(self, arm: Arm) -> pd.Series:
+        """Return the response tokens sampled by each run, by seed; nan where they are not recorded."""
+        return self.tables([arm])["runs"].set_index("seed")["tokens_sampled"].astype(float)
+
     def response_length(self, arm: Arm) -> pd.Series:
-        """``realism.response_length`` by seed."""
+        """Return ``realism.response_length`` by seed."""
         return realism.response_length(self.tables([arm])["steps"])
 
     def judged(self, arm: Arm) -> pd.DataFrame:
-        """The runs of the arm that are long enough for today's rule of a collapse."""
+        """Return the runs of the arm that are long enough for the rule of collapse."""
         runs = self.tables([arm])["runs"]
         return runs[(runs["judged_until"] > 0) | runs["collapsed_step"].notna()]
 
     def collapsed(self, arm: Arm) -> tuple[int, int]:
-        """How many runs collapsed by today's rule, and how many runs it can judge."""
+        """Count the runs that collapsed, and the runs that the rule can judge."""
         runs = self.judged(arm)
         return int(runs["collapsed_step"].notna().sum()), len(runs)
 
     def stable_or_collapsed(self, arms: Sequence[Arm]) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Steps and runs of all arms as ``early_warning`` takes them, without runs that fell too late to be judged."""
+        """Return steps and runs of all arms for ``early_warning``, without runs that fell too late to be judged."""
         runs = pd.concat([self.judged(arm).assign(arm=arm.label) for arm in arms])
         runs = runs[runs["collapsed_step"].notna() | runs["falling_since"].isna()]
         return self.tables(arms)["steps"], runs.assign(collapsed=runs["collapsed_step"])
@@ -146,7 +150,7 @@ class Recorded:
     # --- audits -------------------------------------------------------------------------------------------------
 
     def gradient(self, of: Audited, quantity: str, k: int) -> pd.Series:
-        """An estimate of the whole gradient before the cut, or a number of tokens, by seed, without undefined ones.
+        """Return an estimate of the whole gradient before the cut, or a count of tokens, by seed, where it is defined.
 
         ``quantity`` and ``k`` as in docs/audit.md. Raises NotRun.
         """
@@ -159,7 +163,7 @@ class Recorded:
         return chosen.set_index("seed")["value"].dropna().sort_index()
 
     def kept(self, experiment: str, k: int) -> pd.Series:
-        """The reward of fresh samples after ``k`` updates over their reward before, by seed. Raises NotRun."""
+        """Return the reward of fresh samples after ``k`` updates over their reward before, by seed. Raises NotRun."""
         rows = self._rows("reward", experiment)
         of_fresh = rows[(rows["quantity"] == "reward") & (rows["routing"] == "fresh")]
         rewards = of_fresh.pivot_table(index="seed", columns="k", values="value")

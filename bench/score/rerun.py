@@ -13,9 +13,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,8 +35,7 @@ _SAME = 1e-12
 _LEVEL = 1 - 0.05 / (2 * _SEEDS)
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     """One rerun."""
 
     first: Mapping[str, Any]
@@ -53,12 +51,17 @@ def verdict(entry: Entry) -> str:
         code, results = Path(folder) / "entry", Path(folder) / "results"
         shutil.copytree(entry.folder, code)
         environment = os.environ | {"STEADYMOE_PATH": str(code)}
-        if refused := _steadymoe(["check", *entry.overrides], environment):
+
+        def steadymoe(*words: str) -> int:
+            line = [sys.executable, "-m", "steadymoe.bench.cli", *words]
+            return subprocess.run(line, env=environment, stdout=sys.stderr, check=False).returncode
+
+        if refused := steadymoe("check", *entry.overrides):
             return "check refuses it" if refused == 1 else "its algorithm cannot be built"
-        fixed = ["run", "-m", f"experiment={STABILITY.experiment}", *STABILITY.overrides, f"results_dir={results}"]
+        fixed = ["-m", f"experiment={STABILITY.experiment}", *STABILITY.overrides, f"results_dir={results}"]
         fixed += [f"seed={','.join(map(str, seeds))}"]
-        algorithms = {" ".join(each): each for each in (entry.overrides, [f"algorithm={_REFERENCE}"])}
-        if any(_steadymoe([*fixed, *overrides], environment) for overrides in algorithms.values()):
+        algorithms = {tuple(entry.overrides), (f"algorithm={_REFERENCE}",)}
+        if any(steadymoe("run", *fixed, *overrides) for overrides in algorithms):
             return "its runs fail"
         return compare(entry, results, seeds)
 
@@ -71,7 +74,7 @@ def compare(entry: Entry, results: Path, seeds: Sequence[int]) -> str:
     prediction interval of the submitted ones, and nothing is decided.
     """
     try:
-        own, reference = (_found(results, name, seeds) for name in (entry.algorithm, _REFERENCE))
+        own, reference = (_runs(results, name, seeds) for name in (entry.algorithm, _REFERENCE))
         changed = [changed_setting(reference[seed].config, own[seed].config) for seed in seeds]
     except Exception as error:  # what the entry's code wrote
         return f"its runs cannot be read: {type(error).__name__}"
@@ -80,13 +83,15 @@ def compare(entry: Entry, results: Path, seeds: Sequence[int]) -> str:
     first = {seed: entry.about["first"][str(seed)] for seed in seeds}
     same_start = [seed for seed in seeds if first[seed]["cold_start"] == own[seed].first["cold_start"]]
     for seed in same_start:
-        if not _equal(first[seed], own[seed].first):
-            return f"seed {seed}: the first updates differ"
+        for key in ("loss", "grad_norm"):
+            submitted, rerun = first[seed][key], own[seed].first[key]
+            if len(submitted) != len(rerun) or not np.allclose(submitted, rerun, rtol=_RELATIVE, atol=_ABSOLUTE):
+                return f"seed {seed}: the first updates differ"
     for arm, runs in ((OWN, own), (_REFERENCE, reference)):
-        submitted = entry.by_seed(STABILITY, arm)
-        low, high = prediction(submitted.tolist())
+        outcomes = entry.by_seed(STABILITY, arm)
+        low, high = prediction(outcomes.tolist())
         for seed in seeds:
-            outcome, known = runs[seed].outcome, float(submitted[seed])
+            outcome, known = runs[seed].outcome, float(outcomes[seed])
             if seed in same_start and runs[seed].machine == entry.about["machine"]:
                 if not math.isclose(outcome, known, rel_tol=_SAME):
                     return f"seed {seed} of {arm}: {outcome:.6g} on the same machine and cold start, not {known:.6g}"
@@ -97,29 +102,19 @@ def compare(entry: Entry, results: Path, seeds: Sequence[int]) -> str:
     return f"{REPEATED} ({which})" if same else f"not decided ({which}): other cold starts"
 
 
-def _found(results: Path, algorithm: str, seeds: Sequence[int]) -> dict[int, _Run]:
-    """Seed → the run of an algorithm below ``results``."""
-    runs = {}
-    for path in (results / "runs").rglob("run.json"):
-        facts = json.loads(path.read_text())
-        if facts["algorithm"] == algorithm:
-            runs[facts["seed"]] = (path.parent, facts)
+def _runs(results: Path, algorithm: str, seeds: Sequence[int]) -> dict[int, _Run]:
+    """Return seed → the run of an algorithm below ``results``."""
+    files = {path.parent: json.loads(path.read_text()) for path in (results / "runs").rglob("run.json")}
+    runs = {facts["seed"]: (folder, facts) for folder, facts in files.items() if facts["algorithm"] == algorithm}
     _, facts = runs[seeds[0]]
     recorded, arm = Recorded(results), Arm("", facts["experiment"], algorithm, facts["axes"])
     outcomes = STABILITY.measure(recorded, arm)
     machines = recorded.tables([arm])["runs"].set_index("seed")["machine"]
     return {
         seed: _Run(first_updates(folder), float(outcomes[seed]), str(machines[seed]), facts["config"])
-        for seed in seeds
-        for folder, facts in [runs[seed]]
+        for seed, (folder, facts) in runs.items()
+        if seed in seeds
     }
-
-
-def _equal(known: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    return all(
-        len(known[key]) == len(found[key]) and np.allclose(known[key], found[key], rtol=_RELATIVE, atol=_ABSOLUTE)
-        for key in ("loss", "grad_norm")
-    )
 
 
 def prediction(numbers: list[float]) -> tuple[float, float]:
@@ -128,9 +123,3 @@ def prediction(numbers: list[float]) -> tuple[float, float]:
     half = t_quantile(_LEVEL, n - 1) * float(np.std(numbers, ddof=1)) * np.sqrt(1 + 1 / n)
     mean = float(np.mean(numbers))
     return mean - half, mean + half
-
-
-def _steadymoe(words: list[str], environment: dict[str, str]) -> int:
-    """Run a command of steadymoe and return its exit code; its progress goes to this process's stderr."""
-    line = [sys.executable, "-m", "steadymoe.bench.cli", *words]
-    return subprocess.run(line, env=environment, stdout=sys.stderr, check=False).returncode

@@ -1,24 +1,32 @@
-"""The standard ``steadymoe-1``: the parts of a score, each with its runs and the outcome that decides it.
+"""The standard ``steadymoe-1``: the parts of a score, and their recorded numbers.
 
-The numbers of a part stand in ``conf/experiment/standard_<part>.yaml``. They are frozen: a part with other numbers is
-another version, and scores of two versions are never mixed (``baselines.refuse_other_settings``).
+The numbers of a part stand in ``conf/experiment/standard_<part>.yaml`` and are frozen: a part with other numbers is
+another version, and scores of two versions are never mixed (``Baselines.refuse_other_settings``). What was recorded
+comes with the package, in ``steadymoe-1/``; ``reference`` writes it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from steadymoe.bench.config import identity
+from steadymoe.bench.config.compose import ConfigError
+from steadymoe.bench.runs.damage import Damaged
 from steadymoe.bench.score import arms
-from steadymoe.bench.score.recorded import Arm, Audited, Recorded
+from steadymoe.bench.score.recorded import Recorded
 from steadymoe.bench.statistics.estimates import Bounds
 
 VERSION = "steadymoe-1"
 # Algorithms that run on the scorer's machine too, so that differences are paired by seed, with their labels.
 ANCHORS = {"grpo": "GRPO", "gspo": "GSPO"}
 FROZEN = ("algorithm=grpo", "optimizer.learning_rate=0.0")
+FOLDER = Path(__file__).parent / VERSION
+OUTCOMES, METADATA = "outcomes.parquet", "made.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,20 +36,19 @@ class Part:
     name: str
     question: str
     outcome: str
-    """The number of a run or a checkpoint that decides it."""
-    kind: Literal["runs", "audits"]
+    """The number that decides the part."""
+    one: str
+    """What has an outcome: a ``run`` or an ``audit``."""
     seeds: tuple[int, ...]
     quick_seeds: tuple[int, ...]
-    arms: Sequence[Arm | Audited]
-    """The arms of the reference study that are recorded at this setting."""
-    measure: Callable[[Recorded, Arm | Audited], pd.Series]
-    """The outcome by seed."""
+    measure: Callable[[Recorded, Any], pd.Series]
+    """Outcome by seed of an arm: an ``Arm`` of runs, an ``Audited`` of audits."""
     source: str
-    """The experiment of the reference study that holds the anchors."""
+    """The experiment of the reference study that has the anchors."""
     bounds: Bounds | None = None
     """The range of the outcome; None if it is unbounded."""
     overrides: tuple[str, ...] = ()
-    """Further overrides of its runs; none in the standard."""
+    """Further overrides; none in the standard."""
 
     @property
     def difference_bounds(self) -> Bounds | None:
@@ -59,44 +66,26 @@ class Part:
         return f"{VERSION}-{self.name}"
 
 
-def _mean_reward(recorded: Recorded, arm: Arm | Audited) -> pd.Series:
-    assert isinstance(arm, Arm)  # of a part of runs
-    return recorded.mean_reward(arm)
-
-
-def _usefulness(recorded: Recorded, loss: Arm | Audited) -> pd.Series:
-    assert isinstance(loss, Audited)  # of a part of audits
-    return recorded.gradient(loss, "usefulness", arms.DRIFT)
-
-
-# The audits that are recorded for the standard: the anchors and the core algorithms.
-_GRADIENTS = f"{VERSION}-gradient"
-_CORE = [Audited(name.upper(), _GRADIENTS, name) for name in ("grpo", "gspo", "reinforce", "vespo", "cispo", "sapo")]
 STABILITY = Part(
     "stability",
     "how much is learned on stale data, sixteen updates on one rollout",
     "mean reward",
-    "runs",
-    tuple(range(10)),
-    (0, 1, 2),
-    (
-        *(arms.GRPO, arms.GSPO, *arms.OTHERS.values(), *arms.CONTROLS),
-        *(arms.PAPERS, arms.PAPERS_R2, arms.GSPO_R2, arms.WIDE, arms.NARROW),
-    ),
-    _mean_reward,
-    "study",
-    (0.0, 1.0),
+    "run",
+    seeds=tuple(range(10)),
+    quick_seeds=(0, 1, 2),
+    measure=Recorded.mean_reward,
+    source="study",
+    bounds=(0.0, 1.0),
 )
 GRADIENT = Part(
     "gradient",
     "how much of a mini-batch's gradient points where fresh samples point, in units of its noise",
     "usefulness",
-    "audits",
-    tuple(range(305, 315)),
-    (305,),
-    (*_CORE, *(arms.AUDITED[label] for label in ("grpo-paper", "gspo-grpo_band", "grpo-gspo_band"))),
-    _usefulness,
-    _GRADIENTS,
+    "audit",
+    seeds=tuple(range(305, 315)),
+    quick_seeds=(305,),
+    measure=lambda recorded, loss: recorded.gradient(loss, "usefulness", arms.DRIFT),
+    source=f"{VERSION}-gradient",
 )
 PARTS = (STABILITY, GRADIENT)
 
@@ -113,3 +102,54 @@ def changed_setting(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str |
         if fixed and identity.changes_numbers(key) and before.get(key) != after.get(key):
             return f"{key}: {before.get(key)} -> {after.get(key)}"
     return None
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """The recorded numbers of the standard."""
+
+    outcomes: pd.DataFrame
+    """part, arm, algorithm, seed, value, start and tokens (nan where there are none)."""
+    metadata: Mapping[str, Any]
+    """Part → hashes by name and seed, minutes, machine, revision, versions."""
+
+    def of(self, part: Part) -> pd.DataFrame:
+        """Return the outcomes of one part."""
+        return self.outcomes[self.outcomes["part"] == part.name]
+
+    def refuse_other_settings(self, part: Part, seed: int, hashes: Mapping[str, str]) -> None:
+        """Raise ConfigError if a planned config differs from the recorded one: that would be another standard.
+
+        ``hashes`` are of the configs planned at ``seed``: of the anchors' runs by algorithm, or ``audit_hashes``.
+        """
+        recorded = self.metadata[part.name]["hashes"]
+        for name, planned in hashes.items():
+            if recorded.get(name, {}).get(str(seed)) != planned:
+                raise ConfigError(
+                    f"{part.experiment} has other numbers for {name} than {VERSION} was recorded with; a score needs "
+                    "the version of steadymoe that has them"
+                )
+
+
+def baselines(folder: Path = FOLDER) -> Baselines:
+    """Read the recorded numbers in ``folder``. Raises Damaged if a file is missing or cannot be read."""
+    try:
+        outcomes = pd.read_parquet(folder / OUTCOMES)
+        metadata = json.loads((folder / METADATA).read_text())
+        outcomes[["part", "arm", "algorithm", "seed", "value", "start", "tokens"]]
+        [(metadata[part.name]["hashes"].items(), float(metadata[part.name]["minutes"])) for part in PARTS]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{folder} does not hold the numbers of {VERSION}: {' '.join(str(error).split())}") from error
+    return Baselines(outcomes, metadata)
+
+
+def audit_hashes(plain: Mapping[str, Any], losses: Mapping[str, Any]) -> dict[str, str]:
+    """Hash an audit without its list of losses, and each loss by its label.
+
+    ``plain`` is an audit's whole config, ``losses`` the sections ``algorithm.loss`` by label. Another loss, or another
+    drift, changes no number of the others.
+    """
+    drawn = {key: plain["audit"][key] for key in ("minibatches", "groups", "router_scale")}
+    hashed = {"the audit": [identity.config_hash(plain), drawn], **losses}
+    texts = {name: json.dumps(content, sort_keys=True, default=list) for name, content in hashed.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}

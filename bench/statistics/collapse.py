@@ -141,7 +141,7 @@ def _streaks(seen: np.ndarray) -> np.ndarray:
 def judged(runs: pd.DataFrame, steps: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
     """Judge every run again: ``runs`` with the columns collapsed_step, collapsed_reason, judged_until, falling_since.
 
-    ``runs`` and ``steps`` are the tables of ``collect`` or of ``archive``. Without ``rule`` each run is judged by the
+    ``runs`` and ``steps`` are the tables of ``archive``. Without ``rule`` each run is judged by the
     numbers of its own config (its column ``collapse_rule``). The event *not finite* is taken from the run's record,
     because archived tables drop numbers that are not finite.
     """

@@ -1,6 +1,6 @@
 """Early warning: whether a metric crosses a threshold before a run collapses, and how many steps before.
 
-``steps`` is ``collect.steps``: arm, seed, step, metric, value. ``runs`` has one row per run: arm, seed, and
+``steps`` is ``archive.steps``: arm, seed, step, metric, value. ``runs`` has one row per run: arm, seed, and
 ``collapsed`` (the step of its collapse, or nan). All runs of a seed share a cold start and depend on each other, so
 every interval treats a seed with all its runs as one replicate.
 """

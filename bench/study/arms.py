@@ -2,9 +2,22 @@
 
 from collections.abc import Mapping
 
-from steadymoe.bench.score.arms import AUDITED, OTHERS
-from steadymoe.bench.score.recorded import Arm, Audited
-from steadymoe.bench.study.experiments import GRPO_BAND, GSPO_BAND, TABLE, arm
+from steadymoe.bench.score.arms import (
+    AUDITED,
+    FROZEN,
+    GRPO,
+    GSPO,
+    GSPO_R2,
+    NARROW,
+    OTHERS,
+    PAPERS,
+    PAPERS_R2,
+    REINFORCE,
+    UNCLIPPED,
+    WIDE,
+)
+from steadymoe.bench.score.recorded import Arm
+from steadymoe.bench.study.experiments import CONSTANTS, TABLE, arm
 
 _RATE, _UPDATES = "optimizer.learning_rate", "updates_per_rollout"
 
@@ -24,7 +37,6 @@ STALENESS = {
     }
     for updates in TABLE["study_staleness"].values(_UPDATES)
 }
-
 # The first edition's setting, whose mini-batches are so small that it also falls on policy (docs/calibration.md). On
 # policy REINFORCE is GRPO without a clip.
 FIRST_TESTBED = (
@@ -44,15 +56,14 @@ TUNED: Mapping[str, Mapping[tuple[float, str], Arm]] = {
         for band, overrides in bands.items()
     }
     for name, bands in (
-        ("grpo", {"0.2/0.2": "", "3e-4/4e-4": GSPO_BAND}),
-        ("gspo", {"3e-4/4e-4": "", "0.2/0.27": GRPO_BAND}),
+        ("grpo", {"0.2/0.2": "", "3e-4/4e-4": CONSTANTS["gspo_band"]}),
+        ("gspo", {"3e-4/4e-4": "", "0.2/0.27": CONSTANTS["grpo_band"]}),
     )
 }
-
 # With ten seeds. The last one was added after the protocol: the tuning put it 0.003 behind the setting it chose.
 BEST = {
     "grpo": arm("GRPO 0.2/0.2, lr 2e-4", "study_best", "grpo"),
-    "gspo": arm("GSPO 0.2/0.27, lr 4e-4", "study_best", "gspo", GRPO_BAND),
+    "gspo": arm("GSPO 0.2/0.27, lr 4e-4", "study_best", "gspo", CONSTANTS["grpo_band"]),
     "gspo, own band": arm("GSPO 3e-4/4e-4, lr 4e-4", "study_best", "gspo"),
 }
 
@@ -62,41 +73,32 @@ _LAYERS, _EXPERTS = "model.config.num_hidden_layers", "model.config.num_experts"
 _FLAT = arm("flat", "study_routes", "grpo", f"{_LAYERS}=4 {_EXPERTS}=32")
 # Dial → value → arm, one dial at a time around the model flat.
 DIALS: Mapping[str, Mapping[float, Arm]] = {
-    "layers": {
-        2: arm("2 layers", "study_routes", "grpo", f"{_LAYERS}=2"),
-        4: _FLAT,
-        8: arm("8 layers", "study_routes", "grpo", f"{_LAYERS}=8"),
-    },
+    "layers": {n: arm(f"{n} layers", "study_routes", "grpo", f"{_LAYERS}={n}") if n != 4 else _FLAT for n in (2, 4, 8)},
     "experts": {
-        8: arm("8 experts", "study_routes", "grpo", f"{_EXPERTS}=8"),
-        32: _FLAT,
-        128: arm("128 experts", "study_routes", "grpo", f"{_EXPERTS}=128"),
+        n: arm(f"{n} experts", "study_routes", "grpo", f"{_EXPERTS}={n}") if n != 32 else _FLAT for n in (8, 32, 128)
     },
     "margin": {0.02: _FLAT, 1: arm("trained margins", "study_routes", "grpo", "cold_start.router_factor=1.0")},
 }
 # The same with a sampler in bf16: what arithmetic alone changes. Added after the protocol, part of no verdict.
 BF16 = {
-    layers: arm(f"{each.label}, bf16 sampler", "study_arithmetic", "grpo", f"{_LAYERS}={layers}")
-    for layers, each in DIALS["layers"].items()
+    layers: arm(f"{dialled.label}, bf16 sampler", "study_arithmetic", "grpo", f"{_LAYERS}={layers}")
+    for layers, dialled in DIALS["layers"].items()
 }
-DIALLED = {each.label: each for values in DIALS.values() for each in values.values()}
+DIALLED = {dialled.label: dialled for values in DIALS.values() for dialled in values.values()}
 
 # --- the setting *mismatch*: held-out accuracy decides --------------------------------------------------------------
 
+_ANCHORS = {"old": "old policy", "rollout": "sampler"}
 ANCHORED = {
     (name, anchor): arm(
-        f"{name.upper()}, anchor at the {'sampler' if anchor == 'rollout' else 'old policy'}",
-        "study_mismatch",
-        name,
-        f"algorithm.loss.anchor={anchor}",
+        f"{name.upper()}, anchor at the {place}", "study_mismatch", name, f"algorithm.loss.anchor={anchor}"
     )
     for name in ("dppo", "gspo")
-    for anchor in ("old", "rollout")
+    for anchor, place in _ANCHORS.items()
 }
-_CORRECTION = "study_correction"
-NOISY = arm("GRPO, noisy sampler", _CORRECTION, "grpo", "correction=none")
-TIS = arm("GRPO + TIS, noisy sampler", _CORRECTION, "grpo", "correction=tis")
-EXACT = arm("GRPO, exact sampler", _CORRECTION, "grpo", "engine.strength=0.0")
+NOISY = arm("GRPO, noisy sampler", "study_correction", "grpo", "correction=none")
+TIS = arm("GRPO + TIS, noisy sampler", "study_correction", "grpo", "correction=tis")
+EXACT = arm("GRPO, exact sampler", "study_correction", "grpo", "engine.strength=0.0")
 MINIRL = {
     (routing, updates): arm(
         f"MiniRL {routing}, {updates} updates", "study_minirl", "minirl", f"routing={routing} {_UPDATES}={updates}"
@@ -119,9 +121,23 @@ FRONTIER = {
     for updates in TABLE["frontier_stale"].values(_UPDATES)
 }
 
-# --- gradients: the labels of study_audit ---------------------------------------------------------------------------
+# --- all by label ---------------------------------------------------------------------------------------------------
 
-AUDITED_R2 = {label: AUDITED[label].replayed() for label in ("gspo", "grpo-paper")}
-AUDITED_DENSE = {
-    label: Audited(f"{AUDITED[label].label}, dense", "study_audit_twin", label) for label in ("gspo", "grpo-paper")
+ARMS = {
+    each.label: each
+    for each in (
+        *(GRPO, GSPO, *OTHERS.values(), UNCLIPPED, REINFORCE, FROZEN, PAPERS, PAPERS_R2, GSPO_R2, WIDE, NARROW),
+        *(ON_POLICY, *DENSE.values(), *SHIFT.values(), FREEZE, BALANCED, *BEST.values(), *DIALLED.values()),
+        *(*ANCHORED.values(), NOISY, TIS, EXACT, *MINIRL.values(), *BF16.values(), *FRONTIER.values()),
+        *(stale for by_name in STALENESS.values() for stale in by_name.values()),
+    )
+}
+# Every arm at *stale* with a learning rate of its own above 0, whose runs may collapse.
+MAY_COLLAPSE = (GRPO, GSPO, *OTHERS.values(), UNCLIPPED, REINFORCE, PAPERS, PAPERS_R2, GSPO_R2, WIDE, NARROW)
+# Losses of the audits, which have the labels of the arms.
+LOSSES = {loss.label: loss for loss in AUDITED.values()}
+LOSSES |= {
+    loss.label: loss
+    for paper in (LOSSES["GSPO"], LOSSES["GRPO 0.2/0.27"])
+    for loss in (paper.replayed(), paper._replace(label=f"{paper.label}, dense", experiment="study_audit_twin"))
 }

@@ -1,143 +1,152 @@
-"""``steadymoe study``: the verdicts with their pages and figures, the experiments, and their runs."""
+"""``steadymoe study``: the verdicts with their page and figures, the experiments, and their runs."""
 
 import os
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
-from steadymoe.bench.audit import report as audit_report
-from steadymoe.bench.audit import request as audit
-from steadymoe.bench.report import draw, report_page, tables
+from steadymoe.bench.audit import archive as audits
+from steadymoe.bench.audit import command as audit
+from steadymoe.bench.report import report_page, write
 from steadymoe.bench.report.figures import FigureSpec
 from steadymoe.bench.runs import command as runs
 from steadymoe.bench.score.recorded import NotRun, Recorded
-from steadymoe.bench.study import claims_page, experiments, gates_page
+from steadymoe.bench.study import experiments, page
 from steadymoe.bench.study.gates import gates
-from steadymoe.bench.study.verdicts import SPECS, Verdicts
+from steadymoe.bench.study.verdicts import Verdicts
 from steadymoe.bench.support import atomic_files, processes
+from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
 
-RUN_HELP = """steadymoe study run [NAME …] [key=value …] [--dry] [--redo] [--retry-failed] [--keep FOLDER]
+_HELP = """Verdicts of the reference study on what papers claim, from its recorded runs and audits:
 
-Runs experiments of the reference study in order, all of them without a NAME. `steadymoe study list` has their names and
-the names of their parts. Rerunning the command skips finished runs and resumes interrupted ones. Overrides and flags
-are those of `steadymoe run`: `steadymoe study run gates_stale algorithm=gspo seed=200`. With --keep, FOLDER gets what
-tables and figures need of each experiment, without the runs."""
+  steadymoe study                              from results/, as results/claims.md with tables and figures
+  steadymoe study --results results/reference --pages docs
+  steadymoe study list                         the experiments of the study
+  steadymoe study run NAME ...                 run some of them: steadymoe study run --help"""
+_RUN_HELP = """Run experiments of the reference study in order, all of them without a NAME. `steadymoe study list` has
+their names and the names of their parts. Rerunning the command skips finished runs and resumes interrupted ones. Other
+flags and overrides are those of `steadymoe run`:
+
+  steadymoe study run study study_paper --dry
+  steadymoe study run gates_stale algorithm=gspo seed=200
+  steadymoe study run reference --keep results/reference"""
+
+
+def main(words: list[str]) -> int:
+    """Run ``steadymoe study`` with these arguments and return the exit code. Raises UserError, OSError."""
+    if words[:1] == ["run"]:
+        return run(words[1:])
+    if words == ["list"]:
+        print(listing())
+        return 0
+    parser = Parser(prog="steadymoe study", description=_HELP, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
+    parser.add_argument("--pages", type=Path, help="folder of claims.md (default: the results folder)")
+    parser.add_argument(
+        "--format",
+        type=write.formats,
+        default=list(write.FORMATS),
+        metavar="A,B",
+        help="some of png,svg,pdf; png always (default: all)",
+    )
+    given = parser.parse_args(words)
+    try:
+        summary, written = report(given.results, given.pages or given.results, given.format)
+    except NotRun as missing:
+        damaged = report_page.left_out(given.results)
+        how = damaged[0] if damaged else "run them: steadymoe study run reference"
+        raise UserError(f"no ended runs of {missing} below {given.results}; {how}") from missing
+    print("\n".join([summary, *(visible(f"wrote {path}") for path in written), *report_page.left_out(given.results)]))
+    return 0
 
 
 def run(words: Sequence[str]) -> int:
-    """Make the runs and audits of the named experiments and return the exit code, that of the first that fails.
+    """Run the named experiments and return the exit code, that of the first that fails.
 
     Raises UserError for an unknown name, OSError where ``--keep`` names no folder.
     """
-    if {"-h", "--help"} & set(words):
-        print(RUN_HELP)
-        return 0
-    rest, keep = list(words), None
-    if "--keep" in rest:
-        place = rest.index("--keep")
-        if place + 1 == len(rest):
-            raise UserError("--keep takes a folder")
-        keep = Path(rest[place + 1])
-        _refuse_file(keep)
-        del rest[place : place + 2]
+    usage = "%(prog)s [NAME ...] [KEY=VALUE ...] [--keep FOLDER] [--dry] [--redo] [--retry-failed]"
+    parser = Parser(prog="steadymoe study run", usage=usage, description=_RUN_HELP, allow_abbrev=False)
+    parser.formatter_class = RawDescriptionHelpFormatter
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive there what tables and figures need")
+    given, rest = parser.parse_known_args(words)
     names = [word for word in rest if "=" not in word and not word.startswith("-")]
-    given = [word for word in rest if word not in names]
-    results = next((word.partition("=")[2] for word in given if word.startswith("results_dir=")), "results")
-    has_overrides = any("=" in word for word in given)
-    every = experiments.chosen(names)
+    settings = [word for word in rest if word not in names]
+    overrides = [word for word in settings if not word.startswith("-")]
+    chosen = experiments.chosen(names)
+    results = next((word.partition("=")[2] for word in overrides if word.startswith("results_dir=")), "results")
+    _refuse_file(given.keep)
     experiments.register()
-    for each in every:
-        answer: Callable[[list[str]], int] = audit.answer if each.audits else runs.main
-        print(f"{each.name}: {each.purpose}", flush=True)
-        # Overrides name the runs that they mean, so they stand in place of the further sweeps.
-        for command in each.commands[:1] if has_overrides else each.commands:
-            if code := answer([*command, *given]):
+    for experiment in chosen:
+        launch: Callable[[list[str]], int] = audit.main if experiment.audits else runs.main
+        print(f"{experiment.name}: {experiment.purpose}", flush=True)
+        # Overrides name the runs that they mean, so they replace the further sweeps.
+        for command in experiment.commands[:1] if overrides else experiment.commands:
+            if code := launch([*command, *settings]):
                 return code
-        if keep is not None and "--dry" not in given:
-            _keep(each, Path(results), keep)
+        if given.keep is not None and "--dry" not in settings:
+            keep = audits.keep if experiment.audits else report_page.keep
+            kept = keep(Path(results), experiment.recorded_as, given.keep)
+            for path in kept[:1] if experiment.audits else kept:
+                print(visible(f"wrote {path}"))
     return 0
-
-
-def _keep(experiment: experiments.Experiment, results: Path, to: Path) -> None:
-    if experiment.audits:
-        files = [audit_report.keep(results, experiment.recorded_as, to)[0]]
-    else:
-        files = report_page.keep(results, experiment.recorded_as, to)
-    for path in files:
-        print(visible(f"wrote {path}"))
 
 
 def listing() -> str:
-    """The experiments by part: name, number of runs or audits, purpose."""
+    """Return the experiments by part: name, number of runs or audits, purpose."""
     rows = [
-        {"part": part, "experiment": each.name, "purpose": each.purpose}
-        | {"runs": f"{each.runs} {'audits' if each.audits else 'runs'}"}
-        for part, every in experiments.PARTS.items()
-        for each in every
+        {"part": part, "experiment": row.name}
+        | {"runs": f"{row.runs} {'audits' if row.audits else 'runs'}", "purpose": row.purpose}
+        for part, in_part in experiments.PARTS.items()
+        for row in in_part
     ]
-    return pd.DataFrame(rows)[["part", "experiment", "runs", "purpose"]].to_markdown(index=False)
+    return pd.DataFrame(rows).to_markdown(index=False)
 
 
 def report(results: Path, pages: Path, formats: Sequence[str]) -> tuple[str, list[Path]]:
-    """Write claims.md and gates.md to ``pages``, their tables and figures below ``results``; return verdicts and paths.
+    """Write claims.md to ``pages``, its tables and figures below ``results``; return a summary and the paths.
 
-    Figures are written in ``formats`` and as png, for the page. A page whose runs are missing is left out. Raises
-    NotRun if both are.
+    Figures are written in ``formats`` and as png, for the page. Without runs of the study the page has the gates alone.
+    Raises NotRun if those have no runs either.
     """
     _refuse_file(pages)
-    for name in ("claims.md", "gates.md"):
-        atomic_files.replaceable(pages / name)  # before the minutes that its content takes
-    study, lines = Recorded(results), []
-    texts: dict[Path, str] = {}
-    figures: list[tuple[FigureSpec, str, dict[str, pd.DataFrame]]] = []
+    atomic_files.replaceable(pages / "claims.md")  # before the minutes that its content takes
+    study = Recorded(results)
     measured = list(gates(study).values())
-    if any(gate.state != "not measured" for gate in measured):
-        texts |= {results / "tables" / name: text for name, text in gates_page.texts(measured).items()}
-        texts[pages / "gates.md"] = gates_page.text(study, measured)
-        lines.append(gates_page.counts(measured))
+    summary, figures, texts = (
+        [page.gate_counts(measured)],
+        [],
+        write.table_texts("gates", page.validity(measured), kinds=("md", "csv")),
+    )
+    verdicts: Verdicts | None = None
     try:
         verdicts = Verdicts(study)
     except NotRun:
-        if not texts:
+        if all(gate.state == "not measured" for gate in measured):
             raise
     else:
-        to_figures = Path(os.path.relpath(results / "figures", pages)).as_posix()
-        texts |= {results / "tables" / name: text for name, text in verdicts.texts().items()}
-        texts[pages / "claims.md"] = claims_page.text(verdicts, to_figures)
-        lines += [tables.to_markdown(verdicts.summary()), verdicts.counts()]
+        texts |= verdicts.texts()
+        summary += [write.to_markdown(verdicts.summary()), verdicts.counts()]
         figures = verdicts.figures()
-    for path, text in texts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_files.write(path, partial(Path.write_text, data=text))
-    drawn: list[list[Path]] = []
-    if figures:
-        specs, *data = zip(*figures, strict=True)
-        drawn_as = tuple(dict.fromkeys((*formats, "png")))
-        drawn = processes.in_processes(partial(_draw, results, drawn_as), [spec.id for spec in specs], *data)
-    return "\n\n".join(lines), [*texts, *(path for files in drawn for path in files)]
+    to_figures = Path(os.path.relpath(results / "figures", pages)).as_posix()
+    written = write.files(results / "tables", texts)
+    written += write.files(pages, {"claims.md": page.text(study, verdicts, measured, to_figures)})
+    draw_one = partial(_draw, results, tuple(dict.fromkeys((*formats, "png"))))
+    drawn = processes.in_processes(draw_one, *zip(*figures, strict=True)) if figures else []
+    return "\n\n".join(summary), [*written, *(path for paths in drawn for path in paths)]
 
 
-def _draw(results: Path, formats: Sequence[str], id: str, named: str, data: dict[str, pd.DataFrame]) -> list[Path]:
-    spec = SPECS[id]
-    return draw.write(spec, spec.figure(data), results, named, formats)
+def _draw(
+    results: Path, formats: Sequence[str], spec: FigureSpec, named: str, data: dict[str, pd.DataFrame]
+) -> list[Path]:
+    return write.figure(results, spec.stem(named), spec.figure(data), spec.caption, formats)
 
 
-def answer(results: Path, pages: Path, formats: Sequence[str]) -> int:
-    """Print the verdicts and what ``report`` has written; return the exit code, 0. Raises UserError without runs."""
-    try:
-        verdicts, written = report(results, pages, formats)
-    except NotRun as missing:
-        damaged = report_page.left_out(results)
-        how = damaged[0] if damaged else "run them: steadymoe study run reference"
-        raise UserError(f"no ended runs of {missing} below {results}; {how}") from missing
-    print("\n".join([verdicts, *(visible(f"wrote {path}") for path in written), *report_page.left_out(results)]))
-    return 0
-
-
-def _refuse_file(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
+def _refuse_file(folder: Path | None) -> None:
+    if folder is not None and folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")

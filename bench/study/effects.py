@@ -1,7 +1,7 @@
 """The effects that decide claims: functions that take arms and return a function from the study to a number."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,11 @@ from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.comparisons import ratio_of_means, welch
 from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, over_seeds, t_quantile
-from steadymoe.bench.study.arms import RATES, TUNED
+from steadymoe.bench.study.arms import FRONTIER, RATES, TUNED
 from steadymoe.bench.study.experiments import TABLE
+
+# Outcome of runs → the method of ``Recorded`` with one number for each seed.
+OF_RUNS = {"mean reward": "mean_reward", "final reward": "final", "held-out accuracy": "held_out"}
 
 
 class NoNumber(Exception):
@@ -34,24 +37,21 @@ class Measurement:
     degrees: float = np.nan
     """The degrees of freedom of ``error``."""
 
-    @classmethod
-    def unpaired(cls, ours: pd.Series, theirs: pd.Series) -> "Measurement":
-        """Return the difference in mean of two samples that share no cold starts (``comparisons.welch``)."""
-        found = welch(ours, theirs)
-        return cls(found.estimate, error=found.error, degrees=found.degrees)
+    def __str__(self) -> str:
+        return f"{self.estimate} ({self.note})" if self.note else str(self.estimate)
 
 
 Effect = Callable[[Recorded], Measurement]
 
 
 def by_seed(numbers: pd.Series, bounds: Bounds | None = None) -> Measurement:
-    """The mean of one number for each seed, with ``bounds`` as in ``estimates.over_seeds``; nan is left out."""
+    """Return the mean of one number for each seed, with ``bounds`` as in ``estimates.over_seeds``; nan is left out."""
     seeds = tuple(numbers.dropna().tolist())
     return Measurement(over_seeds(seeds, bounds=bounds), seeds)
 
 
 def factor(above: pd.Series, below: pd.Series) -> Measurement:
-    """The ratio of two arms' shares: each seed's ratio, averaged geometrically over the seeds that both arms have.
+    """Return the ratio of two arms' shares: each seed's ratio, averaged geometrically over the seeds of both arms.
 
     If a share is 0, the ratio of its seed is 0 or infinite. The result is then the ratio of the two means
     (``comparisons.ratio_of_means``), with a note. Raises NoNumber if the mean of ``below`` is 0.
@@ -60,76 +60,64 @@ def factor(above: pd.Series, below: pd.Series) -> Measurement:
     if np.isnan(whole.estimate.mean):
         raise NoNumber("no ratio: every share in its denominator is 0")
     if whole.zeros:
-        return Measurement(
-            whole.estimate, note=f"ratio of means, a share is 0 in {whole.zeros} of {whole.estimate.n} seeds"
-        )
+        note = f"ratio of means, a share is 0 in {whole.zeros} of {whole.estimate.n} seeds"
+        return Measurement(whole.estimate, note=note)
     ratios = (above / below).dropna()
     return Measurement(over_seeds(ratios.tolist(), log=True), tuple(np.log(ratios)))
 
 
-def mean_reward(arm: Arm, over: Arm) -> Effect:
-    """Mean reward of one arm less another's, paired by seed."""
-    return lambda study: by_seed(study.mean_reward(arm) - study.mean_reward(over), DIFFERENCE)
+def less(study: Recorded, of: str, arm: Arm | Audited, over: Arm | Audited) -> pd.Series:
+    """Return one number of an arm less another's, by seed: of ``OF_RUNS``, or of gradients after ``DRIFT`` updates."""
+
+    def numbers(one: Arm | Audited) -> pd.Series:
+        if isinstance(one, Audited):
+            return study.gradient(one, of, DRIFT)
+        series: pd.Series = getattr(study, OF_RUNS[of])(one)
+        return series
+
+    return numbers(arm) - numbers(over)
 
 
-def held_out(arm: Arm, over: Arm) -> Effect:
-    """Held-out accuracy of one arm less another's, paired by seed."""
-    return lambda study: by_seed(study.held_out(arm) - study.held_out(over), DIFFERENCE)
+def paired(of: str, arm: Arm | Audited, over: Arm | Audited) -> Effect:
+    """One number of an arm less another's (``less``), paired by seed or, for gradients, by checkpoint."""
+    return lambda study: by_seed(less(study, of, arm, over), DIFFERENCE if of in OF_RUNS else None)
 
 
-def interaction(ours: tuple[Arm, Arm], theirs: tuple[Arm, Arm]) -> Effect:
-    """The difference in mean reward of a pair of arms less that of a pair of another model, paired within each model.
+def interaction(of: str, ours: tuple[Arm, Arm] | tuple[Audited, Audited], theirs: tuple[Arm, Arm]) -> Effect:
+    """The difference of a pair of arms or losses less that of a pair of another model, paired within each model.
 
     A seed of two models is two cold starts that share nothing, so the models are compared by ``comparisons.welch``.
     """
 
-    def difference(study: Recorded, pair: tuple[Arm, Arm]) -> pd.Series:
-        arm, over = pair
-        return study.mean_reward(arm) - study.mean_reward(over)
+    def effect(study: Recorded) -> Measurement:
+        whole = welch(less(study, of, *ours), less(study, of, *theirs))
+        return Measurement(whole.estimate, error=whole.error, degrees=whole.degrees)
 
-    return lambda study: Measurement.unpaired(difference(study, ours), difference(study, theirs))
-
-
-def useful(loss: Audited, over: Audited, quantity: str = "usefulness") -> Effect:
-    """Usefulness of one loss's gradient less another's, or ``gain`` of its best step, paired by checkpoint."""
-    return lambda study: by_seed(_apart(study, loss, over, quantity))
-
-
-def useful_interaction(
-    ours: tuple[Audited, Audited], theirs: tuple[Audited, Audited], quantity: str = "usefulness"
-) -> Effect:
-    """The difference of a pair of losses less that of a pair on another model, as in ``interaction``."""
-    return lambda study: Measurement.unpaired(_apart(study, *ours, quantity), _apart(study, *theirs, quantity))
-
-
-def _apart(study: Recorded, loss: Audited, over: Audited, quantity: str) -> pd.Series:
-    """``quantity`` of one loss's gradient after ``DRIFT`` updates less another's, by seed."""
-    return study.gradient(loss, quantity, DRIFT) - study.gradient(over, quantity, DRIFT)
+    return effect
 
 
 def clipped(loss: Audited, over: Audited, k: int) -> Effect:
     """The share of tokens that one loss clips after ``k`` updates, divided by another loss's share."""
-    return lambda study: factor(*(study.gradient(each, "clip_fraction", k) for each in (loss, over)))
+    return lambda study: factor(*(study.gradient(one, "clip_fraction", k) for one in (loss, over)))
 
 
-def routed(arms: Sequence[Arm], less: Sequence[Arm] = ()) -> Effect:
-    """Routing's share of the log-ratio, mean over ``arms``, less its mean over ``less``, by seed."""
+def changed(arm: Arm, over: Arm) -> Effect:
+    """Mean expert change per update of one arm over another's."""
+    return lambda study: factor(*(study.numbers(one, "expert_change_per_update", "mean") for one in (arm, over)))
 
-    def mean(study: Recorded, of: Sequence[Arm]) -> pd.Series:
-        shares = [study.routing_share(arm) for arm in of]
-        return pd.concat(shares, axis=1).mean(axis=1, skipna=False)
 
-    return lambda study: by_seed(mean(study, arms) - (mean(study, less) if less else 0.0))
+def routed(arms: Sequence[Arm], over: Sequence[Arm] = ()) -> Effect:
+    """Routing's share of the log-ratio, mean over ``arms``, less its mean over ``over``, by seed."""
+
+    def mean(study: Recorded, arms: Sequence[Arm]) -> pd.Series:
+        return pd.concat([study.routing_share(arm) for arm in arms], axis=1).mean(axis=1, skipna=False)
+
+    return lambda study: by_seed(mean(study, arms) - (mean(study, over) if over else 0.0))
 
 
 def level(arm: Arm, metric: str) -> Effect:
     """A metric that is a share, of one arm by itself: its mean over the steps, by seed."""
     return lambda study: by_seed(study.numbers(arm, metric, "mean"), (0.0, 1.0))
-
-
-def changed(arm: Arm, over: Arm) -> Effect:
-    """Mean expert change per update of one arm over another's."""
-    return lambda study: factor(*(study.numbers(each, "expert_change_per_update", "mean") for each in (arm, over)))
 
 
 def announces(arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Effect:
@@ -143,15 +131,15 @@ def announces(arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Effect:
         steps, runs = study.stable_or_collapsed(arms)
         steps = steps[steps["metric"].isin((metric, "reward"))]
 
-        def apart(runs: pd.DataFrame) -> float:
-            ours, theirs = (
-                early_warning.area(early_warning.extremes(steps, runs, each, least_lead, falls=columns.falls(each)))
-                for each in (metric, "reward")
+        def lead(runs: pd.DataFrame) -> float:
+            ours, reward = (
+                early_warning.area(early_warning.extremes(steps, runs, name, least_lead, falls=columns.falls(name)))
+                for name in (metric, "reward")
             )
-            return ours - theirs
+            return ours - reward
 
         seeds = runs["seed"].unique().tolist()
-        whole, error = early_warning.jackknife(apart, runs, seeds)
+        whole, error = early_warning.jackknife(lead, runs, seeds)
         if np.isnan(whole):
             raise NoNumber("no area: no run collapsed, or all did")
         half = t_quantile(0.95, len(seeds) - 1) * error
@@ -162,13 +150,15 @@ def announces(arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Effect:
 
 def area(arms: Sequence[Arm], metric: str) -> Effect:
     """Area under the ROC curve of a metric, a step before a collapse (``early_warning.auc``)."""
-    return lambda study: Measurement(
-        early_warning.auc(*study.stable_or_collapsed(arms), metric, falls=columns.falls(metric))
-    )
+
+    def effect(study: Recorded) -> Measurement:
+        return Measurement(early_warning.auc(*study.stable_or_collapsed(arms), metric, falls=columns.falls(metric)))
+
+    return effect
 
 
 def best_setting(study: Recorded, name: str) -> tuple[float, str]:
-    """An algorithm's best learning rate and band: highest mean reward over the seeds of the tuning.
+    """Return an algorithm's best learning rate and band: highest mean reward over the seeds of the tuning.
 
     Raises NoNumber if the rate lies at an end of the grid.
     """
@@ -180,12 +170,26 @@ def best_setting(study: Recorded, name: str) -> tuple[float, str]:
 
 
 def best(study: Recorded, name: str) -> Arm:
-    """An algorithm's arm with ten seeds at its best setting. Raises NotRun, NoNumber."""
+    """Return an algorithm's arm with ten seeds at its best setting. Raises NotRun, NoNumber."""
     rate, band = best_setting(study, name)
     axes = TABLE["study_best"].axes({"algorithm": name, **TUNED[name][rate, band].axes})
     return Arm(f"{name.upper()} {band}, lr {rate:g}", "study_best", name, axes)
 
 
-def at_best(study: Recorded) -> Measurement:
-    """Mean reward of GSPO less GRPO, each at its best setting."""
-    return mean_reward(best(study, "gspo"), best(study, "grpo"))(study)
+def at_best(name: str, over: str) -> Effect:
+    """Mean reward of an algorithm less another's, each at its best setting."""
+    return lambda study: paired("mean reward", best(study, name), best(study, over))(study)
+
+
+def fall(arm: Arm) -> Effect:
+    """The reward of an arm's first step less its final reward."""
+    return lambda study: by_seed(study.first(arm) - study.final(arm))
+
+
+def staler_is_worse(study: Recorded) -> Measurement:
+    """Return the mean reward at 4 updates less at 32: mean over the frontier's algorithms and rates, by seed."""
+    cells = sorted({(name, rate) for name, rate, _ in FRONTIER})
+    leads = [less(study, "mean reward", FRONTIER[*cell, 4], FRONTIER[*cell, 32]) for cell in cells]
+    positive = sum(lead.mean() > 0 for lead in leads)
+    mean = pd.concat(leads, axis=1).mean(axis=1, skipna=False)
+    return replace(by_seed(mean, DIFFERENCE), note=f"above 0 in {positive} of {len(leads)} cells")

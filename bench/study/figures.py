@@ -1,5 +1,6 @@
 """The figures of claims: what the arms of one claim did, and the outcomes of all claims."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,16 @@ from steadymoe.bench.report.figures.curves import curves
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.score.arms import FROZEN
-from steadymoe.bench.study.replay import LEFT, MOVED, NEXT, SEEN, START
+from steadymoe.bench.study.exploratory import LEFT, MOVED, NEXT, SEEN, START
 
 # Dial → label of its axis.
 _DIALS = {"layers": "layers", "experts": "experts", "margin": "factor of the routers' weights"}
 # Quantity → the label of its panel in ``replay``.
 _REPLAYED = {
-    LEFT.name: "experts that left the old\nroutes in rollout 1 (share)",
-    NEXT.name: "reward of rollout 2\n(dotted: of rollout 1)",
-    SEEN.name: "variance of the token ratio\nin the loss, rollout 1",
-    MOVED.name: "mean squared log-ratio of\nthe sampled policy (nats²)",
+    LEFT: "experts that left the old\nroutes in rollout 1 (share)",
+    NEXT: "reward of rollout 2\n(dotted: of rollout 1)",
+    SEEN: "variance of the token ratio\nin the loss, rollout 1",
+    MOVED: "mean squared log-ratio of\nthe sampled policy (nats²)",
 }
 # Verdict → index of its colour, and its mark (for readers without colour vision).
 _VERDICTS = {
@@ -44,69 +45,65 @@ def arms(steps: pd.DataFrame, standings: pd.DataFrame) -> DataFigure:
         most = int(steps["updates_per_rollout"].max())
         steps = steps[steps["arm"].isin(standings.loc[standings["curve"], "arm"])]
         for updates in sorted(steps["updates_per_rollout"].unique()):  # arms are smoothed over equally many updates
-            of = steps[steps["updates_per_rollout"] == updates]
-            ours = {arm: look for arm, look in lines.items() if arm in set(of["arm"])}
+            alike = steps[steps["updates_per_rollout"] == updates]
+            ours = {arm: look for arm, look in lines.items() if arm in set(alike["arm"])}
             over = style.smoothed_over(metric) * most // int(updates) if style.smoothed_over(metric) > 1 else 1
-            curves(axes[0], of, metric, ours, x=_updates(steps), smoothed_over=over)
+            curves(axes[0], alike, metric, ours, x=_updates(steps), smoothed_over=over)
         axes[0].set_xlabel("gradient updates")
         rows: list[Any] = list(standings.itertuples())
-        for row, each in enumerate(rows):
-            look = lines[each.arm]
-            axes[1].plot([each.end.low, each.end.high], [row, row], color=look.colour, linewidth=1.1)
-            axes[1].plot(each.end.mean, row, "o", color=look.colour, markersize=4.5)
-            axes[1].plot(each.start.mean, row, "o", color=look.colour, markersize=4.5, markerfacecolor="white")
-            numbers = vars(each.end) | {"start": each.start.mean}
-            style.note(axes[1], each.arm, pd.DataFrame([numbers]), outcome)
+        for y, row in enumerate(rows):
+            look = replace(lines[row.arm], marker="o")
+            style.dot(axes[1], row.arm, y, row.end, look, outcome, start=row.start.mean)
+            axes[1].plot(row.start.mean, y, "o", color=look.colour, markersize=4.5, markerfacecolor="white")
         for face, name in (("black", outcome), ("white", "start")):
             axes[1].plot([], [], "o", color="black", markerfacecolor=face, markersize=4.5, label=name)
-        axes[1].set_yticks(range(len(rows)), [each.arm for each in rows])
-        axes[1].set_ylim(len(rows) - 0.4, -0.6)
+        style.named_rows(axes[1], [row.arm for row in rows], top_down=True)
         axes[1].set_xlabel(outcome)
-        axes[1].grid(visible=False, axis="y")
         axes[1].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-        smoothed = f", of curves smoothed over {most * style.SMOOTHED_OVER} updates" if metric == "reward" else ""
-        told = style.curves_caption(steps).replace(f", of curves smoothed over {style.SMOOTHED_OVER} steps", smoothed)
-        text = f"{told} Right: means over seeds; bars: 95 % interval."
-        return style.finish(figure, axes[0], text)
+        smoothed = f"{most * style.SMOOTHED_OVER} updates" if metric == "reward" else ""
+        caption = style.curves_caption(steps, smoothed=smoothed)
+        return style.finish(figure, axes[0], f"{caption} Right: means over seeds; bars: nominal 95 % interval.")
 
 
 def dose(table: pd.DataFrame) -> DataFigure:
     """Dose and response: shares over the layers, the experts and the factor of the routers' weights.
 
-    ``table`` is ``doses.table``. One dial is turned at a time, around 4 layers, 32 experts and a factor of 0.02.
+    ``table`` is ``verdicts.dose_rows``. One dial is turned at a time, around 4 layers, 32 experts and a factor of 0.02.
     """
     dials, quantities = list(dict.fromkeys(table["dial"])), list(dict.fromkeys(table["quantity"]))
+    numbers = pd.DataFrame([vars(number) for number in table["number"]], index=table.index)
     with style.figure_style():
         figure, axes = style.panels(1, len(dials), 2.2, style.TWO_COLUMNS, sharey=True)
         for axis, dial in zip(axes, dials, strict=True):
             for place, quantity in enumerate(quantities):
-                rows = table[(table["dial"] == dial) & (table["quantity"] == quantity)]
+                chosen = (table["dial"] == dial) & (table["quantity"] == quantity)
+                rows, look = numbers[chosen], looks.look(place)
                 if rows.empty:
                     continue
-                look, x = looks.look(place), range(len(rows))
-                ends = [[each.low for each in rows["number"]], [each.high for each in rows["number"]]]
-                axis.vlines(x, *ends, color=look.colour, linewidth=1.1)
-                means = [each.mean for each in rows["number"]]
-                axis.plot(x, means, look.marker, linestyle=look.dashes, color=look.colour, markersize=4.5, linewidth=1)
-                numbers = pd.DataFrame([vars(each) for each in rows["number"]]).assign(x=rows["value"].to_numpy())
-                style.note(axis, quantity, numbers, dial)
+                axis.vlines(range(len(rows)), rows["low"], rows["high"], color=look.colour, linewidth=1.1)
+                axis.plot(range(len(rows)), rows["mean"], **_marks(look))
+                style.note(axis, quantity, rows.assign(x=table.loc[chosen, "value"]), dial)
             values = table.loc[table["dial"] == dial, "value"].drop_duplicates()
             axis.set_xticks(range(len(values)), [f"{value:g}" for value in values])
             axis.set_xlim(-0.4, len(values) - 0.6)
             axis.set_xlabel(_DIALS[dial])
-            axis.set_ylim(0, 1.06 * max(np.nanmax([each.mean, each.high]) for each in table["number"]))
+            axis.set_ylim(0, 1.06 * np.nanmax(numbers[["mean", "high"]]))
         for place, quantity in enumerate(quantities if len(quantities) > 1 else []):
-            look = looks.look(place)
-            axes[0].plot([], [], look.marker, linestyle=look.dashes, color=look.colour, markersize=4.5, label=quantity)
+            axes[0].plot([], [], label=quantity, **_marks(looks.look(place)))
         axes[0].set_ylabel("share of the experts" if len(quantities) > 1 else quantities[0])
-        n = style.span([each.n for each in table["number"]])
-        return style.finish(figure, axes[0], f"Means over seeds, n = {n}; bars: 95 % interval.")
+        n = style.span(numbers["n"].tolist())
+        return style.finish(figure, axes[0], f"Means over seeds, n = {n}; bars: nominal 95 % interval.")
+
+
+def _marks(look: Look) -> dict[str, Any]:
+    marks = {"marker": look.marker, "linestyle": look.dashes, "color": look.colour}
+    return marks | {"markersize": 4.5, "linewidth": 1}
 
 
 def replay(table: pd.DataFrame) -> DataFigure:
     """What R2 does: the loss sees a smaller ratio variance, the sampled policy moves no less, and the reward falls.
 
-    ``table`` is ``replay.table``.
+    ``table`` is ``exploratory.replay``.
     """
     names, arms = list(_REPLAYED), list(dict.fromkeys(table["arm"]))
     heights = {arm: place + 0.6 * (place // 2) for place, arm in enumerate(arms)}  # two algorithms, free and R2
@@ -115,31 +112,26 @@ def replay(table: pd.DataFrame) -> DataFigure:
         for axis, name in zip(axes, names, strict=True):
             rows: list[Any] = list(table[table["quantity"] == name].itertuples())
             for row in rows:
-                y, colour = heights[row.arm], looks.of_algorithm(row.algorithm).colour
-                axis.plot([row.number.low, row.number.high], [y, y], color=colour, linewidth=1.1, zorder=1)
-                face = colour if row.routing == "R2" else "white"
-                axis.plot(row.number.mean, y, "o", color=colour, markersize=4.5, markerfacecolor=face)
-                numbers = vars(row.number)
-                if row.effect.n:
-                    shown = f"{row.effect}" if name == NEXT.name else f"× {row.effect}"
-                    across = axis.get_yaxis_transform()
-                    words = axis.text(0.5, y - 0.5, shown.replace("-", "−"), fontsize=6, transform=across)
+                y, effect, ends = heights[row.arm], row.effect, {}
+                if effect.n:
+                    shown = (f"{effect}" if name == NEXT else f"× {effect}").replace("-", "−")
+                    words = axis.text(0.5, y - 0.5, shown, fontsize=6, transform=axis.get_yaxis_transform())
                     words.set(ha="center", va="center", bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5})
-                    ends = {"effect": row.effect.mean, "effect low": row.effect.low, "effect high": row.effect.high}
-                    numbers = numbers | ends
-                style.note(axis, row.arm, pd.DataFrame([numbers]), name)
+                    ends = {"effect": effect.mean, "effect low": effect.low, "effect high": effect.high}
+                look = replace(looks.of_algorithm(row.algorithm), marker="o")
+                style.dot(axis, row.arm, y, row.number, look, name, is_open=row.routing != "R2", **ends)
             axis.set_xlabel(_REPLAYED[name])
             axis.set_xlim(0, 1.12 * max(row.number.high for row in rows))
             axis.grid(visible=False, axis="y")
-        start = table.loc[table["quantity"] == START.name, "number"].iloc[0]
-        axes[names.index(NEXT.name)].axvline(start.mean, color="black", linewidth=0.8, linestyle=":", zorder=0)
-        style.note(axes[names.index(NEXT.name)], "all arms", pd.DataFrame([vars(start)]), START.name)
+        start = table.loc[table["quantity"] == START, "number"].iloc[0]
+        axes[names.index(NEXT)].axvline(start.mean, color="black", linewidth=0.8, linestyle=":", zorder=0)
+        style.note(axes[names.index(NEXT)], "all arms", pd.DataFrame([vars(start)]), START)
         axes[0].set_yticks(list(heights.values()), arms)
         axes[0].set_ylim(max(heights.values()) + 0.5, -0.5)
         n = style.span([each.n for each in table["number"]])
         text = (
-            f"Means over seeds, n = {n}; bars: 95 % interval; open: free routes, filled: R2. Numbers: R2 less free "
-            "(reward) or over free (×, geometric mean), seed by seed. Right: routers free, before and after a "
+            f"Means over seeds, n = {n}; bars: nominal 95 % interval; open: free routes, filled: R2. Numbers: R2 less "
+            "free (reward) or over free (×, geometric mean), seed by seed. Right: routers free, before and after a "
             "rollout's updates."
         )
         return style.finish(figure, None, text)
@@ -147,8 +139,8 @@ def replay(table: pd.DataFrame) -> DataFigure:
 
 def _updates(steps: pd.DataFrame) -> pd.Series:
     """The gradient updates that an arm has made after each step, by arm and step."""
-    each = steps[["arm", "step", "updates_per_rollout"]].drop_duplicates()
-    return each.assign(made=each["step"] * each["updates_per_rollout"]).set_index(["arm", "step"])["made"].sort_index()
+    rows = steps[["arm", "step", "updates_per_rollout"]].drop_duplicates().set_index(["arm", "step"])
+    return (rows["updates_per_rollout"] * rows.index.get_level_values("step")).sort_index()
 
 
 def outcomes(table: pd.DataFrame) -> DataFigure:
@@ -163,29 +155,24 @@ def outcomes(table: pd.DataFrame) -> DataFigure:
         figure, (axis,) = style.panels(1, 1, 0.9 + 0.19 * len(table), style.TWO_COLUMNS)
         rows: list[Any] = list(table.itertuples())
         named = [f"{row.claim}  {row.outcome.partition(', ')[2].replace(' less ', ' − ')}" for row in rows]
-        for row, claimed in enumerate(rows):
-            index, mark = _VERDICTS[claimed.verdict]
-            colour, effect = looks.COLOURS[index], claimed.effect
-            axis.plot([effect.low, effect.high], [row, row], color=colour, linewidth=1.1)
-            axis.plot(effect.mean, row, mark, color=colour, markersize=4.5)
-            ends = {"above": ">", "below": "<", "between": ">"}[claimed.side], "<"
-            for end, pointing in zip((claimed.threshold, claimed.upper), ends, strict=True):
-                axis.plot(end, row, "|", color="black", markersize=9)
-                axis.plot(end, row, pointing, color="black", markersize=2.6)
-            numbers = vars(effect) | {"threshold": claimed.threshold, "upper": claimed.upper}
-            style.note(axis, named[row], pd.DataFrame([numbers | {"verdict": claimed.verdict}]), label)
+        for y, row in enumerate(rows):
+            index, mark = _VERDICTS[row.verdict]
+            ends = {"threshold": row.threshold, "upper": row.upper}
+            look = Look(looks.COLOURS[index], "-", mark)
+            style.dot(axis, named[y], y, row.effect, look, label, **ends, verdict=row.verdict)
+            for end, pointing in zip(ends.values(), ("<" if row.side == "below" else ">", "<"), strict=True):
+                axis.plot(end, y, "|", color="black", markersize=9)
+                axis.plot(end, y, pointing, color="black", markersize=2.6)
         for verdict in [verdict for verdict in _VERDICTS if (table["verdict"] == verdict).any()]:
             index, mark = _VERDICTS[verdict]
             axis.plot([], [], mark, color=looks.COLOURS[index], markersize=4.5, label=verdict)
         axis.axvline(0, color="#999999", linewidth=0.6, zorder=0)
-        axis.set_yticks(range(len(table)), named)
-        axis.set_ylim(len(table) - 0.4, -0.6)
+        style.named_rows(axis, named, top_down=True)
         axis.set_xlabel(label)
-        axis.grid(visible=False, axis="y")
-        of = style.span([effect.n for effect in table["effect"]])
+        n = style.span([effect.n for effect in table["effect"]])
         what = "checkpoints" if unit == "usefulness" else "seeds"
         text = (
-            f"Mean differences, n = {of} {what}; bars: nominal 95 % interval. Black: the threshold and the claimed "
+            f"Mean differences, n = {n} {what}; bars: nominal 95 % interval. Black: the threshold and the claimed "
             "side. The number before a comparison is the number of the claim."
         )
         return style.finish(figure, axis, text)

@@ -1,4 +1,4 @@
-"""The validity gates of the standard settings and of the audits, and the gates that claims need.
+"""The validity gates of the standard settings and of the audits, the gates that claims need, and what a seed buys.
 
 Gates of settings are measured on seeds that no claim uses (200 to 229). A claim that needs a gate which is not passed
 is "not testable here".
@@ -6,6 +6,7 @@ is "not testable here".
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,9 +26,16 @@ from steadymoe.bench.score.arms import (
 )
 from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import seeds_needed
-from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Estimate, over_seeds, share
-from steadymoe.bench.study import arms
-from steadymoe.bench.study.experiments import TABLE, arm
+from steadymoe.bench.statistics.estimates import (
+    DIFFERENCE,
+    LEAST_FOR_INTERVAL,
+    POSITIVE,
+    Estimate,
+    over_seeds,
+    share,
+)
+from steadymoe.bench.study import arms, experiments
+from steadymoe.bench.study.effects import OF_RUNS, less
 
 Setting = Literal["learning", "stale", "mismatch", "mismatch fp8"]
 State = Literal["passed", "failed", "not measured"]
@@ -35,24 +43,37 @@ State = Literal["passed", "failed", "not measured"]
 _RATE = "optimizer.learning_rate"
 # Learning rate → arm, over the grid of the setting *learning*.
 LEARNING = {
-    rate: arm(f"GRPO, lr {rate:g}", "gates_learning", "grpo", f"{_RATE}={rate}")
-    for rate in TABLE["gates_learning"].values(_RATE)
+    rate: experiments.arm(f"GRPO, lr {rate:g}", "gates_learning", "grpo", f"{_RATE}={rate}")
+    for rate in experiments.TABLE["gates_learning"].values(_RATE)
 }
 STALE = {
-    name: arm(label, "gates_stale", name)
+    name: experiments.arm(label, "gates_stale", name)
     for name, label in (("grpo", "GRPO"), ("gspo", "GSPO"), ("grpo_unclipped", "GRPO unclipped"))
 }
 TWIN = arms.ON_POLICY
-DENSE = arm("GRPO unclipped, dense", "gates_dense", "grpo_unclipped", "updates_per_rollout=16")
-DENSE_TWIN = arm("GRPO unclipped, dense, on policy", "gates_dense", "grpo_unclipped", "updates_per_rollout=1")
-EXACT = arm("GRPO, exact sampler", "gates_mismatch", "grpo", "engine=exact")
-FP8 = arm("GRPO, fp8 sampler", "gates_mismatch", "grpo", "engine=fp8")
-NOISY = arm("GRPO, noise on the sampler's routers", "gates_noise", "grpo", "engine.strength=1.0")
-QUIET = arm("GRPO, noise 0", "gates_noise", "grpo", "engine.strength=0.0")
+DENSE = experiments.arm("GRPO unclipped, dense", "gates_dense", "grpo_unclipped", "updates_per_rollout=16")
+DENSE_TWIN = experiments.arm(
+    "GRPO unclipped, dense, on policy", "gates_dense", "grpo_unclipped", "updates_per_rollout=1"
+)
+EXACT = experiments.arm("GRPO, exact sampler", "gates_mismatch", "grpo", "engine=exact")
+FP8 = experiments.arm("GRPO, fp8 sampler", "gates_mismatch", "grpo", "engine=fp8")
+NOISY = experiments.arm("GRPO, noise on the sampler's routers", "gates_noise", "grpo", "engine.strength=1.0")
+QUIET = experiments.arm("GRPO, noise 0", "gates_noise", "grpo", "engine.strength=0.0")
+DISTURBED = experiments.arm("GRPO, weights disturbed by 1e-7", "gates_chaos", "grpo")
+BRANCHES = {name: experiments.arm(f"{name.upper()}, branch", "gates_branches", name) for name in ("grpo", "gspo")}
+TRUNK = experiments.arm("trunk", "gates_trunk", "grpo")
 # The arms of the study at *stale*.
 _AT_STALE = (
     *(GRPO, PAPERS, PAPERS_R2, NARROW, GSPO, GSPO_R2, WIDE, *OTHERS.values()),
     *(*arms.SHIFT.values(), arms.FREEZE, arms.BALANCED, UNCLIPPED, REINFORCE, *arms.DENSE.values()),
+)
+# Design of a comparison, the two arms, and what else a seed of it needs. Runs whose initial weights differ by 1e-7 end
+# apart: this spread, the floor of chaos, stays between any two arms that are compared as whole runs. Branches of one
+# trunk share what came before them.
+_DESIGNS: tuple[tuple[str, Arm, Arm, tuple[Arm, ...]], ...] = (
+    ("whole runs", STALE["gspo"], STALE["grpo"], ()),
+    ("branches of one trunk", BRANCHES["gspo"], BRANCHES["grpo"], (TRUNK,)),
+    ("floor of chaos", DISTURBED, STALE["grpo"], ()),
 )
 
 # The thresholds of the validity gates.
@@ -94,10 +115,12 @@ class Gate:
     passes: str = ""
     """The condition, in words, of a gate of a setting."""
 
-    @property
-    def reason(self) -> str:
-        """The number and what it is."""
-        return f"{self.number}: {self.measured}" if self.passes else self.measured
+    def __str__(self) -> str:
+        return f"{self.need} {self.state}: {f'{self.number}: ' if self.passes else ''}{self.measured}"
+
+
+# Measures a gate: its number, whether it passes, and what was measured.
+_Measure = Callable[[Recorded], tuple[Estimate, bool, str]]
 
 
 def gates(study: Recorded) -> dict[Need, Gate]:
@@ -105,32 +128,33 @@ def gates(study: Recorded) -> dict[Need, Gate]:
     twin = f"≤ {MOST_COLLAPSES:.0%} of the seeds collapse, and the mean gain is ≥ {LEAST_TWIN_GAIN:g}"
     cost = f"≥ {LEAST_COST:g}, with the interval above 0"
     resolution = f"standard deviation ≤ {RESOLUTION:g}, or as many seeds as the power calculation asks for"
-    every: Sequence[tuple[str, Setting, str, Callable[[Recorded], tuple[Estimate, bool, str]]]] = (
+    table: tuple[tuple[str, Setting, str, _Measure], ...] = (
         ("V1", "learning", f"the best arm gains ≥ {LEAST_GAIN:g}, at a learning rate inside the grid", _learns),
-        ("V2", "stale", twin, lambda of: _twin(of, TWIN)),
-        ("V2 dense", "stale", twin, lambda of: _twin(of, DENSE_TWIN)),
+        ("V2", "stale", twin, partial(_twin, arm=TWIN)),
+        ("V2 dense", "stale", twin, partial(_twin, arm=DENSE_TWIN)),
         ("V3", "stale", f"collapsed, or ends below its start, in ≥ {LEAST_FAILURES:.0%} of the seeds", _fails),
-        ("V4", "mismatch", cost, lambda of: _costs(of, QUIET, NOISY)),
-        ("V4", "mismatch fp8", cost, lambda of: _costs(of, EXACT, FP8)),
+        ("V4", "mismatch", cost, partial(_costs, exact=QUIET, arm=NOISY)),
+        ("V4", "mismatch fp8", cost, partial(_costs, exact=EXACT, arm=FP8)),
         ("V5", "stale", f"≥ {LEAST_KEPT:.0%} of the reward, GRPO and GSPO", _keeps),
-        ("V7", "stale", resolution, lambda of: _resolves(of, STALE["gspo"], STALE["grpo"], Recorded.mean_reward)),
-        ("V7", "mismatch", resolution, lambda of: _resolves(of, QUIET, NOISY, Recorded.held_out)),
+        ("V7", "stale", resolution, partial(_resolves, of="mean reward", arm=STALE["gspo"], over=STALE["grpo"])),
+        ("V7", "mismatch", resolution, partial(_resolves, of="held-out accuracy", arm=QUIET, over=NOISY)),
     )
-    return {(need := Need(name, setting)): _gate(study, need, *rest) for name, setting, *rest in every}  # type: ignore[arg-type]
-
-
-def _gate(study: Recorded, need: Need, passes: str, measure: Callable[[Recorded], tuple[Estimate, bool, str]]) -> Gate:
-    try:
-        number, passed, measured = measure(study)
-    except NotRun as missing:
-        return Gate(need, "not measured", f"to be run: {missing}", passes=passes)
-    return Gate(need, "passed" if passed else "failed", measured, number, passes)
+    measured = {}
+    for name, setting, passes, measure in table:
+        need = Need(name, setting)
+        try:
+            number, passed, words = measure(study)
+        except NotRun as missing:
+            measured[need] = Gate(need, "not measured", f"to be run: {missing}", passes=passes)
+        else:
+            measured[need] = Gate(need, "passed" if passed else "failed", words, number, passes)
+    return measured
 
 
 def blocking(needs: Sequence[Need], measured: Mapping[Need, Gate]) -> list[Gate]:
     """Return the needed gates that are not passed, failed gates first. Raises KeyError for an unknown one."""
-    found = [measured[need] for need in needs if measured[need].state != "passed"]
-    return sorted(found, key=lambda gate: gate.state != "failed")
+    not_passed = [measured[need] for need in needs if measured[need].state != "passed"]
+    return sorted(not_passed, key=lambda gate: gate.state != "failed")
 
 
 def audited(study: Recorded, experiment: str, k: int) -> Gate:
@@ -146,80 +170,126 @@ def audited(study: Recorded, experiment: str, k: int) -> Gate:
 
 def kept(study: Recorded) -> dict[str, Estimate]:
     """Return V5's number for every arm of the study at *stale*, by label; n is 0 for an arm that has not run."""
-    return {each.label: _kept(study, each) if study.has(each) else NONE for each in _AT_STALE}
+    return {arm.label: _kept(study, arm) if study.has(arm) else NONE for arm in _AT_STALE}
 
 
-def _gain(study: Recorded, of: Arm) -> Estimate:
+def _kept(study: Recorded, arm: Arm) -> Estimate:
+    """The reward of the second rollout over that of the first."""
+    steps = study.tables([arm])["steps"]
+    rewards = steps[steps["metric"] == "reward"].pivot_table(index="seed", columns="step", values="value")
+    return over_seeds((rewards[2] / rewards[1]).dropna().tolist(), bounds=POSITIVE)
+
+
+def _mean(differences: pd.Series) -> Estimate:
+    return over_seeds(differences.dropna().tolist(), bounds=DIFFERENCE)
+
+
+def _gain(study: Recorded, arm: Arm) -> Estimate:
     """Held-out accuracy at the end (mean of the last five evaluations) less at the start."""
-    return _mean(study.held_out(of) - study.numbers(of, "eval_accuracy", "first"))
-
-
-def _mean(numbers: pd.Series) -> Estimate:
-    return over_seeds(numbers.dropna().tolist(), bounds=DIFFERENCE)
+    return _mean(study.held_out(arm) - study.numbers(arm, "eval_accuracy", "first"))
 
 
 def _learns(study: Recorded) -> tuple[Estimate, bool, str]:
     """V1: the largest gain over the learning rates, and whether its rate is inside the grid."""
-    gains = {rate: _gain(study, each) for rate, each in LEARNING.items()}
+    gains = {rate: _gain(study, arm) for rate, arm in LEARNING.items()}
     best = max(gains, key=lambda rate: gains[rate].mean)
     number, inside = gains[best], min(gains) < best < max(gains)
-    others = ", ".join(f"{LEARNING[rate].label}: {each.mean:.2f}" for rate, each in gains.items())
+    others = ", ".join(f"{LEARNING[rate].label}: {gain.mean:.2f}" for rate, gain in gains.items())
     where = "inside the grid" if inside else "at the end of the grid"
     passed = number.mean >= LEAST_GAIN and inside
     return number, passed, f"gain in held-out accuracy of GRPO at {best:g}, {where} ({others})"
 
 
-def _twin(study: Recorded, of: Arm) -> tuple[Estimate, bool, str]:
+def _twin(study: Recorded, arm: Arm) -> tuple[Estimate, bool, str]:
     """V2: the gain of the control without a clip, on policy, and how many of its seeds collapse."""
-    number, (fallen, n) = _gain(study, of), study.collapsed(of)
+    number, (fallen, n) = _gain(study, arm), study.collapsed(arm)
     passed = number.mean >= LEAST_TWIN_GAIN and fallen <= MOST_COLLAPSES * n
-    return number, passed, f"gain in held-out accuracy of {of.label}, which collapsed in {fallen} of {n} seeds"
+    return number, passed, f"gain in held-out accuracy of {arm.label}, which collapsed in {fallen} of {n} seeds"
 
 
 def _fails(study: Recorded) -> tuple[Estimate, bool, str]:
     """V3: the share of seeds in which the stale control without a clip collapses or ends below its start."""
     control = STALE["grpo_unclipped"]
     runs = study.judged(control).set_index("seed")
-    below = study.final(control) < study.first(control)
-    failed = runs["collapsed_step"].notna() | below.reindex(runs.index)
+    collapsed, below = runs["collapsed_step"].notna(), study.final(control) < study.first(control)
+    failed = collapsed | below.reindex(runs.index)
     number = share(int(failed.sum()), len(failed))
-    fallen = int(runs["collapsed_step"].notna().sum())
-    measured = (
-        f"of {len(failed)} seeds of {control.label} {fallen} collapsed, {int(below.sum())} ended below their start"
+    return (
+        number,
+        number.mean >= LEAST_FAILURES,
+        f"of {len(failed)} seeds of {control.label} {collapsed.sum()} collapsed, {below.sum()} ended below their start",
     )
-    return number, number.mean >= LEAST_FAILURES, measured
 
 
-def _costs(study: Recorded, exact: Arm, of: Arm) -> tuple[Estimate, bool, str]:
+def _costs(study: Recorded, exact: Arm, arm: Arm) -> tuple[Estimate, bool, str]:
     """V4: held-out accuracy with the exact sampler less held-out accuracy with an uncorrected other sampler."""
-    number = _mean(study.held_out(exact) - study.held_out(of))
-    return number, number.mean >= LEAST_COST and number.low > 0, f"held-out accuracy of {exact.label} less {of.label}"
+    number = _mean(less(study, "held-out accuracy", exact, arm))
+    passed = number.mean >= LEAST_COST and number.low > 0
+    return number, passed, f"held-out accuracy of {exact.label} less {arm.label}"
 
 
 def _keeps(study: Recorded) -> tuple[Estimate, bool, str]:
     """V5: the reward after all updates on the first rollout, over the reward before, of the worse algorithm."""
-    kept = {each.label: _kept(study, each) for each in (STALE["grpo"], STALE["gspo"])}
-    worse = min(kept.values(), key=lambda each: each.mean)
-    both = ", ".join(f"{label} {each}" for label, each in kept.items())
+    kept = {arm.label: _kept(study, arm) for arm in (STALE["grpo"], STALE["gspo"])}
+    worse = min(kept.values(), key=lambda number: number.mean)
+    both = ", ".join(f"{label} {number}" for label, number in kept.items())
     return worse, worse.mean >= LEAST_KEPT, f"reward of the second rollout over the first: {both}"
 
 
-def _kept(study: Recorded, of: Arm) -> Estimate:
-    steps = study.tables([of])["steps"]
-    rewards = steps[steps["metric"] == "reward"].pivot_table(index="seed", columns="step", values="value")
-    return over_seeds((rewards[2] / rewards[1]).dropna().tolist(), bounds=POSITIVE)
-
-
-def _resolves(
-    study: Recorded, of: Arm, over: Arm, outcome: Callable[[Recorded, Arm], pd.Series]
-) -> tuple[Estimate, bool, str]:
-    """V7: the standard deviation of paired differences, and the seeds that a difference of 0.05 takes."""
-    differences = (outcome(study, of) - outcome(study, over)).dropna()
-    needed = seeds_needed(differences.tolist(), RESOLUTION)
-    deviation = float(differences.std())
-    measured = (
-        f"standard deviation of {of.label} less {over.label}, whose mean is {_mean(differences)}; a difference of "
-        f"{RESOLUTION:g} takes {needed} seeds for 80 % power"
-    )
+def _resolves(study: Recorded, of: str, arm: Arm, over: Arm) -> tuple[Estimate, bool, str]:
+    """V7: the standard deviation of paired differences, and the seeds that a difference of ``RESOLUTION`` takes."""
+    differences = less(study, of, arm, over).dropna()
+    needed, deviation = seeds_needed(differences.tolist(), RESOLUTION), float(differences.std())
     number = Estimate(deviation, np.nan, np.nan, len(differences))
-    return number, deviation <= RESOLUTION or len(differences) >= needed, measured
+    return (
+        number,
+        deviation <= RESOLUTION or len(differences) >= needed,
+        f"standard deviation of {arm.label} less {over.label}, whose mean is {_mean(differences)}; a difference of "
+        f"{RESOLUTION:g} takes {needed} seeds for 80 % power",
+    )
+
+
+# --- what a seed buys ------------------------------------------------------------------------------------------------
+
+
+def designs(study: Recorded) -> pd.DataFrame:
+    """Return a row for each design and outcome whose arms have ended at three common seeds or more.
+
+    The columns: design, compared, outcome, difference (an Estimate), standard deviation of the differences, n, the
+    seeds that find a difference of ``RESOLUTION`` with 80 % power, and the gradient updates that their runs make.
+    """
+    rows = []
+    for name, arm, over, further in _DESIGNS:
+        for outcome in OF_RUNS:
+            try:
+                differences = less(study, outcome, arm, over).dropna()
+            except NotRun:
+                continue
+            if len(differences) < LEAST_FOR_INTERVAL:
+                continue
+            seeds = seeds_needed(differences.tolist(), RESOLUTION)
+            rows.append(
+                {"design": name, "compared": f"{arm.label} less {over.label}", "outcome": outcome}
+                | {"difference": _mean(differences), "standard deviation": float(differences.std())}
+                | {"n": len(differences), "seeds for 0.05": seeds}
+                | {"updates": seeds * sum(_updates(study, each) for each in (arm, over, *further))}
+            )
+    return pd.DataFrame(rows)
+
+
+def seconds_an_update(study: Recorded) -> float | None:
+    """How long a gradient update takes in a run, all included, on one core; None if no run has ended.
+
+    Runs share a machine with other work, so it is the time of the quickest arm (the median over its seeds).
+    """
+    paces = []
+    for arm in [arm for _, *pair, further in _DESIGNS for arm in (*pair, *further)]:
+        if study.has(arm):
+            paces.append(float(study.tables([arm])["runs"]["wall_seconds"].median()) / _updates(study, arm))
+    return min(paces, default=None)
+
+
+def _updates(study: Recorded, arm: Arm) -> float:
+    """The gradient updates of a run of the arm, the median over seeds."""
+    steps = study.tables([arm])["steps"]
+    return float(steps[steps["metric"] == "reward"].groupby("seed")["updates_per_rollout"].sum().median())

@@ -1,7 +1,7 @@
-"""The verdicts on all claims, from recorded runs and gradients, with the tables and figures that show them."""
+"""The verdicts on all claims, from recorded runs and gradients, with their tables and the data of their figures."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -9,20 +9,18 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.report import draw, tables
+from steadymoe.bench.report import report_page, write
 from steadymoe.bench.report.figures import FigureSpec
 from steadymoe.bench.score.arms import DRIFT, FROZEN, GRPO, GSPO, PAPERS, UNCLIPPED
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
-from steadymoe.bench.study import contrasts, doses, figures, gspo_claims, other_claims, replay
-from steadymoe.bench.study.arms import BEST, FIRST_TESTBED, ON_POLICY, TUNED
-from steadymoe.bench.study.claim import LEGS, Claim, Finding, Leg, LegVerdict, findings
-from steadymoe.bench.study.effects import NoNumber, best_setting
-from steadymoe.bench.study.gates import MISMATCH, audited, blocking, gates
+from steadymoe.bench.study import exploratory, figures
+from steadymoe.bench.study.arms import BEST, FIRST_TESTBED, ON_POLICY
+from steadymoe.bench.study.claims import CLAIMS, CONTRASTS
+from steadymoe.bench.study.gates import audited, blocking, gates
 from steadymoe.bench.study.realism import moe_effect
+from steadymoe.bench.study.rules import LEGS, Claim, Dose, Finding, Leg, LegVerdict, findings, leg_verdict
 
-# The tables of docs/protocol.md as code: outcomes, thresholds and gates were fixed there before the runs.
-CLAIMS = tuple(sorted((*gspo_claims.CLAIMS, *other_claims.CLAIMS), key=lambda claim: claim.number))
 OUTCOMES = FigureSpec("outcomes", "outcomes", figures.outcomes, "study", takes=("outcomes",))
 ANSWER = FigureSpec("answer", "answer", figures.arms, "study", takes=("steps", "standings"))
 DOSE = FigureSpec("dose", "dose", figures.dose, "study_routes", takes=("doses",))
@@ -42,53 +40,51 @@ class Verdicts:
 
     def __init__(self, study: Recorded) -> None:
         self.study = study
-        if not any(self.study.has(arm) for arm in (GRPO, GSPO)):
+        if not any(study.has(arm) for arm in (GRPO, GSPO)):
             raise NotRun(f"{GRPO.label} ({GRPO.experiment})")
-        self.gates = gates(self.study)
-        self.audited = {each: audited(self.study, each, DRIFT) for each in ("study_audit", "study_audit_twin")}
-        self.moe_effect = {
-            claim.number: moe_effect(self.study, claim.moe_effect_at) for claim in CLAIMS if claim.moe_effect_at
-        }
+        self.gates = gates(study)
+        self.audited = {name: audited(study, name, DRIFT) for name in ("study_audit", "study_audit_twin")}
+        self.moe_effect = moe_effect(study, "stale")
         self.blocking = {claim.number: blocking(claim.needs, self.gates) for claim in CLAIMS}
         # Audits that have not run are "not run", not "not testable": of the mechanism leg only failed gates count.
-        failed = {each: gate for each, gate in self.audited.items() if gate.state == "failed"}
+        failed = {name: gate for name, gate in self.audited.items() if gate.state == "failed"}
         self.failed = {
-            claim.number: [gate for each, gate in failed.items() if each in claim.experiments] for claim in CLAIMS
+            claim.number: [gate for name, gate in failed.items() if name in claim.experiments] for claim in CLAIMS
         }
         self.findings = {
-            claim.number: findings(self.study, claim.outcomes, self.blocking[claim.number], self.failed[claim.number])
+            claim.number: findings(study, claim.outcomes, self.blocking[claim.number], self.failed[claim.number])
             for claim in CLAIMS
         }
-        self.contrasts = contrasts.table(self.study)
+        self.contrasts = contrasts(study)
         self._arm_rows: dict[tuple[str, str, bool], dict[str, Any]] = {}
 
     def verdict(self, claim: Claim, leg: Leg) -> LegVerdict | None:
-        """The verdict of one leg; None for a claim without it."""
-        return claim.verdict(self.findings[claim.number], leg, self.moe_effect.get(claim.number))
+        """Return the verdict of one leg; None for a claim without it."""
+        return leg_verdict(self.findings[claim.number], leg, self.moe_effect if claim.about_moe else None)
 
     def in_words(self, claim: Claim, leg: Leg) -> str:
-        """The verdict of one leg, with the outcomes that it comes from; "–" for a claim without it."""
+        """Return the verdict of one leg, with the outcomes that it comes from; "–" for a claim without it."""
         verdict = self.verdict(claim, leg)
         if verdict is None:
             return "–"
-        counts = Counter(each.verdict for each in self.findings[claim.number] if each.outcome.leg == leg)
-        outcomes = ", ".join(f"{n} {each}" for each, n in counts.items())
+        counts = Counter(finding.verdict for finding in self.findings[claim.number] if finding.outcome.leg == leg)
+        outcomes = ", ".join(f"{n} {name}" for name, n in counts.items())
         remarks = [*([outcomes] if set(counts) != {verdict} else []), *([claim.about] if claim.about else [])]
         return f"{verdict} ({'; '.join(remarks)})" if remarks else verdict
 
     def counts(self) -> str:
-        """A sentence with the number of claims for each verdict of each leg."""
-        lines = []
-        for leg, of in zip(LEGS, ("runs", "gradients"), strict=True):
+        """Return a sentence with the number of claims for each verdict of each leg."""
+        parts = []
+        for leg, measured_on in zip(LEGS, ("runs", "gradients"), strict=True):
             counts = Counter(verdict for claim in CLAIMS if (verdict := self.verdict(claim, leg)))
-            each = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
-            lines.append(f"of {sum(counts.values())} claims about {of}: {each}")
-        return f"**{lines[0][0].upper()}{'; '.join(lines)[1:]}.**"
+            numbers = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+            parts.append(f"of {sum(counts.values())} claims about {measured_on}: {numbers}")
+        return f"**O{'; '.join(parts)[1:]}.**"
 
     # --- tables of outcomes and arms ----------------------------------------------------------------------------
 
     def summary(self) -> pd.DataFrame:
-        """One row for each claim: its verdict by runs and by gradients."""
+        """Return one row for each claim: its verdict by runs and by gradients."""
         return pd.DataFrame(
             [
                 {"": claim.number, "claim": claim.statement}
@@ -97,37 +93,21 @@ class Verdicts:
             ]
         )
 
-    def table(self) -> pd.DataFrame:
-        """One row for each outcome."""
-        return pd.DataFrame([row for claim in CLAIMS for row in rows(claim.number, self.findings[claim.number])])
-
     def texts(self) -> dict[str, str]:
-        """The tables as text, by file name."""
-        texts: dict[str, str] = {}
-        for name, rows in {"claims": self.table(), "contrasts": self.contrasts}.items():
-            texts |= {f"{name}.md": tables.to_markdown(rows) + "\n", f"{name}.tex": tables.to_latex(rows)}
-            texts[f"{name}.csv"] = tables.to_numbers(rows).to_csv(index=False)
-        return texts
+        """Return the tables of outcomes and of contrasts as text, by file name."""
+        outcomes = [row for claim in CLAIMS for row in outcome_rows(claim.number, self.findings[claim.number])]
+        return write.table_texts("claims", pd.DataFrame(outcomes)) | write.table_texts("contrasts", self.contrasts)
 
     def first_screen(self) -> str:
-        """The arms of README's first screen, as a table."""
-        return tables.to_markdown(self.arms(FIRST).drop(columns="final reward"))
-
-    def tuned(self) -> str:
-        """A sentence with each algorithm's best setting on the seeds of the tuning."""
-        try:
-            best = {name: best_setting(self.study, name) for name in TUNED}
-        except (NotRun, NoNumber) as missing:
-            return f"The tuning has not run whole; first to be run: {missing}."
-        each = "; ".join(f"{name.upper()} at {rate:g} and {band}" for name, (rate, band) in best.items())
-        return f"Best on the seeds of the tuning: {each}."
+        """Return the arms of README's first screen, as a table."""
+        return write.to_markdown(self.arms(FIRST).drop(columns="final reward"))
 
     def arms(self, arms: Sequence[Arm], by_accuracy: bool = False) -> pd.DataFrame:
-        """A row for each arm that has run, best first: n, collapses, start, mean and final reward, accuracy.
+        """Return a row for each arm that has run, best first: n, collapses, start, mean and final reward, accuracy.
 
         With ``by_accuracy`` the start is a held-out accuracy, and the final one gives the order; else both are rewards.
         """
-        recorded = [arm for arm in {arm.label: arm for arm in arms}.values() if self.study.has(arm)]
+        recorded = self.recorded({arm.label: arm for arm in arms}.values())
         outcome = self.study.held_out if by_accuracy else self.study.mean_reward
         best_first = sorted(recorded, key=lambda arm: -float(outcome(arm).mean()))
         return pd.DataFrame([self._arm_row(arm, by_accuracy) for arm in best_first])
@@ -142,21 +122,22 @@ class Verdicts:
                 "final reward": study.final(arm),
                 "held-out accuracy": study.held_out(arm),
             }
-            bounds = columns.bounds("reward")
-            estimates = {what: over_seeds(values.tolist(), bounds=bounds) for what, values in numbers.items()}
             first = {"arm": arm.label, "n": len(numbers["start"]), "collapsed": collapsed if judged else "–"}
-            self._arm_rows[key] = first | estimates
+            bounds = columns.bounds("reward")
+            self._arm_rows[key] = first | {
+                name: over_seeds(values.tolist(), bounds=bounds) for name, values in numbers.items()
+            }
         return self._arm_rows[key]
 
     def arms_of(self, claim: Claim) -> pd.DataFrame:
-        """``arms`` of a claim and its controls; empty for a claim about other numbers."""
-        if claim.figure != ANSWER.id or not self.recorded(claim):
+        """Return ``arms`` of a claim and its controls; empty for a claim about other numbers."""
+        if claim.figure != ANSWER.id or not self.recorded(claim.arms):
             return pd.DataFrame()
-        return self.arms([*_with_controls(claim), *claim.beside], _by_accuracy(claim))
+        return self.arms([*claim.with_controls, *claim.beside], claim.by_accuracy)
 
-    def recorded(self, claim: Claim) -> list[Arm]:
-        """The arms of a claim that have run."""
-        return [arm for arm in claim.arms if self.study.has(arm)]
+    def recorded(self, arms: Iterable[Arm]) -> list[Arm]:
+        """Return the arms that have run."""
+        return [arm for arm in arms if self.study.has(arm)]
 
     # --- figures ------------------------------------------------------------------------------------------------
 
@@ -165,90 +146,99 @@ class Verdicts:
         """The tables for the figure of each claim whose arms have all run, by number."""
         drawn = {}
         for claim in CLAIMS:
-            if claim.figure and self.recorded(claim) == list(claim.arms):
-                spec = SPECS[claim.figure]
+            if claim.figure and self.recorded(claim.arms) == list(claim.arms):
                 if claim.figure == ANSWER.id:
-                    curves, beside = (
-                        [arm for arm in arms if self.study.has(arm)] for arms in (_with_controls(claim), claim.beside)
-                    )
-                    data = draw.data(self.study.tables([*curves, *beside]), spec.takes)
-                    levels = _levels(self.arms_of(claim), _by_accuracy(claim))
-                    data["standings"] = levels.assign(curve=levels["arm"].isin([arm.label for arm in curves]))
+                    data = self._answer(claim.with_controls, self.arms_of(claim), claim.by_accuracy, claim.beside)
                 else:
-                    data = {"doses": doses.table(self.study, claim.doses)}
-                if spec.lacks(data) is None:
+                    data = {"doses": dose_rows(self.study, claim.doses)}
+                if SPECS[claim.figure].lacks(data) is None:
                     drawn[claim.number] = data
         return drawn
 
+    def _answer(
+        self, curves: Sequence[Arm], rows: pd.DataFrame, by_accuracy: bool = False, beside: Sequence[Arm] = ()
+    ) -> dict[str, pd.DataFrame]:
+        """Return the tables of the figure ``answer``: ``arms`` as ``rows``, and which of them have a curve."""
+        data = report_page.with_derived(self.study.tables(self.recorded([*curves, *beside])), ANSWER.takes)
+        outcome, metric = ("held-out accuracy", "eval_accuracy") if by_accuracy else ("mean reward", "reward")
+        standings = rows.rename(columns={outcome: "end"})[["arm", "start", "end"]]
+        labels = [arm.label for arm in curves]
+        data["standings"] = standings.assign(outcome=outcome, metric=metric, curve=standings["arm"].isin(labels))
+        return data
+
     @cached_property
     def replayed(self) -> pd.DataFrame:
-        """``replay.table``: what R2 does."""
-        return replay.table(self.study)
+        """``exploratory.replay``: what R2 does."""
+        return exploratory.replay(self.study)
 
     def outcomes_in(self, unit: str) -> pd.DataFrame:
-        """The outcomes of one unit that have a number, for their figure."""
+        """Return the outcomes of one unit that have a number, for their figure."""
         rows = [
-            {"claim": number, "outcome": each.outcome.what, "unit": unit, "side": each.outcome.side}
-            | {"threshold": each.outcome.threshold, "upper": each.outcome.upper}
-            | {"effect": each.measured.estimate, "verdict": each.verdict}
+            {"claim": number, "outcome": finding.outcome.what, "unit": unit, "side": finding.outcome.side}
+            | {"threshold": finding.outcome.threshold, "upper": finding.outcome.upper}
+            | {"effect": finding.measured.estimate, "verdict": finding.verdict}
             for number, findings in self.findings.items()
-            for each in findings
-            if each.outcome.unit == unit and each.measured.estimate.n
+            for finding in findings
+            if finding.outcome.unit == unit and finding.measured.estimate.n
         ]
         return pd.DataFrame(rows)
 
     def figures(self) -> list[tuple[FigureSpec, str, dict[str, pd.DataFrame]]]:
-        """Every figure that can be drawn: the figure, the beginning of its file name, and its tables."""
-        every = [
+        """Return every figure that can be drawn: the figure, the beginning of its file name, and its tables."""
+        drawable = [
             (OUTCOMES, f"claims_{unit}", {"steps": pd.DataFrame(), "outcomes": rows})
             for unit in DRAWN
             if len(rows := self.outcomes_in(unit))
         ]
-        if all(self.study.has(arm) for arm in FIRST_TESTBED):
-            data = draw.data(self.study.tables(FIRST_TESTBED), ANSWER.takes)
-            data["standings"] = _levels(self.arms(FIRST_TESTBED), by_accuracy=False).assign(curve=True)
-            every.append((ANSWER, "claims_first_testbed", data))
+        if self.recorded(FIRST_TESTBED) == list(FIRST_TESTBED):
+            drawable.append((ANSWER, "claims_first_testbed", self._answer(FIRST_TESTBED, self.arms(FIRST_TESTBED))))
         if len(self.replayed):
-            every.append((REPLAY, f"claim{replay.CLAIM:02}", {"replay": self.replayed}))
-        drawn = [(claim, self.drawn[claim.number]) for claim in CLAIMS if claim.number in self.drawn]
-        return every + [(SPECS[claim.figure], stem(claim), data) for claim, data in drawn]
+            drawable.append((REPLAY, "claim03", {"replay": self.replayed}))
+        return drawable + [
+            (SPECS[claim.figure], f"claim{claim.number:02}", self.drawn[claim.number])
+            for claim in CLAIMS
+            if claim.number in self.drawn
+        ]
 
 
-def stem(claim: Claim) -> str:
-    """The beginning of a claim's file names."""
-    return f"claim{claim.number:02}"
+def contrasts(study: Recorded) -> pd.DataFrame:
+    """Return the published contrasts next to the study's."""
+    rows = []
+    for number, contrast in enumerate(CONTRASTS, 1):
+        measured, sign = contrast.sign(study)
+        rows.append(
+            {"": number, "published": contrast.published, "here": contrast.here}
+            | {"difference": "; ".join(map(str, measured)) or "–"}
+            | {"n": "; ".join(str(one.estimate.n) for one in measured) or "–", "sign": sign}
+        )
+    return pd.DataFrame(rows)
 
 
-def _by_accuracy(claim: Claim) -> bool:
-    """Whether held-out accuracy decides: at the setting *mismatch*."""
-    return claim.needs == MISMATCH
+def dose_rows(study: Recorded, doses: Sequence[Dose]) -> pd.DataFrame:
+    """Return a row for each dose that has run: dial, value, quantity and number (an Estimate over seeds)."""
+    rows = []
+    for dose in doses:
+        try:
+            number = dose.effect(study).estimate
+        except NotRun:
+            continue
+        rows.append({"dial": dose.dial, "value": dose.value, "quantity": dose.quantity, "number": number})
+    return pd.DataFrame(rows, columns=["dial", "value", "quantity", "number"])
 
 
-def _with_controls(claim: Claim) -> list[Arm]:
-    """The arms of a claim, its controls and, at *stale*, the on-policy twin."""
-    return [*claim.arms, *claim.controls, *([] if _by_accuracy(claim) else [ON_POLICY])]
-
-
-def _levels(arms: pd.DataFrame, by_accuracy: bool) -> pd.DataFrame:
-    """``Verdicts.arms`` as the figure takes it."""
-    outcome, metric = ("held-out accuracy", "eval_accuracy") if by_accuracy else ("mean reward", "reward")
-    kept = arms.rename(columns={outcome: "end"})[["arm", "start", "end"]]
-    return kept.assign(outcome=outcome, metric=metric)
-
-
-def rows(number: int, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """A row for each finding, with the protocol's letters: m, n, … for gradients beside runs, else a, b, …."""
-    legs = [each.outcome.leg for each in findings]
-    starts = {leg: "m" if leg == "mechanism" and len(set(legs)) > 1 else "a" for leg in legs}
-    letters = [chr(ord(starts[leg]) + legs[:place].count(leg)) for place, leg in enumerate(legs)]
-    return [_row(number, letter, each) for letter, each in zip(letters, findings, strict=True)]
-
-
-def _row(number: int, letter: str, finding: Finding) -> dict[str, Any]:
-    outcome, effect, note = finding.outcome, finding.measured.estimate, finding.measured.note
-    what = f"{outcome.what} ({note})" if note else outcome.what
-    row = {"claim": number, "letter": letter, "outcome": what, "leg": outcome.leg, "effect": effect, "n": effect.n}
-    row |= {"claimed": outcome.claimed, "p": finding.p, "p (Holm)": finding.corrected}
-    factor = "× " if outcome.unit == "ratio" else ""
-    least = "–" if np.isnan(finding.detectable) else f"{factor}{finding.detectable:.2g}"
-    return row | {"detectable": least, "verdict": finding.verdict, "what would decide it": finding.decides}
+def outcome_rows(number: int, findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Return a row for each finding, with the protocol's letters: m, n, … for gradients next to runs, else a, b, …."""
+    rows, legs = [], [finding.outcome.leg for finding in findings]
+    for place, finding in enumerate(findings):
+        outcome, effect, note = finding.outcome, finding.measured.estimate, finding.measured.note
+        first = "m" if outcome.leg == "mechanism" and len(set(legs)) > 1 else "a"
+        factor = "× " if outcome.unit == "ratio" else ""
+        rows.append(
+            {"claim": number, "letter": chr(ord(first) + legs[:place].count(outcome.leg))}
+            | {"outcome": f"{outcome.what} ({note})" if note else outcome.what, "leg": outcome.leg}
+            | {"effect": effect, "n": effect.n, "claimed": outcome.claimed}
+            | {"p": finding.p, "p (Holm)": finding.corrected}
+            | {"detectable": "–" if np.isnan(finding.detectable) else f"{factor}{finding.detectable:.2g}"}
+            | {"verdict": finding.verdict, "what would decide it": finding.decides}
+        )
+    return rows

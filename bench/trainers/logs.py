@@ -1,7 +1,7 @@
-"""The log of another trainer: numbers of each step, from verl's file logger, a CSV file, or a plain JSONL file.
+"""Read the log of another trainer: numbers of each step, from verl's file logger, a CSV file, or a JSONL file.
 
-Nothing is guessed: a column is taken where its name is known or mapped, and a value that is no number is named with its
-row. A value that is not there stays absent.
+Nothing is guessed: a column is read if its name is known or mapped, and a value that is not a number is reported with
+its line. Missing values stay missing.
 """
 
 import csv
@@ -15,20 +15,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.measurement import columns
+from steadymoe.bench.support.errors import UserError
 from steadymoe.plugins import verl
 
 # The most bytes of a file.
 MOST_BYTES = 2**28
-# The largest step or count: tables have whole numbers of 64 bits, also for the product of two.
+# The largest step or count: tables have 64-bit integers, also for the product of two.
 MOST = 10**9
 # The largest number of any other column: the sum of its squares is still a float.
 _LARGEST = 1e100
-# The columns of a step that a log can have, the step itself included; a histogram is no number.
-TARGETS = tuple(name for name, column in columns.TABLES["steps"].items() if not pa.types.is_list(column.type))
-# What verl 0.9 logs, by the column that it is. ``plugins.verl.columns`` makes further columns from our own sums.
-VERL = {
+# The columns of a step that a log can have, without histograms.
+_COLUMNS = {name: column.type for name, column in columns.TABLES["steps"].items() if not pa.types.is_list(column.type)}
+# Our column → its name in verl 0.9's log. ``plugins.verl.columns`` computes more columns from the sums of our losses.
+_VERL = {
+    "step": "step",
     "reward": "critic/score/mean",
     "shaped_reward": "critic/rewards/mean",
     "loss": "actor/pg_loss",
@@ -48,180 +49,160 @@ VERL = {
     "evaluation_seconds": "timing_s/testing",
 }
 
-Numbers = dict[str, float]
-
 
 @dataclass(frozen=True)
 class Log:
-    """What a log holds, by our columns."""
+    """The numbers of a log under the suite's column names."""
 
-    rows: list[Numbers]
-    """One for each step, steps rising from 1 or later; an absent column is no key, and a number may be nan."""
+    rows: list[dict[str, float]]
+    """One row per step; steps rise from 1 or later. A missing number has no key; a number may be nan or infinite."""
     names: dict[str, str]
-    """Our column → theirs."""
+    """Our column → the log's."""
     is_verl: bool
     notes: list[str]
-    """What a reader should know: rows that were left out or renumbered."""
+    """Rows that were left out or renumbered."""
 
 
 def read(path: Path, mapped: Mapping[str, str]) -> Log:
-    """The log in a file; ``mapped`` is our column → theirs. Raises ConfigError, in one line, for what is no log."""
+    """Read the log in a file; ``mapped`` is our column → the log's. Raises UserError, in one line, for a bad log."""
     raw = list(_rows(path))
-    is_verl = bool(raw) and all(set(row) == {"step", "data"} and isinstance(row["data"], dict) for _, row in raw)
-    if is_verl:
-        # orjson writes nan and infinities as null.
-        raw = [(place, _with_nan(row["data"]) | {"step": row["step"]}) for place, row in raw]
-    there = list(dict.fromkeys(name for _, row in raw for name in row))
     if not raw:
-        raise ConfigError(f"{path.name} has no rows, so no steps")
-    names = _names(there, mapped, is_verl, path.name)
-    rows = [(place, _numbers(row, names, place) | _of_sums(row, place, mapped)) for place, row in raw]
-    whole, notes = _steps(rows, path.name)
-    return Log(whole, names, is_verl, notes)
+        raise UserError(f"{path.name} has no rows, so no steps")
+    is_verl = all(row.keys() == {"step", "data"} and isinstance(row["data"], dict) for _, row in raw)
+    if is_verl:  # orjson writes nan and infinities as null
+        numbers = [
+            {name: math.nan if value is None else value for name, value in row["data"].items()} for _, row in raw
+        ]
+        raw = [(place, data | {"step": row["step"]}) for (place, row), data in zip(raw, numbers, strict=True)]
+    present = list(dict.fromkeys(name for _, row in raw for name in row))
+    names = _names(present, mapped, is_verl, path.name)
+    rows = []
+    for place, row in raw:
+        known = {ours: _number(row.get(theirs), ours, f"{place}: {theirs}") for ours, theirs in names.items()}
+        from_sums = {name: value for name, value in _from_sums(row, place).items() if name not in mapped}
+        rows.append((place, {name: value for name, value in known.items() if value is not None} | from_sums))
+    steps, notes = _by_step(rows)
+    if not any(_has_reward(row) for row in steps):
+        raise UserError(f"{path.name} has no step with a reward")
+    return Log(steps, names, is_verl, notes)
 
 
-def _names(there: Sequence[str], mapped: Mapping[str, str], is_verl: bool, file: str) -> dict[str, str]:
-    """Our column → theirs, for the columns that the log has."""
+def _names(present: Sequence[str], mapped: Mapping[str, str], is_verl: bool, file: str) -> dict[str, str]:
+    """Match our columns to the log's."""
+    listed = ", ".join(present[:12]) + (f" and {len(present) - 12} more" if len(present) > 12 else "")
     for ours, theirs in mapped.items():
-        if ours not in TARGETS:
-            near = difflib.get_close_matches(ours, TARGETS)
-            raise ConfigError(
-                f"--map: a step has no column {ours!r}; "
-                + (f"did you mean {', '.join(near)}?" if near else "docs/metrics.md lists them")
-            )
-        if theirs not in there:
-            raise ConfigError(f"--map: {file} has no column {theirs!r}; it has {_listed(there)}")
-    known = {name: name for name in TARGETS} | (VERL if is_verl else {})
-    names = {ours: theirs for ours, theirs in known.items() if theirs in there} | dict(mapped)
-    for needed in ("step", "reward"):
-        if needed not in names:
-            raise ConfigError(f"{file} has no column {needed}; name it by --map {needed}=…: it has {_listed(there)}")
+        if ours not in _COLUMNS:
+            near = difflib.get_close_matches(ours, _COLUMNS)
+            hint = f"did you mean {', '.join(near)}?" if near else "docs/metrics.md lists them"
+            raise UserError(f"--map: a step has no column {ours!r}; {hint}")
+        if theirs not in present:
+            raise UserError(f"--map: {file} has no column {theirs!r}; it has {listed}")
+    known = _VERL if is_verl else {name: name for name in _COLUMNS}
+    names = {ours: theirs for ours, theirs in known.items() if theirs in present} | dict(mapped)
+    for name in ("step", "reward"):
+        if name not in names:
+            raise UserError(f"{file} has no column {name}; name it with --map {name}=…; it has {listed}")
     return names
 
 
-def _listed(there: Sequence[str], most: int = 12) -> str:
-    return ", ".join(there[:most]) + (f" and {len(there) - most} more" if len(there) > most else "")
+def _number(value: Any, column: str | None, what: str) -> float | None:
+    """Return the number of a cell, which may be nan or infinite; None if the cell is empty.
 
-
-def _numbers(row: Mapping[str, Any], names: Mapping[str, str], place: str) -> Numbers:
-    """The numbers of a row by our columns. Raises ConfigError for a value that is none."""
-    found = {}
-    for ours, theirs in names.items():
-        value = _number(row.get(theirs), f"{place}: {theirs}")
-        if value is None:
-            continue
-        is_whole = pa.types.is_integer(columns.TABLES["steps"][ours].type)
-        if is_whole and not (value.is_integer() and 0 <= value <= MOST):
-            raise ConfigError(f"{place}: {theirs} must be a whole number between 0 and {MOST}, got {row[theirs]!r}")
-        if math.isfinite(value) and abs(value) > _LARGEST:
-            raise ConfigError(f"{place}: {theirs} must be between ±{_LARGEST:g}, nan or inf, got {row[theirs]!r}")
-        found[ours] = int(value) if is_whole else value
-    return found
-
-
-def _number(value: Any, what: str) -> float | None:
-    """A number, nan and infinities included; None for nothing."""
+    ``column`` is ours, whose type and bounds the number must fit, if any. Raises UserError that begins with ``what``.
+    """
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    if isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except (ValueError, OverflowError):
-            pass
-    raise ConfigError(f"{what} must be a number; got {str(value)[:40]!r}")
-
-
-def _of_sums(row: Mapping[str, Any], place: str, mapped: Mapping[str, str]) -> Numbers:
-    """The columns that our losses leave in verl's log as sums; a column that is mapped is not replaced."""
-    sums = {name: _number(value, f"{place}: {name}") for name, value in row.items() if verl.PREFIX in name}
-    if not sums or not all(value is not None and math.isfinite(value) for value in sums.values()):
-        return {}
     try:
-        found = verl.columns({name: value for name, value in sums.items() if value is not None})
+        number = float("no number" if isinstance(value, bool) else value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(f"{what} must be a number; got {str(value)[:40]!r}") from error
+    if column is None:
+        return number
+    if pa.types.is_integer(_COLUMNS[column]):
+        if not (number.is_integer() and 0 <= number <= MOST):
+            raise UserError(f"{what} must be a whole number between 0 and {MOST}, got {value!r}")
+        return int(number)
+    if math.isfinite(number) and abs(number) > _LARGEST:
+        raise UserError(f"{what} must be between ±{_LARGEST:g}, nan or inf, got {value!r}")
+    return number
+
+
+def _from_sums(row: Mapping[str, Any], place: str) -> dict[str, float]:
+    """Return the columns that follow from the sums that our losses leave in verl's log."""
+    sums = {name: _number(value, None, f"{place}: {name}") for name, value in row.items() if verl.PREFIX in name}
+    finite = {name: value for name, value in sums.items() if value is not None and math.isfinite(value)}
+    try:
+        return verl.columns(finite) if len(finite) == len(sums) else {}
     except KeyError as error:
-        raise ConfigError(f"{place}: the sums of a loss of steadymoe lack {error.args[0]}") from error
-    return {name: value for name, value in found.items() if name not in mapped}
+        raise UserError(f"{place}: the sums of a loss of steadymoe lack {error.args[0]}") from error
 
 
-def _steps(rows: Sequence[tuple[str, Numbers]], file: str) -> tuple[list[Numbers], list[str]]:
-    """One row for each step. Rows of one step are joined; the row of a step 0 is no step, or all are counted from 1."""
-    found: list[Numbers] = []
+def _by_step(rows: Sequence[tuple[str, dict[str, float]]]) -> tuple[list[dict[str, float]], list[str]]:
+    """Merge rows of the same step. Steps that start at 0 are renumbered, or step 0 is left out if it has no reward."""
+    steps: list[dict[str, float]] = []
     for place, row in rows:
         if "step" not in row:
-            raise ConfigError(f"{place}: has no step")
-        before = found[-1] if found else {}
-        if row["step"] != before.get("step"):
-            if before and row["step"] < before["step"]:
-                raise ConfigError(f"{place}: step {row['step']} comes after step {before['step']}; steps must rise")
-            found.append(dict(row))
+            raise UserError(f"{place}: has no step")
+        last = steps[-1] if steps else {"step": -1}
+        if row["step"] < last["step"]:
+            raise UserError(f"{place}: step {row['step']} comes after step {last['step']}; steps must rise")
+        if row["step"] > last["step"]:
+            steps.append(dict(row))
             continue
-        twice = [name for name in row if name != "step" and name in before]
-        if twice:
-            raise ConfigError(f"{place}: a second {twice[0]} of step {row['step']}")
-        before |= row
+        if repeated := [name for name in row if name != "step" and name in last]:
+            raise UserError(f"{place}: a second {repeated[0]} of step {row['step']}")
+        last |= row
     notes = []
-    if found[0]["step"] == 0 and _has_reward(found[0]):
-        found = [row | {"step": row["step"] + 1} for row in found]
-        notes.append("the log counts its steps from 0, the run from 1")
-    elif found[0]["step"] == 0:
-        found = found[1:]
+    if steps[0]["step"] == 0 and _has_reward(steps[0]):
+        steps = [row | {"step": row["step"] + 1} for row in steps]
+        notes.append("the log counts steps from 0, the run from 1")
+    elif steps[0]["step"] == 0:
+        steps = steps[1:]
         notes.append("left out: step 0, before training, which has no reward")
-    found = [row for row in found if len(row) > 1]
-    if not any(map(_has_reward, found)):
-        raise ConfigError(f"{file} has no step with a reward")
-    return found, notes
+    return [row for row in steps if len(row) > 1], notes
 
 
-def _has_reward(row: Numbers) -> bool:
+def _has_reward(row: Mapping[str, float]) -> bool:
     return math.isfinite(row.get("reward", math.nan))
 
 
-def _with_nan(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: math.nan if value is None else value for name, value in data.items()}
-
-
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a file, each with its place in words."""
+    """Yield the rows of a file, each with its place for messages."""
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
+        raise UserError(f"there is no file {path}")
     if path.stat().st_size > MOST_BYTES:
-        raise ConfigError(f"{path.name} has {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
-    readers = {".jsonl": _of_jsonl, ".csv": _of_csv}
-    if path.suffix not in readers:
-        raise ConfigError(f"{path.name} must be a file .jsonl or .csv")
+        raise UserError(f"{path.name} has {path.stat().st_size} bytes; the limit is {MOST_BYTES}")
+    if path.suffix not in (".jsonl", ".csv"):
+        raise UserError(f"{path.name} must be a .jsonl or .csv file")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path.name} is no text in UTF-8") from error
-    yield from readers[path.suffix](text, path.name)
+        raise UserError(f"{path.name} is not UTF-8 text") from error
+    yield from (_rows_of_jsonl if path.suffix == ".jsonl" else _rows_of_csv)(text, path.name)
 
 
-def _of_jsonl(text: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows_of_jsonl(text: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        place = f"{file}, line {number}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{place}: no JSON ({error})") from error
+            raise UserError(f"{file}, line {number}: not JSON ({error})") from error
         if not isinstance(row, dict):
-            raise ConfigError(f"{place}: must be an object with named columns")
-        yield place, row
+            raise UserError(f"{file}, line {number}: must be an object with named columns")
+        yield f"{file}, line {number}", row
 
 
-def _of_csv(text: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    reader = csv.reader(text.splitlines(), strict=True)
+def _rows_of_csv(text: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    reader = csv.DictReader(text.splitlines(), strict=True)
     try:
-        header = next(reader, [])
-        twice = [name for name in header if header.count(name) > 1]
-        if twice:
-            raise ConfigError(f"{file}: two columns have the name {twice[0]!r}")
+        header = reader.fieldnames or []
+        if repeated := [name for name in header if header.count(name) > 1]:
+            raise UserError(f"{file}: two columns have the name {repeated[0]!r}")
         for row in reader:
-            place = f"{file}, line {reader.line_num}"
-            if row and len(row) != len(header):
-                raise ConfigError(f"{place}: has {len(row)} values for {len(header)} columns")
-            if row:
-                yield place, dict(zip(header, row, strict=True))
+            if None in row or None in row.values():
+                raise UserError(f"{file}, line {reader.line_num}: must have {len(header)} values, as the header has")
+            yield f"{file}, line {reader.line_num}", row
     except csv.Error as error:
-        raise ConfigError(f"{file}, line {reader.line_num}: no CSV ({error})") from error
+        raise UserError(f"{file}, line {reader.line_num}: not CSV ({error})") from error

@@ -1,106 +1,127 @@
-"""The run folder of another trainer: its place, and what ``run.json`` says of it.
+"""The run folder of another trainer: its facts, its place, and its rows while the trainer trains.
 
-Such a run has an ``origin``, "trl 1.16.0" or a file that was read. ``steadymoe status``, ``report`` and ``report
---export`` take it; ``archive.load`` keeps it from claims unless a caller asks for it.
+Such a run has an ``origin``, "trl 1.16.0" or a file that was imported. ``steadymoe status``, ``report`` and exports
+include it; claims, scores and boards leave it out (``archive.load``).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from steadymoe.bench.config import identity
-from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import provenance, record
+from steadymoe.bench.runs.record import Record
+from steadymoe.bench.statistics.collapse import Rule, detect
+from steadymoe.bench.support import blame
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.revision import revision
+from steadymoe.bench.training.columns_of_step import Row
 
 # The choice in a group that a log does not name.
 UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForeignRun:
-    """A run of another trainer, as ``run.json`` names it."""
+def facts(
+    names: Mapping[str, str], source: str, axes: Mapping[str, Any], config: Mapping[str, Any], command: str
+) -> dict[str, Any]:
+    """Return the content of ``run.json`` before a run of another trainer starts.
 
-    results: Path
-    origin: str
-    """The trainer and its version."""
-    experiment: str
-    algorithm: str
-    model: str
-    task: str
-    correction: str = "none"
-    routing: str = "off"
-    engine: str = "exact"
-    axes: Mapping[str, Any]
-    """What tells the run from others of its experiment, besides the names above and the seed."""
-    seed: int
-    config: Mapping[str, Any]
-    """What the run was made with. ``damage.in_facts`` says which fields every run has."""
-    command: str
+    ``names`` holds trainer, experiment, algorithm, model, task, correction, routing and engine; ``source`` is the
+    trainer's version or the file; ``config`` has at least the fields that ``damage.in_facts`` requires.
+    Raises UserError for a name that cannot be part of a folder's name.
+    """
+    for key, name in names.items():
+        if not identity.is_name(name):
+            raise UserError(f"{key} must be letters, digits, '.', '_', '-' or '@'; got {name!r}")
+    # As for the suite's own runs, a group that is off is no axis.
+    groups = {group: names[group] for group in ("correction", "routing", "engine")}
+    groups = {group: name for group, name in groups.items() if name not in (identity.OFF[group], UNKNOWN)}
+    axes = {**axes, **groups, "trainer": names["trainer"]}
+    config = {"model": {}, **config, "cold_start": {"path": None}}  # the suite neither built nor trained the model
+    return {
+        "status": "running",
+        "origin": f"{names['trainer']} {source}",
+        **{key: name for key, name in names.items() if key != "trainer"},
+        "axes": axes,
+        "axes_name": identity.axes_name(axes),
+        "seed": config["seed"],
+        "config_hash": identity.config_hash(config),
+        "config_hash_without_seed": identity.config_hash(config | {"seed": None}),
+        "algorithm_code": provenance.code_hash(config) or "",
+        "training_version": provenance.TRAINING_VERSION,
+        "command": command,
+        "cold_start": {},
+        "start_from": None,
+        "versions": provenance.versions(None),
+        "revision": revision(),
+        "machine": provenance.machine(str(config["device"]), torch.get_num_threads()),
+        "config": config,
+        "diverged": None,
+        "error": None,
+    }
 
-    @property
-    def updates_per_rollout(self) -> int:
-        """Optimizer steps on one rollout."""
-        return int(dict(self.config)["updates_per_rollout"])
 
-    @property
-    def all_axes(self) -> dict[str, Any]:
-        """``axes``, the trainer, and each group that is known and not off, as in the suite's own runs."""
-        groups = {"correction": self.correction, "routing": self.routing, "engine": self.engine}
-        chosen = {group: name for group, name in groups.items() if name not in (identity.OFF[group], UNKNOWN)}
-        return {**self.axes, **chosen, "trainer": self.origin.split()[0]}
+def free_folder(results: Path, run: Mapping[str, Any]) -> Path:
+    """Return the folder of a run with these facts. Raises UserError if it holds a run that must not be overwritten.
 
-    @property
-    def folder(self) -> Path:
-        """Where the run is recorded. Raises ConfigError for a name that can be no folder."""
-        parts = {key: getattr(self, key) for key in ("experiment", "algorithm", "model", "task")}
-        for key, name in parts.items():
-            if not identity.is_name(name):
-                raise ConfigError(f"{key} must be letters, digits, '.', '_', '-' or '@'; got {name!r}")
-        named = [*parts.values(), identity.axes_name(self.all_axes), f"seed={self.seed}"]
-        return self.results.joinpath("runs", *named)
+    A run that has ended or is running must not be, nor an interrupted run of another config.
+    """
+    names = [run[key] for key in ("experiment", "algorithm", "model", "task", "axes_name")]
+    folder = results.joinpath("runs", *names, f"seed={run['seed']}")
+    state = record.look(folder)
+    advice = "choose another experiment or axes, or remove that folder"
+    if state.has_ended or state.status in ("damaged", "running"):
+        raise UserError(f"{folder} holds a run that is {state.status}; {advice}")
+    if state.facts and state.facts["config_hash"] != run["config_hash"]:
+        difference = identity.difference(state.facts["config"], run["config"])
+        raise UserError(f"{folder} holds an interrupted run of another config ({difference}); {advice}")
+    return folder
 
-    def facts(self) -> dict[str, Any]:
-        """The content of ``run.json`` before the run starts."""
-        # The suite neither built the model nor trained a cold start.
-        plain = {"model": {}, **self.config, "cold_start": {"path": None}}
-        return {
-            "status": "running",
-            "origin": self.origin,
-            **{key: getattr(self, key) for key in ("experiment", "algorithm", "correction", "routing", "engine")},
-            "model": self.model,
-            "task": self.task,
-            "axes": self.all_axes,
-            "axes_name": identity.axes_name(self.all_axes),
-            "seed": self.seed,
-            "config_hash": identity.config_hash(plain),
-            "config_hash_without_seed": identity.config_hash(plain | {"seed": None}),
-            "algorithm_code": provenance.code_hash(plain) or "",
-            "training_version": provenance.TRAINING_VERSION,
-            "command": self.command,
-            "cold_start": {},
-            "start_from": None,
-            "versions": provenance.versions(None),
-            "revision": revision(),
-            "machine": provenance.machine(str(plain["device"]), torch.get_num_threads()),
-            "config": plain,
-            "diverged": None,
-            "error": None,
-        }
 
-    def refuse_taken(self) -> None:
-        """Raise ConfigError if the folder holds a run that must not be overwritten.
+def collapse(steps: pd.DataFrame, updates_per_rollout: int) -> dict[str, Any] | None:
+    """Apply the rule of collapse to the table ``steps``; return the field ``diverged`` of ``run.json``."""
+    event = detect(steps, Rule(), updates_per_rollout)
+    return None if event is None else {"reason": event.reason, "step": event.step, "update": None}
 
-        A run that has ended or is running must not, nor an interrupted run of another config.
+
+class LiveRecord(Record):
+    """The record of a run while another trainer makes it; it writes how the training ended when it is closed."""
+
+    def __exit__(self, *error: object) -> None:
+        _, raised, _ = error
+        if isinstance(raised, Exception):
+            self.update(status="failed", error=blame.failure(raised))
+        elif raised is not None:
+            self.update(status="interrupted")
+        super().__exit__(*error)
+
+    def start(self, after: int, steps: int, **facts: Any) -> None:
+        """Begin with the step that follows ``after``, 0 for a new run, of ``steps``; ``facts`` go to ``run.json``.
+
+        Raises UserError if the folder does not hold the steps up to ``after``.
         """
-        before, status = record.known(self.folder), record.status(self.folder)
-        choose = "choose another experiment or axes, or remove that folder"
-        if status in (*record.ENDED, "damaged", "running"):
-            raise ConfigError(f"{self.folder} holds a run that is {status}; {choose}")
-        facts = self.facts()
-        if before and before["config_hash"] != facts["config_hash"]:
-            other = identity.difference(before["config"], facts["config"])
-            raise ConfigError(f"{self.folder} holds an interrupted run of another config ({other}); {choose}")
+        if after and not self.holds(after):
+            raise UserError(f"the trainer resumes after step {after}, whose rows are not in {self.folder}")
+        self.run |= facts
+        self.run["config"] = self.run["config"] | {"steps": steps}
+        self.begin(after or None)
+
+    def add_step(self, rows: dict[str, list[Row]], **facts: Any) -> None:
+        """Append a whole step, or evaluations before the first."""
+        self.append(rows)
+        progress = {name: row.get(name) for row in rows.get("steps", ()) for name in ("reward", "expert_change_rate")}
+        if "steps" in rows:
+            progress |= {"step": rows["steps"][0]["step"], "steps": self.run["config"]["steps"]}
+        self.update(progress=progress, **facts)
+
+    def close(self, is_whole: bool) -> None:
+        """End the run as finished or collapsed, or as interrupted if it is not ``is_whole``."""
+        if not is_whole:
+            self.update(status="interrupted")
+            return
+        steps = record.read_table(self.folder, "steps")
+        ended = collapse(steps, self.run["config"]["updates_per_rollout"])
+        self.end(ended, tokens=int(steps["tokens_sampled"].sum()))

@@ -1,6 +1,7 @@
 """Checkpoints hold what a run needs to go on: weights, optimizer moments, the state of loss and sampler, the step.
 
-They hold no state of randomness: every draw has a generator made from (seed, stage, step).
+They hold no state of randomness: every draw has a generator made from (seed, stage, step). Moments are saved by the
+names of their parameters, so a checkpoint does not depend on the order and the grouping of the parameters.
 """
 
 from collections.abc import Mapping
@@ -9,19 +10,19 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.seeding import torch_generator
 from steadymoe.bench.training.learner import Learner
-from steadymoe.bench.training.optimizer import moments, restore
 from steadymoe.models.engine import Sampler
 
 
 def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
     """Write the state after ``step`` steps, atomically."""
-    tensors = of_training(learner.model, learner.optimizer)
+    tensors = training_state(learner.model, learner.optimizer)
     tensors |= {f"loss/{name}": value.clone() for name, value in learner.state.items()}
     if learner.predictor is not None:
         tensors |= {f"predictor/{name}": value.clone() for name, value in learner.predictor.state_dict().items()}
@@ -29,23 +30,23 @@ def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
     atomic_files.write(path, lambda temporary: save_file(tensors, temporary, metadata={"after_step": str(step)}))
 
 
-def of_training(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    """Copies of the weights and of the optimizer's moments, by names that ``restore_training`` reads."""
+def training_state(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """Return copies of the weights and of the optimizer's moments, by names that ``restore_training`` reads."""
     # clone(): tied weights share memory, which safetensors refuses.
     tensors = {f"model/{name}": value.clone() for name, value in model.state_dict().items()}
     return tensors | {f"optimizer/{name}": value for name, value in moments(optimizer).items()}
 
 
 def restore_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Load the weights among the tensors of ``of_training`` into ``model``."""
-    model.load_state_dict(_of("model", tensors))
+    """Load the weights among the tensors of ``training_state`` into ``model``."""
+    model.load_state_dict(_section("model", tensors))
 
 
 def restore_moments(learner: Learner, tensors: Mapping[str, torch.Tensor]) -> None:
     """Load the moments of the model's weights among the tensors of a checkpoint; a predictor's are left out."""
     of_model = {name for name, _ in learner.model.named_parameters()}
-    kept = {key: value for key, value in _of("optimizer", tensors).items() if key.partition("/")[2] in of_model}
-    restore(learner.optimizer, kept)
+    saved = {key: value for key, value in _section("optimizer", tensors).items() if key.partition("/")[2] in of_model}
+    restore(learner.optimizer, saved)
 
 
 @torch.no_grad()
@@ -59,26 +60,26 @@ def disturb(model: PreTrainedModel, strength: float, seed: int) -> None:
 
 
 def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Load the tensors of ``of_training`` into ``model`` and ``optimizer``.
+    """Load the tensors of ``training_state`` into ``model`` and ``optimizer``.
 
     Raises KeyError, and changes nothing, if a moment is not named by a parameter of the optimizer.
     """
-    restore(optimizer, _of("optimizer", tensors))
+    restore(optimizer, _section("optimizer", tensors))
     restore_weights(model, tensors)
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, by their keys."""
+    """Return all tensors of a checkpoint, by their keys."""
     return load_file(path)
 
 
-def _of(kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors whose keys begin with ``kind``, by the rest of their keys."""
+def _section(kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors whose keys begin with ``kind``, by the rest of their keys."""
     return {key.removeprefix(f"{kind}/"): value for key, value in tensors.items() if key.startswith(f"{kind}/")}
 
 
 def step_of(path: Path) -> int | None:
-    """The step of a checkpoint, read from its header; None if there is no checkpoint or it is damaged."""
+    """Return the step of a checkpoint, read from its header; None if there is no checkpoint or it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             return int(file.metadata()["after_step"])
@@ -92,8 +93,36 @@ def load(path: Path, learner: Learner, sampler: Sampler) -> int:
         step = int(file.metadata()["after_step"])
     tensors = tensors_of(path)
     restore_training(learner.model, learner.optimizer, tensors)
-    learner.remember(_of("loss", tensors))
+    learner.remember(_section("loss", tensors))
     if learner.predictor is not None:
-        learner.predictor.load_state_dict(_of("predictor", tensors))
-    sampler.load(_of("sampler", tensors))
+        learner.predictor.load_state_dict(_section("predictor", tensors))
+    sampler.load(_section("sampler", tensors))
     return step
+
+
+def moments(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return copies of the optimizer's state, as ``<moment>/<name of the parameter>``; empty before the first step."""
+    return {
+        f"{moment}/{name}": value.clone()
+        for name, weight in _named(optimizer).items()
+        for moment, value in optimizer.state.get(weight, {}).items()
+    }
+
+
+def restore(optimizer: Optimizer, saved: Mapping[str, Tensor]) -> None:
+    """Put back what ``moments`` copied. Raises KeyError for a parameter that the optimizer does not have."""
+    index = {name: place for place, name in enumerate(_named(optimizer))}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in saved.items():
+        moment, _, name = key.partition("/")
+        state.setdefault(index[name], {})[moment] = value
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+
+
+def _named(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the parameters by their names, in the order of the optimizer's state."""
+    return {
+        name: weight
+        for group in optimizer.param_groups
+        for name, weight in zip(group["param_names"], group["params"], strict=True)
+    }

@@ -28,9 +28,8 @@ from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint
-from steadymoe.bench.training.forward import Sequences, forward
-from steadymoe.bench.training.optimizer import build as build_optimizer
-from steadymoe.bench.training.router_losses import router_losses
+from steadymoe.bench.training.forward import Sequences, forward, router_losses
+from steadymoe.bench.training.learner import build_optimizer
 from steadymoe.bench.training.sampling import Decoding, roll_out
 
 # Raised when the procedure below changes what it makes of the same config.
@@ -53,7 +52,7 @@ class ColdStartError(Exception):
 
 
 def fingerprint(config: RunConfig) -> str:
-    """The hash that names a cold start: of all that goes into it, the libraries' versions too."""
+    """Return the hash that names a cold start: of all that goes into it, the libraries' versions too."""
     parts: dict[str, Any] = {"model": config.model, "task": config.task, "cold_start": asdict(config.cold_start)}
     parts |= {key: getattr(config, key) for key in ("seed", "device", "precision", "threads", "experts")}
     parts |= {"procedure": _VERSION} | {name: version(name) for name in ("torch", "transformers")}
@@ -79,17 +78,17 @@ def load_or_make(
     with FileLock(cache / f".{name}.lock"):
         if not facts.exists():
             try:
-                made = train(model, task, config, on_check, partial)
+                outcome = train(model, task, config, on_check, partial)
                 atomic_files.write(weights, lambda temporary: save_model(model, str(temporary)))
             except ColdStartError as error:  # the same config would fail alike: nobody else need try
-                made = {"error": str(error)}
-            atomic_files.write_json(facts, made)  # last: its presence says that the weights are whole
+                outcome = {"error": str(error)}
+            atomic_files.write_json(facts, outcome)  # last: its presence says that the weights are whole
         partial.unlink(missing_ok=True)
-        made = json.loads(facts.read_text())
-        if "error" in made:
-            raise ColdStartError(made["error"])
+        outcome = json.loads(facts.read_text())
+        if "error" in outcome:
+            raise ColdStartError(outcome["error"])
         load_model(model, weights, device=str(model.device))
-        return made
+        return outcome
 
 
 def train(
@@ -162,7 +161,7 @@ def _update(
 
 def _keep(partial: Path, model: PreTrainedModel, optimizer: Optimizer, checks: Checks) -> None:
     """Write what an interrupted cold start goes on with. Randomness needs nothing: see ``seeding``."""
-    tensors, metadata = checkpoint.of_training(model, optimizer), {"checks": json.dumps(checks)}
+    tensors, metadata = checkpoint.training_state(model, optimizer), {"checks": json.dumps(checks)}
     atomic_files.write(partial, lambda temporary: save_file(tensors, temporary, metadata=metadata))
 
 

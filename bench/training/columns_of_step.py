@@ -32,7 +32,7 @@ class Measured:
     """Counts by column."""
 
     def __or__(self, other: "Measured") -> "Measured":
-        """The columns of both."""
+        """Return the columns of both."""
         return Measured(self.overall | other.overall, self.layers | other.layers, self.histograms | other.histograms)
 
     @property
@@ -42,14 +42,15 @@ class Measured:
 
 
 @torch.no_grad()
-def of_rollout(
+def rollout_columns(
     rollout: Rollout,
     old: OldPolicy,
     recomputed: OldPolicy | None,
     since_start: routing_drift.Change | None,
     experts: int,
 ) -> Measured:
-    """The measurements of a rollout before training: sampler against trainer, load, and drift since the cold start.
+    """Return the measurements of a rollout before training: sampler against trainer, load, and drift since the cold
+    start.
 
     Sampler and trainer are compared if the trainer's own forward was computed (``recomputed``). ``experts`` is E, 0 for
     a dense model.
@@ -99,8 +100,11 @@ def of_rollout(
 
 
 @torch.no_grad()
-def of_routing(old: OldPolicy, rows_M: Tensor, now: Forward, mask_MT: Tensor, experts: int, replayed: bool) -> Measured:
-    """How the routers' own choice changed from the old policy to ``now``, the forward of one update on ``rows_M``.
+def routing_columns(
+    old: OldPolicy, rows_M: Tensor, now: Forward, mask_MT: Tensor, experts: int, replayed: bool
+) -> Measured:
+    """Return how the routers' own choice changed from the old policy to ``now``, the forward of one update on
+    ``rows_M``.
 
     ``replayed`` says whether routes were forced, so that experts ran that the routers did not choose.
     """
@@ -147,7 +151,7 @@ class StepRows:
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self._of_step: Row = {"step": step}
+        self._step_row: Row = {"step": step}
         self._updates: list[Row] = []
         self._layers: list[Row] = []
         self._evaluations: list[Row] = []
@@ -162,18 +166,21 @@ class StepRows:
     def add_rollout(self, rollout: Rollout, scores_PG: Tensor, tokens_sampled: int, shown: Measured) -> None:
         """The groups to train on, their measurements, and scores and token count of all that was sampled."""
         mask_BT = rollout.sequences.response_mask_BT
-        self._of_step |= token_metrics.of_rewards(scores_PG) | token_metrics.to_floats(shown.overall)
-        self._of_step |= {"response_length": mask_BT.sum().item() / len(mask_BT), "response_tokens": int(mask_BT.sum())}
-        self._of_step["tokens_sampled"] = tokens_sampled
+        self._step_row |= token_metrics.of_rewards(scores_PG) | token_metrics.to_floats(shown.overall)
+        self._step_row |= {
+            "response_length": mask_BT.sum().item() / len(mask_BT),
+            "response_tokens": int(mask_BT.sum()),
+        }
+        self._step_row["tokens_sampled"] = tokens_sampled
         self._add(0, shown)
 
     def add_rewards(self, rewards_B: Tensor, rollout: Rollout, old: OldPolicy) -> None:
         """The rewards behind the advantages, and the KL to the cold start if a KL term needs it."""
-        self._of_step["shaped_reward"] = rewards_B.mean().item()
+        self._step_row["shaped_reward"] = rewards_B.mean().item()
         if old.reference_logprobs_BT is not None:
             kl_BT = ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, "k3")
             mask_BT = rollout.sequences.response_mask_BT
-            self._of_step["reference_kl"] = token_metrics.mean(kl_BT, mask_BT).double().item()
+            self._step_row["reference_kl"] = token_metrics.mean(kl_BT, mask_BT).double().item()
 
     def add_update(self, learning_rate: float, measured: Measured) -> None:
         """One gradient update."""
@@ -187,7 +194,7 @@ class StepRows:
         if evaluations:
             for column, score in (("eval_accuracy", "score"), ("eval_accuracy_permuted", "score_permuted")):
                 if score in evaluations[0]:
-                    self._of_step[column] = sum(row[score] for row in evaluations) / len(evaluations)
+                    self._step_row[column] = sum(row[score] for row in evaluations) / len(evaluations)
 
     def add_tails(self, tails: list[Row], tokenizer: PreTrainedTokenizerBase) -> None:
         """The tokens that moved most over the updates; their ids become texts."""
@@ -195,8 +202,8 @@ class StepRows:
         self._tails = [keys | row | {"token": tokenizer.decode([int(row["token"])])} for row in tails]
 
     def tables(self, seconds: dict[str, float], tokens_fed: int = 0) -> dict[str, list[Row]]:
-        """The rows of every table; ``seconds`` by stage, ``tokens_fed`` prompt and response tokens of updates."""
-        row = self._of_step | token_metrics.of_step(self._updates)
+        """Return the rows of every table; ``seconds`` by stage, ``tokens_fed`` are those of updates."""
+        row = self._step_row | token_metrics.of_step(self._updates)
         row |= {name: torch.stack(counts).sum(0).tolist() for name, counts in self._histograms.items()}
         row |= seconds
         if "tokens_sampled" in row:

@@ -47,13 +47,13 @@ def _run_graphs(learner: Learner, count: int, positions: int) -> None:
     """The forwards of a run on made-up sequences: the sampler's, the old policy's, the probe's and the update's."""
     model, config = learner.model, learner.config
     tokens_BS = torch.arange(count * positions, device=model.device).view(count, -1) % model.config.vocab_size
-    made = Sequences(tokens_BS, torch.ones_like(tokens_BS), _RESPONSE)
+    sequences = Sequences(tokens_BS, torch.ones_like(tokens_BS), _RESPONSE)
     prompts_BW = tokens_BS[:, :-_RESPONSE]
     encoded = BatchEncoding({"input_ids": prompts_BW, "attention_mask": torch.ones_like(prompts_BW)})
     generator = torch.Generator(model.device).manual_seed(0)
     sample(model, encoded, 1, -1, 3, generator, Decoding(precision=config.precision))
 
-    run = partial(forward, model, made, config.precision, Extras(routes=learner.forwards.records_routes))
+    run = partial(forward, model, sequences, config.precision, Extras(routes=learner.forwards.records_routes))
     with torch.no_grad():
         routes_LBFK = run().routes_LBFK
         if learner.predictor is not None:

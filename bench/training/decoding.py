@@ -42,7 +42,10 @@ class Decoder:
         self._bank_LNK, self._generator = bank_LNK, generator
 
     def feed_prompts(self, prompts_PW: Tensor, mask_PW: Tensor, responses: int) -> Tensor:
-        """Log-probabilities of the first token of each row, (B, V). A prompt is fed once for its ``responses`` rows."""
+        """Return log-probabilities of the first token of each row, (B, V).
+
+        A prompt is fed once for its ``responses`` rows.
+        """
         position_PW = positions(mask_PW)
         all_logprobs_PV = self._next_logprobs(prompts_PW, mask_PW, mask_PW, position_PW)
         # Not batch_repeat_interleave, which the states of linear attention (Qwen3-Next) do not have.
@@ -72,7 +75,7 @@ class Decoder:
             self._fed_R = self._fed_R[staying_R]
 
     def feed(self, all_logprobs_BV: Tensor) -> Tensor:
-        """Log-probabilities of the token after the last one, (B, V); rows that have left keep ``all_logprobs_BV``."""
+        """Return log-probabilities of the next token, (B, V); rows that have left keep ``all_logprobs_BV``."""
         self._position_B1 = self._position_B1 + 1
         token_B1, alive_B1, fed_R, rows = self._tokens[-1], self.alive_B[:, None], self._fed_R, len(self.alive_B)
         if len(fed_R) == rows:
@@ -99,7 +102,7 @@ class Decoder:
         return log_softmax(torch.stack(self._router_logits, 2)) if self._router_logits else None
 
     def _next_logprobs(self, tokens: Tensor, real: Tensor, mask_so_far: Tensor, position: Tensor) -> Tensor:
-        """Log-probabilities of the next token after ``tokens``, (rows, V).
+        """Return log-probabilities of the next token after ``tokens``, (rows, V).
 
         Keeps the routes of those tokens that are ``real``, and the routers' logits at the last token, which leads to
         the next one.

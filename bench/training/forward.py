@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from steadymoe.algorithms.parts import dimensions, joined_by
 from steadymoe.bench.training.packing import Layout, separate
-from steadymoe.models.routing import Routed, RouteRecorder, log_softmax
+from steadymoe.models.routing import Routed, RouteRecorder, load_balancing_loss, log_softmax, z_loss
 from steadymoe.models.selection import NO_ROUTE
 
 
@@ -42,7 +42,7 @@ class Sequences:
         return (self.mask_BS[:, :-1] & self.mask_BS[:, 1:]).bool()
 
     def rows(self, index: Tensor) -> "Sequences":
-        """A part of the batch, with the same padding."""
+        """Return a part of the batch, with the same padding."""
         return Sequences(self.tokens_BS[index], self.mask_BS[index], self.response_width)
 
 
@@ -98,12 +98,12 @@ class Extras:
 
 
 def _of_responses(values_LNX: Sequence[Tensor], layout: Layout) -> Tensor:
-    """What each layer of one forward said at the response tokens, without gradient."""
+    """Return each layer's values of one forward at the response tokens, without gradient."""
     return torch.stack([layout.of_responses(values_NX.detach()) for values_NX in values_LNX])
 
 
 def _joined(parts_LBTX: list[Tensor]) -> Tensor:
-    """What forwards said, one below the other."""
+    """Concatenate the values of forwards along their rows."""
     return parts_LBTX[0] if len(parts_LBTX) == 1 else torch.cat(parts_LBTX, 1)
 
 
@@ -154,6 +154,23 @@ def forward(
     live_LBFK = placed(routed.live_LNK)
     executed_LBFK = live_LBFK if routed.executed_LNK is routed.live_LNK else placed(routed.executed_LNK)
     return Forward(logprobs_BT, entropy_BT, live_LBFK, executed_LBFK, ((routed, layout),), top_BTK)
+
+
+def router_losses(now: Forward, sequences: Sequences, aux_coefficient: float, z_coefficient: float) -> Tensor | float:
+    """Return the sum of the load-balancing loss and the router z-loss over all fed tokens, each times its coefficient.
+
+    0 for a dense model, and where both coefficients are 0.
+    """
+    loss: Tensor | float = 0.0
+    if now.executed_LBFK is None:
+        return loss
+    mask_N = sequences.route_mask_BF.flatten()
+    if aux_coefficient > 0:
+        executed_LNK = now.executed_LBFK.flatten(1, 2)
+        loss = loss + aux_coefficient * load_balancing_loss(now.router_logits_LNE, executed_LNK, mask_N)
+    if z_coefficient > 0:
+        loss = loss + z_coefficient * z_loss(now.router_logits_LNE, mask_N)
+    return loss
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager[object]:

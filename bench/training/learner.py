@@ -6,9 +6,11 @@ positions, F positions fed, L MoE layers, K experts a token, H hidden.
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import Batch, LossOutput, build
@@ -16,12 +18,10 @@ from steadymoe.algorithms.objective import Objective
 from steadymoe.algorithms.parts import joined
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.measurement import token_metrics
-from steadymoe.bench.training import optimizer
-from steadymoe.bench.training.columns_of_step import Measured, of_routing
-from steadymoe.bench.training.forward import Forward
+from steadymoe.bench.training.columns_of_step import Measured, routing_columns
+from steadymoe.bench.training.forward import Forward, router_losses
 from steadymoe.bench.training.microbatches import Forwards, MicroBatch
 from steadymoe.bench.training.old_policy import OldPolicy
-from steadymoe.bench.training.router_losses import router_losses
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.models.predictor import RoutePredictor
 from steadymoe.models.routing import routers
@@ -46,7 +46,7 @@ class Learner:
         self.state: Mapping[str, Tensor] = {}
         self.remember(self.objective.loss.initial_state())
         numbers = config.optimizer
-        self.optimizer = optimizer.build(
+        self.optimizer = build_optimizer(
             model,
             numbers.learning_rate,
             numbers.router_factor,
@@ -83,31 +83,31 @@ class Learner:
         forced_LBFK = rollout.routes_LBFK if self._replay == "r3" else None
         heads_LHE = None if self.predictor is None else list(self.predictor.heads_LHE)
         parts = [part for minibatch in minibatches for part in minibatch]
-        found = joined([self.forwards(self.model, rollout, part, forced_LBFK, heads_LHE) for part in parts])
+        now = joined([self.forwards(self.model, rollout, part, forced_LBFK, heads_LHE) for part in parts])
         order_B = _in_order_of_the_rollout(parts)
 
         def ordered(values: Tensor | None, dim: int = 0) -> Tensor | None:
             return None if values is None else values.index_select(dim, order_B)
 
-        routed = found.routes_LBFK is not None
+        routed = now.routes_LBFK is not None
         return OldPolicy(
-            logprobs_BT=found.logprobs_BT[order_B],
-            routes_LBFK=ordered(found.routes_LBFK, 1),
-            executed_LBFK=ordered(found.executed_LBFK, 1),
-            router_logprobs_LBTE=ordered(found.router_logprobs_LBTE, 1) if routed else None,
-            router_inputs_LBTH=ordered(found.router_inputs_LBTH, 1) if self.predictor else None,
-            top_logprobs_BTK=ordered(found.top_logprobs_BTK),
+            logprobs_BT=now.logprobs_BT[order_B],
+            routes_LBFK=ordered(now.routes_LBFK, 1),
+            executed_LBFK=ordered(now.executed_LBFK, 1),
+            router_logprobs_LBTE=ordered(now.router_logprobs_LBTE, 1) if routed else None,
+            router_inputs_LBTH=ordered(now.router_inputs_LBTH, 1) if self.predictor else None,
+            top_logprobs_BTK=ordered(now.top_logprobs_BTK),
             reference_logprobs_BT=self.reference_logprobs(rollout, minibatches),
         )
 
     @torch.no_grad()
     def reference_logprobs(self, rollout: Rollout, minibatches: Sequence[list[MicroBatch]]) -> Tensor | None:
-        """Log-probabilities under the cold start, (B, T), in the rollout's order; None unless a KL term needs them."""
+        """Return log-probabilities under the cold start, (B, T), in the rollout's order; None without a KL term."""
         if self._reference is None:
             return None
         parts = [part for minibatch in minibatches for part in minibatch]
-        found = [self.forwards(self._reference, rollout, part).logprobs_BT for part in parts]
-        return torch.cat(found)[_in_order_of_the_rollout(parts)]
+        logprobs = [self.forwards(self._reference, rollout, part).logprobs_BT for part in parts]
+        return torch.cat(logprobs)[_in_order_of_the_rollout(parts)]
 
     def update(
         self,
@@ -173,10 +173,10 @@ class Learner:
         measured |= Measured(overall, {}, histograms)
         if now.routes_LBFK is None:
             return measured
-        return measured | of_routing(old, rows_M, now, batch.mask_BT, self.experts, self._replay != "none")
+        return measured | routing_columns(old, rows_M, now, batch.mask_BT, self.experts, self._replay != "none")
 
     def _learn_to_predict(self, share: Tensor, old: OldPolicy, rows: Tensor, now: Forward, mask_BT: Tensor) -> Tensor:
-        """The backward of PR²'s heads on a ``share`` of the mini-batch's tokens; returns its part of the KL."""
+        """Run the backward of PR²'s heads on a ``share`` of the mini-batch's tokens and return its part of the KL."""
         assert self.predictor is not None
         assert old.router_inputs_LBTH is not None  # kept for PR²
         assert old.router_logprobs_LBTE is not None
@@ -186,7 +186,7 @@ class Learner:
         return prediction.detach()
 
     def replayed(self, rollout: Rollout, old: OldPolicy) -> Tensor | None:
-        """The experts that run in the updates on a rollout, (L, B, F, K); None for the routers' own choice."""
+        """Return the experts that run in the updates on a rollout, (L, B, F, K); None for the routers' own choice."""
         return {"none": None, "r2": old.routes_LBFK, "r3": rollout.routes_LBFK, "pr2": old.executed_LBFK}[self._replay]
 
     def batch(
@@ -198,7 +198,7 @@ class Learner:
         now: Forward,
         responses_and_tokens: tuple[int, int],
     ) -> Batch:
-        """What the loss is given of a micro-batch; the two counts are the whole mini-batch's."""
+        """Return the loss's input for a micro-batch; the two counts are those of the whole mini-batch."""
 
         def of(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[rows]
@@ -230,3 +230,18 @@ class Learner:
 def _in_order_of_the_rollout(parts: Sequence[MicroBatch]) -> Tensor:
     """Of each row of the rollout its place among the rows of ``parts``, (B,)."""
     return torch.cat([part.rows_M for part in parts]).argsort()
+
+
+def build_optimizer(model: PreTrainedModel, learning_rate: float, router_factor: float = 1.0, **numbers: Any) -> AdamW:
+    """AdamW whose routers learn at ``router_factor`` × ``learning_rate``; ``numbers`` are AdamW's own arguments."""
+    of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
+    named = list(model.named_parameters())
+    groups: list[dict[str, Any]]
+    if router_factor == 1.0 or not of_routers:
+        groups = [{"params": named}]
+    else:
+        groups = [
+            {"params": [each for each in named if id(each[1]) not in of_routers]},
+            {"params": [each for each in named if id(each[1]) in of_routers], "lr": router_factor * learning_rate},
+        ]
+    return AdamW(groups, lr=learning_rate, fused=True, **numbers)

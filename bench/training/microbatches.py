@@ -90,7 +90,7 @@ class Forwards:
             raise RuntimeError("a router returns other experts than it selects, or in another order")
 
     def split(self, rows_M: Tensor) -> list[MicroBatch]:
-        """The micro-batches of a mini-batch; a single one if the loss needs the whole mini-batch."""
+        """Return the micro-batches of a mini-batch; a single one if the loss needs the whole mini-batch."""
         size = self.config.microbatch
         whole = size is None or self.objective.traits.whole_minibatch
         return [MicroBatch(rows) for rows in ([rows_M] if whole else rows_M.split(size))]
@@ -103,7 +103,7 @@ class Forwards:
         forced_LBFK: Tensor | None = None,
         heads_LHE: list[Tensor] | None = None,
     ) -> Forward:
-        """The training forward of a micro-batch, with the extra outputs that the objective reads.
+        """Return the training forward of a micro-batch, with the extra outputs that the objective reads.
 
         ``forced_LBFK`` forces routes, ``heads_LHE`` predicts them (PR²).
         """
@@ -120,7 +120,7 @@ class Forwards:
         return forward(model, sequences, precision, extras, forced_LBFK, heads_LHE, part.layout)
 
     def layout(self, sequences: Sequences, groups_B: Tensor) -> Layout:
-        """How sequences are fed. A group's prompt is computed once if sharing is right and cheaper."""
+        """Return how sequences are fed. A group's prompt is computed once if sharing is right and cheaper."""
         numbers = sequences.tokens_BS, sequences.mask_BS, sequences.response_width
         if self.unshared is None:
             extents = packing.extents(*numbers, groups_B, trim=True)
@@ -129,6 +129,6 @@ class Forwards:
         return packing.separate(*numbers, trim=True)
 
     def _router_loss_refusal(self) -> str | None:
-        """The reason against sharing: router losses average over tokens, and a shared prompt would count once."""
+        """Return the reason against sharing: router losses average over tokens, a shared prompt would count once."""
         routing = self.config.routing
         return "router losses" if routing.aux_loss > 0 or routing.z_loss > 0 else None

@@ -29,26 +29,27 @@ class OldPolicy:
     """Log-probabilities under the weights of the cold start."""
 
 
-def as_sampled(made: Rollout, reference_logprobs_BT: Tensor | None) -> OldPolicy:
-    """The old policy as the sampler saw it, without a forward: the sampler has the trainer's weights and arithmetic.
+def as_sampled(rollout: Rollout, reference_logprobs_BT: Tensor | None) -> OldPolicy:
+    """Return the old policy as the sampler saw it, without a forward: the sampler has the trainer's weights and
+    arithmetic.
 
     The ratio before the first update is then 1 up to rounding, not exactly 1.
     """
     return OldPolicy(
-        logprobs_BT=made.logprobs_BT,
-        routes_LBFK=made.routes_LBFK,
-        executed_LBFK=made.routes_LBFK,
-        router_logprobs_LBTE=made.router_logprobs_LBTE,
+        logprobs_BT=rollout.logprobs_BT,
+        routes_LBFK=rollout.routes_LBFK,
+        executed_LBFK=rollout.routes_LBFK,
+        router_logprobs_LBTE=rollout.router_logprobs_LBTE,
         router_inputs_LBTH=None,
-        top_logprobs_BTK=made.top_logprobs_BTK,
+        top_logprobs_BTK=rollout.top_logprobs_BTK,
         reference_logprobs_BT=reference_logprobs_BT,
     )
 
 
-def check_sampler(made: Rollout, old: OldPolicy) -> None:
+def check_sampler(rollout: Rollout, old: OldPolicy) -> None:
     """Raise RuntimeError unless the sampler and ``old``, a forward, agree on nearly all log-probabilities."""
-    is_apart_BT = ~((made.logprobs_BT - old.logprobs_BT).abs() <= _APART)
-    share = token_metrics.mean(is_apart_BT.float(), made.sequences.response_mask_BT)
+    is_apart_BT = ~((rollout.logprobs_BT - old.logprobs_BT).abs() <= _APART)
+    share = token_metrics.mean(is_apart_BT.float(), rollout.sequences.response_mask_BT)
     if share > _FEW:
         raise RuntimeError(
             f"savings.sampler_as_old: {float(share):.0%} of the tokens have another log-probability in the sampler "

@@ -39,18 +39,18 @@ class Layout:
     none. None if fed positions and sequence positions are the same."""
 
     def spread(self, values: Tensor, dim: int = 0) -> Tensor:
-        """Values of the P·X fed positions, in dimension ``dim``, as values of the B·F positions of the sequences."""
+        """Return values of the P·X fed positions, in dimension ``dim``, as values of the sequences' B·F positions."""
         return values if self.fed_BF is None else values.index_select(dim, self.fed_BF.flatten())
 
     def of_responses(self, values_NX: Tensor) -> Tensor:
-        """Values of the P·X fed positions, (P·X, …), at the predictors of the response tokens, (B, T, …)."""
+        """Return values of the P·X fed positions, (P·X, …), at the predictors of the response tokens, (B, T, …)."""
         batch, width = self.scored_BT.shape
         if self.fed_BF is None:
             return values_NX.view(batch, -1, *values_NX.shape[1:])[:, -width:]
         return values_NX[self.fed_BF[:, -width:]]
 
     def fold(self, values_LBFK: Tensor) -> Tensor:
-        """Routes of sequences, (L, B, F, K), as routes of the fed positions, (L, P·X, K); ``NO_ROUTE`` for no route."""
+        """Return routes of sequences, (L, B, F, K), as routes of fed positions, (L, P·X, K), or ``NO_ROUTE``."""
         flat_LNK = values_LBFK.flatten(1, 2)
         if self.source_PX is None:
             return flat_LNK
@@ -58,7 +58,7 @@ class Layout:
         return flat_LNK[:, source_N].masked_fill((source_N < 0)[None, :, None], NO_ROUTE)
 
     def fold_mask(self, mask_BF: Tensor) -> Tensor:
-        """A mask over positions of sequences, (B, F), as a mask over fed positions, (P·X,)."""
+        """Return a mask over positions of sequences, (B, F), as a mask over fed positions, (P·X,)."""
         if self.source_PX is None:
             return mask_BF.flatten()
         source_N = self.source_PX.flatten()
@@ -71,7 +71,7 @@ def positions(mask_BF: Tensor) -> Tensor:
 
 
 def separate(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, trim: bool = False) -> Layout:
-    """A row for each sequence; ``trim`` leaves out the columns that are padding in every sequence."""
+    """Lay out a row for each sequence; ``trim`` leaves out the columns that are padding in every sequence."""
     left, own = _padding(mask_BS, response_width) if trim else (0, response_width - 1)
     batch, width, device = len(tokens_BS), tokens_BS.shape[1] - response_width, tokens_BS.device
     ends = width + own
@@ -89,7 +89,9 @@ def separate(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, trim: bool
 
 
 def shared(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, groups_B: Tensor, trim: bool = False) -> Layout:
-    """A row for each prompt. Sequences with the same number in ``groups_B`` share a row and must have equal prompts.
+    """Lay out a row for each prompt.
+
+    Sequences with the same number in ``groups_B`` share a row and must have equal prompts.
 
     ``trim`` is as in ``separate``. Prompts are padded on the left. All rows have as many places as the prompt with most
     responses needs; the places that another prompt leaves empty are masked.
@@ -132,7 +134,7 @@ def shared(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, groups_B: Te
 def extents(
     tokens_BS: Tensor, mask_BS: Tensor, response_width: int, groups_B: Tensor, trim: bool
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The number and the length of the rows that ``separate`` and ``shared`` would feed: (rows, X) each."""
+    """Return the number and the length of the rows that ``separate`` and ``shared`` would feed: (rows, X) each."""
     left, own = _padding(mask_BS, response_width) if trim else (0, response_width - 1)
     width = tokens_BS.shape[1] - response_width - left
     row_B, _, slots = _places(groups_B)
@@ -140,7 +142,7 @@ def extents(
 
 
 def _padding(mask_BS: Tensor, response_width: int) -> tuple[int, int]:
-    """The number of left columns that are padding in all prompts, and the length of the longest response less one."""
+    """Return how many left columns are padding in all prompts, and the longest response's length less one."""
     prompts_S = mask_BS[:, : mask_BS.shape[1] - response_width].any(0)
     longest = int(mask_BS[:, -response_width:].sum(-1).max())
     return int(prompts_S.int().argmax()) if prompts_S.any() else 0, max(longest, 1) - 1
@@ -158,7 +160,7 @@ def _places(groups_B: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def _mask(real_PX: Tensor, width: int, slots: int, own: int) -> Tensor:
-    """The terms added to attention scores, (P, 1, X, X): a position sees the prompt and its own response so far."""
+    """Return the terms added to attention scores, (P, 1, X, X): a position sees its prompt and its response so far."""
     length, device = real_PX.shape[1], real_PX.device
     segment_X = torch.zeros(length, dtype=torch.long, device=device)
     segment_X[width:] = torch.arange(1, slots + 1, device=device).repeat_interleave(own)
@@ -170,13 +172,13 @@ def _mask(real_PX: Tensor, width: int, slots: int, own: int) -> Tensor:
 
 
 def additive(seen_PX: Tensor) -> Tensor:
-    """The terms added to attention scores, (P, 1, Q, X), if queries see ``seen_PX``, (P, X) or (P, Q, X)."""
+    """Return the terms added to attention scores, (P, 1, Q, X), if queries see ``seen_PX``, (P, X) or (P, Q, X)."""
     seen_P1QX = (seen_PX if seen_PX.dim() == 3 else seen_PX[:, None]).bool()[:, None]
     return torch.zeros(seen_P1QX.shape, device=seen_PX.device).masked_fill_(~seen_P1QX, torch.finfo(torch.float32).min)
 
 
 def refusal(config: PretrainedConfig) -> str | None:
-    """The reason why a model of this config cannot share prompts; None if it can.
+    """Return the reason why a model of this config cannot share prompts; None if it can.
 
     In a shared row other responses stand between a prompt and its response. A sliding window would count them, and a
     recurrent state would pass through them.
@@ -191,7 +193,8 @@ def refusal(config: PretrainedConfig) -> str | None:
 
 
 def is_cheaper(config: PretrainedConfig, parameters: int, sequences: tuple[int, int], rows: tuple[int, int]) -> bool:
-    """Whether shared ``rows`` cost less arithmetic than separate ``sequences``; each is given as (number, length).
+    """Return whether shared ``rows`` cost less arithmetic than separate ``sequences``; each is given as (number,
+    length).
 
     A token costs two operations for each of the ``parameters`` that it uses. A pair of positions costs four for each
     hidden unit and layer. A shared row is long, and every pair of its positions has a score.

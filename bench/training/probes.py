@@ -22,7 +22,7 @@ class Probe:
         self._first = self._forward(model)
 
     def since_start(self, model: PreTrainedModel) -> routing_drift.Change | None:
-        """The change of routing since construction; None for a dense model."""
+        """Return the change of routing since construction; None for a dense model."""
         now = self._forward(model)
         if now is None or self._first is None:
             return None
@@ -32,9 +32,9 @@ class Probe:
     def _forward(self, model: PreTrainedModel, forced_LBFK: Tensor | None = None) -> Forward | None:
         if not routers(model):
             return None
-        found = forward(model, self._sequences, self._precision, forced_LBFK=forced_LBFK)
-        check_routes(found.routes_LBFK, self._sequences)
-        return found
+        now = forward(model, self._sequences, self._precision, forced_LBFK=forced_LBFK)
+        check_routes(now.routes_LBFK, self._sequences)
+        return now
 
 
 class UpdateProbe(Probe):
@@ -109,14 +109,19 @@ class UpdateProbe(Probe):
         return [dict(zip(fields_N, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _routes(found: Forward) -> Tensor:
-    """The routes of a forward whose model has routers."""
-    assert found.routes_LBFK is not None
-    return found.routes_LBFK
+def _routes(now: Forward) -> Tensor:
+    """Return the routes of a forward whose model has routers."""
+    assert now.routes_LBFK is not None
+    return now.routes_LBFK
 
 
 def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return copies of the weights of the ``routers`` and of the ``others``, each as one vector."""
+    """Return copies of the weights of the ``routers`` and of the ``others``, each as one vector.
+
+    Empty for a sharded model, of whose weights a process has only its shards.
+    """
+    if any(hasattr(weight, "full_tensor") for weight in model.parameters()):
+        return {}
     of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
     parts: dict[str, list[Tensor]] = {"routers": [], "others": []}
     for weight in model.parameters():
@@ -142,7 +147,7 @@ def tail(log_ratio_N: Tensor, changed_N: Tensor, share: float = 0.001) -> dict[s
 
 
 def attribution(free_N: Tensor, pinned_N: Tensor, changed_N: Tensor) -> dict[str, Tensor]:
-    """The part of routing in the log-ratios of tokens since the old policy, as columns.
+    """Return the part of routing in the log-ratios of tokens since the old policy, as columns.
 
     ``free_N`` are log-ratios with the routers' own choice. ``pinned_N`` are log-ratios with the old routes forced, on
     the prompt too. ``changed_N`` marks tokens whose route differs in any layer. ``routing_share`` is

@@ -24,13 +24,13 @@ Row = dict[str, Any]
 
 
 def is_shown(step: int, steps: int) -> bool:
-    """Whether samples of the rollout of ``step`` are kept: the first, the middle and the last of ``steps``."""
+    """Return whether samples of the rollout of ``step`` are kept: the first, the middle and the last of ``steps``."""
     return step in (1, (steps + 1) // 2, steps)
 
 
-def take(made: Rollout, task: Task, step: int, responses: int) -> list[Row]:
+def take(rollout: Rollout, task: Task, step: int, responses: int) -> list[Row]:
     """step, prompt, response, finished, reward of the first rows of a rollout with ``responses`` to each prompt."""
-    sequences, rows = made.sequences, []
+    sequences, rows = rollout.sequences, []
     width = sequences.tokens_BS.shape[1] - sequences.response_width
     for index in range(len(sequences.tokens_BS)):
         if index // responses >= PROMPTS or index % responses >= RESPONSES:
@@ -39,15 +39,15 @@ def take(made: Rollout, task: Task, step: int, responses: int) -> list[Row]:
         prompt, response = tokens[:width][real[:width]].tolist(), tokens[width:][real[width:]].tolist()
         finished = response[-1] == task.tokenizer.eos_token_id
         texts = (str(task.tokenizer.decode(part)) for part in (prompt, response[: len(response) - finished]))
-        said = dict(zip(("prompt", "response"), map(_bounded, texts), strict=True))
-        rows.append({"step": step} | said | {"finished": finished, "reward": made.scores_B[index].item()})
+        shortened = dict(zip(("prompt", "response"), map(_bounded, texts), strict=True))
+        rows.append({"step": step} | shortened | {"finished": finished, "reward": rollout.scores_B[index].item()})
     return rows
 
 
 def keep_until(folder: Path, step: int | None) -> None:
     """Before a run goes on after ``step``: remove the samples of later steps; for None remove all samples."""
-    kept = [] if step is None else [row for row in read(folder) if row["step"] <= step]
-    atomic_files.write(_path(folder), partial(Path.write_text, data="".join(map(_line, kept)), encoding="utf-8"))
+    rows = [] if step is None else [row for row in read(folder) if row["step"] <= step]
+    atomic_files.write(_path(folder), partial(Path.write_text, data="".join(map(_line, rows)), encoding="utf-8"))
 
 
 def append(folder: Path, rows: list[Row]) -> None:
@@ -57,7 +57,7 @@ def append(folder: Path, rows: list[Row]) -> None:
 
 
 def read(folder: Path) -> list[Row]:
-    """The samples of a run in their order; empty for a run without samples."""
+    """Return the samples of a run in their order; empty for a run without samples."""
     path = _path(folder)
     if not path.is_file():
         return []

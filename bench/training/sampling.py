@@ -55,7 +55,7 @@ class Rollout:
     """log of the sampler's routers' softmax over all experts, where they led to a sampled token."""
 
     def rows(self, index_B: Tensor) -> "Rollout":
-        """A part of the rollout, with the same padding."""
+        """Return a part of the rollout, with the same padding."""
         return Rollout(
             self.sequences.rows(index_B),
             self.logprobs_BT[index_B],
@@ -67,7 +67,7 @@ class Rollout:
         )
 
     def padded(self, left: int, right: int) -> "Rollout":
-        """The same with more padding: ``left`` positions before the prompts, ``right`` after the responses."""
+        """Return the same with more padding: ``left`` positions before the prompts, ``right`` after the responses."""
         sequences, routes = self.sequences, self.routes_LBFK
         return Rollout(
             Sequences(
@@ -85,7 +85,7 @@ class Rollout:
 
 
 def join(parts: Sequence[Rollout]) -> Rollout:
-    """Rollouts one below the other, padded to the longest prompt and the longest response."""
+    """Concatenate rollouts, padded to the longest prompt and the longest response."""
     if len(parts) == 1:
         return parts[0]
     prompts = [part.sequences.tokens_BS.shape[1] - part.sequences.response_width for part in parts]
@@ -111,8 +111,8 @@ def roll_out(
     repeated = [prompt for prompt in prompts for _ in range(responses)]
     end = task.tokenizer.eos_token_id
     encoded = task.tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt").to(model.device)
-    made = sample(model, encoded, responses, end, task.max_new_tokens, generator, decoding)
-    sequences = made.sequences
+    rollout = sample(model, encoded, responses, end, task.max_new_tokens, generator, decoding)
+    sequences = rollout.sequences
     responses_BT = sequences.tokens_BS[:, -sequences.response_width :]
     lengths_B = sequences.response_mask_BT.sum(-1)
     scores = []
@@ -120,7 +120,7 @@ def roll_out(
         finished = row_T[length - 1] == end
         text = task.tokenizer.decode(row_T[: length - finished])
         scores.append(task.score(prompt, str(text), finished))
-    return replace(made, scores_B=torch.tensor(scores, device=model.device))
+    return replace(rollout, scores_B=torch.tensor(scores, device=model.device))
 
 
 @torch.no_grad()
@@ -172,7 +172,7 @@ def sample(
 
 
 def _most_likely(all_logprobs_BV: Tensor, token_B1: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The ``top_tokens`` and ``top_logprobs`` of one position, (B, K + 1) each."""
+    """Return the ``top_tokens`` and ``top_logprobs`` of one position, (B, K + 1) each."""
     top = all_logprobs_BV.topk(min(top_k, all_logprobs_BV.shape[-1]))
     among_B1 = (top.indices == token_B1).any(-1, keepdim=True)
     sampled_B1 = all_logprobs_BV.gather(-1, token_B1).masked_fill(among_B1, -torch.inf)

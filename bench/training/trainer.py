@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import build, ops
-from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.config.schema import Overlong, RunConfig
 from steadymoe.bench.support.clock import Clock
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
-from steadymoe.bench.training import rewards, samples
-from steadymoe.bench.training.columns_of_step import Measured, Row, StepRows, of_rollout
+from steadymoe.bench.training import samples
+from steadymoe.bench.training.columns_of_step import Measured, Row, StepRows, rollout_columns
 from steadymoe.bench.training.compiling import compile_layers
 from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.microbatches import MicroBatch
@@ -37,7 +37,7 @@ class StepResult:
 
     rows: dict[str, list[Row]]
     diverged_at_update: int | None = None
-    said: tuple[Row, ...] = ()
+    samples: tuple[Row, ...] = ()
     """A few prompts and responses of the rollout (``samples.take``); empty at a step without samples."""
 
 
@@ -77,8 +77,8 @@ class Trainer:
         advantages_BT = self.advantages(rewards_B, rollout.sequences.response_mask_BT)
 
         with clock("probe_seconds"):
-            probe, shown = self.probe(step, rollout, old, recomputed)
-        rows.add_rollout(rollout, scores_PG, tokens_sampled, shown)
+            probe, measured_rollout = self.probe(step, rollout, old, recomputed)
+        rows.add_rollout(rollout, scores_PG, tokens_sampled, measured_rollout)
         rows.add_rewards(rewards_B, rollout, old)
 
         diverged_at_update = None
@@ -102,11 +102,10 @@ class Trainer:
                     rows.add_evaluations(self.evaluate(step))
             except FloatingPointError:
                 diverged_at_update = rows.updates
-        said: list[Row] = []
-        if samples.is_shown(step, self.config.steps):
-            said = samples.take(rollout, self.task, step, self.config.rollout.responses)
+        shown = samples.is_shown(step, self.config.steps)
+        texts = samples.take(rollout, self.task, step, self.config.rollout.responses) if shown else []
         tables = rows.tables(clock.seconds, int(rollout.sequences.mask_BS.sum()))
-        return StepResult(tables, diverged_at_update, tuple(said))
+        return StepResult(tables, diverged_at_update, tuple(texts))
 
     def evaluate(self, step: int) -> list[Row]:
         """One sampled response to each held-out prompt, always with the same prompts and the same random draws.
@@ -133,7 +132,7 @@ class Trainer:
     def _rollout(
         self, stage: str, step: int, prompts: int, responses: int, sampler: PreTrainedModel | None = None
     ) -> Rollout:
-        """Responses by ``sampler`` under the engine; for None, responses to held-out prompts by the trained model."""
+        """Sample with ``sampler`` under the engine; for None, held-out prompts with the trained model."""
         seed = self.config.seed
         texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), sampler is None)
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
@@ -149,7 +148,7 @@ class Trainer:
         return roll_out(sampler, self.task, texts, responses, generator, decoding)
 
     def sample(self, step: int) -> tuple[Rollout, Tensor, int]:
-        """The groups to train on; the scores (prompts, responses) and the token count of all sampled groups.
+        """Return the groups to train on; the scores (prompts, responses) and the token count of all sampled groups.
 
         With ``algorithm.sampling.max_rollouts`` above 1, groups whose scores are all equal are dropped and replaced
         from further rollouts, up to this number of rollouts (dynamic sampling, DAPO, 2503.14476, eq. 11). If too few
@@ -176,7 +175,7 @@ class Trainer:
         return join(parts).rows(rows_B), scores_PG, tokens
 
     def minibatches(self, step: int) -> list[list[MicroBatch]]:
-        """The micro-batches of each mini-batch: whole groups, in a seeded order."""
+        """Return the micro-batches of each mini-batch: whole groups, in a seeded order."""
         prompts, responses = self.config.rollout.prompts, self.config.rollout.responses
         generator = torch_generator(self.config.seed, "minibatches", self._drawn_before + step)
         order_P = torch.randperm(prompts, generator=generator)
@@ -187,7 +186,7 @@ class Trainer:
     def old_policy(
         self, rollout: Rollout, minibatches: list[list[MicroBatch]], step: int
     ) -> tuple[OldPolicy, OldPolicy | None]:
-        """The old policy to train against, and the trainer's own forward of it; None if no such forward was made."""
+        """Return the old policy to train against, and the trainer's own forward of it or None."""
         every = self.config.savings.sampler_as_old
         if every is None:
             old = self.learner.old_policy(rollout, minibatches)
@@ -199,22 +198,22 @@ class Trainer:
         return as_sampled(rollout, recomputed.reference_logprobs_BT), recomputed
 
     def rewards(self, rollout: Rollout, old: OldPolicy) -> Tensor:
-        """The task's scores less the penalty for length and, if the KL term belongs to the reward, the KL, (B,)."""
+        """Return the task's scores less the penalty for length and, with the KL term in the reward, the KL, (B,)."""
         kl, taken_BT = self.learner.objective.kl, None
         if kl.place == "reward" and old.reference_logprobs_BT is not None:
             taken_BT = kl.coefficient * ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, kl.estimator)
         overlong, mask_BT = self.config.algorithm.overlong, rollout.sequences.response_mask_BT
-        return rewards.shaped(rollout.scores_B, mask_BT, self.task.max_new_tokens, overlong, taken_BT)
+        return shaped_rewards(rollout.scores_B, mask_BT, self.task.max_new_tokens, overlong, taken_BT)
 
     def advantages(self, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
-        """The advantage of every token, (B, T); 0 on padding."""
+        """Return the advantage of every token, (B, T); 0 on padding."""
         rewards_PG = rewards_B.view(-1, self.config.rollout.responses)
         return self.advantage(rewards_PG, mask_BT.sum(-1).view(rewards_PG.shape)).flatten()[:, None] * mask_BT
 
     def probe(
         self, step: int, rollout: Rollout, old: OldPolicy, recomputed: OldPolicy | None
     ) -> tuple[UpdateProbe | None, Measured]:
-        """The probe that measures after every update of this step, or None, and the measurements of the rollout."""
+        """Return the probe that measures after each update of this step, or None, and the rollout's measurements."""
         if not self._measures:
             return None, Measured({}, {}, {})
         every, since_start, probe = self.config.probe.every, None, None
@@ -222,13 +221,37 @@ class Trainer:
             since_start = self._since_start.since_start(self.model)
             watched = rollout.sequences.rows(self.sampled_rows(step))
             probe = UpdateProbe(self.model, watched, self.config.precision)
-        return probe, of_rollout(rollout, old, recomputed, since_start, self.learner.experts)
+        return probe, rollout_columns(rollout, old, recomputed, since_start, self.learner.experts)
 
     def sampled_rows(self, step: int) -> Tensor:
-        """The rows of the rollout whose routes the probe measures from update to update."""
+        """Return the rows of the rollout whose routes the probe measures from update to update."""
         rows = self.config.rollout.prompts * self.config.rollout.responses
         count = min(rows, max(4, round(rows * self.config.probe.fraction)))
         order = torch.randperm(
             rows, generator=torch_generator(self.config.seed, "probe_sample", self._drawn_before + step)
         )
         return order[:count].to(self.model.device)
+
+
+def overlong_penalty(lengths_B: Tensor, budget: int, penalty: float, buffer: float) -> Tensor:
+    """Return the penalty for length, (B,): 0 up to (1 − buffer) · budget tokens, then linear, ``penalty`` at budget.
+
+    Soft overlong punishment (DAPO, 2503.14476, eq. 13). ``budget`` is the largest length of a response in tokens;
+    ``buffer`` is a share of it.
+    """
+    free = (1 - buffer) * budget
+    return penalty * ((lengths_B - free) / (budget - free)).clamp(0, 1)
+
+
+def shaped_rewards(
+    scores_B: Tensor, mask_BT: Tensor, budget: int, punishment: Overlong, kl_BT: Tensor | None
+) -> Tensor:
+    """Return the rewards that advantages are formed from, (B,): scores less the penalties.
+
+    ``punishment`` holds the numbers of ``overlong_penalty``. ``kl_BT`` is a KL term times its coefficient, subtracted
+    token by token, or None.
+    """
+    rewards_B = scores_B
+    if punishment.penalty > 0:
+        rewards_B = rewards_B - overlong_penalty(mask_BT.sum(-1), budget, punishment.penalty, punishment.buffer)
+    return rewards_B if kl_BT is None else rewards_B - (kl_BT * mask_BT).sum(-1)

@@ -289,3 +289,10 @@ def same(one: PolicyLoss | Objective, other: PolicyLoss | Objective, batch: Batc
     torch.testing.assert_close(grad_BT, other_grad_BT)
     if value:
         assert loss == pytest.approx(other_loss)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_class_has_the_numbers_of_its_yaml_as_defaults(name: str) -> None:
+    loss = load(name)
+    if type(loss).__module__.endswith(f".{name}"):  # not a variant, the same class with other numbers
+        assert type(loss)() == loss

@@ -100,17 +100,6 @@ TOLERANCE = {
     )
 }
 
-# The paper's algorithm of the same name, which a peer's is not; how is in the first line of the preset.
-NOT_THE_PAPER: dict[Case, str] = {
-    ("trl", "default"): "grpo",
-    ("trl", "default_sequence"): "gspo",
-    ("trl", "cispo"): "cispo",
-    ("verl", "vanilla"): "grpo",
-    ("verl", "gspo"): "gspo",
-    ("verl", "cispo"): "cispo",
-    ("verl", "geo_mean"): "gmpo",
-    ("verl", "dppo_tv"): "dppo",
-}
 
 WEIGHTS: dict[Case, Ours] = {
     ("trl", "default"): ("mis_sequence", {"ratio_high": 3.0}),
@@ -211,17 +200,6 @@ def test_loss_and_gradient_are_the_peers(case: Case, recorded: dict[str, Recorde
             loss = (gradient_BT * batch.logprobs_BT).sum().detach()
         # Terms of about 1 and of both signs may cancel in it.
         torch.testing.assert_close(loss, answers[f"loss/{name}"][s], rtol=near, atol=near)
-
-
-@pytest.mark.parametrize("case", NOT_THE_PAPER, ids="-".join)
-def test_a_peers_default_is_not_the_papers_algorithm(case: Case, recorded: dict[str, Recorded]) -> None:
-    peer, name = case
-    apart = []
-    for s, batch, _ in recorded[peer].batches():
-        _, gradient_BT = run(case, (NOT_THE_PAPER[case], {}), batch)
-        theirs_BT = recorded[peer].tensors[f"gradient/{name}"][s]
-        apart.append((gradient_BT - theirs_BT).norm() / theirs_BT.norm())
-    assert max(apart) > 0.1
 
 
 @pytest.mark.parametrize("case", WEIGHTS, ids="-".join)

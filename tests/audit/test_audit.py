@@ -1,7 +1,6 @@
 """``steadymoe audit`` at tiny size: its files are made once, its numbers are a run's, wrong words touch nothing."""
 
 import json
-import math
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import MICRO
+from filelock import FileLock, Timeout
 from test_cli import steadymoe
 from test_execute import SMALL, planned
 from transformers import PreTrainedModel
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from steadymoe.algorithms import Batch, Surrogate
 from steadymoe.algorithms.grpo import GRPO
 from steadymoe.bench import cli
-from steadymoe.bench.audit import drift, gradients, measure, request, splits, tables
+from steadymoe.bench.audit import gradients, measure, plan, rollouts, tables
 from steadymoe.bench.audit.tokens import deciles
 from steadymoe.bench.config import compose, identity, validate
 from steadymoe.bench.config.compose import ConfigError
@@ -67,8 +67,8 @@ def folder(results: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def asked(results: Path) -> request.Planned:
-    (found,) = request.plan([*WORDS, f"results_dir={results}"])
+def asked(results: Path) -> plan.PlannedAudit:
+    (found,) = plan.plan([*WORDS, f"results_dir={results}"])
     return found
 
 
@@ -103,40 +103,38 @@ def test_the_folder_holds_a_table_for_each_drift_and_says_what_made_it(folder: P
     assert {"versions", "machine", "revision", "config", "cold_start", "seconds"} <= set(facts)
 
 
-def test_a_killed_audit_goes_on_to_the_same_bytes(
-    asked: request.Planned, results: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_killed_audit_resumes_to_the_same_bytes(
+    asked: plan.PlannedAudit, results: Path, folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "cold_starts").symlink_to(results / "cold_starts")
     there = replace(asked.run.config, results_dir=str(tmp_path))
     again = replace(asked, run=replace(asked.run, config=there), folder=tmp_path / "audit")
-    say = request._progress
 
-    def killed(begun: float, text: str) -> None:
-        say(begun, text)
+    def kill(text: str) -> None:
         if "wrote k=0" in text:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(request, "_progress", killed)
     with pytest.raises(KeyboardInterrupt):
-        request._make(again, "1/1", redo=False)
+        again.make(kill)
     assert again.missing == [2]
-    assert json.loads(again.facts.read_text())["status"] == "begun"
+    assert json.loads(again.facts_path.read_text())["status"] == "begun"
     first = (again.folder / "k=0.parquet").stat().st_mtime_ns
-    monkeypatch.setattr(request, "_progress", say)
-    request._make(again, "1/1", redo=False)
+    again.make(lambda _: None)
     assert (again.folder / "k=0.parquet").stat().st_mtime_ns == first
     for name in ("k=0.parquet", "k=2.parquet"):
         assert (again.folder / name).read_bytes() == (folder / name).read_bytes()
+    with FileLock(again.folder / ".lock"), pytest.raises(Timeout):
+        again.make(lambda _: None)
 
 
-def test_an_audit_that_is_there_is_shown_and_not_made_again(
+def test_a_finished_audit_is_shown_and_not_measured_again(
     results: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(measure, "audit", lambda *_: pytest.fail("measured again"))
     assert steadymoe(monkeypatch, "audit", *WORDS, f"results_dir={results}") == 0
-    said = capsys.readouterr()
-    assert "is there" in said.err
-    assert "usefulness" in said.out
+    printed = capsys.readouterr()
+    assert f"finished: {folder}" in printed.err
+    assert "usefulness" in printed.out
     (folder / "k=2.parquet").rename(folder / "kept")
     assert steadymoe(monkeypatch, "audit", "--dry", *WORDS, f"results_dir={results}") == 0
     (folder / "kept").rename(folder / "k=2.parquet")
@@ -144,19 +142,21 @@ def test_an_audit_that_is_there_is_shown_and_not_made_again(
 
 
 def test_an_audit_of_other_numbers_or_code_is_not_mixed_with_this_one(
-    asked: request.Planned, folder: Path, monkeypatch: pytest.MonkeyPatch
+    asked: plan.PlannedAudit, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request._refuse_other(asked)
+    asked.refuse_other()
+    other = replace(asked, audit_hash="0" * 16)
+    plan.refuse_others([other], redo=True)
     with pytest.raises(ConfigError, match="another config"):
-        request._refuse_other(replace(asked, audit_hash="0" * 16))
+        plan.refuse_others([other])
     whole = (folder / "audit.json").read_text()
     (folder / "audit.json").write_text(whole[:50])
-    with pytest.raises(ConfigError, match="is of no audit"):
-        request._refuse_other(asked)
+    with pytest.raises(ConfigError, match="is damaged"):
+        asked.refuse_other()
     (folder / "audit.json").write_text(whole)
-    monkeypatch.setattr(request, "_code", lambda: "other")
+    monkeypatch.setattr(plan, "_code", lambda: "other")
     with pytest.raises(ConfigError, match="other code"):
-        request._refuse_other(asked)
+        asked.refuse_other()
 
 
 # --- numbers -----------------------------------------------------------------------------------------
@@ -182,6 +182,7 @@ def test_after_the_drift_a_narrow_band_clips_more_and_routes_have_moved(table: p
     }
     assert clips["narrow"] > clips["grpo"]
     assert value(table, k=2, routing="free", loss="all", quantity="expert_change") > 0
+    assert value(table, k=2, routing="r2", loss="all", quantity="expert_change") == 0
     free, pinned = (
         value(table, k=2, routing="free", loss="all", quantity=f"log_ratio_moment_{each}")
         for each in ("free", "pinned")
@@ -204,28 +205,18 @@ def test_blocks_add_up_and_the_reward_is_there(table: pd.DataFrame) -> None:
     assert 0 <= value(table, k=2, routing="fresh", loss="all", quantity="reward") <= 1
 
 
-def test_a_contrast_is_paired_by_minibatch_and_a_ranking_by_usefulness(table: pd.DataFrame) -> None:
-    place = {"k": 2, "routing": "free"}
-    apart, over = tables.contrast(table, "grpo", "narrow", "trace", **place)
-    one, two = (value(table, loss=loss, quantity="trace", **place) for loss in ("grpo", "narrow"))
-    assert apart["value"].tolist() == pytest.approx([one - two])
-    assert over.n == 1
-    assert math.isnan(over.low)
-    several = pd.concat([table, table.assign(checkpoint=1, value=2 * table["value"])])
-    several = pd.concat([several, table.assign(checkpoint=2, value=4 * table["value"])])
+def test_a_ranking_is_by_usefulness_and_a_mean_is_over_checkpoints(table: pd.DataFrame) -> None:
+    one = value(table, k=2, routing="free", loss="grpo", quantity="trace")
+    several = pd.concat([table.assign(checkpoint=n, value=2**n * table["value"]) for n in range(3)])
     here = (several["quantity"] == "trace") & (several["loss"] == "grpo") & (several["block"] == "whole")
     here &= (several["k"] == 2) & (several["routing"] == "free") & (several["cut"] == "before")
     found = tables.over_checkpoints(several[here])
     expected = mean_over_seeds([one, 2 * one, 4 * one])
     assert found[["mean", "low", "high", "n"]].to_numpy()[0] == pytest.approx(list(vars(expected).values()))
-    known = table.assign(
-        value=table["value"].where(table["quantity"] != "usefulness", table["loss"].map({"grpo": -0.1, "narrow": 0.2}))
-    )
+    useful = table["loss"].map({"grpo": -0.1, "narrow": 0.2})
+    known = table.assign(value=table["value"].where(table["quantity"] != "usefulness", useful))
     ranked = tables.ranking(known)
-    first = ranked[(ranked["k"] == 2) & (ranked["routing"] == "free")]
-    assert first["loss"].tolist() == ["narrow", "grpo"]
-    with pytest.raises(ValueError, match="rows of one checkpoint"):
-        tables.contrast(table, "grpo", "narrow", "trace", k=2)
+    assert ranked.loc[(ranked["k"] == 2) & (ranked["routing"] == "free"), "loss"].tolist() == ["narrow", "grpo"]
 
 
 def test_the_drift_is_that_of_a_run_with_the_neutral_loss(task: Chain, model: PreTrainedModel, tmp_path: Path) -> None:
@@ -233,12 +224,12 @@ def test_the_drift_is_that_of_a_run_with_the_neutral_loss(task: Chain, model: Pr
     trainer, other = (Trainer(each, task, config) for each in (model, build.build(MICRO, task.tokenizer, 0, "cpu")))
     rollout, _, _ = trainer.sample(1)
     ks = []
-    for k in drift.weights_after(trainer, rollout, [2, 0, 1]):
+    for k in rollouts.drifted(trainer, rollout, [2, 0, 1]):
         ks.append(k)
         if k:
             continue
         before = {name: weight.clone() for name, weight in model.state_dict().items()}
-        with drift.scaled_routers(trainer, 0.5):
+        with rollouts.scaled_routers(trainer, 0.5):
             now = model.state_dict()
             assert {name for name in now if not torch.equal(now[name], before[name])} == {
                 name for name in now if name.endswith("mlp.gate.weight")
@@ -251,12 +242,12 @@ def test_the_drift_is_that_of_a_run_with_the_neutral_loss(task: Chain, model: Pr
 
 
 def test_no_prompt_is_in_two_splits_and_a_task_with_too_few_says_so(task: Chain) -> None:
-    found = splits.split(task, 0, 0, 20, 30)
+    found = rollouts.prompts(task, 0, 0, 20, 30)
     every = [*found.drift, *found.audited, *found.reference]
     assert len(set(every)) == len(every) == 80
-    assert found != splits.split(task, 1, 0, 20, 30)
+    assert found != rollouts.prompts(task, 1, 0, 20, 30)
     with pytest.raises(ValueError, match="different prompts"):
-        splits.split(Chain(min_operands=2, max_operands=2, modulus=2, spare_tokens=2), 0, 0, 20, 30)
+        rollouts.prompts(Chain(min_operands=2, max_operands=2, modulus=2, spare_tokens=2), 0, 0, 20, 30)
 
 
 def test_deciles_hold_a_tenth_of_the_tokens_each() -> None:
@@ -287,11 +278,12 @@ REFUSED = {
     "an old sampler": (["engine=stale", "engine.strength=2"], "engine=stale"),
     "compiled layers": (["compile=true"], "compile=true"),
     "unknown algorithm": (["audit.algorithms=[grop]"], "grop"),
-    "no words": (["+audit.arms.wide=3"], "audit.arms.wide must be words with an algorithm"),
-    "words of a run": (['+audit.arms.wide="algorithm=grpo seed=3"'], "audit.arms.wide must be words"),
+    "no words": (["+audit.arms.wide=3"], "audit.arms.wide"),
+    "words of a run": (['+audit.arms.wide="algorithm=grpo seed=3"'], "audit.arms.wide"),
     "missing checkpoint": (["start_from=nowhere@3"], "there is no run in"),
     "no gradient": ([f'+audit.arms.none="algorithm=grpo algorithm.loss._target_={__name__}.Nothing"'], "no gradient"),
-    "a flag": (["--fast"], "no flag of steadymoe audit"),
+    "a flag": (["--fast"], "--fast"),
+    "nothing": (["audit.algorithms=[]"], "audit.algorithms"),
 }
 
 
@@ -319,7 +311,7 @@ WRONG_LISTS = {
 
 
 @pytest.mark.parametrize("name", WRONG_LISTS)
-def test_a_list_of_the_section_is_checked(name: str, asked: request.Planned) -> None:
+def test_a_list_of_the_section_is_checked(name: str, asked: plan.PlannedAudit) -> None:
     wrong, said = WRONG_LISTS[name]
     with pytest.raises(ConfigError, match=said):
         validate.read(asked.run.plain | {"audit": asked.run.plain["audit"] | {name: wrong}})
@@ -339,13 +331,13 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", IMPOSSIBLE)
-def test_numbers_that_do_not_fit_each_other_are_refused(what: str, asked: request.Planned) -> None:
+def test_numbers_that_do_not_fit_each_other_are_refused(what: str, asked: plan.PlannedAudit) -> None:
     changed, said = IMPOSSIBLE[what]
     config = asked.run.config
     with pytest.raises(ConfigError, match=said):
-        request._check(replace(asked.run, config=replace(config, audit=replace(config.audit, **changed))))
+        plan._check(replace(asked.run, config=replace(config, audit=replace(config.audit, **changed))))
     with pytest.raises(ConfigError, match="microbatch=null"):
-        request._check(replace(asked.run, config=replace(config, microbatch=4)))
+        plan._check(replace(asked.run, config=replace(config, microbatch=4)))
 
 
 # --- elsewhere ---------------------------------------------------------------------------------------
@@ -366,10 +358,10 @@ def test_a_mid_run_audit_begins_at_the_weights_and_moments_of_its_trunk(
     assert set(pd.read_parquet(found)["start"]) == {2}
 
 
-def test_arms_differ_in_their_own_numbers_alone(asked: request.Planned) -> None:
-    assert list(asked.arms) == ["grpo", "narrow"]
-    grpo, narrow = (each.plain for each in asked.arms.values())
+def test_arms_differ_in_their_own_numbers_alone(asked: plan.PlannedAudit) -> None:
+    assert list(asked.losses) == ["grpo", "narrow"]
+    grpo, narrow = (each.plain for each in asked.losses.values())
     band = {"clip_low": 3e-4, "clip_high": 4e-4}
     assert narrow["algorithm"]["loss"] == grpo["algorithm"]["loss"] | band
     assert {key for key in grpo if grpo[key] != narrow[key]} == {"algorithm"}
-    assert {(arm.config.seed, arm.config.measure) for arm in asked.arms.values()} == {(0, "all")}
+    assert {(arm.config.seed, arm.config.measure) for arm in asked.losses.values()} == {(0, "all")}

@@ -140,13 +140,12 @@ def test_shares_of_blocks_are_stacked_up_and_negative_ones_down(table: pd.DataFr
     assert "without a bar: gspo." in said(figures.blocks(lacking))
 
 
-def test_a_dose_has_a_line_for_each_routing_over_the_strength_of_the_engine(tmp_path: Path) -> None:
+def test_a_dose_has_a_panel_for_each_routing_over_the_strength_of_the_engine(tmp_path: Path) -> None:
     made(tmp_path, seeds=1, strengths=(0.0, 0.25, 1.0), drifts=(0, 4))
     table = joined(tmp_path, "grpo")
     figure = figures.dose(table)
-    free, replayed = (shown(figure, 0)[name] for name in ("free routes", "old routes (R2)"))
-    assert free == pytest.approx([0.06 + 0.5 - strength for strength in (0.0, 0.25, 1.0)])
-    assert replayed == pytest.approx([0.06] * 3)
+    assert shown(figure, 0)["grpo"] == pytest.approx([0.06 + 0.5 - strength for strength in (0.0, 0.25, 1.0)])
+    assert shown(figure, 1)["grpo"] == pytest.approx([0.06] * 3)
     assert "One checkpoint, n = 1; shaded: 95 % jackknife interval over mini-batches" in said(figure)
     assert [ending for ending, _ in report._groups(table, ["setting"])] == [""]
     endings = [ending for ending, _ in report._groups(table, ["setting", "strength"])]
@@ -156,7 +155,7 @@ def test_a_dose_has_a_line_for_each_routing_over_the_strength_of_the_engine(tmp_
 def test_the_map_has_a_line_for_each_unit_and_marks_the_bands_of_papers(table: pd.DataFrame) -> None:
     figure = figures.bands(table)
     (axis, _) = figure.axes
-    assert axis.get_title() == "k = 4, free routes"
+    assert (axis.get_title(), axis.get_ylabel()) == ("k = 4", "usefulness, free routes")
     token, sequence = (next(line for line in axis.lines if line.get_label().startswith(name)) for name in ("to", "se"))
     assert list(token.get_xdata()) == list(BANDS)
     start = 0.5 - 0.04 + 0.001
@@ -164,7 +163,7 @@ def test_the_map_has_a_line_for_each_unit_and_marks_the_bands_of_papers(table: p
     assert list(sequence.get_ydata()) == pytest.approx([start + 0.5, start + 0.6])
     papers = figure.numbers.dropna(subset=["clip_low"])
     assert set(papers["series"]) == {"token ratio (grpo), paper", "sequence ratio (gspo), paper"}
-    of_grpo = papers[papers["series"].str.startswith("token")].iloc[0]
+    of_grpo = papers[papers["series"].str.startswith("token") & papers["panel"].str.endswith("free routes")].iloc[0]
     assert of_grpo["x"] == pytest.approx(math.sqrt(0.2 * 0.27))
     assert of_grpo["mean"] == pytest.approx(start + 0.1)
 
@@ -192,7 +191,7 @@ def test_a_report_joins_two_checkpoints_and_says_n_2(
 
 
 def test_figures_are_drawn_again_from_what_is_kept(results: Path, tmp_path: Path, table: pd.DataFrame) -> None:
-    (path, missing) = report.keep(results, "noise", tmp_path)
+    (path, missing) = archive.keep(results, "noise", tmp_path)
     assert (path, missing) == (tmp_path / "audits" / "noise" / "audits.parquet", [])
     again = archive.load(tmp_path, "noise").rows
     for name in ("over_drift", "ranked", "blocks", "bands"):
@@ -204,7 +203,7 @@ def test_figures_are_drawn_again_from_what_is_kept(results: Path, tmp_path: Path
 
 
 def test_gain_stands_beside_usefulness_and_is_kept_in_no_file(results: Path, tmp_path: Path) -> None:
-    (path, _) = report.keep(results, "noise", tmp_path)
+    (path, _) = archive.keep(results, "noise", tmp_path)
     assert "gain" not in set(pd.read_parquet(path)["quantity"])
     for rows in (archive.load(results, "noise").rows, archive.load(tmp_path, "noise").rows):
         whole = rows[(rows["loss"] == "gspo") & (rows["block"] == "whole")]
@@ -220,21 +219,21 @@ def test_an_audit_that_is_not_finished_counts_with_its_tables_and_is_named(tmp_p
     made(tmp_path, seeds=2)
     last = next((tmp_path / "audits").glob("**/seed=1/k=4.parquet"))
     last.unlink()
-    made_of = report.make(tmp_path, "noise", ["svg"], losses=["grpo"])
+    made_of = report.write(tmp_path, "noise", ["svg"], losses=["grpo"])
     assert any("seed=1 is not finished: steadymoe audit" in line for line in made_of.missing)
     assert all("noise-audit-part-" in path.name for path in made_of.files)  # a part replaces no whole report
     assert "n = 1 to 2" in said(figures.over_drift(joined(tmp_path, "grpo")))
 
 
 REFUSED = {
-    "nothing there": (["--experiment", "other"], "there is no audit in"),
-    "a path": (["--experiment", "../noise"], "is no name of an experiment"),
-    "a loss": (["--experiment", "noise", "--losses", "grop"], "there is no loss 'grop'"),
-    "a comparison": (["--experiment", "noise", "--against", "grop"], "no loss 'grop' to compare with"),
-    "a drift": (["--experiment", "noise", "--drift", "3"], "no audit has k = 3; choose from 0, 4"),
-    "a format": (["--experiment", "noise", "--format", "gif"], "--format takes png, svg, pdf"),
-    "kept in part": (["--experiment", "noise", "--keep", "kept", "--losses", "grpo"], "leave --losses out"),
-    "no number": (["--drift", "many"], "--drift: invalid int value"),
+    "nothing there": (["--experiment", "other"], "audits/other"),
+    "a path": (["--experiment", "../noise"], "'../noise'"),
+    "a loss": (["--experiment", "noise", "--losses", "grop"], "'grop'"),
+    "a comparison": (["--experiment", "noise", "--against", "grop"], "'grop' to compare with"),
+    "a drift": (["--experiment", "noise", "--drift", "3"], "choose from 0, 4"),
+    "a format": (["--experiment", "noise", "--format", "gif"], "gif"),
+    "kept in part": (["--experiment", "noise", "--keep", "kept", "--losses", "grpo"], "--losses"),
+    "no number": (["--drift", "many"], "--drift"),
 }
 
 
@@ -264,8 +263,8 @@ def test_a_damaged_table_and_a_label_of_two_losses_are_named_in_one_line(
     facts = next((tmp_path / "audits").glob("**/seed=1/audit.json"))
     whole = facts.read_text()
     for text, why in (
-        (whole[:40], "is of no audit"),
-        (whole.replace('"arms"', '"losses_of"'), "is of no audit"),
+        (whole[:40], "is damaged"),
+        (whole.replace('"arms"', '"losses_of"'), "is damaged"),
         (whole.replace('"algorithm": "gspo"', '"algorithm": "gmpo"'), "is another loss than in"),
     ):
         facts.write_text(text)
@@ -282,9 +281,9 @@ def test_a_damaged_table_and_a_label_of_two_losses_are_named_in_one_line(
 
 
 def test_a_name_from_data_begins_no_formula_and_no_markup(tmp_path: Path, results: Path) -> None:
-    rows = archive.load(results, "noise").rows
-    rows = rows.assign(loss=rows["loss"].replace("gspo", "a$_b$|<b>"))
-    archive.keep(archive.Archive(rows, [], []), "noise", tmp_path)
-    report.make(tmp_path, "noise", ["svg"], losses=["grpo", "a$_b$|<b>"])
+    path, _ = archive.keep(results, "noise", tmp_path)
+    rows = pd.read_parquet(path)
+    rows.assign(loss=rows["loss"].replace("gspo", "a$_b$|<b>")).to_parquet(path)
+    report.write(tmp_path, "noise", ["svg"], losses=["grpo", "a$_b$|<b>"])
     assert "a$_b$|&lt;b&gt;" in (tmp_path / "figures" / "noise-audit-part-ranked.svg").read_text()
     assert "a$_b$\\|\\<b>" in (tmp_path / "tables" / "noise-audit-part-ranking.md").read_text()

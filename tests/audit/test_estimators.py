@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from steadymoe.bench.audit import estimators
-from steadymoe.bench.audit.estimators import Beside, Gradients, Jackknifed, jackknife
+from steadymoe.bench.audit.estimators import Gradients, Jackknifed, Pair, jackknife
 
 WEIGHTS, MINIBATCHES, GROUPS = 40, 32, 8
 EVERY = np.ones(GROUPS, dtype=bool)
@@ -23,8 +23,8 @@ def of(gradients_MP: np.ndarray) -> Gradients:
     return Gradients(sums_GP @ sums_GP.T, squares_M.reshape(GROUPS, -1).sum(1), counts_G)
 
 
-def pair_of(own_MP: np.ndarray, reference_MP: np.ndarray) -> Beside:
-    return Beside(of(own_MP), of(reference_MP), sums_of(own_MP) @ sums_of(reference_MP).T)
+def pair_of(own_MP: np.ndarray, reference_MP: np.ndarray) -> Pair:
+    return Pair(of(own_MP), of(reference_MP), sums_of(own_MP) @ sums_of(reference_MP).T)
 
 
 def drawn(mean_P: np.ndarray, noise: float, generator: np.random.Generator) -> np.ndarray:
@@ -48,17 +48,18 @@ def test_signal_and_noise_are_the_averages_over_all_pairs_and_all_minibatches() 
     some_G[[1, 5]] = False
     left_MP = gradients_MP.reshape(GROUPS, -1, WEIGHTS)[some_G].reshape(-1, WEIGHTS)
     assert of(gradients_MP).trace(some_G) == pytest.approx(left_MP.var(0, ddof=1).sum())
-
-
-def test_the_inner_product_is_of_the_two_means() -> None:
-    generator = np.random.default_rng(1)
-    own_MP, reference_MP = drawn(unit(0), 3.0, generator), drawn(unit(1), 2.0, generator)
-    assert pair_of(own_MP, reference_MP).inner(EVERY) == pytest.approx(own_MP.mean(0) @ reference_MP.mean(0))
+    reference_MP = drawn(unit(1), 2.0, np.random.default_rng(1))
+    assert pair_of(gradients_MP, reference_MP).inner(EVERY) == pytest.approx(
+        gradients_MP.mean(0) @ reference_MP.mean(0)
+    )
+    found = jackknife(lambda kept_G: float(kept_G @ np.arange(GROUPS)), GROUPS)  # a sum, whose replicates are known
+    assert found.replicates == pytest.approx([28 - left_out for left_out in range(GROUPS)])
+    assert found.high - found.value == pytest.approx(2.3646 * math.sqrt(7 / 8 * 42), rel=1e-4)  # Student, 7 degrees
 
 
 def test_without_noise_every_estimate_is_the_closed_form() -> None:
     still, turned = np.tile(2 * unit(0), (MINIBATCHES, 1)), np.tile(3 * unit(0, 1), (MINIBATCHES, 1))
-    found = estimators.beside_truth(pair_of(turned, still)) | estimators.beside_itself(pair_of(turned, still))
+    found = estimators.against_truth(pair_of(turned, still)) | estimators.against_itself(pair_of(turned, still))
     cosine = math.sqrt(0.5)
     assert found["inner"].value == pytest.approx(6 * cosine)
     assert found["cosine"].value == found["staleness_cosine"].value == pytest.approx(cosine)
@@ -83,7 +84,7 @@ def test_the_gain_is_what_one_step_of_the_best_size_takes_off_a_quadratic(turn: 
         return float((curvature * (sizes_S1 * products.mean() - sizes_S1**2 / 2 * squares.mean())).max())
 
     pair = pair_of(own_MP, still_MP)
-    found = estimators.gain(estimators.beside_truth(pair)["usefulness"], estimators.of_gradients(pair.own)["snr"])
+    found = estimators.gain(estimators.against_truth(pair)["usefulness"], estimators.signal(pair.own)["snr"])
     assert found.value**2 == pytest.approx(decrease(own_MP) / decrease(still_MP), rel=1e-6)
     assert (found.value > 0) == (math.cos(turn) > 0)
     without_first = pair.own.counts_G * [0, *[1] * (GROUPS - 1)] > 0
@@ -112,7 +113,7 @@ def draws(count: int) -> dict[str, list[Jackknifed]]:
     own_P = 0.8 * unit(0) + 0.6 * unit(1)
     for _ in range(count):
         pair = pair_of(drawn(own_P, 8.0, generator), drawn(unit(0), 4.0, generator))
-        made = estimators.of_gradients(pair.own) | estimators.beside_truth(pair) | estimators.beside_itself(pair)
+        made = estimators.signal(pair.own) | estimators.against_truth(pair) | estimators.against_itself(pair)
         made["gain"] = estimators.gain(made["usefulness"], made["snr"])
         for name, each in made.items():
             found[name].append(each)
@@ -142,8 +143,8 @@ def test_an_interval_about_no_signal_is_no_claim_of_one_and_has_no_cosine() -> N
     generator, above, cosines = np.random.default_rng(3), 0, 0
     for _ in range(200):
         pair = pair_of(drawn(0 * unit(0), 8.0, generator), drawn(unit(0), 4.0, generator))
-        above += jackknife(pair.own.squared_norm, GROUPS).is_above_zero
-        cosines += math.isfinite(estimators.beside_truth(pair)["cosine"].value)
+        above += pair.own.has_signal
+        cosines += math.isfinite(estimators.against_truth(pair)["cosine"].value)
     assert above == cosines <= 0.05 * 200
 
 
@@ -157,29 +158,21 @@ def test_pairing_by_minibatch_takes_the_shared_noise_out_of_a_contrast() -> None
     assert apart.high - apart.low < 0.3 * (one.high - one.low)
 
 
-def ranked(arms: dict[str, np.ndarray], reference_MP: np.ndarray) -> tuple[list[str], dict[str, float]]:
-    """Labels by falling usefulness, and their SNR."""
-
-    def useful(name: str) -> float:
-        return estimators.beside_truth(pair_of(arms[name], reference_MP))["usefulness"].value
-
-    return sorted(arms, key=useful, reverse=True), {
-        name: estimators.of_gradients(of(each))["snr"].value for name, each in arms.items()
-    }
-
-
 def test_by_usefulness_a_flipped_sign_is_last_and_a_strong_gradient_elsewhere_is_not_first() -> None:
     generator = np.random.default_rng(5)
     good_MP = drawn(unit(0), 4.0, generator)
-    arms = {"good": good_MP, "flipped": -good_MP, "elsewhere": drawn(5 * unit(1), 4.0, generator)}
-    order, snr = ranked(arms, drawn(unit(0), 4.0, generator))
-    assert order == ["good", "elsewhere", "flipped"]
+    losses = {"good": good_MP, "flipped": -good_MP, "elsewhere": drawn(5 * unit(1), 4.0, generator)}
+    reference_MP = drawn(unit(0), 4.0, generator)
+    pairs = {name: pair_of(own_MP, reference_MP) for name, own_MP in losses.items()}
+    useful = {name: estimators.against_truth(pair)["usefulness"].value for name, pair in pairs.items()}
+    snr = {name: pair.own.snr(EVERY) for name, pair in pairs.items()}
+    assert useful["good"] > useful["elsewhere"] > useful["flipped"]
     assert snr["flipped"] == pytest.approx(snr["good"])
     assert snr["elsewhere"] > 5 * snr["good"]
 
 
 def test_a_block_of_zeros_has_no_signal_to_noise_and_no_interval() -> None:
-    found = estimators.of_gradients(of(np.zeros((MINIBATCHES, WEIGHTS))))
+    found = estimators.signal(of(np.zeros((MINIBATCHES, WEIGHTS))))
     assert found["squared_norm"].value == 0
     assert math.isnan(found["snr"].value)
-    assert not found["snr"].is_above_zero
+    assert math.isnan(found["snr"].low)

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from steadymoe.algorithms import Batch, Surrogate
 from steadymoe.algorithms.grpo import GRPO
-from steadymoe.bench.audit import arms, drift, estimators, gradients, measure, splits
-from steadymoe.bench.audit.gradients import BLOCKS, WHOLE, Arm, Frozen, Sums, Weights
+from steadymoe.bench.audit import estimators, gradients, losses, rollouts
+from steadymoe.bench.audit.gradients import BLOCKS, WHOLE, Sums, Weights
+from steadymoe.bench.audit.losses import Loss
+from steadymoe.bench.audit.rollouts import Frozen
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.forward import Forward
@@ -55,12 +57,12 @@ class FirstSymbol(Chain):
 
 @dataclass(frozen=True)
 class Scene:
-    """A model, its arms and the frozen rollout."""
+    """A model, its losses and the frozen rollout."""
 
     trainer: Trainer
-    arms: list[Arm]
-    truth: Arm
-    prompts: splits.Splits
+    losses: list[Loss]
+    truth: Loss
+    prompts: rollouts.Prompts
     audited: Frozen
 
 
@@ -77,18 +79,17 @@ def scene(results: Path, algorithms: dict[str, list[str]], minibatches: int = 8,
     task = FirstSymbol(made.min_operands, made.max_operands, made.modulus, made.spare_tokens)
     model = build.build(config.model["config"], task.tokenizer, 0, "cpu", config.experts)
     trainer = Trainer(model, task, config)
-    every_arm = arms.on(model, task, {label: config_of(results, *words, *own) for label, own in algorithms.items()})
-    truth = arms.truth(model, task, config)
-    prompts = splits.split(task, 0, 0, config.rollout.prompts, config.rollout.prompts // 4 * minibatches)
-    rollout = splits.respond(trainer, prompts.audited, "audited", 0, 0)
-    return Scene(
-        trainer, every_arm, truth, prompts, measure._freeze(trainer.learner, trainer, [*every_arm, truth], rollout)
-    )
+    configs = {label: config_of(results, *words, *own) for label, own in algorithms.items()}
+    every, truth = losses.on_model(model, task, configs), losses.truth(model, task, config)
+    prompts = rollouts.prompts(task, 0, 0, config.rollout.prompts, config.rollout.prompts // 4 * minibatches)
+    rollout = rollouts.respond(trainer, prompts.audited, "audited", 0, 0)
+    frozen = rollouts.freeze(trainer.learner, trainer, [*every, truth], rollout)
+    return Scene(trainer, every, truth, prompts, frozen)
 
 
 def moved(scene: Scene, updates: int) -> None:
-    rollout = splits.respond(scene.trainer, scene.prompts.drift, "drift", 0, 0)
-    for _ in drift.weights_after(scene.trainer, rollout, [updates]):
+    rollout = rollouts.respond(scene.trainer, scene.prompts.drift, "drift", 0, 0)
+    for _ in rollouts.drifted(scene.trainer, rollout, [updates]):
         pass
 
 
@@ -101,27 +102,27 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return made
 
 
-def direct(made: Scene, arm: Arm, number: int) -> Tensor:
+def direct(made: Scene, loss: Loss, number: int) -> Tensor:
     """The gradient of a mini-batch as an update takes it: one forward, one loss, one backward."""
     (part,) = made.audited.minibatches[number]
-    learner, rollout = arm.learner, made.audited.rollout
+    learner, rollout = loss.learner, made.audited.rollout
     now = learner.forwards(learner.model, rollout, part)
     mask_MT = rollout.sequences.response_mask_BT[part.rows_M]
     counts = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
-    old, advantages_BT = made.audited.old[arm.label], made.audited.advantages[arm.label]
-    loss = learner.objective(learner.batch(rollout, old, advantages_BT, part.rows_M, now, counts)).loss
+    old, advantages_BT = made.audited.old[loss.label], made.audited.advantages[loss.label]
+    value = learner.objective(learner.batch(rollout, old, advantages_BT, part.rows_M, now, counts)).loss
     weights = Weights(learner.model)
-    return weights.vector(torch.autograd.grad(loss, weights.ordered, allow_unused=True))
+    return weights.vector(torch.autograd.grad(value, weights.ordered, allow_unused=True))
 
 
-def every_direct(made: Scene, arm: Arm) -> Tensor:
-    return torch.stack([direct(made, arm, number) for number in range(len(made.audited.minibatches))]).double()
+def every_direct(made: Scene, loss: Loss) -> Tensor:
+    return torch.stack([direct(made, loss, number) for number in range(len(made.audited.minibatches))]).double()
 
 
 def test_one_forward_for_all_losses_gives_each_the_gradient_of_its_own_forward(one: Scene) -> None:
-    found = gradients.collect(one.arms, one.audited, None, GROUPS)
+    found = gradients.collect(one.losses, one.audited, None, GROUPS)
     lengths = []
-    for arm in one.arms:
+    for arm in one.losses:
         sums_GP = every_direct(one, arm).view(GROUPS, 2, -1).sum(1)
         assert torch.allclose(found[arm.label, None]._sums_GP.double(), sums_GP, rtol=1e-4, atol=1e-6), arm.label
         lengths.append(sums_GP.norm().item())
@@ -130,7 +131,7 @@ def test_one_forward_for_all_losses_gives_each_the_gradient_of_its_own_forward(o
 
 
 def test_the_squared_norm_is_that_of_the_mean_over_all_minibatches_less_its_noise(one: Scene) -> None:
-    arm = one.arms[0]
+    arm = one.losses[0]
     own = gradients.collect([arm], one.audited, None, GROUPS)[arm.label, None]
     gradients_MP, every_G = every_direct(one, arm), np.ones(GROUPS, dtype=bool)
     places = {WHOLE: slice(None)} | own._slices
@@ -144,7 +145,7 @@ def test_the_squared_norm_is_that_of_the_mean_over_all_minibatches_less_its_nois
 
 
 def test_after_the_cut_each_minibatch_counts_as_an_update_takes_it(one: Scene) -> None:
-    arm = one.arms[0]
+    arm = one.losses[0]
     gradients_MP = every_direct(one, arm)
     cut = gradients_MP.norm(dim=1).median().item()
     own = gradients.collect([arm], one.audited, None, GROUPS, (cut,))[arm.label, cut]
@@ -181,15 +182,15 @@ def test_losses_whose_slopes_are_multiples_share_a_backward(one: Scene, monkeypa
         return grad(outputs, *given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(torch.autograd, "grad", counted)
-    twin = Arm("twin", one.arms[0].trainer)
-    label = one.arms[0].label
+    twin = Loss("twin", one.losses[0].trainer)
+    label = one.losses[0].label
     shared = Frozen(
         one.audited.rollout,
         one.audited.minibatches[:4],
         {label: one.audited.old[label], "twin": one.audited.old[label]},
         {label: one.audited.advantages[label], "twin": 2.5 * one.audited.advantages[label]},
     )
-    found = gradients.collect([one.arms[0], twin], shared, None, GROUPS)
+    found = gradients.collect([one.losses[0], twin], shared, None, GROUPS)
     assert sum(calls) == 4
     ours_GP, twins_GP = found[label, None]._sums_GP, found["twin", None]._sums_GP
     assert ours_GP.abs().max() > 0
@@ -198,19 +199,19 @@ def test_losses_whose_slopes_are_multiples_share_a_backward(one: Scene, monkeypa
 
 def test_slopes_of_another_direction_get_a_backward_of_their_own(one: Scene) -> None:
     (part,) = one.audited.minibatches[0]
-    now = one.arms[0].learner.forwards(one.trainer.model, one.audited.rollout, part)
-    own, *others = (gradients.slopes(arm, one.audited, part.rows_M, now) for arm in one.arms)
+    now = one.losses[0].learner.forwards(one.trainer.model, one.audited.rollout, part)
+    own, *others = (gradients.slopes(arm, one.audited, part.rows_M, now) for arm in one.losses)
     assert own.times(own) == pytest.approx(1.0)
     for factor in (-3.0, 1e-3):
-        scaled = replace(own, of_logprobs_MT=factor * own.of_logprobs_MT)
+        scaled = replace(own, by_logprobs_MT=factor * own.by_logprobs_MT)
         assert scaled.times(own) == pytest.approx(factor, rel=1e-5)
-    first = own.of_logprobs_MT.clone()
+    first = own.by_logprobs_MT.clone()
     first.view(-1)[first.abs().argmax()] *= 1.001
-    assert replace(own, of_logprobs_MT=first).times(own) is None
-    zero = replace(own, of_logprobs_MT=torch.zeros_like(own.of_logprobs_MT))
+    assert replace(own, by_logprobs_MT=first).times(own) is None
+    zero = replace(own, by_logprobs_MT=torch.zeros_like(own.by_logprobs_MT))
     assert own.times(zero) is None
     assert zero.times(own) == 0.0
-    assert replace(own, of_entropy_MT=torch.ones_like(first)).times(own) is None
+    assert replace(own, by_entropy_MT=torch.ones_like(first)).times(own) is None
     assert any(other.times(own) is None for other in others)
 
 
@@ -241,7 +242,7 @@ def test_gradients_are_the_slopes_of_the_loss_by_finite_differences(name: str, t
     own = [f"algorithm={name}", *(f"{LOSS}.{word}" for word in wide)]
     made = scene(tmp_path, {name: own}, 4, "experts=eager")
     moved(made, 2)
-    arm, model = made.arms[0], made.trainer.model.double()
+    arm, model = made.losses[0], made.trainer.model.double()
     weights, (part,) = Weights(model), made.audited.minibatches[0]
     assert part.layout is not None  # torch's backward of attention is wrong where mask and query differ in precision
     part.layout = replace(part.layout, mask=part.layout.mask.double())
@@ -278,15 +279,15 @@ def test_a_flipped_sign_ranks_last_and_a_bonus_for_length_not_first(tmp_path: Pa
     cheats = {label: [f"{LOSS}._target_={__name__}.{cls.__name__}"] for label, cls in _CHEATS.items()}
     own = {"grpo": ["algorithm=grpo"]} | {label: ["algorithm=grpo", *words] for label, words in cheats.items()}
     made = scene(tmp_path, own, 16, "rollout.prompts=64", "task.max_operands=5", "task.modulus=6")
-    found = gradients.collect(made.arms, made.audited, None, 8)
-    rollout = splits.respond(made.trainer, made.prompts.reference, "reference", 0, 0)
-    fresh = measure._freeze(made.trainer.learner, made.trainer, [made.truth], rollout)
-    truth: Sums = gradients.collect([made.truth], fresh, None, 8)[arms.TRUTH, None]
+    found = gradients.collect(made.losses, made.audited, None, 8)
+    rollout = rollouts.respond(made.trainer, made.prompts.reference, "reference", 0, 0)
+    fresh = rollouts.freeze(made.trainer.learner, made.trainer, [made.truth], rollout)
+    truth: Sums = gradients.collect([made.truth], fresh, None, 8)[losses.TRUTH, None]
     useful, snr = {}, {}
     for label in own:
-        beside = estimators.beside_truth(found[label, None].beside(truth)[WHOLE])
-        useful[label] = beside["usefulness"]
-        snr[label] = estimators.of_gradients(found[label, None].by_block()[WHOLE])["snr"].value
+        against = estimators.against_truth(found[label, None].paired(truth)[WHOLE])
+        useful[label] = against["usefulness"]
+        snr[label] = estimators.signal(found[label, None].by_block()[WHOLE])["snr"].value
     assert max(useful, key=lambda label: useful[label].value) == "grpo"
     assert min(useful, key=lambda label: useful[label].value) == "flipped"
     assert useful["grpo"].low > 0 > useful["flipped"].high

@@ -15,7 +15,7 @@ KEPT = sorted(path.parent.name for path in (REFERENCE / "audits").glob("*/audits
 @pytest.mark.parametrize("experiment", KEPT)
 def test_kept_tables_are_those_of_the_archive(experiment: str, tmp_path: Path) -> None:
     (tmp_path / "audits").symlink_to(REFERENCE / "audits")
-    made = {path.name: path for path in report.make(tmp_path, experiment, formats=[]).files}
+    made = {path.name: path for path in report.write(tmp_path, experiment, formats=[]).files}
     kept = {path.name for path in linked.kept() if path.parent.name == "tables"}
     assert made
     for name in made.keys() & kept:
@@ -28,11 +28,14 @@ def test_the_recorded_audits_are_there() -> None:
 
 def test_the_gains_on_the_page_are_those_of_the_archives() -> None:
     page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text().replace("−", "-")
-    told = re.findall(r"^\| `(\w+)` \(\de-4\) \| (GRPO|GSPO) \| (.+) \| (.+) \| (\d+) \|$", page, re.MULTILINE)
-    assert len(told) == 6
-    for experiment, band, *numbers, n in told:
-        pair = {"GRPO": ("gspo-grpo_band", "grpo"), "GSPO": ("gspo", "grpo-gspo_band")}[band]
-        rows = archive.load(REFERENCE, experiment).rows
+    rows = re.findall(r"^\| `(\w+)` \(\de-4\) \| (GRPO|GSPO) \| (.+) \| (.+) \| (\d+) \|$", page, re.MULTILINE)
+    assert len(rows) == 6
+    for experiment, band, *numbers, n in rows:
+        one, other = {"GRPO": ("gspo-grpo_band", "grpo"), "GSPO": ("gspo", "grpo-gspo_band")}[band]
+        contrasts = tables.contrasts(archive.load(REFERENCE, experiment).rows, other)
+        contrasts = contrasts[(contrasts["loss"] == f"{one} − {other}") & (contrasts["routing"] == "free")]
+        contrasts = contrasts[contrasts["k"] == 16].set_index("quantity")
         for quantity, number in zip(("usefulness", "gain"), numbers, strict=True):
-            _, found = tables.contrast(rows, *pair, quantity, k=16, routing="free")
-            assert (number, int(n)) == (f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]", found.n)
+            found = contrasts.loc[quantity]
+            assert number == f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+            assert int(n) == found["n"]

@@ -23,10 +23,9 @@ from test_execute import assert_same as assert_same_tables
 from test_learner import trainer
 from test_models import BUILT, shipped
 from test_savings import assert_same
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel, Qwen3MoeConfig
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from steadymoe.bench.runs import record
 from steadymoe.bench.tasks.chain import Chain
@@ -159,40 +158,6 @@ def test_a_forward_and_its_gradients_by_the_cpp_compiler_are_torchs(model: PreTr
     assert ours.logprobs_BT.grad_fn is not None
     for one, another in zip(made, expected, strict=True):
         assert (one - another).norm() <= 1e-5 * another.norm()
-
-
-@pytest.mark.parametrize(("heads", "shared", "seen"), [(4, 4, 7), (4, 2, 1), (6, 1, 12)])
-def test_attention_of_one_query_is_torchs(heads: int, shared: int, seen: int) -> None:
-    generator = torch.Generator().manual_seed(heads)
-    query = torch.randn(3, heads, 1, 8, generator=generator)
-    key, value = torch.randn(2, 3, shared, seen, 8, generator=generator).unbind()
-    mask = torch.zeros(3, 1, 1, seen)
-    mask[0, :, :, : seen // 2] = torch.finfo(torch.float32).min
-    module = nn.Module()
-    module.num_key_value_groups = heads // shared
-    module.is_causal = True
-    theirs, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
-    ours, _ = compiled._attend_with_one_query(module, query, key, value, mask, scaling=0.3, sliding_window=None)
-    assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_the_product_of_experts_in_a_graph_is_torchs(model: PreTrainedModel, transposed: bool) -> None:
-    compiled.compile_layers(copy.deepcopy(model))
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(20, 8, generator=generator, requires_grad=True)
-    weight = torch.randn(4, 12, 8, generator=generator).mT if transposed else torch.randn(4, 8, 12, generator=generator)
-    weight.requires_grad_()
-    ends = torch.tensor([5, 5, 17, 20], dtype=torch.int32)  # one expert without a row
-    in_graph = torch.ops.transformers.grouped_mm_fallback
-    found = []
-    for product in (lambda: in_graph(rows, weight, ends), lambda: nn.functional.grouped_mm(rows, weight, offs=ends)):
-        output = product()
-        found.append([output, *torch.autograd.grad(output.square().sum(), (rows, weight))])
-    for one, other in zip(*found, strict=True):
-        assert one.stride() == other.stride() or one.dim() == 3
-        assert_close(one, other)
-    torch.library.opcheck(in_graph, (rows, weight, ends), test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("words", [["algorithm=gspo", "routing=r2"], ["model=dense_micro"]])

@@ -32,6 +32,7 @@ WORDS = [word for word in SMALL if not word.startswith("model")]
 def folder(tmp_path: Path, task: Chain, model: PreTrainedModel) -> Path:
     """A checkpoint of a fresh small model with the tokenizer of the task."""
     model.save_pretrained(tmp_path / "checkpoint")
+    task.tokenizer.backend_tokenizer.no_padding()  # a call with padding=True leaves it in tokenizer.json
     task.tokenizer.save_pretrained(tmp_path / "checkpoint")
     return tmp_path / "checkpoint"
 

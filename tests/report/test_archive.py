@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from steadymoe.bench import cli
 from steadymoe.bench.config import identity
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, report_page
@@ -42,50 +41,12 @@ def test_only_what_tables_and_figures_read_is_kept(tmp_path: Path) -> None:
     assert archive.experiments(tmp_path / "kept") == ["small"]
 
 
-def test_archived_arms_stand_beside_runs_and_an_arm_comes_from_one_place(tmp_path: Path) -> None:
-    results = small(tmp_path)
-    report_page.keep(results, "small", results)
-    before = {path: path.read_bytes() for path in (results / "data").rglob("*.parquet")}
-    kept = archive.load(RECORDED, "small")["steps"]
-    shutil.rmtree(next((results / "runs" / "small").glob("gspo")))
-    one = next((results / "runs" / "small" / "grpo").rglob("seed=1"))
-    shutil.rmtree(one)
-    found = archive.load(results, "small")
-    assert set(found["runs"]["arm"]) == {"grpo", "reinforce", "gspo (recorded)"}
-    assert 1 not in set(found["runs"].query("arm == 'grpo'")["seed"])  # its archived seed does not fill the gap
-    for name in ("steps", "histograms", "evaluations"):
-        assert set(found[name]["arm"]) == set(found["runs"]["arm"])
-    theirs = found["steps"].query("arm == 'gspo (recorded)' and metric == 'reward'")["value"]
-    ours = kept.query("arm == 'gspo' and metric == 'reward'")["value"]
-    assert sorted(theirs) == sorted(ours)
-    made = report_page.make(results, formats=["svg"])
-    assert "gspo (recorded)" in (results / "tables" / "small-summary.csv").read_text()
-    for paired in ("leaderboard", "head_to_head"):  # another machine shares no cold start
-        assert "gspo" not in (results / "tables" / f"small-{paired}.csv").read_text()
-    assert "gspo (recorded)" in (results / "report.html").read_text()
-    assert not made.left_out
-    assert not set(pd.read_csv(report_page.export(results, "small", "csv"))["arm"]) & {"gspo", "gspo (recorded)"}
-    assert before == {path: path.read_bytes() for path in (results / "data").rglob("*.parquet")}
-    report_page.keep(results, "small", tmp_path / "again")
-    assert set(archive.load(tmp_path / "again", "small")["runs"]["arm"]) == {"grpo", "reinforce", "gspo"}
-
-
 def test_every_number_cannot_be_exported_from_what_is_kept(tmp_path: Path) -> None:
     report_page.keep(small(tmp_path), "small", tmp_path / "kept")
     with pytest.raises(report_page.NothingToReport, match="holds tables without their runs"):
         report_page.export(tmp_path / "kept", "small", "csv")
     with pytest.raises(report_page.NothingToReport, match="no ended runs"):
         report_page.keep(tmp_path, "large", tmp_path / "kept")
-
-
-def test_the_command_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    results, kept = small(tmp_path / "results"), tmp_path / "kept"
-    words = ["steadymoe", "report", "--results", str(results), "--experiment", "small", "--keep", str(kept)]
-    monkeypatch.setattr("sys.argv", words)
-    with pytest.raises(SystemExit, match="0"):
-        cli.main()
-    assert "runs.parquet" in capsys.readouterr().out
-    assert len(pd.read_parquet(kept / "data" / "small" / "runs.parquet")) == 9
 
 
 def other_trainers(results: Path, algorithm: str = "gspo") -> None:
@@ -107,30 +68,17 @@ def test_runs_of_another_trainer_stand_on_the_page_and_are_joined_to_nothing(tmp
     assert foreign in (results / "tables" / "small-summary.csv").read_text()
     for ranked in ("leaderboard", "head_to_head"):
         assert foreign not in (results / "tables" / f"small-{ranked}.csv").read_text()
-    report_page.keep(results, "small", results)
-
-    # Archived: beside the suite's own runs, and beside runs of the trainer alone.
-    kept_foreign = f"{foreign}{archive.RECORDED}"
-    shutil.rmtree(results / "runs" / "small" / "gspo")
-    study, own = (
-        Recorded(results),
-        everything.query("algorithm == 'grpo'"),
-    )  # claims, scores and entries read runs by it
+    own, kept = everything.query("algorithm == 'grpo'"), tmp_path / "kept"
     axes, theirs = own["axes_values"].iloc[0], everything.query("algorithm == 'gspo'")["axes_values"].iloc[0]
     assert theirs == {"trainer": "trl", **axes}
+    study = Recorded(results)  # claims, scores and entries read runs by it
     assert study.has(Arm("grpo", "small", "grpo", axes))
     assert not study.has(Arm("gspo", "small", "gspo", theirs))
     assert not study.has(Arm("gspo", "small", "gspo", axes))
+    report_page.keep(results, "small", kept)
     for name in ("runs", "steps", "histograms", "evaluations"):
-        assert set(archive.load(results, "small")[name]["arm"]) == {"grpo", "reinforce"}
-        assert kept_foreign in set(archive.load(results, "small", foreign=True)[name]["arm"])
-    shutil.copytree(RECORDED / "runs" / "small" / "gspo", results / "runs" / "small" / "gspo")
-    other_trainers(results)
-    for algorithm in ("grpo", "reinforce"):
-        shutil.rmtree(results / "runs" / "small" / algorithm)
-    own = archive.load(results, "small")["runs"]
-    assert set(own["arm"]) == {"grpo", "reinforce"}  # archived, and nothing stands beside them
-    assert archive.load(results, "small", foreign=True)["runs"]["arm"].nunique() == 3
+        assert set(archive.load(kept, "small")[name]["arm"]) == {"grpo", "reinforce"}
+        assert foreign in set(archive.load(kept, "small", foreign=True)[name]["arm"])
 
 
 def test_where_one_other_trainer_made_every_run_its_arms_are_ranked(tmp_path: Path) -> None:
@@ -145,6 +93,7 @@ def test_where_one_other_trainer_made_every_run_its_arms_are_ranked(tmp_path: Pa
 def test_an_archive_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) -> None:
     results = small(tmp_path)
     (path, *_) = report_page.keep(results, "small", results)
+    shutil.rmtree(results / "runs")
     pd.read_parquet(path).drop(columns="origin").to_parquet(path, index=False)
     with pytest.raises(Damaged, match=r"lacks origin: .*python results/migrate\.py"):
         archive.load(results, "small")

@@ -4,15 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steadymoe.bench.report import head_to_head, tables
-from steadymoe.bench.statistics.estimates import over_seeds
+from steadymoe.bench.report import tables, write
 from steadymoe.bench.statistics.survival import logrank
 
 SEEDS = range(4)
 
 
 def steps_of(arm: str, seed: int, reward: list[float], tokens: float, ended: int | None = None) -> pd.DataFrame:
-    """Rows of one run; after step ``ended`` it is lost, as ``collect.steps`` tells it."""
+    """Rows of one run; after step ``ended`` it is lost, as ``archive.steps`` tells it."""
     rows = []
     for step, value in enumerate(reward, start=1):
         lost = ended is not None and step > ended
@@ -49,7 +48,7 @@ def compared(slow: list[float], ended: int | None = None) -> pd.Series:
     parts = [steps_of("fast", seed, [value + 0.01 * seed for value in rising(11)], 10.0) for seed in SEEDS]
     parts += [steps_of("slow", seed, [value + 0.01 * seed - 0.001 for value in slow], 20.0, ended) for seed in SEEDS]
     answers = evaluations({"fast": [1, 1, 0, 1], "slow": [1, 0, 0, 0]})
-    made = head_to_head.table(pd.concat(parts), runs_of("fast", "slow"), answers)
+    made = tables.head_to_head(pd.concat(parts), runs_of("fast", "slow"), answers)
     assert made["arm"].tolist() == ["slow"]
     assert made["against"].tolist() == ["fast"]
     return made.iloc[0]
@@ -82,9 +81,7 @@ def test_an_arm_that_never_gets_there_has_a_bound() -> None:
     (samples,) = [cell for name, cell in row.items() if str(name).startswith("samples to ")]
     assert samples.bound == "at least"
     assert str(samples).startswith("> ")
-    assert (
-        tables.to_numbers(pd.DataFrame([row]))[[f"{name} bound" for name in row.index if "samples" in name]].size == 1
-    )
+    assert write.to_numbers(pd.DataFrame([row]))[[f"{name} bound" for name in row.index if "samples" in name]].size == 1
 
 
 def test_a_lost_run_has_spent_what_it_had_when_it_ended() -> None:
@@ -99,7 +96,7 @@ def test_collapses_are_compared_by_log_rank() -> None:
     runs = runs_of(*arms)
     runs["collapsed_step"] = [step for steps in arms.values() for step in steps]
     steps = pd.concat([steps_of(arm, seed, [0.5 + 0.1 * (arm == "fast")] * 40, 10.0) for arm in arms for seed in SEEDS])
-    made = head_to_head.table(steps, runs, evaluations({})).set_index("arm")["p of collapse (Holm)"]
+    made = tables.head_to_head(steps, runs, evaluations({})).set_index("arm")["p of collapse (Holm)"]
     p = logrank([40] * 4, [5.0, 6.0, 8.0, None], [40] * 4, [None] * 4)
     # Two comparisons, fast and calm with slow: where nobody collapsed there is none.
     assert made["slow"] == pytest.approx(2 * p)
@@ -114,7 +111,7 @@ def test_where_the_best_arm_gains_nothing_there_is_no_cost_of_reward() -> None:
         for arm, lower in (("a", 0.0), ("b", 0.1))
         for seed in SEEDS
     ]
-    made = head_to_head.table(pd.concat(parts), runs_of("a", "b"), evaluations({}))
+    made = tables.head_to_head(pd.concat(parts), runs_of("a", "b"), evaluations({}))
     assert not [name for name in made if " to " in str(name)]
     assert made["final reward, difference"].iloc[0].mean == pytest.approx(-0.1)
 
@@ -123,28 +120,14 @@ def test_arms_with_other_prompts_are_not_compared_on_them() -> None:
     answers = evaluations({"fast": [1.0, 0.0], "slow": [1.0, 1.0]})
     answers.loc[answers["arm"] == "slow", "prompt"] += "?"
     parts = [steps_of(arm, seed, rising(11), 10.0) for arm in ("fast", "slow") for seed in SEEDS]
-    made = head_to_head.table(pd.concat(parts), runs_of("fast", "slow"), answers)
+    made = tables.head_to_head(pd.concat(parts), runs_of("fast", "slow"), answers)
     assert made["held-out wins"].iloc[0].n == 0
-    assert "–" in tables.to_markdown(made)
+    assert "–" in write.to_markdown(made)
 
 
 def test_runs_that_could_not_even_be_sampled_have_spent_nothing() -> None:
     parts = [steps_of("fast", seed, rising(11), 10.0) for seed in SEEDS]
     parts += [steps_of("slow", seed, rising(21), 10.0, ended=0) for seed in SEEDS]
-    made = head_to_head.table(pd.concat(parts), runs_of("fast", "slow"), evaluations({}))
+    made = tables.head_to_head(pd.concat(parts), runs_of("fast", "slow"), evaluations({}))
     (updates,) = [cell for name, cell in made.iloc[0].items() if str(name).startswith("updates to ")]
     assert updates.estimate.n == 0
-
-
-def test_one_arm_has_nobody_to_be_compared_with() -> None:
-    steps = pd.concat([steps_of("fast", seed, rising(11), 10.0) for seed in SEEDS])
-    assert head_to_head.table(steps, runs_of("fast"), evaluations({"fast": [1.0]})).empty
-
-
-def test_a_geometric_mean_is_the_mean_of_logarithms() -> None:
-    values = [0.5, 2.0, 8.0]
-    made, of_logs = over_seeds(values, log=True), over_seeds(np.log(values).tolist())
-    np.testing.assert_allclose(
-        [made.mean, made.low, made.high], np.exp([of_logs.mean, of_logs.low, of_logs.high]), rtol=1e-12
-    )
-    assert made.mean == pytest.approx(2)

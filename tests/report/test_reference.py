@@ -12,13 +12,14 @@ import pandas as pd
 import pytest
 from test_experiments import known_arms
 
-from steadymoe.bench.report import archive, draw, report_page
+from steadymoe.bench.report import archive, report_page, write
 from steadymoe.bench.score.arms import GRPO
 from steadymoe.bench.score.recorded import Recorded
-from steadymoe.bench.study import claims_page, experiments
-from steadymoe.bench.study.claim import LEGS, findings
+from steadymoe.bench.study import experiments, page
+from steadymoe.bench.study.claims import CLAIMS
 from steadymoe.bench.study.gates import Gate, Need
-from steadymoe.bench.study.verdicts import CLAIMS, Verdicts
+from steadymoe.bench.study.rules import LEGS, findings
+from steadymoe.bench.study.verdicts import Verdicts
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -42,20 +43,20 @@ def test_git_keeps_what_a_page_links_and_nothing_else() -> None:
 def test_every_kept_file_has_its_data(verdicts: Verdicts) -> None:
     # Files of an audit are <experiment>-audit-<table>, and an experiment may hold a dash.
     stems = {Path(name).stem for name in LINKED - WITHOUT_DATA}
-    of_claims = {draw.stem(spec, named) for spec, named, _ in verdicts.figures()}
+    of_claims = {spec.stem(named) for spec, named, _ in verdicts.figures()}
     named = {stem.split("-audit-" if "-audit-" in stem else "-")[0] for stem in stems - of_claims}
     assert named <= {*KEPT, *AUDITS}
 
 
 @pytest.mark.parametrize("experiment", KEPT)
 def test_kept_tables_are_those_of_the_data(experiment: str) -> None:
-    data = draw.data(archive.load(REFERENCE, experiment))
+    data = report_page.with_derived(archive.load(REFERENCE, experiment))
     texts = report_page.texts(experiment, report_page.shown_tables(data), data["runs"])
-    for spec in report_page.figures_of(experiment, experiments.COMPARED_ELSEWHERE):
+    for spec in report_page.figures_of(experiment):
         if (lack := spec.lacks(data)) is not None:
             assert spec.experiment != experiment, f"its own figure {spec.id} lacks {lack}"
-        elif f"tables/{draw.stem(spec, experiment)}.csv" in LINKED:
-            texts |= draw.texts(spec, spec.figure(data), experiment)
+        elif f"tables/{spec.stem(experiment)}.csv" in LINKED:
+            texts |= write.figure_texts(spec.stem(experiment), spec.figure(data), spec.caption)
     compare(texts)
 
 
@@ -73,13 +74,13 @@ def verdicts() -> Verdicts:
 
 @pytest.fixture(scope="module")
 def shown(verdicts: Verdicts) -> str:
-    return claims_page.text(verdicts, "../results/reference/figures")
+    return page.text(verdicts.study, verdicts, list(verdicts.gates.values()), "../results/reference/figures")
 
 
 def test_the_verdicts_are_those_of_the_data(verdicts: Verdicts, shown: str) -> None:
     compare(verdicts.texts())
     for spec, named, data in verdicts.figures():
-        compare(draw.texts(spec, spec.figure(data), named))
+        compare(write.figure_texts(spec.stem(named), spec.figure(data), spec.caption))
     committed = (DOCS / "claims.md").read_text()
     assert committed == shown
     for link in re.findall(r"\]\(([^)#]+)\)", committed):
@@ -96,7 +97,7 @@ def test_a_claim_is_answered_where_its_runs_and_gates_are_there(verdicts: Verdic
             lacking = [each for each in found if each.verdict == "not run"]
             assert all("to be run" in each.decides and each.measured.estimate.n == 0 for each in lacking)
             assert (verdicts.verdict(claim, leg) == "not run") is bool(lacking and len(lacking) == len(found))
-        if claim.figure == "answer" and len(verdicts.recorded(claim)) == len(claim.arms):
+        if claim.figure == "answer" and len(verdicts.recorded(claim.arms)) == len(claim.arms):
             controls = ("frozen", "GRPO unclipped", "on policy") if "stale" in str(claim.needs) else ("exact",)
             assert all(control in section for control in controls), claim.number
         assert ("rests on reconstructions" in section) is (claim.number == 10)

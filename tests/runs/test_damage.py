@@ -13,7 +13,7 @@ from test_execute import SMALL, assert_same, planned
 
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement.columns import TABLES
-from steadymoe.bench.report import collect, report_page
+from steadymoe.bench.report import archive, report_page
 from steadymoe.bench.runs import execute, record, status, sweep_plan
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint
@@ -95,7 +95,7 @@ def test_a_damaged_run_is_named_left_out_and_its_command_stands_there(
     execute.refuse_other_config(made)  # as ``steadymoe run`` does before it trains
     with pytest.raises(report_page.NothingToReport, match="left out, damaged"):
         report_page.make(tmp_path)
-    assert collect.runs(tmp_path).empty
+    assert archive.runs(tmp_path).empty
 
 
 @pytest.mark.parametrize("damage", ["no steps", "{}"])

@@ -12,7 +12,7 @@ from steadymoe.bench.statistics.estimates import t_quantile, within
 def made(
     curves: dict[int, list[float]], collapsed: dict[int, float], metric: str = "kl"
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Curves by seed, and the steps at which some collapse, as the tables of ``collect``."""
+    """Curves by seed, and the steps at which some collapse, as the tables of ``archive``."""
     rows = [
         {"arm": "a", "seed": seed, "step": step, "metric": metric, "value": value}
         for seed, curve in curves.items()

@@ -12,9 +12,9 @@ from steadymoe.bench.config import compose
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.score import arms as standard_arms
 from steadymoe.bench.score.recorded import Arm
-from steadymoe.bench.study import arms, command, designs, experiments, gates
+from steadymoe.bench.study import arms, command, experiments, gates
+from steadymoe.bench.study.claims import CLAIMS
 from steadymoe.bench.study.experiments import PARTS, TABLE, Experiment
-from steadymoe.bench.study.verdicts import CLAIMS
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,21 +24,21 @@ def registered() -> None:
     experiments.register()
 
 
-def arms_in(found: object) -> list[Arm]:
-    if isinstance(found, Arm):
-        return [found]
-    parts = found.values() if isinstance(found, dict) else found if isinstance(found, tuple) else ()
+def arms_in(value: object) -> list[Arm]:
+    if isinstance(value, Arm):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
     return [arm for part in parts for arm in arms_in(part)]
 
 
 def known_arms() -> list[Arm]:
-    """The arms of the study, of its gates and designs, and of the standard below it."""
-    named = [*vars(standard_arms).items(), *vars(arms).items(), *vars(gates).items(), *vars(designs).items()]
-    return [arm for name, found in named if name.isupper() for arm in arms_in(found)]
+    """The arms of the study, of its gates and of what a seed buys."""
+    named = [*vars(standard_arms).items(), *vars(arms).items(), *vars(gates).items()]
+    return [arm for name, value in named if name.isupper() for arm in arms_in(value)]
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
-def test_hydra_composes_of_a_row_the_runs_that_the_table_says(row: Experiment) -> None:
+def test_hydra_composes_the_runs_of_a_row(row: Experiment) -> None:
     trunk = ["start_from=null"] if "start_from" in row.sets else []  # which need not be there
     runs = [run for words in row.commands for run in compose.plan([*words, *trunk])]
     assert len(runs) == row.runs
@@ -65,55 +65,56 @@ def test_every_arm_is_one_that_an_experiment_runs() -> None:
     known = {(arm.experiment, arm.algorithm, axes_name(arm.axes)) for arm in known_arms()}
     assert len(known) > 80
     assert known <= planned
-
-
-def test_an_arm_that_no_experiment_runs_is_refused() -> None:
     for algorithm, overrides in (("gspo", "optimizer.learning_rate=1.0"), ("vespo", ""), ("grpo", "")):
         with pytest.raises(LookupError, match=r"x: .* arms of study_tuning"):
             experiments.arm("x", "study_tuning", algorithm, overrides)
 
 
-def test_the_pages_name_experiments_of_the_table_and_the_protocol_its_seeds() -> None:
-    for page in ("protocol.md", "gates.md", "claims.md", "calibration.md", "audit.md", "models.md"):
-        text = (ROOT / "docs" / page).read_text()
+def test_pages_and_the_makefile_name_experiments_of_the_table() -> None:
+    known = {*TABLE, *PARTS, *(row.recorded_as for row in TABLE.values())}
+    for page in (*(ROOT / "docs").glob("*.md"), ROOT / "Makefile"):
+        text = page.read_text()
         named = set(re.findall(r"`(?:experiment=)?((?:study|gates)_\w+)`", text))
-        named |= {name for names in re.findall(r"^steadymoe study run (\w+)", text, re.MULTILINE) for name in [names]}
-        assert named <= {*TABLE, *PARTS, *(row.recorded_as for row in TABLE.values())}, page
+        assert named | set(re.findall(r"^\t?\S*steadymoe study run (\w+)", text, re.MULTILINE)) <= known, page
     assert {name for claim in CLAIMS for name in claim.experiments} <= TABLE.keys()
+
+
+def test_each_part_has_the_seeds_of_the_protocol() -> None:
     for row in (*PARTS["reference"], *PARTS["gates"]):
-        tuning = row.name in ("study_tuning", "first_testbed")
-        gate = row in PARTS["gates"]
-        allowed = (
-            range(100, 120) if tuning else range(200, 230) if gate else range(300, 330) if row.audits else range(10)
-        )
+        allowed = range(300, 330) if row.audits else range(10)
+        allowed = range(200, 230) if row in PARTS["gates"] else allowed
+        allowed = range(100, 120) if row.name in ("study_tuning", "first_testbed") else allowed
         assert set(row.seeds) <= set(allowed), row.name
-
-
-def test_the_makefile_runs_parts_of_the_table() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    assert set(re.findall(r"steadymoe study run (\w+)", makefile)) == {"reference", "gates", "audits"}
 
 
 def test_the_command_of_a_run_makes_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = compose.plan(["experiment=study_best", "seed=3", f"results_dir={tmp_path}"])[0]
     words = shlex.split(run.command)
     assert words[:4] == ["steadymoe", "study", "run", "study_best"]
-    assert command.run([*words[3:], "--dry"]) == 0
-    assert "1 runs: 1 waiting" in capsys.readouterr().out
-    assert command.run(["study_best", f"results_dir={tmp_path}", "--dry"]) == 0
-    assert "10 runs: 10 waiting" in capsys.readouterr().out
-    assert command.run(["study_audit", "seed=305", f"results_dir={tmp_path}", "--dry"]) == 0
-    assert f"{tmp_path}/audits/study_audit/" in capsys.readouterr().out
+    for arguments, shown in (
+        ([*words[3:], "--dry"], "1 runs: 1 waiting"),
+        (["study_best", "--dry", f"results_dir={tmp_path}"], "10 runs: 10 waiting"),
+        (["study_audit", "seed=305", f"results_dir={tmp_path}", "--dry"], f"{tmp_path}/audits/study_audit/"),
+    ):
+        assert command.main(["run", *arguments]) == 0
+        assert shown in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    "words", [["study_bset"], ["study_best", "--redoo"], ["study_best", "algorithm=nothing"], ["--keep"]]
+    "words",
+    [
+        ["run", "study_bset"],
+        ["run", "study_best", "--redoo"],
+        ["run", "study_best", "algorithm=nothing"],
+        ["run", "--keep"],
+        ["--format", "gif"],
+    ],
 )
-def test_a_wrong_word_is_answered_in_one_line(
+def test_a_wrong_argument_is_refused_in_one_line(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["steadymoe", "study", "run", *words])
+    monkeypatch.setattr("sys.argv", ["steadymoe", "study", *words])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2

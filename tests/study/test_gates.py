@@ -13,9 +13,20 @@ from steadymoe.bench.score.arms import GSPO_R2, PAPERS, PAPERS_R2
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
-from steadymoe.bench.study import command, designs, experiments, gates, gates_page
-from steadymoe.bench.study.gates import DENSE, DENSE_TWIN, EXACT, FP8, LEARNING, NOISY, QUIET, STALE, TWIN, Need
-from steadymoe.bench.study.realism import realism
+from steadymoe.bench.study import command, experiments, gates, page, realism
+from steadymoe.bench.study.gates import (
+    DENSE,
+    DENSE_TWIN,
+    DISTURBED,
+    EXACT,
+    FP8,
+    LEARNING,
+    NOISY,
+    QUIET,
+    STALE,
+    TWIN,
+    Need,
+)
 
 STEPS, PATIENCE, UPDATES, RESPONSES = 30, 96, 16, 8
 RATES = sorted(LEARNING)
@@ -150,32 +161,24 @@ def test_the_primary_outcome_leaves_out_the_steps_that_only_confirm(sound: Made)
     assert sound.mean_reward(STALE["grpo"]).tolist() == [1.0] * 10
 
 
-def test_a_design_says_how_many_seeds_a_difference_takes_and_one_without_runs_is_left_out(sound: Made) -> None:
-    sound.add(designs.DISTURBED, 0.4, 0.6, 5, spread=0.05)
-    found = {(each.name, each.outcome): each for each in designs.designs(sound)}
-    assert {name for name, _ in found} == {"whole runs", "floor of chaos"}
-    floor = found["floor of chaos", "held-out accuracy"]
-    # ten seeds of GRPO differ by 0.01 · linspace(−1, 1, 10), five of the disturbed run by 0.05 · linspace(−1, 1, 5)
+def test_a_design_says_how_many_seeds_and_minutes_a_difference_takes(sound: Made) -> None:
+    sound.add(DISTURBED, 0.4, 0.6, 5, spread=0.05)
+    sound.wall_seconds |= {Made.key(STALE["grpo"]): 60.0, Made.key(DISTURBED): 30.0}
+    rows = gates.designs(sound).set_index(["design", "outcome"])
+    assert set(rows.index.get_level_values(0)) == {"whole runs", "floor of chaos"}  # branches have not run
+    floor = rows.loc[("floor of chaos", "held-out accuracy")]
+    # Ten seeds of GRPO differ by 0.01 · linspace(−1, 1, 10), five of the disturbed run by 0.05 · linspace(−1, 1, 5).
     expected = 0.05 * np.linspace(-1, 1, 5) - 0.01 * np.linspace(-1, 1, 10)[:5]
-    assert floor.deviation == pytest.approx(np.std(expected, ddof=1))
-    assert floor.difference.mean == pytest.approx(expected.mean())
-    assert floor.seeds > found["whole runs", "held-out accuracy"].seeds >= 3
-    # Two arms, and each makes the same updates.
-    assert floor.updates == floor.seeds * 2 * STEPS * UPDATES
-    row = next(
-        line for line in gates_page.text(sound, []).splitlines() if "| floor of chaos" in line and "held-out" in line
-    )
-    pace = designs.seconds_an_update(sound)
-    assert row.split("|")[-2].strip() == f"{floor.updates * pace / 60:.0f}"  # type: ignore[operator]
-    assert "What a seed buys" not in gates_page.text(Made(), [])
-
-
-def test_an_update_takes_what_the_quickest_arm_took(sound: Made) -> None:
-    sound.add(designs.DISTURBED, 0.4, 0.6, 5)
-    for name, arm in (("grpo", STALE["grpo"]), ("disturbed", designs.DISTURBED)):
-        sound.wall_seconds[Made.key(arm)] = {"grpo": 60.0, "disturbed": 30.0}[name]
-    assert designs.seconds_an_update(sound) == 30.0 / (STEPS * UPDATES)
-    assert designs.seconds_an_update(Made()) is None
+    assert floor["standard deviation"] == pytest.approx(np.std(expected, ddof=1))
+    assert (floor["difference"].mean, floor["n"]) == (pytest.approx(expected.mean()), 5)
+    assert floor["seeds for 0.05"] > rows.loc[("whole runs", "held-out accuracy"), "seeds for 0.05"] >= 3
+    # Two arms, and each makes the same updates, at the pace of the quickest arm.
+    assert floor["updates"] == floor["seeds for 0.05"] * 2 * STEPS * UPDATES
+    assert gates.seconds_an_update(sound) == 30.0 / (STEPS * UPDATES)
+    minutes = page.shown_designs(sound).set_index(["design", "outcome"])["core minutes"]
+    assert minutes["floor of chaos", "held-out accuracy"] == f"{floor['seeds for 0.05'] * 2 * 30.0 / 60:.0f}"
+    assert gates.designs(Made()).empty
+    assert gates.seconds_an_update(Made()) is None
 
 
 def test_a_gate_without_runs_is_not_measured_and_says_what_to_run(tmp_path: Path) -> None:
@@ -188,7 +191,7 @@ def test_a_gate_without_runs_is_not_measured_and_says_what_to_run(tmp_path: Path
 
 
 def test_realism_has_a_row_for_each_setting_and_says_what_was_not_recorded(sound: Made) -> None:
-    assert realism(Made()) == []
+    assert realism.realism(Made()) == []
     sound.metrics[Made.key(STALE["grpo_unclipped"])] = {"token_ratio_variance": np.linspace(2, 4, 10)}
     sound.add(DENSE, 0.4, 0.2)
     sound.metrics[Made.key(DENSE)] = {"token_ratio_variance": np.linspace(1, 2, 10)[::-1]}
@@ -196,7 +199,7 @@ def test_realism_has_a_row_for_each_setting_and_says_what_was_not_recorded(sound
     sound.metrics[Made.key(NOISY)] = moments
     tokens = {"tokens_sampled": np.linspace(300, 500, 10), "prompts_sampled": np.full(10, 4.0)}
     sound.metrics[Made.key(STALE["grpo"])] = tokens
-    found = {(each.gate, each.setting): each for each in realism(sound)}
+    found = {(each.gate, each.setting): each for each in realism.realism(sound)}
     assert {f"R{number}" for number in range(1, 9)} == {gate for gate, _ in found}
     assert found["R7", "stale"].number.mean == pytest.approx(400 / (4 * RESPONSES))
     settings = ("stale", "learning", "mismatch", "mismatch fp8")
@@ -209,7 +212,7 @@ def test_realism_has_a_row_for_each_setting_and_says_what_was_not_recorded(sound
         assert rows.loc[key, ["here", "factor"]].tolist() == ["not recorded", "–"]
     # An MoE and its dense twin share no cold start: which seed stands beside which does not matter.
     sound.metrics[Made.key(DENSE)] = {"token_ratio_variance": np.linspace(1, 2, 10)}
-    again = next(each for each in realism(sound) if (each.gate, each.setting) == ("R5", "stale"))
+    again = next(each for each in realism.realism(sound) if (each.gate, each.setting) == ("R5", "stale"))
     assert vars(again.number) == pytest.approx(vars(found["R5", "stale"].number))
 
 
@@ -218,7 +221,7 @@ def test_what_archives_of_runs_lack_comes_from_the_calibration(sound: Made, tmp_
     lines = ["key,of,mean,low,high,n,unit", "margin_over_spread,,0.1,0.08,0.12,256,prompts"]
     lines += [f"set_disagreement,{engine},{mean},,,64,prompts" for engine, mean in (("exact", 0.0), ("fp8", 0.2))]
     sound._calibration.write_text("\n".join(lines))
-    found = {(each.gate, each.setting, each.what): each for each in realism(sound)}
+    found = {(each.gate, each.setting, each.what): each for each in realism.realism(sound)}
     routers = "routers whose set differs"
     margin, fp8 = found["R6", "stale", "margin over spread of the router logits"], found["R3", "mismatch fp8", routers]
     assert (margin.number, margin.factor) == (Estimate(0.1, 0.08, 0.12, 256), pytest.approx(0.1 / 0.02))
@@ -235,9 +238,11 @@ def test_an_arm_of_the_study_that_loses_its_reward_in_one_rollout_is_named(sound
     kept = gates.kept(sound)
     assert [kept[arm.label].mean for arm in (PAPERS, PAPERS_R2)] == pytest.approx([0.9, 0.7])
     assert kept[GSPO_R2.label].n == 0
-    text = gates_page.by_arm(kept)
+    text = page.text(sound, None, list(gates.gates(sound).values()), "")
     assert f"Below: {PAPERS_R2.label}." in text
-    row = next(line for line in text.splitlines() if line.startswith(f"| {GSPO_R2.label} "))
+    assert "What a seed buys" in text
+    assert "## Answers" not in text  # the gates alone
+    (row,) = (line for line in text.splitlines() if line.startswith(f"| {GSPO_R2.label} "))
     assert "not recorded" in row
     assert states(sound)["V5", "stale"] == "passed"  # as fixed before the study: GRPO and GSPO
 
@@ -249,10 +254,3 @@ def test_the_settings_run_on_after_the_last_step_that_counts() -> None:
         assert config.total_updates is not None
         assert config.total_updates > 2 * config.collapse.patience_updates
         assert config.evaluation.prompts >= 1024
-
-
-def test_the_committed_gates_are_those_of_the_committed_data() -> None:
-    root = Path(__file__).parents[2]
-    study = Recorded(root / "results" / "reference")
-    measured = list(gates.gates(study).values())
-    assert (root / "docs" / "gates.md").read_text() == gates_page.text(study, measured)

@@ -2,12 +2,11 @@
 
     python tests/trainers/side_by_side.py results/trainers
 
-The suite's trainer makes a run of ``micro`` from a cold start. Its weights at the start, its rollouts and the order of
-its mini-batches are kept. The adapter then trains on them from these weights, on one process and on two processes that
-share the weights (FSDP2). Written: the archive of the three runs, from which ``steadymoe report --results
-results/trainers`` makes their page, and ``side_by_side.csv``: how far the columns of the three are apart.
+The suite's trainer makes a run of ``micro`` from a cold start, and saves initial weights, rollouts and the order
+of its mini-batches. The adapter then trains on them, on one process and on two that share the weights (FSDP2). Writes
+the archive of the three runs and ``side_by_side.csv``: how far their columns are apart.
 
-Shapes: B responses of a rollout, P prompts, G responses to each.
+Shapes: B responses of a rollout.
 """
 
 import os
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import pandas as pd
 import torch
@@ -49,8 +49,8 @@ _OTHERS = ("_seconds", "_per_second", "routing_share", "per_update", "log_ratio_
 _KEYS = ("step", "update", "layer", "learning_rate")
 
 
-class Keeps(Trainer):
-    """The suite's trainer, which also keeps its weights at the start and every rollout."""
+class SavingTrainer(Trainer):
+    """The suite's trainer, which also saves its initial weights and every rollout to ``folder``."""
 
     folder: ClassVar[Path]
 
@@ -59,76 +59,78 @@ class Keeps(Trainer):
         super().__init__(model, *more, **named)
 
     def sample(self, step: int) -> tuple[Rollout, Tensor, int]:
-        """As the suite's, and remembered."""
-        self._made, *rest = super().sample(step)
-        return self._made, *rest
+        """Sample, and remember the rollout."""
+        self._sampled, *rest = super().sample(step)
+        return self._sampled, *rest
 
     def minibatches(self, step: int) -> list[list[MicroBatch]]:
-        """As the suite's; the order of the rows is kept with the rollout."""
-        found, made = super().minibatches(step), self._made
-        order_B = torch.cat([part.rows_M for parts in found for part in parts])
-        kept = {"order_B": order_B, "tokens_BS": made.sequences.tokens_BS, "mask_BS": made.sequences.mask_BS}
-        kept |= {"response_mask_BT": made.sequences.response_mask_BT, "logprobs_BT": made.logprobs_BT}
-        kept |= {"scores_B": made.scores_B}
-        save_file({name: each.contiguous() for name, each in kept.items()}, self.folder / f"rollout{step}.safetensors")
-        return found
+        """Split the rollout, and save it with the order of its rows."""
+        parts, rollout = super().minibatches(step), self._sampled
+        tensors = {
+            "order_B": torch.cat([part.rows_M for minibatch in parts for part in minibatch]),
+            "tokens_BS": rollout.sequences.tokens_BS,
+            "mask_BS": rollout.sequences.mask_BS,
+            "response_mask_BT": rollout.sequences.response_mask_BT,
+            "logprobs_BT": rollout.logprobs_BT,
+            "scores_B": rollout.scores_B,
+        }
+        path = self.folder / f"rollout{step}.safetensors"
+        save_file({name: values.contiguous() for name, values in tensors.items()}, path)
+        return parts
 
 
-def ours(folder: Path, run: Run) -> None:
-    """The suite's own run, with what the adapter needs of it in ``folder``."""
-    Keeps.folder = folder
-    usual, execute.Trainer = execute.Trainer, Keeps  # type: ignore[misc]
-    try:
+def run_suite(folder: Path, run: Run) -> None:
+    """Make the suite's own run, and save what the adapter needs of it to ``folder``."""
+    SavingTrainer.folder = folder
+    with mock.patch.object(execute, "Trainer", SavingTrainer):
         assert execute.execute(run) == "finished"
-    finally:
-        execute.Trainer = usual  # type: ignore[misc]
 
 
 class Replays:
-    """A ``rollout_func`` that returns the kept rollouts.
+    """A ``rollout_func`` that returns the saved rollouts.
 
-    TRL trains on a process's rows in their order (see ``adapter``). So that the processes together have the suite's
+    TRL trains on a process's rows in their order (see ``run_adapter``). So that the processes together have the suite's
     mini-batches, each has its share of the groups of each mini-batch.
     """
 
     def __init__(self, folder: Path, run: Run, process: int, processes: int) -> None:
         config, self._process = run.config, process
-        self._updates, self._responses = config.updates_per_rollout, config.rollout.responses
-        self._kept = [load_file(folder / f"rollout{step}.safetensors") for step in range(1, config.steps + 1)]
+        self._updates, responses = config.updates_per_rollout, config.rollout.responses
+        self._rollouts = [load_file(folder / f"rollout{step}.safetensors") for step in range(1, config.steps + 1)]
         task: Any = instantiate(config.task)
         self.tokenizer, self.max_new_tokens = task.tokenizer, task.max_new_tokens
         self.prompts: list[str] = []
         """The prompts in TRL's order: rollout by rollout, process by process."""
         self._rows: list[list[Tensor]] = []
-        for step, kept in enumerate(self._kept, start=1):
+        for step, rollout in enumerate(self._rollouts, start=1):
             texts = task.sample(config.rollout.prompts, numpy_generator(config.seed, "rollout_prompts", step))
-            shares = [rows_M.chunk(processes) for rows_M in kept["order_B"].chunk(self._updates)]
-            self._rows.append([torch.cat(of_process) for of_process in zip(*shares, strict=True)])
+            shares = [rows_M.chunk(processes) for rows_M in rollout["order_B"].chunk(self._updates)]
+            self._rows.append([torch.cat(rows) for rows in zip(*shares, strict=True)])
             for rows in self._rows[-1]:
-                self.prompts += [texts[row // self._responses] for row in rows.tolist()[:: self._responses]]
+                self.prompts += [texts[row // responses] for row in rows.tolist()[::responses]]
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
         step = trainer.state.global_step // self._updates
-        kept, rows = self._kept[step], self._rows[step][self._process].tolist()
-        made: dict[str, list[Any]] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "score": []}
+        rollout, rows = self._rollouts[step], self._rows[step][self._process].tolist()
+        output: dict[str, list[Any]] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "score": []}
+        width = rollout["response_mask_BT"].shape[1]
         for row, prompt in zip(rows, prompts, strict=True):
-            width = kept["response_mask_BT"].shape[1]
-            before, after = kept["mask_BS"][row, :-width].bool(), kept["response_mask_BT"][row].bool()
-            made["prompt_ids"].append(kept["tokens_BS"][row, :-width][before].tolist())
-            made["completion_ids"].append(kept["tokens_BS"][row, -width:][after].tolist())
-            made["logprobs"].append(kept["logprobs_BT"][row][after].tolist())
-            made["score"].append(float(kept["scores_B"][row]))
-            assert made["prompt_ids"][-1] == self.tokenizer(prompt)["input_ids"]
-        return made
+            is_prompt, is_response = rollout["mask_BS"][row, :-width].bool(), rollout["response_mask_BT"][row].bool()
+            output["prompt_ids"].append(rollout["tokens_BS"][row, :-width][is_prompt].tolist())
+            output["completion_ids"].append(rollout["tokens_BS"][row, -width:][is_response].tolist())
+            output["logprobs"].append(rollout["logprobs_BT"][row][is_response].tolist())
+            output["score"].append(float(rollout["scores_B"][row]))
+            assert output["prompt_ids"][-1] == self.tokenizer(prompt)["input_ids"]
+        return output
 
 
 def score(prompts: Sequence[str], score: Sequence[float], **_: Any) -> Sequence[float]:
-    """The suite's own scores."""
+    """Return the suite's own scores."""
     return score
 
 
-def adapter(folder: Path, results: Path, words: Sequence[str]) -> None:
-    """The adapter's run on the kept rollouts, on this process or, under ``torchrun``, on several, sharded."""
+def run_adapter(folder: Path, results: Path, words: Sequence[str]) -> None:
+    """Run the adapter on the saved rollouts, on this process or, under ``torchrun``, on several, sharded."""
     (run,) = plan(*words)
     config, numbers = run.config, run.config.optimizer
     processes, process = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -180,67 +182,56 @@ def adapter(folder: Path, results: Path, words: Sequence[str]) -> None:
     ).train()
 
 
-def runs_of(results: Path) -> dict[str, Path]:
-    """The folders of the three runs, by a name for each."""
-    found = {}
-    for path in sorted((results / "runs" / EXPERIMENT).rglob("run.json")):
-        axes = (record.read_run(path.parent) or {})["axes"]
-        name = "ours" if "trainer" not in axes else "sharded" if "sharded" in axes else "one process"
-        found[name] = path.parent
-    return found
-
-
-def apart(results: Path) -> pd.DataFrame:
-    """Columns that all three runs have: the largest value, and the largest differences from ours as a share of it.
+def compare(results: Path) -> pd.DataFrame:
+    """Return, of columns that all three runs have, the largest value and the largest differences as shares of it.
 
     The first step is also there by itself: later, rounding has changed weights, and the experts of a token at a tie.
     """
-    folders, rows = runs_of(results), []
+    folders, rows = {}, []
+    for path in (results / "runs" / EXPERIMENT).rglob("run.json"):
+        axes = (record.read_run(path.parent) or {})["axes"]
+        name = "suite" if "trainer" not in axes else "sharded" if "sharded" in axes else "one process"
+        folders[name] = path.parent
     for table in ("steps", "updates", "layers"):
-        found = {name: record.read_table(folder, table) for name, folder in folders.items()}
-        assert len({len(each) for each in found.values()}) == 1
-        is_first = found["ours"]["step"] == 1
+        runs = {name: record.read_table(folder, table) for name, folder in folders.items()}
+        assert len({len(run) for run in runs.values()}) == 1
+        is_first = runs["suite"]["step"] == 1
         for column in columns.TABLES[table]:
             if column in _KEYS or any(part in column for part in _OTHERS):
                 continue
-            if not all(column in each and each[column].dtype.kind in "if" for each in found.values()):
+            if any(run[column].dtype.kind not in "if" or run[column].isna().all() for run in runs.values()):
                 continue
-            values = {name: each[column].astype(float) for name, each in found.items()}
-            if any(each.isna().all() for each in values.values()):
-                continue
-            largest = values["ours"].abs().max()
+            values = {name: run[column].astype(float) for name, run in runs.items()}
+            largest = values["suite"].abs().max()
             row: dict[str, Any] = {"table": table, "column": column, "largest": largest}
             for name in ("one process", "sharded"):
-                assert (values[name].isna() == values["ours"].isna()).all(), (table, column, name)
-                difference = (values[name] - values["ours"]).abs() / (largest or 1.0)
+                assert (values[name].isna() == values["suite"].isna()).all(), (table, column, name)
+                difference = (values[name] - values["suite"]).abs() / (largest or 1.0)
                 row |= {f"{name}, first step": difference[is_first].max(), name: difference.max()}
             rows.append(row)
     return pd.DataFrame(rows)
 
 
 def make(results: Path, *more: str) -> None:
-    """The three runs below ``results``; ``more`` are words of ``steadymoe run``."""
+    """Make the three runs below ``results``; ``more`` are arguments of ``steadymoe run``."""
     words = [*WORDS, *(more or SIZES), f"results_dir={results}"]
     (run,) = plan(*words)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        ours(folder, run)
-        several = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-        for how in ([], several):
-            command = [sys.executable, *how, __file__, "adapter", str(folder), str(results), *words]
+        run_suite(Path(name), run)
+        for launcher in ([], ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]):
+            command = [sys.executable, *launcher, __file__, "adapter", name, str(results), *words]
             subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     if sys.argv[1] == "adapter":
-        adapter(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+        run_adapter(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
     else:
         to = Path(sys.argv[1])
         with tempfile.TemporaryDirectory() as name:
             make(Path(name))
             archived, *_ = report_page.keep(Path(name), EXPERIMENT, to)
-            table = apart(Path(name))
+            table = compare(Path(name))
         runs = pd.read_parquet(archived).assign(command="make side-by-side")  # no names of temporary folders
         atomic_files.write(archived, partial(runs.to_parquet, index=False, compression="zstd"))
         atomic_files.write(to / f"{EXPERIMENT}.csv", partial(table.to_csv, index=False, float_format="%.3g"))

@@ -1,29 +1,32 @@
 """Small runs of ``SteadyGRPOTrainer`` on frozen responses, in this process or by ``torchrun`` (see ``main``).
 
 Responses do not depend on how a rollout is split: they follow from the prompt and from a response's place in its group.
+Also here: the tables that these runs recorded, and how to compare them.
 """
 
 import json
 import os
+import subprocess
 import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from datasets import Dataset
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 from trl import GRPOConfig
 
+from steadymoe.bench.measurement import columns
+from steadymoe.bench.runs import record
 from steadymoe.bench.tasks.sort import Sort
 from steadymoe.bench.trainers.trl import SteadyGRPOTrainer
-from steadymoe.bench.training.forward import Sequences
 from steadymoe.models import build
 
 GROUP = 8
-TENSORS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 TASK = Sort(symbols="0123456789a", min_length=3, max_length=6, spare_tokens=2)
 PROMPTS = ["3175=", "82=".rjust(5, "4"), "90215=", "641=", "7788=", "305=", "1234=", "999="]
 SIZES = {
@@ -35,6 +38,14 @@ SIZES = {
     "initializer_range": 0.15,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+# Columns that a change of the split leaves equal; those of a probe; those of times.
+EXACT = ("expert_change_rate", "expert_set_change_rate", "token_any_layer_change_rate", "response_tokens")
+EXACT += ("step", "update")
+PROBED = [
+    name for name in columns.TABLES["updates"] if name.startswith(("log_ratio_", "routing_share", "relative_step_"))
+]
+PROBED += ["expert_change_per_update"]
+TIMES = [name for name in columns.TABLES["steps"] if name.endswith(("_seconds", "_per_second"))]
 
 
 def model(seed: int = 0, dense: bool = False) -> PreTrainedModel:
@@ -45,15 +56,15 @@ def model(seed: int = 0, dense: bool = False) -> PreTrainedModel:
 
 
 def responses(prompts: Sequence[str]) -> list[list[int]]:
-    """For each prompt a response of its own, of 1 to 8 tokens."""
-    found, seen = [], dict.fromkeys(prompts, 0)
+    """Return a response of its own for each prompt, of 1 to 8 tokens."""
+    sampled, seen = [], dict.fromkeys(prompts, 0)
     for prompt in prompts:
         generator = torch.Generator().manual_seed(zlib.crc32(f"{prompt} {seen[prompt]}".encode()))
         seen[prompt] += 1
         length = int(torch.randint(1, 9, (1,), generator=generator))
         digits = torch.randint(2, 12, (length,), generator=generator).tolist()
-        found.append([*digits[:-1], TASK.tokenizer.eos_token_id] if length < 8 else digits)
-    return found
+        sampled.append([*digits[:-1], TASK.tokenizer.eos_token_id] if length < 8 else digits)
+    return sampled
 
 
 class Frozen:
@@ -103,7 +114,7 @@ def trainer(
 
     The model is loaded from a folder if TRL needs it there, for a reference model (``beta``) or to shard it.
     """
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "output_dir": str(folder / "trl"),
         "max_steps": updates,
         "per_device_train_batch_size": rows,
@@ -126,21 +137,21 @@ def trainer(
         "logging_strategy": "no",
         "disable_tqdm": True,
     }
-    given |= settings or {}
+    given = defaults | (settings or {})
     named = {"loss": "gspo"} | named
     if with_rollout:
         named["rollout_func"] = rollout or Frozen(noise=0.1)
     if eval_prompts:
         named["eval_dataset"] = Dataset.from_dict({"prompt": PROMPTS[-eval_prompts:]})
-    made: PreTrainedModel | str = model(dense=dense)
+    policy: PreTrainedModel | str = model(dense=dense)
     args = GRPOConfig(**given)
     if given.get("beta") or "model_init_kwargs" in given:
         with args.distributed_state.main_process_first():
             if not (folder / "model").exists():
-                made.save_pretrained(folder / "model")
-        made = str(folder / "model")
+                policy.save_pretrained(folder / "model")
+        policy = str(folder / "model")
     return SteadyGRPOTrainer(
-        made,
+        policy,
         reward,
         args,
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
@@ -149,32 +160,62 @@ def trainer(
     )
 
 
-def parts_of(made: SteadyGRPOTrainer) -> list[dict[str, Any]]:
-    """The micro-batches of one rollout of the trainer, in the order of its groups."""
-    made.model.train()
-    made.current_gradient_accumulation_steps = made.args.gradient_accumulation_steps
-    whole = made._generate_and_score_completions([{"prompt": text} for text in PROMPTS[:2] for _ in range(GROUP)])
-    size = made.args.per_device_train_batch_size
+def rollout_parts(adapter: SteadyGRPOTrainer) -> list[dict[str, Any]]:
+    """Return the micro-batches of one rollout of a trainer, in the order of its groups."""
+    adapter.model.train()
+    adapter.current_gradient_accumulation_steps = adapter.args.gradient_accumulation_steps
+    whole = adapter._generate_and_score_completions([{"prompt": text} for text in PROMPTS[:2] for _ in range(GROUP)])
+    size = adapter.args.per_device_train_batch_size
     return [
-        {name: each[start : start + size] if each.ndim else each for name, each in whole.items()}
+        {name: values[start : start + size] if values.ndim else values for name, values in whole.items()}
         for start in range(0, 2 * GROUP, size)
     ]
 
 
-def sequences_of(parts: list[dict[str, Any]]) -> Sequences:
-    """The same rollout as the suite's own forward takes it."""
-    joined = {name: torch.cat([part[name] for part in parts]) for name in TENSORS}
-    tokens_BS = torch.cat([joined["prompt_ids"], joined["completion_ids"]], 1)
-    mask_BS = torch.cat([joined["prompt_mask"], joined["completion_mask"]], 1)
-    return Sequences(tokens_BS, mask_BS, joined["completion_ids"].shape[1])
-
-
-def disturb(made: SteadyGRPOTrainer) -> None:
+def disturb(adapter: SteadyGRPOTrainer) -> None:
     """Move the weights, so that ratios differ from 1."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for weight in made.model.parameters():
+        for weight in adapter.model.parameters():
             weight += 0.02 * torch.randn(weight.shape, generator=generator)
+
+
+def folder_of(results: Path) -> Path:
+    """Return the folder of the one run below ``results``."""
+    (path,) = results.glob("runs/**/run.json")
+    return path.parent
+
+
+def tables(results: Path, probed: bool = True) -> dict[str, pd.DataFrame]:
+    """Return the tables of the one run below ``results``, without times and, unless ``probed``, a probe's columns."""
+    names = TIMES if probed else [*TIMES, *PROBED]
+    folder = folder_of(results)
+    return {
+        name: record.read_table(folder, name).drop(columns=names, errors="ignore")
+        for name in ("steps", "updates", "layers")
+    }
+
+
+def assert_equal(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]) -> None:
+    """Check that tables are equal: changes of experts and counts exactly, everything else up to rounding."""
+    for name, table in one.items():
+        assert len(table) == len(other[name]) > 0
+        exact = [column for column in table if column in EXACT or table[column].dtype == object]
+        pd.testing.assert_frame_equal(table[exact], other[name][exact])
+        pd.testing.assert_frame_equal(table, other[name], rtol=2e-6, atol=1e-6)
+
+
+def run_with_processes(folder: Path, processes: int, wait: bool = True, **arguments: Any) -> subprocess.Popen[str]:
+    """Run this file on several gloo processes; each records below ``folder/rank<n>``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command += [__file__, str(folder), json.dumps(arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, text=True)
+    if wait:
+        assert process.wait() == 0, (folder / "log").read_text()
+    return process
 
 
 def main() -> None:
@@ -188,13 +229,14 @@ def main() -> None:
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     (folder / f"pid{rank}").write_text(str(os.getpid()))
-    made = trainer(folder, record=folder / f"rank{rank}", **arguments)
-    here = {
+    adapter = trainer(folder, record=folder / f"rank{rank}", **arguments)
+    shares = {
         name: weight.to_local().numel() / weight.numel() if isinstance(weight, DTensor) else None
-        for name, weight in made.model.named_parameters()
+        for name, weight in adapter.model.named_parameters()
     }
-    (folder / f"shares{rank}.json").write_text(json.dumps(here))
-    made.train()
+    (folder / f"shares{rank}.json").write_text(json.dumps(shares))
+    adapter.train()
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 

@@ -9,11 +9,11 @@ import torch
 from hydra.utils import instantiate
 from pandas.testing import assert_frame_equal
 from safetensors.torch import load_file
-from test_execute import SMALL, planned, tables
+from test_execute import planned, tables
 
 from steadymoe.bench.config import branch, compose
 from steadymoe.bench.config.validate import ConfigError
-from steadymoe.bench.runs import command, execute, record
+from steadymoe.bench.runs import execute, record
 from steadymoe.bench.training import checkpoint
 from steadymoe.models import build
 
@@ -83,18 +83,6 @@ def test_noise_on_the_weights_is_as_strong_as_asked_and_seeded(trunk: compose.Ru
     after = torch.cat([weight.detach().flatten() for weight in model.parameters()])
     assert 0.49 < (after - before).std().item() < 0.51
     assert planned(tmp_path, "weight_noise=1e-7").config_hash != planned(tmp_path).config_hash
-
-
-def test_a_trunk_that_kept_nothing_is_made_again_by_redo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*SMALL, f"results_dir={tmp_path}", "steps=2"]
-    assert command.main(words) == 0
-    made = planned(tmp_path, "steps=2", "checkpoint_keep=2")
-    assert command.main([*words, "checkpoint_keep=2"]) == 0
-    assert "1 of 1 runs ended without a kept checkpoint of step 2; --redo makes them anew" in capsys.readouterr().out
-    assert not branch.kept(made.folder, 2).exists()
-    assert command.main([*words, "checkpoint_keep=2", "--redo"]) == 0
-    assert checkpoint.step_of(branch.kept(made.folder, 2)) == 2
-    assert (tmp_path / "replaced").exists()
 
 
 def test_a_branch_takes_the_moments_by_name_whatever_its_groups_are(trunk: compose.Run, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from steadymoe.bench.config import compose
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import cold_start
+from steadymoe.bench.training.forward import Sequences, forward, router_losses
 from steadymoe.models import build
 from steadymoe.models.engine import RouterNoise, Sampler
-from steadymoe.models.routing import RouteRecorder, routers
+from steadymoe.models.routing import RouteRecorder, load_balancing_loss, routers, z_loss
 
 DIALS = ("router_factor", "aux_loss", "z_loss")
 
@@ -39,27 +40,34 @@ def test_the_first_step_of_routers_is_as_long_as_their_factor_says(tmp_path: Pat
         assert_close(moved[factor].abs().max().item(), factor * 1e-3, rtol=1e-2, atol=0)
 
 
-def test_a_balance_loss_in_the_cold_start_evens_the_load_and_a_z_loss_makes_logits_small(
-    task: Chain, tmp_path: Path
-) -> None:
-    def trained(*words: str) -> tuple[float, float]:
-        """The uneven part of the router probabilities, and the mean square of log Σ exp of the logits."""
-        few = ["cold_start.max_updates=30", "cold_start.check_every=30", "cold_start.check_prompts=8"]
-        config = planned(tmp_path, *few, "cold_start.accuracy_low=0.99", "cold_start.accuracy_high=1.0", *words).config
+def test_a_cold_start_adds_the_losses_of_routers_with_its_coefficients(task: Chain, tmp_path: Path) -> None:
+    one = ["max_updates=1", "check_every=1", "check_prompts=2", "accuracy_low=0.99", "accuracy_high=1.0"]
+
+    def trained(*words: str) -> list[torch.Tensor]:
+        """The routers' weights after one update."""
+        words = (*(f"cold_start.{word}" for word in (*one, *words)), "optimizer.learning_rate=1e-2")
+        config = planned(tmp_path, *words).config
         model = build.build(config.model["config"], task.tokenizer, 0, "cpu")
         with pytest.raises(cold_start.ColdStartError):
             cold_start.train(model, task, config)
-        tokens = torch.arange(2, 10)[None]
-        with torch.no_grad(), RouteRecorder(model) as recorder:
-            model(input_ids=tokens)
-            routed = recorder.take(tokens.numel())
-        assert routed is not None
-        logits_LNE = torch.stack(routed.logits_LNE)
-        return logits_LNE.softmax(-1).mean(1).var().item(), logits_LNE.logsumexp(-1).square().mean().item()
+        return router_weights(model)
 
-    plain, even, small = trained(), trained("cold_start.aux_loss=1.0"), trained("cold_start.z_loss=1.0")
-    assert even[0] < 0.8 * plain[0]
-    assert small[1] < 0.8 * plain[1]
+    plain, even, small = trained(), trained("aux_loss=1.0"), trained("z_loss=1.0")
+    assert not torch.equal(plain[0], even[0])
+    assert not torch.equal(plain[0], small[0])
+    assert not torch.equal(even[0], small[0])
+
+
+def test_the_losses_of_routers_are_weighed_by_their_coefficients(model: PreTrainedModel) -> None:
+    tokens_BS = torch.arange(2, 14).view(2, 6)
+    sequences = Sequences(tokens_BS, torch.ones_like(tokens_BS), 3)
+    now = forward(model, sequences, "fp32")
+    assert now.executed_LBFK is not None
+    mask_N = sequences.route_mask_BF.flatten()
+    balance = load_balancing_loss(now.router_logits_LNE, now.executed_LBFK.flatten(1, 2), mask_N)
+    expected = 0.3 * balance + 0.2 * z_loss(now.router_logits_LNE, mask_N)
+    assert_close(router_losses(now, sequences, 0.3, 0.2), expected)
+    assert router_losses(now, sequences, 0.0, 0.0) == 0
 
 
 def test_relative_noise_follows_the_spread_of_each_tokens_logits(model: PreTrainedModel) -> None:

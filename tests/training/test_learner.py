@@ -18,11 +18,12 @@ from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.tasks.chain import Chain
-from steadymoe.bench.training import checkpoint, rewards
+from steadymoe.bench.training import checkpoint
+from steadymoe.bench.training import trainer as trainer_module
 from steadymoe.bench.training.forward import Extras, forward
 from steadymoe.bench.training.learner import Learner, Measured
 from steadymoe.bench.training.sampling import Decoding, Rollout, join, roll_out
-from steadymoe.bench.training.trainer import Trainer
+from steadymoe.bench.training.trainer import Trainer, overlong_penalty, shaped_rewards
 from steadymoe.models import build
 
 
@@ -92,6 +93,22 @@ def test_an_impossible_micro_batch_is_refused(tmp_path: Path) -> None:
             planned(tmp_path, f"microbatch={size}")
     with pytest.raises(ConfigError, match="look at a whole mini-batch"):
         planned(tmp_path, "microbatch=4", "routing.aux_loss=0.1")
+
+
+def test_every_stage_of_every_step_has_its_own_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, seen = trainer(tmp_path, "engine=router_noise", "evaluation.every=9"), []
+    for name in ("torch_generator", "numpy_generator"):
+        plain = getattr(trainer_module, name)
+
+        def spy(seed: int, stage: str, step: int = 0, *device: str, plain: Any = plain) -> Any:
+            seen.append((stage, step))
+            return plain(seed, stage, step, *device)
+
+        monkeypatch.setattr(trainer_module, name, spy)
+    made.step(1)
+    made.step(2)
+    assert len(seen) == len(set(seen))
+    assert {step for _, step in seen} == {1, 2}
 
 
 # --- the loss's memory -------------------------------------------------------------------------------
@@ -192,16 +209,16 @@ def test_the_most_likely_tokens_and_the_sampled_one_are_recorded(
 
 def test_overlong_punishment_rises_over_the_buffer() -> None:
     lengths_B = torch.tensor([1, 8, 9, 10, 10])
-    taken = rewards.overlong(lengths_B, budget=10, penalty=2.0, buffer=0.2)
+    taken = overlong_penalty(lengths_B, budget=10, penalty=2.0, buffer=0.2)
     assert taken.tolist() == pytest.approx([0, 0, 1, 2, 2])
 
 
 def test_rewards_lose_what_is_overlong_and_the_kl_of_their_tokens() -> None:
     scores_B, mask_BT = torch.tensor([1.0, 1.0]), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
     kl_BT = torch.tensor([[0.1, 0.2, 9.0, 9.0], [0.0, 0.0, 0.0, 0.5]])
-    shaped = rewards.shaped(scores_B, mask_BT, 4, Overlong(penalty=1.0, buffer=0.5), kl_BT)
+    shaped = shaped_rewards(scores_B, mask_BT, 4, Overlong(penalty=1.0, buffer=0.5), kl_BT)
     assert shaped.tolist() == pytest.approx([0.7, 1 - 1 - 0.5])
-    assert rewards.shaped(scores_B, mask_BT, 4, Overlong(penalty=0.0, buffer=0.5), None) is scores_B
+    assert shaped_rewards(scores_B, mask_BT, 4, Overlong(penalty=0.0, buffer=0.5), None) is scores_B
 
 
 def test_a_kl_term_in_the_reward_is_subtracted_before_advantages(tmp_path: Path) -> None:

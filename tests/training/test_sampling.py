@@ -7,7 +7,7 @@ K experts a token, V vocabulary.
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,12 +17,11 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.algorithms.parts import joined
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.cold_start import demonstrate
 from steadymoe.bench.training.forward import Forward, Sequences, forward
 from steadymoe.bench.training.packing import positions
-from steadymoe.bench.training.sampling import Decoding, Rollout, check_routes, roll_out
+from steadymoe.bench.training.sampling import Rollout, check_routes, roll_out
 from steadymoe.models import build
 from steadymoe.models.selection import NO_ROUTE
 
@@ -49,26 +48,6 @@ def sampled(model: PreTrainedModel, task: Chain, seed: int = 0, responses: int =
 def trained(model: PreTrainedModel, sequences: Sequences) -> Forward:
     with torch.no_grad():
         return forward(model, sequences, "fp32")
-
-
-def test_parts_joined_are_the_whole_rollout_and_the_whole_forward(lively: PreTrainedModel, task: Chain) -> None:
-    whole = roll_out(lively, task, PROMPTS, 2, torch.Generator().manual_seed(0), Decoding(top_k=3))
-    parts = [whole.rows(rows_M) for rows_M in torch.arange(12).split(5)]
-    together = joined(parts)
-    for each in fields(Sequences):
-        assert_close(getattr(together.sequences, each.name), getattr(whole.sequences, each.name), rtol=0, atol=0)
-    for each in fields(Rollout)[1:]:
-        assert_close(getattr(together, each.name), getattr(whole, each.name), rtol=0, atol=0)
-    apart = [trained(lively, part.sequences) for part in parts]
-    one_by_one = joined(apart)
-    # To the bit: the logarithm of a number depends in its last place on where it stands in a tensor.
-    logprobs_LBTE = torch.cat([each.router_logprobs_LBTE for each in apart], 1)
-    assert torch.equal(one_by_one.router_logprobs_LBTE, logprobs_LBTE)
-    at_once = trained(lively, whole.sequences)
-    assert len(one_by_one.routed) == 3
-    for name in ("logprobs_BT", "entropy_BT", "routes_LBFK", "executed_LBFK", "router_logprobs_LBTE"):
-        assert_close(getattr(one_by_one, name), getattr(at_once, name))
-    assert one_by_one.top_logprobs_BTK is None
 
 
 @pytest.fixture
@@ -134,14 +113,6 @@ def test_the_mask_that_decoding_brings_is_the_models_own_to_the_bit(
     hook.remove()
     assert torch.equal(ours.sequences.tokens_BS, theirs.sequences.tokens_BS)
     assert torch.equal(ours.logprobs_BT, theirs.logprobs_BT)
-
-
-def test_first_tokens_are_drawn_with_the_models_own_probabilities(lively: PreTrainedModel, task: Chain) -> None:
-    made = roll_out(lively, task, ["3-4*2="], 4000, torch.Generator().manual_seed(0))
-    drawn_V = torch.bincount(made.sequences.tokens_BS[:, -made.sequences.response_width], minlength=16) / 4000
-    with torch.no_grad():
-        probs_V = lively(torch.tensor([task.tokenizer("3-4*2=")["input_ids"]])).logits[0, -1].softmax(-1)
-    assert ((drawn_V - probs_V).abs() <= 4 * (probs_V * (1 - probs_V) / 4000).sqrt() + 1e-3).all()
 
 
 # --- against the training forward --------------------------------------------------------------------

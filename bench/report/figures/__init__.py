@@ -1,206 +1,178 @@
-"""Figures: pure functions of tables; none reads the disk. The registry: each figure, its needs, and its experiment."""
+"""Figures: pure functions of tables; none reads the disk. Here their list: what each one needs, and its experiment."""
 
-from collections.abc import Callable, Mapping
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import pandas as pd
 
 from steadymoe.bench.report.figures import curves, looks, points, routing, stability, style
-from steadymoe.bench.report.figures.style import FORMATS, SMOOTHED_OVER, DataFigure, save
-from steadymoe.bench.support.text import without_mathematics
+from steadymoe.bench.report.figures.style import DataFigure, save
+from steadymoe.bench.report.write import FORMATS
+from steadymoe.bench.support import external
+from steadymoe.bench.support.errors import UserError
+from steadymoe.bench.support.text import nearest, without_mathematics
 
-__all__ = ["FIGURES", "FORMATS", "SMOOTHED_OVER", "DataFigure", "FigureSpec", "looks", "save", "style"]
+__all__ = ["FIGURES", "FORMATS", "CannotDraw", "DataFigure", "FigureSpec", "every", "find", "looks", "save", "style"]
 
-Need = Callable[[pd.DataFrame], str | None]
 # More lines than this cannot be told apart.
 _MOST_LINES = 8
 
 
-def _varies(key: str, least: int = 2) -> Need:
-    def need(steps: pd.DataFrame) -> str | None:
-        return None if key in steps and steps[key].nunique() >= least else f"runs with {least} values of {key}"
-
-    return need
-
-
-def _varies_one_of(*keys: str) -> Need:
-    def need(steps: pd.DataFrame) -> str | None:
-        missing = [lack for key in keys if (lack := _varies(key)(steps)) is not None]
-        return f"runs with 2 values of {' or '.join(keys)}" if len(missing) == len(keys) else None
-
-    return need
-
-
-def _records(*metrics: str) -> Need:
-    def need(steps: pd.DataFrame) -> str | None:
-        lacking = [metric for metric in metrics if not (steps["metric"] == metric).any()]
-        return f"runs that record {', '.join(lacking)}" if lacking else None
-
-    return need
-
-
-def _few_arms(steps: pd.DataFrame) -> str | None:
-    arms = steps["arm"].nunique()
-    return (
-        None
-        if arms <= _MOST_LINES
-        else f"at most {_MOST_LINES} arms ({arms} are too many lines): choose some with --arms"
-    )
-
-
-def _few_lines(*shown: str) -> Need:
-    """At most as many lines as can be told apart, one for each combination of ``shown``."""
-
-    def need(steps: pd.DataFrame) -> str | None:
-        lines = len(steps[list(shown)].drop_duplicates())
-        too_many = f"at most {_MOST_LINES} lines ({lines} are too many): choose some with --arms"
-        return None if lines <= _MOST_LINES else too_many
-
-    return need
-
-
-def _one_engine(steps: pd.DataFrame) -> str | None:
-    return None if len(set(steps["engine"]) - {"exact"}) == 1 else "runs of one engine, at several strengths"
-
-
-def _mismatched(steps: pd.DataFrame) -> str | None:
-    return "runs whose sampler differs from the trainer (engine=…)" if set(steps["engine"]) == {"exact"} else None
-
-
-def _twins(steps: pd.DataFrame) -> str | None:
-    routed = set((steps["experts"] > 0).tolist())
-    return None if routed == {True, False} else "runs of a model with experts and of one without"
-
-
-def _one_model(steps: pd.DataFrame) -> str | None:
-    return None if steps["model"].nunique() == 1 else "runs of one model alone, at several depths"
-
-
-def _nothing_else(*shown: str) -> Need:
-    """The runs at one point of the figure are one arm: every difference between runs is shown by a line or an axis."""
-
-    def need(steps: pd.DataFrame) -> str | None:
-        there = [key for key in shown if key in steps]  # an archive of before a column came in has none
-        arms = steps.groupby(there, dropna=False)["arm"].nunique().max()
-        return None if arms == 1 else f"runs that differ in nothing but {', '.join(shown)} and the seed"
-
-    return need
-
-
-def _any_of_drift(steps: pd.DataFrame) -> str | None:
-    keys = ("updates_per_rollout", "learning_rate", "moe_layers")
-    varies = any(key in steps and steps[key].nunique() > 1 for key in keys)
-    return None if varies else f"runs with 2 values of {', '.join(keys)}, or one of them"
+class CannotDraw(UserError):
+    """A figure or its data do not exist; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """One figure: its drawing function, the tables that it takes, and the experiment that makes their data."""
+    """One figure: its drawing function, the experiment with its data, and the conditions on the table ``steps``."""
 
     id: str
     name: str
     draw: Callable[..., DataFigure]
+    """Takes the tables ``takes``. The first paragraph of its docstring is the caption."""
     experiment: str
-    """The experiment that makes its data: a file of ``conf/experiment``, or a row of ``study/experiments.py``."""
-    needs: tuple[Need, ...] = ()
-    """Conditions on the table ``steps``; a condition returns the words for the missing data, or None."""
+    """A file of ``conf/experiment``, or a row of ``study/experiments.py``."""
+    varies: tuple[str, ...] = ()
+    """Columns with at least two values."""
+    varies_one: tuple[str, ...] = ()
+    """Columns of which at least one has two values."""
+    records: tuple[str, ...] = ()
+    """Metrics that some run records."""
+    lines: tuple[str, ...] = ()
+    """Columns whose combinations are the lines of a panel: at most ``_MOST_LINES``."""
+    only: tuple[str, ...] = ()
+    """The only columns, besides the seed, in which runs may differ."""
+    rule: Callable[[pd.DataFrame], str | None] = lambda steps: None
+    """Another condition: returns what is missing, or None."""
     takes: tuple[str, ...] = ("steps",)
-    """The tables that ``draw`` is called with."""
 
     @property
     def caption(self) -> str:
-        """The caption: the first paragraph of the docstring of ``draw``."""
+        """Return what the figure shows, in a sentence."""
         return " ".join((self.draw.__doc__ or "").partition("\n\n")[0].split())
 
+    def stem(self, experiment: str) -> str:
+        """Return the name of the figure's files, without suffix."""
+        return "-".join(dict.fromkeys([experiment, self.id, self.name]))
+
     def lacks(self, data: Mapping[str, pd.DataFrame]) -> str | None:
-        """The words for the data that ``data`` (name → table) lacks for this figure; None if nothing is missing."""
-        absent = [name for name in self.takes if name not in data or data[name].empty]
-        if absent:
+        """Return what ``data`` (name → table) lacks for this figure; None if nothing is missing."""
+        if absent := [name for name in self.takes if name not in data or data[name].empty]:
             return f"the table {', '.join(absent)}"
-        return next((missing for need in self.needs if (missing := need(data["steps"]))), None)
+        return next(self._missing(data["steps"]), None) if "steps" in data else None
+
+    def _missing(self, steps: pd.DataFrame) -> Iterator[str]:
+        for key in self.varies:
+            if steps[key].nunique() < 2:
+                yield f"runs with 2 values of {key}"
+        if self.varies_one and all(steps[key].nunique() < 2 for key in self.varies_one):
+            yield f"runs with 2 values of {' or '.join(self.varies_one)}"
+        if self.records and (unrecorded := [name for name in self.records if name not in set(steps["metric"])]):
+            yield f"runs that record {', '.join(unrecorded)}"
+        if self.lines and (count := len(steps[[*self.lines]].drop_duplicates())) > _MOST_LINES:
+            yield f"at most {_MOST_LINES} lines ({count} are too many): choose some with --arms"
+        if self.only and steps.groupby([*self.only], dropna=False)["arm"].nunique().max() > 1:
+            yield f"runs that differ in nothing but {', '.join(self.only)} and the seed"
+        if missing := self.rule(steps):
+            yield missing
 
     def figure(self, data: Mapping[str, pd.DataFrame]) -> DataFigure:
-        """The figure drawn from ``data``, if ``lacks(data)`` is None. A ``$`` in a name begins no formula."""
+        """Draw ``data``, if ``lacks(data)`` is None. A ``$`` in a name begins no formula."""
         tables = [data[name] for name in self.takes]
         if "runs" not in data or without_mathematics(data["runs"]) is not data["runs"]:  # ``runs`` has every name
             tables = [without_mathematics(table) for table in tables]
         return self.draw(*tables)
 
 
-_COMPARED = (_varies("arm"), _records("reward"), _few_arms)
-_MISMATCH = _records("reward", "rollout_kl_k3")
+def _has_mismatch(steps: pd.DataFrame) -> str | None:
+    return "runs whose sampler differs from the trainer (engine=…)" if set(steps["engine"]) == {"exact"} else None
+
+
+def _has_one_engine(steps: pd.DataFrame) -> str | None:
+    return None if len(set(steps["engine"]) - {"exact"}) == 1 else "runs of one engine, at several strengths"
+
+
+def _has_one_model(steps: pd.DataFrame) -> str | None:
+    return None if steps["model"].nunique() == 1 else "runs of one model alone, at several depths"
+
+
+def _has_twins(steps: pd.DataFrame) -> str | None:
+    return None if (steps["experts"] > 0).nunique() == 2 else "runs of a model with experts and of one without"
+
+
+_STALE = ("updates_per_rollout",)
+_LINE, _ARM, _KL = ("algorithm", "routing", "correction"), ("arm",), ("reward", "rollout_kl_k3")
+_MOMENTS = ("log_ratio_moment_free", "log_ratio_moment_pinned")
+_SURVIVAL, _FRONTIER = ("survival_curves", "steps"), ("frontier_grid", "frontier_line", "steps")
+_GRID = ("learning_rate", "updates_per_rollout")
+# fmt: off
 _LIST = [
-    FigureSpec("overview", "overview", curves.overview, "quickstart", (_records("reward"), _few_arms)),
-    FigureSpec("fig01", "reward_compute", curves.reward_compute, "quickstart", (*_COMPARED, _varies("algorithm"))),
-    FigureSpec("fig02", "clip_fraction", points.clip_fraction, "quickstart", (_records("clip_fraction"), _few_arms)),
-    FigureSpec("fig03", "replay", curves.replay, "replay", (_varies("routing"), _records("reward"), _few_arms)),
-    FigureSpec(
-        "fig04",
-        "staleness_panels",
-        curves.staleness_panels,
-        "minirl",
-        (_varies("updates_per_rollout"), _MISMATCH, _few_lines("algorithm", "routing", "correction")),
-    ),
-    FigureSpec(
-        "fig05",
-        "staleness_grid",
-        curves.staleness_grid,
-        "staleness",
-        (_varies("updates_per_rollout"), _varies("algorithm")),
-    ),
-    FigureSpec(
-        "fig06",
-        "survival",
-        stability.survival,
-        "collapse",
-        needs=(_few_arms,),
-        takes=("survival_curves", "collapse_steps", "steps"),
-    ),
-    FigureSpec(
-        "fig07", "mismatch", curves.mismatch, "mismatch", (*_COMPARED, _varies("algorithm"), _MISMATCH, _mismatched)
-    ),
-    FigureSpec("fig08", "ratio_distributions", routing.ratio_distributions, "twins", (_twins,), ("histograms",)),
-    FigureSpec("fig09", "best_last", points.best_last, "best_last", (_varies("arm"), _records("reward"))),
-    FigureSpec("fig10", "drift", routing.drift, "drift", (_any_of_drift, _records("expert_change_rate"))),
-    FigureSpec(
-        "fig11",
-        "attribution",
-        routing.attribution,
-        "attribution",
-        (
-            _varies_one_of("moe_layers", "experts"),
-            _records("log_ratio_moment_free", "log_ratio_moment_pinned"),
-            _one_model,
-            _nothing_else("algorithm", "routing", "engine", "moe_layers", "experts"),
-        ),
-    ),
-    FigureSpec("fig12", "frontier", stability.frontier, "frontier", takes=("frontier_grid", "frontier_line", "steps")),
+    FigureSpec("overview", "overview", curves.overview, "quickstart", records=("reward",), lines=_ARM),
+    FigureSpec("fig01", "reward_compute", curves.reward_compute, "quickstart",
+               varies=("arm", "algorithm"), records=("reward",), lines=_ARM),
+    FigureSpec("fig02", "clip_fraction", points.clip_fraction, "quickstart", records=("clip_fraction",), lines=_ARM),
+    FigureSpec("fig03", "replay", curves.replay, "replay", varies=("routing",), records=("reward",), lines=_ARM),
+    FigureSpec("fig04", "staleness_panels", curves.staleness_panels, "minirl", varies=_STALE, records=_KL, lines=_LINE),
+    FigureSpec("fig05", "staleness_grid", curves.staleness_grid, "staleness", varies=(*_STALE, "algorithm")),
+    FigureSpec("fig06", "survival", stability.survival, "collapse", lines=_ARM, takes=_SURVIVAL),
+    FigureSpec("fig07", "mismatch", curves.mismatch, "mismatch",
+               varies=("arm", "algorithm"), records=_KL, lines=_ARM, rule=_has_mismatch),
+    FigureSpec("fig08", "ratio_distributions", routing.ratio_distributions, "twins",
+               rule=_has_twins, takes=("histograms",)),
+    FigureSpec("fig09", "best_last", points.best_last, "best_last", varies=_ARM, records=("reward",)),
+    FigureSpec("fig10", "drift", routing.drift, "drift",
+               varies_one=tuple(routing.AXES), records=("expert_change_rate",)),
+    FigureSpec("fig11", "attribution", routing.attribution, "attribution",
+               varies_one=tuple(routing.SIZES), records=_MOMENTS,
+               only=("algorithm", "routing", "engine", *routing.SIZES), rule=_has_one_model),
+    FigureSpec("fig12", "frontier", stability.frontier, "frontier", takes=_FRONTIER),
     FigureSpec("fig13", "early_warning", stability.early_warning, "frontier", takes=("roc", "warnings")),
-    FigureSpec(
-        "fig14",
-        "dose_response",
-        points.dose_response,
-        "dose",
-        (
-            _varies("strength"),
-            _MISMATCH,
-            _one_engine,
-            _nothing_else("algorithm", "routing", "correction", "model", "strength"),
-            _few_lines("algorithm", "routing", "correction", "model"),
-        ),
-    ),
-    FigureSpec(
-        "fig15",
-        "gain_map",
-        stability.gain_map,
-        "frontier_stale",
-        (
-            _records("reward", "eval_accuracy"),
-            _varies("learning_rate"),
-            _varies("updates_per_rollout"),
-            _nothing_else("algorithm", "model", "learning_rate", "updates_per_rollout"),
-        ),
-    ),
+    FigureSpec("fig14", "dose_response", points.dose_response, "dose",
+               varies=("strength",), records=_KL, lines=(*_LINE, "model"), only=(*_LINE, "model", "strength"),
+               rule=_has_one_engine),
+    FigureSpec("fig15", "gain_map", stability.gain_map, "frontier_stale",
+               varies=_GRID, records=("reward", "eval_accuracy"), only=("algorithm", "model", *_GRID)),
 ]
+# fmt: on
 # By id, in the order of the paper.
-FIGURES: dict[str, FigureSpec] = {each.id: each for each in _LIST}
+FIGURES: dict[str, FigureSpec] = {spec.id: spec for spec in _LIST}
+
+
+def every() -> dict[str, FigureSpec]:
+    """Return the figures by id: the shipped ones, then a user's own.
+
+    A user's own figures are the lists ``FIGURES`` of modules ``*figures.py`` in the folders of STEADYMOE_PATH. Raises
+    CannotDraw for a module that cannot be used.
+    """
+    return FIGURES | _own(tuple(external.folders()))
+
+
+@cache
+def _own(folders: tuple[Path, ...]) -> dict[str, FigureSpec]:
+    own: dict[str, FigureSpec] = {}
+    sys.path += [str(folder) for folder in folders if str(folder) not in sys.path]  # a module may import its neighbours
+    for path in (path for folder in folders for path in sorted(folder.glob("*figures.py"))):
+        try:
+            specs = runpy.run_path(str(path))["FIGURES"]
+        except (Exception, SystemExit) as error:  # a user's own code
+            raise CannotDraw(f"{path}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        for spec in specs:
+            names = {name for known in (FIGURES | own).values() for name in (known.id, known.name)}
+            if not isinstance(spec, FigureSpec) or {spec.id, spec.name} & names:
+                raise CannotDraw(f"{path}: FIGURES must hold a FigureSpec with an unused id and name; got {spec!r}")
+            own[spec.id] = spec
+    return own
+
+
+def find(words: Sequence[str]) -> list[FigureSpec]:
+    """Return the figures with these ids or names. Raises CannotDraw for an unknown one."""
+    known = every()
+    names = {spec.name: spec for spec in known.values()} | known
+    for word in words:
+        if word not in names:
+            raise CannotDraw(f"there is no figure {word!r}; {nearest(word, list(names), '`steadymoe report --list`')}")
+    return [names[word] for word in words]

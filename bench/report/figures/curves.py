@@ -1,4 +1,7 @@
-"""Figures of metrics over the steps of training, one line for each arm. They take the table ``collect.steps``."""
+"""Figures of metrics over the steps of training, one line per arm, from the table ``archive.steps``.
+
+Below ten seeds a figure has no bands: it shows each seed as a thin line, and its difference from another arm.
+"""
 
 from collections.abc import Sequence
 
@@ -6,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.report.figures import looks, seeds, style
+from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
@@ -14,6 +17,7 @@ from steadymoe.bench.statistics import estimates
 # Shares of clipped tokens are drawn on a logarithmic scale that turns linear below this, so that 0 is shown.
 LEAST_CLIPPED = 1e-3
 _OVERVIEW = ("reward", "expert_change_rate", "token_ratio_variance", "clip_fraction")
+_LOGARITHMIC = {"token_ratio_variance", "rollout_kl_k3"}
 # A variance below this is one of rounding.
 _NOTHING = 10 * estimates.LEAST_LOG
 
@@ -24,109 +28,90 @@ def overview(steps: pd.DataFrame) -> DataFigure:
     A metric that no run recorded (``measure=little``, a dense model) has no panel.
     """
     lines = looks.of_lines(steps)
-    against = seeds.compared(steps, lines)
+    base = compared(steps, lines)
     recorded = set(steps["metric"])
     shown = [metric for metric in _OVERVIEW if metric in recorded]
     rows = -(-len(shown) // 2)
     with style.figure_style():
-        more = 0 if against is None else 1
+        more = 0 if base is None else 1
         figure, axes = style.panels(rows + more, 2, 2.1 * rows + 2.0 * more, style.TWO_COLUMNS)
         for axis, metric in zip(axes, shown, strict=False):
-            curves(axis, steps, metric, lines, log=metric == "token_ratio_variance")
+            curves(axis, steps, metric, lines)
             if metric == "clip_fraction":
                 axis.set_yscale("symlog", linthresh=LEAST_CLIPPED)
         if len(shown) % 2:  # an empty place in the grid of panels
             axes[len(shown)].remove()
-        if against is not None:
-            seeds.differences(axes[2 * rows], steps, "reward", lines)
-            seeds.differences(axes[2 * rows + 1], steps, "eval_accuracy", lines)
+        if base is not None:
+            differences(axes[2 * rows], steps, "reward", lines)
+            differences(axes[2 * rows + 1], steps, "eval_accuracy", lines)
         notes = " Clipped shares: the plain mean." + style.without_clip(steps) if "clip_fraction" in shown else ""
         notes += style.below(steps, "token_ratio_variance", _NOTHING)
-        return style.finish(figure, axes[0], style.curves_caption(steps, True, against) + notes)
+        return style.finish(figure, axes[0], style.curves_caption(steps, True, base) + notes)
 
 
 def reward_compute(steps: pd.DataFrame) -> DataFigure:
     """Training reward and held-out accuracy against compute, algorithms compared (GSPO, 2507.18071, figure 1)."""
-    spent, lines = sampled_tokens(steps), looks.of_lines(steps)
-    against = seeds.compared(steps, lines)
-    with style.figure_style():
-        figure, axes = _above(2, against)
-        curves(axes[0], steps, "reward", lines, x=spent)
-        curves(axes[1], steps, "eval_accuracy", lines, x=spent)
-        axes[1].set_xlabel("sampled tokens")
-        _differences(axes, steps, against, lines)
-        text = style.curves_caption(steps, against=against)
-        return style.finish(figure, axes[0], text + " Held-out accuracy is not smoothed.")
+    return _column(steps, ("reward", "eval_accuracy"), x=sampled_tokens(steps), x_label="sampled tokens")
 
 
 def replay(steps: pd.DataFrame) -> DataFigure:
     """Reward and token-ratio variance with and without routing replay (GSPO, 2507.18071, figure 3)."""
-    steps = steps.assign(arm=line_names(steps, ["algorithm", "routing"]))
-    return _reward_above(steps, "token_ratio_variance")
+    return _column(steps.assign(arm=line_names(steps, ["algorithm", "routing"])), ("reward", "token_ratio_variance"))
 
 
 def mismatch(steps: pd.DataFrame) -> DataFigure:
     """Reward above the mismatch of sampler and trainer; the mismatch grows before a collapse (DPPO, sanity figure)."""
-    return _reward_above(steps, "rollout_kl_k3")
+    return _column(steps, ("reward", "rollout_kl_k3"))
 
 
-def _reward_above(steps: pd.DataFrame, metric: str) -> DataFigure:
-    """Reward, and below it an explaining metric on a logarithmic axis."""
+def _column(
+    steps: pd.DataFrame, metrics: Sequence[str], x: pd.Series | None = None, x_label: str = "step (rollout)"
+) -> DataFigure:
+    """Draw one panel per metric, below each other, and with few seeds a panel of differences in reward."""
     lines = looks.of_lines(steps)
-    against = seeds.compared(steps, lines)
+    base = compared(steps, lines)
+    count = len(metrics) + (base is not None)
     with style.figure_style():
-        figure, axes = _above(2, against)
-        curves(axes[0], steps, "reward", lines)
-        curves(axes[1], steps, metric, lines, log=True)
-        _differences(axes, steps, against, lines)
-        return style.finish(figure, axes[0], style.curves_caption(steps, True, against))
-
-
-def _above(rows: int, against: str | None) -> tuple[DataFigure, list[Axes]]:
-    """``rows`` panels on one x axis, and one more panel for differences if ``against`` names an arm."""
-    figure, axes = style.panels(rows + (against is not None), 1, 1.8 * (rows + (against is not None)))
-    for axis in axes[: rows - 1]:
-        axis.sharex(axes[rows - 1])
-        axis.tick_params(labelbottom=False)
-    return figure, axes
-
-
-def _differences(axes: list[Axes], steps: pd.DataFrame, against: str | None, lines: dict[str, Look]) -> None:
-    """Finish the panels of ``_above``: no label on a shared x axis, differences in reward in the last panel."""
-    for axis in axes[: -1 if against is None else -2]:
-        axis.set_xlabel("")
-    if against is not None:
-        seeds.differences(axes[-1], steps, "reward", lines)
+        figure, axes = style.panels(count, 1, 1.8 * count)
+        last = axes[len(metrics) - 1]
+        for axis, metric in zip(axes, metrics, strict=False):
+            curves(axis, steps, metric, lines, x=x)
+            if axis is not last:
+                axis.sharex(last)
+                axis.tick_params(labelbottom=False)
+                axis.set_xlabel("")
+        last.set_xlabel(x_label)
+        if base is not None:
+            differences(axes[-1], steps, "reward", lines)
+        text = style.curves_caption(steps, not _LOGARITHMIC.isdisjoint(metrics), base)
+        return style.finish(figure, axes[0], text + style.unsmoothed(metrics))
 
 
 def staleness_panels(steps: pd.DataFrame) -> DataFigure:
     """Held-out score, sampler–trainer KL, reward and entropy, a block for each staleness (MiniRL, figures 2 to 4)."""
     steps = steps.assign(arm=line_names(steps, ["algorithm", "routing", "correction"]))
-    lines = looks.of_lines(steps)
-    shown = (
-        ("eval_accuracy", "held-out score", False),
-        ("rollout_kl_k3", columns.short("rollout_kl_k3"), True),
-        ("reward", columns.label("reward"), False),
-        ("entropy", columns.label("entropy"), False),
-    )
-    staleness, against = sorted(steps["updates_per_rollout"].unique()), seeds.compared(steps, lines)
-    rows = 2 if against is None else 3
+    lines, metrics = looks.of_lines(steps), ("eval_accuracy", "rollout_kl_k3", "reward", "entropy")
+    staleness, base = sorted(steps["updates_per_rollout"].unique()), compared(steps, lines)
+    rows = 2 if base is None else 3
     with style.figure_style():
         figure, axes = style.panels(rows * len(staleness), 2, (1.17 * rows * len(staleness)) + 0.3)
         for block, updates in enumerate(staleness):
             ours = steps[steps["updates_per_rollout"] == updates]
-            of_block = axes[2 * rows * block : 2 * rows * (block + 1)]
-            for axis, (metric, label, log) in zip(of_block, shown, strict=False):
-                curves(axis, ours, metric, lines, log, panel=f"N = {updates:g}, {label}")
+            places = axes[2 * rows * block : 2 * rows * (block + 1)]
+            for axis, metric in zip(places, metrics, strict=False):
+                label = columns.short(metric) if metric == "rollout_kl_k3" else columns.label(metric)
+                label = "held-out score" if metric == "eval_accuracy" else label
+                curves(axis, ours, metric, lines, panel=f"N = {updates:g}, {label}")
                 axis.set_ylabel(label)
-            for axis, (metric, label, _) in zip(of_block[4:], shown[::2], strict=False):
-                seeds.differences(axis, ours, metric, lines, panel=f"N = {updates:g}, {label}")
+            for above, axis in zip(places[:4:2], places[4:], strict=False):
+                label = above.get_ylabel()
+                metric = "eval_accuracy" if above is places[0] else "reward"
+                differences(axis, ours, metric, lines, panel=f"N = {updates:g}, {label}")
                 axis.set_ylabel(f"Δ {label}")
-            of_block[0].set_title(f"N = {updates:g} updates per rollout", loc="left", fontweight="bold")
-            for axis in of_block[:-2]:
+            places[0].set_title(f"N = {updates:g} updates per rollout", loc="left", fontweight="bold")
+            for axis in places[:-2]:
                 axis.set_xlabel("")
-        text = style.curves_caption(steps, True, against) + " The held-out score is not smoothed."
-        return style.finish(figure, axes[0], text)
+        return style.finish(figure, axes[0], style.curves_caption(steps, True, base) + style.unsmoothed(metrics))
 
 
 def staleness_grid(steps: pd.DataFrame) -> DataFigure:
@@ -136,31 +121,32 @@ def staleness_grid(steps: pd.DataFrame) -> DataFigure:
     """
     names = line_names(steps, ["algorithm", "routing", "correction"])
     methods, staleness = sorted(set(names)), sorted(steps["updates_per_rollout"].unique())
-    lines = {f"N = {updates:g}": looks.ramp(place, len(staleness)) for place, updates in enumerate(staleness)}
+    lines = looks.ordered(f"N = {updates:g}" for updates in staleness)
     # Steps are counted in gradient updates, so that lines are compared after equal training.
     steps = steps.assign(method=names, arm="N = " + steps["updates_per_rollout"].map("{:g}".format))
     steps = steps.assign(step=steps["step"] * steps["updates_per_rollout"])
-    against = seeds.compared(steps, lines)
-    rows, kinds = -(-len(methods) // 2), 1 if against is None else 2
+    base = compared(steps, lines)
+    rows, kinds = -(-len(methods) // 2), 1 if base is None else 2
     with style.figure_style():
         figure, axes = style.panels(rows * kinds, 2, 1.55 * rows * kinds + 0.5, sharex=True)
-        for kind in range(kinds):
-            for place in range(2 * rows):
-                axis = axes[2 * (kinds * (place // 2) + kind) + place % 2]
-                axis.sharey(axes[2 * kind]) if axis is not axes[2 * kind] else None
-                if place >= len(methods):  # an empty place in the grid of panels
-                    axis.remove()
-                    continue
-                ours = steps[steps["method"] == methods[place]]
-                if kind == 0:
-                    curves(axis, ours, "reward", lines, panel=methods[place])
-                    axis.set_title(methods[place])
-                else:
-                    seeds.differences(axis, ours, "reward", lines, panel=methods[place])
-                axis.set_xlabel("gradient updates")
-                axis.tick_params(labelbottom=True)
-                axis.set_ylabel("" if place % 2 else axis.get_ylabel())
-        text = style.curves_caption(steps.assign(arm=names + " " + steps["arm"]), against=against)
+        for place in sorted(range(len(axes)), key=lambda place: place // 2 % kinds):  # all rewards, then differences
+            axis, row, kind, right = axes[place], place // 2 // kinds, place // 2 % kinds, place % 2
+            if axis is not axes[2 * kind]:
+                axis.sharey(axes[2 * kind])
+            if 2 * row + right >= len(methods):  # an empty place in the grid of panels
+                axis.remove()
+                continue
+            method = methods[2 * row + right]
+            ours = steps[steps["method"] == method]
+            if kind == 0:
+                curves(axis, ours, "reward", lines, panel=method)
+                axis.set_title(method)
+            else:
+                differences(axis, ours, "reward", lines, panel=method)
+            axis.set_xlabel("gradient updates")
+            axis.tick_params(labelbottom=True)
+            axis.set_ylabel("" if right else axis.get_ylabel())
+        text = style.curves_caption(steps.assign(arm=names + " " + steps["arm"]), against=base)
         return style.finish(figure, axes[0], text, "updates per rollout")
 
 
@@ -169,31 +155,32 @@ def curves(
     steps: pd.DataFrame,
     metric: str,
     lines: dict[str, Look],
-    log: bool = False,
     x: pd.Series | None = None,
     panel: str = "",
     smoothed_over: int | None = None,
 ) -> None:
-    """One line per arm of ``lines`` over steps, or over ``x`` (indexed by arm and step); no line without the metric.
+    """Draw one line per arm of ``lines`` over steps, or over ``x`` (indexed by arm and step).
 
     A line has its interval from ten seeds on; below ten seeds every seed has a thin line. ``panel`` names the panel
-    among the figure's numbers, in place of the label of its y axis. ``smoothed_over`` steps; None: as the metric asks.
+    among the figure's numbers, in place of the label of its y axis. ``smoothed_over`` steps; None: as the metric's
+    ``style.smoothed_over``. Variances and divergences have a logarithmic axis and geometric means.
     """
+    log = metric in _LOGARITHMIC
     axis.set_xlabel("step (rollout)")
     axis.set_ylabel(columns.label(metric))
     over = smoothed_over or style.smoothed_over(metric)
     means = estimates.curves(steps, metric, over, log, columns.bounds(metric))
     few_seeds = style.few_seeds(steps)
-    of_seeds = seeds.smoothed(steps, metric, log, over) if few_seeds else means.iloc[:0].assign(seed=0)
+    single = _seeds(steps, metric, log, over) if few_seeds else means.iloc[:0].assign(seed=0)
+
+    def placed(rows: pd.DataFrame) -> pd.DataFrame:
+        return rows.assign(x=rows["step"] if x is None else x[rows["arm"].iloc[0]].reindex(rows["step"]).to_numpy())
+
     for arm, look in lines.items():
         curve = means[means["arm"] == arm]
-        if curve.empty:
+        if curve.empty:  # an arm without the metric
             continue
-
-        def placed(rows: pd.DataFrame, arm: str = arm) -> pd.DataFrame:
-            return rows.assign(x=rows["step"] if x is None else x[arm].reindex(rows["step"]).to_numpy())
-
-        for seed, rows in of_seeds[of_seeds["arm"] == arm].groupby("seed"):
+        for seed, rows in single[single["arm"] == arm].groupby("seed"):
             style.thin(axis, arm, seed, placed(rows)[["x", "mean"]], look, panel)
         shown = ["x", "mean", "n"] if few_seeds else ["x", "mean", "low", "high", "n"]
         style.line(axis, arm, placed(curve)[shown], look, panel)
@@ -204,20 +191,61 @@ def curves(
             axis.set_ylim(bottom=0.5 * some["mean"].min())
 
 
+def differences(axis: Axes, steps: pd.DataFrame, metric: str, lines: dict[str, Look], panel: str = "") -> None:
+    """Draw each arm minus the reference arm at the same seed and step: one thin line per seed, and their mean."""
+    base, label = looks.reference(lines), f"Δ {columns.label(metric)}"
+    single = _seeds(steps, metric, False, style.smoothed_over(metric))
+    wide = single.pivot(index=["seed", "step"], columns="arm", values="mean")
+    style.zero(axis, lines[base])
+    for arm, look in lines.items():
+        if arm == base or not {arm, base} <= set(wide):
+            continue
+        name = f"{arm} − {base}"
+        apart = (wide[arm] - wide[base]).dropna().rename("mean").reset_index().rename(columns={"step": "x"})
+        for seed, ours in apart.groupby("seed"):
+            style.thin(axis, name, seed, ours[["x", "mean"]], look, panel or label)
+        mean = apart.groupby("x")["mean"].agg(["mean", "count"]).reset_index().rename(columns={"count": "n"})
+        style.line(axis, name, mean, look, panel or label)
+    axis.set_xlabel("step (rollout)")
+    axis.set_ylabel(label)
+
+
+def compared(steps: pd.DataFrame, lines: dict[str, Look]) -> str | None:
+    """Return the reference arm for differences seed by seed.
+
+    None from ten seeds on, and if no arm shares a seed with the reference.
+    """
+    if len(lines) < 2 or not style.few_seeds(steps):
+        return None
+    base = looks.reference(lines)
+    seeds = steps.groupby("arm")["seed"].agg(set)
+    return base if base in seeds and any(arm != base and seeds[arm] & seeds[base] for arm in seeds.index) else None
+
+
+def _seeds(steps: pd.DataFrame, metric: str, log: bool, over: int) -> pd.DataFrame:
+    """Return one metric of every seed by itself, smoothed like the mean: arm, seed, step, mean."""
+    chosen = steps[steps["metric"] == metric]
+    parts = [estimates.curves(ours, metric, over, log).assign(seed=seed) for seed, ours in chosen.groupby("seed")]
+    names = ["arm", "seed", "step", "mean"]
+    return pd.concat(parts, ignore_index=True)[names] if parts else pd.DataFrame(columns=names)
+
+
 def sampled_tokens(steps: pd.DataFrame) -> pd.Series:
-    """The tokens that an arm has sampled until each step, the mean over its seeds, by arm and step.
+    """Return the tokens that an arm has sampled until each step, the mean over its seeds, by arm and step.
 
     A seed that ended early counts with the tokens that it had sampled.
     """
     chosen = steps[steps["metric"] == "tokens_sampled"]
-    of_seed = chosen.groupby(["arm", "seed", "step"])["value"].sum()
+    spent = chosen.groupby(["arm", "seed", "step"])["value"].sum()
     every = steps[["arm", "seed", "step"]].drop_duplicates().sort_values(["arm", "seed", "step"])
-    of_seed = of_seed.reindex(pd.MultiIndex.from_frame(every), fill_value=0.0)
-    return of_seed.groupby(level=["arm", "seed"]).cumsum().groupby(level=["arm", "step"]).mean()
+    spent = spent.reindex(pd.MultiIndex.from_frame(every), fill_value=0.0)
+    return spent.groupby(level=["arm", "seed"]).cumsum().groupby(level=["arm", "step"]).mean()
 
 
 def line_names(steps: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """The name of each row's line: the algorithm, and the ``keys`` that vary."""
-    varying = [key for key in keys if key == "algorithm" or steps[key].nunique() > 1]
-    names = {point: " ".join(point) for point in steps[varying].drop_duplicates().itertuples(index=False, name=None)}
-    return pd.Series([names[point] for point in steps[varying].itertuples(index=False, name=None)], index=steps.index)
+    """Return the name of each row's line: the algorithm, and the ``keys`` that vary."""
+    names = steps["algorithm"].astype(str)
+    for key in keys:
+        if key != "algorithm" and steps[key].nunique() > 1:
+            names = names + " " + steps[key].astype(str)
+    return names

@@ -6,8 +6,8 @@ another line style and a mark.
 """
 
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import matplotlib as mpl
 import pandas as pd
@@ -39,54 +39,61 @@ class Look:
     marked: bool = False
     """Whether a curve shows the mark too."""
 
+    def with_marks(self) -> "Look":
+        """Return the look of a curve that shows the marks."""
+        return replace(self, marked=True)
+
 
 def look(index: int) -> Look:
-    """The look of the ``index``-th line, for lines without an order."""
+    """Return the look of the ``index``-th line, for lines without an order."""
     style = STYLES[(index + index // len(COLOURS)) % len(STYLES)]
     return Look(COLOURS[index % len(COLOURS)], style, MARKERS[index % len(MARKERS)])
 
 
 def ramp(index: int, of: int) -> Look:
-    """The look of the ``index``-th of ``of`` ordered lines: cividis, dark to light, readable without colour vision."""
+    """Return the look of the ``index``-th of ``of`` ordered lines: cividis, dark to light."""
     shade = mpl.colormaps["cividis"](0.85 * index / max(1, of - 1))
     return Look(mpl.colors.to_hex(shade), STYLES[index % len(STYLES)], MARKERS[index % len(MARKERS)])
 
 
+def ordered(names: Iterable[str]) -> dict[str, Look]:
+    """Return name → look, for lines in an order."""
+    listed = list(names)
+    return {name: ramp(place, len(listed)) for place, name in enumerate(listed)}
+
+
 def of_algorithm(name: str) -> Look:
-    """The look of an algorithm, the same in every figure. The name of a user's own algorithm chooses its look."""
+    """Return the look of an algorithm, the same in every figure. A user's own algorithm gets a look from its name."""
     if name in ALGORITHMS:
         return look(ALGORITHMS.index(name))
     number = zlib.crc32(name.encode())
-    colour, style, marker = (
-        each[number // divisor % len(each)] for each, divisor in ((COLOURS, 1), (STYLES, 8), (MARKERS, 32))
-    )
-    return Look(colour, style, marker, marked=True)
+    marker = MARKERS[number // 32 % len(MARKERS)]
+    return Look(COLOURS[number % len(COLOURS)], STYLES[number // 8 % len(STYLES)], marker, marked=True)
 
 
 def of_lines(table: pd.DataFrame, column: str = "arm") -> dict[str, Look]:
-    """Name of a line (from ``column``) → its look, in the order of names; ``table`` also has a column ``algorithm``.
+    """Return line → look, in the order of names: ``table`` has the line's name in ``column``, and its ``algorithm``.
 
-    Words in a line's name beside the algorithm name a variant. The same variant of two algorithms has the same shift
-    of line style and mark.
+    Words in the name besides the algorithm name a variant. The same variant of two algorithms has the same shift of
+    line style and mark.
     """
-    pairs = table[[column, "algorithm"]].astype(str).drop_duplicates(column)
-    algorithms: Mapping[str, str] = dict(pairs.itertuples(index=False, name=None))
-    variants = {name: _variant(name, algorithm) for name, algorithm in sorted(algorithms.items())}
-    order = sorted(set(variants.values()) | {""}) if "" in variants.values() else sorted(set(variants.values()))
+    pairs = table[[column, "algorithm"]].astype(str).drop_duplicates(column).sort_values(column)
+    variants = [(line, algorithm, _variant(line, algorithm)) for line, algorithm in pairs.to_numpy().tolist()]
+    order = sorted({variant for _, _, variant in variants})
     return {
-        name: _varied(of_algorithm(algorithms[name].partition("@")[0]), order.index(variant))
-        for name, variant in variants.items()
+        line: _varied(of_algorithm(algorithm.partition("@")[0]), order.index(variant))
+        for line, algorithm, variant in variants
     }
 
 
 def reference(lines: Mapping[str, Look]) -> str:
-    """The line to compare with: plain GRPO if there is such a line, else the first line."""
+    """Return the line to compare with: plain GRPO if there is such a line, else the first line."""
     grpo = of_algorithm("grpo")
     return next((name for name, its in lines.items() if its == grpo), next(iter(lines)))
 
 
 def _variant(name: str, algorithm: str) -> str:
-    """The words in the name of a line beside its algorithm; "" for the plain algorithm."""
+    """Return the words in the name of a line besides its algorithm; "" for the plain algorithm."""
     rest, (base, _, preset) = name.casefold().replace(" ", "_"), algorithm.casefold().partition("@")
     rest = rest.removeprefix(algorithm.casefold()).removeprefix(base)
     words = [word for word in rest.split("_") if word not in _OFF]
@@ -94,8 +101,9 @@ def _variant(name: str, algorithm: str) -> str:
 
 
 def _varied(plain: Look, index: int) -> Look:
-    """The look of the ``index``-th variant of ``plain``; index 0 is ``plain`` itself."""
+    """Return the look of the ``index``-th variant of ``plain``; index 0 is ``plain`` itself."""
     if index == 0:
         return plain
     style = STYLES[(STYLES.index(plain.dashes) + index) % len(STYLES)]
-    return Look(plain.colour, style, MARKERS[(MARKERS.index(plain.marker) + index) % len(MARKERS)], marked=True)
+    marker = MARKERS[(MARKERS.index(plain.marker) + index) % len(MARKERS)]
+    return Look(plain.colour, style, marker, marked=True)

@@ -8,18 +8,31 @@ from matplotlib.axes import Axes
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
-from steadymoe.bench.report.figures.curves import LEAST_CLIPPED, line_names
+from steadymoe.bench.report.figures.curves import LEAST_CLIPPED, compared, line_names
 from steadymoe.bench.report.figures.looks import Look
-from steadymoe.bench.report.figures.seeds import compared
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
+from steadymoe.bench.statistics.estimates import Estimate
 
 # A divergence between sampler and trainer below this is rounding.
 _LEAST_KL = 1e-6
 
 
+@dataclass(frozen=True)
+class RunNumber:
+    """One number of each run: a statistic of the curve of one metric."""
+
+    metric: str
+    how: str
+    """The statistic of ``tables.one_number``."""
+    label: str
+    """Of its axis."""
+    log: bool = False
+    """Whether its axis is logarithmic and the mean over seeds geometric."""
+
+
 def clip_fraction(steps: pd.DataFrame) -> DataFigure:
-    """Share of clipped tokens, one bar an algorithm (GSPO, 2507.18071, figure 2), logarithmic, a dot for each seed."""
+    """Share of clipped tokens, one bar per algorithm (GSPO, 2507.18071, figure 2), logarithmic, a dot for each seed."""
     chosen = steps[steps["metric"] == "clip_fraction"]
     with style.figure_style():
         figure, (axis,) = style.panels(1, 1, 2.2)
@@ -43,63 +56,42 @@ def clip_fraction(steps: pd.DataFrame) -> DataFigure:
 
 def best_last(steps: pd.DataFrame) -> DataFigure:
     """Best against last reward of each method, the widest fall on top (GEPO's columns Best and Last)."""
-    chosen = steps[steps["metric"] == "reward"].sort_values("step")
-    of_seeds = chosen.groupby(["arm", "seed"])["value"]
-    last = of_seeds.agg(lambda curve: tables.one_number(curve, "last"))
-    best = last + of_seeds.agg(lambda curve: tables.one_number(curve, "fall"))
-    arms = (best - last).groupby(level="arm").mean().sort_values().index
+    runs = steps[steps["metric"] == "reward"].sort_values("step").groupby(["arm", "seed"])["value"]
+    last = runs.agg(lambda curve: tables.one_number(curve, "last"))
+    ends = {"best": last + runs.agg(lambda curve: tables.one_number(curve, "fall")), "last": last}
+    arms = (ends["best"] - last).groupby(level="arm").mean().sort_values().index
     lines = looks.of_lines(steps)
-    against = compared(steps, lines)
-    size = 0.8 + 0.2 * len(arms)
+    base, few_seeds = compared(steps, lines), style.few_seeds(steps)
     with style.figure_style():
-        width = style.ONE_COLUMN if against is None else style.TWO_COLUMNS
-        figure, axes = style.panels(1, 1 if against is None else 2, size, width, sharey=True)
+        width = style.ONE_COLUMN if base is None else style.TWO_COLUMNS
+        figure, axes = style.panels(1, 1 if base is None else 2, 0.8 + 0.2 * len(arms), width, sharey=True)
         for row, arm in enumerate(arms):
-            _dumbbell(
-                axes[0], row, str(arm), {"best": best[arm], "last": last[arm]}, lines[arm], style.few_seeds(steps)
-            )
-            if against is not None:
-                _paired(axes[1], row, f"{arm} − {against}", (last[arm] - last[against]).dropna(), lines[arm])
-        for face, mark, name in (("white", "o", "best"), ("black", "s", "last")):
-            axes[0].plot([], [], mark, color="black", markerfacecolor=face, markersize=4.5, label=name)
-        axes[0].set_yticks(range(len(arms)), arms)
-        axes[0].set_ylim(-0.6, len(arms) - 0.4)
+            look = lines[arm]
+            if few_seeds:
+                for place, (_, own) in enumerate(pd.DataFrame(ends).loc[arm].iterrows(), start=1):
+                    height = row + 0.6 * (place / (len(last[arm]) + 1) - 0.5)
+                    axes[0].plot(own, [height] * 2, ".-", color=look.colour, linewidth=0.5, markersize=1.5, alpha=0.7)
+            axes[0].plot([ends[name][arm].mean() for name in ends], [row, row], color=look.colour, linewidth=1.5)
+            for (name, values), up in zip(ends.items(), (0.16, -0.16), strict=True):
+                estimate = estimates.over_seeds(values[arm].tolist(), bounds=columns.bounds("reward"))
+                mark = Look(look.colour, look.dashes, "o" if name == "best" else "s")
+                style.dot(axes[0], arm, row, estimate, mark, name, name == "best", not few_seeds, up)
+            if base is not None:
+                apart = (last[arm] - last[base]).dropna()
+                axes[1].plot(apart, [row] * len(apart), "|", color=look.colour, markersize=5, alpha=0.8)
+                mean = Estimate(apart.mean(), float("nan"), float("nan"), len(apart))
+                style.dot(axes[1], f"{arm} − {base}", row, mean, Look(look.colour, "-", "s"), "Δ last", False, False)
+        for face, marker, name in (("white", "o", "best"), ("black", "s", "last")):
+            axes[0].plot([], [], marker, color="black", markerfacecolor=face, markersize=4.5, label=name)
+        style.named_rows(axes[0], arms.tolist())
         axes[0].set_xlabel(columns.label("reward"))
-        for axis in axes:
-            axis.grid(visible=False, axis="y")
-        if against is not None:
+        if base is not None:
+            axes[1].grid(visible=False, axis="y")
             axes[1].axvline(0, color="#999999", linewidth=0.6, zorder=0)
             axes[1].set_xlabel("Δ last reward")
-        of_each = f"best and last mean over {tables.LAST_STEPS} steps"
-        text = style.points_caption(steps, of_each, against=against).replace("bars", "thin lines")
+        number = f"best and last mean over {tables.LAST_STEPS} steps"
+        text = style.points_caption(steps, number, against=base, drawn="thin lines")
         return style.finish(figure, axes[0], text)
-
-
-def _dumbbell(axis: Axes, row: int, arm: str, ends: dict[str, pd.Series], look: Look, few_seeds: bool) -> None:
-    """Best and last reward of one arm, joined, with intervals, or with a thin line for each seed if seeds are few."""
-    means = {
-        name: estimates.over_seeds(values.tolist(), bounds=columns.bounds("reward")) for name, values in ends.items()
-    }
-    axis.plot([each.mean for each in means.values()], [row, row], color=look.colour, linewidth=1.5, zorder=1)
-    if few_seeds:
-        for place, seed in enumerate(ends["best"].index):
-            height = row + 0.6 * ((place + 1) / (len(ends["best"]) + 1) - 0.5)
-            own = [float(values[seed]) for values in ends.values()]
-            axis.plot(own, [height] * 2, ".-", color=look.colour, linewidth=0.5, markersize=1.5, alpha=0.7)
-    for (name, each), up in zip(means.items(), (0.16, -0.16), strict=True):
-        if not few_seeds:
-            axis.plot([each.low, each.high], [row + up] * 2, color=look.colour, linewidth=0.7)
-        face, mark = ("white", "o") if name == "best" else (look.colour, "s")
-        axis.plot(each.mean, row, mark, color=look.colour, markerfacecolor=face, markersize=4.5)
-        shown = vars(each) if not few_seeds else {"mean": each.mean, "n": each.n}
-        style.note(axis, arm, pd.DataFrame([shown]), name)
-
-
-def _paired(axis: Axes, row: int, name: str, apart: pd.Series, look: Look) -> None:
-    """The differences of one arm, one dot per seed, and their mean."""
-    axis.plot(apart, [row] * len(apart), "|", color=look.colour, markersize=5, alpha=0.8)
-    axis.plot(apart.mean(), row, "s", color=look.colour, markersize=4.5)
-    style.note(axis, name, pd.DataFrame([{"mean": apart.mean(), "n": len(apart)}]), "Δ last")
 
 
 def dose_response(steps: pd.DataFrame) -> DataFigure:
@@ -107,7 +99,7 @@ def dose_response(steps: pd.DataFrame) -> DataFigure:
     steps = steps.assign(line=line_names(steps, ["algorithm", "routing", "correction", "model"]))
     lines = looks.of_lines(steps, "line")
     base = compared(steps.assign(arm=steps["line"]), lines)
-    (dial,) = set(steps["engine"]) - {"exact"}
+    (engine,) = set(steps["engine"]) - {"exact"}
     with style.figure_style():
         figure, axes = style.panels(3 + (base is not None), 1, 4.9 + 1.5 * (base is not None), sharex=True)
         against(axes[0], steps, "strength", RunNumber("reward", "last", "final reward"), lines)
@@ -116,25 +108,12 @@ def dose_response(steps: pd.DataFrame) -> DataFigure:
         axes[1].set_ylim(bottom=_LEAST_KL)
         if base is not None:
             against(axes[3], steps, "strength", RunNumber("reward", "last", "Δ final reward"), lines, base)
-        axes[-1].set_xlabel(f"strength of {dial}")
-        of_each = (
+        axes[-1].set_xlabel(f"strength of {engine}")
+        number = (
             f"its last {tables.LAST_STEPS} steps for the final reward, else the median over steps; a KL below "
             f"{_LEAST_KL:g} is rounding, as with an exact engine, and lies below the panel"
         )
-        return style.finish(figure, axes[0], style.points_caption(steps, of_each, True, base))
-
-
-@dataclass(frozen=True)
-class RunNumber:
-    """One number of each run: a statistic of the curve of one metric."""
-
-    metric: str
-    how: str
-    """The statistic of ``tables.one_number``."""
-    label: str
-    """Of its axis."""
-    log: bool = False
-    """Whether its axis is logarithmic and the mean over seeds geometric."""
+        return style.finish(figure, axes[0], style.points_caption(steps, number, True, base))
 
 
 def against(
@@ -144,31 +123,24 @@ def against(
     number: RunNumber,
     lines: dict[str, Look],
     base: str | None = None,
-    logx: bool = False,
 ) -> None:
-    """One line per name in ``lines`` (column ``line``) over the values of ``x``: the mean over seeds of ``number``.
+    """Draw one line per name in ``lines`` (column ``line``) over the values of ``x``: means over seeds of ``number``.
 
-    A line has intervals from ten seeds on (cut to [0, 1] for
-    reward); below ten seeds every seed has a thin line. With ``base`` a line shows the difference from the line
-    ``base``, seed by seed.
+    A line has a band from ten seeds on; below ten seeds every seed has a thin line. With ``base`` a line shows the
+    difference from the line ``base``, seed by seed.
     """
     axis.set_ylabel(number.label)
     chosen = steps[steps["metric"] == number.metric].sort_values("step")
     numbers = chosen.groupby(["line", x, "seed"])["value"].agg(lambda curve: tables.one_number(curve, number.how))
-    span = steps[x].max() - steps[x].min()
     few_seeds = numbers.groupby(level=["line", x]).size().min() < estimates.LEAST_FOR_BOOTSTRAP
-    for index, (line, look) in enumerate(lines.items()):
+    bounds = columns.bounds(number.metric) if base is None else None
+    for line, look in lines.items():
         if line == base or line not in numbers.index.get_level_values("line"):
             continue
-        ours = numbers.xs(line, level="line")
+        ours, name = numbers.xs(line, level="line"), line
         if base is not None:
-            ours = (ours - numbers.xs(base, level="line")).dropna()
-        bounds = columns.bounds(number.metric) if base is None else None
-        name = line if base is None else f"{line} − {base}"
-        apart = index - (len(lines) - 1) / 2
-        shift, factor = (0.0, 1.02**apart) if logx else (0.008 * span * apart, 1.0)
+            ours, name = (ours - numbers.xs(base, level="line")).dropna(), f"{line} − {base}"
         if few_seeds:
-            shift, factor = 0.0, 1.0
             for seed, values in ours.groupby(level="seed"):
                 own = pd.DataFrame({"x": values.index.get_level_values(x), "mean": values.to_numpy()})
                 style.thin(axis, name, seed, own, look)
@@ -176,9 +148,9 @@ def against(
             {"x": at} | vars(estimates.over_seeds(own.tolist(), log=number.log, bounds=bounds))
             for at, own in ours.groupby(level=x)
         ]
-        data = pd.DataFrame(rows, columns=["x", "mean", "low", "high", "n"])
-        style.points(axis, name, data.drop(columns=["low", "high"]) if few_seeds else data, look, shift, factor)
+        data = pd.DataFrame(rows, columns=["x", "mean", "n"] if few_seeds else ["x", "mean", "low", "high", "n"])
+        style.line(axis, name, data, look.with_marks())
     if base is not None:
-        axis.axhline(0, color=lines[base].colour, linestyle=lines[base].dashes, linewidth=0.8)
+        style.zero(axis, lines[base])
     if number.log:
         axis.set_yscale("log")

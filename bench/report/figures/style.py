@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from PIL import Image
 
@@ -26,7 +26,6 @@ from steadymoe.bench.support.text import as_recorded
 ONE_COLUMN, TWO_COLUMNS = 3.4, 6.8
 # The number of steps over which each seed's curve is averaged before seeds are averaged.
 SMOOTHED_OVER = 5
-FORMATS = ("png", "svg", "pdf")
 FIGURE_STYLE: Any = {
     "font.size": 7,
     "axes.titlesize": 7,
@@ -58,19 +57,19 @@ class DataFigure(Figure):
 
     @property
     def numbers(self) -> pd.DataFrame:
-        """Every drawn number, in the order of drawing: panel, series, x, mean, and low, high, n if there are any."""
+        """Return every drawn number, in the order of drawing: panel, series, x, mean, and low, high, n if any."""
         return as_recorded(pd.concat(self.noted, ignore_index=True)) if self.noted else pd.DataFrame()
 
 
 def figure_style() -> Any:
-    """A context in which figures are made and saved."""
+    """Return a context in which figures are drawn and saved."""
     return mpl.rc_context(FIGURE_STYLE)
 
 
 def panels(
     rows: int, columns: int, height: float, width: float = ONE_COLUMN, **settings: Any
 ) -> tuple[DataFigure, list]:
-    """A figure and its axes, row by row."""
+    """Return a figure and its axes, row by row."""
     figure = DataFigure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **settings).flat)
 
@@ -107,16 +106,23 @@ def dot(
     look: Look,
     panel: str = "",
     is_open: bool = False,
+    has_interval: bool = True,
+    interval_up: float = 0.0,
     **more: Any,
 ) -> None:
-    """Draw an estimate at the height ``row``: a mark, and its interval as a horizontal line.
+    """Draw an estimate at the height ``row``: a mark, and its interval as a horizontal line ``interval_up`` above it.
 
     ``is_open`` leaves the mark white inside. ``more`` are further numbers that belong to the row of the figure's table.
     """
-    axis.plot([estimate.low, estimate.high], [row, row], color=look.colour, linewidth=1.1, zorder=1)
+    numbers = vars(estimate) | more
+    if has_interval:
+        heights = [row + interval_up] * 2
+        axis.plot([estimate.low, estimate.high], heights, color=look.colour, linewidth=1.1, zorder=1)
+    else:
+        numbers = {key: number for key, number in numbers.items() if key not in ("low", "high")}
     face = "white" if is_open else look.colour
     axis.plot(estimate.mean, row, look.marker, color=look.colour, markerfacecolor=face, markersize=4.5)
-    note(axis, name, pd.DataFrame([vars(estimate) | more]), panel)
+    note(axis, name, pd.DataFrame([numbers]), panel)
 
 
 def named_rows(axis: Axes, names: Sequence[str], top_down: bool = False) -> None:
@@ -137,91 +143,101 @@ def stacked(axis: Axes, heights: pd.DataFrame, colours: Sequence[str]) -> None:
     axis.grid(visible=False, axis="x")
 
 
-def points(axis: Axes, name: str, data: pd.DataFrame, look: Look, shift: float = 0.0, factor: float = 1.0) -> None:
-    """Draw joined marks, with bars if ``data`` has low and high; ``shift`` and ``factor`` move x to set lines apart."""
-    bars = None
-    if "low" in data:
-        bars = [(data["mean"] - data["low"]).fillna(0.0), (data["high"] - data["mean"]).fillna(0.0)]
-    axis.errorbar(
-        data["x"] * factor + shift,
-        data["mean"],
-        yerr=bars,
-        fmt=look.marker + look.dashes,
-        color=look.colour,
-        linewidth=1.1,
-        markersize=3.2,
-        elinewidth=0.7,
-        label=name,
-    )
-    note(axis, name, data)
+def zero(axis: Axes, base: Look) -> None:
+    """Draw the line of no difference in the look of the arm that the others are compared with."""
+    axis.axhline(0, color=base.colour, linestyle=base.dashes, linewidth=0.8)
+
+
+def heatmap(axis: Axes, cells: pd.DataFrame, text: str, light: tuple[float, float], **settings: Any) -> AxesImage:
+    """Draw ``cells`` (rows: y from below, columns: x) as colours with numbers; ``settings`` are those of ``imshow``.
+
+    ``text`` formats a number; – stands for none. A number outside ``light`` is white, for it stands on a dark cell.
+    """
+    image = axis.imshow(cells, origin="lower", aspect="auto", **settings)
+    axis.grid(visible=False)
+    for (row, column), number in np.ndenumerate(cells.to_numpy(dtype=float)):
+        shown = "–" if np.isnan(number) else format(number, text).replace("-", "−")
+        colour = "white" if number < light[0] or number > light[1] else "black"
+        axis.text(column, row, shown, ha="center", va="center", color=colour, fontsize=6)
+    axis.set_xticks(range(cells.shape[1]), numbers(map(float, cells.columns)), rotation=45 if cells.shape[1] > 3 else 0)
+    axis.set_yticks(range(cells.shape[0]), [f"{y:g}" for y in cells.index])
+    axis.label_outer()
+    return image
+
+
+# Captions
 
 
 def smoothed_over(metric: str) -> int:
-    """Over how many steps the curve of a metric is smoothed: held-out accuracy is not."""
+    """Return over how many steps the curve of a metric is smoothed: held-out accuracy is not."""
     return 1 if metric == "eval_accuracy" else SMOOTHED_OVER
 
 
+def unsmoothed(metrics: Iterable[str]) -> str:
+    """Return the sentence on the metrics of a figure that are not smoothed."""
+    return " Held-out accuracy is not smoothed." if "eval_accuracy" in metrics else ""
+
+
 def few_seeds(steps: pd.DataFrame) -> bool:
-    """Whether an arm has fewer seeds than a band can be trusted with: then every seed is a line of its own."""
+    """Return whether an arm has fewer seeds than a band can be trusted with: then every seed is a line of its own."""
     return bool(steps.groupby("arm")["seed"].nunique().min() < estimates.LEAST_FOR_BOOTSTRAP)
 
 
 def seeds(steps: pd.DataFrame) -> str:
-    """The number of seeds as text, for every arm if the arms differ."""
+    """Return the number of seeds as text, for every arm if the arms differ."""
     counts = steps.groupby("arm")["seed"].nunique()
     if counts.nunique() == 1:
         return f"n\xa0=\xa0{counts.iloc[0]}"
-    return f"n = {span(counts.tolist())}" if len(counts) > 4 else _each(counts)
+    by_arm = ", ".join(f"{arm}: n = {count}" for arm, count in counts.items())
+    return f"n = {span(counts.tolist())}" if len(counts) > 4 else by_arm
 
 
 def span(counts: Sequence[int]) -> str:
-    """The smallest and the largest count as text; one number if all counts are equal."""
+    """Return the smallest and the largest count as text; one number if all counts are equal."""
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 def numbers(values: Iterable[float]) -> list[str]:
-    """Numbers as text in one notation: 0.01, or 1e-2 if any number is below 0.001 or at least 100,000."""
-    kept = list(values)
-    scientific = any(number and not 1e-3 <= abs(number) < 1e5 for number in kept)
+    """Return numbers as text in one notation: 0.01, or 1e-2 if any is below 0.001 or at least 100,000."""
+    listed = list(values)
+    scientific = any(number and not 1e-3 <= abs(number) < 1e5 for number in listed)
 
     def text_of(number: float) -> str:
         size = abs(number)
         text = np.format_float_scientific(size, precision=3, trim="-", exp_digits=1).replace("e+", "e")
         return ("−" if number < 0 else "") + (text if scientific and size else f"{size:g}")
 
-    return [text_of(number) for number in kept]
+    return [text_of(number) for number in listed]
 
 
-def _each(counts: pd.Series) -> str:
-    return ", ".join(f"{arm}: n = {count}" for arm, count in counts.items())
-
-
-def curves_caption(steps: pd.DataFrame, log: bool = False, against: str | None = None) -> str:
-    """The caption of curves: statistic, n, smoothing, interval or thin lines, and ``design``.
+def curves_caption(
+    steps: pd.DataFrame, log: bool = False, against: str | None = None, smoothed: str = f"{SMOOTHED_OVER} steps"
+) -> str:
+    """Return the caption of curves: statistic, n, smoothing ("" for none), interval or thin lines, and ``design``.
 
     ``against`` is the reference arm of the panels of differences, or None without such panels.
     """
-    shown = _seeds_shown(against) if few_seeds(steps) else "; shaded: 95 % t interval"
+    shown = _seeds_shown(against) if few_seeds(steps) else "shaded: nominal 95 % t interval"
     geometric = " (on a logarithmic axis the geometric one)" if log else ""
-    smoothed = f"of curves smoothed over {SMOOTHED_OVER} steps"
-    return f"Mean over seeds{geometric}, {seeds(steps)}, {smoothed}{shown}.{design(steps)}"
+    of_curves = f", of curves smoothed over {smoothed}" if smoothed else ""
+    return f"Mean over seeds{geometric}, {seeds(steps)}{of_curves}; {shown}.{design(steps)}"
 
 
-def points_caption(steps: pd.DataFrame, of_each: str, log: bool = False, against: str | None = None) -> str:
-    """The caption of a figure with one number per run; ``of_each`` describes this number."""
-    shown = _seeds_shown(against) if few_seeds(steps) else "; bars: 95 % BCa interval"
+def points_caption(
+    steps: pd.DataFrame, number: str, log: bool = False, against: str | None = None, drawn: str = "shaded"
+) -> str:
+    """Return the caption of a figure with one ``number`` per run; its interval is ``drawn`` as a band or a line."""
+    shown = _seeds_shown(against) if few_seeds(steps) else f"{drawn}: nominal 95 % BCa interval"
     mean = "Mean over seeds" + (" (on a logarithmic axis of values the geometric one)" if log else "")
-    return f"{mean}, {seeds(steps)}{shown}. Of each run: {of_each}.{design(steps)}"
+    return f"{mean}, {seeds(steps)}; {shown}. Of each run: {number}.{design(steps)}"
 
 
 def _seeds_shown(against: str | None) -> str:
-    """The words of a caption below ten seeds, in place of an interval."""
-    differences = "" if against is None else f"; Δ: arm − {against}, of the same seed"
-    return f"; thin lines: seeds{differences}"
+    return "thin lines: seeds" + ("" if against is None else f"; Δ: arm − {against}, of the same seed")
 
 
 def design(steps: pd.DataFrame) -> str:
-    """The words for the quantity that stays fixed while the updates per rollout vary; "" if they do not vary."""
+    """Return the sentence on what stays fixed while the updates per rollout vary; "" if they do not vary."""
     if "updates_per_rollout" not in steps or steps["updates_per_rollout"].nunique() < 2:
         return ""
     pairs = steps[["updates_per_rollout", "prompts"]].drop_duplicates()
@@ -234,25 +250,23 @@ def design(steps: pd.DataFrame) -> str:
 
 
 def without_clip(steps: pd.DataFrame) -> str:
-    """The words that name the arms without a clip, because they have no line; "" without such arms."""
+    """Return the sentence that names the arms without a clip, because they have no line; "" without such arms."""
     clipped = set(steps.loc[steps["metric"] == "clip_fraction", "arm"])
     lacking = sorted(set(steps["arm"]) - clipped)
     return f" No clip: {', '.join(lacking)}." if lacking and clipped else ""
 
 
 def below(steps: pd.DataFrame, metric: str, least: float) -> str:
-    """The words that name the arms whose metric stays below ``least``: a logarithmic panel does not show them."""
+    """Return the sentence that names the arms whose metric stays below ``least``, where a panel does not show them."""
     highest = steps[steps["metric"] == metric].groupby("arm", observed=True)["value"].max()
-    return (
-        f" Below the logarithmic panel: {', '.join(highest.index[highest < least])}." if (highest < least).any() else ""
-    )
+    names = ", ".join(highest.index[highest < least])
+    return f" Below the logarithmic panel: {names}." if names else ""
 
 
 def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str | None = None) -> DataFigure:
     """Add the legend above the panels and the caption below them."""
     for axis in figure.axes:
         _ticks(axis)
-    text += _cut(figure)
     wide = figure.get_figwidth() > ONE_COLUMN
     if legend_from is not None:
         handles, labels = legend_from.get_legend_handles_labels()
@@ -292,29 +306,6 @@ def _ticks(axis: Axes) -> None:
             each.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)) if high > 10 * low else fewest)
         each.set_major_formatter(_OneNotation())
         each.set_minor_formatter(ticker.NullFormatter())
-
-
-def _cut(figure: DataFigure) -> str:
-    """The words that name each panel whose limits cut off drawn numbers, with side and limit."""
-    cut: dict[str, None] = {}
-    for axis in figure.axes:
-        (low, high), height = sorted(axis.get_ylim()), 0.0
-        for values in _heights(axis):
-            height = 1e-9 * max(abs(low), abs(high))
-            for side, limit, beyond in (("below", low, values < low - height), ("above", high, values > high + height)):
-                if beyond.any():
-                    panel = axis.get_ylabel() or axis.get_title() or "the panel"
-                    cut[f"{panel} {side} {numbers([float(f'{limit:.2g}')])[0]}"] = None
-    return f" Cut off: {', '.join(cut)}." if cut else ""
-
-
-def _heights(axis: Axes) -> list[np.ndarray]:
-    """The y values of the lines, bands and bars that an axis shows in its own coordinates."""
-    heights = [np.asarray(each.get_ydata(), float) for each in axis.lines if each.get_transform() == axis.transData]
-    for each in axis.collections:
-        if isinstance(each, PolyCollection | LineCollection):
-            heights += [np.asarray(path.vertices, dtype=float)[:, 1] for path in each.get_paths()]
-    return [values[np.isfinite(values)] for values in heights]
 
 
 def legend(axis: Axes, title: str | None = None) -> Legend:

@@ -1,0 +1,216 @@
+"""The audits that a command line asks for: what is refused, where each is saved, and making the missing tables."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from filelock import FileLock
+
+from steadymoe.bench.audit import losses, measure
+from steadymoe.bench.audit.rollouts import NEUTRAL
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.compose import ConfigError, Run
+from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.runs import provenance
+from steadymoe.bench.support import atomic_files, source
+from steadymoe.bench.support.revision import revision
+from steadymoe.models import build, pretrained
+
+# The code that decides the numbers of an audit, apart from the training code.
+_MEASURES = (
+    *(f"audit/{name}.py" for name in ("losses", "clips", "estimators", "gradients", "measure", "rollouts", "tokens")),
+    *(f"measurement/{name}.py" for name in ("clip_prediction", "token_metrics", "routing_drift")),
+    "statistics/estimates.py",
+)
+
+
+@dataclass(frozen=True)
+class PlannedAudit:
+    """One audit: a checked config, its losses, and the folder of its tables."""
+
+    run: Run
+    losses: dict[str, Run]
+    folder: Path
+    audit_hash: str
+
+    @property
+    def facts_path(self) -> Path:
+        """The JSON file that says what the folder holds."""
+        return self.folder / "audit.json"
+
+    @property
+    def missing(self) -> list[int]:
+        """The drifts without a table."""
+        return [k for k in self.run.config.audit.drift if not measure.table_path(self.folder, k).exists()]
+
+    def refuse_other(self) -> None:
+        """Raise ConfigError if the folder holds an audit of another config or of other code."""
+        path = self.facts_path
+        if not path.exists():
+            return
+        try:
+            facts: dict[str, Any] = json.loads(path.read_text())
+            code = provenance.difference(facts).code
+            if facts["audit_code"] != _code() or facts["arms_code"] != self._losses_code():
+                code = code or "other code"
+            is_other = facts["audit_hash"] != self.audit_hash
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path} is damaged; add --redo to measure again") from error
+        if code:
+            raise ConfigError(f"{path} was made by {code}; add --redo to measure again")
+        if is_other:
+            raise ConfigError(
+                f"{self.folder} holds an audit of another config; choose another experiment_name, or add --redo"
+            )
+
+    def make(self, log: Callable[[str], None], redo: bool = False) -> None:
+        """Measure the missing tables, all of them for ``redo``.
+
+        Raises filelock.Timeout if another process makes this audit, and as ``measure.audit`` does.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / ".lock", timeout=0):
+            if redo:
+                for path in [self.facts_path, *self.folder.glob("k=*.parquet")]:
+                    path.unlink(missing_ok=True)
+            if not self.missing:
+                log(f"finished: {self.folder}")
+                return
+            facts, begun = self._facts(), monotonic()
+            if not self.facts_path.exists():
+                atomic_files.write_json(self.facts_path, facts | {"status": "begun"})
+            configs = {label: loss.config for label, loss in self.losses.items()}
+            cold_start = measure.audit(_measured(self.run.config), configs, self.folder, log)
+            ended = {"status": "finished", "seconds": round(monotonic() - begun, 1), "cold_start": cold_start}
+            atomic_files.write_json(self.facts_path, facts | ended)
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the content of ``audit.json``; its ``seconds`` are those of the last command that wrote a table."""
+        run, config = self.run, self.run.config
+        command = run.command.replace("steadymoe run", "steadymoe audit", 1).replace(f" algorithm={NEUTRAL}", "")
+        return {
+            "experiment": config.experiment_name,
+            "seed": config.seed,
+            "command": command,
+            "config_hash": run.config_hash,
+            "audit_hash": self.audit_hash,
+            "algorithm_code": provenance.code_hash(run.plain),
+            "arms_code": self._losses_code(),
+            "audit_code": _code(),
+            "training_version": provenance.TRAINING_VERSION,
+            "versions": provenance.versions(config.experts),
+            "revision": revision(),
+            "machine": provenance.machine(config.device, config.threads),
+            "arms": {label: _changes(loss, run) for label, loss in self.losses.items()},
+            "losses": {label: loss.plain["algorithm"]["loss"] for label, loss in self.losses.items()},
+            "config": run.plain,
+        }
+
+    def _losses_code(self) -> dict[str, str | None]:
+        return {label: provenance.code_hash(loss.plain) for label, loss in self.losses.items()}
+
+
+def plan(overrides: Sequence[str]) -> list[PlannedAudit]:
+    """Return the audits of ``overrides``, each checked. Raises ConfigError."""
+    for word in overrides:
+        if word.partition("=")[0].lstrip("+~").partition(".")[0] in ("algorithm", "advantage"):
+            raise ConfigError(
+                f"{word}: an audit takes many algorithms at once: audit.algorithms=[grpo,gspo], and audit.arms for "
+                "other numbers"
+            )
+    runs = compose.plan([*overrides, f"algorithm={NEUTRAL}"], multirun=True)
+    for run in runs:
+        _check(run)
+    composed: dict[str, dict[str, Run]] = {}
+    planned = []
+    for run in runs:  # no loss depends on the seed or the start
+        key = json.dumps({k: v for k, v in run.plain.items() if k not in ("seed", "start_from")}, sort_keys=True)
+        composed[key] = composed.get(key) or losses.plan(run)
+        seeded = {label: _at_seed(loss, run.config) for label, loss in composed[key].items()}
+        results = Path(run.config.results_dir).absolute()
+        below = run.folder.relative_to(results / "runs" / run.config.experiment_name).parts[1:]  # no algorithm
+        folder = results.joinpath("audits", run.config.experiment_name, *below)
+        planned.append(PlannedAudit(run, seeded, folder, _hash(run, seeded)))
+    return planned
+
+
+def refuse_others(planned: Sequence[PlannedAudit], redo: bool = False) -> None:
+    """Raise ConfigError where a folder holds an audit of another config or of other code; with ``redo`` never."""
+    for audit in () if redo else planned:
+        audit.refuse_other()
+
+
+def _at_seed(loss: Run, config: RunConfig) -> Run:
+    return replace(loss, config=_measured(replace(loss.config, seed=config.seed, start_from=config.start_from)))
+
+
+def _measured(config: RunConfig) -> RunConfig:
+    """Return ``config`` with everything measured, and an old policy with a forward of its own."""
+    return replace(config, measure="all", savings=replace(config.savings, sampler_as_old=None))
+
+
+def _check(run: Run) -> None:
+    """Raise ConfigError for what an audit cannot measure."""
+    config, audit, model = run.config, run.config.audit, run.config.model
+    has_experts = pretrained.moe_layers(model["path"]) if "path" in model else build.has_experts(model["config"])
+    refusals = {
+        f"routing={run.choices['routing']}: an audit replays routes by audit.routing=[free,r2]": (
+            run.choices["routing"] != "off"
+        ),
+        "engine=stale: an audit has one set of weights that samples; audit.drift makes it stale": (
+            run.choices["engine"] == "stale"
+        ),
+        "an audit takes gradients of losses alone; leave routing.aux_loss and routing.z_loss at 0": (
+            config.routing.aux_loss or config.routing.z_loss
+        ),
+        "compile=true: an audit has many trainers on one model; leave it out": config.compile,
+        "an audit takes a mini-batch in one forward; set microbatch=null, or make mini-batches smaller": (
+            config.microbatch is not None
+        ),
+        "an audit needs audit.algorithms, audit.arms or audit.clips=true": (
+            not (audit.algorithms or audit.arms or audit.clips)
+        ),
+        f"audit.drift must hold 0, the weights that sampled; got {list(audit.drift)}": 0 not in audit.drift,
+        f"audit.drift={list(audit.drift)}: the prompts of a rollout serve {config.updates_per_rollout} updates; raise "
+        "updates_per_rollout, or leave larger numbers out": max(audit.drift) > config.updates_per_rollout,
+        f"audit.groups ({audit.groups}) must divide audit.minibatches ({audit.minibatches})": (
+            audit.minibatches % audit.groups
+        ),
+        f"audit.minibatches ({audit.minibatches}) must be at least twice audit.groups ({audit.groups}): a group of one "
+        "mini-batch has no noise of its own": audit.minibatches < 2 * audit.groups,
+        "this model is dense and has no routers to replay or to scale; use audit.routing=[free] and "
+        "audit.router_scale=[1.0]": (not has_experts and (audit.routing != ("free",) or audit.router_scale != (1.0,))),
+        "audit.routing: r3 replays the sampler's routes, which engine=exact shares with r2; use r2": (
+            "r3" in audit.routing and run.choices["engine"] == "exact"
+        ),
+    }
+    for message, is_refused in refusals.items():
+        if is_refused:
+            raise ConfigError(message)
+
+
+def _hash(run: Run, of_losses: Mapping[str, Run]) -> str:
+    """Return 16 hex digits over everything that changes numbers of an audit."""
+    sections = {
+        label: {key: loss.plain[key] for key in ("algorithm", "advantage", "correction")}
+        for label, loss in of_losses.items()
+    }
+    # One drift more or less changes no table of another one.
+    audit = {k: v for k, v in asdict(run.config.audit).items() if k not in ("drift", "algorithms", "arms")}
+    whole = json.dumps([run.config_hash, audit, sections], sort_keys=True, default=dict)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def _code() -> str:
+    """Return a hash of the code that measures."""
+    return source.digest([source.SUITE / "bench" / name for name in _MEASURES])
+
+
+def _changes(loss: Run, run: Run) -> dict[str, Any]:
+    """Return a loss's algorithm, and each number that differs from the algorithm's YAML and the audit's config."""
+    changed = {k: value for k, value in loss.axes.items() if k not in run.axes or run.axes[k] != value}
+    return {"algorithm": loss.choices["algorithm"]} | changed

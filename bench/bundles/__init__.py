@@ -1,1 +1,0 @@
-"""Frozen rollouts as folders: written, checked when read, converted, and audited without their model."""

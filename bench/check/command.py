@@ -1,0 +1,163 @@
+"""``steadymoe check``: parse its arguments, build the loss, and print a line for each property."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from steadymoe.algorithms import PolicyLoss, Traits, build, class_of, meant
+from steadymoe.algorithms.corrections import Uncorrected
+from steadymoe.algorithms.objective import KL, Objective
+from steadymoe.bench.check import properties, share
+from steadymoe.bench.config import compose, validate
+from steadymoe.bench.config.compose import ConfigError
+from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.support import blame
+from steadymoe.bench.support.arguments import Parser
+from steadymoe.bench.support.findings import Fails, ask
+from steadymoe.bench.support.text import visible
+
+_DESCRIPTION = """\
+Check a loss, built-in or in a folder of STEADYMOE_PATH, for the properties that every loss of the suite has:
+one line for each, with the reason where it fails. Writes nothing. Exit code 1 if a property fails."""
+_EXAMPLES = """\
+examples:
+  steadymoe check algorithm=gspo                                   a built-in loss
+  steadymoe check algorithm=gspo algorithm.loss.clip_high=1e-3     with other numbers than in its YAML
+  STEADYMOE_PATH=~/mine steadymoe check algorithm=half_clipped     your own
+
+The properties: docs/commands.md#check; a loss of your own: docs/your_algorithm.md"""
+# The update that the loss is timed in, and its largest share; a built-in loss takes 3 % at most.
+_UPDATE = ("algorithm=grpo", "model=micro")
+_ROUNDS, _LARGEST = 7, 0.1
+SECTIONS = ("loss", "advantage")
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The algorithm to check."""
+
+    name: str
+    sections: Mapping[str, Mapping[str, Any]]
+    """``loss`` and ``advantage`` as in its YAML."""
+    loss: PolicyLoss
+    """The loss, built without the keys that are no fields of its class."""
+
+
+def main(words: list[str]) -> int:
+    """Run ``steadymoe check``. Returns 1 if a property fails, else 0. Raises UserError for invalid arguments."""
+    parser = Parser(
+        prog="steadymoe check",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="algorithm=NAME, algorithm.loss.KEY=VALUE")
+    return check(parser.parse_args(words).overrides)
+
+
+def check(overrides: Sequence[str]) -> int:
+    """Check the algorithm that the overrides choose, print the findings, and return the exit code of ``main``."""
+    algorithm, update = read(overrides), compose.plan(_UPDATE)[0].config
+    torch.set_num_threads(update.threads)
+    checks, passed = properties_of(algorithm, update), []
+    for finding in ask(checks):
+        print(finding.line, flush=True)
+        passed.append(finding.passed)
+    skipped = f"; {len(checks) - len(passed)} were skipped" if len(passed) < len(checks) else ""
+    count = f"all {len(checks)}" if all(passed) else f"{sum(passed)} of {len(checks)}{skipped}"
+    print(visible(f"{algorithm.name} passes {count}"))
+    return 0 if all(passed) else 1
+
+
+def properties_of(algorithm: Algorithm, update: RunConfig) -> dict[str, Callable[[], str]]:
+    """Return a check for each property by its name, in order; ``update`` configures the update that is timed."""
+    config = replace(update, algorithm=replace(update.algorithm, loss=known_fields(algorithm.sections["loss"])))
+    return {
+        "fields": partial(check_fields, algorithm.sections),
+        **properties.of(algorithm.loss),
+        "share of a step": partial(_check_share, config),
+    }
+
+
+def read(overrides: Sequence[str]) -> Algorithm:
+    """Build the algorithm that the overrides choose.
+
+    Raises ConfigError unless they choose one algorithm, its numbers, and nothing else, and for what is not a loss.
+    """
+    for word in overrides:
+        key = word.partition("=")[0].lstrip("+~")
+        if key != "algorithm" and not key.startswith("algorithm."):
+            raise ConfigError(f"expected algorithm=NAME and algorithm.loss.KEY=VALUE, got {word}")
+    if (count := sum(word.startswith("algorithm=") for word in overrides)) != 1:
+        raise ConfigError(f"expected one algorithm, algorithm=NAME, got {count or 'none'}")
+    try:
+        plain, choices = compose.unchecked(overrides)
+        validate.read(plain)
+        sections = {name: plain["algorithm"].get(name) or {} for name in SECTIONS}
+        loss, _ = (build(known_fields(sections[name])) for name in SECTIONS)
+        if isinstance(loss, PolicyLoss) and not isinstance(loss.traits, Traits):
+            raise TypeError(f"traits of {type(loss).__name__} must be a Traits, got {type(loss.traits).__name__}")
+        Objective(loss=loss, correction=Uncorrected(), kl=KL())  # refuses what is not a loss
+    except (Exception, SystemExit) as error:  # a user's module can raise anything
+        plain_error = isinstance(error, (ConfigError, TypeError, ValueError))
+        text = str(error) if plain_error else blame.sentence(error)
+        raise ConfigError(" ".join(text.split())) from error
+    return Algorithm(choices["algorithm"], sections, loss)
+
+
+def check_fields(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Compare the fields of an algorithm's classes with its YAML. Raises Fails if a key or a field has no counterpart.
+
+    Returns a sentence with the number of fields in each section.
+    """
+    if faults := [fault for name, numbers in sections.items() for fault in _field_faults(numbers, name)]:
+        raise Fails("; ".join(faults))
+    counts = (f"{_count(numbers)} of the {name}" for name, numbers in sections.items())
+    return f"every field has its number in the YAML: {', '.join(counts)}"
+
+
+def known_fields(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop the keys of a section that are no fields of its class. Raises ValueError if the class is not found."""
+    names = [*_field_names(numbers), "_target_"]
+    return {
+        key: known_fields(value) if isinstance(value, Mapping) else value
+        for key, value in numbers.items()
+        if key in names
+    }
+
+
+def _field_faults(numbers: Mapping[str, Any], section: str) -> Iterator[str]:
+    """Yield the keys and fields without a counterpart, of a section and of the classes inside it."""
+    names, cls = _field_names(numbers), class_of(numbers).__name__
+    for key, value in numbers.items():
+        if key not in (*names, "_target_"):
+            yield f"the YAML has {section}.{key}, and {cls} has no such field: {meant(key, names)}"
+        elif isinstance(value, Mapping):
+            yield from _field_faults(value, f"{section}.{key}")
+    if hidden := [f"{section}.{name}" for name in names if name not in numbers]:
+        yield f"{cls} has fields without a number in the YAML: {', '.join(hidden)}"
+
+
+def _count(numbers: Mapping[str, Any]) -> int:
+    return sum(_count(value) if isinstance(value, Mapping) else key != "_target_" for key, value in numbers.items())
+
+
+def _field_names(numbers: Mapping[str, Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(class_of(numbers)) if field.init]
+
+
+def _check_share(config: RunConfig) -> str:
+    """Time the loss within an update. Raises Fails if its share is too large."""
+    try:
+        measured = share.share(config, _ROUNDS)
+    except Exception as error:  # a user's loss can raise anything
+        raise Fails(blame.sentence(error)) from error
+    text = f"forward and backward take {measured:.1%} of an update of micro"
+    if not measured <= _LARGEST:
+        raise Fails(f"{text}; at most {_LARGEST:.0%} is allowed")
+    return text

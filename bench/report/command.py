@@ -1,0 +1,70 @@
+"""``steadymoe report``: tables, figures and ``report.html`` from recorded runs."""
+
+import argparse
+from pathlib import Path
+
+from steadymoe.bench.support.arguments import Parser
+from steadymoe.bench.support.errors import UserError
+from steadymoe.bench.support.text import visible
+
+DESCRIPTION = """\
+Report recorded runs: tables in results/tables, figures in results/figures, and one page, results/report.html.
+
+  steadymoe report                                  # every experiment
+  steadymoe report --experiment quickstart          # one experiment, with every figure that its runs allow
+  steadymoe report --list                           # every figure, and whether its data are there
+  steadymoe report --figure fig05 --format pdf      # one figure, from its own experiment
+  steadymoe report --figure overview --experiment first --arms grpo,gspo
+  steadymoe report --experiment first --export csv  # every number of every step as one table
+  steadymoe report --experiment first --keep kept   # archive in kept/data what a report needs, without the runs
+"""
+
+
+def main(words: list[str]) -> int:
+    """Run the verb and return the exit code, 0. Raises UserError for what cannot be reported."""
+    given = _parser().parse_args(words)
+    from steadymoe.bench.report import figures, report_page, write
+
+    results, experiment = given.results, given.experiment
+    formats = write.formats(given.format)
+    if given.format is not None and (given.list or given.keep or given.export):
+        raise UserError("--format is for figures; leave it out")
+    if given.list:
+        print(report_page.listing(results).to_markdown(index=False))
+        return 0
+    lines: list[str] = []
+    names = [experiment]
+    if given.export is not None:
+        paths = [report_page.export(results, experiment, given.export)]
+    elif given.keep is not None:
+        paths = report_page.keep(results, experiment, given.keep)
+    elif given.figure:
+        specs = figures.find(given.figure)
+        names = [experiment or spec.experiment for spec in specs]
+        paths = [path for spec in specs for path in report_page.draw(spec, results, experiment, formats, given.arms)]
+    else:
+        report = report_page.make(results, experiment, formats, given.arms)
+        print(report.table)
+        paths, lines = report.files, report.missing
+    lines += [line for name in dict.fromkeys(names) for line in report_page.left_out(results, name)]
+    print("\n".join([*(visible(f"wrote {path}") for path in paths), *lines]))
+    return 0
+
+
+def _parser() -> Parser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="steadymoe report", description=DESCRIPTION, formatter_class=raw)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
+    parser.add_argument("--experiment", help="only this experiment (default: all; with --figure, the figure's own)")
+    parser.add_argument("--arms", type=_names, metavar="A,B", help="only these arms, by name or by algorithm")
+    parser.add_argument("--format", metavar="A,B", help="some of png,svg,pdf (default: all); a report adds svg")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--figure", nargs="+", metavar="NAME", help="draw only these figures, by id or name")
+    instead.add_argument("--list", action="store_true", help="list the figures, and whether their data are there")
+    instead.add_argument("--keep", type=Path, metavar="FOLDER", help="archive the data of the report instead")
+    instead.add_argument("--export", choices=("parquet", "csv"), help="write every number as one tidy table instead")
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]

@@ -1,0 +1,173 @@
+"""Exploratory numbers, part of no verdict: what was found, and what R2 does within a rollout."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+
+from steadymoe.bench.score.arms import DRIFT, GRPO, GSPO, GSPO_R2, PAPERS, PAPERS_R2, WIDE
+from steadymoe.bench.score.recorded import NONE, Arm, Audited, Recorded
+from steadymoe.bench.statistics.comparisons import unpaired_ratio
+from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate
+from steadymoe.bench.study import arms
+from steadymoe.bench.study.arms import BEST, DIALLED, FRONTIER
+from steadymoe.bench.study.effects import OF_RUNS, by_seed, factor, paired, routed
+from steadymoe.bench.study.gates import NOISY
+from steadymoe.bench.study.realism import realism
+
+# Outcomes in mean reward, by the protocol's letters, as the two arms that are compared.
+_IN_MEAN_REWARD: dict[str, tuple[Arm, Arm]] = {
+    "1 a": (GSPO, PAPERS),
+    "1 e": (BEST["gspo"], BEST["grpo"]),
+    "3 a": (PAPERS_R2, PAPERS),
+    "3 b": (GSPO_R2, GSPO),
+    "10 a": (arms.SHIFT["grpo"], GRPO),
+    "10 b": (arms.SHIFT["gspo"], GSPO),
+    "15 a": (arms.FREEZE, PAPERS_R2),
+    "15 b": (arms.BALANCED, PAPERS_R2),
+    "16 c": (GSPO, WIDE),
+}
+# The rollouts that the tuning compared: the steps that count of 192 updates.
+_TUNED_OVER = 7
+
+
+def speed_and_level(study: Recorded) -> pd.DataFrame:
+    """Return the differences of ``_IN_MEAN_REWARD`` in mean reward, final reward and held-out accuracy."""
+    return pd.DataFrame(
+        [
+            {"outcome": letter, "compared": f"{arm.label} less {over.label}"}
+            | {of: paired(of, arm, over)(study).estimate for of in OF_RUNS}
+            for letter, (arm, over) in _IN_MEAN_REWARD.items()
+        ]
+    )
+
+
+def undecided_in_level(rows: pd.DataFrame, ends: Mapping[str, float] = MappingProxyType({"16 c": 0.05})) -> list[str]:
+    """Return the outcomes of ``speed_and_level`` that mean reward decides, and neither final reward nor accuracy does.
+
+    Intervals are compared with 0, or with the bound of an outcome in ``ends``, which claims a difference within it.
+    """
+    bounds = rows["outcome"].map(lambda outcome: ends.get(outcome, 0.0))
+    is_open = rows[list(OF_RUNS)].apply(
+        lambda column: [number.low <= bound <= number.high for number, bound in zip(column, bounds, strict=True)]
+    )
+    chosen = ~is_open["mean reward"] & is_open["final reward"] & is_open["held-out accuracy"]
+    return rows.loc[chosen, "outcome"].tolist()
+
+
+def found(study: Recorded) -> dict[str, Any]:
+    """Return the numbers of the page's section "What was found". Raises NotRun if one of them was not recorded."""
+
+    def reward(arm: Arm, over: Arm) -> Estimate:
+        return paired("mean reward", arm, over)(study).estimate
+
+    leads = {
+        (rate, updates): reward(FRONTIER["gspo", rate, updates], FRONTIER["grpo", rate, updates])
+        for _, rate, updates in FRONTIER
+    }
+    ahead = [cell for cell, number in leads.items() if number.low > 0]
+    others = [number.mean for cell, number in leads.items() if cell not in ahead]
+    cells = [f"{leads[rate, n]} at {rate:.0e} and {n} updates".replace("e-0", "e-") for rate, n in ahead]
+    wide, own = BEST["gspo"], BEST["gspo, own band"]
+    moe, dense = (Audited("", name, "all") for name in ("study_audit", "study_audit_twin"))
+    kl, length = study.numbers(NOISY, "rollout_kl_k3", "mean").mean(), study.response_length(NOISY).mean()
+    (kl_factor,) = (row.factor for row in realism(study) if row.arm == NOISY.label and row.what.startswith("KL"))
+    rows = speed_and_level(study)
+    return {
+        "ahead": len(ahead),
+        "cells": len(leads),
+        "leads": " and ".join(cells),
+        "others": f"{min(others):+.3f} to {max(others):+.3f}",
+        "slower": reward(BEST["grpo"], GSPO),
+        "tie": reward(own, BEST["grpo"]),
+        "chosen": reward(wide, BEST["grpo"]),
+        "tuned_over": _TUNED_OVER,
+        "early": by_seed(_first_rollouts(study, wide) - _first_rollouts(study, own), DIFFERENCE).estimate,
+        "small": routed(tuple(DIALLED.values()))(study).estimate,
+        "share": by_seed(study.gradient(moe, "routing_share", DRIFT)).estimate,
+        "stale": by_seed(study.routing_share(GRPO)).estimate,
+        "ratio": unpaired_ratio(*(study.gradient(one, "token_ratio_variance", DRIFT) for one in (moe, dense))),
+        "kl": f"{kl:.2f}",
+        "kl_factor": f"{kl_factor:.0f}",
+        "length": f"{length:.0f}",
+        "kl_response": f"{kl * length:.1f}",
+        "band": paired("held-out accuracy", GSPO, WIDE)(study).estimate,
+        "speed": ", ".join(undecided_in_level(rows)),
+        "rows": rows,
+    }
+
+
+def _first_rollouts(study: Recorded, arm: Arm) -> pd.Series:
+    """Mean reward by seed over the rollouts that the tuning compared."""
+    steps = study.tables([arm])["steps"]
+    counted = steps[(steps["metric"] == "reward") & (steps["step"] <= _TUNED_OVER)]
+    return counted.groupby("seed")["value"].mean()
+
+
+# --- what R2 does ----------------------------------------------------------------------------------------------------
+# It forces the old policy's experts in the updates; the sampler then runs the experts that the routers choose.
+
+# Free routes, and the same with R2.
+PAIRS = ((PAPERS, PAPERS_R2), (GSPO, GSPO_R2))
+# Quantity → its metric, the step (None: the mean over the probed steps, routers free before and after a rollout's
+# updates), its bounds, and how R2 is compared with free routes.
+LEFT, START, NEXT = "experts that left the old routes", "reward of rollout 1", "reward of rollout 2"
+SEEN, MOVED = "token-ratio variance in the loss", "mean squared log-ratio of the sampled policy"
+_QUANTITIES: dict[str, tuple[str, int | None, Bounds, str]] = {
+    LEFT: ("expert_change_rate", 1, (0.0, 1.0), ""),
+    START: ("reward", 1, (0.0, 1.0), ""),
+    NEXT: ("reward", 2, (0.0, 1.0), "difference"),
+    SEEN: ("token_ratio_variance", 1, POSITIVE, "ratio"),
+    MOVED: ("log_ratio_moment_free", None, POSITIVE, "ratio"),
+}
+
+
+def replay(study: Recorded) -> pd.DataFrame:
+    """Return a row for each quantity and arm: number, and for R2 its effect; empty unless all arms have run.
+
+    ``effect`` is R2 less free routes or R2 over free routes, seed by seed; n is 0 where nothing is compared.
+    """
+    rows: list[dict[str, Any]] = []
+    for free, replayed in PAIRS if all(study.has(arm) for pair in PAIRS for arm in pair) else ():
+        for quantity, (metric, step, bounds, compared) in _QUANTITIES.items():
+            without, numbers = (_at(study, arm, metric, step) for arm in (free, replayed))
+            effect = NONE
+            if compared == "difference":
+                effect = by_seed(numbers - without, DIFFERENCE).estimate
+            elif compared == "ratio":
+                effect = factor(numbers, without).estimate
+            rows += [
+                {"quantity": quantity, "arm": arm.label, "routing": routing, "algorithm": arm.algorithm}
+                | {"number": by_seed(values, bounds).estimate, "effect": effect if arm is replayed else NONE}
+                for arm, routing, values in ((free, "free", without), (replayed, "R2", numbers))
+            ]
+    return pd.DataFrame(rows)
+
+
+def _at(study: Recorded, arm: Arm, metric: str, step: int | None) -> pd.Series:
+    """One number of a metric for each seed: at a step, or its mean over all."""
+    if step is None:
+        return study.numbers(arm, metric, "mean")
+    steps = study.tables([arm])["steps"]
+    return steps[(steps["metric"] == metric) & (steps["step"] == step)].set_index("seed")["value"].sort_index()
+
+
+def replay_numbers(rows: pd.DataFrame) -> dict[str, str]:
+    """Return the numbers of the page's paragraph on what R2 does, from ``replay``."""
+    by_key: dict[Any, Any] = {(row.quantity, row.arm): row for row in rows.itertuples()}
+
+    def mean(quantity: str, arm: Arm) -> str:
+        return f"{by_key[quantity, arm.label].number.mean:.3g}"
+
+    free, replayed = PAIRS[0]
+    return {
+        "arm": free.label,
+        "left": f"{float(mean(LEFT, replayed)):.0%}",
+        "seen": mean(SEEN, replayed),
+        "seen_free": mean(SEEN, free),
+        "moved": " and ".join(f"{by_key[MOVED, arm.label].effect} times ({arm.label})" for _, arm in PAIRS),
+        "start": mean(START, free),
+        "next": mean(NEXT, replayed),
+        "next_free": mean(NEXT, free),
+    }

@@ -1,0 +1,237 @@
+"""What a claim is, and the rules by which its outcomes and gates give a verdict."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy.stats import t  # type: ignore[attr-defined]  # defined at run time
+
+from steadymoe.bench.score.arms import CONTROLS
+from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
+from steadymoe.bench.statistics.comparisons import detectable, holm, sign_flip_p
+from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL
+from steadymoe.bench.study import arms
+from steadymoe.bench.study.effects import Effect, Measurement, NoNumber
+from steadymoe.bench.study.gates import MISMATCH, Gate, Need
+
+Verdict = Literal["supported", "contradicted", "not decided", "not testable here", "not run"]
+Side = Literal["above", "below", "between"]
+LegVerdict = Verdict | Literal["mixed", "under stress only"]
+Leg = Literal["trajectory", "mechanism"]
+Unit = Literal["reward", "accuracy", "usefulness", "share", "ratio", "area"]
+LEGS: tuple[Leg, ...] = ("trajectory", "mechanism")
+LEVEL = 0.05
+_TO_BE_RUN = "to be run: "
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One number, and the side of a threshold on which it was claimed to lie."""
+
+    what: str
+    effect: Effect
+    side: Side = "above"
+    threshold: float = 0.0
+    upper: float = np.nan
+    """The upper end of ``between``."""
+    unit: Unit = "reward"
+    """Outcomes of one unit stand together in a figure; ratios have the interval of their logarithm."""
+    leg: Leg = "trajectory"
+    """Whether it is measured on runs, or on audited rollouts."""
+
+    @property
+    def claimed(self) -> str:
+        """The claimed side, for a table."""
+        return f"{self.side} {self.threshold:g}" + (f" and {self.upper:g}" if self.side == "between" else "")
+
+    def p(self, measured: Measurement) -> float:
+        """Return the exact p of a sign-flip test against the threshold (``comparisons.sign_flip_p``).
+
+        The null hypothesis: the sign of each seed's distance from the threshold is random. For ``between`` the larger
+        p of the two ends. An effect without one number for each seed has Student's p from its standard error, or nan.
+        """
+        ends = [self.threshold] + ([self.upper] if self.side == "between" else [])
+        if measured.seeds:
+            ends = np.log(ends).tolist() if self.unit == "ratio" else ends
+            return max(sign_flip_p([x - end for x in measured.seeds]) for end in ends)
+        mean = measured.estimate.mean
+        return max(float(2 * t.sf(abs(mean - end) / measured.error, measured.degrees)) for end in ends)
+
+    def detectable(self, measured: Measurement, level: float) -> float:
+        """Return the distance from a threshold that a t test at ``level`` finds with 80 % power; for a ratio a factor.
+
+        It is about the spread of the seeds and not about the measured effect. nan without a standard error, or with so
+        few seeds that no sign-flip p reaches ``level``.
+        """
+        n, error, degrees = len(measured.seeds), measured.error, measured.degrees
+        if n:
+            reached = n >= LEAST_FOR_INTERVAL and 2 ** (1 - n) <= level
+            error, degrees = float(np.std(measured.seeds, ddof=1) / np.sqrt(n)) if reached else np.nan, n - 1
+        if np.isnan(error):
+            return np.nan
+        distance = detectable(error, degrees, level=level)
+        return float(np.exp(distance)) if self.unit == "ratio" else distance
+
+    def verdict(self, measured: Measurement, p: float) -> Verdict:
+        """Supported if the whole interval lies on the claimed side, contradicted if it lies wholly elsewhere.
+
+        Both need a ``p`` of at most 5 %, corrected for the outcomes of the claim. Otherwise, and without a p, it
+        is not decided.
+        """
+        low, high = measured.estimate.low, measured.estimate.high
+        if np.isnan(low) or np.isnan(high) or not p <= LEVEL:
+            return "not decided"
+        least = -np.inf if self.side == "below" else self.threshold
+        most = {"above": np.inf, "below": self.threshold, "between": self.upper}[self.side]
+        if high < least or low > most:
+            return "contradicted"
+        is_inside = (low > least or self.side == "below") and (high < most or self.side == "above")
+        return "supported" if is_inside else "not decided"
+
+
+class Dose(NamedTuple):
+    """One number at one value of a dial."""
+
+    quantity: str
+    dial: str
+    value: float
+    effect: Effect
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What a paper claims, how the study tests it, and the limits of the verdict."""
+
+    number: int
+    statement: str
+    source: str
+    experiments: tuple[str, ...]
+    outcomes: tuple[Outcome, ...]
+    limits: str
+    arms: tuple[Arm, ...] = ()
+    """The arms in the figure and in the table."""
+    needs: tuple[Need, ...] = ()
+    """The gates that the trajectory leg needs."""
+    about_moe: bool = False
+    """Whether it is about MoE and was run at *stale*: the MoE effect should be present there (``moe_effect``)."""
+    exploratory: tuple[Outcome, ...] = ()
+    """Outcomes that the protocol does not list; they are shown and are part of no verdict."""
+    about: str = ""
+    """The part of the statement that the outcomes test, where it is not the whole."""
+    beside: tuple[Arm, ...] = ()
+    """Further arms in the table, without a curve."""
+    doses: tuple[Dose, ...] = ()
+    """Numbers over the values of dials, in a table and in the figure."""
+
+    @property
+    def figure(self) -> str:
+        """``dose`` (numbers over dials), ``answer`` (arms next to their controls), or empty: no figure."""
+        return "dose" if self.doses else "answer" if self.arms else ""
+
+    @property
+    def by_accuracy(self) -> bool:
+        """Whether held-out accuracy decides: at the setting *mismatch*."""
+        return self.needs == MISMATCH
+
+    @property
+    def with_controls(self) -> tuple[Arm, ...]:
+        """The arms, their controls and, at *stale*, the on-policy twin."""
+        return (*self.arms, *((arms.EXACT,) if self.by_accuracy else (*CONTROLS, arms.ON_POLICY)))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An outcome, its measured effect and its verdict."""
+
+    outcome: Outcome
+    measured: Measurement
+    p: float
+    """Exact, two-sided, for this outcome alone; nan for an effect without one number for each seed."""
+    corrected: float
+    """``p`` corrected for all outcomes of the claim (``comparisons.holm``)."""
+    verdict: Verdict
+    detectable: float = np.nan
+    """``Outcome.detectable`` at 5 % divided by the number of the claim's outcomes, the strictest step of Holm."""
+    lacks: str = ""
+    """What is missing for a verdict: an arm that has not run, a number, or a passed gate."""
+
+    @property
+    def decides(self) -> str:
+        """What would decide an outcome that is not decided; empty for a decided one."""
+        return self.lacks or ("more seeds" if self.verdict == "not decided" else "")
+
+
+def findings(
+    study: Recorded, outcomes: Sequence[Outcome], blocking: Sequence[Gate] = (), lost: Sequence[Gate] = ()
+) -> list[Finding]:
+    """Return the finding of each outcome: "not run" without runs, "not testable here" where its leg lacks a gate.
+
+    ``blocking`` are gates of the trajectory leg that are not passed, ``lost`` of the mechanism leg. Outcomes that have
+    not run, and outcomes without a p, count in Holm's correction, so that it does not change with the data.
+    """
+    measured = [_measure(study, outcome) for outcome in outcomes]
+    p_values = [outcome.p(number) for outcome, (number, _) in zip(outcomes, measured, strict=True)]
+    corrected = holm([1.0 if np.isnan(p) else p for p in p_values])
+    rows, strictest = [], LEVEL / max(1, len(outcomes))
+    for outcome, (number, lack), p, of_all in zip(outcomes, measured, p_values, corrected, strict=True):
+        with_others = np.nan if np.isnan(p) else float(of_all)
+        verdict: Verdict = "not decided" if lack else outcome.verdict(number, with_others)
+        if lack.startswith(_TO_BE_RUN):
+            verdict = "not run"
+        if gates := lost if outcome.leg == "mechanism" else blocking:
+            verdict = "not testable here"
+            lack = lack or f"a testbed that passes {', '.join(str(gate.need) for gate in gates)}"
+        rows.append(Finding(outcome, number, p, with_others, verdict, outcome.detectable(number, strictest), lack))
+    return rows
+
+
+def _measure(study: Recorded, outcome: Outcome) -> tuple[Measurement, str]:
+    """Return the size of an outcome's effect, and what is missing for it."""
+    try:
+        return outcome.effect(study), ""
+    except NotRun as missing:
+        return Measurement(NONE), f"{_TO_BE_RUN}{missing}"
+    except NoNumber as why:
+        return Measurement(NONE, note=str(why)), str(why)
+
+
+def leg_verdict(findings: Sequence[Finding], leg: Leg, moe_effect: Gate | None = None) -> LegVerdict | None:
+    """Return the verdict of one leg of a claim from its findings; None for a claim without this leg.
+
+    ``moe_effect`` says whether the MoE effect is present where a claim about MoE was run. If it is not, its runs are an
+    answer "under stress only", whatever their outcomes.
+    """
+    verdicts = {finding.verdict for finding in findings if finding.outcome.leg == leg}
+    if not verdicts:
+        return None
+    if verdicts in ({"not testable here"}, {"not run"}):
+        return verdicts.pop()
+    if leg == "trajectory" and moe_effect is not None and moe_effect.state != "passed":
+        return "under stress only"
+    if {"supported", "contradicted"} <= verdicts:
+        return "mixed"
+    if "contradicted" in verdicts:
+        return "contradicted"
+    return "supported" if verdicts == {"supported"} else "not decided"
+
+
+class Contrast(NamedTuple):
+    """A difference whose sign is published."""
+
+    published: str
+    """What is published, and by whom."""
+    here: str
+    """What stands for it in the study."""
+    effects: tuple[Effect, ...]
+    """Differences that are published as positive."""
+
+    def sign(self, study: Recorded) -> tuple[list[Measurement], str]:
+        """Return the differences, and right, wrong, open or not run (docs/claims.md, "Published contrasts")."""
+        try:
+            measured = [effect(study) for effect in self.effects]
+        except (NotRun, NoNumber):
+            return [], "not run"
+        if all(each.estimate.low > 0 for each in measured):
+            return measured, "right"
+        return measured, "wrong" if all(each.estimate.high < 0 for each in measured) else "open"

@@ -1,0 +1,161 @@
+"""``steadymoe check`` as a command: an algorithm outside the checkout, bad input, and what stays on the disk."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from test_cli import steadymoe
+
+from steadymoe.bench.check import command
+from steadymoe.bench.config import compose
+from steadymoe.bench.support import external
+
+ROOT = Path(__file__).parents[2]
+LINES = [
+    *("fields", "shapes", "gradient", "padding", "masked tokens", "order", "micro-batches", "zero advantage"),
+    *("ratio 1", "extreme ratios", "share of a step"),
+]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The loss of CONTRIBUTING.md in a folder that STEADYMOE_PATH names; the working folder is another, and empty."""
+    blocks = dict(re.findall(r"`([\w/.]+)`:\n\n```\w+\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL))
+    for name in ("my_losses.py", "conf/algorithm/half_clipped.yaml"):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(blocks[name])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv(external.VARIABLE, str(tmp_path / "mine"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("my_losses", "odd_losses"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path / "mine"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Path → bytes of every file below a folder, without what Python keeps of modules."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def findings(text: str) -> dict[str, tuple[bool, str]]:
+    """Line → whether it passed, and its sentence; the last line is left out."""
+    matches = [re.fullmatch(r"(passes|FAILS ) {2}([^:]+): (.*)", line) for line in text.splitlines()[:-1]]
+    return {match[2]: (match[1] == "passes", match[3]) for match in matches if match}
+
+
+def test_an_algorithm_outside_the_checkout_is_checked_and_each_fault_has_its_line(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(mine.parent)
+    assert steadymoe(monkeypatch, "check", "algorithm=half_clipped") == 0
+    printed = capsys.readouterr()
+    lines = findings(printed.out)
+    assert list(lines) == LINES
+    assert all(passed for passed, _ in lines.values())
+    assert "5 of the loss, 1 of the advantage" in lines["fields"][1]
+    assert re.search(r"take \d\.\d% of an update of micro", lines["share of a step"][1])
+    assert printed.out.splitlines()[-1] == "half_clipped passes all 11"
+    assert (printed.err, contents(mine.parent)) == ("", before)
+
+    monkeypatch.setattr(command, "_ROUNDS", 1)
+    monkeypatch.delitem(sys.modules, "my_losses")
+    code, config = mine / "my_losses.py", mine / "conf" / "algorithm" / "half_clipped.yaml"
+    code.write_text(code.read_text().replace("self.ratio_of(batch),", "self.ratio_of(batch).detach() * 1.0,"))
+    config.write_text(config.read_text().replace("  clip_high: 0.2 # as GRPO\n", "  epsilon_high: 0.2\n"))
+    assert steadymoe(monkeypatch, "check", "algorithm=half_clipped") == 1
+    printed = capsys.readouterr()
+    lines = findings(printed.out)
+    assert [name for name in LINES if not lines[name][0]] == ["fields", "gradient", "ratio 1"]
+    assert "did you mean clip_high?" in lines["fields"][1]
+    assert printed.out.splitlines()[-1] == "half_clipped passes 8 of 11"
+
+
+@pytest.mark.parametrize("body", ["self.ratio_of(batch) * batch.advantages_BT", "1 / 0"])
+def test_a_loss_that_cannot_be_called_has_one_line_and_the_rest_is_skipped(
+    body: str, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = mine / "my_losses.py"
+    code.write_text(re.sub(r"return ops\.clipped_surrogate\(.*\)", f"return {body}", code.read_text()))
+    assert steadymoe(monkeypatch, "check", "algorithm=half_clipped") == 1
+    _, shapes, count = capsys.readouterr().out.splitlines()
+    assert shapes.startswith("FAILS   shapes: ")
+    assert ("must return a Surrogate" in shapes) == (body != "1 / 0")
+    assert count.startswith("half_clipped passes 1 of 11; 9 were")
+
+
+WRONG = {
+    "": "got none",
+    "algorithm=grpo algorithm=gspo": "got 2",
+    "algorithm=gpro": "there is no algorithm 'gpro'; did you mean gspo, grpo, ",
+    "algorithm=grpo,gspo": "algorithm=grpo,gspo has several values",
+    "algorithm=glob(*)": "algorithm=glob(*) has several values",
+    "algorithm=grpo model=micro": "got model=micro",
+    "algorithm=grpo -m": "-m",
+    "algorithm=grpo algorithm.loss.clip_low=-1": "clip_low",
+    "algorithm=grpo algorithm.loss.clip_low=abc": "got 'abc'",
+    "algorithm=grpo algorithm.loss.clip=1": "did you mean clip_low?",
+    "algorithm=grpo ~algorithm.loss": "no section loss",
+    "algorithm=grpo algorithm.kl.estimator=k9": "kl.estimator must be one of k1, k2, k3",
+    "algorithm=grpo algorithm.loss._target_=my_losses.Nothing": "my_losses.Nothing",
+    "algorithm=grpo algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMean": "got GroupMean",
+    "algorithm=broken": "broken.Broken (ZeroDivisionError: division by zero, ",
+    "algorithm=exiting": "SystemExit: 0 (",
+    "algorithm=traitless": "must be a Traits, got Named",
+    "algorithm=stateful": "Stateful has a state",
+    "algorithm=raising": "KeyError: 'no number' (",
+}
+BASE = """from dataclasses import dataclass
+from types import SimpleNamespace
+from steadymoe.algorithms.grpo import GRPO
+
+class Named(SimpleNamespace):
+    whole_minibatch = False
+
+@dataclass(frozen=True, kw_only=True)
+class Traitless(GRPO):
+    @property
+    def traits(self):
+        return Named()
+
+@dataclass(frozen=True, kw_only=True)
+class Stateful(GRPO):
+    def initial_state(self):
+        return {"seen": 0}
+
+@dataclass(frozen=True, kw_only=True)
+class Raising(GRPO):
+    def __post_init__(self):
+        raise KeyError("no number")
+"""
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_bad_input_is_one_line_and_touches_nothing(
+    words: str, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (mine / "broken.py").write_text("1 / 0\n")
+    (mine / "exiting.py").write_text("import sys\n\nsys.exit(0)\n")
+    (mine / "odd_losses.py").write_text(BASE)
+    targets = {"broken": "broken.Broken", "exiting": "exiting.Exiting"}
+    targets |= {name: f"odd_losses.{name.capitalize()}" for name in ("traitless", "stateful", "raising")}
+    for name, target in targets.items():
+        text = (mine / "conf" / "algorithm" / "half_clipped.yaml").read_text().replace("my_losses.HalfClipped", target)
+        (mine / "conf" / "algorithm" / f"{name}.yaml").write_text(text)
+    before = contents(mine.parent)
+    assert steadymoe(monkeypatch, "check", *words.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("steadymoe: ")
+    assert WRONG[words] in printed.err
+    assert printed.err.count("\n") == 1
+    assert contents(mine.parent) == before
+
+
+def test_one_config_without_checks_of_its_values() -> None:
+    plain, choices = compose.unchecked(["algorithm=gspo", "algorithm.loss.clip_low=-7", "model=micro"])
+    assert (plain["algorithm"]["loss"]["clip_low"], choices["algorithm"], choices["model"]) == (-7, "gspo", "micro")
+    with pytest.raises(compose.ConfigError, match="seed=1,2 has several values"):
+        compose.unchecked(["seed=1,2"])

@@ -1,0 +1,167 @@
+"""The tables of collapse that figures and the leaderboard take, from runs made by hand; and the figures they make."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from steadymoe.bench.report import collapses, tables, write
+from steadymoe.bench.statistics import survival
+
+
+def runs_of(collapses: dict[str, list[float | None]], **keys: object) -> pd.DataFrame:
+    """A row per run: an arm's seeds with the step of their collapse."""
+    rows = [
+        {"arm": arm, "algorithm": arm, "seed": seed, "steps": 40, "collapsed_step": step} | keys
+        for arm, steps in collapses.items()
+        for seed, step in enumerate(steps)
+    ]
+    usual = {"routing": "off", "correction": "none", "engine": "exact", "model": "micro"}
+    usual |= {
+        "judged_until": 40,
+        "falling_since": np.nan,
+        "learning_rate": 1e-3,
+        "updates_per_rollout": 4,
+        "prompts": 16,
+        "status": "finished",
+    }
+    return pd.DataFrame([usual | row for row in rows]).astype({"collapsed_step": float})
+
+
+def steps_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """Rewards that end at 0.5, and a gradient norm that is high before every collapse and nowhere else."""
+    rows = []
+    for run, step in itertools.product(runs.to_dict("records"), range(1, 41)):
+        loud = run["collapsed_step"] == run["collapsed_step"] and step >= run["collapsed_step"] - 5
+        for metric, value in (("reward", 0.5), ("grad_norm", 100.0 if loud else 1.0), ("entropy", 1.0)):
+            rows.append({key: run[key] for key in run} | {"step": step, "metric": metric, "value": value})
+    return pd.DataFrame(rows)
+
+
+NO_STEPS = pd.DataFrame(columns=["arm", "seed", "step", "metric", "value"])
+RUNS = runs_of({"grpo": [10, 20, None], "gspo": [None, None, None]})
+
+
+def test_survival_goes_to_the_end_of_what_was_seen() -> None:
+    curves = collapses.survival_curves(RUNS)
+    grpo = curves[curves["arm"] == "grpo"]
+    assert grpo["step"].tolist() == [0, 10, 20, 40]
+    np.testing.assert_allclose(grpo["survival"], [1, 2 / 3, 1 / 3, 1 / 3])
+    gone = collapses.survival_curves(runs_of({"grpo": [10, 20, 30]}))
+    assert gone["step"].tolist() == [0, 10, 20, 30, 40]
+    assert gone["survival"].tolist()[-2:] == [0, 0]
+    assert (curves[curves["arm"] == "gspo"]["survival"] == 1).all()
+    assert set(curves["n"]) == {3}
+    assert collapses.survival_curves(runs_of({"gspo": [None] * 3})).empty
+
+
+def grid() -> pd.DataFrame:
+    """GRPO collapses where the rate is high and there are many updates; GSPO nowhere."""
+    parts = []
+    for rate, updates in itertools.product((1e-3, 4e-3), (2, 4, 8)):
+        falls = 10.0 if rate == 4e-3 and updates > 2 else None
+        part = runs_of(
+            {"grpo": [falls] * 3, "gspo": [None] * 3},
+            learning_rate=rate,
+            updates_per_rollout=updates,
+            prompts=4 * updates,
+        )
+        parts.append(part.assign(arm=part["algorithm"] + f" {rate:g} {updates}"))
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_a_frontier_for_each_algorithm_and_none_for_a_grid_with_holes() -> None:
+    found = collapses.frontiers(grid(), NO_STEPS)
+    assert list(found) == ["grpo", "gspo"]
+    assert found["gspo"].area.mean == 1
+    assert found["grpo"].area.mean < 0.8
+    cells, lines = collapses.frontier_tables(found)
+    assert len(cells) == 12
+    assert cells[cells["stable"] == 0][["arm", "x"]].drop_duplicates().to_numpy().tolist() == [["grpo", 4e-3]]
+    assert set(lines["arm"]) == {"grpo", "gspo"}
+    runs = grid()
+    holes = runs[~((runs["learning_rate"] == 4e-3) & (runs["updates_per_rollout"] == 8))]
+    assert collapses.frontiers(holes, NO_STEPS) == {}
+    assert collapses.frontiers(RUNS, NO_STEPS) == {}
+
+
+def test_a_frontier_of_short_runs_is_judged_by_a_shorter_rule() -> None:
+    """Two, four and eight updates a rollout: at two, 80 updates are no patience of 160."""
+    runs = grid().assign(steps=40, judged_until=0)
+    runs["seed"] += 10 * runs["learning_rate"].rank(method="dense").astype(int)  # one number a run
+    steps = [
+        {"arm": run["arm"], "seed": run["seed"], "step": step, "metric": "reward"}
+        | {"value": 0.0 if run["collapsed_step"] <= step else 0.8}
+        for run in runs.to_dict("records")
+        for step in range(1, 41)
+    ]
+    found = collapses.frontiers(runs, pd.DataFrame(steps))
+    assert found["gspo"].area.mean == 1
+    assert found["grpo"].area.mean < 0.8
+    few = pd.DataFrame(steps).query("step <= 10")  # ten steps of two updates are too few for that too
+    assert collapses.frontiers(runs, few) == {}
+
+
+def test_what_cannot_be_judged_any_more_is_neither_stable_nor_collapsed() -> None:
+    """All runs are censored where a collapse could last be seen, step 31, and not those that fall alone."""
+    runs = runs_of({"grpo": [10, 20, None, None]}, judged_until=31)
+    runs["falling_since"] = [np.nan, np.nan, 35.0, np.nan]
+    assert survival.of_runs(runs) == ([31.0] * 4, [10.0, 20.0, None, None])
+    curve = collapses.survival_curves(runs)
+    assert curve["step"].tolist() == [0, 10, 20, 31]
+    assert curve[["n", "collapsed"]].drop_duplicates().to_numpy().tolist() == [[4, 2]]
+    summary = tables.summary(steps_of(runs), runs.assign(status="diverged"))
+    assert summary[["collapsed", "collapsed (recorded)", "falling"]].to_numpy().tolist() == [[2, 4, 1]]
+    _, warnings = collapses.early_warnings(steps_of(runs), runs)
+    assert warnings[["stable", "collapsed"]].to_numpy()[0].tolist() == [1, 2]
+    short = runs.assign(judged_until=0, collapsed_step=np.nan)
+    assert collapses.survival_curves(short).empty
+    assert collapses.early_warnings(steps_of(short), short)[1].empty
+    assert tables.summary(steps_of(short), short)["collapsed"].isna().all()
+    assert "reward IQM" in collapses.by_arm(steps_of(short), short, {})
+    late = runs_of({"grpo": [36.0, None, None]}, judged_until=31)  # not finite, seen where nothing else would be
+    assert survival.of_runs(late)[1] == [None] * 3
+
+
+def test_a_warning_that_is_always_right_has_area_one_and_silence_a_half() -> None:
+    runs = runs_of({"grpo": [20, 25, 30, None], "gspo": [None] * 4})
+    roc, warnings = collapses.early_warnings(steps_of(runs), runs)
+    areas = {row["metric"]: row["area"].mean for row in warnings.to_dict("records")}
+    assert areas == {"grad_norm": 1.0, "reward": 0.5, "entropy": 0.5}  # reward is the baseline
+    assert next(iter(areas)) == "grad_norm"
+    best = warnings.iloc[0]
+    assert (best["false alarms"].mean, best["detected"].mean, best["stable"], best["collapsed"]) == (0, 1, 5, 3)
+    assert set(roc["metric"]) == {"grad_norm", "reward", "entropy"}
+    assert collapses.early_warnings(steps_of(RUNS), runs_of({"gspo": [None] * 3}))[0].empty
+
+
+def test_the_leaderboard_has_iqm_restricted_mean_and_frontier_area() -> None:
+    runs = grid()
+    steps = steps_of(runs)
+    more = collapses.by_arm(steps, runs, collapses.frontiers(runs, steps))
+    board = tables.leaderboard(steps, runs, more)
+    assert {"reward IQM", "steps of 40", "frontier area"} <= set(board)
+    row = board.set_index("arm").loc["grpo 0.004 8"]
+    assert row["steps of 40"].mean == pytest.approx(10)
+    assert row["reward IQM"].mean == pytest.approx(0.5)
+    assert row["frontier area"].mean < 1
+    assert board.set_index("arm").loc["gspo 0.004 8", "frontier area"].mean == 1
+    assert "\\toprule" in write.to_latex(board)
+    assert "frontier area mean" in write.to_numbers(board)
+
+
+def test_the_area_is_of_the_arms_own_frontier_and_none_where_its_grid_has_holes() -> None:
+    off, replayed = grid(), grid().assign(routing="r3", collapsed_step=np.nan)
+    replayed["arm"] += " routing=r3"
+    runs = pd.concat([off, replayed], ignore_index=True)
+    holes = (runs["algorithm"] == "gspo") & (runs["routing"] == "r3") & (runs["learning_rate"] == 4e-3)
+    runs = runs[~(holes & (runs["updates_per_rollout"] == 8))].reset_index(drop=True)
+    steps = steps_of(runs)
+    more = collapses.by_arm(steps, runs, collapses.frontiers(runs, steps))["frontier area"]
+    assert more["grpo 0.004 8"].mean < 1
+    assert more["grpo 0.004 8 routing=r3"].mean == 1
+    assert more["gspo 0.001 2 routing=r3"].n == 0
+    board = tables.leaderboard(steps, runs, more.to_frame())
+    assert "–" in write.to_markdown(board)
+    assert write.to_numbers(board)["frontier area n"].isin([0, 3]).all()

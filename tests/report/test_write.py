@@ -1,0 +1,69 @@
+"""The writer: cells for people and for programs, sections of pages, and whole files."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from steadymoe.bench.report import write
+from steadymoe.bench.statistics.efficiency import CostRatio
+from steadymoe.bench.statistics.estimates import Estimate
+from steadymoe.bench.support.errors import UserError
+
+ROWS = pd.DataFrame(
+    {
+        "arm_a": ["50 % & more", r"a|b~c^d {e} $f# π²" + "\n<b>"],
+        "n": [1, 2],
+        "reward": [Estimate(0.5, 0.4, 0.6, 3), Estimate(np.nan, np.nan, np.nan, 0)],
+        "cost": [
+            CostRatio(Estimate(2.0, 1.0, 3.0, 3), "at least", 1, 0),
+            CostRatio(Estimate(1.0, 0.5, 2.0, 3), "", 0, 0),
+        ],
+    }
+)
+
+
+def test_programs_get_each_number_in_a_column_of_its_own() -> None:
+    first = write.to_numbers(ROWS).iloc[0].to_dict()
+    assert first["arm_a"] == "50 % & more"
+    assert [first[f"reward {part}"] for part in ("mean", "low", "high", "n")] == [0.5, 0.4, 0.6, 3]
+    assert [first["cost mean"], first["cost bound"]] == [2.0, "at least"]
+    assert write.to_numbers(ROWS[:0]).empty
+
+
+def test_a_table_is_escaped_for_markdown_latex_and_html() -> None:
+    line = write.to_markdown(ROWS).splitlines()[-1]
+    assert line.count(" | ") == 3
+    assert r"a\|b~c^d {e} $f# π²\\n\<b>" in line
+    latex = write.to_latex(ROWS, "of 100 %")
+    assert r"\begin{tabular}{lrrr}" in latex
+    rows = [text for text in latex.splitlines() if text.endswith(r"\\")]
+    assert all(len(re.findall(r"(?<!\\)&", row)) == 3 for row in rows)
+    assert r"arm\_a" in rows[0]
+    assert rows[1].startswith(r"50 \% \& more & 1 & 0.5 [0.4, 0.6]")
+    assert r"a\textbar{}b\textasciitilde{}c\textasciicircum{}d \{e\} \$f\# $\pi$$^2$" in rows[2]
+    assert r"\caption{of 100 \%}" in latex
+    cells = write._cells(ROWS)
+    assert [cell["number"] for cell in cells[0]] == ["", 1, 0.5, 2.0]
+    assert [cell["number"] for cell in cells[1]] == ["", 2, "", 1.0]
+
+
+def test_a_section_stands_between_its_markers_and_the_rest_stays(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n")
+    write.section(page, "x", "new\n")
+    assert page.read_text() == "a\n<!-- begin x -->\nnew\n<!-- end x -->\nb\n"
+    with pytest.raises(ValueError, match="markers"):
+        write.section(page, "y", "new")
+
+
+def test_files_are_written_whole_and_formats_are_checked(tmp_path: Path) -> None:
+    paths = write.table(tmp_path, "t", ROWS, "A caption.")
+    assert [path.name for path in paths] == ["t.md", "t.csv", "t.tex"]
+    assert paths[0].read_text().endswith("\n\nA caption.\n")
+    pd.testing.assert_frame_equal(pd.read_csv(paths[1])[["n"]], ROWS[["n"]])
+    assert write.formats("svg,png") == ["svg", "png"]
+    with pytest.raises(UserError, match="gif"):
+        write.formats("gif")
