@@ -53,7 +53,7 @@ def results(experiment: str, folder: str | Path = "results") -> "dict[str, pd.Da
 
     ``runs``: a row for each run: arm, algorithm, model, task, seed, status, its numbers, and its ``folder`` with the
     tables of every update and layer (a run that was kept without its folder has none).
-    ``steps``: a row for each run, step and metric, with the column ``value``; docs/columns.md defines the metrics.
+    ``steps``: a row for each run, step and metric, with the column ``value``; docs/metrics.md defines the metrics.
     ``evaluations``: a row for each run and held-out prompt of the last evaluation, with its ``score``.
     ``histograms``: a row for each run, metric and bin, with its ``count``.
     An arm is the runs that differ in their seed alone; every table has the columns ``arm`` and ``seed``.

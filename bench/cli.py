@@ -32,7 +32,6 @@ _REPLACED = {
     "speed": "make speed, or python -m steadymoe.bench.speed",
     "submit": "steadymoe score algorithm=NAME --submit FOLDER",
 }
-_UNCONVERTED = ("calibrate",)
 
 
 def main() -> None:
@@ -83,13 +82,11 @@ def _run(words: list[str]) -> int:
         return 0
     if verb in VERBS:
         module = VERBS[verb][0]
-    elif verb in _UNCONVERTED:
-        module = "unconverted"
     elif verb in _REPLACED:
         raise UserError(f"there is no verb {verb}; use {_REPLACED[verb]}")
     else:
         raise UserError(f"there is no verb {verb!r}; {nearest(verb, list(VERBS), 'steadymoe --help')}")
-    code: int = importlib.import_module(f"steadymoe.bench.{module}").main(rest if module != "unconverted" else words)
+    code: int = importlib.import_module(f"steadymoe.bench.{module}").main(rest)
     return code
 
 

@@ -267,7 +267,7 @@ def test_a_verb_or_a_flag_that_there_is_not_is_answered_in_one_line(
     assert "\x1b" not in said
 
 
-@pytest.mark.parametrize("verb", sorted(set(cli._REPLACED) - set(cli._UNCONVERTED)))
+@pytest.mark.parametrize("verb", sorted(cli._REPLACED))
 def test_a_removed_verb_names_its_replacement(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

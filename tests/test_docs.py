@@ -175,11 +175,11 @@ def test_the_page_of_figures_has_every_figure_its_command_and_its_experiment() -
     ("page", "generated"),
     [
         ("algorithms.md", algorithm_page.markdown),
-        ("columns.md", columns_page.page),
+        ("metrics.md", columns_page.section),
     ],
 )
-def test_a_generated_page_is_fresh(page: str, generated: Callable[[], str]) -> None:
-    assert (ROOT / "docs" / page).read_text() == generated()
+def test_a_generated_page_or_section_is_fresh(page: str, generated: Callable[[], str]) -> None:
+    assert (ROOT / "docs" / page).read_text().endswith(generated())
 
 
 def test_every_config_group_is_on_the_page_of_choices() -> None:

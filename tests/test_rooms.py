@@ -14,13 +14,12 @@ ORDER = (
     ("training",),
     ("runs", "check"),
     ("report",),
-    ("audit", "calibration", "trainers", "speed"),
+    ("audit", "trainers", "speed"),
     ("score",),
     ("study",),
-    ("unconverted",),
     ("cli",),
 )
-ONE_FILE = ("cli", "speed", "unconverted")
+ONE_FILE = ("cli", "speed")
 AT_THE_ROOT = ("algorithms", "models", "plugins")
 LEFT_OF = {
     room: {left for rooms in ORDER[:place] for left in rooms} for place, rooms in enumerate(ORDER) for room in rooms

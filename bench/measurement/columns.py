@@ -1,13 +1,10 @@
 """The tables of a run: one object for each column. A column that a run does not have is null.
 
 A new column is a line here and the line that computes it. From the line here follow the type on disk (``record``), the
-page docs/columns.md, how a step reduces its updates (``token_metrics.of_step``), what archives keep (``archive``), the
-bounds of intervals, the direction that an early warning looks in, and the labels of figures and tables.
+tables of docs/metrics.md (``columns_page``), how a step reduces its updates (``token_metrics.of_step``), what archives
+keep (``archive``), the bounds of intervals, the direction of early warnings, and the labels of figures and tables.
 
-Timing columns end in ``_seconds`` or ``_per_second``; they alone differ between two runs of one config.
-
-    python -m steadymoe.bench.measurement.columns > docs/columns.md
-"""
+Timing columns end in ``_seconds`` or ``_per_second``; they alone differ between two runs of one config."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -67,7 +64,7 @@ UPDATE = (
     Column("sequence_ratio_variance", "variance of s_i, the geometric mean of a response's ratios, over responses",
            short="sequence-ratio variance", kept=True),
     Column("ess", "effective sample size per token of the ratio as a weight, (Σr)²/(NΣr²), 1 when all are equal",
-           worse="lower", share=True),
+           worse="lower", share=True, kept=True),
     Column("clip_fraction", "share of response tokens that lose their gradient or are capped; null without a clip",
            label="clipped tokens (share)", short="clip fraction", share=True, kept=True),
     Column("clip_fraction_low", "the part of clip_fraction below the band", share=True),
@@ -149,17 +146,19 @@ STEP = (
     Column("rollout_chi2_sequence", "χ² of the product of ρ over a response"),
     Column("rollout_ess", "effective sample size per token of ρ as a weight, before any correction",
            worse="lower", share=True),
-    Column("rollout_extreme_share", "share of response tokens with ρ or 1/ρ above 2 (R3's F(2))", share=True),
+    Column("rollout_extreme_share", "share of response tokens with ρ or 1/ρ above 2 (R3's F(2))", share=True,
+           kept=True),
     Column("rollout_probability_correlation", "Pearson correlation of the tokens' probabilities under μ and π_old",
            worse="lower"),
     Column("rollout_logprob_gap_max", "largest |log μ − log π_old| of a response token", unit="nats"),
     Column("rollout_expert_disagreement", "expert-change rate between sampling and training forward, same weights",
            short="sampler–trainer disagreement", share=True, kept=True),
     Column("rollout_set_disagreement",
-           "share of (layer, response token) whose set differs between sampling and training", share=True),
+           "share of (layer, response token) whose set differs between sampling and training", share=True, kept=True),
     Column("rollout_any_layer_disagreement", "share of response tokens whose set differs in at least one layer",
-           share=True),
-    Column("rollout_top1_disagreement", "share of (layer, response token) whose strongest expert differs", share=True),
+           share=True, kept=True),
+    Column("rollout_top1_disagreement", "share of (layer, response token) whose strongest expert differs", share=True,
+           kept=True),
     Column("rollout_router_kl",
            "KL of a router's distribution in sampling from its distribution in training, over layers and tokens",
            unit="nats"),
@@ -174,6 +173,9 @@ STEP = (
            share=True),
     Column("expert_change_since_start", "expert-change rate against the cold start, on a fixed probe batch",
            share=True),
+    Column("router_margin_over_spread",
+           "(s_K − s_{K+1})/(s_1 − s_min(16, E)) of a router's sorted logits, mean over layers and tokens",
+           worse="lower", share=True, kept=True),
     Column("load_entropy", "entropy of the experts' load over log E, mean over layers; 1 is even",
            worse="lower", share=True),
     Column("load_max_violation", "largest load times E, minus 1, worst layer; 0 is even"),
@@ -299,9 +301,3 @@ def falls(metric: str) -> bool:
 def kept() -> frozenset[str]:
     """The metrics of steps that archives keep."""
     return frozenset(name for name, column in TABLES["steps"].items() if column.kept)
-
-
-if __name__ == "__main__":
-    from steadymoe.bench.measurement import columns_page
-
-    print(columns_page.page(), end="")

@@ -140,6 +140,26 @@ def decision(logprobs_LBTE: Tensor, routes_LBFK: Tensor, mask_BT: Tensor) -> Dec
     return Decision((inside_LNK.amin(-1) - outside_LN).mean(-1), inside_LNK.exp().sum(-1).mean(-1))
 
 
+# A router's scores spread from the largest to the sixteenth, or to the last of fewer experts, as in published numbers.
+_SPREAD_OVER = 16
+
+
+def margin_over_spread(logprobs_LBTE: Tensor, experts_per_token: int, mask_BT: Tensor) -> Tensor:
+    """Return (s_K − s_{K+1}) / (s_1 − s_min(16, E)) of each router's sorted logits, a mean over response tokens, (L,).
+
+    Log-probabilities differ as logits do. nan if every expert is chosen, and 0 where all scores are equal. The
+    balancing bias by which DeepSeek-V3 and GLM-4-MoE choose is in no logit and does not count.
+    """
+    sorted_LNE = logprobs_LBTE[:, mask_BT.bool()].sort(-1, descending=True).values
+    experts = sorted_LNE.shape[-1]
+    if experts_per_token >= experts:
+        return torch.full_like(sorted_LNE[:, 0, 0], torch.nan)
+    last = max(min(_SPREAD_OVER, experts), experts_per_token + 1)
+    spread_LN = sorted_LNE[..., 0] - sorted_LNE[..., last - 1]
+    margin_LN = sorted_LNE[..., experts_per_token - 1] - sorted_LNE[..., experts_per_token]
+    return torch.where(spread_LN > 0, margin_LN / spread_LN.clamp(min=torch.finfo(spread_LN.dtype).tiny), 0.0).mean(-1)
+
+
 def of_response_tokens(routes_LBFK: Tensor, mask_BT: Tensor) -> Tensor:
     """The routes that produced the response tokens, (L, N, K) for the N tokens of ``mask_BT``.
 

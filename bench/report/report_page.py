@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from steadymoe.bench.config.compose import CONF
-from steadymoe.bench.report import archive, collapses, figures, tables, write
+from steadymoe.bench.report import archive, collapses, figures, realism, tables, write
 from steadymoe.bench.report.figures import FIGURES, FORMATS, CannotDraw, DataFigure, FigureSpec
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
@@ -207,6 +207,7 @@ def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
         "head_to_head": (tables.head_to_head(**own), tables.HEAD_TO_HEAD_CAPTION),
         "warnings": (data["warnings"], collapses.WARNINGS_CAPTION),
         "models": (tables.models(steps, runs), tables.MODELS_CAPTION),
+        "realism": (realism.table(data), realism.CAPTION),
     }
     return {kind: (table, caption) for kind, (table, caption) in every.items() if not table.empty}
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from steadymoe.bench.audit import archive as audits
 from steadymoe.bench.config.identity import axes_name
-from steadymoe.bench.report import archive, tables
+from steadymoe.bench.report import archive, realism, tables
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.support.errors import UserError
 
@@ -118,13 +118,8 @@ class Recorded:
         return self.tables([arm])["runs"].set_index("seed")["tokens_sampled"].astype(float)
 
     def response_length(self, arm: Arm) -> pd.Series:
-        """Return sampled tokens per response over a whole run, by seed: archives have the counts, not the column."""
-        steps = self.tables([arm])["steps"]
-        counts = steps[steps["metric"].isin(("tokens_sampled", "prompts_sampled"))]
-        sums = counts.groupby(["seed", "responses", "metric"])["value"].sum().unstack("metric").reset_index("responses")
-        if not {"tokens_sampled", "prompts_sampled"} <= set(sums):
-            return pd.Series(dtype=float)
-        return sums["tokens_sampled"] / (sums["prompts_sampled"] * sums["responses"])
+        """Return ``realism.response_length`` by seed."""
+        return realism.response_length(self.tables([arm])["steps"])
 
     def judged(self, arm: Arm) -> pd.DataFrame:
         """Return the runs of the arm that are long enough for the rule of collapse."""

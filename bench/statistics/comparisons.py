@@ -3,6 +3,7 @@
 The numbers of an arm are a series indexed by seed, one number per seed.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
@@ -18,10 +19,12 @@ from steadymoe.bench.statistics.estimates import (
     DIFFERENCE,
     LEAST_FOR_INTERVAL,
     LEAST_LOG,
+    LEVEL,
     Bounds,
     Estimate,
     over_seeds,
     share,
+    t_quantile,
 )
 
 # Up to this many differences ``sign_flip_p`` tries every pattern of signs (half a million); beyond it draws patterns.
@@ -34,38 +37,34 @@ MOST_SEEDS = 100_000
 def _paired(a: pd.Series, b: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of both arms at their shared seeds, (S,) each. Raises ValueError if a seed occurs twice in an arm."""
     if a.index.has_duplicates or b.index.has_duplicates:
-        raise ValueError("one number per seed: a seed stands twice")
-    if not (a.index.equals(b.index) and a.index.is_monotonic_increasing):
-        seeds = a.index.intersection(b.index).sort_values()
-        a, b = a[seeds], b[seeds]
-    ours, theirs = a.to_numpy(float), b.to_numpy(float)
-    there = ~(np.isnan(ours) | np.isnan(theirs))
-    return ours[there], theirs[there]
+        raise ValueError("an arm has two numbers for one seed")
+    shared = pd.concat([a, b], axis=1, join="inner", keys=["a", "b"]).dropna().sort_index().astype(float)
+    return shared["a"].to_numpy(), shared["b"].to_numpy()
 
 
-def paired_difference(a: pd.Series, b: pd.Series, level: float = 0.95, bounds: Bounds | None = None) -> Estimate:
-    """Mean of a − b over the shared seeds, with the interval of ``estimates.over_seeds``; n is the number of seeds.
+def paired_difference(a: pd.Series, b: pd.Series, bounds: Bounds | None = None) -> Estimate:
+    """Return the mean of a − b over the shared seeds, with the interval of ``estimates.over_seeds``.
 
     ``bounds`` are the ends of the difference: ``estimates.DIFFERENCE`` for numbers in [0, 1].
     """
     ours, theirs = _paired(a, b)
-    return over_seeds((ours - theirs).tolist(), level=level, bounds=bounds)
+    return over_seeds((ours - theirs).tolist(), bounds=bounds)
 
 
-def probability_of_improvement(a: pd.Series, b: pd.Series, level: float = 0.95) -> Estimate:
-    """P(a > b) + P(a = b)/2 (2108.13264, section 4.4).
+def probability_of_improvement(a: pd.Series, b: pd.Series) -> Estimate:
+    """Return P(a > b) + P(a = b)/2 (2108.13264, section 4.4).
 
     With shared seeds: the share of seeds in which a is higher, with Clopper and Pearson's (conservative) interval.
     Without shared seeds: ``superiority`` over all pairs.
     """
     ours, theirs = _paired(a, b)
     if len(ours):
-        return share(float((ours > theirs).sum() + (ours == theirs).sum() / 2), len(ours), level)
-    return superiority(a.dropna().to_numpy(float), b.dropna().to_numpy(float), level)
+        return share(float((ours > theirs).sum() + (ours == theirs).sum() / 2), len(ours))
+    return superiority(a.dropna().to_numpy(float), b.dropna().to_numpy(float))
 
 
-def superiority(a: np.ndarray, b: np.ndarray, level: float = 0.95) -> Estimate:
-    """Mann and Whitney's U/(mn) of two independent samples, (m,) and (n,); it is also the area under a ROC curve.
+def superiority(a: np.ndarray, b: np.ndarray) -> Estimate:
+    """Return Mann and Whitney's U/(mn) of two independent samples, (m,) and (n,): the area under a ROC curve.
 
     Interval: ``newcombe``. The 95 % interval held the truth in 94 to 95 % of draws of five normal numbers against
     five, and in 89 to 97 % of three against three. The estimate's ``n`` is the size of the smaller sample.
@@ -74,11 +73,11 @@ def superiority(a: np.ndarray, b: np.ndarray, level: float = 0.95) -> Estimate:
     if not m or not n:
         return Estimate(np.nan, np.nan, np.nan, 0)
     area = float((a[:, None] > b).mean() + (a[:, None] == b).mean() / 2)
-    return Estimate(area, *newcombe(area, m, n, level), min(m, n))
+    return Estimate(area, *newcombe(area, m, n), min(m, n))
 
 
-def newcombe(area: float, m: int, n: int, level: float = 0.95) -> tuple[float, float]:
-    """Interval of an area θ̂ from the sample sizes m and n; nan if one of them is below three.
+def newcombe(area: float, m: int, n: int) -> tuple[float, float]:
+    """Return the interval of an area θ̂ from the sample sizes m and n; nan if one of them is below three.
 
     The ends are the θ with |θ̂ − θ| = z √V(θ) and Hanley and McNeil's variance
     V(θ) = θ(1 − θ)(1 + (N − 1)((1 − θ)/(2 − θ) + θ/(1 + θ)))/(mn), N = (m + n)/2 (Newcombe 2006, part 2, method 5).
@@ -86,7 +85,7 @@ def newcombe(area: float, m: int, n: int, level: float = 0.95) -> tuple[float, f
     """
     if min(m, n) < LEAST_FOR_INTERVAL:
         return np.nan, np.nan
-    z = norm.ppf((1 + level) / 2)
+    z = norm.ppf((1 + LEVEL) / 2)
 
     def beyond(theta: float) -> float:
         spread = (1 - theta) / (2 - theta) + theta / (1 + theta)
@@ -99,16 +98,15 @@ def newcombe(area: float, m: int, n: int, level: float = 0.95) -> tuple[float, f
 
 
 class MeanRatio(NamedTuple):
-    """The mean of one arm divided by the mean of another arm."""
+    """The mean of one arm divided by the mean of another arm; nan if the divisor is 0."""
 
     estimate: Estimate
-    """The ratio of means; nan if the divisor is 0."""
     zeros: int
     """The number of seeds with a 0 in either arm. Such a seed has no ratio of its own, but counts in both means."""
 
 
-def ratio_of_means(above: pd.Series, below: pd.Series, level: float = 0.95) -> MeanRatio:
-    """Mean of ``above`` divided by mean of ``below``, over the shared seeds; numbers are at least 0.
+def ratio_of_means(above: pd.Series, below: pd.Series) -> MeanRatio:
+    """Return the mean of ``above`` divided by mean of ``below``, over the shared seeds; numbers are at least 0.
 
     A number of 0 (a clip that was never reached) would make the ratio of one seed 0 or infinite, and a geometric mean
     of ratios too; the ratio of means stays finite. Interval: ± t_{n−1} on the logarithm; its standard error is the
@@ -125,7 +123,7 @@ def ratio_of_means(above: pd.Series, below: pd.Series, level: float = 0.95) -> M
     if n < LEAST_FOR_INTERVAL or ratio == 0:
         return MeanRatio(Estimate(ratio, np.nan, np.nan, n), zeros)
     error = (ours / ours.mean() - theirs / theirs.mean()).std(ddof=1) / np.sqrt(n)
-    factor = float(np.exp(student.ppf((1 + level) / 2, n - 1) * error))
+    factor = float(np.exp(t_quantile(LEVEL, n - 1) * error))
     return MeanRatio(Estimate(ratio, ratio / factor, ratio * factor, n), zeros)
 
 
@@ -168,7 +166,7 @@ def unpaired_ratio(above: pd.Series, below: pd.Series) -> Estimate:
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """p-values corrected for the number of comparisons (Holm 1979); nan stays nan and counts as no comparison."""
+    """Correct p-values for the number of comparisons (Holm 1979); nan stays nan and counts as no comparison."""
     raw = np.asarray(p_values, dtype=float)
     corrected = np.full(raw.shape, np.nan)
     given = np.flatnonzero(~np.isnan(raw))
@@ -179,7 +177,7 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """Two-sided p of the hypothesis that each difference is as likely as its negative (Fisher 1935, section 21).
+    """Test whether each difference is as likely as its negative; two-sided p (Fisher 1935, section 21).
 
     p is the share of all 2ⁿ patterns of signs whose mean lies at least as far from 0 as the observed mean. The test is
     exact for any distribution that is symmetric about 0, bimodal ones too. The smallest p of n differences is 2/2ⁿ:
@@ -226,11 +224,10 @@ def detectable(error: float, degrees: float, power: float = 0.8, level: float = 
 
 
 def seeds_needed(differences: Sequence[float], effect: float, power: float = 0.8, level: float = 0.05) -> int:
-    """The fewest seeds, at least three, with which a paired t test finds ``effect`` with probability ``power``.
+    """Return the fewest seeds, at least three, with which a paired t test finds ``effect`` with probability ``power``.
 
-    ``differences`` come from seeds that have run; their standard deviation is taken for the true one. An answer of
-    ``MOST_SEEDS`` means that many seeds or more; an effect of 0 has this answer too. Raises ValueError for fewer than
-    three differences.
+    ``differences`` come from seeds that have run; their standard deviation is taken for the true one. ``MOST_SEEDS``
+    means that many seeds or more, also for an effect of 0. Raises ValueError for fewer than three differences.
     """
     if len(differences) < LEAST_FOR_INTERVAL:
         raise ValueError(f"the spread of {len(differences)} differences is not known: run at least three seeds")
@@ -239,17 +236,11 @@ def seeds_needed(differences: Sequence[float], effect: float, power: float = 0.8
     def enough(n: int) -> bool:
         return effect != 0 and (deviation == 0 or _power(abs(effect) / deviation * np.sqrt(n), n - 1, level) >= power)
 
-    if not enough(MOST_SEEDS):
-        return MOST_SEEDS
-    low, high = LEAST_FOR_INTERVAL - 1, MOST_SEEDS
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return bisect_left(range(MOST_SEEDS), True, lo=LEAST_FOR_INTERVAL, key=enough)
 
 
 def p_value(a: pd.Series, b: pd.Series) -> float:
-    """Two-sided p of equal means: ``sign_flip_p`` over the shared seeds, or Welch's t test if the arms share no seed.
+    """Return the two-sided p of equal means: ``sign_flip_p`` over shared seeds, or Welch's t test if there are none.
 
     nan below three seeds.
     """
@@ -261,30 +252,26 @@ def p_value(a: pd.Series, b: pd.Series) -> float:
     return float(scipy_stats.ttest_ind(a.dropna(), b.dropna(), equal_var=False).pvalue)
 
 
-def ranking(numbers: pd.DataFrame, reference: str | None = None, bounds: Bounds | None = None) -> pd.DataFrame:
-    """Every arm against the arm with the highest mean, or against ``reference``; the highest mean first.
+def ranking(numbers: pd.DataFrame, bounds: Bounds | None = None) -> pd.DataFrame:
+    """Compare every arm with the arm of the highest mean; the highest mean first.
 
     ``numbers`` has the columns arm, seed, value. ``bounds`` are the ends of a value, (0, 1) or None; with (0, 1) the
     intervals of the differences stay in [−1, 1]. Returned columns: arm, estimate, against, difference (arm − against,
-    an ``Estimate`` over shared seeds), p, p_corrected. p-values against the best arm are corrected for all pairs of
-    arms, because the data chose the best arm; p-values against ``reference`` are corrected for one pair per arm.
-    Raises ValueError if there is no arm ``reference``.
+    an ``Estimate`` over shared seeds), p, p_corrected. p-values are corrected for all pairs of arms, because the data
+    chose the best arm.
     """
     arms = {str(arm): group.set_index("seed")["value"] for arm, group in numbers.groupby("arm")}
     order = sorted(arms, key=lambda arm: (-arms[arm].mean(), arm))
-    if reference is not None and reference not in arms:
-        raise ValueError(f"there is no arm {reference!r}; choose from {', '.join(order)}")
-    against = order[0] if reference is None else reference
-    pairs = list(combinations(order, 2)) if reference is None else [(against, arm) for arm in order if arm != against]
+    pairs = list(combinations(order, 2))
     p_values = [p_value(arms[a], arms[b]) for a, b in pairs]
-    of_pair = {
-        frozenset(pair): both for pair, both in zip(pairs, zip(p_values, holm(p_values), strict=True), strict=True)
-    }
-    rows, of_difference = [], None if bounds is None else DIFFERENCE
-    for arm in order:
-        p, corrected = of_pair.get(frozenset((arm, against)), (np.nan, np.nan)) if arm != against else (np.nan, np.nan)
-        row = {"arm": arm, "estimate": over_seeds(arms[arm].tolist(), bounds=bounds), "against": against}
-        difference = paired_difference(arms[arm], arms[against], bounds=of_difference)
-        row |= {"difference": difference, "p": p, "p_corrected": corrected}
-        rows.append(row)
-    return pd.DataFrame(rows, columns=["arm", "estimate", "against", "difference", "p", "p_corrected"])
+    # The best arm comes first, so its pairs do, in the order of the arms.
+    columns = {"p": [np.nan, *p_values], "p_corrected": [np.nan, *holm(p_values)]}
+    return pd.DataFrame(
+        {
+            "arm": order,
+            "estimate": [over_seeds(arms[arm].tolist(), bounds=bounds) for arm in order],
+            "against": order[:1] * len(order),
+            "difference": [paired_difference(arms[arm], arms[order[0]], bounds and DIFFERENCE) for arm in order],
+            **{name: values[: len(order)] for name, values in columns.items()},
+        }
+    )

@@ -14,6 +14,7 @@ import pandas as pd
 from steadymoe.bench.statistics.comparisons import newcombe, superiority
 from steadymoe.bench.statistics.estimates import (
     LEAST_FOR_INTERVAL,
+    LEVEL,
     POSITIVE,
     Estimate,
     clustered_share,
@@ -112,7 +113,7 @@ def auc(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int = 
         return Estimate(found, np.nan, np.nan, n)
     if not error > 0:
         return Estimate(found, *newcombe(found, *(whole.loc[each, "seed"].nunique() for each in (gone, ~gone))), n)
-    return Estimate(found, *within(found, t_quantile(0.95, n - 1) * error, (0.0, 1.0)), n)
+    return Estimate(found, *within(found, t_quantile(LEVEL, n - 1) * error, (0.0, 1.0)), n)
 
 
 def alarm(

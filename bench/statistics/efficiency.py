@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binom  # type: ignore[attr-defined]  # made at run time
 
-from steadymoe.bench.statistics.estimates import DIFFERENCE, Estimate, over_seeds
+from steadymoe.bench.statistics.estimates import DIFFERENCE, LEVEL, Estimate, over_seeds
 
 # Columns of ``costs``.
 COSTS = ("step", "updates", "samples", "tokens", "seconds")
@@ -47,11 +47,11 @@ class CostRatio:
 
 
 def costs(steps: pd.DataFrame, updates_per_rollout: int, responses: float) -> pd.DataFrame:
-    """The cumulative cost of a run after every step, from its ``steps`` table: the columns ``COSTS``.
+    """Return the cumulative cost of a run after every step, from its ``steps`` table: the columns ``COSTS``.
 
-    ``responses`` is the number of responses per prompt, nan where it is not known. ``samples`` and ``tokens`` count
-    everything that was sampled, dropped groups included. ``seconds`` count sampling, the old policy's forward and the
-    updates, and no measurement. A cost whose columns are not there, as in a run of another trainer, is nan.
+    ``responses`` is the number of responses per prompt, nan if unknown. ``samples`` and ``tokens`` include dropped
+    groups. ``seconds`` count sampling, the old policy's forward and the updates, and no measurement. A cost without its
+    columns, as in a run of another trainer, is nan.
     """
     steps = steps.sort_values("step").reset_index(drop=True)
     steps = steps.reindex(columns=[*dict.fromkeys([*steps.columns, *METRICS])])
@@ -67,7 +67,7 @@ def costs(steps: pd.DataFrame, updates_per_rollout: int, responses: float) -> pd
 
 
 def cost_to_reward(reward: pd.Series, cost: pd.Series, target: float, window: int = 5) -> Reached:
-    """The cost at the first step whose average reward over the last ``window`` steps is at least ``target``.
+    """Return the cost at the first step whose average reward over the last ``window`` steps is at least ``target``.
 
     ``reward`` and ``cost`` are in the order of the steps. A run that never reaches the target is right-censored at its
     whole cost. In a run shorter than the window the average covers the whole run.
@@ -77,8 +77,8 @@ def cost_to_reward(reward: pd.Series, cost: pd.Series, target: float, window: in
     return Reached(float(cost.iloc[there[0] if len(there) else -1]), bool(len(there)))
 
 
-def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached], level: float = 0.95) -> CostRatio:
-    """Cost of a over cost of b, seed by seed: what one needs for each unit of the other.
+def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached]) -> CostRatio:
+    """Return the cost of a over cost of b, seed by seed: what one needs for each unit of the other.
 
     Seeds in which neither arm reached the reward are left out. If both arms reached it in all other seeds, the estimate
     is the geometric mean with the interval of ``estimates.over_seeds``.
@@ -96,26 +96,28 @@ def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached], level: float = 0.95
     neither = len(shared) - len(seeds)
     ratios = np.array([a[seed].cost / b[seed].cost for seed in seeds])
     if not censored:
-        return CostRatio(over_seeds(ratios.tolist(), level=level, log=True), "", 0, neither)
+        return CostRatio(over_seeds(ratios.tolist(), log=True), "", 0, neither)
     below = np.where([b[seed].reached for seed in seeds], ratios, 0.0)
     above = np.where([a[seed].reached for seed in seeds], ratios, np.inf)
-    least, most = _median(below, level), _median(above, level)
-    bound: Literal["", "at least", "at most"] = "" if least.mean == most.mean else "at least"
-    mean = least.mean
-    if bound and not np.isinf(most.mean):
+    least, most = _median(below), _median(above)
+    bound: Literal["", "at least", "at most"] = ""
+    mean = np.nan  # with limits on both sides, or on none
+    if least.mean == most.mean:
+        mean = least.mean
+    elif least.mean > 0 and np.isinf(most.mean):
+        bound, mean = "at least", least.mean
+    elif least.mean == 0 and not np.isinf(most.mean):
         bound, mean = "at most", most.mean
-    if (bound == "at most" and least.mean > 0) or mean == 0:
-        bound, mean = "", np.nan  # limits on both sides, or on none
     return CostRatio(Estimate(mean, least.low, most.high, len(seeds)), bound, censored, neither)
 
 
-def _median(numbers: np.ndarray, level: float) -> Estimate:
+def _median(numbers: np.ndarray) -> Estimate:
     """The median with the sign test's interval between two order statistics (Thompson 1936); infinities count.
 
-    The interval holds the median of any distribution at least as often as ``level`` says. At 95 % it needs six numbers.
+    The interval holds the median of any distribution at least 95 % of the time, and needs six numbers.
     """
     ordered, n = np.sort(numbers), len(numbers)
-    place = int(binom.ppf((1 - level) / 2, n, 0.5))  # at most this many numbers lie outside on either side
+    place = int(binom.ppf((1 - LEVEL) / 2, n, 0.5))  # at most this many numbers lie outside on either side
     low = high = np.nan
     if place >= 1:
         low, high = float(ordered[place - 1]), float(ordered[n - place])
@@ -124,8 +126,8 @@ def _median(numbers: np.ndarray, level: float) -> Estimate:
     return Estimate(middle, low, high, n)
 
 
-def win_rate(a: pd.DataFrame, b: pd.DataFrame, level: float = 0.95) -> Estimate:
-    """Share of held-out prompts that a answers better minus the share that b answers better: mean over shared seeds.
+def win_rate(a: pd.DataFrame, b: pd.DataFrame) -> Estimate:
+    """Return the share of held-out prompts that a wins minus the share that b wins: mean over shared seeds.
 
     The result lies in [−1, 1]. ``a`` and ``b`` are ``evaluations`` tables of one step each: seed, prompt, score. A
     repeated prompt counts once, with its mean score. Raises ValueError if a seed's prompts differ between the arms.
@@ -138,4 +140,4 @@ def win_rate(a: pd.DataFrame, b: pd.DataFrame, level: float = 0.95) -> Estimate:
         if not ours.index.equals(theirs.index):
             raise ValueError(f"the held-out prompts of seed {seed} differ between the arms")
         balances.append(float(np.sign(ours - theirs).mean()))
-    return over_seeds(balances, level=level, bounds=DIFFERENCE)
+    return over_seeds(balances, bounds=DIFFERENCE)

@@ -14,6 +14,8 @@ from scipy.special import expit
 from scipy.stats import beta, norm  # type: ignore[attr-defined]  # made at run time
 from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
+# Of every interval.
+LEVEL = 0.95
 # Fewer seeds than this get no interval.
 LEAST_FOR_INTERVAL = 3
 # Below this many seeds there is no bootstrap: with five seeds a nominal 95 % percentile interval covered 79 %.
@@ -52,33 +54,29 @@ class Estimate:
 
 @functools.cache
 def t_quantile(level: float, degrees: int) -> float:
-    """Half the width of Student's ``level`` interval in standard errors; asked for so often that it is kept."""
+    """Return half the width of Student's ``level`` interval in standard errors; cached."""
     return float(student.ppf((1 + level) / 2, degrees))
 
 
-def mean_over_seeds(
-    values: Sequence[float], log: bool = False, level: float = 0.95, bounds: Bounds | None = None
-) -> Estimate:
-    """Mean and t interval of one number per seed (Student 1908), at any n; the mean of no seeds is nan.
+def mean_over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None = None) -> Estimate:
+    """Return the mean and t interval of one number per seed (Student 1908), at any n; the mean of no seeds is nan.
 
-    Curves use this function, because a bootstrap at every step would take minutes. ``log`` and ``bounds``: see
-    ``over_seeds``.
+    For curves: a bootstrap at every step would take minutes. ``log`` and ``bounds``: see ``over_seeds``.
     """
     numbers = np.asarray(values, dtype=float)
     n = len(numbers)
     if log:
-        of_logs = mean_over_seeds(np.log(numbers.clip(min=LEAST_LOG)).tolist(), level=level)
-        return _exponential(of_logs)
+        return _exponential(mean_over_seeds(np.log(numbers.clip(min=LEAST_LOG)).tolist()))
     bounds = _holding(numbers, bounds)
     mean = float(numbers.mean()) if n else np.nan
     half = np.nan
     if n >= LEAST_FOR_INTERVAL and not _at_ends(numbers, bounds):
-        half = t_quantile(level, n - 1) * float(numbers.std(ddof=1)) / math.sqrt(n)
+        half = t_quantile(LEVEL, n - 1) * float(numbers.std(ddof=1)) / math.sqrt(n)
     return Estimate(mean, *within(mean, half, bounds), n)
 
 
 def within(mean: float, half: float, bounds: Bounds | None = None) -> tuple[float, float]:
-    """mean ± half; with ``bounds`` (a, b) the interval is computed on a scale without ends and mapped back.
+    """Return mean ± half; with ``bounds`` (a, b) the interval is computed on a scale without ends and mapped back.
 
     The scale is log((x − a)/(b − x)): the logit for (0, 1), twice the inverse hyperbolic tangent for (−1, 1); without
     an upper end the scale is log(x − a). ``half`` is multiplied by the scale's slope at the mean (the delta method).
@@ -110,35 +108,32 @@ def _at_ends(numbers: np.ndarray, bounds: Bounds | None) -> bool:
 
 
 def _exponential(of_logs: Estimate) -> Estimate:
-    mean, low, high = (float(np.exp(part)) for part in (of_logs.mean, of_logs.low, of_logs.high))
-    return Estimate(mean, low, high, of_logs.n)
+    return Estimate(*(float(np.exp(part)) for part in (of_logs.mean, of_logs.low, of_logs.high)), of_logs.n)
 
 
 def iqm(values: Any, axis: int = -1) -> Any:
-    """Interquartile mean: without the lowest and the highest quarter, each rounded down (2108.13264, section 4.3)."""
+    """Return the interquartile mean: without the lowest and the highest quarter, each rounded down (2108.13264)."""
     return scipy_stats.trim_mean(values, 0.25, axis=axis)
 
 
 def over_seeds(
     values: Sequence[float],
     statistic: Callable[..., Any] = np.mean,
-    level: float = 0.95,
     resamples: int = RESAMPLES,
     log: bool = False,
     bounds: Bounds | None = None,
 ) -> Estimate:
-    """A statistic of one number per seed, with the interval that n allows; the statistic of no seeds is nan.
+    """Return a statistic of one number per seed with the interval that n allows; nan for no seeds.
 
     ``statistic`` takes an array and an ``axis``, as ``np.mean``, ``np.median`` and ``iqm`` do. With ``log`` the
     statistic is computed on logarithms and mapped back: a geometric mean with a positive interval, for variances. A
     value below ``LEAST_LOG`` then counts as ``LEAST_LOG``.
 
-    From ten seeds on: a BCa bootstrap (Efron 1987; ``bootstrap_interval``), which gives the same bytes for the same
-    numbers in any order; the percentile interval if BCa is undefined because no single seed changes the statistic.
-    From three to nine seeds: Student's interval for a mean, Tukey and McLaughlin's for ``iqm``, with h − 1 degrees of
-    freedom and standard error √(SS_w / (h (h − 1))); h values are left after trimming, and SS_w is the sum of squares
-    of the winsorised values about their mean (Tukey and McLaughlin 1963; Yuen 1974). Any other statistic has no
-    interval below ten seeds, unless all seeds are alike.
+    From ten seeds on: a BCa bootstrap (``bootstrap_interval``), which gives the same bytes for the same numbers in any
+    order. From three to nine seeds: Student's interval for a mean, Tukey and McLaughlin's for ``iqm``, with h − 1
+    degrees of freedom and standard error √(SS_w / (h (h − 1))); h values are left after trimming, and SS_w is the sum
+    of squares of the winsorised values about their mean (Tukey and McLaughlin 1963; Yuen 1974). Any other statistic has
+    no interval below ten seeds, unless all seeds are alike.
 
     ``bounds`` are the lowest and the highest possible value, (0, 1) for a reward. t intervals then stay ``within`` the
     bounds (the bootstrap does so by itself), and there is no interval if every seed is at an end. Bounds are ignored if
@@ -146,33 +141,31 @@ def over_seeds(
     """
     numbers = np.sort(np.asarray(values, dtype=float))
     if log:
-        return _exponential(over_seeds(np.log(numbers.clip(min=LEAST_LOG)).tolist(), statistic, level, resamples))
+        return _exponential(over_seeds(np.log(numbers.clip(min=LEAST_LOG)).tolist(), statistic, resamples))
     n, bounds = len(numbers), _holding(numbers, bounds)
     point = float(statistic(numbers)) if n else np.nan
     if _at_ends(numbers, bounds):
         return Estimate(point, np.nan, np.nan, n)
     if n >= LEAST_FOR_BOOTSTRAP and np.ptp(numbers) > 0:
-        return Estimate(point, *bootstrap_interval(numbers, statistic, level, resamples), n)
+        return Estimate(point, *bootstrap_interval(numbers, statistic, resamples), n)
     half = np.nan
     if n >= LEAST_FOR_INTERVAL and np.ptp(numbers) == 0:
         half = 0.0
     elif n >= LEAST_FOR_INTERVAL and statistic in (np.mean, iqm):
-        half = _half_width(numbers, n // 4 if statistic is iqm else 0, level)
+        trimmed = n // 4 if statistic is iqm else 0
+        left = n - 2 * trimmed
+        winsorised = numbers.clip(numbers[trimmed], numbers[-trimmed - 1])
+        error = np.sqrt(np.square(winsorised - winsorised.mean()).sum() / (left * (left - 1)))
+        half = float(t_quantile(LEVEL, left - 1) * error)
     return Estimate(point, *within(point, half, bounds), n)
 
 
-def _half_width(ordered: np.ndarray, trimmed: int, level: float) -> float:
-    """Half the width of Yuen's interval for a mean without ``trimmed`` values at either end; Student's for 0."""
-    left = len(ordered) - 2 * trimmed
-    winsorised = ordered.clip(ordered[trimmed], ordered[-trimmed - 1])
-    error = np.sqrt(np.square(winsorised - winsorised.mean()).sum() / (left * (left - 1)))
-    return float(student.ppf((1 + level) / 2, left - 1) * error)
-
-
 def bootstrap_interval(
-    numbers: np.ndarray, statistic: Callable[..., Any], level: float = 0.95, resamples: int = RESAMPLES
+    numbers: np.ndarray, statistic: Callable[..., Any], resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """BCa interval of ``statistic(numbers, axis)``, always from the same draws; percentile if BCa is undefined.
+    """Return the BCa interval (Efron 1987) of ``statistic(numbers, axis)``, always from the same draws.
+
+    Where BCa is undefined, because no single seed changes the statistic, it is the percentile interval.
 
     A plain 95 % bootstrap interval of ten normal numbers holds the mean 87 % of the time, for two reasons: the
     bootstrap's variance is too small by the factor (n − 1)/n, and the bootstrap treats its variance as known. The
@@ -180,7 +173,7 @@ def bootstrap_interval(
     interval").
     """
     n = len(numbers)
-    expanded = 2 * norm.cdf(np.sqrt(n / (n - 1)) * student.ppf((1 + level) / 2, n - 1)) - 1
+    expanded = 2 * norm.cdf(np.sqrt(n / (n - 1)) * student.ppf((1 + LEVEL) / 2, n - 1)) - 1
 
     def interval(method: Literal["BCa", "percentile"]) -> tuple[float, float]:
         generator = np.random.default_rng(0)
@@ -195,23 +188,23 @@ def bootstrap_interval(
     return (low, high) if np.isfinite([low, high]).all() else interval("percentile")
 
 
-def share(successes: float, n: int, level: float = 0.95) -> Estimate:
-    """The share ``successes`` / n with Clopper and Pearson's exact interval (1934); a tie may be half a success."""
+def share(successes: float, n: int) -> Estimate:
+    """Return ``successes`` / n with Clopper and Pearson's exact interval (1934); a tie may be half a success."""
     if n == 0:
         return Estimate(np.nan, np.nan, np.nan, 0)
-    low, high = _clopper(successes, n, level) if n >= LEAST_FOR_INTERVAL else (np.nan, np.nan)
+    low, high = _clopper(successes, n) if n >= LEAST_FOR_INTERVAL else (np.nan, np.nan)
     return Estimate(successes / n, low, high, n)
 
 
-def _clopper(successes: float, n: float, level: float) -> tuple[float, float]:
-    tail = (1 - level) / 2
+def _clopper(successes: float, n: float) -> tuple[float, float]:
+    tail = (1 - LEVEL) / 2
     low = beta.ppf(tail, successes, n - successes + 1) if successes > 0 else 0.0
     high = beta.ppf(1 - tail, successes + 1, n - successes) if successes < n else 1.0
     return float(low), float(high)
 
 
-def clustered_share(hits: Sequence[float], sizes: Sequence[int], level: float = 0.95) -> Estimate:
-    """A share of runs that come in clusters (seeds): the runs of one cluster depend on each other.
+def clustered_share(hits: Sequence[float], sizes: Sequence[int]) -> Estimate:
+    """Return a share of runs that come in clusters (seeds): the runs of one cluster depend on each other.
 
     ``hits`` (C,) and ``sizes`` (C,) give the hits and the runs of each cluster. The interval is Clopper and Pearson's
     for the effective number of independent runs (Korn and Graubard 1998): p(1 − p) divided by the variance of p between
@@ -229,16 +222,13 @@ def clustered_share(hits: Sequence[float], sizes: Sequence[int], level: float = 
     residuals = hits_C - p * sizes_C
     variance = clusters / (clusters - 1) * (residuals @ residuals) / n**2
     if variance > 0:
-        tail = (1 + level) / 2
-        wider = (student.ppf(tail, n - 1) / student.ppf(tail, clusters - 1)) ** 2
+        wider = (t_quantile(LEVEL, n - 1) / t_quantile(LEVEL, clusters - 1)) ** 2
         independent = min(float(n), p * (1 - p) / variance * wider)
-    return Estimate(p, *_clopper(p * independent, independent, level), n)
+    return Estimate(p, *_clopper(p * independent, independent), n)
 
 
-def ratio_of_sums(
-    numerators: Sequence[float], denominators: Sequence[float], level: float = 0.95, bounds: Bounds | None = None
-) -> Estimate:
-    """Σ numerators / Σ denominators over clusters, with the t interval of a ratio estimator (Cochran 1977, 6.4).
+def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float], bounds: Bounds | None = None) -> Estimate:
+    """Return Σ numerators / Σ denominators over clusters, with the t interval of a ratio estimator (Cochran 1977, 6.4).
 
     A cluster is what can be taken as independent of the others (a prompt with its responses); its numbers within
     depend on each other. A mean over tokens is such a ratio: sums of values over counts of tokens. ``bounds`` are the
@@ -254,18 +244,17 @@ def ratio_of_sums(
         return Estimate(ratio, np.nan, np.nan, clusters)
     residuals_C = tops_C - ratio * bottoms_C
     error = np.sqrt(clusters / (clusters - 1) * (residuals_C @ residuals_C)) / abs(total)
-    half = t_quantile(level, clusters - 1) * float(error)
+    half = t_quantile(LEVEL, clusters - 1) * float(error)
     return Estimate(ratio, *within(ratio, half, bounds), clusters)
 
 
 def curves(
     steps: pd.DataFrame, metric: str, window: int = 1, log: bool = False, bounds: Bounds | None = None
 ) -> pd.DataFrame:
-    """Mean over seeds of one metric at every step of every arm: arm, step, mean, low, high, n.
+    """Return the mean over seeds of one metric at every step of every arm: arm, step, mean, low, high, n.
 
-    ``steps`` is ``archive.steps`` with a column ``arm``. Each seed's curve is first averaged over the last
-    ``window`` steps. With ``log`` both averages are geometric. ``bounds`` are the ends
-    of what the metric can be, as in ``over_seeds``. An arm's n falls where seeds ended early.
+    ``steps`` is ``archive.steps``. Each seed's curve is first averaged over the last ``window`` steps. With ``log``
+    both averages are geometric. ``bounds``: see ``over_seeds``. An arm's n falls where seeds ended early.
     """
     chosen = steps.loc[steps["metric"] == metric, ["arm", "seed", "step", "value"]].sort_values("step")
     if log:

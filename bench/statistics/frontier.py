@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.statistics.estimates import (
     LEAST_FOR_BOOTSTRAP,
     LEAST_FOR_INTERVAL,
+    LEVEL,
     Estimate,
     bootstrap_interval,
     share,
+    t_quantile,
 )
 
 # The share of seeds that must be stable.
@@ -36,8 +37,8 @@ class Frontier:
     """Share of the grid, both axes logarithmic, below the line; n is the number of seeds."""
 
 
-def frontier(runs: pd.DataFrame, x: str, y: str, level: float = 0.95, resamples: int = 2000) -> Frontier:
-    """The frontier of one algorithm over columns ``x`` and ``y`` of its runs. Ours; there is no paper.
+def frontier(runs: pd.DataFrame, x: str, y: str, resamples: int = 2000) -> Frontier:
+    """Return the frontier of one algorithm over columns ``x`` and ``y`` of its runs. Ours; there is no paper.
 
     For each x the frontier is the lowest y at which the share of stable seeds falls below one half, interpolated
     linearly over log y between two points of the grid; stability that returns at a higher y does not count. If the
@@ -58,7 +59,7 @@ def frontier(runs: pd.DataFrame, x: str, y: str, level: float = 0.95, resamples:
         raise ValueError(f"no run at {x}={missing[0][0]:g}, {y}={missing[0][1]:g}, and the grid must be full")
     stable_SXY = cells.to_numpy().reshape(-1, len(xs), len(ys))
     rows = [
-        {"x": xs[i], "y": ys[j], "stable": share(float(np.nansum(column)), int((~np.isnan(column)).sum()), level)}
+        {"x": xs[i], "y": ys[j], "stable": share(float(np.nansum(column)), int((~np.isnan(column)).sum()))}
         for i in range(len(xs))
         for j in range(len(ys))
         for column in [stable_SXY[:, i, j]]
@@ -66,7 +67,7 @@ def frontier(runs: pd.DataFrame, x: str, y: str, level: float = 0.95, resamples:
     shares = pd.DataFrame(rows)
     shares["n"] = [estimate.n for estimate in shares["stable"]]
     line = pd.DataFrame({"x": xs, "y": np.exp(_line(np.nanmean(stable_SXY, axis=0), np.log(ys)))})
-    return Frontier(shares, line, _area(stable_SXY, np.log(xs), np.log(ys), level, resamples))
+    return Frontier(shares, line, _area(stable_SXY, np.log(xs), np.log(ys), resamples))
 
 
 def _line(share_XY: np.ndarray, log_ys: np.ndarray) -> np.ndarray:
@@ -88,7 +89,7 @@ def _below(share_XY: np.ndarray, log_xs: np.ndarray, log_ys: np.ndarray) -> np.n
     return np.trapezoid(height, log_xs, axis=-1) / (log_xs[-1] - log_xs[0])
 
 
-def _area(stable_SXY: np.ndarray, log_xs: np.ndarray, log_ys: np.ndarray, level: float, resamples: int) -> Estimate:
+def _area(stable_SXY: np.ndarray, log_xs: np.ndarray, log_ys: np.ndarray, resamples: int) -> Estimate:
     n = len(stable_SXY)
     everywhere = np.nanmean(stable_SXY, axis=0)
 
@@ -106,7 +107,7 @@ def _area(stable_SXY: np.ndarray, log_xs: np.ndarray, log_ys: np.ndarray, level:
     if np.ptp(left_out) == 0:  # all seeds alike
         return Estimate(area, area, area, n)
     if n >= LEAST_FOR_BOOTSTRAP:
-        return Estimate(area, *bootstrap_interval(np.arange(n), of_seeds, level, resamples), n)
+        return Estimate(area, *bootstrap_interval(np.arange(n), of_seeds, resamples), n)
     error = np.sqrt((n - 1) / n * np.square(left_out - left_out.mean()).sum())
-    half = float(student.ppf((1 + level) / 2, n - 1) * error)
+    half = t_quantile(LEVEL, n - 1) * float(error)
     return Estimate(area, max(area - half, 0.0), min(area + half, 1.0), n)

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy import stats as scipy_stats
-from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
-from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL, Estimate
+from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL, LEVEL, Estimate, t_quantile
 
 
 def of_runs(runs: pd.DataFrame) -> tuple[list[float], list[float | None]]:
-    """The last judged step and the collapse of each run in ``collapse.judged``, as the other functions take them.
+    """Return the last judged step and the collapse of each run in ``collapse.judged``, for the other functions.
 
     Runs too short to be judged are left out. A collapse after the last judged step (a number that was not finite) is
     left out too, because no other kind of collapse could be seen there.
@@ -45,8 +44,8 @@ def _censored(time: np.ndarray, ended: np.ndarray) -> Any:
     return scipy_stats.CensoredData(uncensored=time[ended], right=time[~ended])
 
 
-def kaplan_meier(steps: Sequence[float], collapsed: Sequence[float | None], level: float = 0.95) -> pd.DataFrame:
-    """The share of runs that have not collapsed by each step (Kaplan and Meier 1958), from step 0 on.
+def kaplan_meier(steps: Sequence[float], collapsed: Sequence[float | None]) -> pd.DataFrame:
+    """Return the share of runs that have not collapsed by each step (Kaplan and Meier 1958), from step 0 on.
 
     One row for every step at which a run collapsed or was last seen: step, survival (from the step on), low, high,
     at_risk (just before the step), collapsed (at the step). Interval: Greenwood's variance on the scale of log(−log S)
@@ -61,18 +60,16 @@ def kaplan_meier(steps: Sequence[float], collapsed: Sequence[float | None], leve
     if len(time) >= LEAST_FOR_INTERVAL:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # not defined at 0 and 1
-            band = survival.confidence_interval(level, method="log-log")
+            band = survival.confidence_interval(LEVEL, method="log-log")
         low, high = band.low.probabilities, band.high.probabilities
-    rows = [(0.0, 1.0, np.nan, np.nan, len(time), 0)]
-    for step, alive, lower, upper in zip(survival.quantiles, survival.probabilities, low, high, strict=True):
-        rows.append((step, alive, lower, upper, int((time >= step).sum()), int(ended[time == step].sum())))
-    return pd.DataFrame(rows, columns=columns)
+    step = np.append(0.0, survival.quantiles)
+    counts = [(time >= step[:, None]).sum(axis=1), (time[ended] == step[:, None]).sum(axis=1)]
+    parts = [np.append(1.0, survival.probabilities), np.append(np.nan, low), np.append(np.nan, high), *counts]
+    return pd.DataFrame(dict(zip(columns, [step, *parts], strict=True)))
 
 
-def restricted_mean(
-    steps: Sequence[float], collapsed: Sequence[float | None], horizon: float, level: float = 0.95
-) -> Estimate:
-    """Mean number of steps without a collapse among the first ``horizon``: the area under ``kaplan_meier``.
+def restricted_mean(steps: Sequence[float], collapsed: Sequence[float | None], horizon: float) -> Estimate:
+    """Return the mean number of steps without a collapse among the first ``horizon``: the area under ``kaplan_meier``.
 
     Interval: t with n − 1 degrees of freedom and, over the collapses i, the variance
     n/(n − 1) Σ_i (∫_{t_i}^horizon S)² d_i / (n_i (n_i − d_i)) (Klein and Moeschberger 2003, section 4.5). If no run is
@@ -96,7 +93,7 @@ def restricted_mean(
         terms = np.where(died < at_risk, beyond**2 * died / (at_risk * (at_risk - died)), 0.0)
     half = np.nan
     if n >= LEAST_FOR_INTERVAL and terms.sum() > 0:
-        half = float(student.ppf((1 + level) / 2, n - 1) * np.sqrt(terms.sum() * n / (n - 1)))
+        half = float(t_quantile(LEVEL, n - 1) * np.sqrt(terms.sum() * n / (n - 1)))
     # The mean lies between 0 and the horizon.
     low, high = (float(np.clip(end, 0.0, horizon)) for end in (mean - half, mean + half))
     return Estimate(mean, low, high, n)
@@ -108,7 +105,7 @@ def logrank(
     steps_b: Sequence[float],
     collapsed_b: Sequence[float | None],
 ) -> float:
-    """Two-sided p-value of the log-rank test (Mantel 1966) that two arms collapse at the same rate.
+    """Return the two-sided p-value of the log-rank test (Mantel 1966) that two arms collapse at the same rate.
 
     nan if an arm has fewer than three runs, or if no run of both arms collapsed. The test treats runs as independent;
     cold starts that the arms share make it conservative.

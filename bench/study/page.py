@@ -10,6 +10,7 @@ import pandas as pd
 
 from steadymoe.algorithms import provenance
 from steadymoe.bench.report import write
+from steadymoe.bench.report.realism import to_table
 from steadymoe.bench.score.arms import CONTROLS, GRPO, GSPO, OTHERS, PAPERS, PAPERS_R2
 from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.study import exploratory
@@ -17,7 +18,7 @@ from steadymoe.bench.study.arms import FIRST_TESTBED, ON_POLICY, TUNED
 from steadymoe.bench.study.claims import CLAIMS
 from steadymoe.bench.study.effects import NoNumber, best_setting
 from steadymoe.bench.study.gates import LEAST_KEPT, Gate, designs, kept, seconds_an_update
-from steadymoe.bench.study.realism import Realism, realism
+from steadymoe.bench.study.realism import realism
 from steadymoe.bench.study.rules import LEGS, Claim, findings
 from steadymoe.bench.study.verdicts import DRAWN, SPECS, Verdicts, dose_rows, outcome_rows
 
@@ -135,7 +136,7 @@ def _gates(study: Recorded, gates: Sequence[Gate]) -> dict[str, Any]:
             | {"V5": "–" if not number.n else "below" if arm in below else "kept"}
             for arm, number in by_arm.items()
         ),
-        "realism": realism_table(rows),
+        "realism": to_table(rows),
         "far_factor": _FAR,
         "far": list(dict.fromkeys(far)),
         "designs": shown_designs(study),
@@ -158,21 +159,6 @@ def validity(gates: Sequence[Gate]) -> pd.DataFrame:
         | {"n": gate.number.n, "state": gate.state, "what was seen": gate.measured}
         for gate in gates
     )
-
-
-def realism_table(measured: Sequence[Realism]) -> pd.DataFrame:
-    """Return the realism gates as a table."""
-    rows = []
-    for gate in measured:
-        published, recorded = gate.published, gate.number.n > 0
-        spans = "–" if published is None else f"{published.low:g} to {published.high:g}"
-        rows.append(
-            {"gate": gate.gate, "setting": gate.setting, "what": gate.what, "measured on": gate.arm}
-            | {"here": gate.number if recorded else "not recorded"}
-            | {"n": f"{gate.number.n} {gate.unit}" if recorded else "–", "published": spans}
-            | {"factor": f"{gate.factor:.2g}" if recorded else "–", "source": published.source if published else "–"}
-        )
-    return pd.DataFrame(rows)
 
 
 def shown_designs(study: Recorded) -> pd.DataFrame:

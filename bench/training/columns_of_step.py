@@ -69,7 +69,10 @@ def rollout_columns(
     }
     layers = load.columns
     if since_start is not None:
-        overall["expert_change_since_start"] = since_start.expert
+        assert old.router_logprobs_LBTE is not None  # recorded together with routes
+        top_k = rollout.routes_LBFK.shape[-1]
+        margin_L = routing_drift.margin_over_spread(old.router_logprobs_LBTE, top_k, mask_BT)
+        overall |= {"expert_change_since_start": since_start.expert, "router_margin_over_spread": margin_L.mean()}
         layers["expert_change_since_start"] = since_start.expert_L
     if recomputed is None:
         return Measured(overall, layers, {})

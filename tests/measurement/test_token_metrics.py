@@ -13,7 +13,6 @@ from torch.testing import assert_close
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.bench.measurement import columns, routing_drift, token_metrics
-from steadymoe.bench.statistics.collapse import collapsed_at
 from steadymoe.bench.support import seeding
 from steadymoe.bench.training.probes import attribution
 from steadymoe.models.selection import NO_ROUTE
@@ -328,28 +327,6 @@ def test_load_counts_response_tokens_and_experts_that_nobody_chose() -> None:
 # --- collapse ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rewards", "step"),
-    [
-        ([0.4] * 30, None),  # never
-        ([0.0] * 30, None),  # nothing to fall from
-        ([0.2] * 10 + [0.8] * 10, None),  # low before, not after
-        ([0.8] * 10 + [0.0] * 10, 12),  # averages of 3: 0.53 at 11, 0.27 at 12
-        ([0.8] * 10 + [0.0] * 5, 12),  # below at 12, 13, 14, 15: as long as the patience
-        ([0.8] * 10 + [0.0] * 4, None),  # one step too short
-        ([0.8] * 10 + [0.0] * 3 + [0.8] * 9, None),  # recovers: below at 12, 13 and 14 alone
-        ([0.8] * 10 + [0.0] * 3 + [0.8] * 9 + [0.0] * 9, 24),  # recovers once, then does not
-        ([0.2] * 5 + [0.8] * 5 + [0.3] * 10, 13),  # the highest average so far is what counts
-        ([0.8] + [0.3] * 9, 4),  # fallen before there is an average: the first step counts as it is
-        ([0.8] + [0.5] * 9, None),
-        ([0.8, 0.1], None),  # shorter than the window
-        ([], None),
-    ],
-)
-def test_collapse_on_a_hand_made_curve(rewards: list[float], step: int | None) -> None:
-    assert collapsed_at(rewards, window=3, reward_fraction=0.5, patience=4, least_reward=0.0) == step
-
-
 # --- seeds -------------------------------------------------------------------------------------------
 
 
@@ -383,9 +360,3 @@ def test_seeds_fit_both_generators_and_do_not_repeat() -> None:
     seeds = {seeding.derive(seed, stage, step) for seed in range(10) for stage in "abc" for step in range(100)}
     assert len(seeds) == 3000
     assert 0 <= min(seeds) <= max(seeds) < 2**63
-
-
-def test_what_was_never_high_cannot_collapse() -> None:
-    luck = [0.02, 0.02, 0.0, 0.0, 0.0, 0.0]
-    assert collapsed_at(luck, window=1, reward_fraction=0.5, patience=2, least_reward=0.0) == 3
-    assert collapsed_at(luck, window=1, reward_fraction=0.5, patience=2, least_reward=0.1) is None

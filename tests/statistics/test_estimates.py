@@ -23,13 +23,6 @@ def coverage(found: list[estimates.Estimate], truth: float) -> float:
 # --- means over clusters -----------------------------------------------------------------------------
 
 
-def test_a_ratio_of_equal_clusters_has_students_interval() -> None:
-    values = [0.2, 0.5, 0.1, 0.7, 0.4]
-    found = estimates.ratio_of_sums([3 * each for each in values], [3.0] * 5)
-    alone = estimates.mean_over_seeds(values)
-    assert vars(found) == pytest.approx(vars(alone))
-
-
 def test_a_ratio_of_sums_weighs_clusters_and_its_interval_holds_the_truth() -> None:
     assert estimates.ratio_of_sums([1.0, 0.0, 8.0], [1.0, 1.0, 10.0]).mean == pytest.approx(9 / 12)
     generator = np.random.default_rng(0)
@@ -136,16 +129,6 @@ def test_intervals_of_few_seeds_hold_the_truth_as_often_as_they_say(n: int, stat
     assert least < coverage(found, 0.0) < 0.99
 
 
-@pytest.mark.parametrize(("n", "statistic"), [(20, np.mean), (20, estimates.iqm)])
-def test_the_bootstrap_of_more_than_ten_seeds_covers_nearly_as_often_as_it_says(n: int, statistic: object) -> None:
-    generator = np.random.default_rng(n)
-    estimated = [
-        estimates.over_seeds(generator.normal(size=n).tolist(), statistic, resamples=499)  # type: ignore[arg-type]
-        for _ in range(600)
-    ]
-    assert 0.91 < coverage(estimated, 0.0) < 0.99
-
-
 # --- numbers that have ends --------------------------------------------------------------------------
 
 
@@ -187,12 +170,6 @@ def test_no_interval_leaves_its_range(values: list[float], statistic: object) ->
     differences = [2 * value - 1 for value in values]
     found = estimates.over_seeds(differences, statistic, resamples=99, bounds=estimates.DIFFERENCE)  # type: ignore[arg-type]
     assert np.isnan(found.low) or -1 <= found.low <= found.high <= 1
-
-
-def test_positive_numbers_have_positive_intervals() -> None:
-    found = estimates.over_seeds([1.0, 1.0, 6.0], bounds=estimates.POSITIVE)
-    assert 0 < found.low < found.mean < found.high
-    np.testing.assert_allclose(found.low * found.high, found.mean**2)
 
 
 @pytest.mark.parametrize("shape", [(8, 2), (2, 1), (19, 1), (1, 4)])
@@ -277,16 +254,8 @@ def test_a_difference_is_paired_by_seed() -> None:
     expected = estimates.mean_over_seeds([0.1, 0.1, 0.1])
     assert found.n == 3
     np.testing.assert_allclose(found.mean, expected.mean)
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="two numbers"):
         comparisons.paired_difference(pd.Series([1.0, 2.0], index=[0, 0]), b)
-
-
-def test_pairing_takes_the_seeds_own_level_out_of_the_interval() -> None:
-    generator = np.random.default_rng(0)
-    level = generator.normal(size=8) * 10
-    a, b = pd.Series(level + 1 + generator.normal(size=8) * 0.1), pd.Series(level)
-    found = comparisons.paired_difference(a, b)
-    assert 0.8 < found.low < found.high < 1.2
 
 
 def test_the_probability_of_improvement_counts_seeds_or_else_pairs() -> None:
@@ -313,18 +282,6 @@ def test_superiority_of_either_side_adds_to_one(a: list[int], b: list[int]) -> N
         assert one.high > one.low  # also when one side always wins
     else:
         assert np.isnan(one.low)
-
-
-@pytest.mark.parametrize("shift", [0.0, 1.0, 2.0])
-@pytest.mark.parametrize("sizes", [(5, 5), (8, 20)])
-def test_superiority_covers_as_often_as_it_says(shift: float, sizes: tuple[int, int]) -> None:
-    generator = np.random.default_rng(0)
-    truth = float(scipy_stats.norm.cdf(shift / np.sqrt(2)))
-    estimates = [
-        comparisons.superiority(generator.normal(size=sizes[0]) + shift, generator.normal(size=sizes[1]))
-        for _ in range(1000)
-    ]
-    assert 0.92 < coverage(estimates, truth) <= 0.99
 
 
 def test_a_share_of_clusters_is_that_of_runs_where_these_are_alone_and_wider_where_they_agree() -> None:
@@ -355,16 +312,6 @@ def test_a_ratio_of_means_is_finite_where_a_seed_has_none_and_says_how_many() ->
     assert np.isnan(comparisons.ratio_of_means(by_seed(0.0, 0.0, 0.0), above).estimate.low)
     with pytest.raises(ValueError, match="at least 0"):
         comparisons.ratio_of_means(above, -below)
-
-
-def test_a_ratio_of_means_covers_as_often_as_it_says() -> None:
-    generator, held = np.random.default_rng(6), []
-    for _ in range(400):
-        level = generator.gamma(4, 0.25, 8)  # a seed that clips much clips much for both
-        above, below = 0.3 * level * generator.gamma(9, 1 / 9, 8), 0.1 * level * generator.gamma(9, 1 / 9, 8)
-        found = comparisons.ratio_of_means(pd.Series(above), pd.Series(below)).estimate
-        held.append(found.low <= 3 <= found.high)
-    assert 0.92 < np.mean(held) < 0.98
 
 
 def test_holm_on_his_textbook_case() -> None:
@@ -452,19 +399,6 @@ def test_the_ranking_compares_with_the_best_and_corrects_for_all_pairs() -> None
     assert found.loc["middle", "p"] == 8 / 2**4  # 0.05, 0, -0.02 and 0.05: the signs of 0 and 0.02 are free
     assert found.loc["low", "p_corrected"] == pytest.approx(comparisons.holm([2 / 16, 8 / 16, 2 / 16])[0])
     assert found.loc["low", "difference"].high < 0
-    named = comparisons.ranking(numbers, "middle").set_index("arm")
-    assert named.loc["low", "p_corrected"] == pytest.approx(2 * named.loc["low", "p"])
-    with pytest.raises(ValueError, match="choose from high"):
-        comparisons.ranking(numbers, "none")
-
-
-def test_among_equal_arms_the_ranking_rarely_finds_a_worse_one() -> None:
-    generator = np.random.default_rng(0)
-    found = 0
-    for _ in range(200):  # nine seeds: of fewer no p-value is low enough for six pairs
-        table = comparisons.ranking(arms(**{name: generator.normal(size=9).tolist() for name in "abcd"}))
-        found += bool((table["p_corrected"] < 0.05).any())
-    assert found / 200 < 0.08
 
 
 def test_without_shared_seeds_the_test_is_welchs_and_below_three_there_is_none() -> None:

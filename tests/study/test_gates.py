@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench.config import compose
+from steadymoe.bench.report.realism import to_table
 from steadymoe.bench.score.arms import GSPO_R2, PAPERS, PAPERS_R2
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.collapse import Rule
@@ -205,7 +206,7 @@ def test_realism_has_a_row_for_each_setting_and_says_what_was_not_recorded(sound
     assert {(gate, setting) for gate in ("R5", "R8") for setting in settings} <= set(found)
     assert found["R5", "stale"].number.mean == pytest.approx(2.0)
     assert found["R8", "mismatch"].number.mean == pytest.approx(1 - 1.5 / 4)
-    rows = page.realism_table(list(found.values())).set_index(["gate", "setting"])
+    rows = to_table(list(found.values())).set_index(["gate", "setting"])
     for key in (("R5", "learning"), ("R8", "stale"), ("R1", "stale"), ("R6", "stale")):
         assert found[key].number.n == 0
         assert rows.loc[key, ["here", "factor"]].tolist() == ["not recorded", "–"]
@@ -227,7 +228,7 @@ def test_what_archives_of_runs_lack_comes_from_the_calibration(sound: Made, tmp_
     assert (fp8.number.mean, fp8.factor) == (0.2, pytest.approx(0.2 / 0.15))
     assert np.isnan(fp8.number.low)
     assert found["R3", "mismatch", routers].number.n == 0  # another noise than the calibration's
-    shown = page.realism_table([margin, fp8])
+    shown = to_table([margin, fp8])
     assert shown["n"].tolist() == ["256 prompts", "64 prompts"]
 
 

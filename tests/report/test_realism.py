@@ -1,0 +1,110 @@
+"""The table Realism: numbers of an experiment's arms next to the published ranges."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from steadymoe.bench.measurement import columns
+from steadymoe.bench.report import realism
+from steadymoe.bench.report.realism import OVER_DENSE, ROWS, Realism
+from steadymoe.bench.statistics.estimates import Estimate
+
+SEEDS, RESPONSES = (0, 1, 2), 4
+# Every column of the table, constant over steps and seeds.
+VALUES = {
+    "expert_change_per_update": 0.2,
+    "token_any_layer_change_rate": 0.25,
+    "rollout_kl_k3": 1e-3,
+    "rollout_set_disagreement": 0.1,
+    "clip_fraction": 0.01,
+    "router_margin_over_spread": 0.04,
+    "tokens_sampled": 480.0,
+    "prompts_sampled": 6.0,
+    "log_ratio_moment_free": 0.4,
+    "log_ratio_moment_pinned": 0.1,
+    "log_ratio_moment_top": 0.3,
+    "eval_accuracy": 0.8,
+    "eval_accuracy_permuted": 0.2,
+    "relative_step_routers": 6e-4,
+    "relative_step_others": 1e-4,
+    "token_ratio_variance": 0.12,
+    "rollout_any_layer_disagreement": 0.95,
+    "rollout_top1_disagreement": 0.102,
+    "rollout_extreme_share": 3e-4,
+    "ess": 0.6,
+}
+
+
+def experiment(**arms: dict[str, object]) -> dict[str, pd.DataFrame]:
+    """The tables of an experiment: each arm's facts, and its columns where they differ from ``VALUES``."""
+    runs, steps = [], []
+    for arm, facts in arms.items():
+        of_run = {"algorithm": "grpo", "task": "sort", "axes": "", "engine": "fp8", "moe_layers": 4} | facts
+        metrics = VALUES | {name: of_run.pop(name) for name in VALUES if name in of_run}
+        runs += [{"arm": arm, "seed": seed, **of_run} for seed in SEEDS]
+        steps += [
+            {"arm": arm, "seed": seed, "step": step, "metric": metric, "value": value, "responses": RESPONSES}
+            for seed in SEEDS
+            for step in (1, 2)
+            for metric, value in metrics.items()
+            if value is not None
+        ]
+    return {"runs": pd.DataFrame(runs), "steps": pd.DataFrame(steps)}
+
+
+def factors(data: dict[str, pd.DataFrame], arm: str) -> dict[tuple[str, str], float]:
+    return {(each.gate, each.what): each.factor for each in realism.measure(data) if each.arm == arm}
+
+
+@pytest.mark.parametrize(("number", "factor"), [(0.5, 0.25), (2.0, 1.0), (3.0, 1.0), (4.0, 1.0), (10.0, 2.5)])
+def test_a_factor_is_to_the_nearer_end_of_the_range(number: float, factor: float) -> None:
+    row = replace(ROWS[0], low=2.0, high=4.0)
+    assert Realism(row, "", "", Estimate(number, np.nan, np.nan, 1)).factor == factor
+    assert np.isnan(Realism(replace(row, low=np.nan, high=np.nan), "", "", Estimate(number, 0, 9, 3)).factor)
+
+
+def test_every_row_is_computed_from_its_own_columns() -> None:
+    found = factors(experiment(ours={}), "ours")
+    expected = {"R1": 0.2 / 0.15, "R2": 0.5, "R4": 2.0, "R6": 2.0, "R7": 0.2, "R8": 1.0, "R10": 2.0}
+    assert {gate: factor for (gate, _), factor in found.items() if gate in expected} == pytest.approx(expected)
+    assert [factor for (gate, _), factor in found.items() if gate == "R3"] == [1.0, 1.0]
+    assert found["", "routers whose strongest expert differs"] == pytest.approx(2.0)
+    assert found["", "effective sample size per token"] == pytest.approx(0.6 / 0.7)
+    assert found["", "tokens with a ratio beyond 2, F(2)"] == pytest.approx(0.5)
+    numbers = {each.what: each.number.mean for each in realism.measure(experiment(ours={}))}
+    assert numbers["accuracy with routes permuted among tokens, over accuracy"] == pytest.approx(0.25)
+    assert numbers["response length times E[f²]"] == pytest.approx(480 / (6 * RESPONSES) * 0.4)
+    assert numbers["routing's share of the log-ratio"] == pytest.approx(0.75)
+    assert not any(each.gate == "R5" for each in realism.measure(experiment(ours={})))
+
+
+def test_a_range_is_shown_for_its_engine_and_its_algorithm_alone() -> None:
+    data = experiment(exact={"engine": "exact"}, gspo={"algorithm": "gspo"}, cispo={"algorithm": "cispo"})
+    assert not any(gate == "R3" for gate, _ in factors(data, "exact"))
+    assert factors(data, "exact")["", "KL of sampler from trainer (k3, nats)"] == pytest.approx(1e-3 / 8.4e-4)
+    assert factors(data, "gspo")["R4", "clipped tokens"] == pytest.approx(0.1)
+    assert not any(gate == "R4" for gate, _ in factors(data, "cispo"))
+
+
+def test_an_moe_is_compared_with_its_dense_twin() -> None:
+    dense = {"moe_layers": 0, "token_ratio_variance": 0.02, "expert_change_per_update": None}
+    data = experiment(moe={}, dense=dense, other={"axes": "seed=1"})
+    assert factors(data, "moe")["R5", OVER_DENSE.what] == pytest.approx(6 / 2.4)
+    assert not any(gate in ("R1", "R5") for gate, _ in factors(data, "dense"))
+    assert not any(gate == "R5" for gate, _ in factors(data, "other"))
+
+
+def test_what_was_not_recorded_is_left_out_and_the_table_is_empty_without_anything() -> None:
+    missing = dict.fromkeys(VALUES)
+    assert realism.table(experiment(ours={}) | {"steps": pd.DataFrame()}).empty
+    table = realism.table(experiment(ours=missing | {"expert_change_per_update": 0.1, "clip_fraction": 0.001}))
+    assert table["gate"].tolist() == ["R1", "R4"]
+    assert (table["n"].tolist(), table["published"].tolist()) == ([3, 3], ["0.05 to 0.15", "0.0005 to 0.005"])
+
+
+def test_gates_are_in_order_and_archives_keep_all_that_the_table_reads() -> None:
+    gates = [int(each.gate[1:]) for each in realism.measure(experiment(ours={})) if each.gate]
+    assert gates == sorted(gates)
+    assert set(VALUES) <= columns.kept()
