@@ -203,7 +203,7 @@ class Audit(_Group):
     algorithms: Annotated[tuple[str, ...], _UNIQUE]
     arms: Mapping[str, Any]
     drift: Annotated[tuple[Annotated[StrictInt, Field(ge=0, le=_MOST_STEPS)], ...], _NOT_EMPTY, _UNIQUE]
-    routing: Annotated[tuple[Literal["free", "r2", "r3"], ...], _NOT_EMPTY, _UNIQUE]
+    routing: Annotated[tuple[Annotated[str, _one_of("free", "r2", "r3")], ...], _NOT_EMPTY, _UNIQUE]
     router_scale: Annotated[tuple[Positive, ...], _NOT_EMPTY, _UNIQUE]
     clips: StrictBool
     minibatches: Annotated[StrictInt, Field(ge=6, le=_LARGEST)]
