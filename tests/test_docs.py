@@ -122,7 +122,7 @@ def test_every_command_exists_and_has_its_flags(
             text = shown(verb, *(word for word in rest[:1] if word.isidentifier()))
             assert flags <= set(re.findall(r"--[\w-]+", text)), words
         overrides = [word for word in rest if "=" in word and "(" not in word]
-        if verb in ("run", "score", "audit") and words[0] == "steadymoe" and overrides:
+        if verb in ("run", "score") and words[0] == "steadymoe" and overrides:
             assert_composes(overrides)
 
 
