@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.audit import request
+from steadymoe.bench.audit import plan as audits
 from steadymoe.bench.config import compose, identity
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.runs import record
@@ -161,7 +161,7 @@ def audit(facts: dict[str, Any]) -> dict[str, Any]:
     config["audit"] = {"clips": False} | config["audit"]
     facts = facts | {"config": config, "recorded_hash": facts.get("recorded_hash", facts["audit_hash"])}
     try:
-        (made,) = request.plan(_words(facts["command"]))
+        (made,) = audits.plan(_words(facts["command"]))
     except (compose.ConfigError, ValueError):
         return facts
     losses = {label: arm.plain["algorithm"]["loss"] for label, arm in made.arms.items()}

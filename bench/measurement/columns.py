@@ -270,6 +270,8 @@ def tables() -> dict[str, dict[str, Column]]:
 
 
 TABLES = tables()
+# Tables that runs of earlier versions do not have.
+ADDED = frozenset({"tails"})
 
 
 def of_metric(metric: str) -> Column:
