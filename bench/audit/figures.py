@@ -6,7 +6,7 @@ Every function takes the rows of one setting. A figure of one drift shows the la
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -116,7 +116,7 @@ def ranked(table: pd.DataFrame) -> DataFigure:
                 up = 0.36 * (0.5 - (place + 0.5) / len(routings))
                 for row, loss in enumerate(order):
                     if (routing, loss) in here.index:
-                        mean, low, high, n = here.loc[(routing, loss), _DRAWN]
+                        mean, low, high, n = here[_DRAWN].loc[(routing, loss)].to_numpy()
                         estimate = Estimate(mean, low, high, int(n))
                         look = replace(lines[loss], marker=_MARKERS[routing])
                         style.dot(axis, loss, row + up, estimate, look, f"{label}, {routings[routing]}")
@@ -212,7 +212,8 @@ def clip_shares(rows: pd.DataFrame, anchor: str) -> DataFigure:
             table, ("unit", {unit: unit for unit in clips.UNITS}), ("column", columns), ("k", lines),
             ("band", "width of the band"), 4.4, ylabel="clipped share,\n{row}",
         )  # fmt: skip
-        for (unit, column, k), here in table[table["predicted"] >= _LEAST_SHARE].groupby(["unit", "column", "k"]):
+        for key, here in table[table["predicted"] >= _LEAST_SHARE].groupby(["unit", "column", "k"]):
+            unit, column, k = cast(tuple[str, tuple[str, float], int], key)
             panel, (name, look) = f"{unit}, {columns[column]}", lines[k]
             predicted = here.sort_values("band").rename(columns={"band": "x"})[["x", "predicted"]]
             axes[panel].plot(predicted["x"], predicted["predicted"], "--", color=look.colour, linewidth=0.8)
@@ -230,7 +231,8 @@ def clip_shares(rows: pd.DataFrame, anchor: str) -> DataFigure:
 def _by_length(rows: pd.DataFrame) -> dict[tuple[str, float], str]:
     """Return (setting, strength) → title of each column, by the mean length of the responses."""
     lengths = rows[rows["quantity"] == "response_length"].groupby(["setting", "strength"])["value"].mean().sort_values()
-    titles = {key: f"responses of {length:.0f} tokens" for key, length in lengths.items()}
+    keys = cast(list[tuple[str, float]], lengths.index.tolist())
+    titles = {key: f"responses of {length:.0f} tokens" for key, length in zip(keys, lengths, strict=True)}
     if len(set(titles.values())) < len(titles):
         titles = {key: f"{title}\n{key[0]} strength {key[1]:g}" for key, title in titles.items()}
     return titles

@@ -108,7 +108,8 @@ def _at_ends(numbers: np.ndarray, bounds: Bounds | None) -> bool:
 
 
 def _exponential(of_logs: Estimate) -> Estimate:
-    return Estimate(*(float(np.exp(part)) for part in (of_logs.mean, of_logs.low, of_logs.high)), of_logs.n)
+    mean, low, high = (float(np.exp(part)) for part in (of_logs.mean, of_logs.low, of_logs.high))
+    return Estimate(mean, low, high, of_logs.n)
 
 
 def iqm(values: Any, axis: int = -1) -> Any:
@@ -223,7 +224,7 @@ def clustered_share(hits: Sequence[float], sizes: Sequence[int]) -> Estimate:
     variance = clusters / (clusters - 1) * (residuals @ residuals) / n**2
     if variance > 0:
         wider = (t_quantile(LEVEL, n - 1) / t_quantile(LEVEL, clusters - 1)) ** 2
-        independent = min(float(n), p * (1 - p) / variance * wider)
+        independent = min(float(n), float(p * (1 - p) / variance * wider))
     return Estimate(p, *_clopper(p * independent, independent), n)
 
 
