@@ -121,7 +121,7 @@ def run(folder: Path) -> None:
     facts.setdefault("training_version", 1)
     facts["algorithm_code"] = _comparable(facts["algorithm_code"])
     if facts["status"] in ENDED and "tables" not in facts:
-        facts["tables"] = {name: record.checksum(folder / f"{name}.parquet") for name in columns.TABLES}
+        facts["tables"] = {name: record.checksum(folder / f"{name}.parquet") for name in columns.TABLES if (folder / f"{name}.parquet").exists()}
     if not facts.get("origin"):
         facts["config"] = completed(facts["config"])
         facts["config_hash"], facts["config_hash_without_seed"] = hashes(facts["config"])

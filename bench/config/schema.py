@@ -260,6 +260,20 @@ class RunConfig(_Group):
 
 
 _CONFIG = TypeAdapter(RunConfig)
+# Words of pydantic's messages → ours.
+_PLAIN = {
+    "Input should": "must",
+    "Tuple should": "must",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid string": "text",
+    "a valid tuple": "a list",
+}
 
 
 def read(plain: Mapping[str, Any]) -> RunConfig:
@@ -281,7 +295,7 @@ def _in_one_line(error: ValidationError) -> str:
         return f"`{key}` is missing"
     if kind == "dataclass_type":
         return f"`{key}` must be a group of fields, got {first['input']!r}"
-    message = (
-        first["msg"].removeprefix("Value error, ").replace("Input should", "must", 1).replace("Tuple should", "must")
-    )
+    message = first["msg"].removeprefix("Value error, ")
+    for pydantic, plain in _PLAIN.items():
+        message = message.replace(pydantic, plain)
     return f"`{key}` {message}, got {first['input']!r}" if message.startswith("must") else message

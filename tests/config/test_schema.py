@@ -148,7 +148,7 @@ def test_a_value_at_its_bound_is_read_and_one_beyond_is_refused(
         (["rollout=null"], ("`rollout`", "got None")),
         (["~algorithm"], ("algorithm.loss", "missing")),
         (["updates_per_rollout=abc", "total_updates=10"], ("`updates_per_rollout`", "got 'abc'")),
-        (["optimizer.beta1=2"], ("`optimizer.beta1`", "less than 1, got 2.0")),
+        (["optimizer.beta1=2"], ("`optimizer.beta1`", "below 1, got 2.0")),
         (["routing=r2", "+routing.predictor_learning_rate=0.1"], ("routing.predictor_learning_rate", "pr2")),
         (["routing=pr2", "routing.predictor_learning_rate=null"], ("routing.predictor_learning_rate", "pr2")),
     ],
