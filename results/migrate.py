@@ -121,7 +121,11 @@ def run(folder: Path) -> None:
     facts.setdefault("training_version", 1)
     facts["algorithm_code"] = _comparable(facts["algorithm_code"])
     if facts["status"] in ENDED and "tables" not in facts:
-        facts["tables"] = {name: record.checksum(folder / f"{name}.parquet") for name in columns.TABLES if (folder / f"{name}.parquet").exists()}
+        facts["tables"] = {
+            name: record.checksum(folder / f"{name}.parquet")
+            for name in columns.TABLES
+            if (folder / f"{name}.parquet").exists()
+        }
     if not facts.get("origin"):
         facts["config"] = completed(facts["config"])
         facts["config_hash"], facts["config_hash_without_seed"] = hashes(facts["config"])
@@ -164,7 +168,7 @@ def audit(facts: dict[str, Any]) -> dict[str, Any]:
         (made,) = audits.plan(_words(facts["command"]))
     except (compose.ConfigError, ValueError):
         return facts
-    losses = {label: arm.plain["algorithm"]["loss"] for label, arm in made.arms.items()}
+    losses = {label: arm.plain["algorithm"]["loss"] for label, arm in made.losses.items()}
     is_same = made.run.config_hash == identity.config_hash(config) and made.run.plain["audit"] == config["audit"]
     return facts | ({"audit_hash": made.audit_hash} if is_same and losses == facts["losses"] else {})
 

@@ -110,7 +110,9 @@ def test_markup_in_a_path_or_a_label_is_no_markup(
 
 
 @pytest.mark.parametrize("name", ["../../x", "..", ".", "", "/etc", "small/..", "x\n"])
-@pytest.mark.parametrize("verb", [["report"], ["report", "--export", "csv"], ["report", "--keep", "kept"], ["figures"]])
+@pytest.mark.parametrize(
+    "verb", [["report"], ["report", "--export", "csv"], ["report", "--keep", "kept"], ["report", "--figure", "fig02"]]
+)
 def test_an_experiment_is_one_of_those_that_are_there(
     verb: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,7 +121,7 @@ def test_an_experiment_is_one_of_those_that_are_there(
     shutil.copytree(RECORDED / "runs", tmp_path / "a" / "b" / "runs")
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.glob("**/*"))
-    words = [*verb, *(["fig02"] if verb == ["figures"] else []), "--results", "a/b", "--experiment", name]
+    words = [*verb, "--results", "a/b", "--experiment", name]
     assert steadymoe(monkeypatch, *words) == 2
     said = capsys.readouterr().err
     assert said.startswith("steadymoe: ")
@@ -134,7 +136,7 @@ def test_a_run_whose_folder_would_be_elsewhere_is_refused(monkeypatch: pytest.Mo
             compose.plan(words)
 
 
-LISTING = [sys.executable, "-m", "steadymoe.bench.cli", "figures", "--list"]
+LISTING = [sys.executable, "-m", "steadymoe.bench.cli", "report", "--list"]
 
 
 def test_a_reader_that_has_gone_ends_a_command_without_a_word(tmp_path: Path) -> None:

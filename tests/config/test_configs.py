@@ -94,7 +94,7 @@ def test_a_dense_model_has_no_routing_columns_and_all_others(tmp_path: Path) -> 
     routing = {
         name
         for name in updates
-        if name.startswith(("expert_", "router_", "log_ratio_", "routing_", "replay_", "route_"))
+        if name.startswith(("expert_", "router_", "log_ratio_", "relative_", "routing_", "replay_", "route_"))
     }
     routing |= {"token_any_layer_change_rate", "top1_change_rate"}
     assert empty == routing | {"correction_weight", "correction_rejected", "loss_number"}

@@ -174,7 +174,7 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(refusal_of: Callable[...
     assert "compile=true: GptOssConfig is none of the families" in refusal_of("compile=true", "model=gpt_oss_micro")
     assert "compile=true: experts=eager runs Python" in refusal_of("compile=true", "model=micro", "experts=eager")
     assert "compile=true: it was not compared with precision=bf16" in refusal_of("compile=true", "precision=bf16")
-    assert "compile must be true or false" in refusal_of("compile=2")
+    assert "`compile` must be true or false" in refusal_of("compile=2")
 
 
 @pytest.mark.parametrize(

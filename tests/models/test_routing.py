@@ -333,7 +333,7 @@ def test_a_temperature_is_in_the_samplers_log_probabilities(tmp_path: Path) -> N
         (["model=dense_tiny", "routing=r2"], "has no routers"),
         (["model=dense_tiny", "routing.z_loss=0.1"], "has no routers"),
         (["routing=pr2", "updates_per_rollout=1"], "learns from a rollout's second update on"),
-        (["routing=pr2", "routing.predictor_learning_rate=0"], "routing.predictor_learning_rate must be above 0"),
+        (["routing=pr2", "routing.predictor_learning_rate=0"], "routing.predictor_learning_rate. must be above 0"),
         (["engine=router_noise", "engine.strength=-1"], "at least 0"),
         (["engine=stale", "engine.strength=1.5"], "whole number of steps"),
         (["engine=exact", "engine.strength=1.0"], "has no strength"),

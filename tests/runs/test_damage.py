@@ -116,7 +116,7 @@ def test_the_command_that_status_names_brings_a_damaged_run_back(
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
     assert str(kept) in record.known(folder)["restarted"]
     made = report_page.make(tmp_path, formats=["svg"])
-    assert made.left_out == []
+    assert report_page.left_out(tmp_path) == []
     assert made.table.count("| grpo") == 1
 
 
@@ -127,12 +127,13 @@ def test_a_report_says_which_runs_it_leaves_out(tmp_path: Path) -> None:
     (folders[0] / "steps.parquet").unlink()
     truncated("layers.parquet")(folders[1])
     edited(tables=None)(folders[2])
-    made = report_page.make(tmp_path, formats=["svg"])
+    report_page.make(tmp_path, formats=["svg"])
     numbers = pd.read_csv(tmp_path / "tables" / "small-summary.csv").set_index("arm")
     assert numbers["n"].to_dict() == {"grpo": 2, "gspo": 2, "reinforce": 2}
-    said = "\n".join(made.left_out)
+    left_out = report_page.left_out(tmp_path)
+    said = "\n".join(left_out)
     for folder, why in zip(folders, ("no steps.parquet", "layers.parquet is not", "has no checksums"), strict=True):
-        assert any(str(folder) in line and why in line for line in made.left_out)
+        assert any(str(folder) in line and why in line for line in left_out)
         assert f"{folder.relative_to(tmp_path / 'runs')}" in "\n".join(status.lines(tmp_path))
     assert said.count("steadymoe status") == 3
     assert (tmp_path / "report.html").read_text().count("left out, damaged") == 3
@@ -205,7 +206,7 @@ def test_what_was_kept_and_is_broken_is_answered_in_one_line(
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
     report_page.keep(tmp_path, "small", tmp_path / "kept")
     (tmp_path / "kept" / "data" / "small" / "steps.parquet").write_text("no table")
-    for verb in (["report"], ["figures", "fig02", "--experiment", "small"]):
+    for verb in (["report"], ["report", "--figure", "fig02", "--experiment", "small"]):
         assert steadymoe(monkeypatch, *verb, "--results", str(tmp_path / "kept")) == 2
         said = capsys.readouterr().err
         assert "steps.parquet cannot be read" in said

@@ -210,7 +210,7 @@ def test_retry_failed_runs_those_that_failed_and_no_others(
     broken[0] = False
     words = [*WORDS, f"results_dir={tmp_path}", "hydra/launcher=basic"]
     assert steadymoe(monkeypatch, "run", "--retry-failed", *words) == 0
-    assert "3 of 4 runs have not failed" in capfd.readouterr().out
+    assert "skips 3 of 4 runs" in capfd.readouterr().out
     assert [record.status(each.folder) for each in runs] == ["missing", "finished", "missing", "missing"]
     facts = record.read_run(runs[1].folder) or {}
     assert "retry=" not in facts["command"]

@@ -292,7 +292,7 @@ def test_one_algorithm_after_the_other_is_scored_next_to_the_same_anchors(
     assert Path("results/scores/steadymoe-1/same/score.html").read_text().count('class="mine"') == 2
     before = _digests(small / "results" / "runs")
     code, out, _ = score("algorithm=sapo", "--dry")
-    assert re.search(r"stability: 8 runs: .*2 waiting", out)  # its own; anchors and the frozen policy are there
+    assert re.search(r"stability: 8 runs: .*2 to run", out)  # its own; anchors and the frozen policy are there
     assert score("algorithm=same")[0] == 0  # again: nothing runs
     assert _digests(small / "results" / "runs") == before
     _check_its_entry_is_repeated(small, score)

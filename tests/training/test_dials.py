@@ -108,7 +108,7 @@ def test_the_dials_of_a_cold_start_name_it_and_those_of_a_run_do_not() -> None:
         (["model=dense_micro", "cold_start.aux_loss=0.02"], "dense and has no routers: cold_start.aux_loss"),
         (["model=dense_micro", "optimizer.router_factor=5"], "dense and has no routers: optimizer.router_factor"),
         (["+model.config.router_scale=0"], "router_scale must be a number above 0; got 0"),
-        (["cold_start.router_factor=0"], "cold_start.router_factor must be above 0"),
+        (["cold_start.router_factor=0"], "`cold_start.router_factor` must be above 0"),
         (["routing=freeze", "optimizer.router_factor=5"], "routing=freeze keeps routers"),
     ],
 )

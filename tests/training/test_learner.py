@@ -89,7 +89,7 @@ def test_the_ratio_is_exactly_one_before_the_first_update_in_micro_batches_too(t
 
 def test_an_impossible_micro_batch_is_refused(tmp_path: Path) -> None:
     for size in (0, 2.5, "all"):
-        with pytest.raises(ConfigError, match=r"microbatch must be .*\(number of responses"):
+        with pytest.raises(ConfigError, match=r"microbatch. must be"):
             planned(tmp_path, f"microbatch={size}")
     with pytest.raises(ConfigError, match="look at a whole mini-batch"):
         planned(tmp_path, "microbatch=4", "routing.aux_loss=0.1")
