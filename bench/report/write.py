@@ -32,7 +32,7 @@ from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import markdown, visible
 
 if TYPE_CHECKING:
-    from steadymoe.bench.report.figures import DataFigure
+    from steadymoe.bench.report.figures.style import DataFigure
 
 FORMATS = ("png", "svg", "pdf")
 # A longer table of a figure's numbers is written as CSV alone.
@@ -66,12 +66,10 @@ def figure(
     results: Path, stem: str, drawn: "DataFigure", caption: str = "", formats: Sequence[str] = FORMATS
 ) -> list[Path]:
     """Write a figure to ``results/figures`` in each format and its numbers to ``results/tables``; return the paths."""
-    from steadymoe.bench.report.figures import save  # figures take numbers from tables, which are written here
-
     paths = [results / "figures" / f"{stem}.{suffix}" for suffix in formats]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_files.write(path, partial(save, drawn, suffix=path.suffix[1:]))
+        atomic_files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
     return paths + files(results / "tables", figure_texts(stem, drawn, caption))
 
 

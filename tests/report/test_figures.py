@@ -443,7 +443,7 @@ def test_the_same_data_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
     steps = long_table({"clip_fraction": lambda arm, seed: 0.1}, COMPARED)
     files = [tmp_path / f"{name}.{suffix}" for name in "ab"]
     for path in files:
-        figures.save(points.clip_fraction(steps), path, suffix)
+        points.clip_fraction(steps).write(path, suffix)
     assert files[0].read_bytes() == files[1].read_bytes()
     assert files[0].read_bytes()[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
 

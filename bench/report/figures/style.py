@@ -60,6 +60,16 @@ class DataFigure(Figure):
         """Return every drawn number, in the order of drawing: panel, series, x, mean, and low, high, n if any."""
         return as_recorded(pd.concat(self.noted, ignore_index=True)) if self.noted else pd.DataFrame()
 
+    def write(self, path: Path, suffix: str) -> None:
+        """Write the figure as ``png`` (256 colours), ``svg`` or ``pdf``; the same data give the same bytes."""
+        with figure_style():
+            metadata: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
+            self.savefig(path, format=suffix, dpi=300, bbox_inches="tight", metadata=metadata)
+        if suffix == "png":  # a palette takes a third of the bytes
+            with Image.open(path) as drawn:
+                few = drawn.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+                few.save(path, "png", optimize=True, dpi=drawn.info["dpi"])
+
 
 def figure_style() -> Any:
     """Return a context in which figures are drawn and saved."""
@@ -316,14 +326,3 @@ def legend(axis: Axes, title: str | None = None) -> Legend:
     columns = len(labels) if max(map(len, labels)) < 12 else 1
     place: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
     return axis.legend(handles, labels, ncols=columns, title=title, title_fontsize=6.5, **place)
-
-
-def save(figure: Figure, path: Path, suffix: str) -> None:
-    """Write a figure as ``png`` (a palette of 256 colours), ``svg`` or ``pdf``; the same data give the same bytes."""
-    with figure_style():
-        metadata: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
-        figure.savefig(path, format=suffix, dpi=300, bbox_inches="tight", metadata=metadata)
-    if suffix == "png":  # a palette takes a third of the bytes
-        with Image.open(path) as drawn:
-            few = drawn.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-            few.save(path, "png", optimize=True, dpi=drawn.info["dpi"])
