@@ -463,3 +463,65 @@ def test_the_bootstrap_of_ten_seeds_covers_as_often_as_the_page_of_metrics_says(
     generator = np.random.default_rng(0)
     found = [estimates.over_seeds(sample(generator).tolist(), resamples=499) for _ in range(1000)]
     assert coverage(found, truth) == pytest.approx(stated, abs=0.04)
+
+
+def test_a_ratio_of_equal_clusters_has_students_interval() -> None:
+    values = [0.2, 0.5, 0.1, 0.7, 0.4]
+    found = estimates.ratio_of_sums([3 * each for each in values], [3.0] * 5)
+    alone = estimates.mean_over_seeds(values)
+    assert vars(found) == pytest.approx(vars(alone))
+
+
+@pytest.mark.parametrize(("n", "statistic"), [(20, np.mean), (20, estimates.iqm)])
+def test_the_bootstrap_of_more_than_ten_seeds_covers_nearly_as_often_as_it_says(n: int, statistic: object) -> None:
+    generator = np.random.default_rng(n)
+    estimated = [
+        estimates.over_seeds(generator.normal(size=n).tolist(), statistic, resamples=499)  # type: ignore[arg-type]
+        for _ in range(600)
+    ]
+    assert 0.91 < coverage(estimated, 0.0) < 0.99
+
+
+def test_positive_numbers_have_positive_intervals() -> None:
+    found = estimates.over_seeds([1.0, 1.0, 6.0], bounds=estimates.POSITIVE)
+    assert 0 < found.low < found.mean < found.high
+    np.testing.assert_allclose(found.low * found.high, found.mean**2)
+
+
+def test_pairing_takes_the_seeds_own_level_out_of_the_interval() -> None:
+    generator = np.random.default_rng(0)
+    level = generator.normal(size=8) * 10
+    a, b = pd.Series(level + 1 + generator.normal(size=8) * 0.1), pd.Series(level)
+    found = comparisons.paired_difference(a, b)
+    assert 0.8 < found.low < found.high < 1.2
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("sizes", [(5, 5), (8, 20)])
+def test_superiority_covers_as_often_as_it_says(shift: float, sizes: tuple[int, int]) -> None:
+    generator = np.random.default_rng(0)
+    truth = float(scipy_stats.norm.cdf(shift / np.sqrt(2)))
+    estimates = [
+        comparisons.superiority(generator.normal(size=sizes[0]) + shift, generator.normal(size=sizes[1]))
+        for _ in range(1000)
+    ]
+    assert 0.92 < coverage(estimates, truth) <= 0.99
+
+
+def test_a_ratio_of_means_covers_as_often_as_it_says() -> None:
+    generator, held = np.random.default_rng(6), []
+    for _ in range(400):
+        level = generator.gamma(4, 0.25, 8)  # a seed that clips much clips much for both
+        above, below = 0.3 * level * generator.gamma(9, 1 / 9, 8), 0.1 * level * generator.gamma(9, 1 / 9, 8)
+        found = comparisons.ratio_of_means(pd.Series(above), pd.Series(below)).estimate
+        held.append(found.low <= 3 <= found.high)
+    assert 0.92 < np.mean(held) < 0.98
+
+
+def test_among_equal_arms_the_ranking_rarely_finds_a_worse_one() -> None:
+    generator = np.random.default_rng(0)
+    found = 0
+    for _ in range(200):  # nine seeds: of fewer no p-value is low enough for six pairs
+        table = comparisons.ranking(arms(**{name: generator.normal(size=9).tolist() for name in "abcd"}))
+        found += bool((table["p_corrected"] < 0.05).any())
+    assert found / 200 < 0.08
