@@ -185,12 +185,12 @@ def test_a_request_that_cannot_be_met_is_one_line_and_touches_nothing(
 def test_dry_prints_what_is_missing_and_runs_nothing(score: Score, tmp_path: Path) -> None:
     code, out, _ = score("algorithm=sapo", "--dry")
     assert code == 0
-    assert "stability: 40 runs: 40 waiting" in out  # SAPO, GRPO, GSPO, frozen
+    assert "stability: 40 runs: 40 to run" in out  # SAPO, GRPO, GSPO, frozen
     assert "gradient: 10 audits: 10 to do, 0 done" in out
     for one in ("stability: one run", "gradient: one audit"):
         (minutes,) = re.findall(rf"{one} took (.*) minutes of one core", out)
         assert 0.2 < float(minutes) < 10
-    assert "stability: 3 runs: 3 waiting" in score("algorithm=grpo", "--quick", "--dry")[1]  # GRPO is its own anchor
+    assert "stability: 3 runs: 3 to run" in score("algorithm=grpo", "--quick", "--dry")[1]  # GRPO is its own anchor
     assert score("algorithm=dapo", "--dry", "algorithm.sampling.max_rollouts=1")[0] == 0
     assert not list(tmp_path.iterdir())
 
