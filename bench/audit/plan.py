@@ -8,16 +8,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from filelock import FileLock
-
 from steadymoe.bench.audit import losses, measure
 from steadymoe.bench.audit.rollouts import NEUTRAL
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError, Run
 from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.runs import provenance
+from steadymoe.bench.runs import lifecycle, provenance
 from steadymoe.bench.support import atomic_files, source
-from steadymoe.bench.support.revision import revision
 from steadymoe.models import build, pretrained
 
 # The code that decides the numbers of an audit, apart from the training code.
@@ -26,6 +23,8 @@ _MEASURES = (
     *(f"measurement/{name}.py" for name in ("clip_prediction", "token_metrics", "routing_drift")),
     "statistics/estimates.py",
 )
+# What ``audit.json`` must have to be compared.
+_FIELDS: lifecycle.Fields = {"audit_hash": str, "audit_code": str, "arms_code": dict, "config": dict}
 
 
 @dataclass(frozen=True)
@@ -49,31 +48,18 @@ class PlannedAudit:
 
     def refuse_other(self) -> None:
         """Raise ConfigError if the folder holds an audit of another config or of other code."""
-        path = self.facts_path
-        if not path.exists():
-            return
         try:
-            facts: dict[str, Any] = json.loads(path.read_text())
-            code = provenance.difference(facts).code
-            if facts["audit_code"] != _code() or facts["arms_code"] != self._losses_code():
-                code = code or "other code"
-            is_other = facts["audit_hash"] != self.audit_hash
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path} is damaged; add --redo to measure again") from error
-        if code:
-            raise ConfigError(f"{path} was made by {code}; add --redo to measure again")
-        if is_other:
-            raise ConfigError(
-                f"{self.folder} holds an audit of another config; choose another experiment_name, or add --redo"
-            )
+            before = lifecycle.read(self.facts_path, _FIELDS)
+        except lifecycle.Damaged as error:
+            raise ConfigError(f"{error}; add --redo to measure again") from error
+        lifecycle.refuse(self.folder, before, {"config": self.run.plain, **self._identity()})
 
     def make(self, log: Callable[[str], None], redo: bool = False) -> None:
         """Measure the missing tables, all of them for ``redo``.
 
         Raises filelock.Timeout if another process makes this audit, and as ``measure.audit`` does.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / ".lock", timeout=0):
+        with lifecycle.hold(self.folder):
             if redo:
                 for path in [self.facts_path, *self.folder.glob("k=*.parquet")]:
                     path.unlink(missing_ok=True)
@@ -97,21 +83,16 @@ class PlannedAudit:
             "seed": config.seed,
             "command": command,
             "config_hash": run.config_hash,
-            "audit_hash": self.audit_hash,
-            "algorithm_code": provenance.code_hash(run.plain),
-            "arms_code": self._losses_code(),
-            "audit_code": _code(),
-            "training_version": provenance.TRAINING_VERSION,
-            "versions": provenance.versions(config.experts),
-            "revision": revision(),
-            "machine": provenance.machine(config.device, config.threads),
+            **self._identity(),
+            **provenance.facts(run.plain, config.experts, config.device, config.threads),
             "arms": {label: _changes(loss, run) for label, loss in self.losses.items()},
             "losses": {label: loss.plain["algorithm"]["loss"] for label, loss in self.losses.items()},
-            "config": run.plain,
         }
 
-    def _losses_code(self) -> dict[str, str | None]:
-        return {label: provenance.code_hash(loss.plain) for label, loss in self.losses.items()}
+    def _identity(self) -> dict[str, Any]:
+        """Return what tells this audit from another: its config, and the code of its losses and of what measures."""
+        arms = {label: provenance.code_hash(loss.plain) for label, loss in self.losses.items()}
+        return {"audit_hash": self.audit_hash, "arms_code": arms, "audit_code": _code()}
 
 
 def plan(overrides: Sequence[str]) -> list[PlannedAudit]:

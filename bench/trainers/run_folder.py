@@ -17,7 +17,6 @@ from steadymoe.bench.runs.record import Record
 from steadymoe.bench.statistics.collapse import Rule, detect
 from steadymoe.bench.support import blame
 from steadymoe.bench.support.errors import UserError
-from steadymoe.bench.support.revision import revision
 from steadymoe.bench.training.columns_of_step import Row
 
 # The choice in a group that a log does not name.
@@ -50,15 +49,10 @@ def facts(
         "seed": config["seed"],
         "config_hash": identity.config_hash(config),
         "config_hash_without_seed": identity.config_hash(config | {"seed": None}),
-        "algorithm_code": provenance.code_hash(config) or "",
-        "training_version": provenance.TRAINING_VERSION,
         "command": command,
         "cold_start": {},
         "start_from": None,
-        "versions": provenance.versions(None),
-        "revision": revision(),
-        "machine": provenance.machine(str(config["device"]), torch.get_num_threads()),
-        "config": config,
+        **provenance.facts(config, None, str(config["device"]), torch.get_num_threads()),
         "diverged": None,
         "error": None,
     }

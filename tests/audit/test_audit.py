@@ -152,7 +152,7 @@ def test_an_audit_of_other_numbers_or_code_is_not_mixed_with_this_one(
         plan.refuse_others([other])
     whole = (folder / "audit.json").read_text()
     (folder / "audit.json").write_text(whole[:50])
-    with pytest.raises(ConfigError, match="is damaged"):
+    with pytest.raises(ConfigError, match="add --redo to measure again"):
         asked.refuse_other()
     (folder / "audit.json").write_text(whole)
     monkeypatch.setattr(plan, "_code", lambda: "other")
