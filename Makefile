@@ -38,8 +38,8 @@ check: $(READY)
 	$(BIN)/python -m pytest -m check -rs
 	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest -n auto --dist loadfile $(SENSITIVE)
 
-# The reference study, docs/protocol.md: four to six hours of two cores. `steadymoe study list` has its experiments. This
-# and the next two can be stopped and resumed.
+# The reference study, docs/protocol.md: up to twelve hours on two cores, four of them for its first group. `steadymoe study
+# list` has its experiments. This and the next two can be stopped and resumed.
 reference: $(READY)
 	$(BIN)/steadymoe study run reference --keep results/reference
 	$(BIN)/python -m steadymoe.bench.score.reference results/reference results results/board

@@ -85,13 +85,13 @@ class Bundle:
         return [(self.minibatches_B == number).nonzero().flatten() for number in self.minibatches_B.unique()]
 
 
-def names(trainer: str | None, overrides: str = "") -> dict[str, str]:
-    """Map a trainer's column names to ours; ``overrides`` is ``theirs=ours,…``. Raises BadBundle for another column."""
+def names(trainer: str | None, pairs: Sequence[str] = ()) -> dict[str, str]:
+    """Map a trainer's column names to ours; ``pairs`` are ``ours=theirs``. Raises BadBundle for another column."""
     renamed = dict(TRAINERS[trainer]) if trainer else {}
-    for pair in filter(None, overrides.split(",")):
-        theirs, _, ours = (part.strip() for part in pair.partition("="))
+    for pair in pairs:
+        ours, _, theirs = (part.strip() for part in pair.partition("="))
         if not theirs or ours not in COLUMNS:
-            raise BadBundle(f"--map takes theirs=ours with ours one of {', '.join(COLUMNS)}; got {pair!r}")
+            raise BadBundle(f"--map takes ours=theirs with ours one of {', '.join(COLUMNS)}; got {pair!r}")
         renamed = {key: value for key, value in renamed.items() if value != ours} | {theirs: ours}
     return renamed
 
@@ -187,7 +187,7 @@ def _known(row: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]
 
 def _check_columns(columns: Mapping[str, Any]) -> None:
     """Raise BadBundle unless the columns of the first row are enough for an audit."""
-    hint = "see docs/audit.md, and --map theirs=ours for columns with other names"
+    hint = "see docs/audit.md, and --map ours=theirs for columns with other names"
     for name in ("rewards", "groups", "logprobs"):
         if name not in columns:
             raise BadBundle(f"has no column {name}; {hint}")

@@ -26,7 +26,7 @@ Takes the overrides of `steadymoe run`, except the algorithm; several values mak
 _REPORT = """Write tables and figures of an experiment's audits, over checkpoints, to <results>/tables and /figures.
 
   steadymoe audit report --experiment audit --losses grpo,gspo --against gspo --drift 16
-  steadymoe audit report --experiment audit --keep archive    archive the data in one file, and draw nothing"""
+  steadymoe audit report --experiment audit --keep archive    archive the data, and draw nothing"""
 
 
 def main(words: list[str]) -> int:
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     theirs.add_argument("--algorithms", metavar="A,B", default="grpo,gspo", help="algorithms or presets, by name")
     theirs.add_argument("--advantage", metavar="NAME", help="from conf/advantage (default: the file's, else GRPO's)")
     theirs.add_argument("--names", choices=("trl", "verl"), help="column names of this trainer's batch")
-    theirs.add_argument("--map", default="", metavar="THEIRS=OURS,…", help="columns with other names")
+    theirs.add_argument("--map", action="append", default=[], metavar="OURS=THEIRS", help="a column's name; repeatable")
     theirs.add_argument("--csv", type=Path, metavar="FILE", help="write every estimate to this file")
     theirs.add_argument("--conformance", type=Path, metavar="TENSORS", help="the safetensors file of a trainer")
     theirs.add_argument("--fixture", type=Path, default=FIXTURE, help=f"the conformance folder (default: {FIXTURE})")
@@ -72,7 +72,7 @@ def _report_parser() -> argparse.ArgumentParser:
     parser.add_argument("--against", metavar="LOSS", help="the loss to compare with (default: grpo, else the first)")
     parser.add_argument("--drift", type=int, metavar="K", help="the largest k to show (default: the largest)")
     parser.add_argument("--format", default="png,svg,pdf", metavar="A,B", help="some of png,svg,pdf (default: all)")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive the data in one file, and draw nothing")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive the data there, and draw nothing")
     return parser
 
 

@@ -4,7 +4,8 @@ A new column is a line here and the line that computes it. From the line here fo
 tables of docs/metrics.md (``columns_page``), how a step reduces its updates (``token_metrics.of_step``), what archives
 keep (``archive``), the bounds of intervals, the direction of early warnings, and the labels of figures and tables.
 
-Timing columns end in ``_seconds`` or ``_per_second``; they alone differ between two runs of one config."""
+Timing columns end in ``_seconds`` or ``_per_second``; with ``threads=1`` they alone differ between two runs of one
+config."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -52,7 +53,7 @@ class Column:
 _STEP_KEY = Column("step", "rollout, from 1", type=pa.int64())
 # fmt: off
 UPDATE = (
-    Column("loss", "the loss that was minimised (the negative objective, with the router's auxiliary loss if any)"),
+    Column("loss", "the minimised loss (the negative objective, with the router's auxiliary loss if any)"),
     Column("grad_norm", "norm of the gradient before clipping", kept=True),
     Column("learning_rate", "the optimizer's learning rate"),
     Column("entropy", "mean entropy of the full next-token distribution over response tokens, in nats",
@@ -71,8 +72,7 @@ UPDATE = (
     Column("clip_fraction_high", "the part of clip_fraction above the band", share=True),
     Column("correction_weight", "mean weight that a correction gives a response token; null with correction=none"),
     Column("correction_rejected", "share of response tokens to which a correction gives weight 0", share=True),
-    Column("loss_number",
-           "a number that the loss reports of itself: R²VPO's multiplier λ at the update; null for most"),
+    Column("loss_number", "a loss-specific diagnostic: R²VPO's multiplier λ at the update; null for most losses"),
     Column("expert_change_rate",
            "1 − mean |S_old ∩ S_new|/K over layers and response tokens, against the old policy's routes",
            label="expert-change rate", short="expert change", share=True, kept=True),
@@ -86,7 +86,7 @@ UPDATE = (
            unit="nats"),
     Column("router_shift_mean", "RSPO's γ, e^−(mean |log p_new/p_old| over layers and old experts), mean over tokens",
            worse="lower", share=True),
-    Column("router_shift_min", "the least γ of a token", over_updates="least", worse="lower", share=True),
+    Column("router_shift_min", "minimum γ over tokens", over_updates="least", worse="lower", share=True),
     Column("router_shift_p10", "the tenth percentile of γ over tokens", worse="lower", share=True),
     Column("router_shift_floored", "share of tokens with γ below 0.8", share=True),
     Column("replay_expert_disagreement",
@@ -95,18 +95,18 @@ UPDATE = (
            "share of (layer, response token) whose replayed set is not the router's own choice", share=True),
     Column("route_prediction_kl",
            "PR²: KL of the routers now from their prediction, mean over layers and response tokens", unit="nats"),
-    Column("router_margin", "the last chosen logit minus the first that was not, mean over layers and tokens",
+    Column("router_margin", "smallest chosen logit minus the largest one not chosen, mean over layers and tokens",
            worse="lower"),
     Column("router_confidence", "probability of the chosen experts together, mean over layers and tokens",
            worse="lower", share=True),
     Column("log_ratio_moment_free",
            "mean (log π_θ/π_old)² of a sample's tokens after the update, routers free in both", kept=True),
     Column("log_ratio_moment_pinned",
-           "mean (log π_θ/π_old)² with the routes of before the updates forced, prompt included", kept=True),
+           "mean (log π_θ/π_old)² with the pre-update routes forced, prompt included", kept=True),
     Column("log_ratio_moment_routing", "mean square of the difference between the free and the pinned log-ratio"),
     Column("log_ratio_covariance_routing", "mean product of that difference and the pinned log-ratio"),
     Column("routing_share",
-           "1 − pinned/free: the share of the log-ratio's second moment that goes when routes are pinned",
+           "1 − pinned/free: the share of the log-ratio's second moment that vanishes when routes are pinned",
            over_updates="from the mean moments", kept=True),
     Column("log_ratio_moment_changed",
            "log_ratio_moment_free of the tokens whose route differs from the old one in any layer", kept=True),
@@ -137,7 +137,7 @@ STEP = (
            unit="nats"),
     Column("groups_without_signal", "share of sampled prompts whose responses all have the same score", share=True),
     Column("prompts_sampled",
-           "prompts that were sampled to fill the step; more than rollout.prompts with dynamic sampling", kept=True),
+           "prompts sampled to fill the step; more than rollout.prompts with dynamic sampling", kept=True),
     Column("response_length", "mean response tokens of the kept groups, the end token included", unit="tokens"),
     Column("rollout_kl_k1", "k1 estimate of KL(μ‖π_old): sampling policy against training forward", unit="nats"),
     Column("rollout_kl_k3", "k3 estimate of KL(μ‖π_old)",
@@ -165,7 +165,7 @@ STEP = (
     Column("rollout_router_shift_mean",
            "RSPO's γ between sampling and training, over the sampler's experts; mean over tokens",
            worse="lower", share=True),
-    Column("rollout_router_shift_min", "the least γ of a token between sampling and training",
+    Column("rollout_router_shift_min", "minimum γ over tokens between sampling and training",
            worse="lower", share=True),
     Column("rollout_router_shift_p10", "the tenth percentile of γ over tokens between sampling and training",
            worse="lower", share=True),
@@ -195,13 +195,13 @@ STEP = (
 )
 # Sums over a step.
 COUNTS = (
-    Column("response_tokens", "response tokens that were trained on", unit="tokens", type=pa.int64()),
-    Column("tokens_sampled", "response tokens that were sampled, those of dropped groups too",
+    Column("response_tokens", "response tokens trained on", unit="tokens", type=pa.int64()),
+    Column("tokens_sampled", "sampled response tokens, including dropped groups",
            unit="tokens", type=pa.int64(), kept=True),
     Column("token_ratio_histogram",
            "counts of log π_θ/π_old over the step's updates: " + _LOG_RATIO_BINS, type=_COUNTS),
     Column("sequence_log_ratio_variance_histogram",
-           "counts of Var_i = (1/T) Σ_t (log r_t − log s_i)², one a response and update: " + _VARIANCE_BINS,
+           "counts of Var_i = (1/T) Σ_t (log r_t − log s_i)², one per response and update: " + _VARIANCE_BINS,
            type=_COUNTS),
     Column("changed_slots_histogram",
            "counts of (layer, response token) over the step's updates by experts that differ from the old: 0 to K",
@@ -231,20 +231,20 @@ LAYER = (
 )
 # fmt: on
 EVALUATION = (
-    Column("step", "after how many steps; 0 is the cold start", type=pa.int64()),
+    Column("step", "steps trained so far; 0 is the cold start", type=pa.int64()),
     Column("prompt", "held-out prompt", type=pa.string()),
-    Column("score", "its reward", share=True),
-    Column("score_permuted", "its reward if every token runs the experts of another token", share=True),
+    Column("score", "reward of the sampled response", worse="lower", share=True),
+    Column("score_permuted", "the same if every token runs the experts of another token", worse="lower", share=True),
 )
 
 TAIL = (
     Column("response", "response of the probe's sample, from 0", type=pa.int64()),
     Column("position", "token of the response, from 0", type=pa.int64()),
     Column("token", "the token's text", type=pa.string()),
-    Column("entropy", "entropy of the next-token distribution before the step's updates", unit="nats"),
+    Column("entropy", "entropy of the next-token distribution before the step's updates", unit="nats", worse="lower"),
     Column("logprob", "log π_old of the token", unit="nats"),
     Column("log_ratio", "log π_θ/π_old of the token", unit="nats"),
-    Column("log_ratio_pinned", "the same with the routes of before the updates forced", unit="nats"),
+    Column("log_ratio_pinned", "the same with the pre-update routes forced", unit="nats"),
     Column("layers_changed", "MoE layers in which the token's set of experts differs", type=pa.int64()),
 )
 

@@ -1,4 +1,4 @@
-"""The folder of a run: ``run.json`` and four tables, written during the run and never overwritten silently.
+"""The folder of a run: ``run.json`` and its tables, written during the run and never overwritten silently.
 
 A running run appends its rows to ``<table>.jsonl``; at its end they become ``<table>.parquet``. However a run is
 killed, the rows of its finished steps are on disk.

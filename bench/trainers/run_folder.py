@@ -29,7 +29,7 @@ def facts(
     """Return the content of ``run.json`` before a run of another trainer starts.
 
     ``names`` holds trainer, experiment, algorithm, model, task, correction, routing and engine; ``source`` is the
-    trainer's version or the file; ``config`` has at least the fields that ``damage.in_facts`` requires.
+    trainer's version or the file; ``config`` has at least the fields that ``record.read_run`` requires.
     Raises UserError for a name that cannot be part of a folder's name.
     """
     for key, name in names.items():
