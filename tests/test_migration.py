@@ -115,8 +115,8 @@ def test_an_old_run_that_ended_is_left_as_it_is_by_its_command(
     monkeypatch.delitem(sys.modules, "my_losses", raising=False)  # another test may have had one of that name
     assert rerun(monkeypatch, name) == 0
     output = capsys.readouterr().out
-    assert "1 of 1 runs have ended before" in output
-    assert "1 of 1 runs with code that cannot be compared are left as they are (its code was not found)" in output
+    assert "1 of 1 runs have finished before" in output
+    assert "the code of 1 of them cannot be compared (its code was not found)" in output
     assert contents() == before
 
 
