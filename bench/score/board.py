@@ -11,6 +11,7 @@ import pandas as pd
 from steadymoe.algorithms import names
 from steadymoe.bench.report import write
 from steadymoe.bench.score import comparison, rerun, standard
+from steadymoe.bench.score.chart import chart
 from steadymoe.bench.score.entry import BadEntry, Entry
 from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Baselines, Part
 from steadymoe.bench.statistics.comparisons import paired_difference
@@ -105,6 +106,8 @@ def html(entries: Sequence[Entry], rows: pd.DataFrame) -> str:
         "score",
         "page.html",
         title=f"Board of {VERSION}",
+        charts={f"{part.outcome.capitalize()}: {part.question}": part_chart(rows, part) for part in PARTS},
+        legend="Points: mean and 95 % interval of an entry. Dashed: GRPO, GSPO and the frozen policy, as recorded.",
         tables={title: group[first] for title, group in groups.items() if len(group)},
         own="",
         notes=[untrained()],
@@ -117,6 +120,14 @@ def html(entries: Sequence[Entry], rows: pd.DataFrame) -> str:
             "Not run": ", ".join(name for name in names() if name not in entered),
         },
     )
+
+
+def part_chart(rows: pd.DataFrame, part: Part) -> dict[str, Any]:
+    """Return the chart of a part: entries as points; GRPO, GSPO and the frozen policy, as recorded, as lines."""
+    column = f"{part.name}: {part.outcome}"
+    levels = {row["entry"]: row[column] for row in rows.to_dict("records") if isinstance(row[column], Estimate)}
+    means = standard.baselines().of(part).groupby("arm")["value"].mean()
+    return chart(levels, {arm: float(means[arm]) for arm in (*ANCHORS.values(), "frozen") if arm in means})
 
 
 def write_board(entries: Sequence[Entry], rows: pd.DataFrame, folder: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.report import write
+from steadymoe.bench.score.chart import chart
 from steadymoe.bench.score.plan import Plan
 from steadymoe.bench.score.recorded import NONE, Arm, Recorded
 from steadymoe.bench.score.standard import ANCHORS, VERSION, Baselines, Part
@@ -157,6 +158,13 @@ def text(parts: Sequence[Comparison]) -> str:
     return "\n".join(f"{part.name}: {part.question}\n\n{rows}\n" for part, rows in shown)
 
 
+def levels(compared: Comparison) -> dict[str, Any]:
+    """Return the chart of a part: the level of each algorithm."""
+    rows = compared.rows
+    points = dict(zip(rows["algorithm"].map(visible), rows["outcome"], strict=True))
+    return chart(points, {}, visible(compared.own))
+
+
 def write_page(parts: Sequence[Comparison], notes: Sequence[str], command: str, folder: Path) -> list[Path]:
     """Write ``score.html`` and ``score.csv`` to ``folder``; return both."""
     numbers = [
@@ -167,6 +175,8 @@ def write_page(parts: Sequence[Comparison], notes: Sequence[str], command: str, 
         "score",
         "page.html",
         title=f"{visible(parts[0].own)} in {VERSION}",
+        charts={f"{each.part.outcome.capitalize()}, each algorithm": levels(each) for each in parts},
+        legend="Points: mean and 95 % interval; yours in orange.",
         tables={f"{each.part.outcome.capitalize()}: {each.part.question}": table(each) for each in parts},
         own=visible(parts[0].own),
         notes=[visible(note) for note in notes],
