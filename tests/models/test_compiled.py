@@ -149,6 +149,7 @@ def test_one_graph_serves_all_layers_rows_and_lengths(
     assert graphs() == before
 
 
+@pytest.mark.check
 @compiles
 def test_a_forward_and_its_gradients_by_the_cpp_compiler_are_torchs(model: PreTrainedModel, task: Chain) -> None:
     plain, other = twins(model)

@@ -83,6 +83,7 @@ def assert_complete(runs: list[compose.Run], undisturbed: list[compose.Run]) -> 
         assert_same(one.folder, other.folder)
 
 
+@pytest.mark.check
 def test_a_killed_launcher_takes_its_workers_along_and_the_same_command_goes_on(
     tmp_path: Path, undisturbed: list[compose.Run]
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_killed_launcher_takes_its_workers_along_and_the_same_command_goes_on(
     assert_complete(runs, undisturbed)
 
 
+@pytest.mark.check
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_after_a_killed_worker_the_sweep_goes_on_by_itself(tmp_path: Path, undisturbed: list[compose.Run]) -> None:
     runs = runs_of(tmp_path, LONG)
