@@ -169,6 +169,7 @@ def test_streams_never_overlap_and_a_seed_decides_them() -> None:
         (["task=ledger", "task.fillers=78"], "512"),
         (["task=ledger", "cold_start.noise=1"], "noise"),
         (["task=ledger", "cold_start.noise=-0.1"], "noise"),
+        (["task=ledger", "probe.fraction=1.5"], "fraction"),
         (["task=selection", "task.passes=12"], "passes"),
         (["task=selection", "task.symbols='aab'"], "symbols"),
         (["task=selection", "task.length=120"], "512"),
