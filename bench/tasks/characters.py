@@ -21,6 +21,13 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     )
 
 
+def refuse_bad_symbols(symbols: str) -> None:
+    """Raise ValueError unless ``symbols`` are two or more different ASCII letters or digits."""
+    letters_and_digits = symbols.isascii() and symbols.isalnum()
+    if not letters_and_digits or len(set(symbols)) < max(2, len(symbols)):
+        raise ValueError(f"task.symbols must be two or more different letters or digits; got {symbols!r}")
+
+
 def corrupted(answer: str, noise: float, kinds: Sequence[str], generator: np.random.Generator) -> str:
     """``answer`` with wrong characters: with probability ``noise`` another character of the same kind replaces each.
 

@@ -12,7 +12,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from steadymoe.bench.tasks import draw_prompts, refuse_empty_streams
-from steadymoe.bench.tasks.characters import character_tokenizer
+from steadymoe.bench.tasks.characters import character_tokenizer, refuse_bad_symbols
 
 
 @dataclass
@@ -27,9 +27,7 @@ class Selection:
     tokenizer: PreTrainedTokenizerBase = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        letters_and_digits = self.symbols.isascii() and self.symbols.isalnum()
-        if not letters_and_digits or len(set(self.symbols)) < max(2, len(self.symbols)):
-            raise ValueError(f"task.symbols must be two or more different letters or digits; got {self.symbols!r}")
+        refuse_bad_symbols(self.symbols)
         if not 1 <= self.passes < self.length:
             raise ValueError(f"1 <= task.passes < task.length; got {self.passes} and {self.length}")
         if self.spare_tokens < 0:

@@ -7,7 +7,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from steadymoe.bench.tasks import draw_prompts, refuse_empty_streams
-from steadymoe.bench.tasks.characters import character_tokenizer, corrupted
+from steadymoe.bench.tasks.characters import character_tokenizer, corrupted, refuse_bad_symbols
 
 
 @dataclass
@@ -22,9 +22,7 @@ class Sort:
     tokenizer: PreTrainedTokenizerBase = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        letters_and_digits = self.symbols.isascii() and self.symbols.isalnum()
-        if not letters_and_digits or len(set(self.symbols)) < max(2, len(self.symbols)):
-            raise ValueError(f"task.symbols must be two or more different letters or digits; got {self.symbols!r}")
+        refuse_bad_symbols(self.symbols)
         if not 2 <= self.min_length <= self.max_length:
             raise ValueError(f"2 <= task.min_length <= task.max_length; got {self.min_length} and {self.max_length}")
         if self.spare_tokens < 0:

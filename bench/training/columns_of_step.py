@@ -49,11 +49,10 @@ def rollout_columns(
     since_start: routing_drift.Change | None,
     experts: int,
 ) -> Measured:
-    """Return the measurements of a rollout before training: sampler against trainer, load, and drift since the cold
-    start.
+    """Return the measurements of a rollout before training.
 
-    Sampler and trainer are compared if the trainer's own forward was computed (``recomputed``). ``experts`` is E, 0 for
-    a dense model.
+    They are: sampler against trainer, the experts' load, and drift since the cold start. Sampler and trainer are
+    compared if the trainer's own forward was computed (``recomputed``). ``experts`` is E, 0 for a dense model.
     """
     mask_BT = rollout.sequences.response_mask_BT
     overall: dict[str, Tensor] = {}
@@ -103,10 +102,10 @@ def rollout_columns(
 def routing_columns(
     old: OldPolicy, rows_M: Tensor, now: Forward, mask_MT: Tensor, experts: int, replayed: bool
 ) -> Measured:
-    """Return how the routers' own choice changed from the old policy to ``now``, the forward of one update on
-    ``rows_M``.
+    """Return how the routers' own choice changed from the old policy to one update.
 
-    ``replayed`` says whether routes were forced, so that experts ran that the routers did not choose.
+    ``now`` is the update's forward of ``rows_M``. ``replayed`` says whether routes were forced, so that experts ran that
+    the routers did not choose.
     """
     assert old.routes_LBFK is not None  # of a model with routers
     assert old.router_logprobs_LBTE is not None

@@ -48,12 +48,13 @@ class UpdateProbe(Probe):
         self._rows, device = len(sequences.tokens_BS), sequences.tokens_BS.device
         super().__init__(model, sequences.rows(torch.arange(self._rows, device=device).repeat(2)), precision)
         self._last = self._first
-        self._weights = _weights(model)
+        self._before = [weight.detach().clone() for weight in _whole_weights(model)]
 
     def after_update(self, model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Columns overall and by layer: change of routing since the last call, and ``attribution`` since construction.
+        """Return columns overall and by layer.
 
-        Both are empty for a dense model.
+        Since the last call: change of routing, and the relative step of the routers and of the other weights. Since
+        construction: ``attribution`` and ``tail``. Both are empty for a dense model.
         """
         first, last, rows = self._first, self._last, self._rows
         if first is None or last is None:
@@ -71,18 +72,30 @@ class UpdateProbe(Probe):
         free_N, pinned_N = (half_BT[mask_BT.bool()] for half_BT in halves)
         overall = {"expert_change_per_update": moved.expert} | attribution(free_N, pinned_N, changed_N)
         overall |= tail(free_N, changed_N)
-        weights, before = _weights(model), self._weights
-        for name, flat in weights.items():
-            overall[f"relative_step_{name}"] = (flat - before[name]).norm() / before[name].norm()
-        self._weights = weights
+        overall |= self._relative_steps(model)
         return overall, {"expert_change_per_update": moved.expert_L}
+
+    @torch.no_grad()
+    def _relative_steps(self, model: PreTrainedModel) -> dict[str, Tensor]:
+        """Return the length of the step since the last call over that of the weights, of routers and of others."""
+        of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
+        squares: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+        for weight, before in zip(_whole_weights(model), self._before, strict=True):
+            step, size = squares.setdefault("routers" if id(weight) in of_routers else "others", ([], []))
+            step.append((weight - before).square().sum())
+            size.append(before.square().sum())
+            before.copy_(weight)
+        return {
+            f"relative_step_{name}": (torch.stack(step).sum() / torch.stack(size).sum()).sqrt()
+            for name, (step, size) in squares.items()
+        }
 
     def largest(self, count: int) -> list[dict[str, float]]:
         """Return the ``count`` tokens that moved most since construction, as rows of the table ``tails``.
 
         Call it after ``after_update``. A row has the response (of the sample), the position in it, the token's id, the
         entropy and log-probability before the updates, the log-ratio with free and with old routes, and the number of
-        layers whose set of experts changed. None for a dense model.
+        layers whose set of experts changed. Empty for a dense model.
         """
         first, last, rows = self._first, self._last, self._rows
         if first is None or last is None:
@@ -115,18 +128,10 @@ def _routes(now: Forward) -> Tensor:
     return now.routes_LBFK
 
 
-def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return copies of the weights of the ``routers`` and of the ``others``, each as one vector.
-
-    Empty for a sharded model, of whose weights a process has only its shards.
-    """
-    if any(hasattr(weight, "full_tensor") for weight in model.parameters()):
-        return {}
-    of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
-    parts: dict[str, list[Tensor]] = {"routers": [], "others": []}
-    for weight in model.parameters():
-        parts["routers" if id(weight) in of_routers else "others"].append(weight.detach().flatten())
-    return {name: torch.cat(weights) for name, weights in parts.items() if weights}
+def _whole_weights(model: PreTrainedModel) -> list[Tensor]:
+    """Return the weights; none of a sharded model, of whose weights a process has only its shards."""
+    weights = list(model.parameters())
+    return [] if any(hasattr(weight, "full_tensor") for weight in weights) else weights
 
 
 def tail(log_ratio_N: Tensor, changed_N: Tensor, share: float = 0.001) -> dict[str, Tensor]:
