@@ -104,8 +104,8 @@ def routing_columns(
 ) -> Measured:
     """Return how the routers' own choice changed from the old policy to one update.
 
-    ``now`` is the update's forward of ``rows_M``. ``replayed`` says whether routes were forced, so that experts ran that
-    the routers did not choose.
+    ``now`` is the update's forward of ``rows_M``. ``replayed``: routes were forced, so that experts ran that the
+    routers did not choose.
     """
     assert old.routes_LBFK is not None  # of a model with routers
     assert old.router_logprobs_LBTE is not None
