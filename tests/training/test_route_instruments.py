@@ -1,6 +1,7 @@
 """Instruments of the probe and of the evaluation: the tail of the ratio, relative steps, and permuted routes."""
 
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -102,7 +103,7 @@ def test_permuted_routes_run_the_experts_of_the_bank(model: PreTrainedModel, tas
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_a_run_records_them_where_they_are_asked_for_and_trains_the_same(tmp_path, dense: bool) -> None:  # type: ignore[no-untyped-def]
+def test_a_run_records_them_where_they_are_asked_for_and_trains_the_same(tmp_path: Path, dense: bool) -> None:
     words = [*SMALL, "model=dense_micro" if dense else "model=micro", "probe.every=1"]
     more = ["probe.largest=4", "evaluation.permuted_routes=true"]
     plain, rich = (planned(tmp_path / name, *words, *extra) for name, extra in (("plain", []), ("rich", more)))
