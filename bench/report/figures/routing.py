@@ -198,6 +198,7 @@ def tail(steps: pd.DataFrame, tails: pd.DataFrame) -> DataFigure:
             bars.plot([], [], "o", color=colour, markersize=4, label=name)
             style.note(tokens, name, chosen.rename(columns={"entropy": "x", "log_ratio": "mean"}))
         bars.plot([], [], "o", color="black", markerfacecolor="white", markersize=3, label="old routes forced")
+        tokens.axhline(0, color="#999999", linewidth=0.6, zorder=0)
         tokens.set_xlabel("entropy before the updates (nats)")
         tokens.set_ylabel("log π_θ/π_old of a token")
         text = (
