@@ -228,7 +228,7 @@ def _fails(study: Recorded) -> tuple[Estimate, bool, str]:
 
 
 def _costs(study: Recorded, without: Arm, arm: Arm, least: float = LEAST_COST) -> tuple[Estimate, bool, str]:
-    """V4: held-out accuracy with the exact sampler less that with an uncorrected other sampler; V3 of *long*: of data."""
+    """V4, and V3 of *long*: held-out accuracy without a mismatch, or without stale data, less with it."""
     number = _mean(less(study, "held-out accuracy", without, arm))
     passed = number.mean >= least and number.low > 0
     return number, passed, f"held-out accuracy of {without.label} less {arm.label}"
