@@ -197,10 +197,10 @@ def is_twin(dense: pd.Series, moe: pd.Series) -> bool:
     """
     if dense["model"] != f"dense_{moe['model']}" or dense["algorithm"] != moe["algorithm"]:
         return False
-    configs = [run.get("config") for run in (dense, moe)]
-    if not all(isinstance(config, str) for config in configs):
+    texts = (run.get("config") for run in (dense, moe))
+    ours, theirs = (flatten(json.loads(text)) if isinstance(text, str) else None for text in texts)
+    if ours is None or theirs is None:
         return False
-    ours, theirs = (flatten(json.loads(config)) for config in configs)
     shared = (key for key in ours.keys() & theirs.keys() if not key.startswith(_OF_EXPERTS))
     return all(ours[key] == theirs[key] for key in shared)
 

@@ -442,7 +442,7 @@ def test_the_tail_is_split_by_routes_and_shows_the_tokens_that_moved_most() -> N
     assert len(changed) + len(others) == 100
     np.testing.assert_allclose(pinned_of_changed, changed / 10)
     np.testing.assert_allclose(pinned_of_others, others / 10)
-    assert "98 of them with a changed route" in said(figure)
+    assert "the routes of 98 changed" in said(figure)
 
 
 def test_a_tail_of_one_seed_without_a_changed_route_has_no_interval() -> None:

@@ -137,7 +137,7 @@ _LIST = [
                rule=_has_one_engine),
     FigureSpec("fig15", "gain_map", stability.gain_map, "frontier_stale",
                varies=_GRID, records=("reward", "eval_accuracy"), only=("algorithm", "model", *_GRID)),
-    FigureSpec("fig16", "tail", routing.tail, "long", records=_TOP, lines=_ARM, takes=("steps", "tails")),
+    FigureSpec("fig16", "tail", routing.tail, "routers", records=_TOP, takes=("steps", "tails")),
 ]
 # fmt: on
 # By id, in the order of the paper.

@@ -165,14 +165,14 @@ def tail(steps: pd.DataFrame, tails: pd.DataFrame) -> DataFigure:
     runs = tables.run_means(steps, ["arm"], ["log_ratio_moment_top_changed", "log_ratio_moment_top"])
     runs["log_ratio_moment_top_unchanged"] = runs["log_ratio_moment_top"] - runs["log_ratio_moment_top_changed"]
     runs["all tokens with a changed route"] = _changed(steps)
-    arms = [arm for arm in looks.of_lines(steps) if arm in runs.index]
+    arms = {str(arm): ours for arm, ours in runs.groupby(level="arm")}
+    names = _distinct(list(arms))
     largest = tails.sort_values("log_ratio", key=abs, ascending=False, kind="stable").head(_LARGEST)
     is_changed = largest["layers_changed"] > 0
     with style.figure_style():
-        figure, axes = style.panels(1, 2, 1.9 + 0.2 * len(arms), style.TWO_COLUMNS)
+        figure, axes = style.panels(1, 2, 1.4 + sum(0.2 + 0.1 * name.count("\n") for name in names), style.TWO_COLUMNS)
         bars, tokens = axes
-        for row, arm in enumerate(arms):
-            ours = runs.loc[arm]
+        for row, (arm, ours) in enumerate(arms.items()):
             means = {str(name): over_seeds(ours[name].dropna().tolist(), bounds=(0.0, 1.0)) for name in ours}
             changed, whole, unchanged, of_all = means.values()
             bars.barh(row, changed.mean, 0.6, color=_CHANGED, alpha=0.6)
@@ -186,7 +186,7 @@ def tail(steps: pd.DataFrame, tails: pd.DataFrame) -> DataFigure:
         bars.spines["left"].set_visible(False)
         bars.set_xlim(0, 1)
         bars.set_xlabel("share of Σ (log π_θ/π_old)² in 0.1 % of tokens")
-        style.named_rows(bars, _distinct(arms), top_down=True)
+        style.named_rows(bars, names, top_down=True)
         for name, colour, chosen in (
             ("route changed", _CHANGED, largest[is_changed]),
             ("route unchanged", _UNCHANGED, largest[~is_changed]),
@@ -204,8 +204,8 @@ def tail(steps: pd.DataFrame, tails: pd.DataFrame) -> DataFigure:
         text = (
             f"Left: mean over steps and seeds, {style.seeds(steps[steps['arm'].isin(arms)])}; line: nominal 95 % "
             "interval from three seeds on; dots: seeds; white tick: where the bar would split if changed routes did "
-            f"not matter. Right: the {len(largest)} tokens that moved most, of all arms and seeds; "
-            f"{is_changed.sum()} of them with a changed route."
+            f"not matter. Right: the {len(largest)} tokens that moved most, of all arms and seeds; the routes of "
+            f"{is_changed.sum()} changed. Open: the same tokens with the old routes of their whole responses."
         )
         return style.finish(figure, bars, text)
 
