@@ -205,7 +205,7 @@ def tail(steps: pd.DataFrame, tails: pd.DataFrame) -> DataFigure:
             f"Left: mean over steps and seeds, {style.seeds(steps[steps['arm'].isin(arms)])}; line: nominal 95 % "
             "interval from three seeds on; dots: seeds; white tick: where the bar would split if changed routes did "
             f"not matter. Right: the {len(largest)} tokens that moved most, of all arms and seeds; the routes of "
-            f"{is_changed.sum()} changed. Open: the same tokens with the old routes of their whole responses."
+            f"{is_changed.sum()} changed. Open: the same tokens with the old routes of their whole sequences."
         )
         return style.finish(figure, bars, text)
 
