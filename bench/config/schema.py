@@ -211,6 +211,14 @@ class Audit(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tuning(_Group):
+    """What ``steadymoe run --tune`` sweeps (``tuning.overrides``). No run reads it."""
+
+    rate_factors: Annotated[tuple[Positive, ...], Field(min_length=2), _UNIQUE]
+    seeds: Annotated[tuple[Annotated[StrictInt, Field(ge=0, le=_LARGEST)], ...], _NOT_EMPTY, _UNIQUE]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig(_Group):
     """Everything that a run reads.
 
@@ -247,6 +255,7 @@ class RunConfig(_Group):
     log: Literal["tensorboard", "wandb"] | None
     retry: Literal["all", "failed"]
     audit: Audit
+    tuning: Tuning
     correction: Mapping[str, Any]
     routing: Routing
     engine: Mapping[str, Any]
