@@ -1,6 +1,6 @@
 """``steadymoe run --tune``: the level at each learning rate, as a table and a figure, and the best rate of each arm."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,20 +21,20 @@ from steadymoe.bench.support.text import visible, without_mathematics
 # The level of a run. Not the mean of its last evaluations: a short run has few, and the first is of the cold start.
 LEVEL = "final held-out accuracy"
 CAPTION = (
-    f"Mean over tuning seeds with {INTERVAL}. Start: held-out accuracy of the cold start; {LEVEL}: the last evaluation, "
-    "0 after a number that is not finite. Less best: the difference from the arm's best rate, seed by seed. "
-    f"{tables.COLLAPSED.partition(';')[0]}. The best of several rates looks better than it is: compare algorithms on "
-    "other seeds."
+    f"Mean over tuning seeds with {INTERVAL}. Start: held-out accuracy of the cold start; {LEVEL}: the last "
+    "evaluation, 0 after a number that is not finite. Less best: the difference from the arm's best rate, seed by "
+    f"seed. {tables.COLLAPSED.partition(';')[0]}. The highest of several levels is biased upwards: compare algorithms "
+    "at other seeds."
 )
-# Lines of one rate stand side by side, each shifted by this factor.
-_APART = 1.04
+# The intervals at one rate stand side by side, over a range of this factor.
+_SPREAD = 1.15
 # What ``config.tuning.overrides`` chooses. The runs that follow have their own.
 _TUNED = (RATE, "seed", "experiment_name", "measure")
 
 
 def main(words: list[str]) -> int:
-    """Run ``steadymoe run`` with ``--tune`` in ``words`` and report; return the exit code. Raises UserError."""
-    return command.main(words, report)
+    """Run ``steadymoe run``, report if ``--tune`` is among ``words``, and return the exit code. Raises UserError."""
+    return command.main(words, report if "--tune" in words else None)
 
 
 def report(runs: Sequence[Run]) -> None:
@@ -46,7 +46,8 @@ def report(runs: Sequence[Run]) -> None:
     rows = table(recorded["runs"], recorded["steps"])
     paths = write.table(results, f"{experiment}-tuning", rows.drop(columns="algorithm"), CAPTION)
     paths += write.figure(results, f"{experiment}-level_over_rate", drawn(rows), "Level over learning rate.")
-    print("\n".join([*(visible(f"wrote {path}") for path in paths), *map(visible, lines(runs, recorded["runs"], rows))]))
+    for text in (*(f"wrote {path}" for path in paths), *lines(runs, recorded["runs"], rows)):
+        print(visible(text))
 
 
 def table(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -90,13 +91,12 @@ def drawn(rows: pd.DataFrame) -> DataFigure:
         for place, (arm, look) in enumerate(lines.items()):
             ours = rows[rows["arm"] == arm]
             data = pd.DataFrame(map(vars, ours[LEVEL])).assign(x=ours["learning rate"].to_numpy())
-            shift = _APART ** (place - (len(lines) - 1) / 2)  # intervals of one rate stand side by side
-            axis.vlines(data["x"] * shift, data["low"], data["high"], color=look.colour, linewidth=0.8)
-            axis.plot(data["x"] * shift, data["mean"], look.dashes, color=look.colour, linewidth=1.2)
-            for x, mean, best in zip(data["x"] * shift, data["mean"], ours["best"], strict=True):
-                face = look.colour if best else "white"
-                axis.plot(x, mean, look.marker, color=look.colour, markerfacecolor=face, markersize=4)
-            axis.plot([], [], look.dashes + look.marker, color=look.colour, markersize=4, label=arm)
+            beside = data["x"] * _SPREAD ** ((place + 0.5) / len(lines) - 0.5)
+            axis.vlines(beside, data["low"], data["high"], color=look.colour, linewidth=0.8)
+            open_marks = {"color": look.colour, "markerfacecolor": "white", "markersize": 4, "linewidth": 1.2}
+            axis.plot(beside, data["mean"], look.dashes + look.marker, label=arm, **open_marks)
+            is_best = (ours["best"] != "").to_numpy()
+            axis.plot(beside[is_best], data["mean"][is_best], look.marker, color=look.colour, markersize=4)
             style.note(axis, arm, data[["x", "mean", "low", "high", "n"]])
         for start in {start.mean: start for start in rows["start"]}.values():
             axis.axhline(start.mean, color="#777777", linestyle="--", linewidth=0.8, zorder=0)
@@ -106,7 +106,7 @@ def drawn(rows: pd.DataFrame) -> DataFigure:
         axis.minorticks_off()
         axis.set_xlabel("learning rate")
         n = style.span([estimate.n for estimate in rows[LEVEL]])
-        text = f"Mean over tuning seeds, n = {n}, with a nominal 95 % t interval; filled: the best rate; dashed: start."
+        text = f"Mean over tuning seeds, n = {n}, with a nominal 95 % interval; filled: the best rate; grey: the start."
         return style.finish(figure, axis, text)
 
 
@@ -122,26 +122,26 @@ def lines(runs: Sequence[Run], recorded: pd.DataFrame, rows: pd.DataFrame) -> It
     for words, ours in planned.items():
         ended = [arms[run.folder] for run in ours if run.folder in arms]
         if ended:
+            prefix = ours[0].command.partition("steadymoe ")[0]  # STEADYMOE_PATH, or nothing
             missing = f"; {len(ours) - len(ended)} of {len(ours)} runs are missing" if len(ended) < len(ours) else ""
-            path = ours[0].command.partition("steadymoe ")[0]  # STEADYMOE_PATH, or nothing
-            yield verdict(rows[rows["arm"] == ended[0]], missing, path, words)
+            yield verdict(rows[rows["arm"] == ended[0]], missing, prefix, words)
 
 
-def verdict(its: pd.DataFrame, missing: str, path: str, words: Sequence[str]) -> str:
+def verdict(its: pd.DataFrame, missing: str, prefix: str, words: Sequence[str]) -> str:
     """Return the best rate of an arm and what to do next, in a line; ``its`` are the rows of ``table`` of the arm."""
     rates = its["learning rate"].tolist()
     (best,) = its[its["best"] != ""].to_dict("records")
-    rate = best["learning rate"]
-    # No difference has an interval below three seeds, and the best rate's own is none.
-    close = [each["learning rate"] for each in its.to_dict("records") if not each["less best"].high < 0]
-    doubt = f" (not clearly better than {_text(close)})" if (close := [each for each in close if each != rate]) else ""
+    rate, others = best["learning rate"], its[its["best"] == ""]
+    # Below three seeds a difference has no interval, and its end is nan.
+    is_close = [not difference.high < 0 for difference in others["less best"]]
+    doubt = f" (not clearly better than {_text(others['learning rate'][is_close])})" if any(is_close) else ""
     found = f"{best['arm']}: best learning rate {_text([rate])}{doubt}, {LEVEL} {best[LEVEL]}, n = {best['n']}{missing}"
     if rate in (rates[0], rates[-1]):
         wider = [rates[0] / 2] * (rate == rates[0]) + rates + [rates[-1] * 2] * (rate == rates[-1])
         return f"{found}; it is at an end of the grid, extend it: {RATE}={_text(wider, ',')}"
-    return f"{found}; next: {path}{compose.command([*words, f'{RATE}={_text([rate])}'])}"
+    return f"{found}; next: {prefix}{compose.command([*words, f'{RATE}={_text([rate])}'])}"
 
 
-def _text(rates: Sequence[float], comma: str = ", ") -> str:
+def _text(rates: Iterable[float], comma: str = ", ") -> str:
     """Return rates as exact text that Hydra reads: 4e-4."""
     return comma.join(np.format_float_scientific(rate, trim="-", exp_digits=1) for rate in rates)

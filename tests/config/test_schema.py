@@ -129,6 +129,8 @@ def test_another_type_a_missing_and_an_unknown_field_are_refused(key: str) -> No
         ("audit.drift", [[0], [0, 1_000_000]], [[], [0, 0], [-1]]),
         ("audit.algorithms", [[]], [["grpo", "grpo"], [1]]),
         ("audit.minibatches", [6], [5]),
+        ("tuning.rate_factors", [[0.5, 2]], [[], [1.0], [0.0, 1.0], [-1.0, 1.0], [1.0, 1.0], "abc"]),
+        ("tuning.seeds", [[0]], [[], [-1], [3, 3], [0.5]]),
     ],
 )
 def test_a_value_at_its_bound_is_read_and_one_beyond_is_refused(
