@@ -14,8 +14,8 @@ NO_NUMBERS = (
     *("experiment_name", "results_dir", "checkpoint_every", "checkpoint_keep", "retry", "log"),
     "savings.reuse_first",
 )
-# Sections that no run reads: an audit has a hash of its own, and `--tune` makes ordinary overrides of its section.
-_NOT_OF_RUNS = ("audit.", "tuning.")
+# The section of ``steadymoe audit``, which no run reads; an audit has a hash of its own.
+_OF_AUDITS = "audit."
 
 # Fields that follow from updates_per_rollout and a second field. If the second field is given, it counts in the hash,
 # and the first field does not.
@@ -51,7 +51,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def changes_numbers(key: str) -> bool:
     """Return whether the field ``key`` can change what a run records."""
-    return key not in NO_NUMBERS and not key.startswith(_NOT_OF_RUNS)
+    return key not in NO_NUMBERS and not key.startswith(_OF_AUDITS)
 
 
 def implied(config: Mapping[str, Any]) -> list[str]:

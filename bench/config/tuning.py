@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.names import errors_in_one_line
-from steadymoe.bench.config.schema import ConfigError, read
+from steadymoe.bench.config.schema import ConfigError, read, read_tuning
 
 RATE = "optimizer.learning_rate"
 
@@ -17,20 +17,19 @@ def overrides(words: Sequence[str]) -> list[str]:
     The section ``tuning`` of the config gives seeds and rates, the latter as factors of the setting's own rate. A sweep
     of rates in ``words`` replaces these rates; seed, experiment name and ``measure`` stay as ``words`` have them.
     """
-    with errors_in_one_line(words):
-        given = {each.key_or_group: each for each in OverridesParser.create().parse_overrides(list(words))}
-        several = compose.swept(words)
-    plain, _ = compose.unchecked([word for word in words if word not in several])
-    config = read(plain)
+    section = read_tuning(OmegaConf.to_container(compose.settings(words)).get("tuning"))
+    several = compose.swept(words)
+    config = read(compose.unchecked([word for word in words if word not in several])[0])
+    given = {each.key_or_group: each for each in OverridesParser.create().parse_overrides(list(words))}
     tuned = {
-        "seed": ",".join(map(str, config.tuning.seeds)),
+        "seed": ",".join(map(str, section.seeds)),
         "experiment_name": f"{config.experiment_name}_tuning",
         "measure": "little",  # only the level is compared
     }
     tuned = {key: value for key, value in tuned.items() if key not in given}
     if RATE not in given or not given[RATE].is_sweep_override():
         # 12 digits: no rounding error of a product names a folder.
-        rates = [f"{factor * config.optimizer.learning_rate:.12g}" for factor in config.tuning.rate_factors]
+        rates = [f"{factor * config.optimizer.learning_rate:.12g}" for factor in section.rate_factors]
         tuned[RATE] = ",".join(dict.fromkeys(rates))
     own = [word for word in words if not word.startswith("tuning.")]
     return own + [f"{key}={value}" for key, value in tuned.items()]
