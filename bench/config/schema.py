@@ -282,6 +282,7 @@ _PLAIN = {
     "a valid string": "text",
     "a valid tuple": "a list",
     " after validation, not 0": "",
+    " after validation, not 1": "",
 }
 
 
