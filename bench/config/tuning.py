@@ -1,6 +1,7 @@
 """``steadymoe run --tune``: a sweep of learning rates on tuning seeds, in place of a setting's own rate and seeds."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -17,7 +18,8 @@ def overrides(words: Sequence[str]) -> list[str]:
     The section ``tuning`` of the config gives seeds and rates, the latter as factors of the setting's own rate. A sweep
     of rates in ``words`` replaces these rates; seed, experiment name and ``measure`` stay as ``words`` have them.
     """
-    section = read_tuning(OmegaConf.to_container(compose.settings(words)).get("tuning"))
+    settings: Any = OmegaConf.to_container(compose.settings(words))
+    section = read_tuning(settings.get("tuning"))
     several = compose.swept(words)
     config = read(compose.unchecked([word for word in words if word not in several])[0])
     given = {each.key_or_group: each for each in OverridesParser.create().parse_overrides(list(words))}

@@ -76,7 +76,7 @@ def table(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 def _arms(runs: pd.DataFrame) -> pd.Series:
     """Return the name of each run's arm, without its learning rate."""
-    axes = [{key: value for key, value in each.items() if key != RATE} for each in runs["axes_values"]]
+    axes = runs["axes_values"].map(lambda each: {key: value for key, value in each.items() if key != RATE})
     return archive.name_arms(runs.assign(axes_values=axes))
 
 
@@ -135,7 +135,9 @@ def verdict(its: pd.DataFrame, missing: str, prefix: str, words: Sequence[str]) 
     # Below three seeds a difference has no interval, and its end is nan.
     is_close = [not difference.high < 0 for difference in others["less best"]]
     doubt = f" (not clearly better than {_text(others['learning rate'][is_close])})" if any(is_close) else ""
-    found = f"{best['arm']}: best learning rate {_text([rate])}{doubt}, {LEVEL} {best[LEVEL]}, n = {best['n']}{missing}"
+    lost = f", {best['collapsed']:.0f} collapsed" if best["collapsed"] > 0 else ""
+    level = f"{LEVEL} {best[LEVEL]}, n = {best['n']}{lost}{missing}"
+    found = f"{best['arm']}: best learning rate {_text([rate])}{doubt}, {level}"
     if rate in (rates[0], rates[-1]):
         wider = [rates[0] / 2] * (rate == rates[0]) + rates + [rates[-1] * 2] * (rate == rates[-1])
         return f"{found}; it is at an end of the grid, extend it: {RATE}={_text(wider, ',')}"

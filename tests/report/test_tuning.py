@@ -90,6 +90,8 @@ def test_the_best_rate_is_that_of_the_highest_mean_level_and_others_are_compared
     command = "steadymoe run experiment=stale algorithm=gspo optimizer.learning_rate=2e-4"
     assert said.endswith(command)
     assert "1e-4" not in said.removesuffix(command)
+    assert "collapsed" not in said
+    assert "3 collapsed" in tuning.verdict(tabled({1e-4: [0.5] * 3, 2e-4: [0.6] * 3}, collapsed=[2e-4]), "", "", [])
     assert tuning.drawn(rows).numbers["series"].tolist() == ["gspo"] * 3 + ["start"]
 
 
