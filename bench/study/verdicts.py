@@ -60,9 +60,8 @@ class Verdicts:
 
     def verdict(self, claim: Claim, leg: Leg) -> LegVerdict | None:
         """Return the verdict of one leg; None for a claim without it."""
-        return leg_verdict(
-            self.findings[claim.number], leg, self.moe_effect[claim.setting] if claim.about_moe else None
-        )
+        present = self.moe_effect[claim.setting] if claim.about_moe else None
+        return leg_verdict(self.findings[claim.number], leg, present)
 
     def in_words(self, claim: Claim, leg: Leg) -> str:
         """Return the verdict of one leg, with the outcomes that it comes from; "–" for a claim without it."""
