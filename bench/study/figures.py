@@ -11,8 +11,10 @@ from steadymoe.bench.report.figures.curves import curves
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.score.arms import FROZEN
+from steadymoe.bench.study.arms import LONG, LONG_ON_POLICY
 from steadymoe.bench.study.exploratory import LEFT, MOVED, NEXT, SEEN, START
 
+AT_LONG = {arm.label for arm in (*LONG.values(), *LONG_ON_POLICY.values())}
 # Dial → label of its axis.
 _DIALS = {"layers": "layers", "experts": "experts", "margin": "factor of the routers' weights"}
 # Quantity → the label of its panel in ``replay``.
@@ -39,6 +41,7 @@ def arms(steps: pd.DataFrame, standings: pd.DataFrame) -> DataFigure:
     """
     lines, (metric,), (outcome,) = looks.of_lines(steps), *(set(standings[name]) for name in ("metric", "outcome"))
     lines |= {arm: Look(looks.COLOURS[7], ":", "o") for arm in lines if arm == FROZEN.label}
+    lines |= {arm: _of_routers(arm) for arm in lines if arm in AT_LONG}
     with style.figure_style():
         height = max(2.4, 0.9 + 0.2 * len(standings))
         figure, axes = style.panels(1, 2, height, style.TWO_COLUMNS)
@@ -63,6 +66,14 @@ def arms(steps: pd.DataFrame, standings: pd.DataFrame) -> DataFigure:
         smoothed = f"{most * style.SMOOTHED_OVER} updates" if metric == "reward" else ""
         caption = style.curves_caption(steps, smoothed=smoothed)
         return style.finish(figure, axes[0], f"{caption} Right: means over seeds; bars: nominal 95 % interval.")
+
+
+def _of_routers(arm: str) -> Look:
+    """Return the look of an arm of *long*: the colour of its routers, the line and mark of its loss."""
+    _, loss, routers = arm.split(", ")
+    colours = {"fast routers": 1, "slow routers": 0, "frozen routers": 2, "dense": 6}
+    dashes, marker = {"unclipped": ("-", "o"), "on policy": ("--", "s"), "GSPO": (":", "^")}[loss]
+    return Look(looks.COLOURS[colours[routers]], dashes, marker, marked=True)
 
 
 def dose(table: pd.DataFrame) -> DataFigure:
