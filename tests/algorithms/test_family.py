@@ -170,6 +170,21 @@ def trm(batch: Batch, i: int) -> Pair:
     return kept, kept
 
 
+def centred(batch: Batch, i: int, weight: Callable[[float], float]) -> Pair:
+    """The head is two tokens and the sampled one, unless it is listed twice; the rest of both policies is the tail."""
+    values, slopes, a = [], [], ADVANTAGES[i]
+    for t, u in enumerate(ratios(batch, i, "rollout")):
+        mu = [math.exp(x) for x in batch.get("rollout_top_logprobs_BTK")[i, t].tolist()]
+        pi = [math.exp(x) for x in batch.get("top_logprobs_BTK")[i, t].tolist()]
+        head = [(q, x) for q, x in zip(mu, pi, strict=True) if q > 0]
+        rho = (1 - sum(q for q, _ in head)) / (1 - sum(x for _, x in head))
+        alpha = rho * weight(1 / rho)
+        mean = sum((q * weight(x / q) - alpha * x) * math.log(x) for q, x in head)
+        values.append(a * (weight(u) * batch.logprobs_BT[i, t].item() - mean))
+        slopes.append(a * weight(u))
+    return values, slopes
+
+
 def m2po(batch: Batch, i: int) -> Pair:
     region = {
         (j, t): math.log(x) ** 2
@@ -238,9 +253,12 @@ EQUATIONS: dict[str, tuple[Callable[..., Pair], Callable[[int], float]]] = {
     "m2po": (m2po, by_token),
     "r2vpo": (lambda r, u, a, p: r2vpo(r, a), by_token),
     "minpro": (lambda r, u, a, p: minpro(r, a, p), by_token),
+    "score_centering": (lambda batch, i: centred(batch, i, lambda x: 1.0), by_token),
+    "score_centering_tis": (lambda batch, i: centred(batch, i, lambda x: min(x, 2.0)), by_token),
+    "score_centering_mis": (lambda batch, i: centred(batch, i, lambda x: x if 0.5 <= x <= 5 else 0.0), by_token),
 }
-WITHOUT_CLIP = {"reinforce", "rloo", "grpo_unclipped", "sapo", "vespo", "r2vpo"}
-CAPPED = {"cispo", "minpro", "topr"}  # the weight is bounded, the gradient stays
+WITHOUT_CLIP = {"reinforce", "rloo", "grpo_unclipped", "sapo", "vespo", "r2vpo", "score_centering"}
+CAPPED = {"cispo", "minpro", "topr", "score_centering_tis"}  # the weight is bounded, the gradient stays
 
 
 @pytest.mark.parametrize("scale", [0.0005, 0.02, 0.4, 1.5], ids=lambda scale: f"log-ratios of {scale}")
@@ -262,7 +280,7 @@ def test_value_and_gradient_are_those_of_the_equation(name: str, scale: float) -
 
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_tokens_marked_as_clipped_are_those_that_lost_their_gradient_or_are_capped(name: str) -> None:
-    batch = ragged(1.5 if name in ("dppo", "dppo_kl", "minpro") else 0.4)
+    batch = ragged(1.5 if name in ("dppo", "dppo_kl", "minpro", "score_centering_tis", "score_centering_mis") else 0.4)
     _, grad_BT, output = run(load(name), batch)
     assert ("clipped_low_BT" not in output.metrics) == (name in WITHOUT_CLIP)
     if name in WITHOUT_CLIP:

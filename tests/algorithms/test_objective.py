@@ -131,7 +131,7 @@ def test_a_correction_is_the_identity_where_both_policies_agree(correction: Corr
     same(objective(load("grpo"), correction), load("grpo"), batch)
 
 
-@pytest.mark.parametrize("name", sorted(set(names()) - {"dppo", "dppo_kl", "gepo", "minirl", "trm"}))
+@pytest.mark.parametrize("name", [name for name in names() if not load(name).traits.corrects_for_sampler])
 def test_a_correction_weighs_each_token_after_the_hosts_clip(name: str) -> None:
     """With a sequence ratio too: the gradient of token t is multiplied by the weight of token t, as in GSPO-token."""
     batch = ragged()
@@ -351,6 +351,12 @@ def test_the_aggregation_is_a_switch(mode: str) -> None:
         ("rspo", {"form": "v2"}, "before_clip, after_clip"),
         ("rspo", {"gamma_min": 0.0}, "gamma_min"),
         ("opsm", {"host": load("opsm")}, "host must be a loss with a ratio"),
+        ("score_centering", {"anchor": "old"}, "anchor must be rollout"),
+        ("score_centering", {"weight": "is"}, "one, tis, mis"),
+        ("score_centering", {"ratio_high": 2.0}, "ratio_high bounds"),
+        ("score_centering_tis", {"ratio_low": 0.5}, "ratio_low the weight mis"),
+        ("score_centering_mis", {"ratio_high": 0.9}, "ratio_low <= 1 <= ratio_high"),
+        ("score_centering", {"top_k": 0}, "top_k"),
         ("gpro", {}, r"'gpro'.*grpo, .*gspo, .*reinforce"),
     ],
 )

@@ -31,6 +31,7 @@ def sections(name: str) -> dict[str, Any]:
 
 # The algorithms that lack a property on purpose, by the words in which they say so.
 HELD = {"aspo", "cispo", "minirl", "minpro", "rspo", "rspo_grpo", "rspo_gspo", "topr", "vespo"}
+HELD |= {"score_centering", "score_centering_tis", "score_centering_mis"}
 STATED = {
     "gradient": ("sg[…] held constant, as the docstring says", HELD),
     "micro-batches": ("refused by the trait whole_minibatch", {"gepo", "m2po", "r2vpo"}),

@@ -25,6 +25,7 @@ NOT_IN_VERL = {
     *("gepo", "m2po", "r2vpo"),  # need the whole mini-batch
     *("rspo", "rspo_grpo", "rspo_gspo"),  # read routers
     *("dppo", "dppo_kl", "minirl", "opsm", "trm"),  # read the sampler
+    *("score_centering", "score_centering_tis", "score_centering_mis"),
 }
 
 
