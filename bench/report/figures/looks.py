@@ -26,7 +26,8 @@ ALGORITHMS = (
     *("rspo_grpo", "rspo_gspo", "gepo", "dapo", "minirl", "m2po", "dr_grpo", "dppo_kl"),
     *("opsm", "gspo_token", "reinforce_pp", "aspo", "topr", "rspo", "rloo", "ppo_clip"),
     *("lite_ppo", "luspo", "reinforce_pp_baseline", "gmpo", "fspo", "minpro", "trm", "r2vpo"),
-    *("score_centering", "score_centering_tis", "score_centering_mis"),
+    *("score_centering", "score_centering_tis", "score_centering_mis", "dis", "dis_code", "icepop", "ipo", "mis_po"),
+    *("sat", "sat_gspo", "cppo", "flash_reinforce", "r2vpo_fixed", "fspo_dual_clip"),
 )
 # These words in the name of a line mean that a choice is off; the line is the plain algorithm.
 _OFF = {"off", "none", "exact"}
