@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from steadymoe.algorithms import Batch, LossOutput, PolicyLoss, load, names
-from steadymoe.plugins import common
+from steadymoe.plugins import ratio_moments
+from steadymoe.plugins.requirements import missing
 
 PREFIX = "steadymoe/"
 # Settings of verl's own losses at their defaults (verl/trainer/config/actor/actor.yaml, 0.9.1).
@@ -65,7 +66,7 @@ def named(mode: str) -> PolicyLoss:
 
 def refusal(loss: PolicyLoss) -> str | None:
     """Return what a loss needs and verl does not provide, as the end of a sentence; None if verl can compute it."""
-    reason = common.missing(loss, {"old_logprobs_BT"}, is_split=True)
+    reason = missing(loss, {"old_logprobs_BT"}, is_split=True)
     if reason is not None and "rollout_logprobs_BT" in reason and getattr(loss, "anchor", None) == "rollout":
         reason += "; /anchor:old uses the old policy's"
     return reason
@@ -120,8 +121,8 @@ def policy_loss(
 
 @torch.no_grad()
 def sums(batch: Batch, output: LossOutput) -> dict[str, float]:
-    """Return ``common.ratio_sums`` of a micro-batch and its number of clipped tokens, under names for verl's log."""
-    values = common.ratio_sums(batch)
+    """Return the ``ratio_sums`` of a micro-batch and its number of clipped tokens, under names for verl's log."""
+    values = ratio_moments.ratio_sums(batch)
     for name in ("clipped_low", "clipped_high"):
         if f"{name}_BT" in output.metrics:
             values[name] = output.metrics[f"{name}_BT"].sum().double()
@@ -139,7 +140,7 @@ def columns(logged: Mapping[str, float]) -> dict[str, float]:
     means = {name.removeprefix(prefix): value for name, value in logged.items() if name.startswith(prefix)}
     if not means.get("tokens"):
         return {}
-    ratios: dict[str, float] = common.ratio_columns(means)
+    ratios: dict[str, float] = ratio_moments.ratio_columns(means)
     if "clipped_low" in means:
         low, high = (means[name] / means["tokens"] for name in ("clipped_low", "clipped_high"))
         ratios |= {"clip_fraction": low + high, "clip_fraction_low": low, "clip_fraction_high": high}

@@ -24,7 +24,10 @@ _MEASURES = (
     "statistics/estimates.py",
 )
 # What ``audit.json`` must have to be compared.
-_FIELDS: lifecycle.Fields = {"audit_hash": str, "audit_code": str, "arms_code": dict, "config": dict}
+_FIELDS: lifecycle.Fields = {
+    **{"audit_hash": str, "audit_code": str, "arms_code": dict, "config": dict},
+    **{"algorithm_code": str, "training_version": int, "versions": dict},
+}
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,9 @@ class PlannedAudit:
         """Raise ConfigError if the folder holds an audit of another config or of other code."""
         try:
             before = lifecycle.read(self.facts_path, _FIELDS)
+            lifecycle.refuse(self.folder, before, {"config": self.run.plain, **self._identity()})
         except lifecycle.Damaged as error:
             raise ConfigError(f"{error}; add --redo to measure again") from error
-        lifecycle.refuse(self.folder, before, {"config": self.run.plain, **self._identity()})
 
     def make(self, log: Callable[[str], None], redo: bool = False) -> None:
         """Measure the missing tables, all of them for ``redo``.

@@ -273,6 +273,7 @@ _PLAIN = {
     "a valid boolean": "true or false",
     "a valid string": "text",
     "a valid tuple": "a list",
+    " after validation, not 0": "",
 }
 
 

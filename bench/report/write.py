@@ -8,7 +8,7 @@ Recipe for a module that has something to show::
     paths += write.table(results, "audit-ranking", ranking, CAPTION)  # tables/audit-ranking.{md,csv,tex}
     paths += write.files(pages, {"claims.md": text})  # whole pages
     write.section(readme, "findings", text)  # what stands between two markers of a page
-    page = write.html("score", "page.html", parts=parts)  # bench/score/page.html, which extends bench/report/base.html
+    page = write.html("score", "page.html", tables=tables)  # bench/score/page.html, based on bench/report/base.html
 
 Cells may be texts, numbers, ``Estimate`` and ``CostRatio``: rounding and escaping happen here. ``table_texts`` and
 ``figure_texts`` return file name → text and write nothing, for tests that compare with committed files. A command reads

@@ -38,6 +38,8 @@ class Comparison:
     part: Part
     own: str
     """The label of the scored algorithm."""
+    start: float | None
+    """The mean reward of its cold starts; None for a part of audits."""
     rows: pd.DataFrame
     """``compare_outcomes``; for runs also tokens: response tokens sampled by a run, the mean over seeds."""
     notes: Sequence[str]
@@ -53,13 +55,15 @@ def compare(part: Part, plan: Plan, recorded: Recorded, known: Baselines) -> Com
     theirs = {str(arm): group.set_index("seed")["value"] for arm, group in table.groupby("arm", sort=False)}
     agree, note = anchors_agree(here, theirs, [ANCHORS[name] for name in plan.anchors])
     rows, notes = compare_outcomes(plan.own_label, here, theirs, part, comparable=agree), [f"{part.name}: {note}"]
+    start = None
     if runs := [arm for arm in arms if isinstance(arm, Arm)]:
+        start = float(recorded.first(runs[0]).mean())
         tokens = table.groupby("arm")["tokens"].mean().to_dict()
         tokens |= {arm.label: recorded.tokens(arm).reindex(seeds).mean() for arm in runs}
         rows["tokens"] = rows["algorithm"].map(tokens)
         several = machines_or_versions(recorded, runs)
         notes += [f"{part.name}: differences are between runs of several kinds: {kinds}" for kinds in several]
-    return Comparison(part, plan.own_label, rows, notes)
+    return Comparison(part, plan.own_label, start, rows, notes)
 
 
 def machines_or_versions(recorded: Recorded, arms: list[Arm]) -> list[str]:
@@ -159,10 +163,10 @@ def text(parts: Sequence[Comparison]) -> str:
 
 
 def levels(compared: Comparison) -> dict[str, Any]:
-    """Return the chart of a part: the level of each algorithm."""
+    """Return the chart of a part: the level of each algorithm, and for runs a line at the start."""
     rows = compared.rows
     points = dict(zip(rows["algorithm"].map(visible), rows["outcome"], strict=True))
-    return chart(points, {}, visible(compared.own))
+    return chart(points, {} if compared.start is None else {"start": compared.start}, visible(compared.own))
 
 
 def write_page(parts: Sequence[Comparison], notes: Sequence[str], command: str, folder: Path) -> list[Path]:
@@ -176,7 +180,7 @@ def write_page(parts: Sequence[Comparison], notes: Sequence[str], command: str, 
         "page.html",
         title=f"{visible(parts[0].own)} in {VERSION}",
         charts={f"{each.part.outcome.capitalize()}, each algorithm": levels(each) for each in parts},
-        legend="Points: mean and 95 % interval; yours in orange.",
+        legend="Points: mean and 95 % interval; yours in orange. Dashed: reward at the start.",
         tables={f"{each.part.outcome.capitalize()}: {each.part.question}": table(each) for each in parts},
         own=visible(parts[0].own),
         notes=[visible(note) for note in notes],

@@ -5,7 +5,7 @@ and axes, and gets the tables of ``archive.load`` for these arms alone, under th
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,8 +106,14 @@ class Recorded:
         return steps[(steps["metric"] == "reward") & (steps["step"] == 1)].set_index("seed")["value"].sort_index()
 
     def held_out(self, arm: Arm) -> pd.Series:
-        """Return held-out accuracy by seed: the mean of a run's last five evaluations, sampled without engine noise."""
-        return self.numbers(arm, "eval_accuracy", "last")
+        """Return held-out accuracy by seed, sampled without engine noise.
+
+        It is the mean of a run's last five evaluations, as far as they lie in its second half.
+        """
+        steps = self.tables([arm])["steps"]
+        evaluated = steps[steps["metric"] == "eval_accuracy"].sort_values("step")
+        late = evaluated[evaluated["step"] > evaluated["step"].max() / 2]
+        return late.groupby("seed")["value"].agg(partial(tables.one_number, how="last"))
 
     def routing_share(self, arm: Arm) -> pd.Series:
         """Return ``tables.routing_share`` by seed."""

@@ -121,6 +121,26 @@ FRONTIER = {
     for updates in TABLE["frontier_stale"].values(_UPDATES)
 }
 
+# --- the setting *long*: held-out accuracy at the end decides -------------------------------------------------------
+
+_ROUTERS = {
+    "fast routers": "optimizer.router_factor=1.0",
+    "slow routers": "optimizer.router_factor=0.1",
+    "frozen routers": "routing=freeze",
+    "dense": "model=dense_flat",
+}
+# Loss and routers → arm, eight updates a rollout; and routers → arm on policy, where all losses are one.
+LONG = {
+    (name, mode): arm(f"long, {loss}, {mode}", "routers", name, overrides)
+    for name, loss in (("grpo_unclipped", "unclipped"), ("gspo", "GSPO"))
+    for mode, overrides in _ROUTERS.items()
+}
+LONG_ON_POLICY = {
+    mode: arm(f"long, on policy, {mode}", "routers", "grpo_unclipped", f"{_UPDATES}=1 {overrides}")
+    for mode, overrides in _ROUTERS.items()
+    if mode != "frozen routers"
+}
+
 # --- all by label ---------------------------------------------------------------------------------------------------
 
 ARMS = {
@@ -129,6 +149,7 @@ ARMS = {
         *(GRPO, GSPO, *OTHERS.values(), UNCLIPPED, REINFORCE, FROZEN, PAPERS, PAPERS_R2, GSPO_R2, WIDE, NARROW),
         *(ON_POLICY, *DENSE.values(), *SHIFT.values(), FREEZE, BALANCED, *BEST.values(), *DIALLED.values()),
         *(*ANCHORED.values(), NOISY, TIS, EXACT, *MINIRL.values(), *BF16.values(), *FRONTIER.values()),
+        *(*LONG.values(), *LONG_ON_POLICY.values()),
         *(stale for by_name in STALENESS.values() for stale in by_name.values()),
     )
 }

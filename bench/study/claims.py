@@ -11,15 +11,16 @@ from steadymoe.bench.measurement import columns
 from steadymoe.bench.study import effects
 from steadymoe.bench.study.arms import ARMS, BF16, DIALLED, DIALS, LOSSES, MAY_COLLAPSE
 from steadymoe.bench.study.effects import OF_RUNS, Effect
-from steadymoe.bench.study.gates import MISMATCH, STRESS, STRESS_AND_TWIN
+from steadymoe.bench.study.gates import LONG, MISMATCH, STRESS, STRESS_AND_TWIN
 from steadymoe.bench.study.rules import Claim, Contrast, Dose, Outcome, Side
 
 _TABLE: Any = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_suffix(".yaml")), resolve=True)
-_NEEDS = {"": (), "stress": STRESS, "stress and dense twin": STRESS_AND_TWIN, "mismatch": MISMATCH}
+_NEEDS = {"": (), "stress": STRESS, "stress and dense twin": STRESS_AND_TWIN, "mismatch": MISMATCH, "long": LONG}
 _SIDES: tuple[Side, ...] = ("above", "below", "between")
 # Effect → the unit of its outcomes and the leg that they belong to; rewards and runs unless it is named here.
 _UNITS: dict[str, Any] = {
     "held-out accuracy": ("accuracy", "trajectory"),
+    "held-out accuracy beside the dense twin": ("accuracy", "trajectory"),
     "usefulness": ("usefulness", "mechanism"),
     "gain": ("usefulness", "mechanism"),
     "clipped tokens": ("ratio", "mechanism"),
@@ -44,6 +45,9 @@ def effect(row: Mapping[str, Any]) -> tuple[str, Effect]:
         if twins:
             return f"{what}, MoE less dense twin", effects.interaction(name, (first, over), (twins[0], twins[1]))
         return what, effects.paired(name, first, over)
+    if name == "held-out accuracy beside the dense twin":
+        moe, dense = (ARMS[label] for label in labels)
+        return f"{name}, {moe.label} less {dense.label}", effects.beside_twin(moe, dense)
     if name == "clipped tokens":
         loss, other, k = LOSSES[labels[0]], LOSSES[labels[1]], row["updates"]
         return f"{name}, {loss.label} over {other.label}, after {k} updates", effects.clipped(loss, other, k)

@@ -96,6 +96,16 @@ def interaction(of: str, ours: tuple[Arm, Arm] | tuple[Audited, Audited], theirs
     return effect
 
 
+def beside_twin(moe: Arm, dense: Arm) -> Effect:
+    """Held-out accuracy of an MoE less its dense twin's, which shares no cold start (``comparisons.welch``)."""
+
+    def effect(study: Recorded) -> Measurement:
+        whole = welch(study.held_out(moe), study.held_out(dense))
+        return Measurement(whole.estimate, error=whole.error, degrees=whole.degrees)
+
+    return effect
+
+
 def clipped(loss: Audited, over: Audited, k: int) -> Effect:
     """The share of tokens that one loss clips after ``k`` updates, divided by another loss's share."""
     return lambda study: factor(*(study.gradient(one, "clip_fraction", k) for one in (loss, over)))

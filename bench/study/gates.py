@@ -37,7 +37,7 @@ from steadymoe.bench.statistics.estimates import (
 from steadymoe.bench.study import arms, experiments
 from steadymoe.bench.study.effects import OF_RUNS, less
 
-Setting = Literal["learning", "stale", "mismatch", "mismatch fp8"]
+Setting = Literal["learning", "stale", "long", "mismatch", "mismatch fp8"]
 State = Literal["passed", "failed", "not measured"]
 
 _RATE = "optimizer.learning_rate"
@@ -81,6 +81,7 @@ LEAST_GAIN = 0.15  # V1
 MOST_COLLAPSES, LEAST_TWIN_GAIN = 0.1, 0.10  # V2: a share of the seeds; held-out accuracy
 LEAST_FAILURES = 0.9  # V3: a share of the seeds
 LEAST_COST = 0.05  # V4: held-out accuracy
+LEAST_HARM = 0.1  # V3 of *long*: held-out accuracy
 LEAST_KEPT = 0.8  # V5, and the audits' gate: a share of the reward
 RESOLUTION = 0.05  # V7: standard deviation of paired differences
 
@@ -99,6 +100,7 @@ _LEARNS = Need("V1", "learning")
 # The gates of docs/protocol.md, "Gates".
 STRESS = (_LEARNS, *(Need(gate, "stale") for gate in ("V2", "V3", "V5", "V7")))
 STRESS_AND_TWIN = (*STRESS, Need("V2 dense", "stale"))
+LONG = (Need("V2", "long"),)
 MISMATCH = (_LEARNS, *(Need(gate, "mismatch") for gate in ("V4", "V7")))
 
 
@@ -126,15 +128,19 @@ _Measure = Callable[[Recorded], tuple[Estimate, bool, str]]
 def gates(study: Recorded) -> dict[Need, Gate]:
     """Measure every validity gate of the settings; a gate without its runs is "not measured"."""
     twin = f"≤ {MOST_COLLAPSES:.0%} of the seeds collapse, and the mean gain is ≥ {LEAST_TWIN_GAIN:g}"
-    cost = f"≥ {LEAST_COST:g}, with the interval above 0"
+    cost, harm = (f"≥ {least:g}, with the interval above 0" for least in (LEAST_COST, LEAST_HARM))
+    stale, on_policy = arms.LONG["grpo_unclipped", "slow routers"], arms.LONG_ON_POLICY["slow routers"]
     resolution = f"standard deviation ≤ {RESOLUTION:g}, or as many seeds as the power calculation asks for"
     table: tuple[tuple[str, Setting, str, _Measure], ...] = (
         ("V1", "learning", f"the best arm gains ≥ {LEAST_GAIN:g}, at a learning rate inside the grid", _learns),
         ("V2", "stale", twin, partial(_twin, arm=TWIN)),
         ("V2 dense", "stale", twin, partial(_twin, arm=DENSE_TWIN)),
         ("V3", "stale", f"collapsed, or ends below its start, in ≥ {LEAST_FAILURES:.0%} of the seeds", _fails),
-        ("V4", "mismatch", cost, partial(_costs, exact=QUIET, arm=NOISY)),
-        ("V4", "mismatch fp8", cost, partial(_costs, exact=EXACT, arm=FP8)),
+        ("V2", "long", twin, partial(_twin, arm=on_policy)),
+        ("V2 dense", "long", twin, partial(_twin, arm=arms.LONG_ON_POLICY["dense"])),
+        ("V3", "long", harm, partial(_costs, without=on_policy, arm=stale, least=LEAST_HARM)),
+        ("V4", "mismatch", cost, partial(_costs, without=QUIET, arm=NOISY)),
+        ("V4", "mismatch fp8", cost, partial(_costs, without=EXACT, arm=FP8)),
         ("V5", "stale", f"≥ {LEAST_KEPT:.0%} of the reward, GRPO and GSPO", _keeps),
         ("V7", "stale", resolution, partial(_resolves, of="mean reward", arm=STALE["gspo"], over=STALE["grpo"])),
         ("V7", "mismatch", resolution, partial(_resolves, of="held-out accuracy", arm=QUIET, over=NOISY)),
@@ -221,11 +227,11 @@ def _fails(study: Recorded) -> tuple[Estimate, bool, str]:
     )
 
 
-def _costs(study: Recorded, exact: Arm, arm: Arm) -> tuple[Estimate, bool, str]:
-    """V4: held-out accuracy with the exact sampler less held-out accuracy with an uncorrected other sampler."""
-    number = _mean(less(study, "held-out accuracy", exact, arm))
-    passed = number.mean >= LEAST_COST and number.low > 0
-    return number, passed, f"held-out accuracy of {exact.label} less {arm.label}"
+def _costs(study: Recorded, without: Arm, arm: Arm, least: float = LEAST_COST) -> tuple[Estimate, bool, str]:
+    """V4, and V3 of *long*: held-out accuracy without a mismatch, or without stale data, less with it."""
+    number = _mean(less(study, "held-out accuracy", without, arm))
+    passed = number.mean >= least and number.low > 0
+    return number, passed, f"held-out accuracy of {without.label} less {arm.label}"
 
 
 def _keeps(study: Recorded) -> tuple[Estimate, bool, str]:

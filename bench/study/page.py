@@ -61,7 +61,7 @@ def _claims(study: Recorded, verdicts: Verdicts) -> dict[str, Any]:
     def reasons(claim: Claim) -> list[Gate]:
         gates = [*verdicts.blocking[claim.number], *verdicts.failed[claim.number]]
         is_stress = verdicts.verdict(claim, "trajectory") == "under stress only"
-        return [*gates, verdicts.moe_effect] if is_stress else gates
+        return [*gates, verdicts.moe_effect[claim.setting]] if is_stress else gates
 
     def explored(claim: Claim) -> pd.DataFrame:
         more = [finding for finding in findings(study, claim.exploratory) if finding.measured.estimate.n]

@@ -1,19 +1,24 @@
 """Realism of the standard settings: their arms next to the published ranges (``report.realism``).
 
-R5 and R8 limit claims about MoE (``moe_effect``), the others nothing.
+R5, R8 and, at *long*, R9 and R10 limit claims about MoE (``moe_effect``), the others nothing.
 """
 
 import pandas as pd
 
 from steadymoe.bench.report.realism import OVER_DENSE, ROWS, Realism, over_dense
 from steadymoe.bench.score.recorded import NONE, Arm, Recorded
+from steadymoe.bench.statistics.estimates import Estimate
+from steadymoe.bench.study.arms import LONG
 from steadymoe.bench.study.gates import DENSE, FP8, LEARNING, NOISY, STALE, Gate, Need, Setting, State
 
 # The MoE effect is present at a setting if one of these gates is at least as large.
 PRESENT = {"R5": 2.0, "R8": 0.5}
+# At *long* both of these hold, too: (low, high).
+FUNCTION = {"R9": (0.0, 0.5), "R10": (0.3, 3.0)}
 # R5: the arm of a setting and its dense twin, None where no dense model has run.
 _TWINS: dict[Setting, tuple[Arm, Arm | None]] = {
     "stale": (STALE["grpo_unclipped"], DENSE),
+    "long": (LONG["grpo_unclipped", "slow routers"], LONG["grpo_unclipped", "dense"]),
     "learning": (LEARNING[3e-4], None),
     "mismatch": (NOISY, None),
     "mismatch fp8": (FP8, None),
@@ -22,6 +27,9 @@ _TWINS: dict[Setting, tuple[Arm, Arm | None]] = {
 _GATES: tuple[tuple[Setting, Arm, tuple[str, ...]], ...] = (
     ("stale", STALE["grpo"], ("R1", "R2", "R4", "R6", "R7", "R8")),
     ("stale", STALE["gspo"], ("R4",)),
+    ("long", LONG["grpo_unclipped", "slow routers"], ("R1", "R2", "R6", "R7", "R8", "R9", "R10")),
+    ("long", LONG["grpo_unclipped", "fast routers"], ("R8", "R9", "R10")),
+    ("long", LONG["gspo", "slow routers"], ("R4",)),
     ("learning", LEARNING[3e-4], ("R8",)),
     ("mismatch", NOISY, ("R3", "R8")),
     ("mismatch fp8", FP8, ("R3", "R8")),
@@ -59,11 +67,20 @@ def realism(study: Recorded) -> list[Realism]:
 
 
 def moe_effect(study: Recorded, setting: str) -> Gate:
-    """Whether an MoE differs from a dense model at a setting: in ratio variance (R5), or by routing's share (R8)."""
-    need = Need("R5 ≥ {R5:g} or R8 ≥ {R8:g}".format(**PRESENT), setting)
-    rows = [each for each in realism(study) if each.setting == setting and each.gate in PRESENT]
-    measured = {each.gate: each.number for each in rows if each.number.n}
-    if not measured:
-        return Gate(need, "not measured", "neither was recorded")
-    state: State = "passed" if any(number.mean >= PRESENT[gate] for gate, number in measured.items()) else "failed"
+    """Whether an MoE differs from a dense model at a setting: in ratio variance (R5), or by routing's share (R8).
+
+    At *long* routes must also carry function (R9), and routers move as fast for their size as other weights (R10). Of
+    several arms of a setting the first counts.
+    """
+    also = FUNCTION if setting == "long" else {}
+    need = Need("R5 ≥ {R5:g} or R8 ≥ {R8:g}".format(**PRESENT) + "".join(f", {gate}" for gate in also), setting)
+    measured: dict[str, Estimate] = {}
+    for row in realism(study):
+        if row.setting == setting and row.gate in (*PRESENT, *also) and row.number.n:
+            measured.setdefault(row.gate, row.number)
+    if not PRESENT.keys() & measured.keys() or not also.keys() <= measured.keys():
+        return Gate(need, "not measured", "not all were recorded")
+    present = any(gate in measured and measured[gate].mean >= least for gate, least in PRESENT.items())
+    within = all(low <= measured[gate].mean <= high for gate, (low, high) in also.items())
+    state: State = "passed" if present and within else "failed"
     return Gate(need, state, ", ".join(f"{gate} is {number}" for gate, number in measured.items()))

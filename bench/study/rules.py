@@ -13,7 +13,7 @@ from steadymoe.bench.statistics.comparisons import detectable, holm, sign_flip_p
 from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL
 from steadymoe.bench.study import arms
 from steadymoe.bench.study.effects import Effect, Measurement, NoNumber
-from steadymoe.bench.study.gates import MISMATCH, Gate, Need
+from steadymoe.bench.study.gates import LONG, MISMATCH, Gate, Need
 
 Verdict = Literal["supported", "contradicted", "not decided", "not testable here", "not run"]
 Side = Literal["above", "below", "between"]
@@ -114,7 +114,7 @@ class Claim:
     needs: tuple[Need, ...] = ()
     """The gates that the trajectory leg needs."""
     about_moe: bool = False
-    """Whether it is about MoE and was run at *stale*: the MoE effect should be present there (``moe_effect``)."""
+    """Whether it is about MoE: the MoE effect should be present at its setting (``moe_effect``)."""
     exploratory: tuple[Outcome, ...] = ()
     """Outcomes that the protocol does not list; they are shown and are part of no verdict."""
     about: str = ""
@@ -131,13 +131,20 @@ class Claim:
 
     @property
     def by_accuracy(self) -> bool:
-        """Whether held-out accuracy decides: at the setting *mismatch*."""
-        return self.needs == MISMATCH
+        """Whether held-out accuracy decides: at the settings *mismatch* and *long*."""
+        return self.needs in (MISMATCH, LONG)
+
+    @property
+    def setting(self) -> Literal["stale", "long"]:
+        """The setting at which a claim about MoE was run."""
+        return "long" if self.needs == LONG else "stale"
 
     @property
     def with_controls(self) -> tuple[Arm, ...]:
         """The arms, their controls and, at *stale*, the on-policy twin."""
-        return (*self.arms, *((arms.EXACT,) if self.by_accuracy else (*CONTROLS, arms.ON_POLICY)))
+        at_stale = (*CONTROLS, arms.ON_POLICY)
+        controls = {MISMATCH: (arms.EXACT,), LONG: tuple(arms.LONG_ON_POLICY.values())}.get(self.needs, at_stale)
+        return (*self.arms, *controls)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Verdicts:
             raise NotRun(f"{GRPO.label} ({GRPO.experiment})")
         self.gates = gates(study)
         self.audited = {name: audited(study, name, DRIFT) for name in ("study_audit", "study_audit_twin")}
-        self.moe_effect = moe_effect(study, "stale")
+        self.moe_effect = {setting: moe_effect(study, setting) for setting in ("stale", "long")}
         self.blocking = {claim.number: blocking(claim.needs, self.gates) for claim in CLAIMS}
         # Audits that have not run are "not run", not "not testable": of the mechanism leg only failed gates count.
         failed = {name: gate for name, gate in self.audited.items() if gate.state == "failed"}
@@ -60,7 +60,8 @@ class Verdicts:
 
     def verdict(self, claim: Claim, leg: Leg) -> LegVerdict | None:
         """Return the verdict of one leg; None for a claim without it."""
-        return leg_verdict(self.findings[claim.number], leg, self.moe_effect if claim.about_moe else None)
+        present = self.moe_effect[claim.setting] if claim.about_moe else None
+        return leg_verdict(self.findings[claim.number], leg, present)
 
     def in_words(self, claim: Claim, leg: Leg) -> str:
         """Return the verdict of one leg, with the outcomes that it comes from; "–" for a claim without it."""

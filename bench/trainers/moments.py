@@ -1,8 +1,8 @@
 """Columns as sums of moments, which add up over micro-batches and processes to the columns of a whole mini-batch.
 
 The suite's own functions measure each part. A mean over tokens becomes a sum and a count; a variance becomes the
-moments of r − 1 (``plugins.common``); a rate of expert change becomes counts of experts, so it does not depend on the
-split at all. Only the percentile of γ has no moments: γ of each token is stored. Sums are fp64.
+moments of r − 1 (``plugins.ratio_moments``); a rate of expert change becomes counts of experts, so it does not depend
+on the split at all. Only the percentile of γ has no moments: γ of each token is stored. Sums are fp64.
 
 Shapes: B responses, S = W + T positions of prompt and response, T response positions, N response tokens, L MoE layers,
 F = S − 1 positions fed, K experts a token, E experts, C = K + 1 counts.
@@ -19,7 +19,7 @@ from steadymoe.algorithms.ops import kl_estimate, log_ratio, product_log_ratio
 from steadymoe.bench.measurement import routing_drift, token_metrics
 from steadymoe.bench.training.columns_of_step import Measured
 from steadymoe.models.routing import Routed, log_softmax
-from steadymoe.plugins.common import ratio_columns, ratio_sums
+from steadymoe.plugins.ratio_moments import ratio_columns, ratio_sums
 
 # What one part of a mini-batch or rollout adds to its columns. "max …" is pooled by the maximum; "each …", a number per
 # token or response, is concatenated; everything else adds up. "mean <column>" is the sum of a mean over tokens,

@@ -16,7 +16,7 @@ from steadymoe.algorithms.objective import KL, Objective
 from steadymoe.bench.config.compose import CONF
 from steadymoe.bench.support.errors import UserError
 from steadymoe.models.contract import OutsideContractError, moe_layers
-from steadymoe.plugins import common
+from steadymoe.plugins.requirements import missing
 
 TESTED = "1.16"
 # Methods that the adapter overrides and that TRL calls private: they change.
@@ -68,7 +68,7 @@ def check_objective(objective: Objective, provided: Collection[str], is_split: b
 
     ``is_split`` says whether a mini-batch is split over micro-batches or processes.
     """
-    reason = common.missing(objective, provided, is_split)
+    reason = missing(objective, provided, is_split)
     if reason is None:
         return
     if is_split and objective.loss.traits.whole_minibatch:

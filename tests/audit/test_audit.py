@@ -153,6 +153,11 @@ def test_an_audit_of_other_numbers_or_code_is_not_mixed_with_this_one(
     (folder / "audit.json").write_text(whole[:50])
     with pytest.raises(ConfigError, match="add --redo to measure again"):
         asked.refuse_other()
+    facts = json.loads(whole)
+    for damage in ({"versions": None}, {"algorithm_code": 1}, {"config": {}}, {"config": {"algorithm": 1}}):
+        (folder / "audit.json").write_text(json.dumps(facts | damage))
+        with pytest.raises(ConfigError, match="add --redo"):
+            asked.refuse_other()
     (folder / "audit.json").write_text(whole)
     monkeypatch.setattr(plan, "_code", lambda: "other")
     with pytest.raises(ConfigError, match="other code"):

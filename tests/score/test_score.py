@@ -204,7 +204,7 @@ def test_a_page_escapes_names(tmp_path: Path) -> None:
     name = "<script>x</script>"
     rows = [(name, "here", Estimate(0.5, 0.4, 0.6, 10), NONE, np.nan, np.nan, "–", 10.0)]
     columns = ["algorithm", "source", "outcome", "difference", "p", "corrected", "verdict", "tokens"]
-    part = comparison.Comparison(STABILITY, name, pd.DataFrame(rows, columns=columns), [])
+    part = comparison.Comparison(STABILITY, name, 0.4, pd.DataFrame(rows, columns=columns), [])
     comparison.write_page([part], ["a <b>note</b>"], name, tmp_path)
     text = (tmp_path / "score.html").read_text()
     assert "<script>x" not in text

@@ -132,6 +132,31 @@ def test_the_moe_effect_is_present_by_either_realism_gate_of_the_setting(
     assert realism.moe_effect(NOWHERE, "stale").state == state
 
 
+@pytest.mark.parametrize(
+    ("changed", "state"),
+    [
+        ({}, "passed"),
+        ({"R8": 0.3}, "failed"),
+        ({"R9": 0.8}, "failed"),
+        ({"R10": 11.0}, "failed"),
+        ({"R10": 0.1}, "failed"),
+        ({"R9": NAN}, "not measured"),
+        ({"R8": NAN}, "not measured"),
+    ],
+)
+def test_at_long_routes_also_carry_function_and_routers_move_as_other_weights(
+    changed: dict[str, float], state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row(name: str, number: float) -> Any:
+        measured = Estimate(number, NAN, NAN, 0 if np.isnan(number) else 5)
+        return SimpleNamespace(gate=name, setting="long", number=measured)
+
+    rows = [row(name, number) for name, number in ({"R8": 0.8, "R9": 0.05, "R10": 1.1} | changed).items()]
+    rows.append(row("R10", 11.0 if not changed else 1.1))  # of a second arm, which does not count
+    monkeypatch.setattr(realism, "realism", lambda study: rows)
+    assert realism.moe_effect(NOWHERE, "long").state == state
+
+
 def test_what_is_detectable_follows_from_the_spread_and_not_from_the_effect() -> None:
     # With n = 34 a paired t test finds half of a standard deviation (Cohen 1988, table 2.4.1).
     claimed = outcome()
@@ -242,7 +267,7 @@ def test_the_table_of_claims_is_that_of_the_protocol() -> None:
         for each in claim.outcomes:
             for number in (each.threshold, each.upper):
                 assert np.isnan(number) or re.search(rf"(?<![\d.]){abs(number):g}(?![\d])", outcomes), each.what
-    assert {claim.number for claim in CLAIMS if claim.about_moe} == {1, 3, 5, 7, 10, 15}
+    assert {claim.number for claim in CLAIMS if claim.about_moe} == {1, 3, 5, 7, 10, 15, 17, 18}
 
 
 def test_the_gates_that_a_claim_needs_are_those_of_the_protocol_and_are_measured() -> None:
@@ -254,6 +279,7 @@ def test_the_gates_that_a_claim_needs_are_those_of_the_protocol_and_are_measured
         "V1; V2, V3, V5, V7 at *stale*": {gates.STRESS},
         "the same, and V2 dense": {gates.STRESS_AND_TWIN},
         "V1; V4, V7 at *mismatch*": {gates.MISMATCH},
+        next(words for words in rows.values() if words.startswith("V2 at *long*")): {gates.LONG},
         next(words for words in rows.values() if words.startswith("none")): {(), gates.STRESS},
     }
     assert numbers[16].needs == gates.STRESS

@@ -14,6 +14,7 @@ from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.study import command, experiments, gates, page, realism
+from steadymoe.bench.study.arms import LONG, LONG_ON_POLICY
 from steadymoe.bench.study.gates import (
     DENSE,
     DENSE_TWIN,
@@ -28,6 +29,7 @@ from steadymoe.bench.study.gates import (
     Need,
 )
 
+LONG_STALE = LONG["grpo_unclipped", "slow routers"]
 STEPS, PATIENCE, UPDATES, RESPONSES = 30, 96, 16, 8
 RATES = sorted(LEARNING)
 
@@ -97,6 +99,9 @@ def sound() -> Made:
     made.add(FP8, 0.4, 0.7)
     made.add(QUIET, 0.4, 0.8)
     made.add(NOISY, 0.4, 0.7)
+    made.add(LONG_STALE, 0.4, 0.6)
+    for twin in LONG_ON_POLICY.values():
+        made.add(twin, 0.4, 0.8)
     return made
 
 
@@ -121,6 +126,9 @@ def test_a_sound_testbed_passes_every_gate_and_the_numbers_are_those_that_were_m
         (TWIN, 0.4, 0.49, {("V2", "stale")}),
         (DENSE_TWIN, 0.4, 0.3, {("V2 dense", "stale")}),
         (STALE["grpo_unclipped"], 0.4, 0.5, {("V3", "stale")}),
+        (LONG_ON_POLICY["slow routers"], 0.4, 0.65, {("V3", "long")}),
+        (LONG_ON_POLICY["dense"], 0.4, 0.45, {("V2 dense", "long")}),
+        (LONG_STALE, 0.4, 0.75, {("V3", "long")}),
         (QUIET, 0.4, 0.74, {("V4", "mismatch")}),
         (EXACT, 0.4, 0.74, {("V4", "mismatch fp8")}),
         (NOISY, 0.4, 0.76, {("V4", "mismatch")}),
@@ -200,9 +208,9 @@ def test_realism_has_a_row_for_each_setting_and_says_what_was_not_recorded(sound
     tokens = {"tokens_sampled": np.linspace(300, 500, 10), "prompts_sampled": np.full(10, 4.0)}
     sound.metrics[Made.key(STALE["grpo"])] = tokens
     found = {(each.gate, each.setting): each for each in realism.realism(sound)}
-    assert {f"R{number}" for number in range(1, 9)} == {gate for gate, _ in found}
+    assert {f"R{number}" for number in range(1, 11)} == {gate for gate, _ in found}
     assert found["R7", "stale"].number.mean == pytest.approx(400 / (4 * RESPONSES))
-    settings = ("stale", "learning", "mismatch", "mismatch fp8")
+    settings = ("stale", "long", "learning", "mismatch", "mismatch fp8")
     assert {(gate, setting) for gate in ("R5", "R8") for setting in settings} <= set(found)
     assert found["R5", "stale"].number.mean == pytest.approx(2.0)
     assert found["R8", "mismatch"].number.mean == pytest.approx(1 - 1.5 / 4)
