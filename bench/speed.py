@@ -46,13 +46,14 @@ RECORDED, PAGE = Path("results/speed/speed.json"), Path("docs/speed.md")  # --re
 BLOCK = 4
 COMPILED = "compile=true"
 
-# Four mini-batches of 64 responses out of 256, as by TRL's defaults. stale: two of 128, with the model, task and
-# mini-batch of conf/experiment/stale.yaml, whose 16 updates would take too long here. tokens…: longer responses on its
-# model; a response to a chain has one token per operand.
+# Four mini-batches of 64 responses out of 256, as by TRL's defaults. stale: two of 128, and long: two of 64, with the
+# model, task and mini-batch of conf/experiment/, whose 16 and 8 updates would take too long here. tokens…: longer
+# responses on flat; a response to a chain has one token per operand.
 SETTINGS = {
     "micro": "model=micro updates_per_rollout=4",
     "tiny": "model=tiny updates_per_rollout=4",
     "stale": "model=flat updates_per_rollout=2 task=sort task.min_length=4 task.max_length=8",
+    "long": "model=flat updates_per_rollout=2 rollout.minibatch_prompts=8 task=ledger",
 } | {
     f"tokens{tokens}": f"model=flat updates_per_rollout=2 rollout.prompts={prompts} task.spare_tokens=0 "
     f"task.min_operands={tokens} task.max_operands={tokens} model.config.max_position_embeddings=1024"

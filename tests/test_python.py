@@ -42,10 +42,10 @@ def test_the_script_of_the_page_trains_reads_and_draws(
     monkeypatch.chdir(folder)
     runs, steps = names["tables"]["runs"], names["tables"]["steps"]
     assert runs[["arm", "seed", "status"]].to_numpy().tolist() == [["grpo", 0, "finished"], ["gspo", 0, "finished"]]
-    assert set(names["tables"]) == {"runs", "steps", "evaluations", "histograms"}
+    assert set(names["tables"]) == {"runs", "steps", "evaluations", "histograms", "tails"}
     asked, _ = lifecycle.planned(experiment := Path("results/runs/first"))
     assert sorted(asked) == sorted(str(Path(each).relative_to(experiment)) for each in runs["folder"])
-    for name in ("steps", "evaluations", "histograms"):
+    for name in ("steps", "evaluations", "histograms", "tails"):
         assert {"arm", "seed"} <= set(names["tables"][name]), name
     for run in runs.to_dict("records"):  # the pandas of the page, by hand
         recorded = record.read_table(Path(run["folder"]), "steps")

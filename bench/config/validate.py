@@ -115,6 +115,10 @@ def _relations(config: RunConfig) -> None:
         raise ConfigError(
             "routing.aux_loss and routing.z_loss look at a whole mini-batch; set microbatch=null, or both to 0"
         )
+    if config.measure == "little" and config.probe.largest:
+        raise ConfigError(
+            f"measure=little runs no probe: probe.largest={config.probe.largest} would have no effect; set it to 0"
+        )
     if config.cold_start.accuracy_low >= config.cold_start.accuracy_high:
         raise ConfigError("cold_start.accuracy_low must be below cold_start.accuracy_high")
 

@@ -36,11 +36,11 @@ NUMBERS = {
 }
 KEYS += NUMBERS
 _MIGRATE = "python results/migrate.py brings it to today's"
-_TABLES = ("runs", "steps", "histograms", "evaluations")
+_TABLES = ("runs", "steps", "histograms", "evaluations", "tails")
 
 
 def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.DataFrame]:
-    """Return the tables ``runs``, ``steps``, ``histograms`` and ``evaluations`` of the runs that have ended.
+    """Return the tables of the runs that have ended: ``runs``, ``steps``, ``histograms``, ``evaluations``, ``tails``.
 
     They come from ``runs/`` if a run has ended there, else from the archive in ``data/``. ``runs`` has the recorded
     status and the verdict of today's rule of collapse (``collapse.judged``). Runs of other trainers, whose column
@@ -53,13 +53,15 @@ def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.
     ended = ended if foreign else ended[_origins(ended) == ""]
     folder = results / "data" / experiment
     if ended.empty and is_known and folder.is_dir():
-        tables = {name: all_visible(read_kept(folder / f"{name}.parquet")) for name in _TABLES}
+        paths = {name: folder / f"{name}.parquet" for name in _TABLES}
+        kept = [name for name, path in paths.items() if name not in columns.ADDED or path.exists()]
+        tables = {"tails": tails(none())} | {name: all_visible(read_kept(paths[name])) for name in kept}
         if lacking := sorted({"origin", "collapse_rule"} - set(tables["runs"])):
             raise Damaged(f"{folder / 'runs.parquet'} lacks {lacking[0]}: it is of an earlier version; {_MIGRATE}")
         tables = tables if foreign else _from_trainer(tables, "")
     else:
         tables = {"runs": ended, "steps": steps(ended)}
-        tables |= {"histograms": histograms(ended), "evaluations": evaluations(ended)}
+        tables |= {"histograms": histograms(ended), "evaluations": evaluations(ended), "tails": tails(ended)}
     return tables | {"runs": collapse.judged(tables["runs"], tables["steps"])} if len(tables["runs"]) else tables
 
 
@@ -260,6 +262,13 @@ def evaluations(runs: pd.DataFrame) -> pd.DataFrame:
     lost = (runs["diverged_reason"] == "not finite").to_numpy()
     table = table.assign(score=table["score"].where(~lost[table["run"].to_numpy(int)], 0.0))
     return _with_keys(runs, table)[["arm", "seed", "prompt", "score"]]
+
+
+def tails(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the tokens whose ratio moved most in probed steps: arm, seed and the columns of the table ``tails``."""
+    table = all_visible(_read(runs, "tails"))
+    numbers = dict.fromkeys(table.select_dtypes("float").columns, "float32")  # as measured: half an archive's bytes
+    return _with_keys(runs, table.astype(numbers))[["arm", "seed", *columns.TABLES["tails"]]]
 
 
 def name_arms(frame: pd.DataFrame) -> pd.Series:

@@ -130,7 +130,7 @@ def _routes(now: Forward) -> Tensor:
 
 def _whole_weights(model: PreTrainedModel) -> list[Tensor]:
     """Return the weights; none of a sharded model, of whose weights a process has only its shards."""
-    weights = list(model.parameters())
+    weights: list[Tensor] = list(model.parameters())
     return [] if any(hasattr(weight, "full_tensor") for weight in weights) else weights
 
 

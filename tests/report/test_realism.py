@@ -1,11 +1,14 @@
 """The table Realism: numbers of an experiment's arms next to the published ranges."""
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from steadymoe.bench.config import compose
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import realism
 from steadymoe.bench.report.realism import OVER_DENSE, ROWS, Realism
@@ -41,7 +44,7 @@ def experiment(**arms: dict[str, object]) -> dict[str, pd.DataFrame]:
     """The tables of an experiment: each arm's facts, and its columns where they differ from ``VALUES``."""
     runs, steps = [], []
     for arm, facts in arms.items():
-        of_run = {"algorithm": "grpo", "task": "sort", "axes": "", "engine": "fp8", "moe_layers": 4} | facts
+        of_run = {"algorithm": "grpo", "model": "flat", "engine": "fp8", "moe_layers": 4, "config": "{}"} | facts
         metrics = VALUES | {name: of_run.pop(name) for name in VALUES if name in of_run}
         runs += [{"arm": arm, "seed": seed, **of_run} for seed in SEEDS]
         steps += [
@@ -67,7 +70,7 @@ def test_a_factor_is_to_the_nearer_end_of_the_range(number: float, factor: float
 
 def test_every_row_is_computed_from_its_own_columns() -> None:
     found = factors(experiment(ours={}), "ours")
-    expected = {"R1": 0.2 / 0.15, "R2": 0.5, "R4": 2.0, "R6": 2.0, "R7": 0.2, "R8": 1.0, "R10": 2.0}
+    expected = {"R1": 0.2 / 0.15, "R2": 0.5, "R4": 2.0, "R6": 2.0, "R7": 0.2, "R8": 1.0, "R9": 1.0, "R10": 2.0}
     assert {gate: factor for (gate, _), factor in found.items() if gate in expected} == pytest.approx(expected)
     assert [factor for (gate, _), factor in found.items() if gate == "R3"] == [1.0, 1.0]
     assert found["", "routers whose strongest expert differs"] == pytest.approx(2.0)
@@ -89,11 +92,49 @@ def test_a_range_is_shown_for_its_engine_and_its_algorithm_alone() -> None:
 
 
 def test_an_moe_is_compared_with_its_dense_twin() -> None:
-    dense = {"moe_layers": 0, "token_ratio_variance": 0.02, "expert_change_per_update": None}
-    data = experiment(moe={}, dense=dense, other={"axes": "seed=1"})
+    dense = {"model": "dense_flat", "moe_layers": 0, "token_ratio_variance": 0.02, "expert_change_per_update": None}
+    data = experiment(moe={}, dense=dense)
     assert factors(data, "moe")["R5", OVER_DENSE.what] == pytest.approx(6 / 2.4)
     assert not any(gate in ("R1", "R5") for gate, _ in factors(data, "dense"))
-    assert not any(gate == "R5" for gate, _ in factors(data, "other"))
+
+
+@pytest.mark.parametrize(
+    ("moe", "is_twin"),
+    [
+        ({"optimizer": {"router_factor": 0.1, "learning_rate": 1.0}}, True),
+        ({"cold_start": {"router_factor": 0.02, "aux_loss": 0.02}, "routing": {"replay": "r2"}, "seed": 7}, True),
+        ({"model": {"config": {"num_experts": 32, "hidden_size": 64, "intermediate_size": 32}}}, True),
+        ({"model": {"config": {"hidden_size": 128}}}, False),
+        ({"optimizer": {"learning_rate": 2.0}}, False),
+        ({"name": "micro"}, False),
+        ({"algorithm": "gspo"}, False),
+        ({"config": np.nan}, False),
+    ],
+    ids=str,
+)
+def test_a_dense_twin_differs_in_routers_and_experts_alone(moe: dict[str, Any], is_twin: bool) -> None:
+    config = {
+        "optimizer": {"router_factor": 1.0, "learning_rate": 1.0},
+        "cold_start": {"router_factor": 1.0, "aux_loss": 0.0},
+        "routing": {"replay": "none"},
+        "model": {"config": {"hidden_size": 64, "intermediate_size": 64}},
+        "seed": 0,
+    }
+    keys = {"model": moe.get("name", "flat"), "algorithm": moe.get("algorithm", "grpo")}
+    ours = keys | {"config": moe.get("config", json.dumps(config | moe))}
+    dense = {"model": "dense_flat", "moe_layers": 0, "config": json.dumps(config)}
+    assert any(gate == "R5" for gate, _ in factors(experiment(moe=ours, dense=dense), "moe")) is is_twin
+
+
+@pytest.mark.parametrize("moe", ["flat", "deepseek_v3_tiny", "mixtral_micro"])  # their feed-forwards differ otherwise
+def test_a_shipped_dense_model_is_the_twin_of_its_moe(moe: str) -> None:
+    def run(model: str, *words: str) -> pd.Series:
+        (planned,) = compose.plan(["algorithm=grpo", f"model={model}", "seed=0", *words])
+        return pd.Series({"model": model, "algorithm": "grpo", "config": json.dumps(planned.plain)})
+
+    dense = run(f"dense_{moe}")
+    assert realism.is_twin(dense, run(moe, "optimizer.router_factor=0.1", "cold_start.aux_loss=0.02"))
+    assert not realism.is_twin(dense, run(moe, "updates_per_rollout=4"))
 
 
 def test_what_was_not_recorded_is_left_out_and_the_table_is_empty_without_anything() -> None:

@@ -332,7 +332,7 @@ def made(tmp_path: Path) -> Recorded:
     tables = {
         "runs": pd.DataFrame(runs),
         "steps": pd.DataFrame(steps, columns=["arm", "seed", "step", "metric", "value"]),
-        "histograms": pd.DataFrame({"arm": []}),
+        **{name: pd.DataFrame({"arm": []}) for name in ("histograms", "tails")},
         "evaluations": pd.DataFrame(answers, columns=["arm", "seed", "prompt", "score"]),
     }
     archive.keep(tables, "made", tmp_path)

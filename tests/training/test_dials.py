@@ -110,6 +110,7 @@ def test_the_dials_of_a_cold_start_name_it_and_those_of_a_run_do_not() -> None:
         (["+model.config.router_scale=0"], "router_scale must be a number above 0; got 0"),
         (["cold_start.router_factor=0"], "`cold_start.router_factor` must be above 0"),
         (["routing=freeze", "optimizer.router_factor=5"], "routing=freeze keeps routers"),
+        (["measure=little", "probe.largest=4"], "measure=little runs no probe: probe.largest=4"),
     ],
 )
 def test_a_dial_that_cannot_act_is_refused(words: list[str], message: str) -> None:

@@ -1,6 +1,7 @@
 """Instruments of the probe and of the evaluation: the tail of the ratio, relative steps, and permuted routes."""
 
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -10,7 +11,9 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench.runs import execute
+from steadymoe.bench.report import archive, report_page
+from steadymoe.bench.report.figures import FIGURES, CannotDraw
+from steadymoe.bench.runs import execute, record
 from steadymoe.bench.support.seeding import torch_generator
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.forward import forward
@@ -102,7 +105,7 @@ def test_permuted_routes_run_the_experts_of_the_bank(model: PreTrainedModel, tas
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_a_run_records_them_where_they_are_asked_for_and_trains_the_same(tmp_path, dense: bool) -> None:  # type: ignore[no-untyped-def]
+def test_a_run_records_them_where_they_are_asked_for_and_trains_the_same(tmp_path: Path, dense: bool) -> None:
     words = [*SMALL, "model=dense_micro" if dense else "model=micro", "probe.every=1"]
     more = ["probe.largest=4", "evaluation.permuted_routes=true"]
     plain, rich = (planned(tmp_path / name, *words, *extra) for name, extra in (("plain", []), ("rich", more)))
@@ -120,3 +123,23 @@ def test_a_run_records_them_where_they_are_asked_for_and_trains_the_same(tmp_pat
             assert without.empty
             assert len(with_them) == (0 if dense else 4 * len(pd.read_parquet(rich.folder / "steps.parquet")))
             assert math.isfinite(with_them["log_ratio"].sum())
+    if not dense:
+        reported_from_the_archive_as_from_the_runs(tmp_path)
+
+
+def reported_from_the_archive_as_from_the_runs(folder: Path) -> None:
+    """Compare the figure of the tail of ``folder/rich`` with that of its archive; ``folder/plain`` has no tokens."""
+    (experiment,) = archive.experiments(folder / "rich")
+    report_page.keep(folder / "rich", None, folder / "kept")
+    data, kept = (archive.load(folder / name, experiment) for name in ("rich", "kept"))
+    pd.testing.assert_frame_equal(kept["tails"], data["tails"])
+    assert (
+        data["tails"]["log_ratio"].tolist()
+        == record.read_table(Path(data["runs"]["folder"].iloc[0]), "tails")["log_ratio"].tolist()
+    ), "to the last digit"
+    drawn, again = (report_page.figure_of(FIGURES["fig16"], each).numbers for each in (data, kept))
+    pd.testing.assert_frame_equal(drawn, again)
+    (folder / "kept" / "data" / experiment / "tails.parquet").unlink()  # an archive of an earlier version
+    for without in (folder / "kept", folder / "plain"):
+        with pytest.raises(CannotDraw, match="fig16 lacks the table tails"):
+            report_page.figure_of(FIGURES["fig16"], archive.load(without, experiment))

@@ -107,6 +107,7 @@ def _has_twins(steps: pd.DataFrame) -> str | None:
 _STALE = ("updates_per_rollout",)
 _LINE, _ARM, _KL = ("algorithm", "routing", "correction"), ("arm",), ("reward", "rollout_kl_k3")
 _MOMENTS = ("log_ratio_moment_free", "log_ratio_moment_pinned")
+_TOP = ("log_ratio_moment_top", "log_ratio_moment_top_changed")
 _SURVIVAL, _FRONTIER = ("survival_curves", "steps"), ("frontier_grid", "frontier_line", "steps")
 _GRID = ("learning_rate", "updates_per_rollout")
 # fmt: off
@@ -136,6 +137,7 @@ _LIST = [
                rule=_has_one_engine),
     FigureSpec("fig15", "gain_map", stability.gain_map, "frontier_stale",
                varies=_GRID, records=("reward", "eval_accuracy"), only=("algorithm", "model", *_GRID)),
+    FigureSpec("fig16", "tail", routing.tail, "routers", records=_TOP, takes=("steps", "tails")),
 ]
 # fmt: on
 # By id, in the order of the paper.
