@@ -184,6 +184,7 @@ def unchecked(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
 def _named(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the composed config as plain values, and the chosen name of each group. Raises ConfigError."""
     plain, chosen = names.compose(words)
+    plain.pop("tuning", None)  # no part of a run; `tuning.overrides` reads it
     _refuse_paths(chosen)
     choices = {
         group: str(name) for group, name in chosen.items() if not group.startswith("hydra/") and name is not None
@@ -363,8 +364,8 @@ def swept(words: Sequence[str]) -> list[str]:
 
 def settings(words: Sequence[str]) -> DictConfig:
     """Return the config that all points of a sweep share, with Hydra's own part (launcher, folders) under ``hydra``."""
-    several = swept(words)
     with _hydra(words):
+        several = swept(words)
         return names.settings([word for word in words if word not in several])
 
 

@@ -211,6 +211,14 @@ class Audit(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tuning(_Group):
+    """What ``steadymoe run --tune`` sweeps; no part of a run's config."""
+
+    rate_factors: Annotated[tuple[Positive, ...], Field(min_length=2), _UNIQUE]
+    seeds: Annotated[tuple[Annotated[StrictInt, Field(ge=0, le=_LARGEST)], ...], _NOT_EMPTY, _UNIQUE]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig(_Group):
     """Everything that a run reads.
 
@@ -259,7 +267,7 @@ class RunConfig(_Group):
         return self.advantage or self.algorithm.advantage or {}
 
 
-_CONFIG = TypeAdapter(RunConfig)
+_CONFIG, _TUNING = TypeAdapter(RunConfig), TypeAdapter(Tuning)
 # Words of pydantic's messages → ours.
 _PLAIN = {
     "Input should": "must",
@@ -274,6 +282,7 @@ _PLAIN = {
     "a valid string": "text",
     "a valid tuple": "a list",
     " after validation, not 0": "",
+    " after validation, not 1": "",
 }
 
 
@@ -285,11 +294,19 @@ def read(plain: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(_in_one_line(error)) from error
 
 
-def _in_one_line(error: ValidationError) -> str:
+def read_tuning(section: Any) -> Tuning:
+    """Return the section ``tuning`` of a composed config. Raises ConfigError for the first wrong field."""
+    try:
+        return _TUNING.validate_python(section)
+    except ValidationError as error:
+        raise ConfigError(_in_one_line(error, "tuning")) from error
+
+
+def _in_one_line(error: ValidationError, *section: str) -> str:
     """Return the first error as "`field` must be …, got …"; an unknown field comes first."""
     errors = error.errors(include_url=False)
     first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
-    key, kind = ".".join(map(str, first["loc"])), first["type"]
+    key, kind = ".".join(map(str, (*section, *first["loc"]))), first["type"]
     if kind == "unexpected_keyword_argument":
         return f"unknown key `{key}`"
     if kind == "missing":

@@ -5,6 +5,7 @@ be committed, and enough for ``steadymoe report``.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -275,7 +276,7 @@ def name_arms(frame: pd.DataFrame) -> pd.Series:
     """Return a short name of each row's arm: its algorithm, and every key and axis that varies within ``frame``.
 
     A number at its usual value is no axis of its run. The name contains it nevertheless if other runs have another
-    value.
+    value. An axis is named by its last word, by its whole key where two axes share that word.
     """
     varying = [key for key in ARM_KEYS if key == "algorithm" or (key != "axes" and frame[key].nunique() > 1)]
     axes = frame["axes_values"].tolist()
@@ -283,12 +284,12 @@ def name_arms(frame: pd.DataFrame) -> pd.Series:
     usual = [{key: numbers[key] for key in keys if key in numbers} for numbers in frame["numbers"]]
     axes = [given | own for given, own in zip(usual, axes, strict=True)]
     differing = [key for key in keys if len({str(each.get(key)) for each in axes}) > 1]
+    last = Counter(key.rpartition(".")[2] for key in differing)
+    names_of = {key: key if last[end := key.rpartition(".")[2]] > 1 else end for key in differing}
     values = {key: [each[key] for each in axes if key in each] for key in differing}
     names = [
         visible(
-            " ".join(
-                row + [f"{key.rpartition('.')[2]}={short(each[key], values[key])}" for key in differing if key in each]
-            )
+            " ".join(row + [f"{names_of[key]}={short(each[key], values[key])}" for key in differing if key in each])
         )
         for row, each in zip(frame[varying].to_numpy().tolist(), axes, strict=True)
     ]

@@ -5,28 +5,34 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from filelock import Timeout
 
-from steadymoe.bench.config import branch, compose, identity
+from steadymoe.bench.config import branch, compose, identity, tuning
 from steadymoe.bench.config.compose import ConfigError, Run
 from steadymoe.bench.runs import dry, execute, launch, lifecycle, outcome, progress, provenance, record
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import visible
 
 
-def main(words: list[str]) -> int:
+def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None) -> int:
     """Make the runs that ``words`` ask for and return the exit code. Raises ConfigError for an invalid request.
 
-    0: all ended; 1: a run failed or was lost; 130: interrupted.
+    0: all ended; 1: a run failed or was lost; 130: interrupted. Unless interrupted, ``report`` is called with the runs
+    at the end.
     """
     flags = _flags(words)
     if flags.help:
         launch.show(["--help"])
         return 0
-    runs = compose.plan(flags.overrides, flags.multirun)
+    sweep = [*(["--tune"] if flags.tune else ["-m"] if flags.multirun else []), *flags.overrides]
+    if flags.tune:
+        flags.overrides, flags.multirun = tuning.overrides(flags.overrides), True
+    requested = runs = compose.plan(flags.overrides, flags.multirun)
+    if flags.tune:
+        tuning.check(runs)
     if flags.cfg or flags.info:
         name, value = ("--cfg", flags.cfg) if flags.cfg else ("--info", flags.info)
         if several := compose.swept(flags.overrides):
@@ -35,18 +41,17 @@ def main(words: list[str]) -> int:
         return 0
     launch.refuse_absent_cluster(flags.overrides)
     refuse_others(runs, may_redo=flags.redo)
-    requested = len(runs)
     if flags.retry_failed:
         runs = _failed(runs)
     if flags.dry:
         at_once = compose.at_once(flags.overrides, flags.multirun)
-        _print(*dry.lines(runs, requested - len(runs), at_once))
+        _print(*dry.lines(runs, len(requested) - len(runs), at_once))
         return 0
-    _begin(runs, _sweep(runs, flags))
+    _begin(runs, _sweep(runs, sweep))
     if flags.redo:
         _print(*redo(runs))
-    if len(runs) < requested:
-        _print(f"--retry-failed skips {requested - len(runs)} of {requested} runs, which have not failed")
+    if left_out := len(requested) - len(runs):
+        _print(f"--retry-failed skips {left_out} of {len(requested)} runs, which have not failed")
     before = {run.folder: record.look(run.folder) for run in runs}
     waiting = [run for run in runs if not before[run.folder].has_ended]
     if len(waiting) < len(runs):
@@ -56,7 +61,12 @@ def main(words: list[str]) -> int:
         if (why := before[run.folder].damage) is not None:
             _print(f"damaged, rerun: {run.folder} ({why})")
     code = _launch(runs, waiting, flags) if waiting else 0
-    return code if code == 130 else max(code, _outcome(runs))
+    if code == 130:
+        return code
+    code = max(code, _outcome(runs))
+    if report is not None:
+        report(requested)
+    return code
 
 
 def _flags(words: list[str]) -> argparse.Namespace:
@@ -64,6 +74,7 @@ def _flags(words: list[str]) -> argparse.Namespace:
     parser = Parser(prog="steadymoe run", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--tune", action="store_true")
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--cfg", choices=("job", "hydra", "all"), nargs="?", const="job")
     parser.add_argument("--info", nargs="?", const="all")
@@ -205,9 +216,9 @@ def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:
     lifecycle.remember(runs, sweep)
 
 
-def _sweep(runs: Sequence[Run], flags: argparse.Namespace) -> str | None:
-    """Return the command that makes or resumes all ``runs``; None for a single run."""
+def _sweep(runs: Sequence[Run], words: Sequence[str]) -> str | None:
+    """Return the command ``words`` that makes or resumes all ``runs``; None for a single run."""
     if len(runs) < 2:
         return None
     prefixes = {run.command.partition("steadymoe ")[0] for run in runs}  # STEADYMOE_PATH, or nothing
-    return max(prefixes) + compose.command([*(["-m"] if flags.multirun else []), *flags.overrides])
+    return max(prefixes) + compose.command(words)

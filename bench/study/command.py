@@ -10,8 +10,7 @@ import pandas as pd
 
 from steadymoe.bench.audit import archive as audits
 from steadymoe.bench.audit import command as audit
-from steadymoe.bench.report import report_page, write
-from steadymoe.bench.runs import command as runs
+from steadymoe.bench.report import report_page, tuning, write
 from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.study import experiments, page
 from steadymoe.bench.study.gates import gates
@@ -82,7 +81,7 @@ def run(words: Sequence[str]) -> int:
     _refuse_file(given.keep)
     experiments.register()
     for experiment in chosen:
-        launch: Callable[[list[str]], int] = audit.main if experiment.audits else runs.main
+        launch: Callable[[list[str]], int] = audit.main if experiment.audits else tuning.main
         print(f"{experiment.name}: {experiment.purpose}", flush=True)
         # Overrides name the runs that they mean, so they replace the further sweeps.
         for command in experiment.commands[:1] if overrides else experiment.commands:

@@ -14,7 +14,7 @@ import yaml
 
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.identity import flatten
-from steadymoe.bench.config.schema import Collapse, ConfigError, RunConfig, read
+from steadymoe.bench.config.schema import Collapse, ConfigError, RunConfig, Tuning, read
 from steadymoe.bench.statistics.collapse import Rule
 
 ROOT = Path(__file__).parents[2]
@@ -62,10 +62,11 @@ def refusal(plain: Mapping[str, Any]) -> str:
 
 def test_the_schema_has_the_fields_of_the_yamls_and_no_others() -> None:
     own = yaml.safe_load((compose.CONF / "config.yaml").read_text())
-    fields = set(flatten({key: value for key, value in own.items() if key not in ("defaults", "hydra")}))
+    fields = set(flatten({key: value for key, value in own.items() if key not in ("defaults", "hydra", "tuning")}))
     routings = (yaml.safe_load(path.read_text()) for path in (compose.CONF / "routing").glob("*.yaml"))
     fields |= {f"routing.{key}" for routing in routings for key in routing}
     assert {key for key, field in SETTINGS.items() if not is_group(field)} == fields | OF_CLASSES
+    assert {field.name for field in dataclasses.fields(Tuning)} == own["tuning"].keys()
     assert all(SETTINGS[key].default in (dataclasses.MISSING, None) for key in CHECKED), "numbers stand in the YAML"
     assert [field.name for field in dataclasses.fields(Collapse)] == [field.name for field in dataclasses.fields(Rule)]
 

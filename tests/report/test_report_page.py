@@ -59,6 +59,9 @@ def test_arms_are_named_by_what_differs() -> None:
         "grpo tiny learning_rate=0.3",
         "grpo deep learning_rate=0.1 routing=r2",
     ]
+    factors = [{"optimizer.router_factor": factor, "cold_start.router_factor": 1 - factor} for factor in (0.1, 1.0)]
+    named = archive.name_arms(frame.assign(axes_values=factors, numbers=[{}, {}], model="tiny"))
+    assert named[0] == "grpo cold_start.router_factor=0.9 optimizer.router_factor=0.1"
 
 
 def test_paths_and_hashes_are_short_in_the_names_of_arms() -> None:

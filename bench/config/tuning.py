@@ -1,0 +1,47 @@
+"""``steadymoe run --tune``: a sweep of learning rates on tuning seeds, in place of a setting's own rate and seeds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.schema import ConfigError, read, read_tuning
+
+RATE = "optimizer.learning_rate"
+
+
+def overrides(words: Sequence[str]) -> list[str]:
+    """Return the overrides of the tuning sweep that ``words`` ask for. Raises ConfigError.
+
+    The section ``tuning`` of the config gives seeds and rates, the latter as factors of the setting's own rate. A sweep
+    of rates in ``words`` replaces these rates; seed, experiment name and ``measure`` stay as ``words`` have them.
+    """
+    settings: Any = OmegaConf.to_container(compose.settings(words))
+    section = read_tuning(settings.get("tuning"))
+    several = compose.swept(words)
+    config = read(compose.unchecked([word for word in words if word not in several])[0])
+    given = {each.key_or_group: each for each in OverridesParser.create().parse_overrides(list(words))}
+    tuned = {
+        "seed": ",".join(map(str, section.seeds)),
+        "experiment_name": f"{config.experiment_name}_tuning",
+        "measure": "little",  # only the level is compared
+    }
+    if "measure" not in given:  # what a setting measures beside the level
+        tuned |= {"probe.largest": "0"} if config.probe.largest else {}
+        tuned |= {"evaluation.permuted_routes": "false"} if config.evaluation.permuted_routes else {}
+    tuned = {key: value for key, value in tuned.items() if key not in given}
+    if RATE not in given or not given[RATE].is_sweep_override():
+        # 12 digits: no rounding error of a product names a folder.
+        rates = [f"{factor * config.optimizer.learning_rate:.12g}" for factor in section.rate_factors]
+        tuned[RATE] = ",".join(dict.fromkeys(rates))
+    own = [word for word in words if not word.startswith("tuning.")]
+    return own + [f"{key}={value}" for key, value in tuned.items()]
+
+
+def check(runs: Sequence[compose.Run]) -> None:
+    """Raise ConfigError unless ``runs`` have two or more learning rates, all above 0."""
+    rates = sorted({run.config.optimizer.learning_rate for run in runs})
+    if len(rates) < 2 or rates[0] == 0:
+        raise ConfigError(f"--tune needs two or more learning rates above 0, got {RATE}={','.join(map(str, rates))}")

@@ -1,0 +1,149 @@
+"""``steadymoe run --tune``: the level at each learning rate, as a table and a figure, and the best rate of each arm."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.compose import Run
+from steadymoe.bench.config.tuning import RATE
+from steadymoe.bench.measurement import columns
+from steadymoe.bench.report import archive, tables, write
+from steadymoe.bench.report.figures import looks, style
+from steadymoe.bench.report.figures.style import DataFigure
+from steadymoe.bench.runs import command, record
+from steadymoe.bench.statistics.comparisons import ranking
+from steadymoe.bench.statistics.estimates import INTERVAL, over_seeds
+from steadymoe.bench.support.text import visible, without_mathematics
+
+# The level of a run. Not the mean of its last evaluations: a short run has few, and the first is of the cold start.
+LEVEL = "final held-out accuracy"
+CAPTION = (
+    f"Mean over tuning seeds with {INTERVAL}. Start: held-out accuracy of the cold start; {LEVEL}: the last "
+    "evaluation, 0 after a number that is not finite. Less best: the difference from the arm's best rate, seed by "
+    f"seed. {tables.COLLAPSED.partition(';')[0]}. The highest of several levels is biased upwards: compare algorithms "
+    "at other seeds."
+)
+# The intervals at one rate stand side by side, over a range of this factor.
+_SPREAD = 1.15
+# What ``config.tuning.overrides`` chooses. The runs that follow have their own.
+_TUNED = (RATE, "seed", "experiment_name", "measure")
+
+
+def main(words: list[str]) -> int:
+    """Run ``steadymoe run``, report if ``--tune`` is among ``words``, and return the exit code. Raises UserError."""
+    return command.main(words, report if "--tune" in words else None)
+
+
+def report(runs: Sequence[Run]) -> None:
+    """Write table and figure of all ended runs of the experiment of ``runs``; print a line for each arm of ``runs``."""
+    results, experiment = Path(runs[0].config.results_dir), runs[0].config.experiment_name
+    if not any(record.status(run.folder) in record.ENDED for run in runs):
+        return
+    recorded = archive.load(results, experiment)
+    rows = table(recorded["runs"], recorded["steps"])
+    paths = write.table(results, f"{experiment}-tuning", rows.drop(columns="algorithm"), CAPTION)
+    paths += write.figure(results, f"{experiment}-level_over_rate", drawn(rows), "Level over learning rate.")
+    for text in (*(f"wrote {path}" for path in paths), *lines(runs, recorded["runs"], rows)):
+        print(visible(text))
+
+
+def table(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each arm and learning rate, rates ascending; an arm is what differs in rate and seed alone.
+
+    ``runs`` and ``steps`` are tables of ``archive.load``.
+    """
+    metric, how = tables.SUMMARY[LEVEL]
+    curves = steps[steps["metric"] == metric].sort_values("step").groupby(["arm", "seed"], observed=True)["value"]
+    starts, levels = curves.first(), curves.agg(lambda curve: tables.one_number(curve, how))
+    collapsed = tables.summary(steps, runs).set_index("arm")["collapsed"]
+    rows = []
+    for arm, ours in runs.groupby(_arms(runs)):
+        rates = ours.drop_duplicates("arm").set_index("arm")["learning_rate"]
+        start = over_seeds(starts[list(rates.index)].groupby("seed").mean().tolist(), bounds=columns.bounds(metric))
+        ranked = ranking(levels[list(rates.index)].reset_index(), columns.bounds(metric)).to_dict("records")
+        for row in ranked:
+            is_best = row["arm"] == row["against"]
+            rows.append(
+                {"arm": arm, "algorithm": ours["algorithm"].iloc[0], "learning rate": rates[row["arm"]]}
+                | {"n": row["estimate"].n, "collapsed": collapsed[row["arm"]], "start": start, LEVEL: row["estimate"]}
+                | {"less best": over_seeds([]) if is_best else row["difference"], "best": "best" if is_best else ""}
+            )
+    return pd.DataFrame(rows).sort_values(["arm", "learning rate"], ignore_index=True)
+
+
+def _arms(runs: pd.DataFrame) -> pd.Series:
+    """Return the name of each run's arm, without its learning rate."""
+    axes = runs["axes_values"].map(lambda each: {key: value for key, value in each.items() if key != RATE})
+    return archive.name_arms(runs.assign(axes_values=axes))
+
+
+def drawn(rows: pd.DataFrame) -> DataFigure:
+    """Draw the level over the learning rate, one line per arm with intervals; ``rows`` is what ``table`` returns."""
+    rows = without_mathematics(rows)
+    rates = sorted(set(rows["learning rate"]))
+    lines = looks.of_lines(rows)
+    with style.figure_style():
+        figure, (axis,) = style.panels(1, 1, 2.4)
+        axis.set_ylabel(LEVEL)
+        for place, (arm, look) in enumerate(lines.items()):
+            ours = rows[rows["arm"] == arm]
+            data = pd.DataFrame(map(vars, ours[LEVEL])).assign(x=ours["learning rate"].to_numpy())
+            beside = data["x"] * _SPREAD ** ((place + 0.5) / len(lines) - 0.5)
+            axis.vlines(beside, data["low"], data["high"], color=look.colour, linewidth=0.8)
+            open_marks = {"color": look.colour, "markerfacecolor": "white", "markersize": 4, "linewidth": 1.2}
+            axis.plot(beside, data["mean"], look.dashes + look.marker, label=arm, **open_marks)
+            is_best = (ours["best"] != "").to_numpy()
+            axis.plot(beside[is_best], data["mean"][is_best], look.marker, color=look.colour, markersize=4)
+            style.note(axis, arm, data[["x", "mean", "low", "high", "n"]])
+        for start in {start.mean: start for start in rows["start"]}.values():
+            axis.axhline(start.mean, color="#777777", linestyle="--", linewidth=0.8, zorder=0)
+            style.note(axis, "start", pd.DataFrame([vars(start)]))
+        axis.set_xscale("log")
+        axis.set_xticks(rates, style.numbers(rates))
+        axis.minorticks_off()
+        axis.set_xlabel("learning rate")
+        n = style.span([estimate.n for estimate in rows[LEVEL]])
+        text = f"Mean over tuning seeds, n = {n}, with a nominal 95 % interval; filled: the best rate; grey: the start."
+        return style.finish(figure, axis, text)
+
+
+def lines(runs: Sequence[Run], recorded: pd.DataFrame, rows: pd.DataFrame) -> Iterator[str]:
+    """Yield a line for each arm of ``runs`` with ended runs: its best rate, and what to do next.
+
+    ``recorded`` is the table ``runs`` of ``archive.load``, ``rows`` what ``table`` returns.
+    """
+    arms = dict(zip((Path(folder).absolute() for folder in recorded["folder"]), _arms(recorded), strict=True))
+    planned: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        planned.setdefault(tuple(word for word in run.words if word.partition("=")[0] not in _TUNED), []).append(run)
+    for words, ours in planned.items():
+        ended = [arms[run.folder] for run in ours if run.folder in arms]
+        if ended:
+            prefix = ours[0].command.partition("steadymoe ")[0]  # STEADYMOE_PATH, or nothing
+            missing = f"; {len(ours) - len(ended)} of {len(ours)} runs are missing" if len(ended) < len(ours) else ""
+            yield verdict(rows[rows["arm"] == ended[0]], missing, prefix, words)
+
+
+def verdict(its: pd.DataFrame, missing: str, prefix: str, words: Sequence[str]) -> str:
+    """Return the best rate of an arm and what to do next, in a line; ``its`` are the rows of ``table`` of the arm."""
+    rates = its["learning rate"].tolist()
+    (best,) = its[its["best"] != ""].to_dict("records")
+    rate, others = best["learning rate"], its[its["best"] == ""]
+    # Below three seeds a difference has no interval, and its end is nan.
+    is_close = [not difference.high < 0 for difference in others["less best"]]
+    doubt = f" (not clearly better than {_text(others['learning rate'][is_close])})" if any(is_close) else ""
+    lost = f", {best['collapsed']:.0f} collapsed" if best["collapsed"] > 0 else ""
+    level = f"{LEVEL} {best[LEVEL]}, n = {best['n']}{lost}{missing}"
+    found = f"{best['arm']}: best learning rate {_text([rate])}{doubt}, {level}"
+    if rate in (rates[0], rates[-1]):
+        wider = [rates[0] / 2] * (rate == rates[0]) + rates + [rates[-1] * 2] * (rate == rates[-1])
+        return f"{found}; it is at an end of the grid, extend it: {RATE}={_text(wider, ',')}"
+    return f"{found}; next: {prefix}{compose.command([*words, f'{RATE}={_text([rate])}'])}"
+
+
+def _text(rates: Iterable[float], comma: str = ", ") -> str:
+    """Return rates as exact text that Hydra reads: 4e-4."""
+    return comma.join(np.format_float_scientific(rate, trim="-", exp_digits=1) for rate in rates)

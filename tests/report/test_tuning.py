@@ -1,0 +1,178 @@
+"""``steadymoe run --tune``: which runs it makes, the best rate that it finds in made-up numbers, and a real tuning."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+from test_cli import steadymoe
+from test_execute import SMALL
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.config import tuning as config
+from steadymoe.bench.config.compose import CONF
+from steadymoe.bench.report import tuning
+from steadymoe.bench.runs import execute, record, status
+from steadymoe.bench.training.trainer import Trainer
+
+
+def planned(*words: str) -> list[compose.Run]:
+    return compose.plan(config.overrides(words), multirun=True)
+
+
+def swept(runs: Sequence[compose.Run]) -> dict[str, list[Any]]:
+    settings = {"rate": lambda run: run.config.optimizer.learning_rate, "seed": lambda run: run.config.seed}
+    return {name: sorted({of(run) for run in runs}) for name, of in settings.items()}
+
+
+def test_seeds_and_rates_of_the_setting_are_those_of_the_section() -> None:
+    runs = planned("experiment=long", "algorithm=gspo")
+    section = OmegaConf.load(CONF / "config.yaml").tuning
+    own = OmegaConf.load(CONF / "experiment" / "long.yaml").optimizer.learning_rate
+    assert swept(runs) == {"rate": [own * factor for factor in section.rate_factors], "seed": section.seeds}
+    assert len(runs) == len(section.rate_factors) * len(section.seeds)
+    assert {(run.config.experiment_name, run.config.measure) for run in runs} == {("long_tuning", "little")}
+    named = planned("experiment=long", "algorithm=gspo", "experiment_name=mine", "measure=all")
+    assert {(run.config.experiment_name, run.config.measure) for run in named} == {("mine", "all")}
+
+
+@pytest.mark.parametrize(
+    ("words", "rates", "seeds"),
+    [
+        (["tuning.rate_factors=[1,3]", "tuning.seeds=[7]", "optimizer.learning_rate=1e-4"], [1e-4, 3e-4], [7]),
+        (["optimizer.learning_rate=1e-4,5e-4", "seed=3,4"], [1e-4, 5e-4], [3, 4]),
+        (["optimizer.learning_rate=1", "optimizer.learning_rate=1e-4,5e-4", "seed=5"], [1e-4, 5e-4], [5]),
+    ],
+)
+def test_overrides_of_rates_and_seeds_are_respected(words: list[str], rates: list[float], seeds: list[int]) -> None:
+    runs = planned("model=micro", *words)
+    assert swept(runs) == {"rate": rates, "seed": seeds}
+    assert not any("tuning." in run.command for run in runs)
+
+
+def test_the_section_is_no_part_of_a_run() -> None:
+    (plain,), (other,) = compose.plan(["model=micro"]), compose.plan(["model=micro", "tuning.seeds=[1]"])
+    assert (plain.plain, plain.config_hash, plain.folder) == (other.plain, other.config_hash, other.folder)
+
+
+def tabled(levels: Mapping[float, Sequence[float]], collapsed: Sequence[float] = ()) -> pd.DataFrame:
+    """The table of GSPO's runs with these levels at each rate, by seed; runs of the rates ``collapsed`` collapsed."""
+    runs, steps = [], []
+    for rate, values in levels.items():
+        arm = {"arm": f"gspo learning_rate={rate:g}", "algorithm": "gspo", "learning_rate": rate}
+        arm |= {"experiment": "x", "model": "micro", "task": "sort", "axes": f"{rate:g}"}
+        verdict = {"status": "finished", "judged_until": 9, "falling_since": np.nan}
+        verdict |= {"collapsed_step": 4.0 if rate in collapsed else np.nan}
+        same = {"axes_values": {config.RATE: rate}, "numbers": {config.RATE: rate}}
+        for seed, level in enumerate(values):
+            runs.append(arm | verdict | same | {"seed": seed})
+            curve = {0: 0.5, 5: 0.99, 10: level}  # neither the first evaluation nor the best one is the level
+            steps += [arm | {"seed": seed, "step": k, "metric": "eval_accuracy", "value": v} for k, v in curve.items()]
+            steps += [arm | {"seed": seed, "step": k, "metric": "reward", "value": 0.5} for k in range(1, 11)]
+    return tuning.table(pd.DataFrame(runs), pd.DataFrame(steps))
+
+
+def test_the_best_rate_is_that_of_the_highest_mean_level_and_others_are_compared_seed_by_seed() -> None:
+    rows = tabled({4e-4: [0.3, 0.5, 0.1], 1e-4: [0.5, 0.7, 0.3], 2e-4: [0.6, 0.81, 0.39]}, collapsed=[4e-4])
+    assert rows["learning rate"].tolist() == [1e-4, 2e-4, 4e-4]
+    assert rows["best"].tolist() == ["", "best", ""]
+    assert rows["collapsed"].tolist() == [0, 0, 3]
+    np.testing.assert_allclose([each.mean for each in rows[tuning.LEVEL]], [0.5, 0.6, 0.3])
+    assert {each.mean for each in rows["start"]} == {0.5}
+    below, _, above = rows["less best"]
+    np.testing.assert_allclose([below.mean, above.mean], [-0.1, -0.3])
+    assert below.high < 0  # although the seeds' levels overlap
+    said = tuning.verdict(rows, "", "", ["experiment=stale", "algorithm=gspo"])
+    command = "steadymoe run experiment=stale algorithm=gspo optimizer.learning_rate=2e-4"
+    assert said.endswith(command)
+    assert "1e-4" not in said.removesuffix(command)
+    assert "collapsed" not in said
+    assert "3 collapsed" in tuning.verdict(tabled({1e-4: [0.5] * 3, 2e-4: [0.6] * 3}, collapsed=[2e-4]), "", "", [])
+    assert tuning.drawn(rows).numbers["series"].tolist() == ["gspo"] * 3 + ["start"]
+
+
+@pytest.mark.parametrize(
+    ("levels", "wider"),
+    [
+        ({1e-4: [0.7], 2e-4: [0.6], 4e-4: [0.5]}, "5e-5,1e-4,2e-4,4e-4"),
+        ({1e-4: [0.5], 2e-4: [0.6], 4e-4: [0.7]}, "1e-4,2e-4,4e-4,8e-4"),
+        ({2e-4: [0.7] * 3}, "1e-4,2e-4,4e-4"),
+    ],
+)
+def test_a_best_rate_at_an_end_names_the_wider_grid(levels: dict[float, list[float]], wider: str) -> None:
+    said = tuning.verdict(tabled(levels), "", "", ["algorithm=gspo"])
+    assert said.endswith(f"{config.RATE}={wider}")
+    assert swept(planned("model=micro", said.rpartition(" ")[2]))["rate"] == [float(each) for each in wider.split(",")]
+
+
+@pytest.mark.parametrize(
+    "levels", [{1e-4: [0.5], 2e-4: [0.6], 4e-4: [0.1]}, dict.fromkeys((1e-4, 2e-4, 4e-4), [1] * 3)]
+)
+def test_one_seed_and_a_tie_decide_nothing(levels: dict[float, list[float]]) -> None:
+    rows = tabled(levels)
+    (best,) = rows.loc[rows["best"] == "best", "learning rate"]
+    others = ", ".join(f"{rate:.0e}".replace("-0", "-") for rate in levels if rate != best)
+    assert f"(not clearly better than {others})" in tuning.verdict(rows, "", "", [])
+
+
+def test_a_tuning_that_was_interrupted_goes_on_and_reports_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SMALL, "steps=2", "tuning.rate_factors=[0.5,2]", "tuning.seeds=[100]", "experiment_name=small_tuning"]
+    words += [f"results_dir={tmp_path}", "hydra/launcher=basic"]
+    runs, step = planned(*words), Trainer.step
+    assert steadymoe(monkeypatch, "run", "--tune", "--dry", *words) == 0
+    assert not list(tmp_path.iterdir())
+
+    def stops(self: Trainer, number: int) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "step", stops)
+    assert steadymoe(monkeypatch, "run", "--tune", *words) == 130
+    assert not (tmp_path / "tables").exists()
+    assert f"  resume all 2: {shlex.join(['steadymoe', 'run', '--tune', *words])}" in status.lines(tmp_path)
+    monkeypatch.setattr(Trainer, "step", step)
+    assert steadymoe(monkeypatch, "run", "--tune", *words) == 0
+    assert [record.status(run.folder) for run in runs] == ["finished"] * 2
+    written = {path: path.read_bytes() for path in (tmp_path / "tables").iterdir()}
+    rows = pd.read_csv(tmp_path / "tables" / "small_tuning-tuning.csv")
+    assert rows["learning rate"].tolist() == [5e-4, 2e-3]
+    finals = [record.read_table(run.folder, "steps")["eval_accuracy"].iloc[-1] for run in runs]
+    assert rows[f"{tuning.LEVEL} mean"].tolist() == finals
+    assert (tmp_path / "figures" / "small_tuning-level_over_rate.png").exists()
+    said = capfd.readouterr().out.splitlines()[-1]
+    assert said.startswith("grpo: ")
+    for path in written:
+        path.unlink()
+    monkeypatch.setattr(execute, "execute", lambda *_: pytest.fail("trained again"))
+    assert steadymoe(monkeypatch, "run", "--tune", *words) == 0
+    assert {path: path.read_bytes() for path in written} == written
+    assert capfd.readouterr().out.splitlines()[-1] == said
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["tuning.rate_factors=[0,1]"], "`tuning.rate_factors.0` must be above 0"),
+        (["tuning.rate_factors=[1,-1]"], "`tuning.rate_factors.1` must be above 0"),
+        (["tuning.rate_factors=[2]"], "`tuning.rate_factors` must have at least 2"),
+        (["tuning.rate_factors=[2,2.0]"], "`tuning.rate_factors` must not repeat"),
+        (["tuning.seeds=[]"], "`tuning.seeds` must have at least 1"),
+        (["tuning.seeds=[0.5]"], "`tuning.seeds.0` must be a whole number"),
+        (["tuning.seed=[1]"], "tuning.seeds"),
+        (["~tuning"], "`tuning`"),
+        (["optimizer.learning_rate=0"], "learning rates above 0"),
+        (["optimizer.learning_rate=0,1e-4"], "learning rates above 0"),
+        (["optimizer.learning_rate=choice(1e-4)"], "two or more"),
+        (["optimizer.learning_rate=1e-4,1e-4"], "the same run"),
+        (["optimizer.learning_rate=abc,def"], "optimizer.learning_rate"),
+        (["seed=["], "cannot read"),
+        (["experiment=long,stale"], "names 2 sweeps"),
+    ],
+)
+def test_a_wrong_tuning_is_refused_in_one_line(words: list[str], part: str, refusal_of: Callable[..., str]) -> None:
+    assert part in refusal_of("--tune", "model=micro", *words)
