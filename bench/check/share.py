@@ -3,10 +3,12 @@
 import statistics
 import time
 from dataclasses import replace
+from typing import Any
 
 import torch
 from hydra.utils import instantiate
 
+from steadymoe.bench.check.derivatives import OF_POLICY
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.training.microbatches import MicroBatch
@@ -35,7 +37,10 @@ def share(config: RunConfig, rounds: int) -> float:
         update = time.process_time() - start
         outputs = learner.forwards(learner.model, rollout, MicroBatch(rows))
         batch = learner.batch(rollout, old, advantages_BT, rows, outputs, whole)
-        batch = replace(batch, logprobs_BT=batch.logprobs_BT.detach().requires_grad_())
+        leaves: dict[str, Any] = {  # the loss's own backward ends here
+            name: values.detach().requires_grad_() for name in OF_POLICY if (values := getattr(batch, name)) is not None
+        }
+        batch = replace(batch, **leaves)
         start = time.process_time()
         loss = learner.objective(batch).loss
         if loss.requires_grad:

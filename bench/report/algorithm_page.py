@@ -52,7 +52,7 @@ _GROUPS = {
     "task": "`task=chain`: prompts, and the score of a response.",
     "experiment": "`experiment=quickstart`: a sweep saved as a file, with its number of runs and the time they took.",
 }
-_BOUNDS = ("clip", "cap", "max_", "tau", "c1_", "c2_", "gamma", "floor")
+_BOUNDS = ("clip", "cap", "max_", "tau", "c1_", "c2_", "gamma", "floor", "ratio_", "sequence_", "quantile", "budget")
 
 
 def markdown() -> str:

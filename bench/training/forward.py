@@ -90,7 +90,7 @@ class Extras:
     """What a training forward gives beside the log-probability and the entropy of each response token."""
 
     top_tokens_BTK: Tensor | None = None
-    """Tokens whose log-probabilities are wanted too, never with their gradient."""
+    """Tokens whose log-probabilities are wanted too."""
     entropy_gradient: bool = False
     """Whether gradients flow through the entropy."""
     routes: bool = True
@@ -116,7 +116,7 @@ def forward(
     heads_LHE: Sequence[Tensor] | None = None,
     layout: Layout | None = None,
 ) -> Forward:
-    """Run the model over ``sequences``; gradients flow through ``logprobs_BT`` unless disabled outside.
+    """Run the model over ``sequences``; gradients flow through all log-probabilities unless disabled outside.
 
     With ``forced_LBFK`` its experts run in place of the routers' own choice, except where it is ``NO_ROUTE``; with
     ``heads_LHE`` the experts that PR² predicts. ``layout`` is how the sequences are fed, a row each unless given; of
@@ -143,7 +143,7 @@ def forward(
         entropy_BT = -(all_logprobs_MV.exp() * all_logprobs_MV).sum(-1)[layout.scored_BT]
     top_BTK = None
     if extras.top_tokens_BTK is not None:
-        top_BTK = all_logprobs_MV.detach()[layout.scored_BT[..., None], extras.top_tokens_BTK]
+        top_BTK = all_logprobs_MV[layout.scored_BT[..., None], extras.top_tokens_BTK]
     if routed is None:
         return Forward(logprobs_BT, entropy_BT, None, None, (), top_BTK)
 

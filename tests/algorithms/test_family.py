@@ -170,6 +170,21 @@ def trm(batch: Batch, i: int) -> Pair:
     return kept, kept
 
 
+def centred(batch: Batch, i: int, weight: Callable[[float], float]) -> Pair:
+    """The head is two tokens and the sampled one, unless it is listed twice; the rest of both policies is the tail."""
+    values, slopes, a = [], [], ADVANTAGES[i]
+    for t, u in enumerate(ratios(batch, i, "rollout")):
+        mu = [math.exp(x) for x in batch.get("rollout_top_logprobs_BTK")[i, t].tolist()]
+        pi = [math.exp(x) for x in batch.get("top_logprobs_BTK")[i, t].tolist()]
+        head = [(q, x) for q, x in zip(mu, pi, strict=True) if q > 0]
+        rho = (1 - sum(q for q, _ in head)) / (1 - sum(x for _, x in head))
+        alpha = rho * weight(1 / rho)
+        mean = sum((q * weight(x / q) - alpha * x) * math.log(x) for q, x in head)
+        values.append(a * (weight(u) * batch.logprobs_BT[i, t].item() - mean))
+        slopes.append(a * weight(u))
+    return values, slopes
+
+
 def m2po(batch: Batch, i: int) -> Pair:
     region = {
         (j, t): math.log(x) ** 2
@@ -188,6 +203,71 @@ def m2po(batch: Batch, i: int) -> Pair:
 
 def r2vpo(r: list[float], a: float) -> Pair:
     return [x * a - ((x - 1) ** 2 - 0.04) for x in r], [x * a - 2 * (x - 1) * x for x in r]
+
+
+def dis(u: list[float], a: float, p: list[float], low: float, high: float) -> Pair:
+    weights = [x if 1 - low < x < 1 + high else 0.0 for x in u]
+    return [w * a * q for w, q in zip(weights, p, strict=True)], [w * a for w in weights]
+
+
+def ipo(u: list[float], a: float, p: list[float], epsilon: float, tau: float) -> Pair:
+    values, slopes = [], []
+    for x, q in zip(u, p, strict=True):
+        kept = x * a if abs(math.exp(q) - math.exp(q) / x) <= epsilon else 0.0
+        values.append(kept - tau * math.log(x) ** 2)
+        slopes.append(kept - 2 * tau * math.log(x))
+    return values, slopes
+
+
+def mis_po(batch: Batch, i: int) -> Pair:
+    old, mu = of_row(batch, "old_logprobs_BT", i), of_row(batch, "rollout_logprobs_BT", i)
+    xs = [math.exp(y - z) for y, z in zip(old, mu, strict=True)]
+    kept = 0.996 <= math.prod(xs) ** (1 / len(xs)) <= 1.001
+    weights = [float(kept and 0.5 <= x <= 2) for x in xs]
+    pairs = zip(weights, of_row(batch, "logprobs_BT", i), strict=True)
+    return [w * ADVANTAGES[i] * q for w, q in pairs], [w * ADVANTAGES[i] for w in weights]
+
+
+def sat(batch: Batch, i: int, whole: bool) -> Pair:
+    """``whole`` is GSPO's ratio, one for a response."""
+    rows = [ratios(batch, j, "rollout") for j in range(RESPONSES)]
+    rows = [[math.prod(r) ** (1 / len(r))] * len(r) for r in rows] if whole else rows
+    moved = sorted(abs(math.log(x)) for r in rows for x in r)
+    place = 0.9 * (TOKENS - 1)
+    u = moved[int(place)] + (place - int(place)) * (moved[int(place) + 1] - moved[int(place)])
+    values, slopes = [], []
+    for x in rows[i]:
+        d = math.log(x)
+        narrow = 0.2 / (1 + (d / u) ** 2)
+        value, slope = ppo([x], ADVANTAGES[i], narrow if d < -u else 0.2, narrow if d > u else 0.2)
+        values += value
+        slopes += slope
+    return values, slopes
+
+
+def cppo(u: list[float], p: list[float], a: float) -> Pair:
+    kept, total, weights = [], 0.0, 0.0
+    for t, (x, q) in enumerate(zip(u, p, strict=True)):
+        w = 1 - 0.2 * t / max(len(u) - 1, 1)
+        moved = w * abs(math.exp(q) - math.exp(q) / x)
+        masked = a * (x - 1) > 0 and moved > min(0.2, 0.2 + 0.02 * weights - total)
+        kept.append(0.0 if masked else x * a)
+        total, weights = total + moved, weights + w
+    return kept, kept
+
+
+def flash_reinforce(u: list[float], p: list[float], a: float) -> Pair:
+    kl = 0.0
+    for x, q in zip(u, p, strict=True):
+        pi, mu = math.exp(q), math.exp(q) / x
+        kl += (mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))) / len(u)
+    weights = [x if kl <= 3e-3 else 0.0 for x in u]
+    return [w * a * q for w, q in zip(weights, p, strict=True)], [w * a for w in weights]
+
+
+def fspo_dual_clip(r: list[float], a: float) -> Pair:
+    values, slopes = fspo(r, a)
+    return ([3 * a / len(r)] * len(r), [0.0] * len(r)) if a < 0 and math.prod(r) > 3 else (values, slopes)
 
 
 def by_response(T: int) -> float:
@@ -238,13 +318,51 @@ EQUATIONS: dict[str, tuple[Callable[..., Pair], Callable[[int], float]]] = {
     "m2po": (m2po, by_token),
     "r2vpo": (lambda r, u, a, p: r2vpo(r, a), by_token),
     "minpro": (lambda r, u, a, p: minpro(r, a, p), by_token),
+    "score_centering": (lambda batch, i: centred(batch, i, lambda x: 1.0), by_token),
+    "score_centering_tis": (lambda batch, i: centred(batch, i, lambda x: min(x, 2.0)), by_token),
+    "score_centering_mis": (lambda batch, i: centred(batch, i, lambda x: x if 0.5 <= x <= 5 else 0.0), by_token),
+    "dis": (lambda r, u, a, p: dis(u, a, p, 0.3, 5.0), by_token),
+    "dis_code": (lambda r, u, a, p: dis(u, a, p, 0.8, 3.0), by_token),
+    "icepop": (lambda r, u, a, p: ([x * a if 0.2 <= x <= 5 else 0.0 for x in u],) * 2, by_token),
+    "ipo": (lambda r, u, a, p: ipo(u, a, p, 0.3, 0.0), by_token),
+    "mis_po": (mis_po, by_token),
+    "sat": (lambda batch, i: sat(batch, i, False), by_response),
+    "sat_gspo": (lambda batch, i: sat(batch, i, True), by_response),
+    "cppo": (lambda r, u, a, p: cppo(u, p, a), by_sum),
+    "flash_reinforce": (lambda r, u, a, p: flash_reinforce(u, p, a), by_response),
+    "r2vpo_fixed": (
+        lambda r, u, a, p: (
+            [x * a - 0.04 * (x - 1) ** 2 for x in r],
+            [x * a - 0.08 * (x - 1) * x for x in r],
+        ),
+        by_token,
+    ),
+    "fspo_dual_clip": (lambda r, u, a, p: fspo_dual_clip(r, a), by_sum),
+    # Presets whose equation no peer's oracle records.
+    "ipo@prime-rl-3418": (lambda r, u, a, p: ipo(u, a, p, 0.1, 1e-3), by_token),
+    "minpro@xorl": (
+        lambda r, u, a, p: ppo([min(r[:t], default=1.0) * x for t, x in enumerate(r)], a, 0.2, 0.28),
+        by_token,
+    ),
+    "topr@roll": (
+        lambda r, u, a, p: (
+            [(1 if a > 0 else min(x, 1)) * a * q for x, q in zip(r, p, strict=True)],
+            [(1 if a > 0 else min(x, 1)) * a for x in r],
+        ),
+        by_response,
+    ),
+    "topr@verl-6986": (lambda r, u, a, p: topr([math.prod(r) ** (1 / len(r))], a, p), by_token),
 }
-WITHOUT_CLIP = {"reinforce", "rloo", "grpo_unclipped", "sapo", "vespo", "r2vpo"}
-CAPPED = {"cispo", "minpro", "topr"}  # the weight is bounded, the gradient stays
+WITHOUT_CLIP = {"reinforce", "rloo", "grpo_unclipped", "sapo", "vespo", "r2vpo", "score_centering", "r2vpo_fixed"}
+CAPPED = {"cispo", "minpro", "topr", "score_centering_tis", "topr@roll", "topr@verl-6986"}
+CAPPED |= {"ipo@prime-rl-3418"}
+# Nothing is beyond the edge of these where log-ratios are about 0.4.
+FAR = {"dppo", "dppo_kl", "minpro", "score_centering_tis", "score_centering_mis", "icepop", "ipo", "cppo"}
+FAR |= {"ipo@prime-rl-3418", "minpro@xorl", "dis_code"}  # the weight is bounded, the gradient stays
 
 
 @pytest.mark.parametrize("scale", [0.0005, 0.02, 0.4, 1.5], ids=lambda scale: f"log-ratios of {scale}")
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", sorted({*names(), *EQUATIONS}))
 def test_value_and_gradient_are_those_of_the_equation(name: str, scale: float) -> None:
     equation, weight = EQUATIONS[name]
     batch = ragged(scale)
@@ -262,7 +380,7 @@ def test_value_and_gradient_are_those_of_the_equation(name: str, scale: float) -
 
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_tokens_marked_as_clipped_are_those_that_lost_their_gradient_or_are_capped(name: str) -> None:
-    batch = ragged(1.5 if name in ("dppo", "dppo_kl", "minpro") else 0.4)
+    batch = ragged(1.5 if name in FAR else 0.4)
     _, grad_BT, output = run(load(name), batch)
     assert ("clipped_low_BT" not in output.metrics) == (name in WITHOUT_CLIP)
     if name in WITHOUT_CLIP:

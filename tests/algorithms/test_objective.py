@@ -30,6 +30,7 @@ from steadymoe.algorithms.corrections import (
     TruncatedIS,
     Uncorrected,
 )
+from steadymoe.algorithms.flash_reinforce import BatchMean
 from steadymoe.algorithms.objective import KL, Objective
 from steadymoe.bench.check.batches import ADVANTAGES, LENGTHS, RESPONSES, TOKENS, ragged
 
@@ -131,7 +132,7 @@ def test_a_correction_is_the_identity_where_both_policies_agree(correction: Corr
     same(objective(load("grpo"), correction), load("grpo"), batch)
 
 
-@pytest.mark.parametrize("name", sorted(set(names()) - {"dppo", "dppo_kl", "gepo", "minirl", "trm"}))
+@pytest.mark.parametrize("name", [name for name in names() if not load(name).traits.corrects_for_sampler])
 def test_a_correction_weighs_each_token_after_the_hosts_clip(name: str) -> None:
     """With a sequence ratio too: the gradient of token t is multiplied by the weight of token t, as in GSPO-token."""
     batch = ragged()
@@ -351,6 +352,24 @@ def test_the_aggregation_is_a_switch(mode: str) -> None:
         ("rspo", {"form": "v2"}, "before_clip, after_clip"),
         ("rspo", {"gamma_min": 0.0}, "gamma_min"),
         ("opsm", {"host": load("opsm")}, "host must be a loss with a ratio"),
+        ("score_centering", {"anchor": "old"}, "anchor must be rollout"),
+        ("score_centering", {"weight": "is"}, "one, tis, mis"),
+        ("score_centering", {"ratio_high": 2.0}, "ratio_high bounds"),
+        ("score_centering_tis", {"ratio_low": 0.5}, "ratio_low the weight mis"),
+        ("score_centering_mis", {"ratio_high": 0.9}, "ratio_low <= 1 <= ratio_high"),
+        ("score_centering", {"top_k": 0}, "top_k"),
+        ("dis", {"clip_low": 1.0}, "clip_low"),
+        ("dis", {"ratio": "sequence"}, "ratio must be one of token"),
+        ("icepop", {"ratio_low": 1.5}, "ratio_low <= 1"),
+        ("ipo", {"log_ratio_penalty": -1.0}, "log_ratio_penalty"),
+        ("mis_po", {"sequence_high": 0.9}, "1 <= sequence_high"),
+        ("sat", {"quantile": 1.5}, "quantile"),
+        ("sat", {"host": load("gspo")}, "host must be a plain clip"),
+        ("cppo", {"least_weight": 0.0}, "least_weight"),
+        ("cppo", {"prefix_budget": 0.0}, "prefix_budget"),
+        ("flash_reinforce", {"max_mean_kl": 0.0}, "max_mean_kl"),
+        ("r2vpo_fixed", {"multiplier": 0.0}, "multiplier"),
+        ("fspo_dual_clip", {"dual_clip": 1.0}, "dual_clip"),
         ("gpro", {}, r"'gpro'.*grpo, .*gspo, .*reinforce"),
     ],
 )
@@ -492,6 +511,78 @@ def test_gepo_is_what_it_is_at_any_likelihood(a_token: float) -> None:
         assert gradient_BT[i, 0].item() == pytest.approx(slope.item(), rel=1e-4 * max(1, -a_token / 100))
 
 
+def test_through_the_ratio_or_in_front_of_the_logarithm_a_mask_has_one_gradient() -> None:
+    """DIS and IcePop in one band differ in the value alone."""
+    same(load("icepop", ratio_low=0.4, ratio_high=3.0), load("dis", clip_low=0.6, clip_high=2.0), ragged(1.5), False)
+
+
+def test_ipo_masks_what_dppo_masks_and_the_tokens_on_their_way_back() -> None:
+    batch = ragged(1.5)
+    ipo, dppo = load("ipo", max_divergence=0.1, ratio_cap=None), load("dppo", max_divergence=0.1)
+    dppo = replace(dppo, aggregation="token-mean")
+    _, ipo_BT, output = run(ipo, batch)
+    _, dppo_BT, _ = run(dppo, batch)
+    masked_BT = output.metrics["clipped_low_BT"] | output.metrics["clipped_high_BT"]
+    assert_close(ipo_BT, dppo_BT.masked_fill(masked_BT, 0.0))
+
+
+def test_mis_po_keeps_tokens_and_responses_on_which_trainer_and_sampler_agree() -> None:
+    rhos = [[0.45, 1.0, 2.1], [1.0, 1.0005], [1.0, 1.003]]
+    wide = {"sequence_low": 0.5, "sequence_high": 2.0}
+    for numbers, kept in (
+        (wide, [[0, 1, 0], [1, 1, 0], [1, 1, 0]]),
+        ({}, [[0, 0, 0], [1, 1, 0], [0, 0, 0]]),
+    ):
+        _, grad_BT, _ = run(load("mis_po", **numbers), mismatched(rhos))
+        assert_close(grad_BT, -torch.tensor(kept).double() / 7)  # seven tokens, masked ones too
+
+
+def moved(ratios: list[list[float]], advantages: list[float], mu: float = 0.25) -> Batch:
+    """A batch with given ratios π_θ/μ, one length for all responses; μ is ``mu`` for every token."""
+    log_BT = torch.tensor(ratios, dtype=torch.float64).log()
+    rollout_BT = torch.full_like(log_BT, math.log(mu))
+    return Batch(
+        logprobs_BT=(rollout_BT + log_BT).requires_grad_(),
+        old_logprobs_BT=rollout_BT,
+        rollout_logprobs_BT=rollout_BT,
+        mask_BT=torch.ones_like(log_BT),
+        advantages_BT=torch.tensor(advantages, dtype=torch.float64)[:, None].expand_as(log_BT),
+    )
+
+
+def test_cppo_is_dppo_without_budget_and_weight_and_masks_after_a_prefix_that_moved() -> None:
+    same(load("cppo", prefix_budget=1e9, least_weight=1.0), load("dppo"), ragged(1.5))
+    batch = moved([[1.76, 1.4]], [1.0])  # D = 0.19 and 0.1; after the first, 0.2 + 0.02 − 0.19 = 0.03 is left
+    for name, kept in (("dppo", [True, True]), ("cppo", [True, False])):
+        _, grad_BT, _ = run(load(name), batch)
+        assert (grad_BT != 0).tolist() == [kept]
+
+
+def test_sat_narrows_the_outward_end_beyond_the_quantile_of_the_whole_mini_batch() -> None:
+    """The furthest of four tokens has |d| above the median u; at the median itself the band is the host's."""
+    others = [[0.95], [1.04], [1.0]]
+    for advantage, ratio in ((1.0, 1.15), (-1.0, 1 / 1.15)):
+        batch = moved([[ratio], *others], [advantage, 1.0, 1.0, 0.0])
+        assert run(load("sat_gspo", quantile=1.0), batch)[1][0] != 0  # nothing is beyond the maximum
+        assert run(load("sat", quantile=0.5), batch)[1][0] == 0
+        back = moved([[ratio], *others], [-advantage, 1.0, 1.0, 0.0])
+        assert run(load("sat", quantile=0.5), back)[1][0] != 0
+    # The response without advantage moves the quantile.
+    near = moved([[1.1], [0.95], [1.04]], [1.0, 1.0, 0.0])
+    far = moved([[1.1], [0.95], [1.5]], [1.0, 1.0, 0.0])
+    assert run(load("sat", quantile=0.5, host={"clip_high": 0.12}), near)[1][0] == 0
+    assert run(load("sat", quantile=0.5, host={"clip_high": 0.12}), far)[1][0] != 0
+
+
+def test_flash_reinforce_rejects_a_response_by_its_mean_kl() -> None:
+    mu, pi = 0.25, 0.25 * 1.3
+    kl = mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
+    batch = moved([[1.3, 1.0]], [1.0])
+    for limit, kept in ((kl / 2 * 1.001, True), (kl / 2 * 0.999, False)):
+        _, grad_BT, _ = run(load("flash_reinforce", max_mean_kl=limit), batch)
+        assert_close(grad_BT, -torch.tensor([[1.3, 1.0]], dtype=torch.float64) / 2 * kept)
+
+
 def test_r2vpos_multiplier_follows_the_excess_of_the_variance_and_never_falls_below_zero() -> None:
     batch = ragged()
     loss = load("r2vpo", multiplier_step=2.0)
@@ -520,6 +611,12 @@ def test_advantages_that_subtract_the_groups_mean() -> None:
     assert_close(GroupMeanBatchStd(epsilon=0.5)(REWARDS, TOKEN_COUNTS), mean_PG / (REWARDS.std() + 0.5))
     assert PlusMinus()(torch.tensor([[1.0, 1.0, 0.0]]), torch.ones(1, 3)).tolist() == [[1.0, 1.0, -1.0]]
     assert (GroupMeanStd()(torch.full((2, 8), 0.7), torch.ones(2, 8)) == 0).all()  # exactly
+
+
+def test_the_batch_mean_is_subtracted_alone() -> None:
+    assert_close(BatchMean()(REWARDS, TOKEN_COUNTS), REWARDS - 0.6)  # (1 + 0 + 0 + 1 + 4 · 0.7)/8
+    for prompts in range(1, 40):
+        assert not BatchMean()(torch.full((prompts, 8), 0.7), torch.ones(prompts, 8)).any()
 
 
 def test_leave_one_out_with_the_others_deviation() -> None:
@@ -602,7 +699,18 @@ EDGES: list[tuple[str, dict[str, Any], float, int, str]] = [
     ("m2po", {}, math.exp(-0.2), -1, "r"),
     ("trm", {"top_k": None, "max_kl": 0.02}, math.exp(0.2), 1, "u"),
     ("trm", {"top_k": None, "max_kl": 0.02}, math.exp(-0.2), 1, "u"),
+    ("dis", {}, 6.0, 1, "u"),
+    ("dis", {}, 0.7, 1, "u"),
+    ("icepop", {}, 5.0, 1, "u"),
+    ("icepop", {}, 0.2, 1, "u"),
+    ("ipo", {"max_divergence": 0.02}, 1 / (1 - 0.02 * math.exp(3)), 1, "u"),
+    ("ipo", {"max_divergence": 0.02}, 1 / (1 + 0.02 * math.exp(3)), 1, "u"),
+    ("cppo", {"max_divergence": 0.02}, 1 / (1 - 0.02 * math.exp(3)), 1, "u"),
+    ("sat", {}, 1.2, 1, "u"),  # the only token is at the quantile, not beyond it
+    ("fspo_dual_clip", {"log_clip_high": 2.0}, 3.0, -1, "r"),
+    ("minpro@xorl", {}, 1.28, 1, "r"),
 ]
+BLIND = {"trm", "dis", "icepop", "ipo"}  # they mask both signs
 
 
 @pytest.mark.parametrize(("name", "numbers", "edge", "sign", "unit"), EDGES)
@@ -615,7 +723,7 @@ def test_a_token_loses_its_gradient_just_beyond_the_edge_and_not_before_it(
         ratios = {"r": move, "u": move} if unit == "r" else {"r": 1.0, "u": move}
         found = slope(load(name, **numbers), one(2.0 * sign, **ratios))
         assert (found == 0) == beyond, (name, move)
-        if name not in ("trm",):  # which masks both signs
+        if name not in BLIND:
             assert slope(load(name, **numbers), one(-2.0 * sign, **ratios)) != 0
 
 

@@ -25,6 +25,8 @@ NOT_IN_VERL = {
     *("gepo", "m2po", "r2vpo"),  # need the whole mini-batch
     *("rspo", "rspo_grpo", "rspo_gspo"),  # read routers
     *("dppo", "dppo_kl", "minirl", "opsm", "trm"),  # read the sampler
+    *("score_centering", "score_centering_tis", "score_centering_mis", "flash_reinforce"),
+    *("dis", "dis_code", "icepop", "ipo", "mis_po", "sat", "sat_gspo", "cppo"),
 }
 
 

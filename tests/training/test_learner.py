@@ -48,7 +48,7 @@ def updated(made: Trainer, updates: int = 2) -> list[Measured]:
 # --- micro-batches -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["gspo", "rspo", "trm"])
+@pytest.mark.parametrize("algorithm", ["gspo", "rspo", "trm", "score_centering_tis"])
 def test_micro_batches_change_an_update_by_rounding_alone(tmp_path: Path, algorithm: str) -> None:
     words = [f"algorithm={algorithm}", "algorithm.kl.coefficient=0.1", "algorithm.entropy_bonus=0.1", *PROPORTIONAL]
     whole, split = trainer(tmp_path, *words), trainer(tmp_path, *words, "microbatch=3")
@@ -202,6 +202,21 @@ def test_the_most_likely_tokens_and_the_sampled_one_are_recorded(
         assert_close(again_BTK[row, column][real], logprobs[real], atol=1e-4, rtol=0)
         if top_k == 40:
             assert logprobs.exp().sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_gradients_flow_through_the_most_likely_tokens(model: PreTrainedModel, task: Chain) -> None:
+    """The last of them is the sampled token: its log-probability has the gradient of the plain one."""
+    made = roll_out(model, task, ["1+2+3=", "5*4-3="], 4, torch.Generator().manual_seed(0), Decoding(top_k=3))
+    now = forward(model, made.sequences, "fp32", Extras(top_tokens_BTK=made.top_tokens_BTK))
+    assert now.top_logprobs_BTK is not None
+    weights_BT = made.sequences.response_mask_BT * torch.arange(1, now.logprobs_BT.shape[1] + 1)
+    one, other = (
+        torch.autograd.grad((weights_BT * values_BT).sum(), list(model.parameters()), retain_graph=True)
+        for values_BT in (now.logprobs_BT, now.top_logprobs_BTK[..., -1])
+    )
+    assert max(float(gradient.abs().max()) for gradient in one) > 1e-3
+    for gradient, again in zip(one, other, strict=True):
+        assert_close(gradient, again)
 
 
 # --- rewards -----------------------------------------------------------------------------------------

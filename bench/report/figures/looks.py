@@ -15,6 +15,9 @@ import pandas as pd
 # Okabe and Ito's palette without its yellow (distinguishable without colour vision), and line styles for print.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
 STYLES = ["-", "--", "-.", ":"]
+# In place of them from the 33rd line on: on and off lengths, in line widths.
+_MORE_STYLES = [(0, (7, 2, 1, 2, 1, 2)), (0, (9, 4)), (0, (2, 2)), (0, (1, 4))]
+Dashes = str | tuple[int, tuple[int, ...]]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 # Every shipped algorithm, eight a line: its place gives its look. Algorithms of one line differ in colour, because they
 # are compared most. A new algorithm goes to the end, so that no other look changes.
@@ -23,6 +26,8 @@ ALGORITHMS = (
     *("rspo_grpo", "rspo_gspo", "gepo", "dapo", "minirl", "m2po", "dr_grpo", "dppo_kl"),
     *("opsm", "gspo_token", "reinforce_pp", "aspo", "topr", "rspo", "rloo", "ppo_clip"),
     *("lite_ppo", "luspo", "reinforce_pp_baseline", "gmpo", "fspo", "minpro", "trm", "r2vpo"),
+    *("score_centering", "score_centering_tis", "score_centering_mis", "dis", "dis_code", "icepop", "ipo", "mis_po"),
+    *("sat", "sat_gspo", "cppo", "flash_reinforce", "r2vpo_fixed", "fspo_dual_clip"),
 )
 # These words in the name of a line mean that a choice is off; the line is the plain algorithm.
 _OFF = {"off", "none", "exact"}
@@ -33,7 +38,7 @@ class Look:
     """How one line is drawn."""
 
     colour: str
-    dashes: str
+    dashes: Dashes
     marker: str
     """The mark of a point."""
     marked: bool = False
@@ -46,7 +51,8 @@ class Look:
 
 def look(index: int) -> Look:
     """Return the look of the ``index``-th line, for lines without an order."""
-    style = STYLES[(index + index // len(COLOURS)) % len(STYLES)]
+    styles = _styles(index // (len(COLOURS) * len(STYLES)))
+    style = styles[(index + index // len(COLOURS)) % len(styles)]
     return Look(COLOURS[index % len(COLOURS)], style, MARKERS[index % len(MARKERS)])
 
 
@@ -92,6 +98,11 @@ def reference(lines: Mapping[str, Look]) -> str:
     return next((name for name, its in lines.items() if its == grpo), next(iter(lines)))
 
 
+def _styles(round_: int) -> list[Dashes]:
+    """Return the line styles of the algorithms of one round through all colours and line styles."""
+    return [*_MORE_STYLES] if round_ % 2 else [*STYLES]
+
+
 def _variant(name: str, algorithm: str) -> str:
     """Return the words in the name of a line besides its algorithm; "" for the plain algorithm."""
     rest, (base, _, preset) = name.casefold().replace(" ", "_"), algorithm.casefold().partition("@")
@@ -104,6 +115,7 @@ def _varied(plain: Look, index: int) -> Look:
     """Return the look of the ``index``-th variant of ``plain``; index 0 is ``plain`` itself."""
     if index == 0:
         return plain
-    style = STYLES[(STYLES.index(plain.dashes) + index) % len(STYLES)]
+    styles = _styles(plain.dashes not in STYLES)
+    style = styles[(styles.index(plain.dashes) + index) % len(styles)]
     marker = MARKERS[(MARKERS.index(plain.marker) + index) % len(MARKERS)]
     return Look(plain.colour, style, marker, marked=True)

@@ -28,9 +28,10 @@ def survival(curves: pd.DataFrame, steps: pd.DataFrame) -> DataFigure:
             curve = curves[curves["arm"] == arm].sort_values("step")
             if curve.empty:  # too short to be judged
                 continue
-            drawn: Any = {"color": look.colour, "marker": look.marker if look.marked else None, "markersize": 2.6}
+            drawn: Any = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1.2}
+            drawn |= {"marker": look.marker if look.marked else None, "markersize": 2.6}
             name = f"{arm}: {curve['collapsed'].iloc[0]} of {curve['n'].iloc[0]} collapsed"
-            axis.step(curve["step"], curve["survival"], look.dashes, where="post", linewidth=1.2, label=name, **drawn)
+            axis.step(curve["step"], curve["survival"], where="post", label=name, **drawn)
             shown = curve.rename(columns={"step": "x", "survival": "mean"})[["x", "mean", "low", "high", "n"]]
             if few_seeds:
                 shown = shown.drop(columns=["low", "high"])

@@ -96,7 +96,7 @@ def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
 def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
     """Draw a curve, and its band if ``data`` has low and high; ``data``: x, mean, low, high, n."""
     marks: Any = {"marker": look.marker, "markersize": 2.6, "markevery": max(1, len(data) // 6)} if look.marked else {}
-    axis.plot(data["x"], data["mean"], look.dashes, color=look.colour, linewidth=1.2, label=name, **marks)
+    axis.plot(data["x"], data["mean"], linestyle=look.dashes, color=look.colour, linewidth=1.2, label=name, **marks)
     if "low" in data:
         axis.fill_between(data["x"], data["low"], data["high"], color=look.colour, alpha=0.13, linewidth=0)
     note(axis, name, data, panel)
@@ -104,7 +104,7 @@ def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "")
 
 def thin(axis: Axes, name: str, seed: Any, data: pd.DataFrame, look: Look, panel: str = "") -> None:
     """Draw the thin line of one seed; ``data``: x, mean (the seed's value)."""
-    axis.plot(data["x"], data["mean"], look.dashes, color=look.colour, linewidth=0.45, alpha=0.5)
+    axis.plot(data["x"], data["mean"], linestyle=look.dashes, color=look.colour, linewidth=0.45, alpha=0.5)
     note(axis, f"{name}, seed {seed}", data.assign(n=1), panel)
 
 
