@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -93,8 +94,15 @@ def drawn(rows: pd.DataFrame) -> DataFigure:
             data = pd.DataFrame(map(vars, ours[LEVEL])).assign(x=ours["learning rate"].to_numpy())
             beside = data["x"] * _SPREAD ** ((place + 0.5) / len(lines) - 0.5)
             axis.vlines(beside, data["low"], data["high"], color=look.colour, linewidth=0.8)
-            open_marks = {"color": look.colour, "markerfacecolor": "white", "markersize": 4, "linewidth": 1.2}
-            axis.plot(beside, data["mean"], look.dashes + look.marker, label=arm, **open_marks)
+            open_marks: Any = {
+                "color": look.colour,
+                "linestyle": look.dashes,
+                "marker": look.marker,
+                "markerfacecolor": "white",
+                "markersize": 4,
+                "linewidth": 1.2,
+            }
+            axis.plot(beside, data["mean"], label=arm, **open_marks)
             is_best = (ours["best"] != "").to_numpy()
             axis.plot(beside[is_best], data["mean"][is_best], look.marker, color=look.colour, markersize=4)
             style.note(axis, arm, data[["x", "mean", "low", "high", "n"]])
