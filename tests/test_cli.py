@@ -60,7 +60,7 @@ WRONG = {
     "algorithm.kl.coefficient=inf": "kl.coefficient must be at least 0 and finite",
     "log=mlflow": "`log` must be 'tensorboard' or 'wandb'",
     "correction=null": "Config group override must be a string",
-    "advantage=mean": "choose from batch_whitened, group_mean, ",
+    "advantage=mean": "choose from batch_mean, batch_whitened, group_mean, ",
     "algorithm=reinforce_pp_baseline@nemo-rl-prorl-2.1": "requires correction=seq_mask_tis updates_per_rollout=1",
     "algorithm=cispo@nemo-rl-0.7": "cispo@nemo-rl-0.7 requires correction=is",
     "+algorithm.loss.clip=1": "GRPO has no 'clip'; did you mean clip_low?",

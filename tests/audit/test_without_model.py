@@ -158,7 +158,7 @@ def test_wrong_requests_are_refused_in_one_line(bundle: Bundle) -> None:
         without_model.losses(["grpo"], replace(bundle, old_logprobs_BT=None))
     with pytest.raises(BadBundle, match="every advantage is 0"):
         without_model.losses(["grpo"], replace(bundle, rewards_B=torch.ones(24)))
-    with pytest.raises(BadBundle, match="'mean'; choose from batch_whitened"):
+    with pytest.raises(BadBundle, match="'mean'; choose from batch_mean"):
         without_model.load_advantage("mean")
 
 

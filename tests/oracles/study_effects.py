@@ -47,6 +47,20 @@ ARMS = {
     "MiniRL r2, 16 updates": ("study_minirl", "minirl", "r2.*updates|updates.*r2", "none"),
     "MiniRL r3, 16 updates": ("study_minirl", "minirl", "r3.*updates|updates.*r3", "none"),
 }
+# At *long*; a dense model has settings of the cold start in its axes.
+ARMS |= {
+    f"long, {loss}, {routers}": ("routers", algorithm, there + staleness, absent)
+    for loss, algorithm, staleness in (
+        ("unclipped", "grpo_unclipped", ""),
+        ("GSPO", "gspo", ""),
+        ("on policy", "grpo_unclipped", "updates_per_rollout=1"),
+    )
+    for routers, there, absent in (
+        ("fast routers", "router_factor=1.0.*", "freeze|cold_start" + ("|updates" if not staleness else "")),
+        ("slow routers", "", "router_factor" + ("|updates" if not staleness else "")),
+        ("frozen routers", "freeze", "none"),
+    )
+}
 RUNS = [
     ("GSPO", "GRPO 0.2/0.27"),
     ("GSPO", "GRPO 0.2/0.27 + R2"),
@@ -73,6 +87,8 @@ ACCURACIES = [
     ("GRPO + TIS, noisy sampler", "GRPO, noisy sampler"),
     ("MiniRL r2, 4 updates", "MiniRL r3, 4 updates"),
     ("MiniRL r3, 16 updates", "MiniRL r2, 16 updates"),
+    *((f"long, {loss}, fast routers", f"long, {loss}, slow routers") for loss in ("unclipped", "on policy", "GSPO")),
+    *((f"long, {loss}, slow routers", f"long, {loss}, frozen routers") for loss in ("unclipped", "GSPO")),
 ]
 # Name → label of the loss in the audit, and routing.
 LOSSES = {
@@ -120,13 +136,12 @@ def mean_rewards(name: str) -> pd.Series | None:
 
 
 def accuracies(name: str) -> pd.Series | None:
-    """The mean of the last five evaluations, by seed; None if the arm has not run."""
+    """The mean of the last five evaluations of the second half, by seed; None if the arm has not run."""
     found = curves(name, "eval_accuracy")
-    return (
-        None
-        if found is None
-        else found.sort_values("step").groupby("seed")["value"].apply(lambda x: x.iloc[-5:].mean())
-    )
+    if found is None:
+        return None
+    late = found[found["step"] > found["step"].max() / 2].sort_values("step")
+    return late.groupby("seed")["value"].apply(lambda x: x.iloc[-5:].mean())
 
 
 def usefulness(name: str) -> pd.Series | None:

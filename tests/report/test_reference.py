@@ -98,7 +98,11 @@ def test_a_claim_is_answered_where_its_runs_and_gates_are_there(verdicts: Verdic
             assert all("to be run" in each.decides and each.measured.estimate.n == 0 for each in lacking)
             assert (verdicts.verdict(claim, leg) == "not run") is bool(lacking and len(lacking) == len(found))
         if claim.figure == "answer" and len(verdicts.recorded(claim.arms)) == len(claim.arms):
-            controls = ("frozen", "GRPO unclipped", "on policy") if "stale" in str(claim.needs) else ("exact",)
+            controls = {
+                "stale": ("frozen", "GRPO unclipped", "on policy"),
+                "long": ("long, on policy, slow routers", "long, on policy, dense"),
+                "mismatch": ("exact",),
+            }[claim.needs[-1].setting]
             assert all(control in section for control in controls), claim.number
         assert ("rests on reconstructions" in section) is (claim.number == 10)
 
