@@ -22,7 +22,7 @@ def in_processes(function: Callable[..., T], *arguments: Sequence[Any]) -> list[
         return list(map(function, *arguments))
     # At Ctrl-C a terminal interrupts the processes too: they end at once, and this one alone says so.
     try:
-        ends = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_DFL)}
+        ends: Any = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_DFL)}
         with ProcessPoolExecutor(processes, **ends) as pool:
             return list(pool.map(function, *arguments))
     except BrokenProcessPool:
