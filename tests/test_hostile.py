@@ -176,9 +176,12 @@ def test_a_locale_without_utf_8_is_refused_and_a_terminal_without_it_is_not(
 def test_ctrl_c_ends_processes_at_once_and_without_tracebacks_of_theirs(tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text(
-        "import time\nfrom pathlib import Path\nfrom steadymoe.bench.support.processes import in_processes\n\n"
+        "import signal\nimport time\nfrom pathlib import Path\n"
+        "from steadymoe.bench.support.processes import in_processes\n\n"
         "def wait(number):\n    Path(f'begun{number}').touch()\n    time.sleep(60)\n\n"
-        "if __name__ == '__main__':\n    try:\n        in_processes(wait, range(4))\n"
+        # A shell starts its background jobs with SIGINT ignored, and these tests may be one.
+        "if __name__ == '__main__':\n    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "    try:\n        in_processes(wait, range(4))\n"
         "    except KeyboardInterrupt:\n        raise SystemExit(130)\n"
     )
     child = subprocess.Popen([sys.executable, script], cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True)

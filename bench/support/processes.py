@@ -2,10 +2,8 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,10 +19,5 @@ def in_processes(function: Callable[..., T], *arguments: Sequence[Any]) -> list[
     if processes < 2:
         return list(map(function, *arguments))
     # At Ctrl-C a terminal interrupts the processes too: they end at once, and this one alone says so.
-    try:
-        ends: Any = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_DFL)}
-        with ProcessPoolExecutor(processes, **ends) as pool:
-            return list(pool.map(function, *arguments))
-    except BrokenProcessPool:
-        time.sleep(0.5)  # their end may be seen before the interrupt of this process, which then comes here
-        raise
+    with ProcessPoolExecutor(processes, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)) as pool:
+        return list(pool.map(function, *arguments))
