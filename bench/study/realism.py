@@ -7,14 +7,13 @@ import pandas as pd
 
 from steadymoe.bench.report.realism import OVER_DENSE, ROWS, Realism, over_dense
 from steadymoe.bench.score.recorded import NONE, Arm, Recorded
-from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.study.arms import LONG
 from steadymoe.bench.study.gates import DENSE, FP8, LEARNING, NOISY, STALE, Gate, Need, Setting, State
 
 # The MoE effect is present at a setting if one of these gates is at least as large.
 PRESENT = {"R5": 2.0, "R8": 0.5}
-# At *long* both of these hold, too: (low, high).
-FUNCTION = {"R9": (0.0, 0.5), "R10": (0.3, 3.0)}
+# At *long* both of these lie in the range of their row, too.
+FUNCTION = ("R9", "R10")
 # R5: the arm of a setting and its dense twin, None where no dense model has run.
 _TWINS: dict[Setting, tuple[Arm, Arm | None]] = {
     "stale": (STALE["grpo_unclipped"], DENSE),
@@ -72,15 +71,16 @@ def moe_effect(study: Recorded, setting: str) -> Gate:
     At *long* routes must also carry function (R9), and routers move as fast for their size as other weights (R10). Of
     several arms of a setting the first counts.
     """
-    also = FUNCTION if setting == "long" else {}
+    also = FUNCTION if setting == "long" else ()
     need = Need("R5 ≥ {R5:g} or R8 ≥ {R8:g}".format(**PRESENT) + "".join(f", {gate}" for gate in also), setting)
-    measured: dict[str, Estimate] = {}
-    for row in realism(study):
-        if row.setting == setting and row.gate in (*PRESENT, *also) and row.number.n:
-            measured.setdefault(row.gate, row.number)
-    if not PRESENT.keys() & measured.keys() or not also.keys() <= measured.keys():
+    first: dict[str, Realism] = {}
+    for each in realism(study):
+        if each.setting == setting and each.gate in (*PRESENT, *also) and each.number.n:
+            first.setdefault(each.gate, each)
+    measured = {gate: each.number for gate, each in first.items()}
+    if not PRESENT.keys() & measured.keys() or not measured.keys() >= set(also):
         return Gate(need, "not measured", "not all were recorded")
     present = any(gate in measured and measured[gate].mean >= least for gate, least in PRESENT.items())
-    within = all(low <= measured[gate].mean <= high for gate, (low, high) in also.items())
+    within = all(first[gate].row.low <= measured[gate].mean <= first[gate].row.high for gate in also)
     state: State = "passed" if present and within else "failed"
     return Gate(need, state, ", ".join(f"{gate} is {number}" for gate, number in measured.items()))

@@ -149,7 +149,8 @@ def test_at_long_routes_also_carry_function_and_routers_move_as_other_weights(
 ) -> None:
     def row(name: str, number: float) -> Any:
         measured = Estimate(number, NAN, NAN, 0 if np.isnan(number) else 5)
-        return SimpleNamespace(gate=name, setting="long", number=measured)
+        of_report = next(each for each in realism.ROWS if each.gate == name)
+        return SimpleNamespace(gate=name, setting="long", number=measured, row=of_report)
 
     rows = [row(name, number) for name, number in ({"R8": 0.8, "R9": 0.05, "R10": 1.1} | changed).items()]
     rows.append(row("R10", 11.0 if not changed else 1.1))  # of a second arm, which does not count
