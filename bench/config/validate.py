@@ -133,7 +133,7 @@ def _truncation(config: RunConfig, engine: Engine, task: Task, traits: Traits) -
         return
     words = len(task.tokenizer)
     if isinstance(engine, Truncated) and engine.top_k >= words and "path" not in config.model:
-        raise ConfigError(f"engine.top_k={engine.top_k} keeps every token: the vocabulary has {words}; lower it, or 0")
+        raise ConfigError(f"engine.top_k={engine.top_k} leaves out nothing of {words} tokens; lower it, or set it to 0")
     if traits.top_k:
         raise ConfigError(
             "this algorithm reads the sampler's most likely tokens, and a truncated sampler gives some of them "

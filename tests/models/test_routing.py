@@ -310,7 +310,7 @@ def test_weight_noise_is_relative_to_each_matrix_and_new_for_each_rollout(model:
 
     def noises(seed: int) -> dict[str, Tensor]:
         copy = sampler.model(torch.Generator().manual_seed(seed))
-        return {name: weight - trained[name] for name, weight in copy.named_parameters()}
+        return {name: (weight - trained[name]).detach() for name, weight in copy.named_parameters()}
 
     one, same, other = noises(0), noises(0), noises(1)
     assert any(noise.dim() == 3 for noise in one.values())
@@ -324,7 +324,7 @@ def test_weight_noise_is_relative_to_each_matrix_and_new_for_each_rollout(model:
         for matrix, of_matrix in zip(
             trained[name].view(-1, *noise.shape[-2:]), noise.view(-1, *noise.shape[-2:]), strict=True
         ):
-            size = float(of_matrix.norm() / matrix.norm())
+            size = float(of_matrix.norm() / matrix.detach().norm())
             assert size == pytest.approx(0.25, rel=5 / matrix.numel() ** 0.5), name  # five deviations
 
 
@@ -379,11 +379,10 @@ def test_a_temperature_is_in_the_samplers_log_probabilities(tmp_path: Path) -> N
         (["engine=truncated", "engine.min_p=1.0"], "min_p must be at least 0 and below 1"),
         (["engine=truncated", "engine.strength=0.5"], "strength of truncated is 1, or 0 to keep every token"),
         (["engine=truncated", "engine.top_p=1"], "keeps every token"),
-        (["engine=truncated", "engine.top_k=16"], "top_k=16 keeps every token: the vocabulary has 16"),
+        (["engine=truncated", "engine.top_k=16"], "top_k=16 leaves out nothing of 16 tokens"),
         (["engine=truncated", "engine.strength=0", "engine.replay_mask=true"], "without truncation there is no mask"),
         (["engine=truncated", "engine.top_p=1", "engine.replay_mask=true"], "keeps every token"),
         (["engine=bf16", "+engine.replay_mask=true"], "Rounding has no 'replay_mask'"),
-        (["engine=exact", "engine._target_=fractions.Fraction"], "_target_ must name a dataclass"),
         (["engine=exact", "engine._target_=steadymoe.algorithms.grpo.GRPO", "~engine.strength"], "got GRPO"),
         (["engine=truncated", "algorithm=trm"], "reads the sampler's most likely tokens"),
         (["engine=truncated", "engine.replay_mask=true", "algorithm=score_centering"], "reads the sampler's most"),

@@ -109,13 +109,13 @@ def test_with_the_mask_every_forward_is_normalised_over_the_samplers_tokens(tmp_
     assert kept_BTV[~mask_BT].all()
     assert not kept_BTV[mask_BT].all()
 
-    def replayed() -> Tensor:
+    def replayed_BT() -> Tensor:
         masked_BTV = whole_logprobs(made, rollout).masked_fill(~kept_BTV, -1e9).log_softmax(-1)
-        return masked_BTV.gather(-1, tokens_BT[..., None]).squeeze(-1)[mask_BT]
+        return masked_BTV.gather(-1, tokens_BT[..., None]).squeeze(-1) * mask_BT
 
-    before_N = replayed()
-    assert_close(old.logprobs_BT[mask_BT], before_N, atol=1e-4, rtol=0)
-    assert_close(rollout.logprobs_BT[mask_BT], before_N, atol=1e-4, rtol=0)
+    before_BT = replayed_BT()
+    assert_close(old.logprobs_BT * mask_BT, before_BT, atol=1e-4, rtol=0)
+    assert_close(rollout.logprobs_BT, before_BT, atol=1e-4, rtol=0)
     assert old.reference_logprobs_BT is not None
     assert torch.equal(old.reference_logprobs_BT, old.logprobs_BT)  # the cold start is the policy still
 
@@ -123,31 +123,24 @@ def test_with_the_mask_every_forward_is_normalised_over_the_samplers_tokens(tmp_
     assert probe is not None
     (part,) = minibatches[0]
     now = made.learner.forwards(made.model, rollout, part)
-    assert torch.equal(now.logprobs_BT, old.logprobs_BT[part.rows_M])  # so the ratio is exactly 1
-    chosen_M = mask_BT[part.rows_M]
-    signs_N = torch.linspace(-1, 1, int(chosen_M.sum()))
-    ours = torch.autograd.grad((now.logprobs_BT[chosen_M] * signs_N).sum(), list(made.model.parameters()))
-    of_part = torch.zeros_like(mask_BT).index_put((part.rows_M,), chosen_M)[mask_BT]
-    order_N = torch.cat([torch.full((int(mask_BT[row].sum()),), row) for row in part.rows_M.tolist()]).argsort(
-        stable=True
-    )
-    theirs = torch.autograd.grad((replayed()[of_part] * signs_N[order_N]).sum(), list(made.model.parameters()))
+    rows = part.rows_M
+    assert torch.equal(now.logprobs_BT, old.logprobs_BT[rows])  # so the ratio is exactly 1
+    signs_BT = torch.linspace(-1, 1, mask_BT.numel()).view(mask_BT.shape) * mask_BT
+    weights = list(made.model.parameters())
+    ours = torch.autograd.grad((now.logprobs_BT * signs_BT[rows]).sum(), weights)
+    theirs = torch.autograd.grad((replayed_BT() * signs_BT)[rows].sum(), weights)
     for one, other in zip(ours, theirs, strict=True):
         assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6
-
-    # The entropy stays that of the whole vocabulary, as of the policy that is evaluated.
-    with torch.no_grad():
-        whole_BTV = whole_logprobs(made, rollout)
-    assert_close(
-        now.entropy_BT[chosen_M], torch.special.entr(whole_BTV.exp()).sum(-1)[part.rows_M][chosen_M], atol=1e-4, rtol=0
-    )
+    with torch.no_grad():  # the entropy stays that of the whole vocabulary
+        entropy_BT = torch.special.entr(whole_logprobs(made, rollout).exp()).sum(-1)
+    assert_close(now.entropy_BT * mask_BT[rows], (entropy_BT * mask_BT)[rows], atol=1e-4, rtol=0)
 
     advantages_BT = torch.linspace(-1, 1, len(mask_BT))[:, None] * mask_BT
     made.learner.update(rollout, old, advantages_BT, minibatches[0], first=True)
     columns, _ = probe.after_update(made.model)
     with torch.no_grad():
-        moved_N = replayed() - before_N
-    assert_close(columns["log_ratio_moment_free"], moved_N.square().mean(), atol=1e-9, rtol=1e-2)
+        moved_BT = replayed_BT() - before_BT
+    assert_close(columns["log_ratio_moment_free"], moved_BT[mask_BT].square().mean(), atol=1e-9, rtol=1e-2)
 
 
 def test_a_joined_rollout_keeps_its_masks_and_padding_is_not_masked(tmp_path: Path) -> None:
