@@ -4,7 +4,7 @@ In one process and fp32 the sampler and the training forward agree up to roundin
 precision, noise in the router, old weights); an engine produces such a mismatch at a known strength. An engine never
 changes the trainer's weights: it samples with a copy. At strength 0 there is no copy, and sampling is exact.
 
-Shapes (docs/glossary.md): E experts, N tokens of a forward.
+Shapes (docs/glossary.md): B sequences, V vocabulary, E experts, N tokens of a forward.
 """
 
 import copy
@@ -45,8 +45,25 @@ class Engine:
         """The age of the sampling weights, in steps."""
         return 0
 
-    def round_weight(self, name: str, weight: Tensor) -> Tensor:
-        """Return the copy's value of a weight, from the trainer's value; same shape."""
+    @property
+    def truncates(self) -> bool:
+        """Whether ``kept`` leaves tokens out."""
+        return False
+
+    @property
+    def replays_mask(self) -> bool:
+        """Whether the trainer normalises its log-probabilities over the tokens that ``kept`` left to the sampler."""
+        return False
+
+    def kept(self, all_logprobs_BV: Tensor) -> Tensor | None:
+        """Return which tokens can be drawn, (B, V) bool; None for all. The log-probabilities are at ``temperature``."""
+        return None
+
+    def change_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the copy's value of a weight, from the trainer's value; same shape.
+
+        ``generator`` is the source of a rollout's noise, on the weights' device.
+        """
         return weight
 
     def install(self, model: PreTrainedModel, generator: Callable[[], torch.Generator]) -> None:
@@ -92,10 +109,9 @@ class Rounding(Engine):
         if self.dtype == "bf16" and self.scale != "channel":
             raise ValueError("engine.scale is for fp8 and int8: bf16 has no scale to choose")
 
-    def round_weight(self, name: str, weight: Tensor) -> Tensor:
+    def change_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
         """Return the rounded matrix, (…, outputs, inputs); norms, biases and convolutions are returned unchanged."""
-        spared = any(part in name for part in _SPARED)
-        if weight.dim() < 2 or name.endswith("bias") or "conv1d" in name or (spared and self.dtype != "bf16"):
+        if not _is_matrix(name, weight) or (self.dtype != "bf16" and any(part in name for part in _SPARED)):
             return weight
         return self._mixed(weight, self.scale == "tensor")
 
@@ -113,6 +129,11 @@ class Rounding(Engine):
 
     def _mixed(self, values: Tensor, whole: bool) -> Tensor:
         return values + self.strength * (_quantised(values, self.dtype, whole) - values)
+
+
+def _is_matrix(name: str, weight: Tensor) -> bool:
+    """Whether a weight is a matrix, or one for each expert: no norm, bias or convolution."""
+    return weight.dim() >= 2 and not name.endswith("bias") and "conv1d" not in name
 
 
 def _quantised(values: Tensor, dtype: str, whole: bool) -> Tensor:
@@ -164,6 +185,22 @@ class RouterBF16(Engine):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WeightNoise(Engine):
+    """Gaussian noise on the weights: W + σ · std(W) · n, where σ is the strength and n ~ N(0, 1) anew for each rollout.
+
+    std(W) is the standard deviation of a matrix's own entries; each expert has matrices of its own. The mean entry is
+    almost 0, so σ is close to ‖noise‖/‖W‖ in the Frobenius norm. Biases, norms and convolutions have no noise.
+    """
+
+    def change_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the noisy matrix; norms, biases and convolutions are returned unchanged."""
+        if not _is_matrix(name, weight):
+            return weight
+        noise = torch.randn(weight.shape, generator=generator, device=weight.device, dtype=weight.dtype)
+        return weight + self.strength * weight.std((-2, -1), keepdim=True, correction=0) * noise
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stale(Engine):
     """Weights that are ``strength`` steps old (a whole number), as in asynchronous training.
 
@@ -196,6 +233,67 @@ class Temperature(Engine):
             raise ValueError(f"engine.strength of temperature is at most 99; got {self.strength}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Truncated(Engine):
+    """Sampling from a part of the vocabulary; ``strength`` 1 truncates, 0 keeps every token.
+
+    A token is kept if its probability is at least ``min_p`` times the largest; if it is among the ``top_k`` most likely
+    (0 for all); and if those of the tokens left that are more likely have less than ``top_p`` of their joint
+    probability. This is vLLM's order. log μ is renormalised over the kept tokens.
+
+    The trainer normalises over the whole vocabulary: π_old/μ is then the probability of all kept tokens together, at
+    most 1, whichever of them was drawn. With ``replay_mask`` it normalises over the kept tokens of the rollout
+    (DeepSeek-V3.2, 2512.02556, section 3.1), in the old policy, in every update, in probes and in the reference policy.
+    """
+
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    replay_mask: bool = False
+
+    def __post_init__(self) -> None:
+        if self.strength not in (0, 1):
+            raise ValueError(
+                f"engine.strength of truncated is 1, or 0 to keep every token; got {self.strength}. "
+                "top_p, top_k and min_p say how much is left out"
+            )
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"engine.top_p must be above 0 and at most 1; got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"engine.top_k must be at least 0, and 0 is no limit; got {self.top_k}")
+        if not 0 <= self.min_p < 1:
+            raise ValueError(f"engine.min_p must be at least 0 and below 1; got {self.min_p}")
+        if self.truncates and (self.top_p, self.top_k, self.min_p) == (1, 0, 0):
+            raise ValueError("engine=truncated keeps every token: lower top_p, or set top_k or min_p above 0")
+        if self.replay_mask and not self.truncates:
+            raise ValueError("engine.replay_mask=true needs engine.strength=1: without truncation there is no mask")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the strength is 1."""
+        return self.strength == 1
+
+    @property
+    def replays_mask(self) -> bool:
+        """The field ``replay_mask``."""
+        return self.replay_mask
+
+    def kept(self, all_logprobs_BV: Tensor) -> Tensor | None:
+        """Return which tokens can be drawn, (B, V) bool; at least one in each row."""
+        if not self.truncates:
+            return None
+        # In fp64, so that top_p cuts where the exact sums do.
+        ranked_BV, order_BV = all_logprobs_BV.double().exp().sort(dim=-1, descending=True, stable=True)
+        kept_BV = ranked_BV >= self.min_p * ranked_BV[:, :1]
+        if self.top_k:
+            kept_BV[:, self.top_k :] = False
+        if self.top_p < 1:
+            ranked_BV = ranked_BV * kept_BV
+            before_BV = ranked_BV.cumsum(-1) - ranked_BV
+            kept_BV &= before_BV < self.top_p * ranked_BV.sum(-1, keepdim=True)
+        return torch.zeros_like(kept_BV).scatter(-1, order_BV, kept_BV)
+
+
 class Sampler:
     """The sampling model of an engine; it follows the trainer's weights."""
 
@@ -204,7 +302,7 @@ class Sampler:
         self._generator = torch.Generator()
         self._copy: PreTrainedModel | None = None
         self._past: deque[dict[str, Tensor]] = deque(maxlen=engine.delay + 1)
-        changed = type(engine).round_weight is not Engine.round_weight or type(engine).install is not Engine.install
+        changed = type(engine).change_weight is not Engine.change_weight or type(engine).install is not Engine.install
         if engine.strength > 0 and (changed or engine.delay):
             self._copy = copy.deepcopy(model).requires_grad_(False)
             engine.install(self._copy, lambda: self._generator)
@@ -232,9 +330,9 @@ class Sampler:
         for name, target in self._copy.named_parameters():
             weight = weights[name].detach()
             if name in self._transposed:  # the outputs are the last dimension; a channel must be an output
-                target.copy_(self.engine.round_weight(name, weight.mT).mT)
+                target.copy_(self.engine.change_weight(name, weight.mT, generator).mT)
             else:
-                target.copy_(self.engine.round_weight(name, weight))
+                target.copy_(self.engine.change_weight(name, weight, generator))
         return self._copy
 
     def state(self) -> dict[str, Tensor]:

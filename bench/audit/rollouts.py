@@ -22,6 +22,7 @@ from steadymoe.bench.training.microbatches import MicroBatch
 from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import Decoding, Rollout, join, roll_out
 from steadymoe.bench.training.trainer import Trainer
+from steadymoe.models.engine import Exact
 from steadymoe.models.routing import routers
 
 # The loss of the drift: an importance ratio without a clip, and nothing else.
@@ -84,7 +85,7 @@ def respond(
         model = trainer.sampler.model(torch_generator(config.seed, f"{stage}_engine", step, device))
     decoding = Decoding(
         precision=config.precision,
-        temperature=trainer.sampler.engine.temperature if by_engine else 1.0,
+        engine=trainer.sampler.engine if by_engine else Exact(),
         top_k=top_k,
         routes=trainer.learner.forwards.records_routes,
     )

@@ -5,6 +5,7 @@ budget of tokens, and counts only tensors that must be in memory at the same tim
 
 - for each token of a rollout an id and a mask, of eight bytes each, and a log-probability;
 - for each response while it is sampled, the log-probabilities of the next token over the vocabulary;
+- under mask replay, for each response token a byte for every token of the vocabulary;
 - for each token of a response in an update, the states between layers (layers times hidden size numbers), which the
   backward needs; for a demonstration, the tokens of the prompt instead.
 """
@@ -96,8 +97,10 @@ def memory_needs(config: RunConfig, task: Task) -> dict[str, int]:
     sampled = length * _TOKEN + words * _NUMBER
     rollout, evaluation, probe, cold_start = config.rollout, config.evaluation, config.probe, config.cold_start
     responses = rollout.prompts * rollout.responses
+    masked = task.max_new_tokens * words if config.engine.get("replay_mask") else 0
     needed = {
         f"rollout.prompts={rollout.prompts} with rollout.responses={rollout.responses}": responses * sampled,
+        f"engine.replay_mask=true with a vocabulary of {words}": responses * masked,
         f"evaluation.prompts={evaluation.prompts}": evaluation.prompts * sampled,
         f"probe.responses={probe.responses}": probe.responses * length * _TOKEN,
     }

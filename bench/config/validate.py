@@ -24,6 +24,7 @@ from steadymoe.bench.config.schema import ConfigError, RunConfig, read
 from steadymoe.bench.support import blame
 from steadymoe.bench.tasks import Task
 from steadymoe.models import build, compiled, megablocks, pretrained
+from steadymoe.models.engine import Engine, Truncated
 
 __all__ = ["ConfigError", "check", "read"]
 
@@ -53,7 +54,7 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
         else:
             has_experts, task = _built(json.dumps(config.model["config"]), json.dumps(config.task))
         fits.check_memory(config, task)
-        build_algorithm(config.engine)
+        engine = build_algorithm(config.engine)
         traits = Objective(
             loss=build_algorithm(config.algorithm.loss),
             correction=build_algorithm(config.correction),
@@ -61,6 +62,7 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
             entropy_bonus=config.algorithm.entropy_bonus,
         ).traits
         _advantage(config, traits)
+        _truncation(config, engine, task, traits)
         fits.check_start(config, task)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
@@ -121,6 +123,22 @@ def _relations(config: RunConfig) -> None:
         )
     if config.cold_start.accuracy_low >= config.cold_start.accuracy_high:
         raise ConfigError("cold_start.accuracy_low must be below cold_start.accuracy_high")
+
+
+def _truncation(config: RunConfig, engine: Engine, task: Task, traits: Traits) -> None:
+    """Raise ConfigError for a class that is no engine, and for a truncation that cuts nothing or breaks the loss."""
+    if not isinstance(engine, Engine):
+        raise ConfigError(f"an engine is a steadymoe.models.engine.Engine; got {type(engine).__name__}")
+    if not engine.truncates:
+        return
+    words = len(task.tokenizer)
+    if isinstance(engine, Truncated) and engine.top_k >= words and "path" not in config.model:
+        raise ConfigError(f"engine.top_k={engine.top_k} leaves out nothing of {words} tokens; lower it, or set it to 0")
+    if traits.top_k:
+        raise ConfigError(
+            "this algorithm reads the sampler's most likely tokens, and a truncated sampler gives some of them "
+            "probability 0: choose another algorithm, or an engine that keeps every token"
+        )
 
 
 def _routing(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, Any], has_experts: bool) -> None:

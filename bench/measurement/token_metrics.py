@@ -84,8 +84,9 @@ def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: T
 
     With Δ = log π_old − log μ and ρ = e^Δ: k1 = −E_μ[Δ] and k3 = E_μ[ρ − 1 − Δ], two estimates of KL(μ‖π_old)
     in nats (Schulman, "Approximating KL divergence", 2020); χ² = E_μ[ρ²] − 1 of tokens and, with the product of ρ
-    over a response, of responses; the effective sample size of ρ per token, not truncated; the share of tokens with ρ
-    or 1/ρ above 2 (R3's F(2)); the largest absolute Δ; Pearson's correlation of the two probabilities.
+    over a response, of responses; the effective sample size of ρ per token, not truncated; the mean of ρ and the share
+    of tokens with ρ outside [0.9, 1.1] (TRL, pull request 7269); the share of tokens with ρ or 1/ρ above 2 (R3's F(2));
+    the largest absolute Δ; Pearson's correlation of the two probabilities.
     """
     mask = mask_BT.bool()
     delta_BT = torch.where(mask, log_ratio(old_logprobs_BT, rollout_logprobs_BT), 0.0)
@@ -97,6 +98,8 @@ def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: T
         "rollout_chi2_token": rho_N.square().mean() - 1,
         "rollout_chi2_sequence": (2 * product_log_ratio(delta_BT, mask_BT)).exp().mean() - 1,
         "rollout_ess": rho_N.sum().square() / (rho_N.square().sum() * rho_N.numel()),
+        "rollout_ratio_mean": rho_N.mean(),
+        "rollout_outside_share": ((rho_N < 0.9) | (rho_N > 1.1)).float().mean(),
         "rollout_extreme_share": (delta_N.abs() > math.log(2)).float().mean(),
         "rollout_logprob_gap_max": delta_N.abs().max(),
         "rollout_probability_correlation": torch.corrcoef(probabilities_2N)[0, 1],

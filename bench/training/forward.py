@@ -95,6 +95,10 @@ class Extras:
     """Whether gradients flow through the entropy."""
     routes: bool = True
     """Whether the routes are recorded."""
+    kept_BTV: Tensor | None = None
+    """Mask replay: the log-probabilities of response tokens are normalised over these tokens (bool); all for None. At
+    least one at each position. The entropy and the log-probabilities of ``top_tokens_BTK`` stay those of the whole
+    vocabulary."""
 
 
 def _of_responses(values_LNX: Sequence[Tensor], layout: Layout) -> Tensor:
@@ -139,6 +143,9 @@ def forward(
     all_logprobs_MV = logits_PYV.float().log_softmax(-1).flatten(0, 1)
     targets_BT = sequences.tokens_BS[:, -sequences.response_width :]
     logprobs_BT = all_logprobs_MV[layout.scored_BT, targets_BT]
+    if extras.kept_BTV is not None:
+        left_BTV = all_logprobs_MV[layout.scored_BT].masked_fill(~extras.kept_BTV, -torch.inf)
+        logprobs_BT = logprobs_BT - left_BTV.logsumexp(-1)
     with nullcontext() if extras.entropy_gradient else torch.no_grad():
         entropy_BT = -(all_logprobs_MV.exp() * all_logprobs_MV).sum(-1)[layout.scored_BT]
     top_BTK = None

@@ -112,6 +112,7 @@ class Forwards:
             top_tokens_BTK=None if rollout.top_tokens_BTK is None else rollout.top_tokens_BTK[rows],
             entropy_gradient=torch.is_grad_enabled() and self.objective.entropy_bonus > 0,
             routes=self.records_routes,
+            kept_BTV=None if rollout.kept_BTV is None else rollout.kept_BTV[rows],
         )
         forced_LBFK = None if forced_LBFK is None else forced_LBFK[:, rows]
         sequences, precision = rollout.sequences.rows(rows), self.config.precision

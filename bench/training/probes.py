@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.bench.measurement import routing_drift
-from steadymoe.bench.training.forward import Forward, Sequences, forward
+from steadymoe.bench.training.forward import Extras, Forward, Sequences, forward
 from steadymoe.bench.training.sampling import check_routes
 from steadymoe.models.routing import routers
 from steadymoe.models.selection import NO_ROUTE
@@ -17,8 +17,11 @@ from steadymoe.models.selection import NO_ROUTE
 class Probe:
     """Fixed sequences under a model that changes. A dense model has nothing to measure."""
 
-    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str) -> None:
-        self._sequences, self._precision = sequences, precision
+    def __init__(
+        self, model: PreTrainedModel, sequences: Sequences, precision: str, kept_BTV: Tensor | None = None
+    ) -> None:
+        """``kept_BTV``: the tokens over which log-probabilities are normalised; all for None."""
+        self._sequences, self._precision, self._extras = sequences, precision, Extras(kept_BTV=kept_BTV)
         self._first = self._forward(model)
 
     def since_start(self, model: PreTrainedModel) -> routing_drift.Change | None:
@@ -32,7 +35,7 @@ class Probe:
     def _forward(self, model: PreTrainedModel, forced_LBFK: Tensor | None = None) -> Forward | None:
         if not routers(model):
             return None
-        now = forward(model, self._sequences, self._precision, forced_LBFK=forced_LBFK)
+        now = forward(model, self._sequences, self._precision, self._extras, forced_LBFK)
         check_routes(now.routes_LBFK, self._sequences)
         return now
 
@@ -44,9 +47,13 @@ class UpdateProbe(Probe):
     forward of twice the rows costs less than two forwards.
     """
 
-    def __init__(self, model: PreTrainedModel, sequences: Sequences, precision: str) -> None:
+    def __init__(
+        self, model: PreTrainedModel, sequences: Sequences, precision: str, kept_BTV: Tensor | None = None
+    ) -> None:
+        """``kept_BTV``: as the ratio of the updates has it (mask replay)."""
         self._rows, device = len(sequences.tokens_BS), sequences.tokens_BS.device
-        super().__init__(model, sequences.rows(torch.arange(self._rows, device=device).repeat(2)), precision)
+        twice_B = torch.arange(self._rows, device=device).repeat(2)
+        super().__init__(model, sequences.rows(twice_B), precision, None if kept_BTV is None else kept_BTV[twice_B])
         self._last = self._first
         self._before = [weight.detach().clone() for weight in _whole_weights(model)]
 

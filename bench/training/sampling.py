@@ -16,6 +16,7 @@ from steadymoe.algorithms.parts import dimensions, joined, joined_by
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training.decoding import Decoder
 from steadymoe.bench.training.forward import Sequences, autocast
+from steadymoe.models.engine import Engine, Exact
 from steadymoe.models.routing import RouteRecorder
 from steadymoe.models.selection import NO_ROUTE
 
@@ -26,8 +27,8 @@ class Decoding:
 
     precision: str = "fp32"
     """``fp32`` or ``bf16``, of the model's forwards."""
-    temperature: float = 1.0
-    """Tokens are drawn from the distribution at this temperature, and log μ is taken from it too."""
+    engine: Engine = field(default_factory=Exact)
+    """Tokens are drawn at its temperature, from the tokens it keeps, and log μ is that of the draw."""
     top_k: int = 0
     """The log-probabilities of so many most likely tokens are kept beside the sampled token's."""
     routes: bool = True
@@ -53,6 +54,9 @@ class Rollout:
     """log μ of these tokens; −inf in the last place where the sampled one is among the others already."""
     router_logprobs_LBTE: Tensor | None = field(default=None, metadata=dimensions("LBTE"))
     """log of the sampler's routers' softmax over all experts, where they led to a sampled token."""
+    kept_BTV: Tensor | None = field(default=None, metadata=dimensions("BTV"))
+    """Which tokens could be drawn, bool, true for all on padding; None unless the engine replays its mask. A byte for
+    each token of the vocabulary is little at the tens of tokens of the tasks here; 100,000 would call for lists."""
 
     def rows(self, index_B: Tensor) -> "Rollout":
         """Return a part of the rollout, with the same padding."""
@@ -64,6 +68,7 @@ class Rollout:
             None if self.top_tokens_BTK is None else self.top_tokens_BTK[index_B],
             None if self.top_logprobs_BTK is None else self.top_logprobs_BTK[index_B],
             None if self.router_logprobs_LBTE is None else self.router_logprobs_LBTE[:, index_B],
+            None if self.kept_BTV is None else self.kept_BTV[index_B],
         )
 
     def padded(self, left: int, right: int) -> "Rollout":
@@ -81,6 +86,7 @@ class Rollout:
             None if self.top_tokens_BTK is None else pad(self.top_tokens_BTK, (0, 0, 0, right)),
             None if self.top_logprobs_BTK is None else pad(self.top_logprobs_BTK, (0, 0, 0, right)),
             None if self.router_logprobs_LBTE is None else pad(self.router_logprobs_LBTE, (0, 0, 0, right)),
+            None if self.kept_BTV is None else pad(self.kept_BTV, (0, 0, 0, right), value=True),
         )
 
 
@@ -140,19 +146,24 @@ def sample(
     the routes do not fall on the tokens they belong to, and FloatingPointError if the policy's distribution is not
     finite.
     """
-    logprobs, top = [], []
+    logprobs, top, kept, engine = [], [], [], decoding.engine
     with RouteRecorder(model, decoding.routes) as recorder, autocast(model.device.type, decoding.precision):
-        decoder = Decoder(model, recorder, decoding.temperature)
+        decoder = Decoder(model, recorder, engine.temperature)
         if decoding.bank_LNK is not None:
             decoder.draw_routes(decoding.bank_LNK, generator)
         all_logprobs_BV = decoder.feed_prompts(encoded["input_ids"], encoded["attention_mask"], responses)
         while True:
             if not all_logprobs_BV.isfinite().all():
                 raise FloatingPointError("the sampling policy's distribution is not finite")
-            token_B1 = torch.multinomial(all_logprobs_BV.exp(), 1, generator=generator)
-            logprobs.append(torch.where(decoder.alive_B, all_logprobs_BV.gather(-1, token_B1).squeeze(-1), 0.0))
+            drawn_BV, kept_BV = all_logprobs_BV, engine.kept(all_logprobs_BV)
+            if kept_BV is not None:
+                drawn_BV = all_logprobs_BV.masked_fill(~kept_BV, -torch.inf).log_softmax(-1)
+                if engine.replays_mask:
+                    kept.append(kept_BV | ~decoder.alive_B[:, None])
+            token_B1 = torch.multinomial(drawn_BV.exp(), 1, generator=generator)
+            logprobs.append(torch.where(decoder.alive_B, drawn_BV.gather(-1, token_B1).squeeze(-1), 0.0))
             if decoding.top_k:
-                top.append(_most_likely(all_logprobs_BV, token_B1, decoding.top_k))
+                top.append(_most_likely(drawn_BV, token_B1, decoding.top_k))
             decoder.append(token_B1, end)
             if len(logprobs) == max_new_tokens or not decoder.alive_B.any():
                 break
@@ -168,6 +179,7 @@ def sample(
         torch.stack([tokens_BK for tokens_BK, _ in top], 1) if top else None,
         torch.stack([logprobs_BK for _, logprobs_BK in top], 1) if top else None,
         decoder.router_logprobs_LBTE,
+        torch.stack(kept, 1) if kept else None,
     )
 
 

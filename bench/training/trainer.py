@@ -141,7 +141,7 @@ class Trainer:
             return roll_out(self.model, self.task, texts, responses, generator, decoding)
         decoding = Decoding(
             precision=self.config.precision,
-            temperature=self.sampler.engine.temperature,
+            engine=self.sampler.engine,
             top_k=self.learner.objective.traits.top_k,
             routes=self.learner.forwards.records_routes,
         )
@@ -219,8 +219,8 @@ class Trainer:
         every, since_start, probe = self.config.probe.every, None, None
         if step % every == 1 % every:
             since_start = self._since_start.since_start(self.model)
-            watched = rollout.sequences.rows(self.sampled_rows(step))
-            probe = UpdateProbe(self.model, watched, self.config.precision)
+            watched = rollout.rows(self.sampled_rows(step))
+            probe = UpdateProbe(self.model, watched.sequences, self.config.precision, watched.kept_BTV)
         return probe, rollout_columns(rollout, old, recomputed, since_start, self.learner.experts)
 
     def sampled_rows(self, step: int) -> Tensor:

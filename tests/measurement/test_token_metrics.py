@@ -127,6 +127,8 @@ def test_mismatch_closed_form() -> None:
             "rollout_chi2_token": sum(math.exp(2 * d) for d in deltas) / 3 - 1,
             "rollout_chi2_sequence": (math.exp(2 * (0.1 - 0.7)) + math.exp(2 * 0.2)) / 2 - 1,
             "rollout_ess": sum(map(math.exp, deltas)) ** 2 / (3 * sum(math.exp(2 * d) for d in deltas)),
+            "rollout_ratio_mean": sum(map(math.exp, deltas)) / 3,
+            "rollout_outside_share": 1.0,  # e^0.1, e^-0.7 and e^0.2
             "rollout_extreme_share": 1 / 3,  # e^0.7 alone is above 2
             "rollout_logprob_gap_max": 0.7,
             "rollout_probability_correlation": float(
@@ -147,10 +149,17 @@ def test_k1_and_k3_estimate_the_kl_divergence_of_sampler_from_trainer() -> None:
     assert columns["rollout_kl_k3"].item() == pytest.approx(kl, rel=0.03)
 
 
+@pytest.mark.parametrize(("ratio", "is_outside"), [(0.899, 1), (0.901, 0), (1.099, 0), (1.101, 1)])
+def test_a_ratio_is_outside_below_nine_tenths_and_above_eleven(ratio: float, is_outside: int) -> None:
+    old_BT = torch.full((1, 2), -1.0) + math.log(ratio)
+    columns = token_metrics.of_mismatch(torch.full((1, 2), -1.0), old_BT, torch.ones(1, 2))
+    assert columns["rollout_outside_share"] == is_outside
+
+
 def test_equal_policies_have_mismatch_exactly_zero() -> None:
     logprobs_BT = torch.tensor([[-1.3, -0.2]])
     columns = token_metrics.to_floats(token_metrics.of_mismatch(logprobs_BT, logprobs_BT, torch.ones(1, 2)))
-    assert columns.pop("rollout_ess") == 1
+    assert columns.pop("rollout_ess") == columns.pop("rollout_ratio_mean") == 1
     assert columns.pop("rollout_probability_correlation") == pytest.approx(1)
     assert set(columns.values()) == {0.0}
 

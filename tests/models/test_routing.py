@@ -22,7 +22,7 @@ from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.microbatches import Forwards
 from steadymoe.bench.training.probes import UpdateProbe
 from steadymoe.models import build, engine
-from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, Stale
+from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, Stale, WeightNoise
 from steadymoe.models.routing import RouteRecorder, routers, z_loss
 from steadymoe.models.selection import NO_ROUTE
 
@@ -232,6 +232,8 @@ ENGINES = [
     ("router_bf16", 1.0),
     ("stale", 1.0),
     ("temperature", 0.2),
+    ("truncated", 1.0),
+    ("weight_noise", 0.02),
 ]
 
 
@@ -265,6 +267,7 @@ def test_an_engine_of_strength_zero_samples_with_the_trained_model_itself(
     sampler = trainer(tmp_path, f"engine={name}", "engine.strength=0").sampler
     assert sampler.model(torch.Generator()) is sampler._trained
     assert sampler.engine.temperature == 1
+    assert sampler.engine.kept(torch.zeros(1, 4).log_softmax(-1)) is None
 
 
 def test_rounding_closed_forms() -> None:
@@ -298,6 +301,31 @@ def test_router_noise_changes_the_routes_and_router_bf16_only_the_gate(model: Pr
     assert routed is not None
     (logits_NE, *_) = routed.logits_LNE
     assert torch.equal(logits_NE, logits_NE.to(torch.bfloat16).float())
+
+
+def test_weight_noise_is_relative_to_each_matrix_and_new_for_each_rollout(model: PreTrainedModel) -> None:
+    with torch.no_grad():
+        next(weight for weight in model.parameters() if weight.dim() == 3)[0] *= 100  # one expert of four
+    sampler, trained = Sampler(WeightNoise(strength=0.25), model), dict(model.named_parameters())
+
+    def noises(seed: int) -> dict[str, Tensor]:
+        copy = sampler.model(torch.Generator().manual_seed(seed))
+        return {name: (weight - trained[name]).detach() for name, weight in copy.named_parameters()}
+
+    one, same, other = noises(0), noises(0), noises(1)
+    assert any(noise.dim() == 3 for noise in one.values())
+    assert any(noise.dim() == 1 for noise in one.values())
+    for name, noise in one.items():
+        assert torch.equal(noise, same[name])
+        if noise.dim() == 1:
+            assert not noise.any(), name
+            continue
+        assert not torch.equal(noise, other[name]), name
+        for matrix, of_matrix in zip(
+            trained[name].view(-1, *noise.shape[-2:]), noise.view(-1, *noise.shape[-2:]), strict=True
+        ):
+            size = float(of_matrix.norm() / matrix.detach().norm())
+            assert size == pytest.approx(0.25, rel=5 / matrix.numel() ** 0.5), name  # five deviations
 
 
 def test_stale_weights_are_those_of_so_many_steps_ago(model: PreTrainedModel) -> None:
@@ -341,6 +369,24 @@ def test_a_temperature_is_in_the_samplers_log_probabilities(tmp_path: Path) -> N
         (["engine=fp8", "engine.scale=group"], "channel, tensor"),
         (["routing=off", "routing.replay=r2"], "choose another routing in its place"),
         (["engine=bf16", "engine.scale=tensor"], "bf16 has no scale to choose"),
+        (["engine=weight_noise", "engine.strength=-0.1"], "at least 0"),
+        (["engine=truncated", "engine.top_p=0"], "top_p must be above 0 and at most 1; got 0"),
+        (["engine=truncated", "engine.top_p=1.1"], "top_p must be above 0 and at most 1; got 1.1"),
+        (["engine=truncated", "engine.top_p=half"], "top_p must be a number"),
+        (["engine=truncated", "engine.top_k=-1"], "top_k must be at least 0"),
+        (["engine=truncated", "engine.top_k=2.5"], "top_k must be a whole number"),
+        (["engine=truncated", "engine.min_p=-0.1"], "min_p must be at least 0 and below 1"),
+        (["engine=truncated", "engine.min_p=1.0"], "min_p must be at least 0 and below 1"),
+        (["engine=truncated", "engine.strength=0.5"], "strength of truncated is 1, or 0 to keep every token"),
+        (["engine=truncated", "engine.top_p=1"], "keeps every token"),
+        (["engine=truncated", "engine.top_k=16"], "top_k=16 leaves out nothing of 16 tokens"),
+        (["engine=truncated", "engine.strength=0", "engine.replay_mask=true"], "without truncation there is no mask"),
+        (["engine=truncated", "engine.top_p=1", "engine.replay_mask=true"], "keeps every token"),
+        (["engine=bf16", "+engine.replay_mask=true"], "Rounding has no 'replay_mask'"),
+        (["engine=exact", "engine._target_=steadymoe.algorithms.grpo.GRPO", "~engine.strength"], "got GRPO"),
+        (["engine=truncated", "algorithm=trm"], "reads the sampler's most likely tokens"),
+        (["engine=truncated", "engine.replay_mask=true", "algorithm=score_centering"], "reads the sampler's most"),
+        (["engine=truncated", "savings.sampler_as_old=5"], "a sampler that is the trainer"),
     ],
 )
 def test_a_dial_out_of_range_is_refused(words: list[str], answer: str) -> None:
@@ -348,10 +394,15 @@ def test_a_dial_out_of_range_is_refused(words: list[str], answer: str) -> None:
         compose.plan(words)
 
 
-def test_evaluation_and_probes_are_the_trained_models_own(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "engine=router_noise", "engine.strength=5.0")
+@pytest.mark.parametrize(
+    "words", [["engine=router_noise", "engine.strength=5.0"], ["engine=truncated", "engine.top_k=1"]]
+)
+def test_evaluation_and_probes_are_the_trained_models_own(tmp_path: Path, words: list[str]) -> None:
+    made = trainer(tmp_path, *words)
     plain = trainer(tmp_path)
     assert made.evaluate(1) == plain.evaluate(1)
+    probes = (each._since_start._sequences.tokens_BS for each in (made, plain))
+    assert torch.equal(*probes)
 
 
 # --- sampler against trainer -------------------------------------------------------------------------

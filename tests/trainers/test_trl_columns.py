@@ -41,6 +41,8 @@ def test_known_noise_on_the_samplers_logprobs_gives_the_suites_columns(tmp_path:
         "rollout_kl_k3": (np.expm1(known) - known).mean(),
         "rollout_chi2_token": np.exp(2 * known).mean() - 1,
         "rollout_ess": np.exp(known).sum() ** 2 / (np.exp(2 * known).sum() * len(known)),
+        "rollout_ratio_mean": np.exp(known).mean(),
+        "rollout_outside_share": (np.abs(np.exp(known) - 1) > 0.1).mean(),
         "rollout_extreme_share": (np.abs(known) > np.log(2)).mean(),
         "rollout_logprob_gap_max": np.abs(known).max(),
     }

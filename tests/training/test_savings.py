@@ -87,6 +87,7 @@ def assert_same(saved: Trainer, plain: Trainer) -> None:
         ["algorithm=trm"],  # the most likely tokens
         ["algorithm=rspo", "routing=r3"],
         ["algorithm=r2vpo", "model=dense_micro"],
+        ["engine=truncated", "engine.replay_mask=true", "microbatch=5"],
     ],
 )
 def test_an_update_is_the_same_with_shared_prompts_and_without(tmp_path: Path, more: list[str]) -> None:
@@ -146,7 +147,7 @@ def test_savings_that_cannot_be_made_have_a_reason(tmp_path: Path) -> None:
     for word in ("savings.sampler_as_old=0", "savings.sampler_as_old=true", "savings.share_prompts=1"):
         with pytest.raises(ConfigError, match=word.partition("=")[0]):
             planned(tmp_path, word)
-    for word in ("engine=bf16", "precision=bf16", "routing=pr2"):
+    for word in ("engine=bf16", "engine=truncated", "precision=bf16", "routing=pr2"):
         with pytest.raises(ConfigError, match="a sampler that is the trainer"):
             planned(tmp_path, "savings.sampler_as_old=5", word)
 

@@ -1,0 +1,194 @@
+"""Truncated sampling and mask replay against transformers' own warpers and closed forms.
+
+Shapes: B sequences, T response positions, V vocabulary.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_execute import PROPORTIONAL, assert_resumes
+from test_learner import trainer, updated
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from steadymoe.bench.audit import rollouts
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.fits import memory_needs
+from steadymoe.bench.measurement import token_metrics
+from steadymoe.bench.runs import record
+from steadymoe.bench.training.forward import forward
+from steadymoe.bench.training.sampling import Rollout, join
+from steadymoe.bench.training.trainer import Trainer
+from steadymoe.models.engine import Truncated
+
+# Short responses beside long ones, and distributions that are far from even.
+WORDS = ["engine=truncated", "task.max_operands=4", "task.spare_tokens=3", "model.config.initializer_range=0.3"]
+REPLAY = [*WORDS, "engine.replay_mask=true"]
+
+
+def whole_logprobs(made: Trainer, rollout: Rollout) -> Tensor:
+    """log-probabilities over the vocabulary at the response tokens, by a plain forward, (B, T, V)."""
+    sequences = rollout.sequences
+    logits_BSV = made.model(
+        input_ids=sequences.tokens_BS[:, :-1],
+        attention_mask=sequences.mask_BS[:, :-1],
+        position_ids=(sequences.mask_BS[:, :-1].cumsum(-1) - 1).clamp(min=0),
+    ).logits
+    return logits_BSV[:, -sequences.response_width :].log_softmax(-1)
+
+
+def responses(rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """The response tokens and their mask, (B, T) each."""
+    sequences = rollout.sequences
+    return sequences.tokens_BS[:, -sequences.response_width :], sequences.response_mask_BT.bool()
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "min_p"),
+    [(0.8, 0, 0.0), (0.3, 0, 0.0), (1.0, 3, 0.0), (1.0, 0, 0.2), (0.8, 5, 0.0), (0.8, 0, 0.2), (0.7, 5, 0.1)],
+)
+def test_the_kept_tokens_are_those_of_transformers_warpers(top_p: float, top_k: int, min_p: float) -> None:
+    logprobs_BV = torch.randn(500, 16, generator=torch.Generator().manual_seed(0)).mul(2).log_softmax(-1)
+    scores_BV, ids = logprobs_BV, torch.zeros(500, 1, dtype=torch.long)
+    for warper in (
+        *([MinPLogitsWarper(min_p)] if min_p else []),
+        *([TopKLogitsWarper(top_k)] if top_k else []),
+        *([TopPLogitsWarper(top_p)] if top_p < 1 else []),
+    ):
+        scores_BV = warper(ids, scores_BV)
+    kept_BV = Truncated(top_p=top_p, top_k=top_k, min_p=min_p).kept(logprobs_BV)
+    assert kept_BV is not None
+    assert torch.equal(kept_BV, scores_BV.isfinite())
+    assert kept_BV.sum(-1).unique().numel() > 1 or top_k
+
+
+def test_the_kept_tokens_by_hand() -> None:
+    logprobs_BV = torch.tensor([[0.1, 0.5, 0.25, 0.15], [0.25, 0.25, 0.25, 0.25]]).log()
+    by_hand = {
+        Truncated(top_p=0.4): [[0, 1, 0, 0], [1, 1, 0, 0]],  # of equal probabilities the first
+        Truncated(top_p=0.51): [[0, 1, 1, 0], [1, 1, 1, 0]],
+        Truncated(top_p=1e-9): [[0, 1, 0, 0], [1, 0, 0, 0]],
+        Truncated(top_k=3): [[0, 1, 1, 1], [1, 1, 1, 0]],
+        Truncated(min_p=0.25): [[0, 1, 1, 1], [1, 1, 1, 1]],
+        Truncated(top_p=0.6, top_k=2): [[0, 1, 0, 0], [1, 1, 0, 0]],  # 0.5 of 0.75, 0.25 of 0.5
+    }
+    for engine, expected in by_hand.items():
+        kept_BV = engine.kept(logprobs_BV)
+        assert kept_BV is not None
+        assert kept_BV.int().tolist() == expected, engine
+
+
+def test_without_the_mask_the_ratio_of_trainer_over_sampler_is_the_kept_probability(tmp_path: Path) -> None:
+    made = trainer(tmp_path, *WORDS)
+    rollout, _, _ = made.sample(1)
+    old = made.learner.old_policy(rollout, made.minibatches(1))
+    tokens_BT, mask_BT = responses(rollout)
+    with torch.no_grad():
+        logprobs_NV = whole_logprobs(made, rollout)[mask_BT]
+    kept_NV = made.sampler.engine.kept(logprobs_NV)
+    assert kept_NV is not None
+    assert kept_NV.gather(-1, tokens_BT[mask_BT][:, None]).all()
+    kept_N = (logprobs_NV.exp() * kept_NV).sum(-1)
+    assert kept_N.unique().numel() > 10
+    assert_close((old.logprobs_BT - rollout.logprobs_BT)[mask_BT].exp(), kept_N, atol=1e-4, rtol=0)
+    columns = token_metrics.of_mismatch(rollout.logprobs_BT, old.logprobs_BT, rollout.sequences.response_mask_BT)
+    assert_close(columns["rollout_ratio_mean"], kept_N.mean(), atol=1e-4, rtol=0)
+    assert rollout.kept_BTV is None
+
+
+def test_with_the_mask_every_forward_is_normalised_over_the_samplers_tokens(tmp_path: Path) -> None:
+    made = trainer(tmp_path, *REPLAY, *PROPORTIONAL, "probe.fraction=1.0", "algorithm.kl.coefficient=0.1")
+    rollout, _, _ = made.sample(1)
+    minibatches = made.minibatches(1)
+    old = made.learner.old_policy(rollout, minibatches)
+    tokens_BT, mask_BT = responses(rollout)
+    kept_BTV = rollout.kept_BTV
+    assert kept_BTV is not None
+    assert kept_BTV[~mask_BT].all()
+    assert not kept_BTV[mask_BT].all()
+
+    def replayed_BT() -> Tensor:
+        masked_BTV = whole_logprobs(made, rollout).masked_fill(~kept_BTV, -1e9).log_softmax(-1)
+        return masked_BTV.gather(-1, tokens_BT[..., None]).squeeze(-1) * mask_BT
+
+    before_BT = replayed_BT()
+    assert_close(old.logprobs_BT * mask_BT, before_BT, atol=1e-4, rtol=0)
+    assert_close(rollout.logprobs_BT, before_BT, atol=1e-4, rtol=0)
+    assert old.reference_logprobs_BT is not None
+    assert torch.equal(old.reference_logprobs_BT, old.logprobs_BT)  # the cold start is the policy still
+
+    probe, _ = made.probe(1, rollout, old, old)
+    assert probe is not None
+    (part,) = minibatches[0]
+    now = made.learner.forwards(made.model, rollout, part)
+    rows = part.rows_M
+    assert torch.equal(now.logprobs_BT, old.logprobs_BT[rows])  # so the ratio is exactly 1
+    signs_BT = torch.linspace(-1, 1, mask_BT.numel()).view(mask_BT.shape) * mask_BT
+    weights = list(made.model.parameters())
+    ours = torch.autograd.grad((now.logprobs_BT * signs_BT[rows]).sum(), weights)
+    theirs = torch.autograd.grad((replayed_BT() * signs_BT)[rows].sum(), weights)
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6
+    with torch.no_grad():  # the entropy stays that of the whole vocabulary
+        entropy_BT = torch.special.entr(whole_logprobs(made, rollout).exp()).sum(-1)
+    assert_close(now.entropy_BT * mask_BT[rows], (entropy_BT * mask_BT)[rows], atol=1e-4, rtol=0)
+
+    advantages_BT = torch.linspace(-1, 1, len(mask_BT))[:, None] * mask_BT
+    made.learner.update(rollout, old, advantages_BT, minibatches[0], first=True)
+    columns, _ = probe.after_update(made.model)
+    with torch.no_grad():
+        moved_BT = replayed_BT() - before_BT
+    assert_close(columns["log_ratio_moment_free"], moved_BT[mask_BT].square().mean(), atol=1e-9, rtol=1e-2)
+
+
+def test_a_joined_rollout_keeps_its_masks_and_padding_is_not_masked(tmp_path: Path) -> None:
+    made = trainer(tmp_path, *REPLAY)
+    (one, _, _), (other, _, _) = made.sample(1), made.sample(2)
+    assert one.kept_BTV is not None
+    assert other.kept_BTV is not None
+    wide = join([one.padded(0, 2), other.padded(1, 0)])
+    assert wide.kept_BTV is not None
+    width = one.kept_BTV.shape[1]
+    assert torch.equal(wide.kept_BTV[: len(one.scores_B), :width], one.kept_BTV)
+    assert wide.kept_BTV[~wide.sequences.response_mask_BT.bool()].all()
+    few = torch.tensor([3, 1])
+    assert torch.equal(wide.rows(few).kept_BTV, wide.kept_BTV[few])  # type: ignore[arg-type]
+
+
+def test_an_update_with_the_mask_is_not_one_without(tmp_path: Path) -> None:
+    with_mask, without = (updated(trainer(tmp_path, *words))[0].overall for words in (REPLAY, WORDS))
+    assert with_mask["token_ratio_max"] == without["token_ratio_max"] == 1
+    assert abs(with_mask["grad_norm"] / without["grad_norm"] - 1) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[*REPLAY, "algorithm=dapo", "rollout.responses=3"], ["engine=weight_noise", "engine.strength=0.1"]],
+    ids=["mask", "noise"],
+)
+def test_a_stopped_run_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    steps = record.read_table(assert_resumes(tmp_path, monkeypatch, 4, *words).folder, "steps")
+    replays = words[0] == "engine=truncated"
+    assert (abs(steps["rollout_ratio_mean"] - 1) < 1e-5).all() == replays
+    assert (steps["rollout_kl_k3"] < 1e-8).all() == replays
+    assert (steps["prompts_sampled"] > 4).any() == replays  # groups of several rollouts
+
+
+def test_only_the_audited_rollout_of_an_audit_is_truncated(tmp_path: Path) -> None:
+    made = trainer(tmp_path, *REPLAY)
+    audited, fresh = (rollouts.respond(made, ["1+1="], "audit", 0, 0, by_engine=each) for each in (True, False))
+    assert audited.kept_BTV is not None
+    assert fresh.kept_BTV is None
+    with torch.no_grad():
+        plain = forward(made.model, fresh.sequences, "fp32").logprobs_BT
+    mask_BT = fresh.sequences.response_mask_BT.bool()
+    assert_close(fresh.logprobs_BT[mask_BT], plain[mask_BT], atol=1e-4, rtol=0)
+
+
+def test_masks_count_towards_memory(tmp_path: Path) -> None:
+    (made,) = compose.plan([*REPLAY, f"results_dir={tmp_path}"])
+    task = trainer(tmp_path, *WORDS).task
+    (masks,) = (size for key, size in memory_needs(made.config, task).items() if key.startswith("engine.replay_mask"))
+    assert masks == 32 * 8 * task.max_new_tokens * len(task.tokenizer)
