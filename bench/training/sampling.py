@@ -32,6 +32,8 @@ class Decoding:
     """The log-probabilities of so many most likely tokens are kept beside the sampled token's."""
     routes: bool = True
     """Whether the routes of the tokens are kept."""
+    gates: bool = False
+    """Whether the gate weights of these routes are kept, too."""
     bank_LNK: Tensor | None = None
     """Every token runs the experts of a token drawn from these routes, by ``generator``, not its own."""
 
@@ -53,6 +55,8 @@ class Rollout:
     """log μ of these tokens; −inf in the last place where the sampled one is among the others already."""
     router_logprobs_LBTE: Tensor | None = field(default=None, metadata=dimensions("LBTE"))
     """log of the sampler's routers' softmax over all experts, where they led to a sampled token."""
+    gates_LBFK: Tensor | None = field(default=None, metadata=dimensions("LBFK"))
+    """The gate weights of ``routes_LBFK`` that the sampler used, 0 where there is no route; None unless kept."""
 
     def rows(self, index_B: Tensor) -> "Rollout":
         """Return a part of the rollout, with the same padding."""
@@ -64,6 +68,7 @@ class Rollout:
             None if self.top_tokens_BTK is None else self.top_tokens_BTK[index_B],
             None if self.top_logprobs_BTK is None else self.top_logprobs_BTK[index_B],
             None if self.router_logprobs_LBTE is None else self.router_logprobs_LBTE[:, index_B],
+            None if self.gates_LBFK is None else self.gates_LBFK[:, index_B],
         )
 
     def padded(self, left: int, right: int) -> "Rollout":
@@ -81,6 +86,7 @@ class Rollout:
             None if self.top_tokens_BTK is None else pad(self.top_tokens_BTK, (0, 0, 0, right)),
             None if self.top_logprobs_BTK is None else pad(self.top_logprobs_BTK, (0, 0, 0, right)),
             None if self.router_logprobs_LBTE is None else pad(self.router_logprobs_LBTE, (0, 0, 0, right)),
+            None if self.gates_LBFK is None else pad(self.gates_LBFK, (0, 0, left, right)),
         )
 
 
@@ -141,7 +147,8 @@ def sample(
     finite.
     """
     logprobs, top = [], []
-    with RouteRecorder(model, decoding.routes) as recorder, autocast(model.device.type, decoding.precision):
+    recorder = RouteRecorder(model, decoding.routes, decoding.gates)
+    with recorder, autocast(model.device.type, decoding.precision):
         decoder = Decoder(model, recorder, decoding.temperature)
         if decoding.bank_LNK is not None:
             decoder.draw_routes(decoding.bank_LNK, generator)
@@ -168,6 +175,7 @@ def sample(
         torch.stack([tokens_BK for tokens_BK, _ in top], 1) if top else None,
         torch.stack([logprobs_BK for _, logprobs_BK in top], 1) if top else None,
         decoder.router_logprobs_LBTE,
+        decoder.gates_LBFK,
     )
 
 
