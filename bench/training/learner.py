@@ -126,8 +126,7 @@ class Learner:
         """One gradient step on the micro-batches of a mini-batch; ``first`` for the first on its rollout.
 
         The step is not taken, the loss's state not renewed and no bias moved, when the loss or the gradient is not
-        finite. PR²'s
-        predictors learn in the same step, but not in the first, when the routers are still the old ones.
+        finite. PR²'s predictors learn in the same step, but not in the first, when the routers are still the old ones.
         """
         rows_M = torch.cat([part.rows_M for part in minibatch])
         mask_MT = rollout.sequences.response_mask_BT[rows_M]
