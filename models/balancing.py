@@ -32,7 +32,8 @@ def install(model: PreTrainedModel) -> None:
     for router in routers(model):
         if not hasattr(router, BIAS):
             router.register_buffer(BIAS, torch.zeros(experts_of(router), device=router.weight.device))
-            router.__class__ = _biased(type(router))
+            cls: Any = type(router)
+            router.__class__ = _biased(cls)
 
 
 def biases(model: PreTrainedModel) -> dict[str, Tensor]:
