@@ -13,9 +13,11 @@ import pytest
 import torch
 from test_cli import steadymoe
 from test_execute import SMALL
+from test_learner import trainer
 
 from steadymoe.bench.report import report_page
 from steadymoe.bench.runs import outcome
+from steadymoe.bench.training.probes import replay_columns
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models.routing import RouteRecorder
@@ -111,6 +113,19 @@ def test_routers_that_do_not_run_what_they_are_given_are_told_of(
     monkeypatch.chdir(tmp_path)
     assert steadymoe(monkeypatch, "run", *WORDS, "routing=r2", "results_dir=results") == 0
     assert "of the routers ran the replayed experts" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("by", [1, -1])
+@pytest.mark.parametrize("routing", ["r3", "r3_gates"])
+def test_shifted_routes_fit_best_where_they_are_moved_back(tmp_path: Path, routing: str, by: int) -> None:
+    made = trainer(tmp_path, f"routing={routing}", "engine=router_noise", "engine.strength=0.2")
+    rollout, _, _ = made.sample(1)
+    for found, is_sound in ((rollout, True), (shifted(rollout, by), False)):
+        old = made.learner.old_policy(found, made.minibatches(1))
+        columns = replay_columns(made.model, found, old.logprobs_BT, rollout.logprobs_BT, "fp32")
+        assert (columns["replay_kl"] < 0.5 * columns["replay_kl_shifted"]) == is_sound
+        assert (columns["replay_kl"] > 2 * columns["replay_kl_shifted"]) == (not is_sound)
+        assert columns["replay_kl_free"] == 0  # the sampler's own numbers
 
 
 def test_the_rule_of_misaligned_replay() -> None:
