@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from steadymoe.models.balancing import biases
 from steadymoe.models.routing import routers
 from steadymoe.models.selection import with_logits
 
@@ -323,11 +324,11 @@ class Sampler:
         self._generator = generator
         if self._copy is None:
             return self._trained
-        weights: Mapping[str, Tensor] = dict(self._trained.named_parameters())
+        weights: Mapping[str, Tensor] = _weights(self._trained)
         if self.engine.delay:
             self._past.append({name: weight.detach().clone() for name, weight in weights.items()})
             weights = self._past[0]
-        for name, target in self._copy.named_parameters():
+        for name, target in _weights(self._copy).items():
             weight = weights[name].detach()
             if name in self._transposed:  # the outputs are the last dimension; a channel must be an output
                 target.copy_(self.engine.change_weight(name, weight.mT, generator).mT)
@@ -347,6 +348,11 @@ class Sampler:
             past.setdefault(int(age), {})[name] = weight.to(self._trained.device)
         self._past.clear()
         self._past.extend(past[age] for age in sorted(past))
+
+
+def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return what training changes, by name: parameters, and the biases of bias balancing."""
+    return dict(model.named_parameters()) | biases(model)
 
 
 def _change_logits(model: PreTrainedModel, change: Callable[[Tensor], Tensor]) -> None:

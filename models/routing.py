@@ -42,22 +42,26 @@ class Routed:
     """The logits of each layer's router, (N, E), with gradient."""
     inputs_LNH: list[Tensor]
     """The input of each layer's router, (N, H), without gradient."""
+    gates_LNK: Tensor | None = None
+    """The gate weights of the executed experts, without gradient; None unless the recorder keeps them."""
 
 
 class RouteRecorder:
     """Records the routers of a model while the ``with`` block is open, and forces their choice on request.
 
-    Call ``take()`` after each forward of the model; it raises an error if a router did not run exactly once. Only the
-    selection is forced: a router computes its gate weights from its live logits, so it learns under replay as without.
-    Forced routes are kept by layer, so a layer that runs again after ``take()`` is forced again (gradient checkpointing
-    runs it in the backward pass, with the block still open). With ``watch=False`` the recorder does nothing, as for a
-    dense model.
+    Call ``take()`` after each forward of the model; it raises an error if a router did not run exactly once. Routes
+    alone force only the selection: a router computes its gate weights from its live logits, so it learns under replay
+    as without. Forced gates are constants and give a router no gradient. Both are kept by layer, so a layer that runs
+    again after ``take()`` is forced again (gradient checkpointing runs it in the backward pass, with the block still
+    open). With ``watch=False`` the recorder does nothing, as for a dense model; with ``gates`` it records gate weights.
     """
 
-    def __init__(self, model: PreTrainedModel, watch: bool = True) -> None:
+    def __init__(self, model: PreTrainedModel, watch: bool = True, gates: bool = False) -> None:
+        self._keeps_gates = gates
         self._routers = routers(model) if watch else []
         self._calls: list[list[Seen]] = [[] for _ in self._routers]
         self._forced: list[Tensor] | None = None
+        self._gates_LNK: Tensor | None = None
         self._heads: Sequence[Tensor] | None = None
         self._predicted_N: Tensor | None = None
         self._before: list[Any] = []
@@ -67,11 +71,14 @@ class RouteRecorder:
         """L, the number of MoE layers; 0 for a dense model."""
         return len(self._routers)
 
-    def force(self, routes_LNK: Tensor | None) -> None:
-        """Force these routes from now on. ``NO_ROUTE`` leaves the choice to the router; None leaves every choice to it.
+    def force(self, routes_LNK: Tensor | None, gates_LNK: Tensor | None = None) -> None:
+        """Force these routes from now on, with these gate weights if given (else the router's own).
+
+        ``NO_ROUTE`` leaves choice and gates to the router; None leaves every choice to it.
 
         Raises ValueError for another number of layers, or for an expert that the model does not have.
         """
+        self._gates_LNK = gates_LNK
         if routes_LNK is None:
             self._forced = None
             return
@@ -113,7 +120,7 @@ class RouteRecorder:
             if before is not None:
                 router.forward = before
         self._before.clear()
-        self._forced = self._heads = None
+        self._forced = self._gates_LNK = self._heads = None
 
     def _run(self, layer: int, forward: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         output, seen = choose(self._routers[layer], forward, self.choice(layer), hidden, *args, **kwargs)
@@ -122,8 +129,13 @@ class RouteRecorder:
 
     def choice(self, layer: int) -> Choice:
         """Return what decides the experts of an MoE layer now."""
-        forced_NK = None if self._forced is None else self._forced[layer]
-        return Choice(forced_NK, None if self._heads is None else self._heads[layer], self._predicted_N)
+        return Choice(
+            forced_NK=None if self._forced is None else self._forced[layer],
+            gates_NK=None if self._gates_LNK is None else self._gates_LNK[layer],
+            head_HE=None if self._heads is None else self._heads[layer],
+            predicted_N=self._predicted_N,
+            keeps_gates=self._keeps_gates,
+        )
 
     def saw(self, layer: int, seen: Seen) -> None:
         """Keep what the router of an MoE layer saw, until ``take``."""
@@ -148,7 +160,14 @@ class RouteRecorder:
         executed_LNK = _stacked(each.executed_NK for each in seen)
         free = all(each.executed_NK is each.live_NK for each in seen)
         live_LNK = executed_LNK if free else _stacked(each.live_NK for each in seen)
-        return Routed(executed_LNK, live_LNK, [each.logits_NE for each in seen], [each.inputs_NH for each in seen])
+        gates = [each.gates_NK for each in seen if each.gates_NK is not None]
+        return Routed(
+            executed_LNK,
+            live_LNK,
+            [each.logits_NE for each in seen],
+            [each.inputs_NH for each in seen],
+            torch.stack(gates) if gates else None,
+        )
 
 
 def _stacked(indices: Iterable[Tensor]) -> Tensor:

@@ -19,10 +19,14 @@ class Choice(NamedTuple):
 
     forced_NK: Tensor | None = None
     """Experts that run in place of the router's own choice; ``NO_ROUTE`` leaves the choice to the router."""
+    gates_NK: Tensor | None = None
+    """Gate weights of the forced experts, constants in place of the router's own; None for the router's own."""
     head_HE: Tensor | None = None
     """The router chooses by logits + input · head (PR², 2606.00395, eq. 4-6)."""
     predicted_N: Tensor | None = None
     """Tokens whose choice the head moves; None for all."""
+    keeps_gates: bool = False
+    """Whether ``Seen`` gets the gate weights."""
 
 
 class Seen(NamedTuple):
@@ -33,6 +37,8 @@ class Seen(NamedTuple):
     """The same tensor as ``executed_NK`` unless experts were forced."""
     logits_NE: Tensor
     inputs_NH: Tensor
+    gates_NK: Tensor | None
+    """The gate weights of the executed experts, without gradient; None unless ``Choice.keeps_gates``."""
 
 
 def choose(
@@ -40,8 +46,8 @@ def choose(
 ) -> tuple[Any, Seen]:
     """Run the router's ``forward`` with the experts of ``choice``; return its output and what the router saw.
 
-    Only the selection is decided: gate weights and the ``live`` choice come from the router's unchanged logits. It can
-    be traced by ``torch.compile``. Raises RuntimeError unless the router selects its experts by one ``torch.topk``.
+    The ``live`` choice comes from the router's unchanged logits, and so do gate weights unless ``choice`` has gates. It
+    can be traced by ``torch.compile``. Raises RuntimeError unless the router selects its experts by one ``torch.topk``.
     """
     inputs_NH = hidden.detach().reshape(-1, hidden.shape[-1])
     forced_NK = choice.forced_NK
@@ -56,7 +62,7 @@ def choose(
     # A router returns (logits, gate weights, indices): see transformers' XTopKRouter classes.
     if forced_NK is None:
         output = forward(hidden, *args, **kwargs)
-        return output, Seen(output[2], output[2], output[0], inputs_NH)
+        return output, Seen(output[2], output[2], output[0], inputs_NH, _kept(choice, output[1]))
     live: list[Tensor] = []
     with _Selection(experts_of(router), forced_NK, live):
         output = forward(hidden, *args, **kwargs)
@@ -65,7 +71,15 @@ def choose(
             f"a router ({type(router).__name__}) selected its experts {len(live)} times in one call; replay needs "
             "exactly one torch.topk"
         )
-    return output, Seen(output[2], live[0], output[0], inputs_NH)
+    logits_NE, gates_NK, indices_NK = output
+    if choice.gates_NK is not None:
+        gates_NK = torch.where(forced_NK == NO_ROUTE, gates_NK, choice.gates_NK.to(gates_NK.dtype))
+    output = logits_NE, gates_NK, indices_NK
+    return output, Seen(indices_NK, live[0], logits_NE, inputs_NH, _kept(choice, gates_NK))
+
+
+def _kept(choice: Choice, gates_NK: Tensor) -> Tensor | None:
+    return gates_NK.detach() if choice.keeps_gates else None
 
 
 class Recorder(Protocol):
@@ -101,11 +115,21 @@ class Tap:
         """The open recorder, and the number of this router's MoE layer."""
 
 
+def scores_of_all_experts(func: Callable[..., Any], args: Any, kwargs: Any, experts: int) -> Tensor | None:
+    """Return the scores, (N, E), if a call is the ``torch.topk`` by which a router chooses its experts; else None.
+
+    DeepSeek's routers also take a top-k over groups of experts. The top-k over all experts has two-dimensional scores.
+    """
+    if func not in (torch.topk, torch.Tensor.topk):
+        return None
+    scores: Tensor = args[0] if args else kwargs["input"]
+    return scores if scores.dim() == 2 and scores.shape[-1] == experts else None
+
+
 class _Selection(TorchFunctionMode):
     """Appends the choice of the one ``torch.topk`` over all experts inside a router to ``live``, and replaces it.
 
-    The choice is replaced by ``forced_NK``; None replaces nothing. DeepSeek's routers also take a top-k over groups of
-    experts. The top-k over all experts has two-dimensional scores, (N, E).
+    The choice is replaced by ``forced_NK``; None replaces nothing.
     """
 
     # ``live`` is a list of the caller's: torch.compile does not see what a mode keeps in fields of its own.
@@ -117,10 +141,8 @@ class _Selection(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func not in (torch.topk, torch.Tensor.topk):
-            return result
-        scores = args[0] if args else kwargs["input"]
-        if scores.dim() != 2 or scores.shape[-1] != self._experts:
+        scores = scores_of_all_experts(func, args, kwargs, self._experts)
+        if scores is None:
             return result
         self._live.append(result.indices.detach())
         if self._forced_NK is None:

@@ -47,6 +47,7 @@ ADDED: dict[str, Any] = {
     "cold_start.router_factor": 1.0,
     "cold_start.aux_loss": 0.0,
     "cold_start.z_loss": 0.0,
+    "routing.bias_speed": 0.0,
     "collapse.window_updates": 80,
     "collapse.patience_updates": 160,
     "collapse.entropy_fraction": 0.05,

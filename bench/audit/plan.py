@@ -148,8 +148,8 @@ def _check(run: Run) -> None:
         "engine=stale: an audit has one set of weights that samples; audit.drift makes it stale": (
             run.choices["engine"] == "stale"
         ),
-        "an audit takes gradients of losses alone; leave routing.aux_loss and routing.z_loss at 0": (
-            config.routing.aux_loss or config.routing.z_loss
+        "an audit takes gradients of losses alone; leave routing.aux_loss, z_loss and bias_speed at 0": (
+            config.routing.aux_loss or config.routing.z_loss or config.routing.bias_speed
         ),
         "compile=true: an audit has many trainers on one model; leave it out": config.compile,
         "an audit takes a mini-batch in one forward; set microbatch=null, or make mini-batches smaller": (

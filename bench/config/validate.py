@@ -152,7 +152,8 @@ def _routing(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str,
         raise ConfigError("routing.predictor_learning_rate is a number under routing=pr2 and left out elsewhere")
     if routing.replay == "pr2" and config.updates_per_rollout < 2:
         raise ConfigError("routing=pr2 learns from a rollout's second update on; use updates_per_rollout of 2 or more")
-    routed = routing.replay != "none" or routing.freeze or routing.aux_loss > 0 or routing.z_loss > 0
+    balanced = routing.aux_loss > 0 or routing.z_loss > 0 or routing.bias_speed > 0
+    routed = routing.replay != "none" or routing.freeze or balanced
     if routed and not has_experts:
         raise ConfigError("this model is dense and has no routers to replay, freeze or balance; use routing=off")
     dials = {

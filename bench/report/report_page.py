@@ -244,9 +244,9 @@ def _section(
         of_page = {"id": spec.id, "name": spec.name, "caption": spec.caption, "svg": base64.b64encode(svg).decode()}
         drawn.append(of_page | {"width": f"{figure.get_figwidth() * 8:g}rem"})
         files += written
-    mixed, silent = _mixed(runs), outcome.silent_arms(recorded["steps"])
+    mixed, found = _mixed(runs), outcome.findings_of_arms(recorded["steps"])
     warnings = [f"These runs differ in {', '.join(mixed)}: see the table of runs."] if mixed else []
-    warnings += [f"Nothing to learn from: {line}." for line in silent]
+    warnings += [f"{line[0].upper()}{line[1:]}." for line in found]
     more = {"Settings": (_settings(runs), ""), "Runs": (_listed(listed), "")}
     text = [visible(name), *map(visible, warnings), write.to_markdown(shown["summary"][0])]
     return {

@@ -1,6 +1,7 @@
-"""The end of a run in words: how it ended, and whether it can have learned anything."""
+"""The end of a run in words: how it ended, whether it can have learned anything, and whether replay did its work."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -22,24 +23,31 @@ TERMS = {
 _REASONS = ("not finite", "reward", "entropy", "gradient norm")
 # Algorithms that are meant to break.
 _CONTROLS = ("grpo_unclipped",)
+# Replay is misaligned if the KL of sampler from trainer is more than this many times the KL with free or with shifted
+# routes, plus rounding. Over six probed steps with each engine on micro and flat it was at most 1.1 times as large if
+# routes were sound, and at least 3.5 times if they were shifted by a token. Router noise of 5 and more hides that fault
+# from R3 (1.2 to 2.3), as it leaves little of the routers' choice.
+_LARGER, _ROUNDING = 2.0, 1e-6
+_KL = ("replay_kl", "replay_kl_free", "replay_kl_shifted")
+# The columns that ``findings`` reads.
+_READ = ("reward", "grad_norm", "replay_share", *_KL)
 
 
 def lines(runs: Sequence[compose.Run]) -> list[str]:
-    """Return a line for each run that collapsed or diverged, with reason and step, or that could not learn."""
+    """Return a line for each run that collapsed or diverged, with reason and step, and for each of its ``findings``."""
     said = []
     for label, run in zip(compose.labels(runs), runs, strict=True):
         try:
             facts = record.read_run(run.folder) or {}
             ended = facts.get("status") in record.ENDED
-            why = silent(record.read_table(run.folder, "steps")) if ended else None
+            found = findings(record.read_table(run.folder, "steps")) if ended else {}
         except (OSError, ValueError):  # a damaged run is named by `steadymoe status`
             continue
         if ended and facts.get("diverged"):
             how = facts["diverged"]
             expected = " (expected: this is the control without a clip)" if facts["algorithm"] in _CONTROLS else ""
             said.append(f"{record.ended(how)}: {label}: {reason(how)}{expected}")
-        if why is not None:
-            said.append(f"nothing to learn from: {label}: {why}")
+        said += [f"{finding}: {label}: {why}" for finding, why in found.items()]
     return said
 
 
@@ -70,6 +78,39 @@ def _with_reason(why: str, step: float) -> str:
     return f"{record.ended(how)} ({reason(how)})"
 
 
+def findings(steps: pd.DataFrame) -> dict[str, str]:
+    """Return what a run's ``steps`` table says against it, each finding with its reason."""
+    found = {"nothing to learn from": silent(steps), "replay is misaligned": misaligned(steps)}
+    return {finding: why for finding, why in found.items() if why is not None}
+
+
+def misaligned(steps: pd.DataFrame) -> str | None:
+    """Return why replayed routes cannot be those of the tokens that they were forced on, or None.
+
+    Every router must run the experts that it is given, and the trainer must be no further from the sampler than with
+    the routers' own choice, or with the routes of the next or the last token (SkyRL #1908, verl #7340).
+    """
+    found, (replayed, free, shifted) = [], steps[list(_KL)].dropna().mean()
+    if (share := steps["replay_share"].min()) < 1:
+        found.append(f"only {share:.4f} of the routers ran the replayed experts")
+    if replayed > _LARGER * min(free, shifted) + _ROUNDING:
+        found.append(
+            f"the KL of sampler from trainer is {replayed:.2g} with the replayed routes, {free:.2g} with free "
+            f"routes and {shifted:.2g} with routes shifted by a token"
+        )
+    return ", ".join(found) or None
+
+
+def misaligned_run(folder: Path) -> str | None:
+    """Return ``misaligned`` of the run in a folder; None for a run that replays nothing or cannot be read."""
+    if record.known(folder).get("routing") in (None, "off", "freeze"):
+        return None
+    try:
+        return misaligned(record.read_table(folder, "steps"))
+    except (OSError, ValueError):
+        return None
+
+
 def silent(steps: pd.DataFrame) -> str | None:
     """Return why a run with this ``steps`` table cannot have learned from its rewards, or None.
 
@@ -83,12 +124,12 @@ def silent(steps: pd.DataFrame) -> str | None:
     return ", ".join(found) or None
 
 
-def silent_arms(steps: pd.DataFrame) -> list[str]:
-    """``silent`` for every run of the long ``steps`` of ``archive``: one line for each arm and reason."""
-    metrics = steps[steps["metric"].isin(("reward", "grad_norm"))]
-    seeds: dict[tuple[str, str], list[str]] = {}
+def findings_of_arms(steps: pd.DataFrame) -> list[str]:
+    """``findings`` for every run of the long ``steps`` of ``archive``: one line for each arm and reason."""
+    metrics = steps[steps["metric"].isin(_READ)]
+    seeds: dict[tuple[str, str, str], list[str]] = {}
     for (arm, seed), rows in metrics.groupby(["arm", "seed"], sort=False, observed=True):
-        wide = rows.pivot_table(index="step", columns="metric", values="value").reindex(columns=["reward", "grad_norm"])
-        if (why := silent(wide)) is not None:
-            seeds.setdefault((str(arm), why), []).append(str(seed))
-    return [f"{arm} (seed {', '.join(found)}): {why}" for (arm, why), found in seeds.items()]
+        wide = rows.pivot_table(index="step", columns="metric", values="value").reindex(columns=list(_READ))
+        for finding, why in findings(wide).items():
+            seeds.setdefault((finding, str(arm), why), []).append(str(seed))
+    return [f"{finding}: {arm} (seed {', '.join(found)}): {why}" for (finding, arm, why), found in seeds.items()]

@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from steadymoe.bench.runs import lifecycle, provenance, record
+from steadymoe.bench.runs import lifecycle, outcome, provenance, record
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
@@ -81,5 +81,8 @@ def _experiment_lines(folder: Path, statuses: dict[Path, str], plan: dict[str, s
         elif run in stale:
             lines.append(f"  stale: {where} ({visible(stale[run])})")
             lines.append(f"    again: {visible(command)} --redo")
+    for run in ended:
+        if (fault := outcome.misaligned_run(run)) is not None:
+            lines.append(f"  replay is misaligned: {visible(run.relative_to(folder.parent))} ({fault})")
     lines += [f"  {unknown[why]} ended with code that cannot be compared: {visible(why)}" for why in unknown]
     return lines

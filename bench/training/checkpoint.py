@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.seeding import torch_generator
 from steadymoe.bench.training.learner import Learner
+from steadymoe.models import balancing
 from steadymoe.models.engine import Sampler
 
 
@@ -38,8 +39,11 @@ def training_state(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, to
 
 
 def restore_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Load the weights among the tensors of ``training_state`` into ``model``."""
-    model.load_state_dict(_section("model", tensors))
+    """Load the weights among the tensors of ``training_state`` into ``model``, with the biases of bias balancing."""
+    weights = _section("model", tensors)
+    if any(name.endswith(f".{balancing.BIAS}") for name in weights):
+        balancing.install(model)
+    model.load_state_dict(weights)
 
 
 def restore_moments(learner: Learner, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -16,6 +16,7 @@ from steadymoe.bench.measurement import routing_drift, token_metrics
 from steadymoe.bench.training.forward import Forward
 from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import Rollout
+from steadymoe.models.selection import NO_ROUTE
 
 Row = dict[str, Any]
 
@@ -100,12 +101,12 @@ def rollout_columns(
 
 @torch.no_grad()
 def routing_columns(
-    old: OldPolicy, rows_M: Tensor, now: Forward, mask_MT: Tensor, experts: int, replayed: bool
+    old: OldPolicy, rows_M: Tensor, now: Forward, mask_MT: Tensor, experts: int, forced_LMFK: Tensor | None
 ) -> Measured:
     """Return how the routers' own choice changed from the old policy to one update.
 
-    ``now`` is the update's forward of ``rows_M``. ``replayed``: routes were forced, so that experts ran that the
-    routers did not choose.
+    ``now`` is the update's forward of ``rows_M``. ``forced_LMFK`` are the routes that it replays, None without replay:
+    experts then run that the routers did not choose.
     """
     assert old.routes_LBFK is not None  # of a model with routers
     assert old.router_logprobs_LBTE is not None
@@ -130,9 +131,11 @@ def routing_columns(
         "router_margin": decision.margin_L.mean(),
         "router_confidence": decision.confidence_L.mean(),
     }
-    if replayed:
+    if forced_LMFK is not None:
         replay = routing_drift.change(now.executed_LBFK, now.routes_LBFK, mask_MT)
         overall |= {"replay_expert_disagreement": replay.expert, "replay_set_disagreement": replay.set}
+        has_run_LMF = (now.executed_LBFK != NO_ROUTE).all(-1)
+        overall["replay_share"] = (now.executed_LBFK == forced_LMFK).all(-1)[has_run_LMF].double().mean()
     layers = {
         "expert_change_rate": moved.expert_L,
         "expert_set_change_rate": moved.set_L,

@@ -51,7 +51,9 @@ def _run_graphs(learner: Learner, count: int, positions: int) -> None:
     prompts_BW = tokens_BS[:, :-_RESPONSE]
     encoded = BatchEncoding({"input_ids": prompts_BW, "attention_mask": torch.ones_like(prompts_BW)})
     generator = torch.Generator(model.device).manual_seed(0)
-    sample(model, encoded, 1, -1, 3, generator, Decoding(precision=config.precision))
+    recalls = config.routing.replay == "r3_gates"
+    for gates in (False, True) if recalls else (False,):  # evaluation keeps none
+        sample(model, encoded, 1, -1, 3, generator, Decoding(precision=config.precision, gates=gates))
 
     run = partial(forward, model, sequences, config.precision, Extras(routes=learner.forwards.records_routes))
     with torch.no_grad():
@@ -60,5 +62,9 @@ def _run_graphs(learner: Learner, count: int, positions: int) -> None:
             run(heads_LHE=list(learner.predictor.heads_LHE))
         if routes_LBFK is not None:
             run(routes_LBFK)
-    run(None if config.routing.replay == "none" else routes_LBFK).logprobs_BT.sum().backward()
+        gates_LBFK = None if routes_LBFK is None or not recalls else torch.ones(routes_LBFK.shape)
+        if gates_LBFK is not None:
+            run(routes_LBFK, gates_LBFK=gates_LBFK)
+    forced_LBFK = None if config.routing.replay == "none" else routes_LBFK
+    run(forced_LBFK, gates_LBFK=gates_LBFK).logprobs_BT.sum().backward()
     learner.optimizer.zero_grad()

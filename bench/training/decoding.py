@@ -20,8 +20,8 @@ LEAST_ALIVE = 0.5
 class Decoder:
     """The rows of a batch while they are sampled: their tokens, their cache and routes, and which go on.
 
-    Rows that have ended ride along on padding until ``drop_finished`` takes them out of the cache. Routes are kept if
-    ``recorder`` watches.
+    Rows that have ended ride along on padding until ``drop_finished`` takes them out of the cache. Routes and gates are
+    kept if ``recorder`` watches them.
     """
 
     mask_BS: Tensor
@@ -34,6 +34,7 @@ class Decoder:
         self._cache = DynamicCache(config=model.config)
         self._attends_to_all = refusal(model.config) is None
         self._chosen: list[Tensor] = []
+        self._gates: list[Tensor] = []
         self._router_logits: list[Tensor] = []
         self._bank_LNK: Tensor | None = None
 
@@ -51,8 +52,8 @@ class Decoder:
         # Not batch_repeat_interleave, which the states of linear attention (Qwen3-Next) do not have.
         rows_B = torch.arange(len(prompts_PW), device=prompts_PW.device).repeat_interleave(responses)
         self._cache.reorder_cache(rows_B)  # type: ignore[arg-type]
-        self._chosen = [of_prompt.repeat_interleave(responses, 1) for of_prompt in self._chosen]
-        self._router_logits = [of_prompt.repeat_interleave(responses, 1) for of_prompt in self._router_logits]
+        for kept in (self._chosen, self._gates, self._router_logits):
+            kept[:] = [of_prompt.repeat_interleave(responses, 1) for of_prompt in kept]
         self._tokens = [prompts_PW.repeat_interleave(responses, 0)]
         self.mask_BS = mask_PW.repeat_interleave(responses, 0)
         self._position_B1 = position_PW[:, -1:].repeat_interleave(responses, 0)
@@ -81,9 +82,9 @@ class Decoder:
         if len(fed_R) == rows:
             return self._next_logprobs(token_B1, alive_B1, self.mask_BS, self._position_B1)
         fed_RV = self._next_logprobs(token_B1[fed_R], alive_B1[fed_R], self.mask_BS[fed_R], self._position_B1[fed_R])
-        if self._chosen:
-            self._chosen[-1] = _widened(self._chosen[-1], fed_R, rows, NO_ROUTE)
-            self._router_logits[-1] = _widened(self._router_logits[-1], fed_R, rows, 0.0)
+        for kept, missing in ((self._chosen, NO_ROUTE), (self._gates, 0.0), (self._router_logits, 0.0)):
+            if kept:
+                kept[-1] = _widened(kept[-1], fed_R, rows, missing)
         return all_logprobs_BV.index_copy(0, fed_R, fed_RV)
 
     @property
@@ -95,6 +96,11 @@ class Decoder:
     def routes_LBFK(self) -> Tensor | None:
         """Experts of each token that was fed, ``NO_ROUTE`` on padding and on a row's last token; None unless kept."""
         return torch.cat(self._chosen, dim=2) if self._chosen else None
+
+    @property
+    def gates_LBFK(self) -> Tensor | None:
+        """Gate weights of these experts, fp32, 0 where there is no route; None unless kept."""
+        return torch.cat(self._gates, dim=2) if self._gates else None
 
     @property
     def router_logprobs_LBTE(self) -> Tensor | None:
@@ -126,7 +132,10 @@ class Decoder:
         routed = self._recorder.take(tokens.numel())
         if routed is not None:
             indices = routed.live_LNK.view(self._recorder.layers, *tokens.shape, -1)
-            self._chosen.append(indices.masked_fill(~real.bool()[None, ..., None], NO_ROUTE))
+            is_padding = ~real.bool()[None, ..., None]
+            self._chosen.append(indices.masked_fill(is_padding, NO_ROUTE))
+            if routed.gates_LNK is not None:
+                self._gates.append(routed.gates_LNK.float().view(indices.shape).masked_fill(is_padding, 0.0))
             last_LRE = torch.stack([logits_NE.view(*tokens.shape, -1)[:, -1] for logits_NE in routed.logits_LNE])
             self._router_logits.append(last_LRE)
         return (logits.float() / self._temperature).log_softmax(-1)

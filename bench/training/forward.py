@@ -119,18 +119,21 @@ def forward(
     forced_LBFK: Tensor | None = None,
     heads_LHE: Sequence[Tensor] | None = None,
     layout: Layout | None = None,
+    gates_LBFK: Tensor | None = None,
 ) -> Forward:
     """Run the model over ``sequences``; gradients flow through all log-probabilities unless disabled outside.
 
-    With ``forced_LBFK`` its experts run in place of the routers' own choice, except where it is ``NO_ROUTE``; with
-    ``heads_LHE`` the experts that PR² predicts. ``layout`` is how the sequences are fed, a row each unless given; of
-    routes that are forced on a shared prompt the routes of its first response count.
+    With ``forced_LBFK`` its experts run in place of the routers' own choice, except where it is ``NO_ROUTE``, and with
+    ``gates_LBFK`` these gate weights in place of the routers' own; with ``heads_LHE`` the experts that PR² predicts.
+    ``layout`` is how the sequences are fed, a row each unless given; of routes that are forced on a shared prompt the
+    routes of its first response count.
     """
     route_mask_BF = sequences.route_mask_BF
     if layout is None:
         layout = separate(sequences.tokens_BS, sequences.mask_BS, sequences.response_width)
     with RouteRecorder(model, extras.routes) as recorder, autocast(sequences.tokens_BS.device.type, precision):
-        recorder.force(None if forced_LBFK is None else layout.fold(forced_LBFK))
+        folded = (None if each is None else layout.fold(each) for each in (forced_LBFK, gates_LBFK))
+        recorder.force(*folded)
         recorder.predict(heads_LHE, layout.fold_mask(route_mask_BF))
         logits_PYV = model(
             input_ids=layout.tokens_PX,

@@ -23,9 +23,13 @@ from steadymoe.bench.training.forward import Forward, router_losses
 from steadymoe.bench.training.microbatches import Forwards, MicroBatch
 from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import Rollout
+from steadymoe.models import balancing
 from steadymoe.models.predictor import RoutePredictor
 from steadymoe.models.routing import routers
 from steadymoe.models.selection import experts_of
+
+# Replays of the sampler's own routes.
+RECALLS = ("r3", "r3_gates")
 
 
 class Learner:
@@ -34,6 +38,8 @@ class Learner:
     def __init__(self, model: PreTrainedModel, config: RunConfig) -> None:
         self.model, self.config = model, config
         self._replay, self._measures = config.routing.replay, config.measure == "all"
+        if config.routing.bias_speed > 0:
+            balancing.install(model)
         if config.routing.freeze:
             for router in routers(model):
                 router.requires_grad_(False)
@@ -78,9 +84,9 @@ class Learner:
         """π_old of the whole rollout, computed in the micro-batches that will be trained on.
 
         The same split means the same arithmetic, so the ratio is exactly 1 before the first update. Under R3 the
-        sampler's experts run here as in the updates, under PR² the predicted experts.
+        sampler's experts run here as in the updates (with its gates, if recalled), under PR² the predicted experts.
         """
-        forced_LBFK = rollout.routes_LBFK if self._replay == "r3" else None
+        forced_LBFK = rollout.routes_LBFK if self._replay in RECALLS else None
         heads_LHE = None if self.predictor is None else list(self.predictor.heads_LHE)
         parts = [part for minibatch in minibatches for part in minibatch]
         now = joined([self.forwards(self.model, rollout, part, forced_LBFK, heads_LHE) for part in parts])
@@ -119,16 +125,16 @@ class Learner:
     ) -> Measured:
         """One gradient step on the micro-batches of a mini-batch; ``first`` for the first on its rollout.
 
-        The step is not taken, and the loss's state not renewed, when the loss or the gradient is not finite. PR²'s
-        predictors learn in the same step, but not in the first, when the routers are still the old ones.
+        The step is not taken, the loss's state not renewed and no bias moved, when the loss or the gradient is not
+        finite. PR²'s predictors learn in the same step, but not in the first, when the routers are still the old ones.
         """
         rows_M = torch.cat([part.rows_M for part in minibatch])
         mask_MT = rollout.sequences.response_mask_BT[rows_M]
         responses_and_tokens = int(mask_MT.any(-1).sum()), int(mask_MT.sum())
         losses, batches, outputs, forwards, predictions = [], [], [], [], []
-        routing = self.config.routing
+        routing, forced_LBFK = self.config.routing, self.replayed(rollout, old)
         for part in minibatch:
-            now = self.forwards(self.model, rollout, part, self.replayed(rollout, old))
+            now = self.forwards(self.model, rollout, part, forced_LBFK)
             batch = self.batch(rollout, old, advantages_BT, part.rows_M, now, responses_and_tokens)
             output = self.objective(batch)
             sequences = rollout.sequences.rows(part.rows_M)
@@ -147,12 +153,16 @@ class Learner:
         if loss.isfinite() and grad_norm.isfinite() and all(each.isfinite() for each in predictions):
             self.optimizer.step()
             self.remember(outputs[-1].state)
+            if routing.bias_speed > 0:  # of the whole mini-batch, however it was split
+                routes = [now.routes_LBFK for now in forwards if now.routes_LBFK is not None]
+                balancing.balance(self.model, torch.cat(routes, 1), routing.bias_speed)
         self.optimizer.zero_grad()
         columns = {"loss": loss, "grad_norm": grad_norm}
         if predictions and self._measures:
             assert old.routes_LBFK is not None  # of a model with routers
             columns["route_prediction_kl"] = torch.stack(predictions).sum() / len(old.routes_LBFK)
-        return self._measured(columns, old, rows_M, joined(batches), joined(outputs), joined(forwards))
+        forced_LMFK = None if forced_LBFK is None else forced_LBFK[:, rows_M]
+        return self._measured(columns, old, rows_M, joined(batches), joined(outputs), joined(forwards), forced_LMFK)
 
     @torch.no_grad()
     def _measured(
@@ -163,6 +173,7 @@ class Learner:
         batch: Batch,
         output: LossOutput,
         now: Forward,
+        forced_LMFK: Tensor | None,
     ) -> Measured:
         """``columns`` and, unless ``measure=little``, ratios, clips and routing of one update."""
         entropy = token_metrics.mean(batch.get("entropy_BT"), batch.mask_BT)
@@ -173,7 +184,7 @@ class Learner:
         measured |= Measured(overall, {}, histograms)
         if now.routes_LBFK is None:
             return measured
-        return measured | routing_columns(old, rows_M, now, batch.mask_BT, self.experts, self._replay != "none")
+        return measured | routing_columns(old, rows_M, now, batch.mask_BT, self.experts, forced_LMFK)
 
     def _learn_to_predict(self, share: Tensor, old: OldPolicy, rows: Tensor, now: Forward, mask_BT: Tensor) -> Tensor:
         """Run the backward of PR²'s heads on a ``share`` of the mini-batch's tokens and return its part of the KL."""
@@ -187,7 +198,9 @@ class Learner:
 
     def replayed(self, rollout: Rollout, old: OldPolicy) -> Tensor | None:
         """Return the experts that run in the updates on a rollout, (L, B, F, K); None for the routers' own choice."""
-        return {"none": None, "r2": old.routes_LBFK, "r3": rollout.routes_LBFK, "pr2": old.executed_LBFK}[self._replay]
+        if self._replay in RECALLS:
+            return rollout.routes_LBFK
+        return {"none": None, "r2": old.routes_LBFK, "pr2": old.executed_LBFK}[self._replay]
 
     def batch(
         self,

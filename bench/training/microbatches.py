@@ -48,10 +48,11 @@ class Forwards:
 
     @property
     def records_routes(self) -> bool:
-        """Whether routes are needed: for measurements, replay, router losses, or a loss that reads them."""
+        """Whether routes are needed: for measurements, replay, balancing, router losses, or a loss that reads them."""
         replays = self.config.routing.replay != "none"
         router_losses = self._router_loss_refusal() is not None
-        return self.config.measure == "all" or replays or router_losses or self.objective.traits.routes
+        balances = self.config.routing.bias_speed > 0
+        return self.config.measure == "all" or replays or router_losses or balances or self.objective.traits.routes
 
     @torch.no_grad()
     def check_sharing(self, sequences: Sequences) -> None:
@@ -105,7 +106,8 @@ class Forwards:
     ) -> Forward:
         """Return the training forward of a micro-batch, with the extra outputs that the objective reads.
 
-        ``forced_LBFK`` forces routes, ``heads_LHE`` predicts them (PR²).
+        ``forced_LBFK`` forces routes, with the sampler's gates if the rollout has them; ``heads_LHE`` predicts routes
+        (PR²).
         """
         rows = part.rows_M
         extras = Extras(
@@ -114,11 +116,14 @@ class Forwards:
             routes=self.records_routes,
             kept_BTV=None if rollout.kept_BTV is None else rollout.kept_BTV[rows],
         )
-        forced_LBFK = None if forced_LBFK is None else forced_LBFK[:, rows]
+        gates_LBFK = None
+        if forced_LBFK is not None:
+            forced_LBFK = forced_LBFK[:, rows]
+            gates_LBFK = None if rollout.gates_LBFK is None else rollout.gates_LBFK[:, rows]
         sequences, precision = rollout.sequences.rows(rows), self.config.precision
         if part.layout is None:
             part.layout = self.layout(sequences, rows // self.config.rollout.responses)
-        return forward(model, sequences, precision, extras, forced_LBFK, heads_LHE, part.layout)
+        return forward(model, sequences, precision, extras, forced_LBFK, heads_LHE, part.layout, gates_LBFK)
 
     def layout(self, sequences: Sequences, groups_B: Tensor) -> Layout:
         """Return how sequences are fed. A group's prompt is computed once if sharing is right and cheaper."""

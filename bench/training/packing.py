@@ -50,7 +50,7 @@ class Layout:
         return values_NX[self.fed_BF[:, -width:]]
 
     def fold(self, values_LBFK: Tensor) -> Tensor:
-        """Return routes of sequences, (L, B, F, K), as routes of fed positions, (L, P·X, K), or ``NO_ROUTE``."""
+        """Return routes or gates of sequences, (L, B, F, K), as of fed positions, (L, P·X, K), or ``NO_ROUTE``."""
         flat_LNK = values_LBFK.flatten(1, 2)
         if self.source_PX is None:
             return flat_LNK

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steadymoe.bench.measurement import routing_drift
+from steadymoe.bench.measurement import routing_drift, token_metrics
 from steadymoe.bench.training.forward import Extras, Forward, Sequences, forward
-from steadymoe.bench.training.sampling import check_routes
+from steadymoe.bench.training.sampling import Rollout, check_routes
 from steadymoe.models.routing import routers
 from steadymoe.models.selection import NO_ROUTE
 
@@ -56,6 +56,11 @@ class UpdateProbe(Probe):
         super().__init__(model, sequences.rows(twice_B), precision, None if kept_BTV is None else kept_BTV[twice_B])
         self._last = self._first
         self._before = [weight.detach().clone() for weight in _whole_weights(model)]
+
+    @property
+    def before_BT(self) -> Tensor | None:
+        """The log-probabilities of the sequences at construction, with free routing; None for a dense model."""
+        return None if self._first is None else self._first.logprobs_BT[: self._rows]
 
     def after_update(self, model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return columns overall and by layer.
@@ -127,6 +132,36 @@ class UpdateProbe(Probe):
         top_N = free_N.abs().topk(min(count, len(free_N))).indices
         values = [values_N[top_N].tolist() for values_N in fields_N.values()]
         return [dict(zip(fields_N, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+@torch.no_grad()
+def replay_columns(
+    model: PreTrainedModel, rollout: Rollout, replayed_BT: Tensor, free_BT: Tensor, precision: str
+) -> dict[str, Tensor]:
+    """Return columns that show whether replayed routes are those of the tokens that they are forced on.
+
+    They compare sampler and trainer on the same responses: with the sampler's routes replayed, ``replayed_BT``, with
+    the routers' own choice, ``free_BT``, and with the sampler's routes (and gates) moved by one token, in the direction
+    that fits better. Free routes alone are no test: noisy routes can be further from the sampler's than shifted ones.
+    """
+    assert rollout.routes_LBFK is not None  # of a model with routers
+    mask_BT, shifted = rollout.sequences.response_mask_BT, []
+
+    def kl(logprobs_BT: Tensor) -> Tensor:
+        return token_metrics.of_mismatch(rollout.logprobs_BT, logprobs_BT, mask_BT)["rollout_kl_k3"]
+
+    for by, emptied in ((1, 0), (-1, -1)):
+        routes_LBFK = rollout.routes_LBFK.roll(by, 2)
+        routes_LBFK[:, :, emptied] = NO_ROUTE
+        gates_LBFK = None if rollout.gates_LBFK is None else rollout.gates_LBFK.roll(by, 2)
+        extras = Extras(kept_BTV=rollout.kept_BTV)
+        moved = forward(model, rollout.sequences, precision, extras, routes_LBFK, gates_LBFK=gates_LBFK)
+        shifted.append(kl(moved.logprobs_BT))
+    return {
+        "replay_kl": kl(replayed_BT),
+        "replay_kl_free": kl(free_BT),
+        "replay_kl_shifted": torch.stack(shifted).min(),
+    }
 
 
 def _routes(now: Forward) -> Tensor:

@@ -33,6 +33,8 @@ class Decoding:
     """The log-probabilities of so many most likely tokens are kept beside the sampled token's."""
     routes: bool = True
     """Whether the routes of the tokens are kept."""
+    gates: bool = False
+    """Whether the gate weights of these routes are kept, too."""
     bank_LNK: Tensor | None = None
     """Every token runs the experts of a token drawn from these routes, by ``generator``, not its own."""
 
@@ -57,6 +59,8 @@ class Rollout:
     kept_BTV: Tensor | None = field(default=None, metadata=dimensions("BTV"))
     """Which tokens could be drawn, bool, true for all on padding; None unless the engine replays its mask. A byte for
     each token of the vocabulary is little at the tens of tokens of the tasks here; 100,000 would call for lists."""
+    gates_LBFK: Tensor | None = field(default=None, metadata=dimensions("LBFK"))
+    """The gate weights of ``routes_LBFK`` that the sampler used, 0 where there is no route; None unless kept."""
 
     def rows(self, index_B: Tensor) -> "Rollout":
         """Return a part of the rollout, with the same padding."""
@@ -69,6 +73,7 @@ class Rollout:
             None if self.top_logprobs_BTK is None else self.top_logprobs_BTK[index_B],
             None if self.router_logprobs_LBTE is None else self.router_logprobs_LBTE[:, index_B],
             None if self.kept_BTV is None else self.kept_BTV[index_B],
+            None if self.gates_LBFK is None else self.gates_LBFK[:, index_B],
         )
 
     def padded(self, left: int, right: int) -> "Rollout":
@@ -87,6 +92,7 @@ class Rollout:
             None if self.top_logprobs_BTK is None else pad(self.top_logprobs_BTK, (0, 0, 0, right)),
             None if self.router_logprobs_LBTE is None else pad(self.router_logprobs_LBTE, (0, 0, 0, right)),
             None if self.kept_BTV is None else pad(self.kept_BTV, (0, 0, 0, right), value=True),
+            None if self.gates_LBFK is None else pad(self.gates_LBFK, (0, 0, left, right)),
         )
 
 
@@ -147,7 +153,8 @@ def sample(
     finite.
     """
     logprobs, top, kept, engine = [], [], [], decoding.engine
-    with RouteRecorder(model, decoding.routes) as recorder, autocast(model.device.type, decoding.precision):
+    recorder = RouteRecorder(model, decoding.routes, decoding.gates)
+    with recorder, autocast(model.device.type, decoding.precision):
         decoder = Decoder(model, recorder, engine.temperature)
         if decoding.bank_LNK is not None:
             decoder.draw_routes(decoding.bank_LNK, generator)
@@ -180,6 +187,7 @@ def sample(
         torch.stack([logprobs_BK for _, logprobs_BK in top], 1) if top else None,
         decoder.router_logprobs_LBTE,
         torch.stack(kept, 1) if kept else None,
+        decoder.gates_LBFK,
     )
 
 

@@ -18,10 +18,10 @@ from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import samples
 from steadymoe.bench.training.columns_of_step import Measured, Row, StepRows, rollout_columns
 from steadymoe.bench.training.compiling import compile_layers
-from steadymoe.bench.training.learner import Learner
+from steadymoe.bench.training.learner import RECALLS, Learner
 from steadymoe.bench.training.microbatches import MicroBatch
 from steadymoe.bench.training.old_policy import OldPolicy, as_sampled, check_sampler
-from steadymoe.bench.training.probes import Probe, UpdateProbe
+from steadymoe.bench.training.probes import Probe, UpdateProbe, replay_columns
 from steadymoe.bench.training.sampling import Decoding, Rollout, join, roll_out
 from steadymoe.models.engine import Sampler
 
@@ -144,6 +144,7 @@ class Trainer:
             engine=self.sampler.engine,
             top_k=self.learner.objective.traits.top_k,
             routes=self.learner.forwards.records_routes,
+            gates=self.config.routing.replay == "r3_gates",
         )
         return roll_out(sampler, self.task, texts, responses, generator, decoding)
 
@@ -217,11 +218,16 @@ class Trainer:
         if not self._measures:
             return None, Measured({}, {}, {})
         every, since_start, probe = self.config.probe.every, None, None
+        replay = Measured({}, {}, {})
         if step % every == 1 % every:
             since_start = self._since_start.since_start(self.model)
             watched = rollout.rows(self.sampled_rows(step))
             probe = UpdateProbe(self.model, watched.sequences, self.config.precision, watched.kept_BTV)
-        return probe, rollout_columns(rollout, old, recomputed, since_start, self.learner.experts)
+            if self.config.routing.replay in RECALLS and recomputed is not None and probe.before_BT is not None:
+                replayed_BT = recomputed.logprobs_BT[self.sampled_rows(step)]
+                columns = replay_columns(self.model, watched, replayed_BT, probe.before_BT, self.config.precision)
+                replay = Measured(columns, {}, {})
+        return probe, rollout_columns(rollout, old, recomputed, since_start, self.learner.experts) | replay
 
     def sampled_rows(self, step: int) -> Tensor:
         """Return the rows of the rollout whose routes the probe measures from update to update."""

@@ -125,7 +125,8 @@ def test_another_type_a_missing_and_an_unknown_field_are_refused(key: str) -> No
         ("optimizer.epsilon", [1e-300], [0.0]),
         ("cold_start.accuracy_low", [0.0, 1.0], [-1e-9, 1 + 1e-9]),
         ("algorithm.overlong.buffer", [0.5], [0.0, 1.0]),
-        ("routing.replay", ["none", "r2", "r3", "pr2"], ["r1"]),
+        ("routing.replay", ["none", "r2", "r3", "r3_gates", "pr2"], ["r1"]),
+        ("routing.bias_speed", [0, 1e-3], [-1e-9, float("inf")]),
         ("experts", ["eager", "megablocks"], ["all"]),
         ("audit.drift", [[0], [0, 1_000_000]], [[], [0, 0], [-1]]),
         ("audit.algorithms", [[]], [["grpo", "grpo"], [1]]),
@@ -152,6 +153,10 @@ def test_a_value_at_its_bound_is_read_and_one_beyond_is_refused(
         (["optimizer.beta1=2"], ("`optimizer.beta1`", "below 1, got 2.0")),
         (["routing=r2", "+routing.predictor_learning_rate=0.1"], ("routing.predictor_learning_rate", "pr2")),
         (["routing=pr2", "routing.predictor_learning_rate=null"], ("routing.predictor_learning_rate", "pr2")),
+        (["model=dense_micro", "routing=r3_gates"], ("dense", "no routers to replay")),
+        (["model=dense_micro", "routing.bias_speed=0.001"], ("dense", "balance")),
+        (["model=micro", "routing.bias_speed=-0.001"], ("`routing.bias_speed`", "at least 0")),
+        (["model=micro", "routing=r3", "routing.replay=r3_gates"], ("routing.replay", "choose another routing")),
     ],
 )
 def test_a_wrong_field_ends_the_command_with_one_line_and_touches_nothing(

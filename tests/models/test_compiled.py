@@ -33,7 +33,7 @@ from steadymoe.bench.training import compiling
 from steadymoe.bench.training.forward import Forward, Sequences, forward
 from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.sampling import Decoding, Rollout, roll_out
-from steadymoe.models import build, compiled
+from steadymoe.models import balancing, build, compiled
 from steadymoe.models.routing import routers
 from steadymoe.models.selection import NO_ROUTE
 
@@ -73,7 +73,7 @@ def twins(model: PreTrainedModel) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 def rolled(model: PreTrainedModel, task: Chain, responses: int = 3) -> Rollout:
-    return roll_out(model, task, PROMPTS, responses, torch.Generator().manual_seed(0), Decoding(top_k=3))
+    return roll_out(model, task, PROMPTS, responses, torch.Generator().manual_seed(0), Decoding(top_k=3, gates=True))
 
 
 def gradients(model: PreTrainedModel, sequences: Sequences, **given: Any) -> tuple[Forward, list[Tensor]]:
@@ -104,12 +104,17 @@ def assert_equal(ours: Forward, theirs: Forward, sequences: Sequences, tolerance
 # --- the same numbers --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["free", "forced", "predicted"])
+@pytest.mark.parametrize("how", ["free", "forced", "recalled", "predicted", "biased"])
 def test_routes_are_recorded_forced_and_predicted_in_a_graph_as_outside(
     traced: None, model: PreTrainedModel, task: Chain, how: str
 ) -> None:
+    if how == "biased":
+        balancing.install(model)
+        for each in balancing.biases(model).values():
+            each.copy_(torch.tensor([0.0, 0.5, 0.0, 0.9]))
     plain, other = twins(model)
     rollout, sampled = rolled(plain, task), rolled(other, task)
+    assert_close(sampled.gates_LBFK, rollout.gates_LBFK, atol=1e-5, rtol=1e-5)
     assert torch.equal(sampled.sequences.tokens_BS, rollout.sequences.tokens_BS)
     assert torch.equal(sampled.routes_LBFK, rollout.routes_LBFK)
     assert_close(sampled.logprobs_BT, rollout.logprobs_BT, atol=1e-5, rtol=1e-5)
@@ -124,6 +129,9 @@ def test_routes_are_recorded_forced_and_predicted_in_a_graph_as_outside(
         moved_LBFK = torch.where((moved_LBFK == NO_ROUTE).any(-1, keepdim=True), NO_ROUTE, moved_LBFK)
         moved_LBFK[:, ::3] = NO_ROUTE
         given = {"forced_LBFK": moved_LBFK}
+        if how == "recalled":
+            assert rollout.gates_LBFK is not None
+            given["gates_LBFK"] = rollout.gates_LBFK.flip(-1)
     theirs, expected = gradients(plain, rollout.sequences, **given)
     ours, made = gradients(other, rollout.sequences, **given)
     assert_equal(ours, theirs, rollout.sequences)
@@ -161,7 +169,7 @@ def test_a_forward_and_its_gradients_by_the_cpp_compiler_are_torchs(model: PreTr
         assert (one - another).norm() <= 1e-5 * another.norm()
 
 
-@pytest.mark.parametrize("words", [["algorithm=gspo", "routing=r2"], ["model=dense_micro"]])
+@pytest.mark.parametrize("words", [["algorithm=gspo", "routing=r2"], ["routing=r3_gates"], ["model=dense_micro"]])
 @compiles
 def test_updates_with_compiled_layers_are_the_updates_without(traced: None, tmp_path: Path, words: list[str]) -> None:
     words = [*words, *PROPORTIONAL, "task.max_operands=4", "task.spare_tokens=3"]

@@ -17,10 +17,12 @@ from steadymoe.bench.config import compose
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.measurement import routing_drift
 from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training import decoding
 from steadymoe.bench.training.columns_of_step import rollout_columns
 from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.microbatches import Forwards
 from steadymoe.bench.training.probes import UpdateProbe
+from steadymoe.bench.training.sampling import join
 from steadymoe.models import build, engine
 from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, Stale, WeightNoise
 from steadymoe.models.routing import RouteRecorder, routers, z_loss
@@ -30,11 +32,13 @@ TOKENS_BS = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]])
 N, L, K, E = 10, 3, 2, 4
 
 
-def logits_and_gradients(model: PreTrainedModel, forced_LNK: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
-    """The model's logits on ``TOKENS_BS`` and the gradients of their mean square, with routes forced or not."""
+def logits_and_gradients(
+    model: PreTrainedModel, forced_LNK: Tensor | None = None, gates_LNK: Tensor | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """The model's logits on ``TOKENS_BS`` and the gradients of their mean square; routes and gates forced or not."""
     model.zero_grad()
     with RouteRecorder(model) as recorder:
-        recorder.force(forced_LNK)
+        recorder.force(forced_LNK, gates_LNK)
         logits_BSV = model(TOKENS_BS, use_cache=False).logits
         recorder.take(N)
         logits_BSV.square().mean().backward()
@@ -65,25 +69,35 @@ def test_replaying_recorded_routes_at_unchanged_weights_is_the_identity_bitwise(
     assert all(torch.equal(one, other) for one, other in zip(gradients, free_gradients, strict=True))
 
 
-def test_forced_routes_equal_a_forward_in_which_the_top_k_is_replaced_by_hand(
-    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("recalls", [False, True])
+def test_forced_routes_and_gates_equal_a_forward_in_which_they_are_replaced_by_hand(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, recalls: bool
 ) -> None:
     forced_LNK = other_routes()
+    gates_LNK = torch.rand(L, N, K, generator=torch.Generator().manual_seed(0)) if recalls else None
     assert not torch.equal(forced_LNK, own_routes(model).long())
-    found, gradients = logits_and_gradients(model, forced_LNK)
+    found, gradients = logits_and_gradients(model, forced_LNK, gates_LNK)
     model.zero_grad()
-    for router, indices_NK in zip(routers(model), forced_LNK, strict=True):
+    for layer, (router, indices_NK) in enumerate(zip(routers(model), forced_LNK, strict=True)):
 
-        def by_hand(hidden: Tensor, router: nn.Module = router, indices_NK: Tensor = indices_NK) -> Any:
+        def by_hand(
+            hidden: Tensor, router: nn.Module = router, indices_NK: Tensor = indices_NK, layer: int = layer
+        ) -> Any:
             logits_NE = hidden.reshape(-1, hidden.shape[-1]) @ router.get_parameter("weight").T
             weights_NK = logits_NE.softmax(-1).gather(-1, indices_NK)
-            return logits_NE, weights_NK / weights_NK.sum(-1, keepdim=True), indices_NK
+            own_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
+            return logits_NE, own_NK if gates_LNK is None else gates_LNK[layer], indices_NK
 
         monkeypatch.setattr(router, "forward", by_hand, raising=False)
     expected = model(TOKENS_BS, use_cache=False).logits
     expected.square().mean().backward()
     assert_close(found, expected.detach())
+    of_routers = {id(router.get_parameter("weight")) for router in routers(model)}
     for one, weight in zip(gradients, model.parameters(), strict=True):
+        if recalls and id(weight) in of_routers:
+            assert weight.grad is None
+            assert not one.any()
+            continue
         assert weight.grad is not None
         assert_close(one, weight.grad)
 
@@ -106,6 +120,26 @@ def test_where_there_is_no_route_the_router_chooses_for_itself(model: PreTrained
     assert torch.equal(routed.executed_LNK[:, 1::2].long(), forced_LNK[:, 1::2])
     assert torch.equal(routed.executed_LNK[:, ::2], routed.live_LNK[:, ::2])
     assert not torch.equal(routed.executed_LNK, routed.live_LNK)
+
+
+@torch.no_grad()
+def test_where_there_is_no_route_a_router_has_its_own_gates(model: PreTrainedModel) -> None:
+    forced_LNK, gates_LNK = other_routes(), torch.full((L, N, K), 7.0)
+    forced_LNK[:, ::2] = NO_ROUTE
+    with RouteRecorder(model, gates=True) as recorder:
+        recorder.force(forced_LNK, gates_LNK)
+        model(TOKENS_BS, use_cache=False)
+        routed = recorder.take(N)
+        recorder.force(forced_LNK)  # and without gates every token has
+        model(TOKENS_BS, use_cache=False)
+        plain = recorder.take(N)
+    assert routed is not None
+    assert routed.gates_LNK is not None
+    assert (routed.gates_LNK[:, 1::2] == 7).all()
+    assert_close(routed.gates_LNK[:, ::2].sum(-1), torch.ones(L, N // 2))
+    assert plain is not None
+    assert plain.gates_LNK is not None
+    assert_close(plain.gates_LNK.sum(-1), torch.ones(L, N))
 
 
 def test_gradient_checkpointing_runs_a_router_again_under_the_same_routes(model: PreTrainedModel) -> None:
@@ -212,8 +246,58 @@ def test_r3_runs_the_samplers_experts_in_the_old_policy_too(tmp_path: Path, monk
         assert_close(old.logprobs_BT[mask_BT], expected.logprobs_BT[mask_BT], atol=1e-5, rtol=1e-5)
 
 
-def test_frozen_routers_stay_and_everything_else_learns(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "routing=freeze")
+@pytest.mark.parametrize("words", [[], ["microbatch=3"], ["savings.share_prompts=false"]])
+def test_recalled_gates_are_those_that_the_sampler_used(tmp_path: Path, words: list[str]) -> None:
+    words = ["engine=router_noise", "engine.strength=2.0", *words]
+    kl, first = {}, {}
+    for routing in ("off", "r3", "r3_gates"):
+        made = trainer(tmp_path, f"routing={routing}", *words)
+        rollout, _, _ = made.sample(1)
+        old = made.learner.old_policy(rollout, made.minibatches(1))
+        measured = rollout_columns(rollout, old, old, None, made.learner.experts).overall
+        kl[routing] = float(measured["rollout_kl_k3"])
+        assert (rollout.gates_LBFK is None) == (routing != "r3_gates")
+        first[routing] = updated(made, 1)[0].overall
+        assert first[routing]["token_ratio_max"] == 1
+    assert kl["off"] > kl["r3"] > 1e-4
+    assert kl["r3_gates"] < 1e-9
+    assert "replay_share" not in first["off"]
+    assert first["r3"]["replay_share"] == first["r3_gates"]["replay_share"] == 1
+    assert rollout.gates_LBFK is not None
+    assert rollout.routes_LBFK is not None
+    has_route_LBF = (rollout.routes_LBFK != NO_ROUTE).all(-1)
+    assert not rollout.gates_LBFK[~has_route_LBF].any()
+    assert_close(rollout.gates_LBFK[has_route_LBF].sum(-1), torch.ones(int(has_route_LBF.sum())))
+
+
+def test_gates_are_kept_of_rows_that_outlive_others_in_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(tmp_path, "routing=r3_gates")
+    rollout, _, _ = made.sample(1)
+    monkeypatch.setattr(decoding, "LEAST_ALIVE", 1.0)  # a row leaves as soon as it ends
+    early, _, _ = made.sample(1)
+    assert rollout.sequences.response_mask_BT.sum(-1).unique().numel() > 1
+    assert torch.equal(early.routes_LBFK, rollout.routes_LBFK)
+    assert_close(early.gates_LBFK, rollout.gates_LBFK, atol=1e-5, rtol=0)
+
+
+def test_gates_follow_their_responses_when_rollouts_are_cut_and_joined(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "routing=r3_gates")
+    rollout, _, _ = made.sample(1)
+    rows_B = torch.arange(8, 16)
+    both = join([rollout.rows(rows_B), rollout.rows(rows_B).padded(2, 3)])
+    assert both.gates_LBFK is not None
+    assert both.routes_LBFK is not None
+    assert rollout.gates_LBFK is not None
+    assert torch.equal(both.gates_LBFK[:, :8], both.gates_LBFK[:, 8:])
+    assert torch.equal(both.gates_LBFK[:, :8, 2:-3], rollout.gates_LBFK[:, rows_B])
+    assert not both.gates_LBFK[(both.routes_LBFK == NO_ROUTE)].any()
+
+
+@pytest.mark.parametrize("routing", ["freeze", "r3_gates"])
+def test_frozen_routers_and_recalled_ones_stay_and_everything_else_learns(tmp_path: Path, routing: str) -> None:
+    made = trainer(tmp_path, f"routing={routing}")
     before = {name: weight.detach().clone() for name, weight in made.model.named_parameters()}
     updated(made)
     moved = {name for name, weight in made.model.named_parameters() if not torch.equal(weight, before[name])}

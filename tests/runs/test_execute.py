@@ -118,8 +118,9 @@ def test_a_run_records_every_table_and_every_column(finished: compose.Run) -> No
     for name in ("steps", "updates"):  # grpo on a MoE model, without a correction
         empty = {column for column in frames[name] if frames[name][column].isna().all()}
         absent = {"correction_weight", "correction_rejected", "loss_number", "route_prediction_kl"}
-        absent |= {"replay_expert_disagreement", "replay_set_disagreement"}  # nothing is replayed
-        assert empty == absent | ({"reference_kl", "eval_accuracy_permuted"} if name == "steps" else set())
+        absent |= {"replay_expert_disagreement", "replay_set_disagreement", "replay_share"}  # nothing is replayed
+        of_steps = {"reference_kl", "eval_accuracy_permuted", "replay_kl", "replay_kl_free", "replay_kl_shifted"}
+        assert empty == absent | (of_steps if name == "steps" else set())
 
 
 def test_a_run_keeps_a_few_of_its_prompts_responses_and_rewards(finished: compose.Run) -> None:

@@ -150,7 +150,7 @@ def test_what_is_silent_is_told_of_whole_columns_alone() -> None:
     keyed = learned.assign(arm="a", seed=0)
     rows = [keyed.assign(seed=seed, grad_norm=norm) for seed, norm in ((0, 0.0), (1, 0.2), (2, 0.0))]
     long = pd.concat(rows).melt(id_vars=["arm", "seed", "step"], var_name="metric")
-    assert outcome.silent_arms(long) == ["a (seed 0, 2): gradient norm 0 in every update"]
+    assert outcome.findings_of_arms(long) == ["nothing to learn from: a (seed 0, 2): gradient norm 0 in every update"]
 
 
 def test_an_error_of_the_suite_itself_has_no_place_in_a_users_code() -> None:

@@ -1,0 +1,176 @@
+"""Bias balancing: closed forms of the update and of the choice, and where the bias must be found again in a run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_execute import assert_resumes, planned
+from test_learner import trainer, updated
+from test_models import shipped
+from test_routing import TOKENS_BS, E, K, L, N, other_routes
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from steadymoe.bench.config import branch
+from steadymoe.bench.runs import execute
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training import checkpoint
+from steadymoe.models import balancing, build
+from steadymoe.models.balancing import BIAS
+from steadymoe.models.routing import Routed, RouteRecorder, routers
+from steadymoe.models.selection import NO_ROUTE
+
+BALANCED = ["routing.bias_speed=0.01"]
+# Nothing but the biases moves.
+STILL = [*BALANCED, "optimizer.learning_rate=0"]
+FAMILIES = ["micro", "granitemoe_micro", "gpt_oss_micro", "mixtral_micro", "deepseek_v3_micro", "glm4_moe_micro"]
+
+
+def stacked(model: PreTrainedModel) -> Tensor:
+    return torch.stack([value.clone() for value in balancing.biases(model).values()])
+
+
+@torch.no_grad()
+def routed(model: PreTrainedModel, forced_LNK: Tensor | None = None) -> Routed:
+    with RouteRecorder(model, gates=True) as recorder:
+        recorder.force(forced_LNK)
+        model(TOKENS_BS, use_cache=False)
+        found = recorder.take(N)
+    assert found is not None
+    return found
+
+
+def test_the_bias_moves_by_the_speed_towards_an_even_load(model: PreTrainedModel) -> None:
+    balancing.install(model)
+    routes_LBFK = torch.tensor([[[[0, 1], [0, 1]], [[0, 2], [0, 3]]]] * L, dtype=torch.int16)  # loads 4, 2, 1, 1
+    routes_LBFK[1] = torch.tensor([[[0, 1], [2, 3]], [[3, 2], [1, 0]]])  # even
+    routes_LBFK[2, 0] = NO_ROUTE  # loads 2, 0, 1, 1
+    for _ in range(2):
+        balancing.balance(model, routes_LBFK, 0.25)
+    expected = torch.tensor([[-0.5, 0.0, 0.5, 0.5], [0.0] * E, [-0.5, 0.5, 0.0, 0.0]])
+    assert torch.equal(stacked(model), expected)
+
+
+def test_a_bias_chooses_experts_and_is_in_no_gate(model: PreTrainedModel) -> None:
+    free = routed(model)
+    balancing.install(model)
+    still = routed(model)
+    assert torch.equal(still.executed_LNK, free.executed_LNK)
+    assert still.gates_LNK is not None
+    assert free.gates_LNK is not None
+    assert torch.equal(still.gates_LNK, free.gates_LNK)
+    bias_E = torch.tensor([0.0, 0.2, 0.0, 0.4])
+    for each in balancing.biases(model).values():
+        each.copy_(bias_E)
+    found = routed(model)
+    assert not torch.equal(found.live_LNK, free.live_LNK)
+    assert found.gates_LNK is not None
+    for logits_NE, live_NK, gates_NK in zip(found.logits_LNE, found.live_LNK, found.gates_LNK, strict=True):
+        scores_NE = logits_NE.softmax(-1)
+        chosen_NK = (scores_NE + bias_E).topk(K).indices
+        assert torch.equal(live_NK.long(), chosen_NK)
+        own_NK = scores_NE.gather(-1, chosen_NK)
+        torch.testing.assert_close(gates_NK, own_NK / own_NK.sum(-1, keepdim=True))
+    forced = routed(model, other_routes())
+    assert torch.equal(forced.executed_LNK.long(), other_routes())
+    assert torch.equal(forced.live_LNK[0], found.live_LNK[0])  # the first layer's inputs are the same
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_large_bias_fills_an_expert_in_every_family_and_uses_the_familys_own(name: str, task: Chain) -> None:
+    model = build.build(shipped(name), task.tokenizer, 0, "cpu")
+    own = hasattr(routers(model)[0], BIAS)
+    assert own == name.startswith(("deepseek", "glm4"))
+    classes = [type(router) for router in routers(model)]
+    balancing.install(model)
+    balancing.install(model)  # a second time changes nothing
+    assert ([type(router) for router in routers(model)] == classes) == own
+    assert len(balancing.biases(model)) == len(classes)
+    assert {f"{each}" for each in balancing.biases(model)} <= model.state_dict().keys()
+    for each in balancing.biases(model).values():
+        each[5] = 1e3
+    tokens = TOKENS_BS.numel()
+    with RouteRecorder(model) as recorder, torch.no_grad():
+        model(TOKENS_BS, use_cache=False)
+        found = recorder.take(tokens)
+    assert found is not None
+    assert (found.live_LNK == 5).any(-1).all()
+
+
+# --- in a run ----------------------------------------------------------------------------------------
+
+
+def test_micro_batches_and_shared_prompts_change_no_bit_of_the_biases(tmp_path: Path) -> None:
+    found = []
+    for words in ([], ["microbatch=3"], ["savings.share_prompts=false"]):
+        made = trainer(tmp_path, *STILL, *words)
+        updated(made)
+        found.append(stacked(made.model))
+    assert found[0].abs().max() == pytest.approx(0.02)  # two updates
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_biases_even_the_load_where_nothing_else_moves(tmp_path: Path) -> None:
+    uneven = []
+    for speed in (0.0, 0.01):
+        made = trainer(tmp_path, f"routing.bias_speed={speed}", "optimizer.learning_rate=0")
+        entropies = [made.step(step).rows["steps"][0]["load_entropy"] for step in range(1, 21)]
+        uneven.append(1 - sum(entropies[10:]) / 10)
+    assert 0 < uneven[1] < 0.7 * uneven[0]
+
+
+@pytest.mark.parametrize("engine", ["router_noise", "bf16", "stale"])
+def test_the_sampler_has_the_trainers_biases(tmp_path: Path, engine: str) -> None:
+    made = trainer(tmp_path, *BALANCED, f"engine={engine}")
+    made.sample(1)
+    before = stacked(made.model)
+    updated(made)
+    after = stacked(made.model)
+    assert not torch.equal(after, before)
+    made.sampler.model(torch.Generator())
+    sampler = made.sampler._copy
+    assert sampler is not None
+    made.sampler.model(torch.Generator())
+    assert torch.equal(stacked(sampler), after)
+
+
+def test_an_update_that_is_not_applied_moves_no_bias_and_the_reference_keeps_the_cold_starts(tmp_path: Path) -> None:
+    made = trainer(tmp_path, *BALANCED, "algorithm.kl.coefficient=0.1")
+    updated(made)
+    assert made.learner._reference is not None
+    assert not stacked(made.learner._reference).any()
+    before = stacked(made.model)
+    with torch.no_grad():
+        next(made.model.parameters()).mul_(float("nan"))
+    rollout, _, _ = trainer(tmp_path).sample(1)
+    minibatches = made.minibatches(1)
+    made.learner.update(rollout, made.learner.old_policy(rollout, minibatches), rollout.logprobs_BT, minibatches[0])
+    assert torch.equal(stacked(made.model), before)
+
+
+@pytest.mark.parametrize("model", ["micro", "deepseek_v3_micro"])
+def test_a_balanced_run_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    words = [*BALANCED, f"model={model}", "engine=stale", "engine.strength=2", "steps=4"]
+    assert_resumes(tmp_path, monkeypatch, 4, *words)
+
+
+def test_a_branch_of_a_balanced_trunk_begins_at_its_biases(tmp_path: Path) -> None:
+    trunk = planned(tmp_path, *BALANCED, "steps=2", "checkpoint_keep=2")
+    assert execute.execute(trunk) == "finished"
+    held = checkpoint.tensors_of(branch.kept(trunk.folder, 2))
+    biases = torch.stack([value for name, value in held.items() if name.endswith(BIAS)])
+    assert biases.any()
+    start = planned(tmp_path, f"start_from='{trunk.folder}@2'").config  # its own speed is 0
+    task, model, _ = execute.at_start(start, lambda *_: None)
+    made = execute.trainer_at_start(model, task, start)
+    updated(made)
+    assert torch.equal(stacked(made.model), biases)
+
+
+def test_nothing_is_added_to_a_model_that_is_not_balanced(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    classes = {type(router) for router in routers(made.model)}
+    updated(made)
+    assert not balancing.biases(made.model)
+    assert {type(router) for router in routers(made.model)} == classes

@@ -1,0 +1,144 @@
+"""Replay that is silently misaligned is told of: at the end of a run, by `steadymoe status` and in reports.
+
+The faults are planted between sampling and training, where trainers had them: SkyRL #1908, verl #7340.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from test_cli import steadymoe
+from test_execute import SMALL
+from test_learner import trainer
+
+from steadymoe.bench.report import report_page
+from steadymoe.bench.runs import outcome
+from steadymoe.bench.training.probes import replay_columns
+from steadymoe.bench.training.sampling import Rollout
+from steadymoe.bench.training.trainer import Trainer
+from steadymoe.models.routing import RouteRecorder
+from steadymoe.models.selection import NO_ROUTE
+
+OTHER = {
+    "steps": 4,
+    "probe.every": 1,
+    "probe.fraction": 1.0,
+    "rollout.prompts": 8,
+    "cold_start.check_every": 150,
+    "model.config.num_experts": 4,
+    "engine": "router_noise",
+    "engine.strength": 0.5,
+}
+WORDS = [word for word in SMALL if word.partition("=")[0] not in OTHER] + [f"{k}={v}" for k, v in OTHER.items()]
+
+
+def shifted(rollout: Rollout, by: int) -> Rollout:
+    """The rollout with the routes, and the gates if any, of a neighbouring token."""
+    assert rollout.routes_LBFK is not None
+    moved_LBFK = rollout.routes_LBFK.roll(by, 2)
+    both = (rollout.routes_LBFK != NO_ROUTE) & (moved_LBFK != NO_ROUTE)
+    gates = rollout.gates_LBFK
+    return replace(
+        rollout,
+        routes_LBFK=torch.where(both, moved_LBFK, rollout.routes_LBFK),
+        gates_LBFK=None if gates is None else torch.where(both, gates.roll(by, 2), gates),
+    )
+
+
+def of_other_layers(rollout: Rollout) -> Rollout:
+    assert rollout.routes_LBFK is not None
+    return replace(rollout, routes_LBFK=rollout.routes_LBFK.flip(0))
+
+
+FAULTS: dict[str, Callable[[Rollout], Rollout]] = {
+    "one token late": lambda rollout: shifted(rollout, 1),
+    "one token early": lambda rollout: shifted(rollout, -1),
+    "layers in another order": of_other_layers,
+}
+
+
+def planted(patch: pytest.MonkeyPatch, fault: Callable[[Rollout], Rollout]) -> None:
+    sample = Trainer.sample
+
+    def faulty(self: Trainer, step: int) -> Any:
+        rollout, *others = sample(self, step)
+        return (fault(rollout), *others)
+
+    patch.setattr(Trainer, "sample", faulty)
+
+
+@pytest.mark.parametrize(
+    ("routing", "fault"),
+    [("r3_gates", None), ("r3_gates", "one token late"), ("r3", None), *(("r3", fault) for fault in FAULTS)],
+)
+def test_misaligned_replay_is_told_of_and_sound_replay_is_not(
+    routing: str,
+    fault: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if fault is not None:
+        planted(monkeypatch, FAULTS[fault])
+    assert steadymoe(monkeypatch, "run", *WORDS, f"routing={routing}", "results_dir=results") == 0
+    at_the_end = capfd.readouterr().out
+    assert "1 finished" in at_the_end
+    assert steadymoe(monkeypatch, "status") == 0
+    status = capfd.readouterr().out
+    assert ("replay is misaligned: " in at_the_end) == (fault is not None), at_the_end
+    assert ("replay is misaligned: " in status) == (fault is not None)
+    if fault != "one token late":
+        return
+    monkeypatch.setattr(report_page, "figures_of", lambda *_: [])  # figures take their time
+    assert steadymoe(monkeypatch, "report", "--format", "svg") == 0
+    assert "Replay is misaligned: " in capfd.readouterr().out
+    assert "Replay is misaligned: " in (tmp_path / "results" / "report.html").read_text()
+
+
+def test_routers_that_do_not_run_what_they_are_given_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    force = RouteRecorder.force
+
+    def mixes_layers_up(self: RouteRecorder, routes_LNK: Any, *gates: Any) -> None:
+        in_an_update = routes_LNK is not None and torch.is_grad_enabled()
+        force(self, routes_LNK.flip(0) if in_an_update else routes_LNK, *gates)
+
+    monkeypatch.setattr(RouteRecorder, "force", mixes_layers_up)
+    monkeypatch.chdir(tmp_path)
+    assert steadymoe(monkeypatch, "run", *WORDS, "routing=r2", "results_dir=results") == 0
+    assert "of the routers ran the replayed experts" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("by", [1, -1])
+@pytest.mark.parametrize("routing", ["r3", "r3_gates"])
+def test_shifted_routes_fit_best_where_they_are_moved_back(tmp_path: Path, routing: str, by: int) -> None:
+    made = trainer(tmp_path, f"routing={routing}", "engine=router_noise", "engine.strength=0.2")
+    rollout, _, _ = made.sample(1)
+    for found, is_sound in ((rollout, True), (shifted(rollout, by), False)):
+        old = made.learner.old_policy(found, made.minibatches(1))
+        columns = replay_columns(made.model, found, old.logprobs_BT, rollout.logprobs_BT, "fp32")
+        assert (columns["replay_kl"] < 0.5 * columns["replay_kl_shifted"]) == is_sound
+        assert (columns["replay_kl"] > 2 * columns["replay_kl_shifted"]) == (not is_sound)
+        assert columns["replay_kl_free"] == 0  # the sampler's own numbers
+
+
+def test_the_rule_of_misaligned_replay() -> None:
+    sound = pd.DataFrame({"replay_share": [1.0, 1.0], "replay_kl": [0.02, float("nan")]})
+    sound = sound.assign(replay_kl_free=[0.3, float("nan")], replay_kl_shifted=[0.5, float("nan")])
+    nothing = sound * float("nan")
+    for steps in (sound, nothing, sound[:0], sound.assign(replay_kl_free=0.02)):  # an engine that moves no route
+        assert outcome.misaligned(steps) is None
+    rounding = sound.assign(replay_kl=4e-14, replay_kl_free=9e-15, replay_kl_shifted=9e-15)
+    assert outcome.misaligned(rounding) is None
+    for columns in ({"replay_share": 0.999}, {"replay_kl": 0.7}, {"replay_kl_shifted": 0.009}):
+        assert outcome.misaligned(sound.assign(**columns)) is not None
+    keyed = [sound.assign(arm="a", seed=seed, step=[1, 2], replay_share=share) for seed, share in ((0, 1.0), (1, 0.5))]
+    long = pd.concat(keyed).melt(id_vars=["arm", "seed", "step"], var_name="metric").dropna()
+    (line,) = outcome.findings_of_arms(long)
+    assert line == "replay is misaligned: a (seed 1): only 0.5000 of the routers ran the replayed experts"
