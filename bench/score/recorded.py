@@ -65,6 +65,10 @@ class Recorded:
         chosen = [self._chosen(arm.label, arm.experiment, arm.algorithm, axes_name(arm.axes)) for arm in arms]
         return {kind: pd.concat([each[kind] for each in chosen], ignore_index=True) for kind in chosen[0]}
 
+    def experiment(self, name: str) -> dict[str, pd.DataFrame]:
+        """Return the tables of ``archive.load`` for a whole experiment, empty where nothing has run."""
+        return self._recorded(name)
+
     def _choose(self, label: str, experiment: str, algorithm: str, axes: str) -> dict[str, pd.DataFrame]:
         recorded = self._recorded(experiment)
         runs = recorded["runs"]

@@ -141,6 +141,19 @@ LONG_ON_POLICY = {
     if mode != "frozen routers"
 }
 
+LONG_BEST = {name: arm(f"long, {name.upper()}, tuned", "long_best", name) for name in ("grpo", "gspo")}
+# Learning rate and routing → arm.
+LONG_REPLAY = {
+    (rate, routing): arm(f"long, GRPO, lr {rate:g}{replay}", "long_replay", "grpo", f"routing={routing} {_RATE}={rate}")
+    for rate in TABLE["long_replay"].values(_RATE)
+    for routing, replay in (("off", ""), ("r2", " + R2"))
+}
+# At *stale*.
+SLOW = {
+    name: arm(f"{loss}, slow routers", "study_slow", name)
+    for name, loss in (("grpo_unclipped", "GRPO unclipped"), ("grpo", "GRPO"), ("gspo", "GSPO"))
+}
+
 # --- all by label ---------------------------------------------------------------------------------------------------
 
 ARMS = {
@@ -149,7 +162,7 @@ ARMS = {
         *(GRPO, GSPO, *OTHERS.values(), UNCLIPPED, REINFORCE, FROZEN, PAPERS, PAPERS_R2, GSPO_R2, WIDE, NARROW),
         *(ON_POLICY, *DENSE.values(), *SHIFT.values(), FREEZE, BALANCED, *BEST.values(), *DIALLED.values()),
         *(*ANCHORED.values(), NOISY, TIS, EXACT, *MINIRL.values(), *BF16.values(), *FRONTIER.values()),
-        *(*LONG.values(), *LONG_ON_POLICY.values()),
+        *(*LONG.values(), *LONG_ON_POLICY.values(), *LONG_BEST.values(), *LONG_REPLAY.values(), *SLOW.values()),
         *(stale for by_name in STALENESS.values() for stale in by_name.values()),
     )
 }

@@ -143,7 +143,8 @@ class Claim:
     def with_controls(self) -> tuple[Arm, ...]:
         """The arms, their controls and, at *stale*, the on-policy twin."""
         at_stale = (*CONTROLS, arms.ON_POLICY)
-        controls = {MISMATCH: (arms.EXACT,), LONG: tuple(arms.LONG_ON_POLICY.values())}.get(self.needs, at_stale)
+        at_long = (arms.LONG_ON_POLICY["slow routers"], arms.LONG_ON_POLICY["dense"])
+        controls = {MISMATCH: (arms.EXACT,), LONG: at_long}.get(self.needs, at_stale)
         return (*self.arms, *controls)
 
 

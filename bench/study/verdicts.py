@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.report import report_page, write
+from steadymoe.bench.report import report_page, tuning, write
 from steadymoe.bench.report.figures import FigureSpec
 from steadymoe.bench.score.arms import DRIFT, FROZEN, GRPO, GSPO, PAPERS, UNCLIPPED
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
@@ -25,7 +25,8 @@ OUTCOMES = FigureSpec("outcomes", "outcomes", figures.outcomes, "study", takes=(
 ANSWER = FigureSpec("answer", "answer", figures.arms, "study", takes=("steps", "standings"))
 DOSE = FigureSpec("dose", "dose", figures.dose, "study_routes", takes=("doses",))
 REPLAY = FigureSpec("replay", "replay", figures.replay, "study_replay", takes=("replay",))
-SPECS = {spec.id: spec for spec in (OUTCOMES, ANSWER, DOSE, REPLAY)}
+LEVELS = FigureSpec("levels", "level_over_rate", tuning.drawn, "long_tuning", takes=("levels",))
+SPECS = {spec.id: spec for spec in (OUTCOMES, ANSWER, DOSE, REPLAY, LEVELS)}
 # The units whose outcomes have a figure.
 DRAWN = ("reward", "accuracy", "usefulness")
 # The arms of README's first screen.
@@ -172,6 +173,12 @@ class Verdicts:
         """``exploratory.replay``: what R2 does."""
         return exploratory.replay(self.study)
 
+    @cached_property
+    def levels(self) -> pd.DataFrame:
+        """``tuning.table`` of the losses tuned at *long*; empty where none has run."""
+        recorded = self.study.experiment(LEVELS.experiment)
+        return tuning.table(recorded["runs"], recorded["steps"]) if len(recorded["runs"]) else pd.DataFrame()
+
     def outcomes_in(self, unit: str) -> pd.DataFrame:
         """Return the outcomes of one unit that have a number, for their figure."""
         rows = [
@@ -195,6 +202,8 @@ class Verdicts:
             drawable.append((ANSWER, "claims_first_testbed", self._answer(FIRST_TESTBED, self.arms(FIRST_TESTBED))))
         if len(self.replayed):
             drawable.append((REPLAY, "claim03", {"replay": self.replayed}))
+        if len(self.levels):
+            drawable.append((LEVELS, "claim19", {"levels": self.levels}))
         return drawable + [
             (SPECS[claim.figure], f"claim{claim.number:02}", self.drawn[claim.number])
             for claim in CLAIMS
