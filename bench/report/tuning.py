@@ -77,8 +77,7 @@ def table(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 def _arms(runs: pd.DataFrame) -> pd.Series:
     """Return the name of each run's arm, without its learning rate."""
-    axes = runs["axes_values"].map(lambda each: {key: value for key, value in each.items() if key != RATE})
-    return archive.name_arms(runs.assign(axes_values=axes))
+    return runs["arm"].str.replace(r" (optimizer\.)?learning_rate=\S+", "", regex=True)
 
 
 def drawn(rows: pd.DataFrame) -> DataFigure:

@@ -15,7 +15,7 @@ from steadymoe.bench.score.arms import DRIFT, FROZEN, GRPO, GSPO, PAPERS, UNCLIP
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.bench.study import exploratory, figures
-from steadymoe.bench.study.arms import BEST, FIRST_TESTBED, ON_POLICY
+from steadymoe.bench.study.arms import BEST, FIRST_TESTBED, LONG_BEST, ON_POLICY
 from steadymoe.bench.study.claims import CLAIMS, CONTRASTS
 from steadymoe.bench.study.gates import audited, blocking, gates
 from steadymoe.bench.study.realism import moe_effect
@@ -175,9 +175,12 @@ class Verdicts:
 
     @cached_property
     def levels(self) -> pd.DataFrame:
-        """``tuning.table`` of the losses tuned at *long*; empty where none has run."""
+        """``tuning.table`` of the losses that are tuned at *long* (``LONG_BEST``); empty where none has run."""
         recorded = self.study.experiment(LEVELS.experiment)
-        return tuning.table(recorded["runs"], recorded["steps"]) if len(recorded["runs"]) else pd.DataFrame()
+        if recorded["runs"].empty:
+            return pd.DataFrame()
+        rows = tuning.table(recorded["runs"], recorded["steps"])
+        return rows[rows["algorithm"].isin(LONG_BEST)].reset_index(drop=True)
 
     def outcomes_in(self, unit: str) -> pd.DataFrame:
         """Return the outcomes of one unit that have a number, for their figure."""

@@ -61,6 +61,7 @@ ARMS |= {
         ("frozen routers", "freeze", "none"),
     )
 }
+ARMS |= {f"long, {name.upper()}, tuned": ("long_best", name, "", "none") for name in ("gspo", "grpo")}
 RUNS = [
     ("GSPO", "GRPO 0.2/0.27"),
     ("GSPO", "GRPO 0.2/0.27 + R2"),
@@ -89,6 +90,7 @@ ACCURACIES = [
     ("MiniRL r3, 16 updates", "MiniRL r2, 16 updates"),
     *((f"long, {loss}, fast routers", f"long, {loss}, slow routers") for loss in ("unclipped", "on policy", "GSPO")),
     *((f"long, {loss}, slow routers", f"long, {loss}, frozen routers") for loss in ("unclipped", "GSPO")),
+    ("long, GSPO, tuned", "long, GRPO, tuned"),
 ]
 # Name → label of the loss in the audit, and routing.
 LOSSES = {
