@@ -67,13 +67,25 @@ def tabled(levels: Mapping[float, Sequence[float]], collapsed: Sequence[float] =
         arm |= {"experiment": "x", "model": "micro", "task": "sort", "axes": f"{rate:g}"}
         verdict = {"status": "finished", "judged_until": 9, "falling_since": np.nan}
         verdict |= {"collapsed_step": 4.0 if rate in collapsed else np.nan}
-        same = {"axes_values": {config.RATE: rate}, "numbers": {config.RATE: rate}}
         for seed, level in enumerate(values):
-            runs.append(arm | verdict | same | {"seed": seed})
+            runs.append(arm | verdict | {"seed": seed})
             curve = {0: 0.5, 5: 0.99, 10: level}  # neither the first evaluation nor the best one is the level
             steps += [arm | {"seed": seed, "step": k, "metric": "eval_accuracy", "value": v} for k, v in curve.items()]
             steps += [arm | {"seed": seed, "step": k, "metric": "reward", "value": 0.5} for k in range(1, 11)]
     return tuning.table(pd.DataFrame(runs), pd.DataFrame(steps))
+
+
+@pytest.mark.parametrize(
+    ("arm", "without"),
+    [
+        ("gspo learning_rate=0.0002", "gspo"),
+        ("gspo learning_rate=2e-05 routing=r2", "gspo routing=r2"),
+        ("gspo cold_start.learning_rate=0.1 optimizer.learning_rate=0.2", "gspo cold_start.learning_rate=0.1"),
+        ("gspo learning_rate=0.1 predictor_learning_rate=0.2", "gspo predictor_learning_rate=0.2"),
+    ],
+)
+def test_an_arm_of_a_tuning_is_its_name_without_its_own_rate(arm: str, without: str) -> None:
+    assert tuning._arms(pd.DataFrame({"arm": [arm]})).tolist() == [without]
 
 
 def test_the_best_rate_is_that_of_the_highest_mean_level_and_others_are_compared_seed_by_seed() -> None:
