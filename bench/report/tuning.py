@@ -81,7 +81,10 @@ def _arms(runs: pd.DataFrame) -> pd.Series:
 
 
 def drawn(rows: pd.DataFrame) -> DataFigure:
-    """Draw the level over the learning rate, one line per arm with intervals; ``rows`` is what ``table`` returns."""
+    """The level over the learning rate: a line for each arm, with intervals.
+
+    ``rows`` is what ``table`` returns.
+    """
     rows = without_mathematics(rows)
     rates = sorted(set(rows["learning rate"]))
     lines = looks.of_lines(rows)
