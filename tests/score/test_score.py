@@ -349,7 +349,9 @@ def _check_its_entry_is_repeated(small: Path, score: Score) -> None:
         same = f"seed 0 of {arm}: {found.by_seed(STABILITY, arm)[0]:.6g} on the same machine and cold start, not "
         for shifted in (near, far):
             assert rerun.compare(replace(found, outcomes=shifted), results, [0, 1]).startswith(same)
-        assert rerun.compare(replace(found, outcomes=near, about=elsewhere), results, [0, 1]).startswith("repeated")
+        # Two seeds may end alike, and their interval is then a point.
+        spread = near.assign(value=near["value"] + 0.01 * (near["seed"] == 1))
+        assert rerun.compare(replace(found, outcomes=spread, about=elsewhere), results, [0, 1]).startswith("repeated")
         assert "lies outside" in rerun.compare(replace(found, outcomes=far, about=elsewhere), results, [0, 1])
     path = next((results / "runs").glob("*/same/**/seed=1/run.json"))
     known = path.read_text()
