@@ -1,7 +1,7 @@
 """The validity gates of the standard settings and of the audits, the gates that claims need, and what a seed buys.
 
-Gates of settings are measured on seeds that no claim uses (200 to 229); only those of *long* share the runs of claims
-17 and 18. A claim that needs a gate which is not passed is "not testable here".
+Gates of settings are measured on seeds that no claim at the same setting uses (200 to 229); only those of *long* share
+the runs of claims 17 and 18. A claim that needs a gate which is not passed is "not testable here".
 """
 
 from collections.abc import Callable, Mapping, Sequence
