@@ -112,9 +112,12 @@ def _fault_of(folder: Path) -> str | None:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Return whether an error comes from half a file in the cache: torch wraps what the loader of the file raised."""
-    seen: list[BaseException | None] = [error, error.__cause__, getattr(error, "inner_exception", None)]
-    return any(isinstance(each, _OF_DAMAGE) for each in seen)
+    """Return whether half a file in the cache may be why compiling failed.
+
+    torch wraps what the loader of the file raised, once or several times, so any failure of its compiler may be damage.
+    """
+    wraps: Any = torch._dynamo.exc.BackendCompilerFailed
+    return isinstance(error, (wraps, *_OF_DAMAGE)) or isinstance(error.__cause__, _OF_DAMAGE)
 
 
 def compile_layers(model: PreTrainedModel) -> None:
@@ -122,6 +125,9 @@ def compile_layers(model: PreTrainedModel) -> None:
     _begin(cache_folder())
     limits: Any = torch._dynamo.config
     limits.recompile_limit = limits.accumulated_recompile_limit = _MOST_GRAPHS
+    # torch would load a probe from the cache, and write code without vectors, whose sums round otherwise, if that probe
+    # is half a file or takes long. What the processor has is enough.
+    torch._inductor.config.cpp.vec_isa_ok = True
     _multiply_experts_by_torch()
     router: Any
     for router in routers(model):
