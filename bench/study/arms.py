@@ -154,6 +154,24 @@ SLOW = {
     for name, loss in (("grpo_unclipped", "GRPO unclipped"), ("grpo", "GRPO"), ("gspo", "GSPO"))
 }
 
+# --- samplers that differ from the trainer: held-out accuracy decides -------------------------------------------------
+
+TRUNCATED = {
+    (name, top_p, mask): arm(
+        f"{name.upper()}, top-p {top_p:g}{', mask replay' if mask else ''}",
+        "truncation",
+        name,
+        f"engine.top_p={top_p} engine.replay_mask={str(mask).lower()}",
+    )
+    for name in ("grpo", "gspo")
+    for top_p in TABLE["truncation"].values("engine.top_p")
+    for mask in (False, True)
+}
+GATES = {
+    routing: arm(f"GRPO, noisy sampler, {label}", "gates", "grpo", f"routing={routing}")
+    for routing, label in (("off", "free routes"), ("r3", "R3"), ("r3_gates", "R3 with gates"))
+}
+
 # --- all by label ---------------------------------------------------------------------------------------------------
 
 ARMS = {
@@ -163,6 +181,7 @@ ARMS = {
         *(ON_POLICY, *DENSE.values(), *SHIFT.values(), FREEZE, BALANCED, *BEST.values(), *DIALLED.values()),
         *(*ANCHORED.values(), NOISY, TIS, EXACT, *MINIRL.values(), *BF16.values(), *FRONTIER.values()),
         *(*LONG.values(), *LONG_ON_POLICY.values(), *LONG_BEST.values(), *LONG_REPLAY.values(), *SLOW.values()),
+        *(*TRUNCATED.values(), *GATES.values()),
         *(stale for by_name in STALENESS.values() for stale in by_name.values()),
     )
 }

@@ -11,11 +11,14 @@ from steadymoe.bench.measurement import columns
 from steadymoe.bench.study import effects
 from steadymoe.bench.study.arms import ARMS, BF16, DIALLED, DIALS, LOSSES, MAY_COLLAPSE
 from steadymoe.bench.study.effects import OF_RUNS, Effect
-from steadymoe.bench.study.gates import LONG, MISMATCH, STRESS, STRESS_AND_TWIN
+from steadymoe.bench.study.gates import LONG, MISMATCH, STRESS, STRESS_AND_TWIN, UNSTRESSED
 from steadymoe.bench.study.rules import Claim, Contrast, Dose, Outcome, Side
 
 _TABLE: Any = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_suffix(".yaml")), resolve=True)
-_NEEDS = {"": (), "stress": STRESS, "stress and dense twin": STRESS_AND_TWIN, "mismatch": MISMATCH, "long": LONG}
+_NEEDS = {
+    **{"": (), "stress": STRESS, "stress and dense twin": STRESS_AND_TWIN},
+    **{"learning": UNSTRESSED, "mismatch": MISMATCH, "long": LONG},
+}
 _SIDES: tuple[Side, ...] = ("above", "below", "between")
 # Effect → the unit of its outcomes and the leg that they belong to; rewards and runs unless it is named here.
 _UNITS: dict[str, Any] = {

@@ -100,6 +100,7 @@ _LEARNS = Need("V1", "learning")
 # The gates of docs/protocol.md, "Gates".
 STRESS = (_LEARNS, *(Need(gate, "stale") for gate in ("V2", "V3", "V5", "V7")))
 STRESS_AND_TWIN = (*STRESS, Need("V2 dense", "stale"))
+UNSTRESSED = (_LEARNS,)
 LONG = (Need("V2", "long"),)
 MISMATCH = (_LEARNS, *(Need(gate, "mismatch") for gate in ("V4", "V7")))
 

@@ -13,7 +13,7 @@ from steadymoe.bench.statistics.comparisons import detectable, holm, sign_flip_p
 from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL
 from steadymoe.bench.study import arms
 from steadymoe.bench.study.effects import Effect, Measurement, NoNumber
-from steadymoe.bench.study.gates import LONG, MISMATCH, Gate, Need
+from steadymoe.bench.study.gates import LONG, MISMATCH, UNSTRESSED, Gate, Need
 
 Verdict = Literal["supported", "contradicted", "not decided", "not testable here", "not run"]
 Side = Literal["above", "below", "between"]
@@ -131,8 +131,8 @@ class Claim:
 
     @property
     def by_accuracy(self) -> bool:
-        """Whether held-out accuracy decides: at the settings *mismatch* and *long*."""
-        return self.needs in (MISMATCH, LONG)
+        """Whether held-out accuracy decides: at the settings *learning*, *mismatch* and *long*."""
+        return self.needs in (UNSTRESSED, MISMATCH, LONG)
 
     @property
     def setting(self) -> Literal["stale", "long"]:
@@ -144,7 +144,7 @@ class Claim:
         """The arms, their controls and, at *stale*, the on-policy twin."""
         at_stale = (*CONTROLS, arms.ON_POLICY)
         at_long = (arms.LONG_ON_POLICY["slow routers"], arms.LONG_ON_POLICY["dense"])
-        controls = {MISMATCH: (arms.EXACT,), LONG: at_long}.get(self.needs, at_stale)
+        controls = {UNSTRESSED: (arms.EXACT,), MISMATCH: (arms.EXACT,), LONG: at_long}.get(self.needs, at_stale)
         return (*self.arms, *controls)
 
 

@@ -24,6 +24,7 @@ from test_learner import trainer
 from test_models import BUILT, shipped
 from test_savings import assert_same
 from torch import Tensor
+from torch._inductor.exc import InductorError
 from torch.testing import assert_close
 from transformers import PreTrainedModel, Qwen3MoeConfig
 
@@ -229,12 +230,16 @@ def test_compiled_code_is_kept_in_a_folder_of_the_users_own(
     assert stat.S_IMODE(compiled.cache_folder().stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize(
+    "error", [ImportError("file too short"), InductorError(RuntimeError("Failed to import"), None)]
+)
 @compiles
 def test_code_that_cannot_be_used_is_compiled_again_in_a_new_folder(
     traced: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    error: Exception,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     run_all, calls = compiling._run_all, []
@@ -242,14 +247,14 @@ def test_code_that_cannot_be_used_is_compiled_again_in_a_new_folder(
     def damaged_at_first(learner: Learner) -> None:
         calls.append(compiled.cache_folder().name)
         if len(calls) == 1:
-            raise ImportError("file too short")
+            raise error
         run_all(learner)
 
     monkeypatch.setattr(compiling, "_run_all", damaged_at_first)
     trainer(tmp_path / "results", "compile=true").step(1)
     assert calls == ["1", "2"]
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(compiled.cache_folder())
-    assert "compiled code cannot be used (ImportError); compiling again" in capsys.readouterr().err
+    assert f"compiled code cannot be used ({type(error).__name__}); compiling again" in capsys.readouterr().err
 
     def damaged(_: Learner) -> None:
         raise ImportError("no such file")

@@ -280,6 +280,7 @@ def test_the_gates_that_a_claim_needs_are_those_of_the_protocol_and_are_measured
         "V1; V2, V3, V5, V7 at *stale*": {gates.STRESS},
         "the same, and V2 dense": {gates.STRESS_AND_TWIN},
         "V1; V4, V7 at *mismatch*": {gates.MISMATCH},
+        "V1": {gates.UNSTRESSED},
         next(words for words in rows.values() if words.startswith("V2 at *long*")): {gates.LONG},
         next(words for words in rows.values() if words.startswith("none")): {(), gates.STRESS},
     }
