@@ -171,6 +171,24 @@ GATES = {
     routing: arm(f"GRPO, noisy sampler, {label}", "gates", "grpo", f"routing={routing}")
     for routing, label in (("off", "free routes"), ("r3", "R3"), ("r3_gates", "R3 with gates"))
 }
+# Loss → its algorithm and overrides in `centering`.
+_WEIGHTED = {
+    **{"REINFORCE": ("reinforce", ""), "SC": ("score_centering", ""), "TIS + SC": ("score_centering_tis", "")},
+    **{"TIS": ("cispo", CONSTANTS["tis"]), "MIS": ("dis", CONSTANTS["mis"]), "IcePop": ("icepop", "")},
+    **{"DIS": ("dis", ""), "IPO": ("ipo", ""), "FlashREINFORCE": ("flash_reinforce", ""), "GRPO": ("grpo", "")},
+}
+# Loss, noise on the sampler's weights and updates a rollout → arm.
+CENTERING = {
+    (loss, strength, updates): arm(
+        f"long, {loss}, noise {strength:g}" + ("" if updates == 8 else ", 1 update"),
+        "centering",
+        name,
+        f"{overrides} engine.strength={strength} {_UPDATES}={updates}",
+    )
+    for loss, (name, overrides) in _WEIGHTED.items()
+    for strength in TABLE["centering"].values("engine.strength")
+    for updates in TABLE["centering"].values(_UPDATES)
+}
 
 # --- all by label ---------------------------------------------------------------------------------------------------
 
@@ -181,7 +199,7 @@ ARMS = {
         *(ON_POLICY, *DENSE.values(), *SHIFT.values(), FREEZE, BALANCED, *BEST.values(), *DIALLED.values()),
         *(*ANCHORED.values(), NOISY, TIS, EXACT, *MINIRL.values(), *BF16.values(), *FRONTIER.values()),
         *(*LONG.values(), *LONG_ON_POLICY.values(), *LONG_BEST.values(), *LONG_REPLAY.values(), *SLOW.values()),
-        *(*TRUNCATED.values(), *GATES.values()),
+        *(*TRUNCATED.values(), *GATES.values(), *CENTERING.values()),
         *(stale for by_name in STALENESS.values() for stale in by_name.values()),
     )
 }

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.study import effects
-from steadymoe.bench.study.arms import ARMS, BF16, DIALLED, DIALS, LOSSES, MAY_COLLAPSE
+from steadymoe.bench.study.arms import ARMS, BF16, CENTERING, DIALLED, DIALS, LOSSES, MAY_COLLAPSE
 from steadymoe.bench.study.effects import OF_RUNS, Effect
 from steadymoe.bench.study.gates import LONG, MISMATCH, STRESS, STRESS_AND_TWIN, UNSTRESSED
 from steadymoe.bench.study.rules import Claim, Contrast, Dose, Outcome, Side
@@ -98,6 +98,8 @@ _DOSES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "routing's share": [(*at, effects.routed((arm,))) for *at, arm in _AT_DIALS],
 }
+for (_loss, _strength, _updates), _arm in sorted(CENTERING.items(), key=lambda item: (-item[0][2], item[0][1])):
+    _DOSES.setdefault(_loss, []).append((f"noise, {_updates} updates", _strength, effects.held_out(_arm)))
 
 
 def _claim(number: int, row: dict[str, Any]) -> Claim:

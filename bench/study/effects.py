@@ -130,6 +130,11 @@ def level(arm: Arm, metric: str) -> Effect:
     return lambda study: by_seed(study.numbers(arm, metric, "mean"), (0.0, 1.0))
 
 
+def held_out(arm: Arm) -> Effect:
+    """Held-out accuracy of one arm by itself, by seed."""
+    return lambda study: by_seed(study.held_out(arm), (0.0, 1.0))
+
+
 def announces(arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Effect:
     """Area under the ROC curve of a metric, ``least_lead`` steps before a collapse, less the area of the reward itself.
 

@@ -17,6 +17,10 @@ from steadymoe.bench.study.exploratory import LEFT, MOVED, NEXT, SEEN, START
 AT_LONG = {arm.label for arm in (*LONG.values(), *LONG_ON_POLICY.values())}
 # Dial → label of its axis.
 _DIALS = {"layers": "layers", "experts": "experts", "margin": "factor of the routers' weights"}
+_DIALS |= {
+    f"noise, {updates} updates": f"noise on the sampler's weights, {updates} update{'s' * (updates > 1)} a rollout"
+    for updates in (8, 1)
+}
 # Quantity → the label of its panel in ``replay``.
 _REPLAYED = {
     LEFT: "experts that left the old\nroutes in rollout 1 (share)",
@@ -77,9 +81,9 @@ def _of_routers(arm: str) -> Look:
 
 
 def dose(table: pd.DataFrame) -> DataFigure:
-    """Dose and response: shares over the layers, the experts and the factor of the routers' weights.
+    """Dose and response: quantities over the values of dials, a panel for each dial.
 
-    ``table`` is ``verdicts.dose_rows``. One dial is turned at a time, around 4 layers, 32 experts and a factor of 0.02.
+    ``table`` is ``verdicts.dose_rows``. One dial is turned at a time.
     """
     dials, quantities = list(dict.fromkeys(table["dial"])), list(dict.fromkeys(table["quantity"]))
     numbers = pd.DataFrame([vars(number) for number in table["number"]], index=table.index)
@@ -101,7 +105,8 @@ def dose(table: pd.DataFrame) -> DataFigure:
             axis.set_ylim(0, 1.06 * np.nanmax(numbers[["mean", "high"]]))
         for place, quantity in enumerate(quantities if len(quantities) > 1 else []):
             axes[0].plot([], [], label=quantity, **_marks(looks.look(place)))
-        axes[0].set_ylabel("share of the experts" if len(quantities) > 1 else quantities[0])
+        of_several = "held-out accuracy" if dials[0].startswith("noise") else "share of the experts"
+        axes[0].set_ylabel(of_several if len(quantities) > 1 else quantities[0])
         n = style.span(numbers["n"].tolist())
         return style.finish(figure, axes[0], f"Means over seeds, n = {n}; bars: nominal 95 % interval.")
 
