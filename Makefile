@@ -7,7 +7,7 @@ ORACLES := .oracles
 MEGABLOCKS := $(VENV)/megablocks
 
 .PHONY: quickstart test check reference gates audits figures lint speed oracles megablocks test-megablocks check-launchers \
-	check-losses check-trainers side-by-side clean
+	check-losses check-trainers side-by-side engines clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "steadymoe needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (choose another with PYTHON=python3.12)")'

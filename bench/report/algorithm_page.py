@@ -46,7 +46,7 @@ _GROUPS = {
     "routing": "`routing=r2`: which experts a training forward runs. The routers' own choice is recorded either way; "
     "see [models.md](models.md#routing).",
     "engine": "`engine=fp8 engine.strength=0.5`: how the sampler differs from the trainer, and by how much; see "
-    "[models.md](models.md#the-axis-engine).",
+    "[engines.md](engines.md#the-axis-engine).",
     "model": "`model=micro`: a small model with random weights, or a checkpoint. `model.config.num_experts=32` "
     "overrides a field of its config, `+model.config.head_dim=32` adds a field. [models.md](models.md) has the sizes.",
     "task": "`task=chain`: prompts, and the score of a response.",

@@ -2,10 +2,10 @@
 
     python tests/engines/against_vllm.py results/engines .oracles/vllm/bin/python
 
-Trains ``flat``, with the head width that vLLM's CPU kernels take, on short and on long responses: three cold starts, and
-the same three in the middle of a run. At each checkpoint vLLM samples in fp32 and in bf16, and the simulated engines
-sample the same prompts. Writes the rows of all comparisons, a table and two figures. A checkpoint that was compared is
-not compared again.
+Trains ``flat``, with the head width that vLLM's CPU kernels take, on short and on long responses: three cold starts,
+and the same three in the middle of a run. At each checkpoint vLLM samples in fp32 and in bf16, and the simulated
+engines sample the same prompts. Writes the rows of all comparisons, a table and two figures. A seed that was compared
+is not compared again.
 
 Shapes: B responses, T response positions, L MoE layers, F positions fed, K experts a token.
 """
@@ -146,7 +146,8 @@ def compared(model: PreTrainedModel, rollout: Rollout) -> list[dict[str, Any]]:
     """
     mask_BT = rollout.sequences.response_mask_BT
     ours = forward(model, rollout.sequences, "fp32")
-    assert rollout.routes_LBFK is not None and ours.routes_LBFK is not None
+    assert rollout.routes_LBFK is not None
+    assert ours.routes_LBFK is not None
     gap_BT = (ours.logprobs_BT - rollout.logprobs_BT).abs()
     gaps_N = gap_BT[mask_BT.bool()]
     change = routing_drift.change(rollout.routes_LBFK, ours.routes_LBFK, mask_BT)
@@ -197,7 +198,7 @@ def by_seed(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each setting and engine: distances from the trainer, and the factor of k3 over vLLM's in bf16."""
+    """Return a row for each setting and engine: distances from the trainer, and k3 over that of vLLM in bf16."""
     table = []
     numbers = {name: by_seed(rows, name) for name in ("kl_k3", "mean gap", "logprob_gap_max", "changed experts")}
     for setting in SETTINGS:
