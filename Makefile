@@ -7,7 +7,7 @@ ORACLES := .oracles
 MEGABLOCKS := $(VENV)/megablocks
 
 .PHONY: quickstart test check reference gates audits figures lint speed oracles megablocks test-megablocks check-launchers \
-	check-losses check-trainers side-by-side engines clean
+	check-losses check-trainers side-by-side engines gpu clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "steadymoe needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (choose another with PYTHON=python3.12)")'
@@ -155,5 +155,17 @@ $(ORACLES)/vllm/.ready:
 	$(ORACLES)/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# What needs a GPU, in three stages, each with its table in results/gpu. On a machine without an index, GPU_PYTHON names a
+# Python with torch of its own, and WHEELS a folder with wheels of the rest.
+GPU := .gpu
+gpu: $(GPU)/.ready
+	$(GPU)/bin/python tests/gpu/stages.py results/gpu
+
+$(GPU)/.ready: pyproject.toml constraints.txt
+	$(or $(GPU_PYTHON),$(PYTHON)) -m venv $(if $(WHEELS),--system-site-packages) $(GPU)
+	$(GPU)/bin/pip install --quiet --disable-pip-version-check \
+		$(if $(WHEELS),--no-index --find-links $(WHEELS) --no-build-isolation,--constraint constraints.txt) --editable '.[dev]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info losses/build losses/*.egg-info
+	rm -rf $(VENV) $(ORACLES) $(GPU) .typecheck build dist *.egg-info losses/build losses/*.egg-info
