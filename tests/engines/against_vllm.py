@@ -2,14 +2,15 @@
 
     python tests/engines/against_vllm.py results/engines .oracles/vllm/bin/python
 
-Trains ``flat``, with the head width that vLLM's CPU kernels take, on short and on long responses: three cold starts,
-and the same three in the middle of a run. At each checkpoint vLLM samples in fp32 and in bf16, and the simulated
+Trains ``flat``, with the head width that vLLM's CPU kernels take, on short and on long responses: five cold starts,
+and the same five in the middle of a run. At each checkpoint vLLM samples in fp32 and in bf16, and the simulated
 engines sample the same prompts. Writes the rows of all comparisons, a table and two figures. A seed that was compared
 is not compared again.
 
 Shapes: B responses, T response positions, L MoE layers, F positions fed, K experts a token.
 """
 
+import itertools
 import json
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from steadymoe.bench.report import write
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.runs import execute
-from steadymoe.bench.statistics.estimates import over_seeds
+from steadymoe.bench.statistics.estimates import Estimate, over_seeds
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
@@ -46,7 +47,7 @@ from steadymoe.models.engine import Sampler
 from steadymoe.models.selection import NO_ROUTE
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
-SEEDS = range(330, 333)
+SEEDS = range(330, 335)
 # vLLM's attention on a CPU takes heads of 32, 64, … channels; flat has 16.
 HEADS = ("model.config.num_attention_heads=2", "model.config.num_key_value_heads=1")
 # Length of the responses → the setting, and the middle of a run in updates.
@@ -63,8 +64,16 @@ SIMULATED = {
 }
 # Sampler and trainer are one if their log-probabilities differ by no more than this on average (nats).
 EQUAL = 1e-5
-# A simulated engine is like the real one if its k3 lies within this factor of it.
+# A simulated engine is like the real one if the interval of its factor lies within this one.
 LIKE = 2
+# Quantity → its column in the table, and the name of its factor.
+SHOWN = {
+    "kl_k3": "k3 (nats)",
+    "mean gap": "mean of \\|Δ log p\\|",
+    "logprob_gap_max": "largest",
+    "changed experts": "changed experts",
+}
+COMPARED = {"mean gap": "mean", "kl_k3": "k3", "changed experts": "changed"}
 # Edges for the share of tokens with a larger difference (nats).
 _EDGES = np.logspace(-4, 1, 41)
 
@@ -73,9 +82,16 @@ def planned(setting: str, seed: int, *more: str) -> Run:
     """Return the run of a setting whose checkpoints are compared."""
     experiment, updates = SETTINGS[setting]
     words = (f"experiment={experiment}", "experiment_name=engines", "algorithm=grpo", f"seed={seed}", *HEADS)
-    (run,) = plan(*words, f"total_updates={updates}", "measure=little", *more)
-    (run,) = plan(*words, f"total_updates={updates}", "measure=little", f"checkpoint_keep={run.config.steps}", *more)
-    return run
+    words += (
+        f"total_updates={updates}",
+        "measure=little",
+        "probe.largest=0",
+        "evaluation.permuted_routes=false",
+        *more,
+    )
+    (run,) = plan(*words)
+    (kept,) = plan(*words, f"checkpoint_keep={run.config.steps}")
+    return kept
 
 
 def checkpoints(run: Run) -> Iterator[tuple[str, Task, PreTrainedModel]]:
@@ -198,31 +214,31 @@ def by_seed(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each setting and engine: distances from the trainer, and k3 over that of vLLM in bf16."""
+    """Return a row for each setting and engine: its distance from the trainer, and its factors over vLLM in bf16.
+
+    The verdict is that of the mean difference of log-probabilities. A few tokens decide k3.
+    """
+    numbers = {name: by_seed(rows, name).set_index(["setting", "engine", "seed"])[name].sort_index() for name in SHOWN}
     table = []
-    numbers = {name: by_seed(rows, name) for name in ("kl_k3", "mean gap", "logprob_gap_max", "changed experts")}
-    for setting in SETTINGS:
-        k3 = numbers["kl_k3"][numbers["kl_k3"]["setting"] == setting].pivot(
-            index="seed", columns="engine", values="kl_k3"
-        )
-        for engine in (*REAL, *SIMULATED):
-            row: dict[str, Any] = {"responses": setting, "engine": engine}
-            for name, shown in zip(numbers, ("k3 (nats)", "mean |Δ log p|", "largest", "changed experts"), strict=True):
-                mine = numbers[name]
-                chosen = mine[(mine["setting"] == setting) & (mine["engine"] == engine)]
-                row[shown] = f"{np.exp(np.log(chosen[name]).mean()):.2g}"
-            factor = over_seeds((k3[engine] / k3[REAL[1]]).tolist(), log=True)
-            row |= {"k3 over vLLM's in bf16": factor if engine in SIMULATED else "–", "n": len(k3)}
-            row["verdict"] = verdict(factor.mean) if engine in SIMULATED else "–"
-            table.append(row)
+    for setting, engine in itertools.product(SETTINGS, (*REAL, *SIMULATED)):
+        row: dict[str, Any] = {"responses": setting, "engine": engine}
+        row |= {SHOWN[name]: f"{np.exp(np.log(each[setting, engine]).mean()):.2g}" for name, each in numbers.items()}
+        for name, short in COMPARED.items():
+            factors = numbers[name][setting, engine] / numbers[name][setting, REAL[1]]
+            row[f"{short} over vLLM's"] = over_seeds(factors.tolist(), log=True) if engine in SIMULATED else "–"
+        row["n"] = len(numbers["mean gap"][setting, engine])
+        row["verdict"] = verdict(row["mean over vLLM's"]) if engine in SIMULATED else "–"
+        table.append(row)
     return pd.DataFrame(table)
 
 
-def verdict(factor: float) -> str:
+def verdict(factor: Estimate) -> str:
     """Return how a simulated engine with this factor compares with vLLM in bf16."""
-    if 1 / LIKE <= factor <= LIKE:
+    if factor.low >= 1 / LIKE and factor.high <= LIKE:
         return "like"
-    return f"too harsh by {factor:.2g}" if factor > 1 else f"too gentle by {1 / factor:.2g}"
+    if 1 / LIKE <= factor.mean <= LIKE or factor.low <= 1 <= factor.high:
+        return "not decided"
+    return f"too harsh by {factor.mean:.2g}" if factor.mean > 1 else f"too gentle by {1 / factor.mean:.2g}"
 
 
 def drawn(rows: pd.DataFrame, quantity: str, x: str, y: str, logarithmic: bool) -> DataFigure:
