@@ -189,6 +189,11 @@ CENTERING = {
     for strength in TABLE["centering"].values("engine.strength")
     for updates in TABLE["centering"].values(_UPDATES)
 }
+# Noise → arm with one rollout and all columns.
+DISTANCE = {
+    strength: arm(f"noise {strength:g}", "centering_distance", "reinforce", f"engine.strength={strength}")
+    for strength in TABLE["centering_distance"].values("engine.strength")
+}
 
 # --- all by label ---------------------------------------------------------------------------------------------------
 
@@ -199,7 +204,7 @@ ARMS = {
         *(ON_POLICY, *DENSE.values(), *SHIFT.values(), FREEZE, BALANCED, *BEST.values(), *DIALLED.values()),
         *(*ANCHORED.values(), NOISY, TIS, EXACT, *MINIRL.values(), *BF16.values(), *FRONTIER.values()),
         *(*LONG.values(), *LONG_ON_POLICY.values(), *LONG_BEST.values(), *LONG_REPLAY.values(), *SLOW.values()),
-        *(*TRUNCATED.values(), *GATES.values(), *CENTERING.values()),
+        *(*TRUNCATED.values(), *GATES.values(), *CENTERING.values(), *DISTANCE.values()),
         *(stale for by_name in STALENESS.values() for stale in by_name.values()),
     )
 }

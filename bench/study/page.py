@@ -13,8 +13,9 @@ from steadymoe.bench.report import write
 from steadymoe.bench.report.realism import to_table
 from steadymoe.bench.score.arms import CONTROLS, GRPO, GSPO, OTHERS, PAPERS, PAPERS_R2
 from steadymoe.bench.score.recorded import NotRun, Recorded
+from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.bench.study import exploratory
-from steadymoe.bench.study.arms import FIRST_TESTBED, ON_POLICY, TUNED
+from steadymoe.bench.study.arms import DISTANCE, FIRST_TESTBED, ON_POLICY, TUNED
 from steadymoe.bench.study.claims import CLAIMS
 from steadymoe.bench.study.effects import NoNumber, best_setting
 from steadymoe.bench.study.gates import LEAST_KEPT, Gate, designs, kept, seconds_an_update
@@ -90,6 +91,7 @@ def _claims(study: Recorded, verdicts: Verdicts) -> dict[str, Any]:
         ),
         "explored": explored,
         "doses": lambda claim: shown_doses(dose_rows(study, claim.doses)),
+        "distances": _distances(study),
         "replay": exploratory.replay_numbers(verdicts.replayed) if len(verdicts.replayed) else {},
     }
 
@@ -109,6 +111,21 @@ def _tuned(study: Recorded) -> str:
         return f"The tuning is incomplete; first to be run: {missing}."
     settings = "; ".join(f"{name.upper()} at {rate:g} and {band}" for name, (rate, band) in best.items())
     return f"Best on the seeds of the tuning: {settings}."
+
+
+def _distances(study: Recorded) -> pd.DataFrame:
+    """How far noise on the sampler's weights moves it from the trainer, in one rollout; empty where nothing has run."""
+    shown = {
+        "k3 (nats)": "rollout_kl_k3",
+        "effective sample size": "rollout_ess",
+        "experts that differ": "rollout_expert_disagreement",
+    }
+    rows = []
+    for strength, arm in DISTANCE.items():
+        if study.has(arm):
+            numbers = {name: over_seeds(study.numbers(arm, of, "first").tolist()) for name, of in shown.items()}
+            rows.append({"noise": f"{strength:g}"} | numbers | {"n": numbers["k3 (nats)"].n})
+    return pd.DataFrame(rows)
 
 
 def shown_doses(rows: pd.DataFrame) -> pd.DataFrame:
