@@ -174,7 +174,11 @@ GATES = {
 # Loss → its algorithm and overrides in `centering`.
 _WEIGHTED = {
     **{"REINFORCE": ("reinforce", ""), "SC": ("score_centering", ""), "TIS + SC": ("score_centering_tis", "")},
-    **{"TIS": ("cispo", CONSTANTS["tis"]), "MIS": ("dis", CONSTANTS["mis"]), "IcePop": ("icepop", "")},
+    **{
+        "TIS": ("cispo", f"{CONSTANTS['tis']} {_RATE}=1e-4"),
+        "MIS": ("dis", CONSTANTS["mis"]),
+        "IcePop": ("icepop", ""),
+    },
     **{"DIS": ("dis", ""), "IPO": ("ipo", ""), "FlashREINFORCE": ("flash_reinforce", ""), "GRPO": ("grpo", "")},
 }
 # Loss, noise on the sampler's weights and updates a rollout → arm.
@@ -189,6 +193,9 @@ CENTERING = {
     for strength in TABLE["centering"].values("engine.strength")
     for updates in TABLE["centering"].values(_UPDATES)
 }
+TIS_AT_SC = arm(
+    "long, TIS, lr 2e-4, noise 0.2", "centering", "cispo", f"{CONSTANTS['tis']} {_RATE}=2e-4 engine.strength=0.2"
+)
 # Noise → arm with one rollout and all columns.
 DISTANCE = {
     strength: arm(f"noise {strength:g}", "centering_distance", "reinforce", f"engine.strength={strength}")
@@ -204,7 +211,7 @@ ARMS = {
         *(ON_POLICY, *DENSE.values(), *SHIFT.values(), FREEZE, BALANCED, *BEST.values(), *DIALLED.values()),
         *(*ANCHORED.values(), NOISY, TIS, EXACT, *MINIRL.values(), *BF16.values(), *FRONTIER.values()),
         *(*LONG.values(), *LONG_ON_POLICY.values(), *LONG_BEST.values(), *LONG_REPLAY.values(), *SLOW.values()),
-        *(*TRUNCATED.values(), *GATES.values(), *CENTERING.values(), *DISTANCE.values()),
+        *(*TRUNCATED.values(), *GATES.values(), *CENTERING.values(), TIS_AT_SC, *DISTANCE.values()),
         *(stale for by_name in STALENESS.values() for stale in by_name.values()),
     )
 }
