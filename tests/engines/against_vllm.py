@@ -2,10 +2,9 @@
 
     python tests/engines/against_vllm.py results/engines .oracles/vllm/bin/python
 
-Trains ``flat``, with the head width that vLLM's CPU kernels take, on short and on long responses: five cold starts,
-and the same five in the middle of a run. At each checkpoint vLLM samples in fp32 and in bf16, and the simulated
-engines sample the same prompts. Writes the rows of all comparisons, a table and two figures. A seed that was compared
-is not compared again.
+Trains ``flat``, with the head width that vLLM's CPU kernels take, on short and on long responses, from several cold
+starts to the middle of a run. At both ends vLLM samples in fp32 and in bf16, and the simulated engines sample the same
+prompts. Writes the rows of all comparisons, a table and two figures. A seed that was compared is not compared again.
 
 Shapes: B responses, T response positions, L MoE layers, F positions fed, K experts a token.
 """
@@ -47,11 +46,10 @@ from steadymoe.models.engine import Sampler
 from steadymoe.models.selection import NO_ROUTE
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
-SEEDS = range(330, 335)
 # vLLM's attention on a CPU takes heads of 32, 64, … channels; flat has 16.
 HEADS = ("model.config.num_attention_heads=2", "model.config.num_key_value_heads=1")
-# Length of the responses → the setting, and the middle of a run in updates.
-SETTINGS = {"7 tokens": ("learning", 240), "61 tokens": ("long", 48)}
+# Length of the responses → the setting, the middle of a run in updates, and cold starts.
+SETTINGS = {"7 tokens": ("learning", 240, range(330, 335)), "61 tokens": ("long", 48, range(330, 333))}
 PROMPTS, RESPONSES = 256, 8
 REAL = ("vllm fp32", "vllm bf16")
 SIMULATED = {
@@ -80,7 +78,7 @@ _EDGES = np.logspace(-4, 1, 41)
 
 def planned(setting: str, seed: int, *more: str) -> Run:
     """Return the run of a setting whose checkpoints are compared."""
-    experiment, updates = SETTINGS[setting]
+    experiment, updates, _ = SETTINGS[setting]
     words = (f"experiment={experiment}", "experiment_name=engines", "algorithm=grpo", f"seed={seed}", *HEADS)
     words += (
         f"total_updates={updates}",
@@ -263,15 +261,16 @@ def drawn(rows: pd.DataFrame, quantity: str, x: str, y: str, logarithmic: bool) 
             else:
                 axis.set_xticks(sorted(mine["place"].unique()))
         axes[0].set_ylabel(y)
-        text = f"Geometric means over {len(SEEDS)} seeds and two checkpoints each; thick: vLLM."
+        n = style.span([len(seeds) for _, _, seeds in SETTINGS.values()])
+        text = f"Geometric means over n = {n} seeds with two checkpoints each; thick: vLLM."
         return style.finish(figure, axes[-1], text)
 
 
 def main(results: Path, python: Path) -> None:
     """Compare every seed that has not been compared, and write rows, table and figures below ``results``."""
     parts = []
-    for setting in SETTINGS:
-        for seed in SEEDS:
+    for setting, (_, _, seeds) in SETTINGS.items():
+        for seed in seeds:
             path = Path("results") / "runs" / "engines" / f"{setting.replace(' ', '_')}-{seed}.csv"
             if not path.exists():
                 rows = compare(python, setting, seed)
