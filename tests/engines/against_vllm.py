@@ -24,6 +24,7 @@ import pandas as pd
 import torch
 from hydra.utils import instantiate
 from safetensors.torch import load_file
+from scipy.stats import gmean
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -206,7 +207,8 @@ def gate(rows: pd.DataFrame) -> None:
 def by_seed(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
     """Return a quantity by setting, engine and seed, the geometric mean over checkpoints, a column for each place."""
     mine = rows[rows["quantity"] == quantity]
-    logs = np.log(mine["value"].clip(lower=1e-12))
+    with np.errstate(divide="ignore"):
+        logs = np.log(mine["value"].abs())  # the geometric mean with a 0 is 0
     means = mine.assign(value=logs).groupby(["setting", "engine", "place", "seed"], sort=False)["value"].mean()
     return np.exp(means).rename(quantity).reset_index()
 
@@ -220,7 +222,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     table = []
     for setting, engine in itertools.product(SETTINGS, (*REAL, *SIMULATED)):
         row: dict[str, Any] = {"responses": setting, "engine": engine}
-        row |= {SHOWN[name]: f"{np.exp(np.log(each[setting, engine]).mean()):.2g}" for name, each in numbers.items()}
+        row |= {SHOWN[name]: f"{gmean(each[setting, engine]):.2g}" for name, each in numbers.items()}
         for name, short in COMPARED.items():
             factors = numbers[name][setting, engine] / numbers[name][setting, REAL[1]]
             row[f"{short} over vLLM's"] = over_seeds(factors.tolist(), log=True) if engine in SIMULATED else "–"
@@ -234,7 +236,7 @@ def verdict(factor: Estimate) -> str:
     """Return how a simulated engine with this factor compares with vLLM in bf16."""
     if factor.low >= 1 / LIKE and factor.high <= LIKE:
         return "like"
-    if 1 / LIKE <= factor.mean <= LIKE or factor.low <= 1 <= factor.high:
+    if 1 / LIKE <= factor.mean <= LIKE or not (factor.low > 1 or factor.high < 1):
         return "not decided"
     return f"too harsh by {factor.mean:.2g}" if factor.mean > 1 else f"too gentle by {1 / factor.mean:.2g}"
 

@@ -95,7 +95,7 @@ def test_a_factor_is_of_one_seed_and_its_verdict_of_all() -> None:
         assert verdicts["int8"] == "too gentle by 10"
         assert verdicts["vllm bf16"] == "–"
         assert table.loc[(setting, "bf16"), "k3 over vLLM's"].mean == pytest.approx(1.5)
-    for low, mean, high in ((0.4, 0.9, 1.5), (0.3, 3.0, 30.0), (1.5, 1.9, 2.4)):
+    for low, mean, high in ((0.4, 0.9, 1.5), (0.3, 3.0, 30.0), (1.5, 1.9, 2.4), (float("nan"), 3.0, float("nan"))):
         assert engines.verdict(Estimate(mean, low, high, 3)) == "not decided"
     made = pd.DataFrame(rows)
     engines.gate(made)
