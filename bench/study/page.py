@@ -115,11 +115,7 @@ def _tuned(study: Recorded) -> str:
 
 def _distances(study: Recorded) -> pd.DataFrame:
     """How far noise on the sampler's weights moves it from the trainer, in one rollout; empty where nothing has run."""
-    shown = {
-        "k3 (nats)": "rollout_kl_k3",
-        "effective sample size": "rollout_ess",
-        "experts that differ": "rollout_expert_disagreement",
-    }
+    shown = {"k3 (nats)": "rollout_kl_k3", "experts that differ": "rollout_expert_disagreement"}
     rows = []
     for strength, arm in DISTANCE.items():
         if study.has(arm):
