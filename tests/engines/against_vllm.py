@@ -68,11 +68,11 @@ LIKE = 2
 # Quantity → its column in the table, and the name of its factor.
 SHOWN = {
     "kl_k3": "k3 (nats)",
-    "mean gap": "mean of \\|Δ log p\\|",
-    "logprob_gap_max": "largest",
+    "mean gap": "mean gap (nats)",
+    "logprob_gap_max": "largest gap",
     "changed experts": "changed experts",
 }
-COMPARED = {"mean gap": "mean", "kl_k3": "k3", "changed experts": "changed"}
+COMPARED = {"mean gap": "mean gap", "kl_k3": "k3", "changed experts": "changed"}
 # Edges for the share of tokens with a larger difference (nats).
 _EDGES = np.logspace(-4, 1, 41)
 
@@ -227,7 +227,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
             factors = numbers[name][setting, engine] / numbers[name][setting, REAL[1]]
             row[f"{short} over vLLM's"] = over_seeds(factors.tolist(), log=True) if engine in SIMULATED else "–"
         row["n"] = len(numbers["mean gap"][setting, engine])
-        row["verdict"] = verdict(row["mean over vLLM's"]) if engine in SIMULATED else "–"
+        row["verdict"] = verdict(row["mean gap over vLLM's"]) if engine in SIMULATED else "–"
         table.append(row)
     return pd.DataFrame(table)
 
@@ -242,16 +242,16 @@ def verdict(factor: Estimate) -> str:
 
 
 def drawn(rows: pd.DataFrame, quantity: str, x: str, y: str, logarithmic: bool) -> DataFigure:
-    """A quantity over its place, a line for each engine, a panel for each setting."""
-    mine, engines = by_seed(rows, quantity), (REAL[1], *SIMULATED)
+    """A share over its place, a line for each engine, a panel for each setting."""
+    keys, mine = ["setting", "engine", "place"], rows[rows["quantity"] == quantity]
+    means = mine.groupby([*keys, "seed"])["value"].mean().groupby(keys)
     with style.figure_style():
         figure, axes = style.panels(1, len(SETTINGS), 2.3, style.TWO_COLUMNS, sharey=True)
         for axis, setting in zip(axes, SETTINGS, strict=True):
             axis.set_title(f"responses of {setting}")
-            for number, engine in enumerate(engines):
-                chosen = mine[(mine["setting"] == setting) & (mine["engine"] == engine) & (mine[quantity] > 1e-6)]
-                logs = np.log(chosen[quantity]).groupby(chosen["place"])
-                data = pd.DataFrame({"mean": np.exp(logs.mean()), "n": logs.size()}).rename_axis("x").reset_index()
+            for number, engine in enumerate((REAL[1], *SIMULATED)):
+                data = pd.DataFrame({"mean": means.mean()[setting, engine], "n": means.size()[setting, engine]})
+                data = data[data["mean"] > 0].rename_axis("x").reset_index()
                 look = looks.look(number)
                 width = 2.2 if engine in REAL else 1.1
                 axis.plot(data["x"], data["mean"], look.dashes, color=look.colour, linewidth=width, label=engine)
@@ -264,7 +264,7 @@ def drawn(rows: pd.DataFrame, quantity: str, x: str, y: str, logarithmic: bool) 
                 axis.set_xticks(sorted(mine["place"].unique()))
         axes[0].set_ylabel(y)
         n = style.span([len(seeds) for _, _, seeds in SETTINGS.values()])
-        text = f"Geometric means over n = {n} seeds with two checkpoints each; thick: vLLM."
+        text = f"Means over n = {n} seeds with two checkpoints each; thick: vLLM."
         return style.finish(figure, axes[-1], text)
 
 
