@@ -21,6 +21,8 @@ _DIALS |= {
     f"noise, {updates} updates": f"noise on the sampler's weights, {updates} update{'s' * (updates > 1)} a rollout"
     for updates in (8, 1)
 }
+# More quantities than these stand side by side, so far apart.
+_FEW, _BESIDE = 3, 0.05
 # Quantity → the label of its panel in ``replay``.
 _REPLAYED = {
     LEFT: "experts that left the old\nroutes in rollout 1 (share)",
@@ -95,8 +97,10 @@ def dose(table: pd.DataFrame) -> DataFigure:
                 rows, look = numbers[chosen], looks.look(place)
                 if rows.empty:
                     continue
-                axis.vlines(range(len(rows)), rows["low"], rows["high"], color=look.colour, linewidth=1.1)
-                axis.plot(range(len(rows)), rows["mean"], **_marks(look))
+                beside = (place - (len(quantities) - 1) / 2) * _BESIDE if len(quantities) > _FEW else 0
+                at = np.arange(len(rows)) + beside
+                axis.vlines(at, rows["low"], rows["high"], color=look.colour, linewidth=1.1)
+                axis.plot(at, rows["mean"], **_marks(look))
                 style.note(axis, quantity, rows.assign(x=table.loc[chosen, "value"]), dial)
             values = table.loc[table["dial"] == dial, "value"].drop_duplicates()
             axis.set_xticks(range(len(values)), [f"{value:g}" for value in values])
