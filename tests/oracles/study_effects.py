@@ -62,6 +62,27 @@ ARMS |= {
     )
 }
 ARMS |= {f"long, {name.upper()}, tuned": ("long_best", name, "", "none") for name in ("gspo", "grpo")}
+ARMS |= {
+    f"long, GRPO, lr {rate}{' + R2' if there else ''}": ("long_replay", "grpo", there + at, absent)
+    for rate, at, not_at in (("0.0002", "", "learning_rate"), ("0.0004", "learning_rate=0.0004", "none"))
+    for there, absent in (("", f"r2|{not_at}"), ("(?=.*r2)", not_at))
+}
+ARMS |= {
+    f"{name.upper()}, top-p 0.8{', mask replay' if mask else ''}": (
+        *("truncation", name),
+        *(("replay_mask=True", "top_p=0.95") if mask else ("", "replay_mask=True|top_p=0.95")),
+    )
+    for name in ("grpo", "gspo")
+    for mask in (False, True)
+}
+ARMS |= {
+    "GRPO, noisy sampler, R3": ("gates", "grpo", "r3", "r3_gates"),
+    "GRPO, noisy sampler, R3 with gates": ("gates", "grpo", "r3_gates", "none"),
+}
+ARMS |= {
+    f"long, {loss}, noise 0.2": ("centering", algorithm, "strength=0.2", "updates_per_rollout")
+    for loss, algorithm in (("SC", "score_centering"), ("REINFORCE", "reinforce"), ("TIS", "cispo"))
+}
 RUNS = [
     ("GSPO", "GRPO 0.2/0.27"),
     ("GSPO", "GRPO 0.2/0.27 + R2"),
@@ -91,6 +112,10 @@ ACCURACIES = [
     *((f"long, {loss}, fast routers", f"long, {loss}, slow routers") for loss in ("unclipped", "on policy", "GSPO")),
     *((f"long, {loss}, slow routers", f"long, {loss}, frozen routers") for loss in ("unclipped", "GSPO")),
     ("long, GSPO, tuned", "long, GRPO, tuned"),
+    *((f"long, GRPO, lr {rate} + R2", f"long, GRPO, lr {rate}") for rate in ("0.0002", "0.0004")),
+    *((f"{name}, top-p 0.8, mask replay", f"{name}, top-p 0.8") for name in ("GRPO", "GSPO")),
+    ("GRPO, noisy sampler, R3 with gates", "GRPO, noisy sampler, R3"),
+    *((f"long, {loss}, noise 0.2", "long, TIS, noise 0.2") for loss in ("SC", "REINFORCE")),
 ]
 # Name → label of the loss in the audit, and routing.
 LOSSES = {

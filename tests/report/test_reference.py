@@ -102,6 +102,7 @@ def test_a_claim_is_answered_where_its_runs_and_gates_are_there(verdicts: Verdic
                 "stale": ("frozen", "GRPO unclipped", "on policy"),
                 "long": ("long, on policy, slow routers", "long, on policy, dense"),
                 "mismatch": ("exact",),
+                "learning": ("exact",),
             }[claim.needs[-1].setting]
             assert all(control in section for control in controls), claim.number
         assert ("rests on reconstructions" in section) is (claim.number == 10)
