@@ -318,6 +318,7 @@ ENGINES = [
     ("temperature", 0.2),
     ("truncated", 1.0),
     ("weight_noise", 0.02),
+    ("weight_noise_bf16", 0.005),
 ]
 
 
