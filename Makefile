@@ -1,4 +1,5 @@
-# `make quickstart` and `make test` set up everything they need; a second call installs nothing again.
+# `make quickstart` and `make test` set up everything they need; a second call installs nothing again. On a machine without
+# an index WHEELS names a folder with wheels, and what it lacks comes from PYTHON's own packages.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,8 +12,9 @@ MEGABLOCKS := $(VENV)/megablocks
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "steadymoe needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (choose another with PYTHON=python3.12)")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PYTHON) -m venv $(if $(WHEELS),--system-site-packages) $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check \
+		$(if $(WHEELS),--no-index --find-links $(WHEELS) --no-build-isolation,--constraint constraints.txt) --editable '.[dev]'
 	touch $(READY)
 
 quickstart: $(READY)
@@ -155,17 +157,9 @@ $(ORACLES)/vllm/.ready:
 	$(ORACLES)/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-# What needs a GPU, in three stages, each with its table in results/gpu. On a machine without an index, GPU_PYTHON names a
-# Python with torch of its own, and WHEELS a folder with wheels of the rest.
-GPU := .gpu
-gpu: $(GPU)/.ready
-	$(GPU)/bin/python tests/gpu/stages.py results/gpu
-
-$(GPU)/.ready: pyproject.toml constraints.txt
-	$(or $(GPU_PYTHON),$(PYTHON)) -m venv $(if $(WHEELS),--system-site-packages) $(GPU)
-	$(GPU)/bin/pip install --quiet --disable-pip-version-check \
-		$(if $(WHEELS),--no-index --find-links $(WHEELS) --no-build-isolation,--constraint constraints.txt) --editable '.[dev]'
-	touch $@
+# What needs a GPU, in three stages, each with its table in results/gpu.
+gpu: $(READY)
+	$(BIN)/python tests/gpu/stages.py results/gpu
 
 clean:
-	rm -rf $(VENV) $(ORACLES) $(GPU) .typecheck build dist *.egg-info losses/build losses/*.egg-info
+	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info losses/build losses/*.egg-info

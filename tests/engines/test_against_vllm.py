@@ -99,9 +99,14 @@ def test_a_factor_is_of_one_seed_and_its_verdict_of_all() -> None:
     for low, mean, high in ((0.4, 0.9, 1.5), (0.3, 3.0, 30.0), (1.5, 1.9, 2.4), (float("nan"), 3.0, float("nan"))):
         assert engines.verdict(Estimate(mean, low, high, 3)) == "not decided"
     made = pd.DataFrame(rows)
+    is_route = made["quantity"] == "changed experts"
+    made["value"] = made["value"].mask((made["engine"] == "vllm fp32") & is_route, 0.0)
     engines.gate(made)
     with pytest.raises(SystemExit, match="not the trainer"):
         engines.gate(made.assign(value=1.0))
+    one_route = made.assign(value=made["value"].mask((made["engine"] == "vllm fp32") & is_route, 1e-4))
+    with pytest.raises(SystemExit, match=r"0\.01% of the experts differ"):
+        engines.gate(one_route)
 
 
 def test_the_page_has_the_table_of_the_recorded_rows() -> None:

@@ -34,7 +34,6 @@ class Routes:
         routers = {id(module.router): module.router for module in layers if hasattr(module.router, "set_capture_fn")}
         for layer, router in enumerate(routers.values()):
             router.set_capture_fn(partial(self._capture, layer))
-        self.layers = len(routers)
 
     def _remember(self, scheduled: Any, *more: Any) -> Any:
         prepared, runner = self._prepare(scheduled, *more), self._runner

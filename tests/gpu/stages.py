@@ -80,7 +80,7 @@ def experts(device: str, sizes: Mapping[str, str] = SIZES, shape: Sequence[int] 
             continue
         config, task, _ = speed.prepared(sizes[size])
         model = build.build(config.model["config"], task.tokenizer, 0, device, back_end)
-        sequences, count = _random(model, shape), shape[0] * shape[1]
+        sequences, count = random_sequences(model, shape), shape[0] * shape[1]
         _forget(device)
         with torch.no_grad():
             ahead = seconds(partial(forward, model, sequences, precision), device, repeats)
@@ -90,7 +90,8 @@ def experts(device: str, sizes: Mapping[str, str] = SIZES, shape: Sequence[int] 
     return pd.DataFrame(rows).fillna("–")
 
 
-def _random(model: PreTrainedModel, shape: Sequence[int]) -> Sequences:
+def random_sequences(model: PreTrainedModel, shape: Sequence[int]) -> Sequences:
+    """Return sequences of random tokens, the second half of each a response."""
     generator = torch.Generator().manual_seed(0)
     tokens_BS = torch.randint(model.config.vocab_size, tuple(shape), generator=generator).to(model.device)
     return Sequences(tokens_BS, torch.ones_like(tokens_BS), shape[1] // 2)
@@ -155,9 +156,11 @@ def main(results: Path, device: str = "cuda") -> int:
             continue
         print(f"stage {number} of {len(STAGES)}, {name}", flush=True)
         rows = stage(device)
+        print(rows.to_string(), flush=True)
+        if "exit code" in rows and rows["exit code"].any():
+            return 1  # without a table, so that the next call repeats it
         where = f"{machine.get('gpu', device)}, torch {torch.__version__}; medians of {REPEATS} calls after one."
         write.table(results, name, rows, where, ("md", "csv"))
-        print(rows.to_string(), flush=True)
     return 0
 
 

@@ -36,11 +36,11 @@ def test_a_run_on_a_gpu_repeats_to_the_bit(tmp_path: Path, precision: str) -> No
 @pytest.mark.skipif(WITHOUT, reason="torch finds no GPU")
 def test_a_forward_on_a_gpu_is_that_on_a_cpu() -> None:
     config, task, model = speed.prepared("model=micro")
-    sequences = stages._random(model, (8, 32))
+    sequences = stages.random_sequences(model, (8, 32))
     moved = build.build(config.model["config"], task.tokenizer, 0, "cuda")
     moved.load_state_dict(model.state_dict())
     theirs = stages.forward(model, sequences, "fp32")
-    ours = stages.forward(moved, stages._random(moved, (8, 32)), "fp32")
+    ours = stages.forward(moved, stages.random_sequences(moved, (8, 32)), "fp32")
     torch.testing.assert_close(ours.logprobs_BT.cpu(), theirs.logprobs_BT, atol=1e-4, rtol=1e-4)
 
 
@@ -83,6 +83,9 @@ def test_a_stage_with_its_table_is_not_repeated_and_what_failed_is_shown(
     (tmp_path / "tables" / "two.md").unlink()
     assert stages.main(tmp_path, "cpu") == 0
     assert calls == ["cpu"] * 3
+    monkeypatch.setattr(stages, "STAGES", {"three": lambda device: pd.DataFrame({"exit code": [0, 1]})})
+    assert stages.main(tmp_path, "cpu") == 1
+    assert not (tmp_path / "tables" / "three.md").exists()
     commands = {"fails": [sys.executable, "-c", "import sys; print('a'); sys.exit('b')"]}
     (row,) = stages.suite("cpu", commands).to_dict("records")
     assert (row["what"], row["exit code"], row["last line"]) == ("fails", 1, "b")
