@@ -1,6 +1,6 @@
 """Tables over seeds from the tables of ``archive.load``: summary, leaderboard, head to head, models, headline."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from typing import Any, cast
@@ -313,6 +313,8 @@ def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dic
 
 # Headline
 
+# The most arms that a sentence names.
+_MOST_NAMED = 4
 HEADLINE_CAPTION = (
     "Mean over n seeds with a nominal 95 % interval. Differences are paired, seed by seed. Collapsed: number of runs, "
     "by today's rule."
@@ -339,16 +341,22 @@ def sentences(shown: Shown) -> list[str]:
         lines.append(f"It leads {second}, the next arm, by {lead}, n = {lead.n}: {verdict}.")
         clear = [arm for arm, difference in rest if _is_decided(difference)]
         if clear and not _is_decided(lead):
-            lines.append(f"Its lead over {', '.join(clear)} is decided.")
+            lines.append(f"Its lead over {_named(clear, f'of the other {len(differences)} arms')} is decided.")
     summary = shown["summary"][0]
     if summary["collapsed"].isna().all():
         return [*lines, "The runs are too short for the rule of collapse."]
     lost = summary[summary["collapsed"] > 0].sort_values("collapsed", ascending=False, kind="stable")
     counts = [f"{row['arm']} ({row['collapsed']:.0f} of {row['n']})" for row in lost.to_dict("records")]
-    lines.append(f"Collapsed: {', '.join(counts)}." if counts else "No run collapsed.")
+    runs = f"arms, {lost['collapsed'].sum():.0f} of {summary['n'].sum()} runs"
+    lines.append(f"Collapsed: {_named(counts, runs)}." if counts else "No run collapsed.")
     if falling := int(summary["falling"].sum()):
         lines.append(f"{falling} more {'was' if falling == 1 else 'were'} falling at the end.")
     return lines
+
+
+def _named(arms: Sequence[str], counted: str) -> str:
+    """Return the arms by name, or, where a sentence cannot hold them, their number and what it counts."""
+    return ", ".join(arms) if len(arms) <= _MOST_NAMED else f"{len(arms)} {counted}"
 
 
 def headline(shown: Shown) -> pd.DataFrame:

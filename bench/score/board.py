@@ -99,7 +99,7 @@ def text(rows: pd.DataFrame) -> str:
 def html(entries: Sequence[Entry], rows: pd.DataFrame) -> str:
     """Return the page: entries with and without tuning; folded, their machines and the algorithms without an entry."""
     numbers = [f"{part.name}: {what}" for part in PARTS for what in (part.outcome, "less GRPO")]
-    first = ["entry", *numbers, "tokens", "repeated", "paper"]
+    first = ["entry", *numbers, "paper"]
     groups = {"As published": rows[rows["tuned"] == "no"], "Tuned": rows[rows["tuned"] == "yes"]}
     entered = {entry.algorithm for entry in entries if not entry.own_files}
     return write.html(
@@ -114,7 +114,7 @@ def html(entries: Sequence[Entry], rows: pd.DataFrame) -> str:
         caption=CAPTION,
         command="",
         folded={
-            "Machines, revisions and anchors": rows[
+            "Repeated runs, tokens, anchors, machines and revisions": rows[
                 ["entry", *(name for name in rows if name not in (*first, "tuned"))]
             ],
             "Not run": ", ".join(name for name in names() if name not in entered),

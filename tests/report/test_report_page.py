@@ -348,6 +348,15 @@ def test_the_headline_says_who_leads_whether_it_is_decided_and_what_collapsed() 
     assert "leads" not in " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7])))
 
 
+def test_the_headline_counts_arms_that_are_too_many_to_name() -> None:
+    low = {f"low{number}": [0.1, 0.2, 0.3] for number in range(6)}
+    said = " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7], b=[0.6, 0.5, 0.6], **low)))
+    assert "Its lead over 6 of the other 7 arms is decided." in said
+    shown = shown_of(a=[0.5, 0.6, 0.7], **low)
+    shown["summary"][0]["collapsed"] = [0, 3, 3, 3, 2, 1, 0]
+    assert "Collapsed: 5 arms, 12 of 21 runs." in " ".join(tables.sentences(shown))
+
+
 def edit(path: Path, **facts: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
 
