@@ -141,7 +141,9 @@ LONG_ON_POLICY = {
     if mode != "frozen routers"
 }
 
-LONG_BEST = {name: arm(f"long, {name.upper()}, tuned", "long_best", name) for name in ("grpo", "gspo")}
+LONG_BEST = {
+    name: arm(f"long, {name.upper()}, tuned", "long_best", name) for name in ("grpo", "gspo", *OTHERS, "reinforce")
+}
 # Learning rate and routing → arm.
 LONG_REPLAY = {
     (rate, routing): arm(f"long, GRPO, lr {rate:g}{replay}", "long_replay", "grpo", f"routing={routing} {_RATE}={rate}")

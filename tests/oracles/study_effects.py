@@ -61,7 +61,10 @@ ARMS |= {
         ("frozen routers", "freeze", "none"),
     )
 }
-ARMS |= {f"long, {name.upper()}, tuned": ("long_best", name, "", "none") for name in ("gspo", "grpo")}
+ARMS |= {
+    f"long, {name.upper()}, tuned": ("long_best", name, "", "none")
+    for name in ("gspo", "grpo", "cispo", "sapo", "vespo", "reinforce")
+}
 ARMS |= {
     f"long, GRPO, lr {rate}{' + R2' if there else ''}": ("long_replay", "grpo", there + at, absent)
     for rate, at, not_at in (("0.0002", "", "learning_rate"), ("0.0004", "learning_rate=0.0004", "none"))
@@ -111,7 +114,7 @@ ACCURACIES = [
     ("MiniRL r3, 16 updates", "MiniRL r2, 16 updates"),
     *((f"long, {loss}, fast routers", f"long, {loss}, slow routers") for loss in ("unclipped", "on policy", "GSPO")),
     *((f"long, {loss}, slow routers", f"long, {loss}, frozen routers") for loss in ("unclipped", "GSPO")),
-    ("long, GSPO, tuned", "long, GRPO, tuned"),
+    *((f"long, {loss}, tuned", "long, GRPO, tuned") for loss in ("GSPO", "VESPO", "CISPO", "SAPO", "REINFORCE")),
     *((f"long, GRPO, lr {rate} + R2", f"long, GRPO, lr {rate}") for rate in ("0.0002", "0.0004")),
     *((f"{name}, top-p 0.8, mask replay", f"{name}, top-p 0.8") for name in ("GRPO", "GSPO")),
     ("GRPO, noisy sampler, R3 with gates", "GRPO, noisy sampler, R3"),
