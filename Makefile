@@ -50,7 +50,7 @@ reference: $(READY)
 
 # The gates of the standard settings: docs/claims.md.
 gates: $(READY)
-	$(BIN)/steadymoe study run gates --keep results/reference
+	$(BIN)/steadymoe study run settings --keep results/reference
 	$(MAKE) figures
 
 # Every algorithm's gradient on frozen rollouts, and the clip atlas: docs/audit.md.

@@ -27,6 +27,12 @@ _REPORT = """Write tables and figures of an experiment's audits, over checkpoint
 
   steadymoe audit report --experiment audit --losses grpo,gspo --against gspo --drift 16
   steadymoe audit report --experiment audit --keep archive    archive the data, and draw nothing"""
+# Mode → the arguments that go with it.
+_MODES = {
+    "measure": {"overrides", "dry", "redo"},
+    "bundle": {"bundle", "algorithms", "advantage", "names", "map", "csv"},
+    "conformance": {"conformance", "fixture"},
+}
 
 
 def main(words: list[str]) -> int:
@@ -37,14 +43,11 @@ def main(words: list[str]) -> int:
     if words[:1] == ["report"]:
         return _report(_report_parser().parse_args(words[1:]))
     arguments = parser().parse_args(words)
-    if arguments.bundle is not None or arguments.conformance is not None:
-        if arguments.overrides:
-            raise UserError(f"{arguments.overrides[0]}: rollouts in a file have no config; leave overrides out")
-        return _bundle(arguments) if arguments.conformance is None else _conformance(arguments)
-    return _measure(arguments)
+    mode = parser().mode(arguments, _MODES)
+    return {"measure": _measure, "bundle": _bundle, "conformance": _conformance}[mode](arguments)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of everything but ``report``."""
     parser = Parser(prog="steadymoe audit", description=_MEASURE, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
@@ -127,10 +130,7 @@ def _report(arguments: argparse.Namespace) -> int:
         path, missing = archive.keep(arguments.results, arguments.experiment, arguments.keep)
         print("\n".join(visible(line) for line in [f"wrote {path}", *missing]))
         return 0
-    try:
-        formats = write.formats(arguments.format)
-    except argparse.ArgumentTypeError as error:
-        raise UserError(f"--format {error}") from error
+    formats = write.formats(arguments.format)
     losses = None if arguments.losses is None else [name.strip() for name in arguments.losses.split(",")]
     place, experiment = arguments.results, arguments.experiment
     written = report.write(place, experiment, formats, losses, arguments.against, arguments.drift)

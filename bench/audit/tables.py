@@ -138,7 +138,7 @@ def ranking(table: pd.DataFrame) -> pd.DataFrame:
     is_whole = (table["block"] == "whole") & (table["cut"] == "before")
     chosen = over_checkpoints(table[is_whole & table["quantity"].isin(_RANKED)])
     keys = [*_WEIGHTS, "loss"]
-    if chosen.empty:  # an audit of clips alone
+    if not chosen.loc[chosen["quantity"] == "usefulness", "n"].any():  # clips alone, or no loss has finite gradients
         return pd.DataFrame(columns=[*keys, *_RANKED])
     numbers = chosen[["mean", "low", "high", "n"]].itertuples(index=False, name=None)
     chosen = chosen.assign(shown=[str(Estimate(*row)) for row in numbers])

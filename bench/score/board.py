@@ -25,8 +25,6 @@ CAPTION = (
     "over seeds. Anchors: whether the entry's runs of GRPO and GSPO agree with the recorded ones. Unchecked: nobody "
     "has repeated its runs. docs/your_algorithm.md says what may be tuned and what is verified."
 )
-# Verdicts of --run, next to the folders of the entries.
-_CHECKED = "checked.json"
 
 
 def rerun_entries(entries: Sequence[Entry]) -> bool:
@@ -35,13 +33,18 @@ def rerun_entries(entries: Sequence[Entry]) -> bool:
     for number, entry in enumerate(entries, start=1):
         print(visible(f"[{number}/{len(entries)}] {entry.name}: check and two seeds"), file=sys.stderr, flush=True)
         verdicts.append(rerun.verdict(entry))
-        path = entry.folder.parent / _CHECKED
-        atomic_files.write_json(path, _verdicts(path) | {entry.digest: verdicts[-1]})
+        atomic_files.write_json(_checked(entry), _verdicts(entry) | {entry.digest: verdicts[-1]})
     return all(verdict.startswith(rerun.REPEATED) for verdict in verdicts)
 
 
-def _verdicts(path: Path) -> dict[str, str]:
+def _checked(entry: Entry) -> Path:
+    """Return the file of verdicts beside the entry's folder, which may be named ``.``."""
+    return entry.folder.resolve().parent / "checked.json"
+
+
+def _verdicts(entry: Entry) -> dict[str, str]:
     """Read hash of an entry → verdict of its rerun. Raises BadEntry for a file that holds something else."""
+    path = _checked(entry)
     try:
         return {str(digest): str(verdict) for digest, verdict in json.loads(path.read_text()).items()}
     except FileNotFoundError:
@@ -75,7 +78,7 @@ def _row(entry: Entry, known: Baselines) -> dict[str, Any]:
     here = {label: entry.by_seed(PARTS[0], name) for name, label in ANCHORS.items()}
     agree, _ = comparison.anchors_agree(here, {label: recorded[label] for label in here}, here)
     row["anchors"] = "agree" if agree else "differ from the recorded ones"
-    row["repeated"] = visible(_verdicts(entry.folder.parent / _CHECKED).get(entry.digest, "unchecked"))[:80]
+    row["repeated"] = visible(_verdicts(entry).get(entry.digest, "unchecked"))[:80]
     lengths = {"paper": 80, "machine": 80, "revision": 12}
     return row | {key: visible(entry.about[key])[:length] for key, length in lengths.items()}
 

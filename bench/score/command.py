@@ -37,8 +37,8 @@ A loss of your own: docs/your_algorithm.md"""
 # Mode → the arguments that go with it.
 _MODES = {
     "score": {"overrides", "quick", "dry", "redo"},
-    "submit": {"overrides", "submit", "paper", "equation", "name", "tuned"},
     "verify": {"verify", "run", "board"},
+    "submit": {"overrides", "submit", "paper", "equation", "name", "tuned"},
 }
 
 
@@ -80,15 +80,10 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     group.add_argument("--run", action="store_true", help="run their code: check the loss and repeat two seeds")
     group.add_argument("--board", type=Path, metavar="FOLDER", help="write board.md and board.html to this folder")
     arguments = parser.parse_intermixed_args(words)
-    mode = next((mode for mode in ("verify", "submit") if getattr(arguments, mode)), "score")
-    given = {name for name, value in vars(arguments).items() if value}
-    if wrong := sorted(given - _MODES[mode]):
-        other = "submit" if wrong[0] in _MODES["submit"] else "verify"
-        what = "key=value" if wrong[0] == "overrides" else f"--{wrong[0]}"
-        parser.error(f"{what} requires --{other}" if mode == "score" else f"{what} does not go with --{mode}")
+    mode = parser.mode(arguments, _MODES)
     if mode != "verify" and not arguments.overrides:
         parser.error("choose an algorithm: algorithm=NAME")
-    if mode == "submit" and not {"paper", "equation"} <= given:
+    if mode == "submit" and not (arguments.paper and arguments.equation):
         parser.error("--submit requires --paper and --equation")
     return arguments
 

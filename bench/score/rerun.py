@@ -23,7 +23,10 @@ from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.score.standard import STABILITY, changed_setting
 from steadymoe.bench.statistics.estimates import t_quantile
 
+Axes = Mapping[str, Any]
 REPEATED = "repeated"
+# Axes of a run that are numbers of its algorithm.
+_OF_ALGORITHM = "algorithm."
 # Seeds that are rerun, of the entry and of GRPO: the entry is ranked by the difference of the two.
 _SEEDS = 2
 _REFERENCE = "grpo"
@@ -74,7 +77,8 @@ def compare(entry: Entry, results: Path, seeds: Sequence[int]) -> str:
     prediction interval of the submitted ones, and nothing is decided.
     """
     try:
-        own, reference = (_runs(results, name, seeds) for name in (entry.algorithm, _REFERENCE))
+        own, axes = _runs(results, entry.algorithm, seeds)
+        reference, _ = _runs(results, _REFERENCE, seeds, axes)
         changed = [changed_setting(reference[seed].config, own[seed].config) for seed in seeds]
     except Exception as error:  # what the entry's code wrote
         return f"its runs cannot be read: {type(error).__name__}"
@@ -102,19 +106,32 @@ def compare(entry: Entry, results: Path, seeds: Sequence[int]) -> str:
     return f"{REPEATED} ({which})" if same else f"not decided ({which}): other cold starts"
 
 
-def _runs(results: Path, algorithm: str, seeds: Sequence[int]) -> dict[int, _Run]:
-    """Return seed → the run of an algorithm below ``results``."""
+def _runs(
+    results: Path, algorithm: str, seeds: Sequence[int], axes: Axes | None = None
+) -> tuple[dict[int, _Run], Axes]:
+    """Return seed → the run of an algorithm below ``results``, and the axes of these runs but the algorithm's.
+
+    They have these other axes and no number of their own; without ``axes``, those with the most numbers of their own:
+    an entry may be GRPO with other numbers, beside GRPO.
+    """
     files = {path.parent: json.loads(path.read_text()) for path in (results / "runs").rglob("run.json")}
-    runs = {facts["seed"]: (folder, facts) for folder, facts in files.items() if facts["algorithm"] == algorithm}
+    found = {folder: facts for folder, facts in files.items() if facts["algorithm"] == algorithm}
+    own = max((facts["axes"] for facts in found.values()), key=_own_numbers) if axes is None else axes
+    runs = {facts["seed"]: (folder, facts) for folder, facts in found.items() if facts["axes"] == own}
     _, facts = runs[seeds[0]]
-    recorded, arm = Recorded(results), Arm("", facts["experiment"], algorithm, facts["axes"])
+    recorded, arm = Recorded(results), Arm("", facts["experiment"], algorithm, own)
     outcomes = STABILITY.measure(recorded, arm)
     machines = recorded.tables([arm])["runs"].set_index("seed")["machine"]
-    return {
+    reruns = {
         seed: _Run(first_updates(folder), float(outcomes[seed]), str(machines[seed]), facts["config"])
         for seed, (folder, facts) in runs.items()
         if seed in seeds
     }
+    return reruns, {key: value for key, value in own.items() if not key.startswith(_OF_ALGORITHM)}
+
+
+def _own_numbers(axes: Axes) -> int:
+    return sum(key.startswith(_OF_ALGORITHM) for key in axes)
 
 
 def prediction(numbers: list[float]) -> tuple[float, float]:

@@ -88,10 +88,11 @@ def run(words: Sequence[str]) -> int:
             if code := launch([*command, *settings]):
                 return code
         if given.keep is not None and "--dry" not in settings:
-            keep = audits.keep if experiment.audits else report_page.keep
-            kept = keep(Path(results), experiment.recorded_as, given.keep)
-            for path in kept[:1] if experiment.audits else kept:
-                print(visible(f"wrote {path}"))
+            of_experiment = Path(results), experiment.recorded_as, given.keep
+            path, unfinished = audits.keep(*of_experiment) if experiment.audits else (None, [])
+            written = [path] if path is not None else report_page.keep(*of_experiment)
+            for line in [*(f"wrote {path}" for path in written), *unfinished]:
+                print(visible(line))
     return 0
 
 

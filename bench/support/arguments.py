@@ -1,6 +1,7 @@
 """The argument parser of every verb."""
 
 import argparse
+from collections.abc import Mapping, Set
 from typing import NoReturn
 
 from steadymoe.bench.support.text import visible
@@ -11,3 +12,17 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"steadymoe: {visible(message)}; see: {self.prog} --help\n")
+
+    def mode(self, arguments: argparse.Namespace, modes: Mapping[str, Set[str]]) -> str:
+        """Return what a verb of several modes is asked for; exit for an argument that belongs to another mode.
+
+        ``modes``: the argument that chooses a mode → the arguments that go with it. The first is the mode without any.
+        """
+        plain, *chosen = modes
+        mode = next((name for name in chosen if getattr(arguments, name)), plain)
+        given = {name for name, value in vars(arguments).items() if value and value != self.get_default(name)}
+        if wrong := sorted(given - modes[mode]):
+            what = "key=value" if wrong[0] == "overrides" else f"--{wrong[0]}"
+            other = next((name for name in chosen if wrong[0] in modes[name]), mode)
+            self.error(f"{what} requires --{other}" if mode == plain else f"{what} does not go with --{mode}")
+        return mode

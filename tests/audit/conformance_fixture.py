@@ -77,7 +77,7 @@ def made() -> tuple[PreTrainedModel, dict[str, Tensor], dict[str, str], dict[str
         "old_logprobs_BT": old.logprobs_BT * sequences.response_mask_BT,
     }
     about = {
-        "made_by": "tests/bundles/conformance_fixture.py",
+        "made_by": "tests/audit/conformance_fixture.py",
         "model": "a random Qwen3-MoE of two layers",
         "task": "chain",
         "engine": "the next expert in place of each",

@@ -226,6 +226,8 @@ def test_a_ranking_is_by_usefulness_and_a_mean_is_over_checkpoints(table: pd.Dat
     known = table.assign(value=table["value"].where(table["quantity"] != "usefulness", useful))
     ranked = tables.ranking(known)
     assert ranked.loc[(ranked["k"] == 2) & (ranked["routing"] == "free"), "loss"].tolist() == ["narrow", "grpo"]
+    undefined = table.assign(value=table["value"].where(table["quantity"] != "usefulness"))
+    assert tables.ranking(undefined).empty
 
 
 def test_the_drift_is_that_of_a_run_with_the_neutral_loss(task: Chain, model: PreTrainedModel, tmp_path: Path) -> None:
@@ -292,6 +294,9 @@ REFUSED = {
     "missing checkpoint": (["start_from=nowhere@3"], "there is no run in"),
     "no gradient": ([f'+audit.arms.none="algorithm=grpo algorithm.loss._target_={__name__}.Nothing"'], "no gradient"),
     "a flag": (["--fast"], "--fast"),
+    "algorithms beside a config": (["experiment=audit", "--algorithms", "grpo"], "--algorithms requires --bundle"),
+    "a fixture beside a config": (["experiment=audit", "--fixture", "x"], "--fixture requires --conformance"),
+    "redo of a bundle": (["--bundle", "x.jsonl", "--redo"], "--redo does not go with --bundle"),
     "nothing": (["audit.algorithms=[]"], "audit.algorithms"),
 }
 

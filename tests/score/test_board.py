@@ -175,7 +175,7 @@ def test_a_folder_that_is_no_entry_is_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_no_code_of_an_entry_is_run_unless_asked(tmp_path: Path) -> None:
+def test_no_code_of_an_entry_is_run_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "README.md": "x",
         "my_loss.py": f"open({str(tmp_path / 'ran')!r}, 'w')",
@@ -185,7 +185,8 @@ def test_no_code_of_an_entry_is_run_unless_asked(tmp_path: Path) -> None:
     entries = entry.load([folder])
     board.html(entries, board.table(entries))
     assert not (tmp_path / "ran").exists()
-    assert command.verify([folder], run=True) == 1
+    monkeypatch.chdir(folder)
+    assert command.verify([Path()], run=True) == 1
     assert (tmp_path / "ran").exists()
     assert entry.read(folder).name == "mine"  # nothing was added to it, no compiled module
     assert board.table(entries)["repeated"].tolist() == ["its algorithm cannot be built"]  # and saved

@@ -1,7 +1,9 @@
 """Scores: the statistics, what runs, what is refused, and an entry from submission to rerun."""
 
 import hashlib
+import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from scipy import stats
 
 from steadymoe.bench import cli, results
 from steadymoe.bench.audit import plan as audits
-from steadymoe.bench.config import compose
+from steadymoe.bench.config import compose, identity
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.score import board, command, comparison, entry, plan, reference, rerun, standard
@@ -323,6 +325,23 @@ def _check_the_tutorial(small: Path, score: Score) -> None:
     assert "another config (algorithm.loss.clip_high: 0.2 -> 0.3)" in err
 
 
+def _check_tuned_grpo_is_told_from_grpo(found: entry.Entry, results: Path) -> None:
+    """An entry of GRPO with other numbers has runs of GRPO beside it, which differ from its own in axes alone."""
+    tuned = replace(found, about={**found.about, "words": "algorithm=grpo algorithm.loss.clip_low=0.1"})
+    for path in list((results / "runs").glob("*/grpo/**/seed=[01]/run.json")):
+        facts, axes = json.loads(path.read_text()), path.parents[1]
+        facts["axes"]["algorithm.loss.clip_low"] = 0.1
+        facts["axes_name"] = identity.axes_name(facts["axes"])
+        facts["config"]["rollout"]["responses"] *= 2
+        copy = axes.with_name(facts["axes_name"]) / path.parent.name
+        shutil.copytree(path.parent, copy)
+        (copy / "run.json").write_text(json.dumps(facts))
+    assert rerun.compare(tuned, results, [0, 1]).endswith("the standard fixes: rollout.responses: 8 -> 16")
+    assert rerun.compare(found, results, [0, 1]) == "repeated (seeds 0, 1)"
+    for folder in (results / "runs").glob("*/grpo/**/algorithm.loss.clip_low=0.1*"):
+        shutil.rmtree(folder)
+
+
 def _check_its_entry_is_repeated(small: Path, score: Score) -> None:
     """The entry of GRPO under another name is read as it was scored, and the runs themselves repeat it."""
     submit = ("algorithm=same", "--paper", "none", "--equation", "3", "--submit")
@@ -353,6 +372,7 @@ def _check_its_entry_is_repeated(small: Path, score: Score) -> None:
         spread = near.assign(value=near["value"] + 0.01 * (near["seed"] == 1))
         assert rerun.compare(replace(found, outcomes=spread, about=elsewhere), results, [0, 1]).startswith("repeated")
         assert "lies outside" in rerun.compare(replace(found, outcomes=far, about=elsewhere), results, [0, 1])
+    _check_tuned_grpo_is_told_from_grpo(found, results)
     path = next((results / "runs").glob("*/same/**/seed=1/run.json"))
     known = path.read_text()
     path.write_text(known.replace('"responses": 8', '"responses": 16'))

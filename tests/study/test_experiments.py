@@ -79,10 +79,14 @@ def test_pages_and_the_makefile_name_experiments_of_the_table() -> None:
     assert {name for claim in CLAIMS for name in claim.experiments} <= TABLE.keys()
 
 
+def test_a_name_means_one_experiment_or_one_part() -> None:
+    assert not PARTS.keys() & TABLE.keys()
+
+
 def test_each_part_has_the_seeds_of_the_protocol() -> None:
-    for row in (*PARTS["reference"], *PARTS["gates"]):
+    for row in (*PARTS["reference"], *PARTS["settings"]):
         allowed = range(300, 330) if row.audits else range(10)
-        allowed = range(200, 230) if row in PARTS["gates"] else allowed
+        allowed = range(200, 230) if row in PARTS["settings"] else allowed
         allowed = range(100, 120) if row.name in ("study_tuning", "first_testbed") else allowed
         assert set(row.seeds) <= set(allowed), row.name
 
