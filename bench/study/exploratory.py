@@ -93,6 +93,10 @@ def found(study: Recorded) -> dict[str, Any]:
         "length": f"{length:.0f}",
         "kl_response": f"{kl * length:.1f}",
         "band": paired("held-out accuracy", GSPO, WIDE)(study).estimate,
+        "at_long": {
+            name: paired("held-out accuracy", arm, arms.LONG_BEST["grpo"])(study).estimate
+            for name, arm in arms.LONG_BEST.items()
+        },
         "speed": ", ".join(undecided_in_level(rows)),
         "rows": rows,
     }
