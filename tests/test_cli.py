@@ -437,6 +437,25 @@ def test_a_format_that_there_is_not_is_answered_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("option", ["--format", "--arms"])
+@pytest.mark.parametrize("instead", [["--list"], ["--keep", "kept"], ["--export", "csv"]])
+def test_an_option_that_would_change_nothing_is_refused(
+    instead: list[str],
+    option: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    given = {"--format": "svg", "--arms": "grpo"}[option]
+    assert steadymoe(monkeypatch, "report", *instead, option, given, "--results", str(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"steadymoe: {option} is for ")
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

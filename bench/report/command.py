@@ -27,8 +27,11 @@ def main(words: list[str]) -> int:
 
     results, experiment = given.results, given.experiment
     formats = write.formats(given.format)
-    if given.format is not None and (given.list or given.keep or given.export):
-        raise UserError("--format is for figures; leave it out")
+    if given.list or given.keep or given.export:
+        if given.format is not None:
+            raise UserError("--format is for figures; leave it out")
+        if given.arms is not None:
+            raise UserError("--arms is for figures and whole reports; leave it out")
     if given.list:
         print(report_page.listing(results).to_markdown(index=False))
         return 0
