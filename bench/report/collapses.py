@@ -66,7 +66,8 @@ def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Frontier]:
     """Return the frontier of each algorithm over a full grid of X and Y; keys are the names of ``_names``.
 
     A grid often consists of many short runs. If a run is too short for the rule of its config, ``SHORT_RULE`` judges
-    all runs. Empty if the runs are no such grid, or if they are too short for ``SHORT_RULE``.
+    all runs. Empty if the runs are no such grid, or if they are too short for ``SHORT_RULE``. An algorithm whose grid
+    has holes, or a third axis (a clip, a strength), has no frontier.
     """
     if runs[X].nunique() < 2 or runs[Y].nunique() < 2:
         return {}
@@ -79,7 +80,7 @@ def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Frontier]:
         try:
             by_name[str(name)] = frontier(ours.assign(stable=ours["collapsed_step"].isna()), X, Y)
         except ValueError:
-            continue  # a grid with holes: some runs have not ended
+            continue  # a grid with holes (some runs have not ended), or with a third axis
     return by_name
 
 

@@ -48,11 +48,15 @@ def frontier(runs: pd.DataFrame, x: str, y: str, resamples: int = 2000) -> Front
     0 if no point is stable, 1 if every point is. Its interval treats a seed with all its points as one replicate: BCa
     bootstrap from ten seeds on, t with the jackknife's variance (Efron 1982, chapter 3) from three, none below.
 
-    Raises ValueError for a grid with fewer than two values of y, for values not above 0, and for points without runs.
+    Raises ValueError for a grid with fewer than two values of y, for values not above 0, for points without runs, and
+    for two runs of one seed at a point, which differ in a third axis.
     """
     if (runs[[x, y]] <= 0).any(axis=None) or runs[y].nunique() < 2:
         raise ValueError(f"{x} and {y} need values above 0, and {y} at least two of them")
-    cells = runs.assign(stable=runs["stable"].astype(float)).pivot_table("stable", "seed", [x, y], sort=True)
+    if runs.duplicated([x, y, "seed"]).any():
+        raise ValueError(f"two runs of one seed share {x} and {y}: the grid has a third axis")
+    cells = runs.assign(stable=runs["stable"].astype(float)).pivot(index="seed", columns=[x, y], values="stable")
+    cells = cells.sort_index(axis="columns")
     xs, ys = np.sort(runs[x].unique()).astype(float), np.sort(runs[y].unique()).astype(float)
     missing = [(a, b) for a in xs for b in ys if (a, b) not in cells.columns]
     if missing:

@@ -86,6 +86,13 @@ def test_a_frontier_for_each_algorithm_and_none_for_a_grid_with_holes() -> None:
     assert collapses.frontiers(RUNS, NO_STEPS) == {}
 
 
+def test_runs_that_differ_in_a_third_axis_are_not_averaged_into_one_frontier() -> None:
+    runs = grid()
+    wide = runs[runs["algorithm"] == "grpo"].assign(collapsed_step=np.nan)
+    found = collapses.frontiers(pd.concat([runs, wide.assign(arm=wide["arm"] + " clip_high=0.4")]), NO_STEPS)
+    assert list(found) == ["gspo"]
+
+
 def test_a_frontier_of_short_runs_is_judged_by_a_shorter_rule() -> None:
     """Two, four and eight updates a rollout: at two, 80 updates are no patience of 160."""
     runs = grid().assign(steps=40, judged_until=0)

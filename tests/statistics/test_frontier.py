@@ -77,6 +77,8 @@ def test_a_grid_with_a_hole_or_an_axis_at_zero_is_refused_and_a_missing_seed_is_
         frontier(runs.assign(rate=0.0), "rate", "updates")
     with pytest.raises(ValueError, match="two of them"):
         frontier(runs[runs["updates"] == 1], "rate", "updates")
+    with pytest.raises(ValueError, match="third axis"):
+        frontier(pd.concat([runs, runs[:1]]), "rate", "updates")
     found = frontier(runs[1:], "rate", "updates")
     assert found.shares["n"].tolist() == [2, *[3] * 14]
     assert found.area.mean == frontier(runs, "rate", "updates").area.mean
