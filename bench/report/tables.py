@@ -362,8 +362,7 @@ def _named(arms: Sequence[str], counted: str) -> str:
 def headline(shown: Shown) -> pd.DataFrame:
     """Return the six columns that a reader looks for first; one row per arm, the highest final reward first."""
     summary, best, differences = shown["summary"][0], shown["leaderboard"][0]["arm"].iloc[0], _differences(shown)
-    accuracy = "final held-out accuracy"
-    first = summary[["arm", "n", "final reward", accuracy, "collapsed"]].rename(columns={accuracy: "held-out accuracy"})
+    first = summary[["arm", "n", "final reward", "final held-out accuracy", "collapsed"]]
     first.insert(3, f"less {best}", [differences.get(arm, "–") for arm in first["arm"]])
     return first
 
