@@ -203,8 +203,9 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the ``steps`` tables of ``runs`` in long form: the columns ``KEYS``, step, metric, value.
 
     A metric that a run does not have (routing of a dense model, clip fraction of a loss without a clip) has no rows.
-    A run ends at a number that is not finite; its reward and accuracy are 0 from there to its planned last step.
-    (Averages over seeds would rise if such a run were left out.) Step 0 has the held-out accuracy of the cold start.
+    A run ends at a number that is not finite. Up to its planned last step its reward is 0 after that step, and its
+    accuracy from that step on, because a step is evaluated after its updates. (Averages over seeds would rise if such a
+    run were left out.) Step 0 has the held-out accuracy of the cold start.
     """
     table = pd.concat([_cold_start(runs), _read(runs, "steps")], ignore_index=True)
     table = table.drop(columns=[name for name in table if str(name).endswith("_histogram")])
@@ -213,6 +214,7 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
         if run["diverged_reason"] == "not finite":
             last = (table["run"] == place) & (table["step"] == run["diverged_step"])
             table.loc[last, "reward"] = table.loc[last, "reward"].fillna(0.0)  # the step could not be sampled
+            table.loc[last, "eval_accuracy"] = 0.0
             missing = range(int(run["diverged_step"]) + 1, int(run["steps"]) + 1)
             lost.append(pd.DataFrame({"run": place, "step": missing, "reward": 0.0, "eval_accuracy": 0.0}))
     table = pd.concat([table, *(each for each in lost if len(each))], ignore_index=True)

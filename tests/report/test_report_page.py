@@ -362,15 +362,31 @@ def edit(path: Path, **facts: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
 
 
+def lose(results: Path, step: int) -> pd.DataFrame:
+    """Let the runs of GSPO end at a number that was not finite; return all runs."""
+    for path in (results / "runs" / "small" / "gspo").glob("**/run.json"):
+        steps = pq.read_table(path.parent / "steps.parquet")
+        pq.write_table(steps.slice(0, step), path.parent / "steps.parquet")
+        checksums = {table.stem: record.checksum(table) for table in path.parent.glob("*.parquet")}
+        lost = {"reason": "not finite", "step": step, "update": 1}
+        edit(path, status="diverged", diverged=lost, tables=checksums)
+    return archive.runs(results)
+
+
+def test_a_run_that_is_lost_at_its_last_step_has_an_accuracy_of_zero_in_every_table(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "runs", tmp_path / "runs")
+    runs = lose(tmp_path, 12)
+    steps = archive.steps(runs)
+    summary = tables.summary(steps, collapse.judged(runs, steps)).set_index("arm")
+    assert summary.loc["gspo", "final held-out accuracy"].mean == 0
+    assert summary.loc["gspo", "final reward"].mean > 0  # sampled before the updates that lost it
+    answers = archive.evaluations(runs).query("arm == 'gspo'")["score"]
+    assert (len(answers) > 0, answers.max()) == (True, 0)
+
+
 def test_a_run_that_met_a_number_that_is_not_finite_counts_as_zero_from_there_on(tmp_path: Path) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    for path in (tmp_path / "runs" / "small" / "gspo").glob("**/run.json"):
-        steps = pq.read_table(path.parent / "steps.parquet")
-        pq.write_table(steps.slice(0, 5), path.parent / "steps.parquet")
-        checksums = {table.stem: record.checksum(table) for table in path.parent.glob("*.parquet")}
-        lost = {"reason": "not finite", "step": 5, "update": 1}
-        edit(path, status="diverged", diverged=lost, tables=checksums)
-    runs = archive.runs(tmp_path)
+    runs = lose(tmp_path, 5)
     steps = archive.steps(runs)
     reward = steps[(steps["arm"] == "gspo") & (steps["metric"] == "reward")]
     assert (reward[reward["step"] > 5]["value"] == 0).all()
