@@ -295,14 +295,19 @@ def target(steps: pd.DataFrame, best: float) -> float | None:
 
 
 def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dict[int, Reached]]:
-    """Return unit of ``COMPARED`` → seed → cost until the arm reached the reward ``goal``."""
+    """Return unit of ``COMPARED`` → seed → cost until the arm reached the reward ``goal``.
+
+    A cost that the arm's trainer did not record has no seeds. Without any of ``METRICS`` no step is known to have taken
+    place, and no cost has.
+    """
     by_unit: dict[str, dict[int, Reached]] = {unit: {} for unit in COMPARED}
     steps = steps[steps["metric"].isin(["reward", *METRICS])]
+    counted = ["tokens_sampled"] if "tokens_sampled" in set(steps["metric"]) else list(METRICS)
     for run in runs.to_dict("records"):
         ours = steps[steps["seed"] == run["seed"]]
         wide = ours.pivot(index="step", columns="metric", values="value").sort_index().reset_index()
-        wide = wide.reindex(columns=list({*wide.columns, "tokens_sampled"}))
-        wide = wide.dropna(subset="tokens_sampled")  # no step took place after a number that was not finite
+        wide = wide.reindex(columns=["step", "reward", *METRICS])
+        wide = wide.dropna(subset=counted, how="all")  # no step took place after a number that was not finite
         if wide.empty:
             continue
         so_far = costs(wide, int(run["updates_per_rollout"]), float(run["responses"]))

@@ -91,6 +91,19 @@ def test_a_lost_run_has_spent_what_it_had_when_it_ended() -> None:
     assert short.estimate.mean == pytest.approx(long.estimate.mean / 4)
 
 
+def test_a_log_without_tokens_is_compared_in_updates_and_seconds() -> None:
+    """As of verl, whose steps have seconds and no counts."""
+    parts = [steps_of("fast", seed, rising(11), 10.0) for seed in SEEDS]
+    parts += [steps_of("slow", seed, rising(21), 10.0) for seed in SEEDS]
+    steps = pd.concat(parts)
+    steps = steps[~steps["metric"].isin(["prompts_sampled", "tokens_sampled"])]
+    row = tables.head_to_head(steps, runs_of("fast", "slow"), evaluations({})).iloc[0]
+    costs = {str(name).split()[0]: cell.estimate for name, cell in row.items() if " to 0." in str(name)}
+    assert {unit: cost.n for unit, cost in costs.items()} == {"updates": 4, "samples": 0, "tokens": 0, "seconds": 4}
+    assert 1.6 < costs["updates"].mean < 2.0
+    assert costs["seconds"].mean == pytest.approx(costs["updates"].mean)
+
+
 def test_collapses_are_compared_by_log_rank() -> None:
     arms = {"fast": [np.nan] * 4, "slow": [5.0, 6.0, 8.0, np.nan], "calm": [np.nan] * 4}
     runs = runs_of(*arms)
