@@ -109,6 +109,9 @@ def test_a_shipped_model_is_what_is_documented(row: list[str]) -> None:
     moe = len(routers(model))
     assert layers == (f"{model.config.num_hidden_layers}, {moe} MoE" if moe else f"{model.config.num_hidden_layers}")
     assert shape == (f"{model.config.num_experts_per_tok} of {experts(model)}" if moe else "")
+    size = build.size(model)  # what a run records, of the same model
+    assert [size["parameters"], size["active_parameters"], size["moe_layers"]] == [count(model), active(model), moe]
+    assert shape == (f"{size['top_k']} of {size['experts']}" if moe else "")
 
 
 # Model → its dense twin, a model of its own or the same with overrides.

@@ -7,15 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from test_families import DOCUMENTED
-from test_models import make, shipped
 
 from steadymoe.bench.config import compose
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import figures, tables, write
 from steadymoe.bench.report.figures import FIGURES, curves, looks, points, routing, stability, style
 from steadymoe.bench.statistics import estimates
-from steadymoe.models import build
 
 USUAL = {
     "algorithm": "grpo",
@@ -546,14 +543,3 @@ def test_the_table_of_models_has_sizes_and_estimates() -> None:
     assert "0.2 [" in write.to_markdown(made)
     np.testing.assert_allclose(write.to_numbers(made)["sampler–trainer disagreement mean"].iloc[1], 0.1)
     assert tables.models(steps, runs[runs["model"] != "olmoe_micro"]).empty
-
-
-@pytest.mark.parametrize("row", DOCUMENTED, ids=lambda row: row[0].strip("`"))
-def test_the_size_of_a_model_is_what_is_documented(row: list[str]) -> None:
-    name, _, layers, shape, parameters, active, _ = row
-    size = build.size(make(shipped(name.strip("`"))))
-    assert [size["parameters"], size["active_parameters"]] == [
-        int(each.replace(",", "")) for each in (parameters, active)
-    ]
-    assert size["moe_layers"] == (int(layers.split(", ")[1].removesuffix(" MoE")) if "MoE" in layers else 0)
-    assert shape == (f"{size['top_k']} of {size['experts']}" if size["experts"] else "")

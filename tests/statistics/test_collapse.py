@@ -36,11 +36,6 @@ def test_a_run_that_learns_or_stays_is_none() -> None:
     assert collapse.detect(run()[:0], RULE, UPDATES) is None
 
 
-def test_a_fallen_reward_collapses_where_it_did_before_there_were_other_rules() -> None:
-    reward = then(0.8, 0.0, 11)
-    assert collapse.detect(run(reward=reward), RULE, UPDATES) == Collapse(13, "reward")
-
-
 @pytest.mark.parametrize(
     ("reward", "found"),
     [
