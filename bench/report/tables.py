@@ -9,14 +9,10 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.report.write import to_latex, to_markdown, to_number, to_numbers, to_text
 from steadymoe.bench.statistics.comparisons import holm, probability_of_improvement, ranking
 from steadymoe.bench.statistics.efficiency import METRICS, Reached, cost_ratio, cost_to_reward, costs, win_rate
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
 from steadymoe.bench.statistics.survival import logrank, of_runs
-
-# Names that other rooms use until they use ``write``.
-__all__ = ["to_latex", "to_markdown", "to_number", "to_numbers", "to_text"]
 
 # A table and its caption, by kind (``report_page.shown_tables``).
 Shown = Mapping[str, tuple[pd.DataFrame, str]]
@@ -69,9 +65,9 @@ MODELS_CAPTION = (
 def one_number(curve: pd.Series, how: str) -> float:
     """Return one number of a run from its curve over steps (values in the order of the steps).
 
-    ``how`` is ``last`` or ``best`` (the last or the highest mean over ``LAST_STEPS`` steps), ``fall`` (best minus
-    last), ``first`` or ``end`` (the first or the last value), ``median`` or ``mean`` (over steps), or ``area`` (under
-    the curve, divided by the number of steps). Raises ValueError for any other word.
+    ``how`` is ``last`` (the last mean over ``LAST_STEPS`` steps), ``fall`` (the highest such mean minus the last),
+    ``first`` or ``end`` (the first or the last value), or ``median`` or ``mean`` (over steps). Raises ValueError for
+    any other word.
     """
 
     def smooth() -> pd.Series:
@@ -79,13 +75,11 @@ def one_number(curve: pd.Series, how: str) -> float:
 
     numbers: dict[str, Callable[[], Any]] = {
         "last": lambda: smooth().iloc[-1],
-        "best": lambda: smooth().max(),
         "fall": lambda: (means := smooth()).max() - means.iloc[-1],
         "first": lambda: curve.iloc[0],
         "end": lambda: curve.iloc[-1],
         "median": curve.median,
         "mean": curve.mean,
-        "area": lambda: np.trapezoid(curve) / (len(curve) - 1) if len(curve) > 1 else curve.iloc[-1],
     }
     if how not in numbers:
         raise ValueError(f"a curve has no number {how!r}; choose from {', '.join(numbers)}")
@@ -115,7 +109,7 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
             "falling": _judged(ours, "falling_since").sum(min_count=1),
         }
         rows.append(row | _estimates(steps, arm, SUMMARY))
-    rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean if row["n"] else 0.0)
+    rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
     return pd.DataFrame(rows, columns=["arm", "n", "collapsed", "collapsed (recorded)", "falling", *SUMMARY])
 
 

@@ -230,14 +230,12 @@ def test_a_shares_interval_never_covers_less_than_it_says(truth: float) -> None:
 # --- a curve's numbers -------------------------------------------------------------------------------
 
 
-def test_a_curve_has_a_best_and_an_area_and_no_number_that_is_not_known() -> None:
-    curve = pd.Series([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5])
-    assert tables.one_number(curve, "best") == 1.0
-    assert tables.one_number(curve, "best") - tables.one_number(curve, "last") == tables.one_number(curve, "fall")
-    assert tables.one_number(pd.Series(np.linspace(0, 1, 11)), "area") == pytest.approx(0.5)
-    np.testing.assert_allclose(tables.one_number(curve, "area"), (7.5 - 0.25) / 10)
-    assert tables.one_number(pd.Series([0.3]), "area") == 0.3
-    with pytest.raises(ValueError, match="choose from last, best"):
+def test_a_curve_falls_from_its_highest_mean_and_has_no_number_that_is_not_known() -> None:
+    curve = pd.Series([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.6, 0.6, 0.5, 0.4, 0.4])
+    assert tables.one_number(curve, "last") == pytest.approx(0.5)
+    assert tables.one_number(curve, "fall") == pytest.approx(1.0 - 0.5)
+    assert tables.one_number(curve[:1], "fall") == 0.0
+    with pytest.raises(ValueError, match="choose from last, fall"):
         tables.one_number(curve, "finish")
 
 
