@@ -144,7 +144,6 @@ def to_text(cell: Any) -> str:
 
 def to_number(cell: Any) -> Any:
     """Return the number by which a cell's column is sorted."""
-    cell = cell.estimate if isinstance(cell, CostRatio) else cell
     return cell.mean if isinstance(cell, Estimate) else cell
 
 
@@ -156,14 +155,12 @@ def to_markdown(rows: pd.DataFrame) -> str:
 
 def to_numbers(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the table for programs: mean, low, high and n of an estimate, and a ratio's bound, each in a column."""
-    estimated = [name for name in rows if len(rows) and isinstance(rows[name].iloc[0], Estimate | CostRatio)]
+    estimated = [name for name in rows if len(rows) and isinstance(rows[name].iloc[0], Estimate)]
     plain = rows.drop(columns=estimated)
     for column in estimated:
         cells = rows[column].tolist()
         for part in ("mean", "low", "high", "n"):
-            plain[f"{column} {part}"] = [
-                getattr(cell.estimate if isinstance(cell, CostRatio) else cell, part) for cell in cells
-            ]
+            plain[f"{column} {part}"] = [getattr(cell, part) for cell in cells]
         if any(isinstance(cell, CostRatio) for cell in cells):
             plain[f"{column} bound"] = [cell.bound for cell in cells]
     return plain

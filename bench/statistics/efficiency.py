@@ -9,8 +9,6 @@ from scipy.stats import binom  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.statistics.estimates import DIFFERENCE, LEVEL, Estimate, over_seeds
 
-# Columns of ``costs``.
-COSTS = ("step", "updates", "samples", "tokens", "seconds")
 # The stages that training needs. Probes and evaluations only measure a run, and their seconds do not count.
 _SECONDS = ("rollout_seconds", "old_policy_seconds", "update_seconds")
 # The metrics that ``costs`` reads.
@@ -26,28 +24,27 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class CostRatio:
-    """How many times as much one arm needs as another; above 1 the other is the cheaper."""
+class CostRatio(Estimate):
+    """How many times as much one arm needs as another; above 1 the other is the cheaper.
 
-    estimate: Estimate
-    """Over the n seeds in which at least one arm reached the reward: the geometric mean, or the median if a seed is
-    censored. An end of 0 or infinity means no limit on that side."""
-    bound: Literal["", "at least", "at most"]
+    ``n`` counts the seeds in which at least one arm reached the reward. ``mean`` is over them: the geometric mean, or
+    the median if a seed is censored. An end of 0 or infinity means no limit on that side.
+    """
+
+    bound: Literal["", "at least", "at most"] = ""
     """Whether the estimate is only a bound; it is one if an arm missed the reward in at least half of the seeds."""
-    censored: int
+    censored: int = 0
     """The number of seeds in which exactly one arm reached the reward."""
-    neither: int
-    """The number of seeds in which no arm reached the reward; they are left out."""
 
     def __str__(self) -> str:
-        shown = {"": "", "at least": "> ", "at most": "< "}[self.bound] + str(self.estimate)
-        shown = "–" if np.isnan(self.estimate.mean) else shown
+        shown = {"": "", "at least": "> ", "at most": "< "}[self.bound] + super().__str__()
+        shown = "–" if np.isnan(self.mean) else shown
         of = f", {self.censored} censored" if self.censored else ""
-        return f"{shown} (n = {self.estimate.n}{of})"
+        return f"{shown} (n = {self.n}{of})"
 
 
 def costs(steps: pd.DataFrame, updates_per_rollout: int, responses: float) -> pd.DataFrame:
-    """Return the cumulative cost of a run after every step, from its ``steps`` table: the columns ``COSTS``.
+    """Return the cumulative updates, samples, tokens and seconds of a run after every step, from its ``steps`` table.
 
     ``responses`` is the number of responses per prompt, nan if unknown. ``samples`` and ``tokens`` include dropped
     groups. ``seconds`` count sampling, the old policy's forward and the updates, and no measurement. A cost without its
@@ -57,7 +54,6 @@ def costs(steps: pd.DataFrame, updates_per_rollout: int, responses: float) -> pd
     steps = steps.reindex(columns=[*dict.fromkeys([*steps.columns, *METRICS])])
     return pd.DataFrame(
         {
-            "step": steps["step"],
             "updates": steps["step"] * updates_per_rollout,
             "samples": steps["prompts_sampled"].cumsum() * responses,
             "tokens": steps["tokens_sampled"].cumsum(),
@@ -93,10 +89,9 @@ def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached]) -> CostRatio:
     shared = sorted(a.keys() & b.keys())
     seeds = [seed for seed in shared if a[seed].reached or b[seed].reached]
     censored = sum(not (a[seed].reached and b[seed].reached) for seed in seeds)
-    neither = len(shared) - len(seeds)
     ratios = np.array([a[seed].cost / b[seed].cost for seed in seeds])
     if not censored:
-        return CostRatio(over_seeds(ratios.tolist(), log=True), "", 0, neither)
+        return CostRatio(**vars(over_seeds(ratios.tolist(), log=True)))
     below = np.where([b[seed].reached for seed in seeds], ratios, 0.0)
     above = np.where([a[seed].reached for seed in seeds], ratios, np.inf)
     least, most = _median(below), _median(above)
@@ -108,7 +103,7 @@ def cost_ratio(a: dict[Any, Reached], b: dict[Any, Reached]) -> CostRatio:
         bound, mean = "at least", least.mean
     elif least.mean == 0 and not np.isinf(most.mean):
         bound, mean = "at most", most.mean
-    return CostRatio(Estimate(mean, least.low, most.high, len(seeds)), bound, censored, neither)
+    return CostRatio(mean, least.low, most.high, len(seeds), bound, censored)
 
 
 def _median(numbers: np.ndarray) -> Estimate:

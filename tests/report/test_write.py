@@ -18,8 +18,8 @@ ROWS = pd.DataFrame(
         "n": [1, 2],
         "reward": [Estimate(0.5, 0.4, 0.6, 3), Estimate(np.nan, np.nan, np.nan, 0)],
         "cost": [
-            CostRatio(Estimate(2.0, 1.0, 3.0, 3), "at least", 1, 0),
-            CostRatio(Estimate(1.0, 0.5, 2.0, 3), "", 0, 0),
+            CostRatio(2.0, 1.0, 3.0, 3, "at least", 1),
+            CostRatio(1.0, 0.5, 2.0, 3),
         ],
     }
 )
