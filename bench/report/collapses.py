@@ -51,7 +51,7 @@ def survival_curves(runs: pd.DataFrame) -> pd.DataFrame:
     A curve ends at the last step at which a collapse could be seen.
     """
     runs = runs[runs["judged_until"] > 0]
-    if all(step is None for step in survival.of_runs(runs)[1]):
+    if not survival.of_runs(runs)[1].any():
         return pd.DataFrame()
     parts = []
     for arm, ours in runs.groupby("arm"):

@@ -1,14 +1,13 @@
 """Time to collapse. A run that did not collapse is right-censored at the last step at which it was judged.
 
-Every function takes two numbers of each run: the step up to which the run was judged, and the step of its collapse
-(None or nan without a collapse). A collapse counts only after the rule's patience, so a collapse that begins near the
-end of a run looks like a bad rollout. ``of_runs`` therefore censors every run at the last step at which a collapse
-could still be seen, whatever happened later. (Censoring only the runs that fall at their end would be wrong: it would
-treat them as if they were as safe as the others.)
+Every function takes two arrays over runs, (R,): ``time``, the step of a run's collapse or else the step up to which it
+was judged, and ``ended``, whether it collapsed. A collapse counts only after the rule's patience, so a collapse that
+begins near the end of a run looks like a bad rollout. ``of_runs`` therefore censors every run at the last step at which
+a collapse could still be seen, whatever happened later. (Censoring only the runs that fall at their end would be wrong:
+it would treat them as if they were as safe as the others.)
 """
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,40 +17,29 @@ from scipy import stats as scipy_stats
 from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL, LEVEL, Estimate, t_quantile
 
 
-def of_runs(runs: pd.DataFrame) -> tuple[list[float], list[float | None]]:
-    """Return the last judged step and the collapse of each run in ``collapse.judged``, for the other functions.
+def of_runs(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``time`` and ``ended`` of the runs in ``collapse.judged``, for the other functions.
 
     Runs too short to be judged are left out. A collapse after the last judged step (a number that was not finite) is
     left out too, because no other kind of collapse could be seen there.
     """
     long = runs[runs["judged_until"] > 0]
-    collapsed = long["collapsed_step"].where(long["collapsed_step"] <= long["judged_until"])
-    return long["judged_until"].astype(float).tolist(), [None if pd.isna(step) else float(step) for step in collapsed]
-
-
-def _times(steps: Sequence[float], collapsed: Sequence[float | None]) -> tuple[np.ndarray, np.ndarray]:
-    """How long each run was seen, and whether it collapsed then. Raises ValueError for a collapse after the end."""
-    last, when = np.asarray(steps, dtype=float), np.asarray(collapsed, dtype=float)
-    if last.shape != when.shape:
-        raise ValueError("every run needs its number of steps and its collapse")
-    if (when > last).any():
-        raise ValueError("a run cannot collapse after its last step")
-    ended = ~np.isnan(when)
-    return np.where(ended, when, last), ended
+    last, collapsed = long["judged_until"].to_numpy(float), long["collapsed_step"].to_numpy(float)
+    ended = collapsed <= last
+    return np.where(ended, collapsed, last), ended
 
 
 def _censored(time: np.ndarray, ended: np.ndarray) -> Any:
     return scipy_stats.CensoredData(uncensored=time[ended], right=time[~ended])
 
 
-def kaplan_meier(steps: Sequence[float], collapsed: Sequence[float | None]) -> pd.DataFrame:
+def kaplan_meier(time: np.ndarray, ended: np.ndarray) -> pd.DataFrame:
     """Return the share of runs that have not collapsed by each step (Kaplan and Meier 1958), from step 0 on.
 
     One row for every step at which a run collapsed or was last seen: step, survival (from the step on), low, high,
     at_risk (just before the step), collapsed (at the step). Interval: Greenwood's variance on the scale of log(−log S)
     (Kalbfleisch and Prentice 1980); nan below three runs, and at a survival of 1 or 0.
     """
-    time, ended = _times(steps, collapsed)
     columns = ["step", "survival", "low", "high", "at_risk", "collapsed"]
     if len(time) == 0:
         return pd.DataFrame(columns=columns)
@@ -68,7 +56,7 @@ def kaplan_meier(steps: Sequence[float], collapsed: Sequence[float | None]) -> p
     return pd.DataFrame(dict(zip(columns, [step, *parts], strict=True)))
 
 
-def restricted_mean(steps: Sequence[float], collapsed: Sequence[float | None], horizon: float) -> Estimate:
+def restricted_mean(time: np.ndarray, ended: np.ndarray, horizon: float) -> Estimate:
     """Return the mean number of steps without a collapse among the first ``horizon``: the area under ``kaplan_meier``.
 
     Interval: t with n − 1 degrees of freedom and, over the collapses i, the variance
@@ -76,13 +64,12 @@ def restricted_mean(steps: Sequence[float], collapsed: Sequence[float | None], h
     censored before the horizon, this is Student's interval for the mean of min(t, horizon). No interval below three
     runs or without a collapse. Raises ValueError if no run was seen up to the horizon.
     """
-    time, ended = _times(steps, collapsed)
     n = len(time)
     if n == 0:
         return Estimate(np.nan, np.nan, np.nan, 0)
     if not ended[time == time.max()].all() and time.max() < horizon:
         raise ValueError(f"no run was seen beyond step {time.max():g}: choose a horizon up to that")
-    curve = kaplan_meier(steps, collapsed)
+    curve = kaplan_meier(time, ended)
     curve = curve[curve["step"] < horizon]
     widths = np.diff(np.append(curve["step"], horizon))
     areas = curve["survival"].to_numpy() * widths
@@ -99,18 +86,12 @@ def restricted_mean(steps: Sequence[float], collapsed: Sequence[float | None], h
     return Estimate(mean, low, high, n)
 
 
-def logrank(
-    steps_a: Sequence[float],
-    collapsed_a: Sequence[float | None],
-    steps_b: Sequence[float],
-    collapsed_b: Sequence[float | None],
-) -> float:
+def logrank(time_a: np.ndarray, ended_a: np.ndarray, time_b: np.ndarray, ended_b: np.ndarray) -> float:
     """Return the two-sided p-value of the log-rank test (Mantel 1966) that two arms collapse at the same rate.
 
     nan if an arm has fewer than three runs, or if no run of both arms collapsed. The test treats runs as independent;
     cold starts that the arms share make it conservative.
     """
-    a, b = _times(steps_a, collapsed_a), _times(steps_b, collapsed_b)
-    if min(len(a[0]), len(b[0])) < LEAST_FOR_INTERVAL or not (a[1].any() or b[1].any()):
+    if min(len(time_a), len(time_b)) < LEAST_FOR_INTERVAL or not (ended_a.any() or ended_b.any()):
         return np.nan
-    return float(scipy_stats.logrank(_censored(*a), _censored(*b)).pvalue)
+    return float(scipy_stats.logrank(_censored(time_a, ended_a), _censored(time_b, ended_b)).pvalue)

@@ -110,7 +110,7 @@ def test_collapses_are_compared_by_log_rank() -> None:
     runs["collapsed_step"] = [step for steps in arms.values() for step in steps]
     steps = pd.concat([steps_of(arm, seed, [0.5 + 0.1 * (arm == "fast")] * 40, 10.0) for arm in arms for seed in SEEDS])
     made = tables.head_to_head(steps, runs, evaluations({})).set_index("arm")["p of collapse (Holm)"]
-    p = logrank([40] * 4, [5.0, 6.0, 8.0, None], [40] * 4, [None] * 4)
+    p = logrank(np.array([5, 6, 8, 40]), np.array([True] * 3 + [False]), np.full(4, 40), np.zeros(4, bool))
     # Two comparisons, fast and calm with slow: where nobody collapsed there is none.
     assert made["slow"] == pytest.approx(2 * p)
     assert 0 < p < 0.1

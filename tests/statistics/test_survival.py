@@ -10,8 +10,15 @@ from steadymoe.bench.statistics import estimates, survival
 # table 1.1): the steps a run was seen, and whether it ended by relapse.
 SEEN = [6, 6, 6, 6, 7, 9, 10, 10, 11, 13, 16, 17, 19, 20, 22, 23, 25, 32, 32, 34, 35]
 RELAPSED = [1, 1, 1, 0, 1, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0]
-TREATED = (SEEN, [step if gone else None for step, gone in zip(SEEN, RELAPSED, strict=True)])
-PLACEBO = ([1, 1, 2, 2, 3, 4, 4, 5, 5, 8, 8, 8, 8, 11, 11, 12, 12, 15, 17, 22, 23],) * 2
+TREATED = (np.array(SEEN), np.array(RELAPSED, bool))
+
+
+def seen(*steps: float, lasting: tuple[float, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """Runs that collapse at ``steps``, and runs that last until the steps ``lasting``."""
+    return np.array([*steps, *lasting]), np.array([True] * len(steps) + [False] * len(lasting))
+
+
+PLACEBO = seen(1, 1, 2, 2, 3, 4, 4, 5, 5, 8, 8, 8, 8, 11, 11, 12, 12, 15, 17, 22, 23)
 
 
 def test_kaplan_and_meier_on_the_textbooks_data() -> None:
@@ -28,21 +35,21 @@ def test_kaplan_and_meier_on_the_textbooks_data() -> None:
 
 
 def test_without_censoring_survival_is_the_share_that_is_left() -> None:
-    curve = survival.kaplan_meier([1, 2, 3, 4], [1, 2, 3, 4])
+    curve = survival.kaplan_meier(*seen(1, 2, 3, 4))
     assert curve["survival"].tolist() == pytest.approx([1, 0.75, 0.5, 0.25, 0])
     assert curve["low"].notna().tolist() == [False, True, True, True, False]
 
 
 def test_runs_that_all_last_survive_and_have_no_interval() -> None:
-    curve = survival.kaplan_meier([100] * 5, [None] * 5)
+    curve = survival.kaplan_meier(*seen(lasting=(100,) * 5))
     assert curve["survival"].tolist() == [1.0, 1.0]
     assert curve["low"].isna().all()
-    found = survival.restricted_mean([100] * 5, [None] * 5, 100)
+    found = survival.restricted_mean(*seen(lasting=(100,) * 5), 100)
     assert (found.mean, found.n) == (100.0, 5)
     assert np.isnan(found.low)
-    assert survival.kaplan_meier([], []).empty
-    assert survival.restricted_mean([], [], 10).n == 0
-    assert survival.kaplan_meier([5, 9], [5, None])["low"].isna().all()  # two runs
+    assert survival.kaplan_meier(*seen()).empty
+    assert survival.restricted_mean(*seen(), 10).n == 0
+    assert survival.kaplan_meier(*seen(5, lasting=(9,)))["low"].isna().all()  # two runs
 
 
 def test_the_restricted_mean_on_the_textbooks_data() -> None:
@@ -53,47 +60,42 @@ def test_the_restricted_mean_on_the_textbooks_data() -> None:
 
 
 def test_without_censoring_the_restricted_mean_is_the_mean_with_students_interval() -> None:
-    when = [3, 9, 4, 20, 12]
-    found = survival.restricted_mean([100] * 5, when, 15)
+    found = survival.restricted_mean(*seen(3, 9, 4, 20, 12), 15)
     expected = estimates.mean_over_seeds([3, 9, 4, 15, 12])
     np.testing.assert_allclose([found.mean, found.low, found.high], [expected.mean, expected.low, expected.high])
-    lasting = survival.restricted_mean([15] * 5, [3, 9, 4, None, 12], 15)  # censored at the horizon is the same
+    lasting = survival.restricted_mean(*seen(3, 9, 4, 12, lasting=(15,)), 15)  # censored at the horizon is the same
     np.testing.assert_allclose([lasting.mean, lasting.low, lasting.high], [found.mean, found.low, found.high])
 
 
 def test_the_curve_is_not_known_beyond_the_last_run() -> None:
     with pytest.raises(ValueError, match="up to that"):
-        survival.restricted_mean([10, 20, 30], [10, 20, None], 40)
-    assert survival.restricted_mean([10, 20, 30], [10, 20, 30], 40).mean == pytest.approx(20)  # it is 0 there
-    with pytest.raises(ValueError, match="after its last step"):
-        survival.kaplan_meier([10], [11])
-    with pytest.raises(ValueError, match="every run"):
-        survival.kaplan_meier([10, 10], [5])
+        survival.restricted_mean(*seen(10, 20, lasting=(30,)), 40)
+    assert survival.restricted_mean(*seen(10, 20, 30), 40).mean == pytest.approx(20)  # it is 0 there
 
 
 def test_log_rank_on_the_textbooks_data() -> None:
     p = survival.logrank(*TREATED, *PLACEBO)
     assert scipy_stats.chi2(1).isf(p) == pytest.approx(16.79, abs=0.01)
     assert survival.logrank(*PLACEBO, *PLACEBO) == pytest.approx(1.0)
-    assert np.isnan(survival.logrank([9] * 3, [None] * 3, [9] * 3, [None] * 3))
-    assert np.isnan(survival.logrank([9] * 2, [3, 4], [9] * 3, [None] * 3))
+    assert np.isnan(survival.logrank(*seen(lasting=(9,) * 3), *seen(lasting=(9,) * 3)))
+    assert np.isnan(survival.logrank(*seen(3, 4), *seen(lasting=(9,) * 3)))
 
 
 def simulated(generator: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Exponential times to collapse of mean 100 in runs of 20 to 180 steps."""
     last, when = generator.uniform(20, 180, n), generator.exponential(100, n)
     last[0] = 180  # one run is seen to the end
-    return last, np.where(when <= last, when, np.nan)
+    return np.minimum(last, when), when <= last
 
 
 def test_the_band_and_the_restricted_mean_cover_as_often_as_they_say() -> None:
     generator = np.random.default_rng(0)
     horizon, held, held_mean = 60.0, [], []
     for _ in range(600):
-        last, when = simulated(generator, 15)
-        found = survival.restricted_mean(last, when, horizon)
+        time, ended = simulated(generator, 15)
+        found = survival.restricted_mean(time, ended, horizon)
         held_mean.append(found.low <= 100 * (1 - np.exp(-0.6)) <= found.high)
-        curve = survival.kaplan_meier(last, when)
+        curve = survival.kaplan_meier(time, ended)
         row = curve[curve["step"] <= horizon].iloc[-1]
         if not np.isnan(row["low"]):
             held.append(row["low"] <= np.exp(-0.6) <= row["high"])
