@@ -117,8 +117,8 @@ def keep(tables: dict[str, pd.DataFrame], experiment: str, to: Path) -> list[Pat
 # From run folders
 
 
-def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
-    """Return one row per undamaged run folder: keys, seed, status, and the facts of its ``run.json``.
+def runs(results: Path, experiment: str) -> pd.DataFrame:
+    """Return one row per undamaged run folder of an experiment: keys, seed, status, and facts of its ``run.json``.
 
     All texts are made ``visible``, except the paths in ``folder``.
     """
@@ -163,13 +163,11 @@ def runs(results: Path, experiment: str | None = None) -> pd.DataFrame:
         return none()
     shown = [{key: visible(value) if isinstance(value, str) else value for key, value in row.items()} for row in rows]
     frame = pd.DataFrame(shown).assign(folder=folders)
-    for _, group in frame.groupby("experiment"):
-        swept = {key for axes in group["axes_values"] for key in axes}
-        hashes = [settings_hash(config, swept) for config in group["config"]]
-        frame.loc[group.index, "settings"] = hashes
+    swept = {key for axes in frame["axes_values"] for key in axes}
+    frame["settings"] = [settings_hash(config, swept) for config in frame["config"]]
     kept = [{key: value for key, value in config.items() if key not in NO_NUMBERS} for config in frame["config"]]
     frame["config"] = [json.dumps(config, sort_keys=True) for config in kept]
-    return frame.assign(arm=pd.concat([name_arms(group) for _, group in frame.groupby("experiment")]))
+    return frame.assign(arm=name_arms(frame))
 
 
 def none() -> pd.DataFrame:
@@ -177,14 +175,14 @@ def none() -> pd.DataFrame:
     return pd.DataFrame(columns=[*KEYS, "status", "origin", "folder", "diverged_reason"])
 
 
-def damaged(results: Path, experiment: str | None = None) -> dict[Path, str]:
-    """Return damaged run folder → reason. Tables and figures leave these runs out."""
+def damaged(results: Path, experiment: str) -> dict[Path, str]:
+    """Return damaged run folder of an experiment → reason. Tables and figures leave these runs out."""
     reasons = {folder: record.damage(folder) for folder in _folders(results, experiment)}
     return {folder: reason for folder, reason in reasons.items() if reason is not None}
 
 
-def _folders(results: Path, experiment: str | None) -> list[Path]:
-    return sorted(path.parent for path in (results / "runs" / (experiment or "")).glob("**/run.json"))
+def _folders(results: Path, experiment: str) -> list[Path]:
+    return sorted(path.parent for path in (results / "runs" / experiment).glob("**/run.json"))
 
 
 def tidy(runs: pd.DataFrame) -> pd.DataFrame:

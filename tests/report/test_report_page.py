@@ -26,7 +26,7 @@ RECORDED = Path(__file__).parents[1] / "recorded" / "results"
 
 @pytest.fixture(scope="module")
 def runs() -> pd.DataFrame:
-    found = archive.runs(RECORDED)
+    found = archive.runs(RECORDED, "small")
     return collapse.judged(found, archive.steps(found))
 
 
@@ -219,7 +219,7 @@ def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(RECORDED / "runs", tmp_path / "runs")
-    recorded_before = report_page._samples(archive.runs(tmp_path))
+    recorded_before = report_page._samples(archive.runs(tmp_path, "small"))
     assert recorded_before == {"samples": [], "left_out": 0}
     folders = sorted(path.parent for path in (tmp_path / "runs").glob("**/run.json"))
     row = {"step": 1, "prompt": "2+2=", "response": "<script>4</script>", "finished": True, "reward": 1.0}
@@ -235,7 +235,7 @@ def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
     assert "x" * (samples.CHARACTERS - 1) + "…" in page
     assert "x" * samples.CHARACTERS not in page
     monkeypatch.setattr(report_page, "_MOST_CHARACTERS", 1000)
-    found = report_page._samples(archive.runs(tmp_path))
+    found = report_page._samples(archive.runs(tmp_path, "small"))
     assert [each["run"] for each in found["samples"]] == [
         *(f"{arm} seed=0" for arm in ("grpo", "gspo", "reinforce")),
         "grpo seed=1",
@@ -360,7 +360,7 @@ def lose(results: Path, step: int) -> pd.DataFrame:
         checksums = {table.stem: record.checksum(table) for table in path.parent.glob("*.parquet")}
         lost = {"reason": "not finite", "step": step, "update": 1}
         edit(path, status="diverged", diverged=lost, tables=checksums)
-    return archive.runs(results)
+    return archive.runs(results, "small")
 
 
 def test_a_run_that_is_lost_at_its_last_step_has_an_accuracy_of_zero_in_every_table(tmp_path: Path) -> None:

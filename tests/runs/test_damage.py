@@ -95,7 +95,7 @@ def test_a_damaged_run_is_named_left_out_and_its_command_stands_there(
     execute.refuse_other_config(made)  # as ``steadymoe run`` does before it trains
     with pytest.raises(report_page.NothingToReport, match="left out, damaged"):
         report_page.make(tmp_path)
-    assert archive.runs(tmp_path).empty
+    assert archive.runs(tmp_path, "default").empty
 
 
 @pytest.mark.parametrize("damage", ["no steps", "{}"])

@@ -177,7 +177,7 @@ def test_a_collapse_and_a_divergence_are_found(tmp_path: Path, steady: Steady) -
     assert (steps["step"].max(), steps["grad_norm"].isna().sum()) == (31, 1)
     (judged,) = archive.load(tmp_path / "diverged", "imported", foreign=True)["runs"].to_dict("records")
     assert (judged["collapsed_step"], judged["collapsed_reason"]) == (31, "not finite")
-    steps = archive.steps(archive.runs(tmp_path / "diverged"))
+    steps = archive.steps(archive.runs(tmp_path / "diverged", "imported"))
     rewards = steps[steps["metric"] == "reward"].set_index("step")["value"]
     assert rewards.loc[32:].tolist() == [0.0] * (STEPS - 31)  # as in the suite's own runs
 
