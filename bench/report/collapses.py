@@ -95,10 +95,7 @@ def frontier_tables(by_name: dict[str, Frontier]) -> tuple[pd.DataFrame, pd.Data
     """Return the grid (arm, x, y, stable, n) and the line (arm, x, y) of every frontier."""
     if not by_name:
         return pd.DataFrame(), pd.DataFrame()
-    grids = [
-        frontier.shares.assign(arm=arm, stable=[share.mean for share in frontier.shares["stable"]])
-        for arm, frontier in by_name.items()
-    ]
+    grids = [frontier.shares.assign(arm=arm) for arm, frontier in by_name.items()]
     lines = [frontier.line.assign(arm=arm) for arm, frontier in by_name.items()]
     return pd.concat(grids, ignore_index=True), pd.concat(lines, ignore_index=True)
 

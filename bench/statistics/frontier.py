@@ -16,7 +16,6 @@ from steadymoe.bench.statistics.estimates import (
     LEVEL,
     Estimate,
     bootstrap_interval,
-    share,
     t_quantile,
 )
 
@@ -29,7 +28,7 @@ class Frontier:
     """The part of a grid in which at least half of the seeds stay stable."""
 
     shares: pd.DataFrame
-    """One row per point of the grid: x, y, stable (``Estimate`` of the share of stable seeds), n."""
+    """One row per point of the grid: x, y, stable (the share of stable seeds), n."""
     line: pd.DataFrame
     """One row per x: x and the frontier y. The grid's lowest y means that no y is stable; its highest y means that all
     are, so the true frontier may lie higher."""
@@ -62,15 +61,10 @@ def frontier(runs: pd.DataFrame, x: str, y: str, resamples: int = 2000) -> Front
     if missing:
         raise ValueError(f"no run at {x}={missing[0][0]:g}, {y}={missing[0][1]:g}, and the grid must be full")
     stable_SXY = cells.to_numpy().reshape(-1, len(xs), len(ys))
-    rows = [
-        {"x": xs[i], "y": ys[j], "stable": share(float(np.nansum(column)), int((~np.isnan(column)).sum()))}
-        for i in range(len(xs))
-        for j in range(len(ys))
-        for column in [stable_SXY[:, i, j]]
-    ]
-    shares = pd.DataFrame(rows)
-    shares["n"] = [estimate.n for estimate in shares["stable"]]
-    line = pd.DataFrame({"x": xs, "y": np.exp(_line(np.nanmean(stable_SXY, axis=0), np.log(ys)))})
+    share_XY, n_XY = np.nanmean(stable_SXY, axis=0), (~np.isnan(stable_SXY)).sum(axis=0)
+    points = {"x": np.repeat(xs, len(ys)), "y": np.tile(ys, len(xs))}
+    shares = pd.DataFrame(points | {"stable": share_XY.ravel(), "n": n_XY.ravel()})
+    line = pd.DataFrame({"x": xs, "y": np.exp(_line(share_XY, np.log(ys)))})
     return Frontier(shares, line, _area(stable_SXY, np.log(xs), np.log(ys), resamples))
 
 
