@@ -1,7 +1,7 @@
 """Tables, figures and one self-contained page from recorded runs (``archive.load``)."""
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ def choose(recorded: Tables, arms: Sequence[str] | None) -> Tables:
     return {name: table[table["arm"].isin(chosen)] for name, table in recorded.items()}
 
 
-def with_derived(recorded: Tables, takes: Sequence[str] | None = None) -> Tables:
+def with_derived(recorded: Tables, takes: Collection[str] | None = None) -> Tables:
     """Return the tables of ``archive.load``, and those that figures and the leaderboard derive from them.
 
     With ``takes`` only the derived tables of these names are computed, because intervals take time.
@@ -128,9 +128,11 @@ def command(spec: FigureSpec) -> str:
 
 def listing(results: Path) -> pd.DataFrame:
     """Return every figure: id, name, experiment, and whether its data are on disk or else what is missing."""
-    load = cache(lambda name: with_derived(archive.load(results, name)))
+    specs = figures.every().values()
+    taken = {name for spec in specs for name in spec.takes}
+    load = cache(lambda name: with_derived(archive.load(results, name), taken))
     rows = []
-    for spec in figures.every().values():
+    for spec in specs:
         data = load(spec.experiment)
         missing = "no ended runs" if data["steps"].empty else spec.lacks(data)
         rows.append((spec.id, spec.name, spec.experiment, "yes" if missing is None else f"no: {missing}"))
