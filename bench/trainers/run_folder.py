@@ -86,7 +86,9 @@ class LiveRecord(Record):
 
     def __exit__(self, *error: object) -> None:
         _, raised, _ = error
-        if isinstance(raised, Exception):
+        if self.run["status"] in record.ENDED:
+            pass  # what the trainer raises after its end changes nothing that was recorded
+        elif isinstance(raised, Exception):
             self.update(status="failed", error=blame.failure(raised))
         elif raised is not None:
             self.update(status="interrupted")
