@@ -102,11 +102,11 @@ WRONG = {
 
 @pytest.mark.parametrize(("word", "answer"), WRONG.items())
 def test_a_wrong_word_is_answered_in_one_line_and_touches_nothing(
-    word: str, answer: str, tmp_path: Path, refusal_of: Callable[..., str]
+    word: str, answer: str, refusal_of: Callable[..., str]
 ) -> None:
     if "pyproject.toml" in word:
         word = word.replace("pyproject.toml", str(Path(__file__).parent.parent / "pyproject.toml"))
-    assert answer.replace("HERE", str(tmp_path)) in refusal_of(word)
+    assert answer in refusal_of(word)
 
 
 @pytest.mark.parametrize(

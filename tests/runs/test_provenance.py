@@ -260,11 +260,11 @@ def test_no_verb_but_run_imports_what_a_results_folder_names(
         ["report", "--format", "svg"],
         ["report", "--keep", "kept"],
         ["report", "--export", "csv"],
-        ["figures", "--list"],
-        ["figures", "fig02", "--experiment", "study", "--format", "svg"],
-        ["study", "--format", "svg"],
+        ["report", "--list"],
+        ["report", "--figure", "fig02", "--experiment", "study", "--format", "svg"],
     ):
-        steadymoe(monkeypatch, *words)
+        assert steadymoe(monkeypatch, *words) == 0, words
+    assert steadymoe(monkeypatch, "study", "--format", "svg") == 2, "it has read the runs, and GRPO has not ended"
     assert Path("kept/data/study").is_dir()
     assert not (tmp_path / "executed").exists()
     assert not [module for module in sys.modules if module == "this" or module.startswith("evil_")]
