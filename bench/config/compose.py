@@ -135,9 +135,7 @@ def run(words: Sequence[str]) -> Run:
     """Compose and check one run from its overrides. Hydra must be initialised, as in ``plan``."""
     plain, choices = _named(words)
     _place(plain)
-    named = names.in_full(choices)
-    named += [word for word in words if word.startswith("hydra.searchpath")]
-    reference = reference_of(named)
+    reference = reference_of([word for word in words if names.is_named(word)])
     plain = _with_floats(plain, reference)
     config = read(plain)
     if derived := _derived(config, words):

@@ -2,12 +2,10 @@
 
 import dataclasses
 import functools
-import itertools
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe.algorithms import class_of, meant
@@ -28,8 +26,6 @@ from steadymoe.bench.support.text import nearest
 
 CONF = Path(__file__).parents[2] / "conf"
 
-# A word that chooses one of the suite's configs, and does nothing else.
-_CHOICE = re.compile(r"(?!hydra)\w+=[\w-]+")
 # The command that prints every config of a group, and every key.
 HELP = "`steadymoe run --help`"
 _EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
@@ -37,13 +33,30 @@ _EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 
 def compose(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what ``hydra.compose`` makes of ``words``: our part as plain values, and config group → chosen name."""
-    ours, merged = _composed(words, "ours")
-    return OmegaConf.to_container(ours, resolve=True, throw_on_missing=True), dict(merged.choices)  # type: ignore[return-value]
+    config = settings(words)
+    choices = dict(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True), choices  # type: ignore[return-value]
 
 
 def settings(words: Sequence[str]) -> DictConfig:
-    """Return the whole config of ``words``, with Hydra's own part under ``hydra``."""
-    return _composed(words, "whole")[0]
+    """Return the whole config of ``words``, with Hydra's own part under ``hydra``.
+
+    Hydra takes a quarter of a second to read and merge the files. If all other words are a plain ``key=value``, it does
+    so once for each set of named configs, and the values are changed in a copy. If not, or if this fails, Hydra gets
+    all words.
+    """
+    others = [word for word in words if not is_named(word)]
+    if all(_changes_value(_parsed(word)) for word in others):
+        config: DictConfig = pickle.loads(_merged(tuple(filter(is_named, words)), external.versions()))
+        try:
+            for each in map(_parsed, others):
+                OmegaConf.update(config, each.key_or_group, each.value(), merge=True)
+            return config
+        except OmegaConfBaseException:
+            pass  # Hydra says why
+    return hydra.compose("config", list(words), return_hydra_config=True)
 
 
 def reference_of(words: Sequence[str]) -> Mapping[str, Any]:
@@ -51,49 +64,20 @@ def reference_of(words: Sequence[str]) -> Mapping[str, Any]:
     return _reference(tuple(words), external.versions())
 
 
-@dataclass(frozen=True)
-class _Merged:
-    """Named configs as Hydra merges them, pickled: a copy is unpickled in a fifth of the time of a deepcopy."""
-
-    whole: bytes
-    ours: bytes
-    """``whole`` without Hydra's own part."""
-    choices: dict[str, Any]
-    """Config group → chosen name."""
+def is_named(word: str) -> bool:
+    """Return whether a word chooses a config by its name, or is for Hydra itself."""
+    each = _parsed(word)
+    if each.is_hydra_override():
+        return True
+    is_choice = each.key_or_group in _groups(external.versions()) and not isinstance(each.value(), dict)
+    return is_choice and not each.is_delete()
 
 
-# Merged configs by the overrides that name them and the state of the user's configs.
-_MERGED: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], _Merged] = {}
-
-
-def _composed(words: Sequence[str], part: str) -> tuple[DictConfig, _Merged]:
-    """Compose one config (``part`` is ``whole`` or ``ours``) and return it with the configs that it was merged from.
-
-    Hydra takes a quarter of a second to read and merge the files. Here it does so once for each set of named configs;
-    overrides that only change a value are then applied to a copy. Where this fails, Hydra says why.
-    """
-    parsed = [_parsed(word) for word in words]
-    groups, searches = _groups(external.versions()), any(each.key_or_group == "hydra.searchpath" for each in parsed)
-    not_changed = [f"{each.key_or_group}." for each in parsed if each.type is not OverrideType.CHANGE]
-
-    def changes_value(override: Override) -> bool:
-        key = f"{override.key_or_group}."
-        # Where a key is also added or deleted, the order of the overrides counts.
-        in_order = any(key.startswith(other) or other.startswith(key) for other in not_changed)
-        if searches or in_order or override.package or override.is_hydra_override() or override.is_sweep_override():
-            return False
-        return "/" not in key and (override.key_or_group not in groups or isinstance(override.value(), dict))
-
-    is_change = [changes_value(each) for each in parsed]
-    merged = _merged(tuple(itertools.compress(words, [not each for each in is_change])))
-    config: DictConfig = pickle.loads(getattr(merged, part))
-    try:
-        for each in itertools.compress(parsed, is_change):
-            OmegaConf.update(config, each.key_or_group, each.value(), merge=True)
-    except OmegaConfBaseException:
-        hydra.compose("config", list(words))
-        raise
-    return config, merged
+def _changes_value(each: Override) -> bool:
+    """Return whether an override changes one value, in whatever order it stands with the names of configs."""
+    if each.type is not OverrideType.CHANGE or each.package or each.is_sweep_override():
+        return False
+    return "/" not in each.key_or_group and each.key_or_group not in _groups(external.versions())
 
 
 @functools.cache
@@ -107,25 +91,10 @@ def _groups(outside: tuple[tuple[str, int], ...]) -> frozenset[str]:
     return frozenset(GlobalHydra.instance().config_loader().list_groups(""))
 
 
-def _merged(words: tuple[str, ...]) -> _Merged:
-    """Merge the configs that ``words`` name; the same configs named in full are not merged a second time."""
-    outside = external.versions()
-    if (words, outside) not in _MERGED:
-        whole = hydra.compose("config", list(words), return_hydra_config=True)
-        ours = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
-        for config in (whole, ours):
-            OmegaConf.set_struct(config, True)
-        found = _Merged(pickle.dumps(whole), pickle.dumps(ours), dict(whole.hydra.runtime.choices))
-        _MERGED[words, outside] = found
-        if all(_CHOICE.fullmatch(word) for word in words):
-            _MERGED.setdefault((tuple(in_full(found.choices)), outside), found)
-    return _MERGED[words, outside]
-
-
-def in_full(choices: Mapping[str, Any]) -> list[str]:
-    """Return the overrides that choose every config of ``choices`` (config group → name), but none of Hydra's own."""
-    chosen = {group: name for group, name in choices.items() if not group.startswith("hydra/") and name is not None}
-    return [f"{group}={name}" for group, name in sorted(chosen.items())]
+@functools.cache
+def _merged(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> bytes:
+    """Return the configs that ``words`` name, merged and pickled: a deepcopy takes five times as long to make."""
+    return pickle.dumps(hydra.compose("config", list(words), return_hydra_config=True))
 
 
 @functools.cache
