@@ -26,11 +26,11 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def statuses_of(folder: Path) -> dict[Path, str]:
-    """Return run folder → status for every run of an experiment, planned runs without a folder included."""
+def states_of(folder: Path) -> dict[Path, record.State]:
+    """Return run folder → state for every run of an experiment, planned runs without a folder included."""
     recorded = {path.parent for path in folder.glob("**/run.json")}
     planned = {folder / name for name in lifecycle.planned(folder)[0]}
-    return {run: record.status(run) for run in sorted(recorded | planned)}
+    return {run: record.look(run) for run in sorted(recorded | planned)}
 
 
 def lines(results: Path) -> list[str]:
@@ -39,7 +39,7 @@ def lines(results: Path) -> list[str]:
     Code that the runs name is read at most, never imported.
     """
     folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir())
-    by_experiment = {folder: statuses for folder in folders if (statuses := statuses_of(folder))}
+    by_experiment = {folder: states for folder in folders if (states := states_of(folder))}
     lines = []
     for folder in folders:
         plan, why = lifecycle.planned(folder)
@@ -52,27 +52,26 @@ def lines(results: Path) -> list[str]:
     return lines or [f"no runs below {visible(results / 'runs')}; start some with: steadymoe run experiment=quickstart"]
 
 
-def _experiment_lines(folder: Path, statuses: dict[Path, str], plan: dict[str, str]) -> list[str]:
+def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict[str, str]) -> list[str]:
     """Return the lines on one experiment."""
-    ended = [run for run, status in statuses.items() if status in record.ENDED]
-    differences = {run: provenance.difference(record.read_run(run) or {}) for run in ended}
+    differences = {run: provenance.difference(state.facts) for run, state in states.items() if state.has_ended}
     stale = {run: found.stale for run, found in differences.items() if found.stale is not None}
     unknown = Counter(found.unknown for run, found in differences.items() if found.unknown and run not in stale)
-    counts = Counter(statuses.values())
+    counts = Counter(state.status for state in states.values())
     summary = [f"{counts[name]} {name}" for name in sorted(counts)] + ([f"{len(stale)} stale"] if stale else [])
     lines = [f"{visible(folder.name)}: " + ", ".join(summary)]
-    to_do = [str(run.relative_to(folder)) for run, status in statuses.items() if status in _TO_DO]
+    to_do = [str(run.relative_to(folder)) for run, state in states.items() if state.status in _TO_DO]
     sweeps = lifecycle.sweeps(folder)
     for sweep, n in Counter(sweeps[name] for name in to_do if name in sweeps).items():
         if n > 1:  # the command of one run stands below its folder
             lines.append(f"  resume {'all' if n == len(to_do) else f'{n} of'} {len(to_do)}: {visible(sweep)}")
-    for run, status in statuses.items():
-        where, facts = visible(run.relative_to(folder.parent)), record.known(run)
+    for run, state in states.items():
+        where, facts = visible(run.relative_to(folder.parent)), state.facts
         command = facts.get("command") or plan.get(str(run.relative_to(folder)))
-        if status in _TO_DO:
-            why = f" ({visible(record.damage(run))})" if status == "damaged" else ""
-            lines.append(f"  {status}: {where}{why}")
-            if status == "failed":
+        if state.status in _TO_DO:
+            why = f" ({visible(state.damage)})" if state.damage is not None else ""
+            lines.append(f"  {state.status}: {where}{why}")
+            if state.status == "failed":
                 lines += [f"    {visible(line)}" for line in str(facts.get("error") or "").strip().splitlines()[-1:]]
             if command is not None:
                 lines.append(f"    again: {visible(command)}")
@@ -81,7 +80,7 @@ def _experiment_lines(folder: Path, statuses: dict[Path, str], plan: dict[str, s
         elif run in stale:
             lines.append(f"  stale: {where} ({visible(stale[run])})")
             lines.append(f"    again: {visible(command)} --redo")
-    for run in ended:
+    for run in differences:
         if (fault := outcome.misaligned_run(run)) is not None:
             lines.append(f"  replay is misaligned: {visible(run.relative_to(folder.parent))} ({fault})")
     lines += [f"  {unknown[why]} ended with code that cannot be compared: {visible(why)}" for why in unknown]

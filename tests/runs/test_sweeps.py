@@ -96,7 +96,7 @@ def test_a_killed_launcher_takes_its_workers_along_and_the_same_command_goes_on(
     assert {record.status(each.folder) for each in runs} <= {"interrupted", "missing", "finished"}
     (experiment,) = (tmp_path / "runs").iterdir()
     told = "\n".join(status.lines(tmp_path))
-    assert set(status.statuses_of(experiment)) == {each.folder for each in runs}
+    assert set(status.states_of(experiment)) == {each.folder for each in runs}
     for each in runs:
         if record.status(each.folder) == "missing":
             assert each.command in told
