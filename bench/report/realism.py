@@ -62,8 +62,7 @@ class Row:
 
 def over_steps(steps: pd.DataFrame, metric: str, how: str = "mean") -> pd.Series:
     """Return one number per seed from the curve of a metric (``tables.one_number``)."""
-    curves = steps[steps["metric"] == metric].sort_values("step").groupby("seed")["value"]
-    return pd.Series({seed: tables.one_number(curve, how) for seed, curve in curves}, dtype=float)
+    return tables.run_numbers(steps, metric, how)
 
 
 def response_length(steps: pd.DataFrame) -> pd.Series:

@@ -86,11 +86,15 @@ def one_number(curve: pd.Series, how: str) -> float:
     return float(numbers[how]())
 
 
+def run_numbers(steps: pd.DataFrame, metric: str, how: str, keys: Sequence[str] = ("seed",)) -> pd.Series:
+    """Return ``one_number`` of each run that has the metric, by ``keys``, which tell one run from another."""
+    curves = steps[steps["metric"] == metric].sort_values("step").groupby([*keys], observed=True)["value"]
+    return curves.agg(lambda curve: one_number(curve, how))
+
+
 def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the final reward of every run: arm, seed, value."""
-    rewards = steps[steps["metric"] == "reward"].sort_values("step")
-    curves = rewards.groupby(["arm", "seed"], observed=True)["value"]
-    return curves.agg(lambda curve: one_number(curve, "last")).reset_index()
+    return run_numbers(steps, "reward", "last", ["arm", "seed"]).reset_index()
 
 
 def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -201,11 +205,10 @@ def run_means(steps: pd.DataFrame, keys: list[str], metrics: list[str]) -> pd.Da
 
 def _estimates(steps: pd.DataFrame, arm: str, numbers: dict[str, tuple[str, str]]) -> dict[str, object]:
     """Return column → ``Estimate`` over the seeds of an arm; ``numbers`` is like ``SUMMARY``."""
-    ours = steps[steps["arm"] == arm].sort_values("step")
+    ours = steps[steps["arm"] == arm]
     estimates: dict[str, object] = {}
     for column, (metric, how) in numbers.items():
-        curves = ours[ours["metric"] == metric].groupby("seed")["value"]
-        values = [one_number(curve, how) for _, curve in curves]
+        values = run_numbers(ours, metric, how).tolist()
         estimates[column] = over_seeds(values, log=metric in GEOMETRIC, bounds=columns.bounds(metric))
     return estimates
 

@@ -57,8 +57,7 @@ def table(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     ``runs`` and ``steps`` are tables of ``archive.load``.
     """
     metric, how = tables.SUMMARY[LEVEL]
-    curves = steps[steps["metric"] == metric].sort_values("step").groupby(["arm", "seed"], observed=True)["value"]
-    starts, levels = curves.first(), curves.agg(lambda curve: tables.one_number(curve, how))
+    starts, levels = (tables.run_numbers(steps, metric, number, ["arm", "seed"]) for number in ("first", how))
     collapsed = tables.summary(steps, runs).set_index("arm")["collapsed"]
     rows = []
     for arm, ours in runs.groupby(_arms(runs)):

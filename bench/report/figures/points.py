@@ -1,7 +1,5 @@
 """Figures of one number per run: bars, dumbbells, and lines over an axis of the experiment."""
 
-from dataclasses import dataclass
-
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -12,23 +10,10 @@ from steadymoe.bench.report.figures.curves import LEAST_CLIPPED, compared, line_
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
-from steadymoe.bench.statistics.estimates import Estimate
+from steadymoe.bench.statistics.estimates import Bounds, Estimate
 
 # A divergence between sampler and trainer below this is rounding.
 _LEAST_KL = 1e-6
-
-
-@dataclass(frozen=True)
-class RunNumber:
-    """One number of each run: a statistic of the curve of one metric."""
-
-    metric: str
-    how: str
-    """The statistic of ``tables.one_number``."""
-    label: str
-    """Of its axis."""
-    log: bool = False
-    """Whether its axis is logarithmic and the mean over seeds geometric."""
 
 
 def clip_fraction(steps: pd.DataFrame) -> DataFigure:
@@ -56,9 +41,8 @@ def clip_fraction(steps: pd.DataFrame) -> DataFigure:
 
 def best_last(steps: pd.DataFrame) -> DataFigure:
     """Best against last reward of each method, the widest fall on top (GEPO's columns Best and Last)."""
-    runs = steps[steps["metric"] == "reward"].sort_values("step").groupby(["arm", "seed"])["value"]
-    last = runs.agg(lambda curve: tables.one_number(curve, "last"))
-    ends = {"best": last + runs.agg(lambda curve: tables.one_number(curve, "fall")), "last": last}
+    last, fall = (tables.run_numbers(steps, "reward", how, ["arm", "seed"]) for how in ("last", "fall"))
+    ends = {"best": last + fall, "last": last}
     arms = (ends["best"] - last).groupby(level="arm").mean().sort_values().index
     lines = looks.of_lines(steps)
     base, few_seeds = compared(steps, lines), style.few_seeds(steps)
@@ -100,14 +84,17 @@ def dose_response(steps: pd.DataFrame) -> DataFigure:
     lines = looks.of_lines(steps, "line")
     base = compared(steps.assign(arm=steps["line"]), lines)
     (engine,) = set(steps["engine"]) - {"exact"}
+    keys = ["line", "strength", "seed"]
     with style.figure_style():
         figure, axes = style.panels(3 + (base is not None), 1, 4.9 + 1.5 * (base is not None), sharex=True)
-        against(axes[0], steps, "strength", RunNumber("reward", "last", "final reward"), lines)
+        rewards = tables.run_numbers(steps, "reward", "last", keys)
+        against(axes[0], rewards, "final reward", lines, bounds=columns.bounds("reward"))
         for axis, metric in zip(axes[1:], ("rollout_kl_k3", "token_ratio_variance"), strict=False):
-            against(axis, steps, "strength", RunNumber(metric, "median", columns.short(metric), log=True), lines)
+            numbers = tables.run_numbers(steps, metric, "median", keys)
+            against(axis, numbers, columns.short(metric), lines, log=True, bounds=columns.bounds(metric))
         axes[1].set_ylim(bottom=_LEAST_KL)
         if base is not None:
-            against(axes[3], steps, "strength", RunNumber("reward", "last", "Δ final reward"), lines, base)
+            against(axes[3], rewards, "Δ final reward", lines, base=base)
         axes[-1].set_xlabel(f"strength of {engine}")
         number = (
             f"its last {tables.LAST_STEPS} steps for the final reward, else the median over steps; a KL below "
@@ -118,22 +105,23 @@ def dose_response(steps: pd.DataFrame) -> DataFigure:
 
 def against(
     axis: Axes,
-    steps: pd.DataFrame,
-    x: str,
-    number: RunNumber,
+    numbers: pd.Series,
+    label: str,
     lines: dict[str, Look],
+    *,
+    log: bool = False,
+    bounds: Bounds | None = None,
     base: str | None = None,
 ) -> None:
-    """Draw one line per name in ``lines`` (column ``line``) over the values of ``x``: means over seeds of ``number``.
+    """Draw one line per name in ``lines`` over an axis of the experiment: means over seeds of one number of each run.
 
-    A line has a band from ten seeds on; below ten seeds every seed has a thin line. With ``base`` a line shows the
-    difference from the line ``base``, seed by seed.
+    ``numbers`` is indexed by line, the axis, and seed; ``bounds``: see ``over_seeds``. With ``log`` the y axis is
+    logarithmic and the means are geometric. A line has a band from ten seeds on; below ten seeds every seed has a thin
+    line. With ``base`` a line shows the difference from the line ``base``, seed by seed.
     """
-    axis.set_ylabel(number.label)
-    chosen = steps[steps["metric"] == number.metric].sort_values("step")
-    numbers = chosen.groupby(["line", x, "seed"])["value"].agg(lambda curve: tables.one_number(curve, number.how))
+    axis.set_ylabel(label)
+    x = numbers.index.names[1]
     few_seeds = numbers.groupby(level=["line", x]).size().min() < estimates.LEAST_FOR_BOOTSTRAP
-    bounds = columns.bounds(number.metric) if base is None else None
     for line, look in lines.items():
         if line == base or line not in numbers.index.get_level_values("line"):
             continue
@@ -145,12 +133,12 @@ def against(
                 own = pd.DataFrame({"x": values.index.get_level_values(x), "mean": values.to_numpy()})
                 style.thin(axis, name, seed, own, look)
         rows = [
-            {"x": at} | vars(estimates.over_seeds(own.tolist(), log=number.log, bounds=bounds))
+            {"x": at} | vars(estimates.over_seeds(own.tolist(), log=log, bounds=bounds))
             for at, own in ours.groupby(level=x)
         ]
         data = pd.DataFrame(rows, columns=["x", "mean", "n"] if few_seeds else ["x", "mean", "low", "high", "n"])
         style.line(axis, name, data, look.with_marks())
     if base is not None:
         style.zero(axis, lines[base])
-    if number.log:
+    if log:
         axis.set_yscale("log")

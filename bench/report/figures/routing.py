@@ -11,7 +11,7 @@ from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.curves import line_names
 from steadymoe.bench.report.figures.looks import Look
-from steadymoe.bench.report.figures.points import RunNumber, against
+from steadymoe.bench.report.figures.points import against
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics.estimates import over_seeds
 
@@ -83,7 +83,7 @@ def drift(steps: pd.DataFrame) -> DataFigure:
     """
     steps = steps[steps["experts"] > 0]
     varying = [axis for axis in AXES if steps[axis].nunique() > 1]
-    number = RunNumber("expert_change_rate", "median", columns.label("expert_change_rate"))
+    metric = "expert_change_rate"
     with style.figure_style():
         figure, axes = style.panels(len(varying), 1, 0.5 + 1.75 * len(varying))
         for place, (panel, x) in enumerate(zip(axes, varying, strict=True)):
@@ -101,9 +101,9 @@ def drift(steps: pd.DataFrame) -> DataFigure:
                 names = shown[by].map(texts) if is_one else names + " " + shown[by].map(texts)
             shown = shown.assign(line=names)
             in_order = by is not None and is_one
-            against(
-                panel, shown, x, number, looks.ordered(texts.values()) if in_order else looks.of_lines(shown, "line")
-            )
+            lines = looks.ordered(texts.values()) if in_order else looks.of_lines(shown, "line")
+            numbers = tables.run_numbers(shown, metric, "median", ["line", x, "seed"])
+            against(panel, numbers, columns.label(metric), lines, bounds=columns.bounds(metric))
             _ticks(panel, steps, x, AXES[x], log=x != "moe_layers")
             panel.set_ylim(bottom=0)
             if names.nunique() > 1:
@@ -140,19 +140,12 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
     lines = lines or looks.of_lines(steps, "line")
     with style.figure_style():
         figure, axes = style.panels(2, 1, 3.6, sharex=True)
-        shares = tables.routing_share(steps, ["line", x]).rename("value").reset_index()
-        against(axes[0], _as_metric(shares, "share"), x, RunNumber("share", "last", "share of routing"), lines)
+        against(axes[0], tables.routing_share(steps, ["line", x]), "share of routing", lines)
         wide = tables.run_means(steps, ["line", x], ["log_ratio_moment_changed", "log_ratio_moment_unchanged"])
         wide = wide[(wide > 0).all(axis=1)]
-        ratios = (wide.iloc[:, 0] / wide.iloc[:, 1]).rename("value").reset_index()
-        number = RunNumber("ratio", "last", "E[(log r)²], changed/unchanged", log=True)
-        against(axes[1], _as_metric(ratios, "ratio"), x, number, lines)
+        against(axes[1], wide.iloc[:, 0] / wide.iloc[:, 1], "E[(log r)²], changed/unchanged", lines, log=True)
         _ticks(axes[1], steps, x, SIZES[x], log=x == "experts")
         return style.finish(figure, axes[0], style.points_caption(steps, "moments over all of its updates", log=True))
-
-
-def _as_metric(values: pd.DataFrame, name: str) -> pd.DataFrame:
-    return values.assign(metric=name, step=1)
 
 
 def tail(steps: pd.DataFrame, tails: pd.DataFrame) -> DataFigure:
