@@ -49,6 +49,12 @@ class PlannedAudit:
         """The drifts without a table."""
         return [k for k in self.run.config.audit.drift if not measure.table_path(self.folder, k).exists()]
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether tables and facts are complete; a kill after the last table leaves the facts begun. Raises Damaged."""
+        facts = lifecycle.read(self.facts_path, _FIELDS) or {}
+        return not self.missing and facts.get("status") == "finished"
+
     def refuse_other(self) -> None:
         """Raise ConfigError if the folder holds an audit of another config or of other code."""
         try:
@@ -58,7 +64,7 @@ class PlannedAudit:
             raise ConfigError(f"{error}; add --redo to measure again") from error
 
     def make(self, log: Callable[[str], None], redo: bool = False) -> None:
-        """Measure the missing tables, all of them for ``redo``.
+        """Measure the missing tables, all of them for ``redo``, and complete the facts.
 
         Raises filelock.Timeout if another process makes this audit, and as ``measure.audit`` does.
         """
@@ -66,7 +72,7 @@ class PlannedAudit:
             if redo:
                 for path in [self.facts_path, *self.folder.glob("k=*.parquet")]:
                     path.unlink(missing_ok=True)
-            if not self.missing:
+            if self.is_finished:
                 log(f"finished: {self.folder}")
                 return
             facts, begun = self._facts(), monotonic()
@@ -78,7 +84,7 @@ class PlannedAudit:
             atomic_files.write_json(self.facts_path, facts | ended)
 
     def _facts(self) -> dict[str, Any]:
-        """Return the content of ``audit.json``; its ``seconds`` are those of the last command that wrote a table."""
+        """Return the content of ``audit.json``; its ``seconds`` are those of the last command that worked on it."""
         run, config = self.run, self.run.config
         command = run.command.replace("steadymoe run", "steadymoe audit", 1).replace(f" algorithm={NEUTRAL}", "")
         return {

@@ -127,6 +127,29 @@ def test_a_killed_audit_resumes_to_the_same_bytes(
         again.make(lambda _: None)
 
 
+def test_a_kill_between_the_last_table_and_the_facts_leaves_facts_that_are_completed(
+    asked: plan.PlannedAudit, results: Path, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cold_starts").symlink_to(results / "cold_starts")
+    there = replace(asked.run.config, results_dir=str(tmp_path))
+    again = replace(asked, run=replace(asked.run, config=there), folder=tmp_path / "audit")
+
+    def kill(text: str) -> None:
+        if "wrote k=2" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        again.make(kill)
+    assert again.missing == []
+    assert json.loads(again.facts_path.read_text())["status"] == "begun"
+    before = {path.name: path.stat().st_mtime_ns for path in again.folder.glob("*.parquet")}
+    again.make(lambda _: None)
+    facts, whole = (json.loads(path.read_text()) for path in (again.facts_path, folder / "audit.json"))
+    assert facts["status"] == "finished"
+    assert facts.keys() == whole.keys()
+    assert {path.name: path.stat().st_mtime_ns for path in again.folder.glob("*.parquet")} == before
+
+
 def test_a_finished_audit_is_shown_and_not_measured_again(
     results: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
