@@ -12,14 +12,12 @@ from test_bundle import jsonl, rollouts
 from test_cli import steadymoe
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.testing import assert_close
 
 from steadymoe import algorithms
 from steadymoe.algorithms import Batch, Surrogate
 from steadymoe.bench.audit import bundle as bundles
 from steadymoe.bench.audit import without_model
 from steadymoe.bench.audit.bundle import BadBundle, Bundle
-from steadymoe.bench.check.derivatives import gradient
 from steadymoe.bench.statistics.estimates import mean_over_seeds
 
 RATIO_BT = torch.tensor([[1.5, 1.0, 0.5, 1.1], [0.6, 1.3, 0.9, 1.0]])
@@ -73,25 +71,6 @@ def test_the_mass_by_decile_follows_the_old_probability() -> None:
     assert same["mass_decile_6"] == 1  # ties share a decile, whatever the order of the rows
 
 
-def test_a_gradient_is_the_one_of_finite_differences(bundle: Bundle) -> None:
-    (batch, *_) = without_model.batches(bundle)
-    exact = Batch(
-        logprobs_BT=batch.logprobs_BT.double(),
-        mask_BT=batch.mask_BT,
-        advantages_BT=batch.advantages_BT.double(),
-        old_logprobs_BT=batch.get("old_logprobs_BT").double(),
-    )
-    for name in ("grpo", "gspo", "sapo"):
-        wide = {"clip_low": 0.9, "clip_high": 9.0} if name != "sapo" else {}
-        loss = algorithms.load(name, **wide)
-        found_BT, _ = gradient(loss, exact)
-        for place in [(0, 0), (3, 1), (5, 2)]:
-            step = torch.zeros_like(exact.logprobs_BT)
-            step[place] = 1e-6
-            ends = [float(loss(replace(exact, logprobs_BT=exact.logprobs_BT + sign * step)).loss) for sign in (1, -1)]
-            assert (ends[0] - ends[1]) / 2e-6 == pytest.approx(float(found_BT[place]), rel=1e-4, abs=1e-9)
-
-
 def test_losses_without_a_clip_agree_at_the_old_policy(bundle: Bundle) -> None:
     """At θ = θ_old every ratio is 1: GRPO, GSPO and REINFORCE with the same averages want the same."""
     at_old = replace(bundle, logprobs_BT=bundle.old_logprobs_BT)
@@ -101,14 +80,6 @@ def test_losses_without_a_clip_agree_at_the_old_policy(bundle: Bundle) -> None:
     assert means["cosine"] == pytest.approx([1] * 3, abs=1e-6)
     assert means["norm"] == pytest.approx([means["norm"][0]] * 3, rel=1e-5)
     assert means["clip_low"] == means["clip_high"] == [0] * 3
-
-
-def test_a_flipped_advantage_flips_the_gradient_and_leaves_the_weights(bundle: Bundle) -> None:
-    (batch, *_) = without_model.batches(bundle)
-    flipped = replace(batch, advantages_BT=-batch.advantages_BT)
-    loss = algorithms.load("reinforce")
-    one, other = (gradient(loss, each)[0] for each in (batch, flipped))
-    assert_close(other, -one)
 
 
 def test_padding_and_the_order_of_groups_change_nothing(bundle: Bundle) -> None:
