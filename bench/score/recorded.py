@@ -94,10 +94,19 @@ class Recorded:
         curves = steps[steps["metric"] == metric].sort_values("step").groupby("seed")["value"]
         return pd.Series({seed: tables.one_number(curve, how) for seed, curve in curves}, dtype=float)
 
-    def mean_reward(self, arm: Arm) -> pd.Series:
-        """Return the mean reward by seed over the steps in which a collapse could begin and be seen before the end."""
+    def at(self, arm: Arm, metric: str, step: int) -> pd.Series:
+        """Return a metric at one step, by seed."""
         steps = self.tables([arm])["steps"]
-        counted = steps[(steps["metric"] == "reward") & (steps["step"] <= self.judged(arm)["judged_until"].max())]
+        return steps[(steps["metric"] == metric) & (steps["step"] == step)].set_index("seed")["value"].sort_index()
+
+    def mean_reward(self, arm: Arm, until: float | None = None) -> pd.Series:
+        """Return the mean reward by seed up to the step ``until``.
+
+        None means over the steps in which a collapse could begin and be seen before the end.
+        """
+        steps = self.tables([arm])["steps"]
+        until = self.judged(arm)["judged_until"].max() if until is None else until
+        counted = steps[(steps["metric"] == "reward") & (steps["step"] <= until)]
         return counted.groupby("seed")["value"].mean()
 
     def final(self, arm: Arm) -> pd.Series:
@@ -106,8 +115,7 @@ class Recorded:
 
     def first(self, arm: Arm) -> pd.Series:
         """Return the reward of the first step, sampled by the cold start, by seed."""
-        steps = self.tables([arm])["steps"]
-        return steps[(steps["metric"] == "reward") & (steps["step"] == 1)].set_index("seed")["value"].sort_index()
+        return self.at(arm, "reward", 1)
 
     def held_out(self, arm: Arm) -> pd.Series:
         """Return held-out accuracy by seed, sampled without engine noise.

@@ -89,21 +89,17 @@ def interaction(of: str, ours: tuple[Arm, Arm] | tuple[Audited, Audited], theirs
     A seed of two models is two cold starts that share nothing, so the models are compared by ``comparisons.welch``.
     """
 
-    def effect(study: Recorded) -> Measurement:
-        whole = welch(less(study, of, *ours), less(study, of, *theirs))
-        return Measurement(whole.estimate, error=whole.error, degrees=whole.degrees)
-
-    return effect
+    return lambda study: _unpaired(less(study, of, *ours), less(study, of, *theirs))
 
 
 def beside_twin(moe: Arm, dense: Arm) -> Effect:
     """Held-out accuracy of an MoE less its dense twin's, which shares no cold start (``comparisons.welch``)."""
+    return lambda study: _unpaired(study.held_out(moe), study.held_out(dense))
 
-    def effect(study: Recorded) -> Measurement:
-        whole = welch(study.held_out(moe), study.held_out(dense))
-        return Measurement(whole.estimate, error=whole.error, degrees=whole.degrees)
 
-    return effect
+def _unpaired(ours: pd.Series, theirs: pd.Series) -> Measurement:
+    whole = welch(ours, theirs)
+    return Measurement(whole.estimate, error=whole.error, degrees=whole.degrees)
 
 
 def clipped(loss: Audited, over: Audited, k: int) -> Effect:

@@ -73,6 +73,7 @@ def found(study: Recorded) -> dict[str, Any]:
     moe, dense = (Audited("", name, "all") for name in ("study_audit", "study_audit_twin"))
     kl, length = study.numbers(NOISY, "rollout_kl_k3", "mean").mean(), study.response_length(NOISY).mean()
     (kl_factor,) = (row.factor for row in realism(study) if row.arm == NOISY.label and row.what.startswith("KL"))
+    early = [study.mean_reward(arm, until=_TUNED_OVER) for arm in (wide, own)]
     rows = speed_and_level(study)
     return {
         "ahead": len(ahead),
@@ -83,7 +84,7 @@ def found(study: Recorded) -> dict[str, Any]:
         "tie": reward(own, BEST["grpo"]),
         "chosen": reward(wide, BEST["grpo"]),
         "tuned_over": _TUNED_OVER,
-        "early": by_seed(_first_rollouts(study, wide) - _first_rollouts(study, own), DIFFERENCE).estimate,
+        "early": by_seed(early[0] - early[1], DIFFERENCE).estimate,
         "small": routed(tuple(DIALLED.values()))(study).estimate,
         "share": by_seed(study.gradient(moe, "routing_share", DRIFT)).estimate,
         "stale": by_seed(study.routing_share(GRPO)).estimate,
@@ -100,13 +101,6 @@ def found(study: Recorded) -> dict[str, Any]:
         "speed": ", ".join(undecided_in_level(rows)),
         "rows": rows,
     }
-
-
-def _first_rollouts(study: Recorded, arm: Arm) -> pd.Series:
-    """Mean reward by seed over the rollouts that the tuning compared."""
-    steps = study.tables([arm])["steps"]
-    counted = steps[(steps["metric"] == "reward") & (steps["step"] <= _TUNED_OVER)]
-    return counted.groupby("seed")["value"].mean()
 
 
 # --- what R2 does ----------------------------------------------------------------------------------------------------
@@ -151,10 +145,7 @@ def replay(study: Recorded) -> pd.DataFrame:
 
 def _at(study: Recorded, arm: Arm, metric: str, step: int | None) -> pd.Series:
     """One number of a metric for each seed: at a step, or its mean over all."""
-    if step is None:
-        return study.numbers(arm, metric, "mean")
-    steps = study.tables([arm])["steps"]
-    return steps[(steps["metric"] == metric) & (steps["step"] == step)].set_index("seed")["value"].sort_index()
+    return study.numbers(arm, metric, "mean") if step is None else study.at(arm, metric, step)
 
 
 def replay_numbers(rows: pd.DataFrame) -> dict[str, str]:

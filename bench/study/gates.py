@@ -182,9 +182,8 @@ def kept(study: Recorded) -> dict[str, Estimate]:
 
 def _kept(study: Recorded, arm: Arm) -> Estimate:
     """The reward of the second rollout over that of the first."""
-    steps = study.tables([arm])["steps"]
-    rewards = steps[steps["metric"] == "reward"].pivot_table(index="seed", columns="step", values="value")
-    return over_seeds((rewards[2] / rewards[1]).dropna().tolist(), bounds=POSITIVE)
+    kept = study.at(arm, "reward", 2) / study.first(arm)
+    return over_seeds(kept.dropna().tolist(), bounds=POSITIVE)
 
 
 def _mean(differences: pd.Series) -> Estimate:

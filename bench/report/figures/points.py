@@ -120,7 +120,7 @@ def against(
     line. With ``base`` a line shows the difference from the line ``base``, seed by seed.
     """
     axis.set_ylabel(label)
-    x = numbers.index.names[1]
+    x = str(numbers.index.names[1])
     few_seeds = numbers.groupby(level=["line", x]).size().min() < estimates.LEAST_FOR_BOOTSTRAP
     for line, look in lines.items():
         if line == base or line not in numbers.index.get_level_values("line"):
