@@ -92,17 +92,17 @@ def dose(table: pd.DataFrame) -> DataFigure:
     with style.figure_style():
         figure, axes = style.panels(1, len(dials), 2.2, style.TWO_COLUMNS, sharey=True)
         for axis, dial in zip(axes, dials, strict=True):
+            values = table.loc[table["dial"] == dial, "value"].drop_duplicates().tolist()
             for place, quantity in enumerate(quantities):
                 chosen = (table["dial"] == dial) & (table["quantity"] == quantity)
                 rows, look = numbers[chosen], looks.look(place)
                 if rows.empty:
                     continue
                 beside = (place - (len(quantities) - 1) / 2) * _BESIDE if len(quantities) > _FEW else 0
-                at = np.arange(len(rows)) + beside
+                at = table.loc[chosen, "value"].map(values.index) + beside
                 axis.vlines(at, rows["low"], rows["high"], color=look.colour, linewidth=1.1)
                 axis.plot(at, rows["mean"], **_marks(look))
                 style.note(axis, quantity, rows.assign(x=table.loc[chosen, "value"]), dial)
-            values = table.loc[table["dial"] == dial, "value"].drop_duplicates()
             axis.set_xticks(range(len(values)), [f"{value:g}" for value in values])
             axis.set_xlim(-0.4, len(values) - 0.6)
             axis.set_xlabel(_DIALS[dial])

@@ -353,8 +353,11 @@ def test_doses_are_levels_of_arms_in_a_table_and_a_figure(made: Recorded) -> Non
     assert (shown["dial"] + " " + shown["value"]).tolist() == ["layers 0", "layers 1", "experts 0", "experts 1"]
     assert shown["share"].map(str).tolist() == ["–", "0.75 [0.75, 0.75]", "–", "–"]
     assert shown["n"].tolist() == [10] * 4
-    numbers = figures.dose(rows).numbers
+    drawn = figures.dose(rows)
+    numbers = drawn.numbers
     assert numbers.loc[numbers["series"] == "clipped", "mean"].tolist() == pytest.approx([0.055, 1.1, 0.055, 1.1])
+    places = [list(line.get_xdata()) for line in drawn.axes[0].get_lines() if len(line.get_xdata())]
+    assert places == [[0, 1], [1]]  # share has the second value alone
 
 
 def test_the_numbers_of_arms_are_those_of_their_runs_paired_by_seed(made: Recorded) -> None:
