@@ -86,8 +86,8 @@ def _from_trainer(tables: Mapping[str, pd.DataFrame], origin: str) -> dict[str, 
 
 
 def _origins(runs: pd.DataFrame) -> pd.Series:
-    """Return the trainer of each run, empty for the suite's own."""
-    return runs["origin"].fillna("")
+    """Return the trainer of each run, empty for the suite's own. An origin names its version or its log, too."""
+    return runs["origin"].fillna("").map(lambda origin: origin.partition(" ")[0])
 
 
 def read_kept(path: Path) -> pd.DataFrame:

@@ -97,3 +97,9 @@ def test_an_archive_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path)
     pd.read_parquet(path).drop(columns="origin").to_parquet(path, index=False)
     with pytest.raises(Damaged, match=r"lacks origin: .*python results/migrate\.py"):
         archive.load(results, "small")
+
+
+def test_arms_from_two_logs_of_one_trainer_are_ranked_together() -> None:
+    origins = {"gspo": "verl gspo.jsonl", "grpo": "verl grpo.jsonl", "other": "zzz 1.0"}
+    runs = pd.DataFrame({"arm": list(origins), "origin": list(origins.values())})
+    assert archive.one_trainer({"runs": runs})["runs"]["arm"].tolist() == ["gspo", "grpo"]
