@@ -83,8 +83,11 @@ ARMS |= {
     "GRPO, noisy sampler, R3 with gates": ("gates", "grpo", "r3_gates", "none"),
 }
 ARMS |= {
-    f"long, {loss}, noise 0.2": ("centering", algorithm, "strength=0.2", "updates_per_rollout")
-    for loss, algorithm in (("SC", "score_centering"), ("REINFORCE", "reinforce"), ("TIS", "cispo"))
+    f"long, {loss}, noise 0.2": ("centering", algorithm, f"strength=0.2{rate}", "updates_per_rollout")
+    for loss, algorithm, rate in (
+        *(("SC", "score_centering", ""), ("REINFORCE", "reinforce", "")),
+        ("TIS", "cispo", ".*learning_rate=0.0001"),
+    )
 }
 RUNS = [
     ("GSPO", "GRPO 0.2/0.27"),
