@@ -86,7 +86,7 @@ ARMS |= {
     f"long, {loss}, noise 0.2": ("centering", algorithm, f"strength=0.2{rate}", "updates_per_rollout")
     for loss, algorithm, rate in (
         *(("SC", "score_centering", ""), ("REINFORCE", "reinforce", "")),
-        ("TIS", "cispo", ".*learning_rate=0.0001"),
+        ("TIS", "cispo", ",optimizer"),  # the start of the learning rate: long names of axes end in a hash
     )
 }
 RUNS = [
