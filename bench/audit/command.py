@@ -42,8 +42,9 @@ def main(words: list[str]) -> int:
     """
     if words[:1] == ["report"]:
         return _report(_report_parser().parse_args(words[1:]))
-    arguments = parser().parse_args(words)
-    mode = parser().mode(arguments, _MODES)
+    measuring = parser()
+    arguments = measuring.parse_args(words)
+    mode = measuring.mode(arguments, _MODES)
     return {"measure": _measure, "bundle": _bundle, "conformance": _conformance}[mode](arguments)
 
 
@@ -89,8 +90,10 @@ def _measure(arguments: argparse.Namespace) -> int:
     plan.refuse_others(planned, arguments.redo)
     if arguments.dry:
         for audit in planned:
-            missing = ", ".join(f"k={k}" for k in audit.missing)
-            print(visible(f"{audit.folder}: {f'to do: {missing}' if missing else 'done'}"))
+            drifts = audit.run.config.audit.drift if arguments.redo else audit.missing
+            to_do = ", ".join(f"k={k}" for k in drifts) or "audit.json"
+            is_done = not arguments.redo and audit.is_finished
+            print(visible(f"{audit.folder}: {'done' if is_done else f'to do: {to_do}'}"))
         return 0
     planned[0].folder.mkdir(parents=True, exist_ok=True)  # an OSError here exits with 2
     begun = monotonic()

@@ -93,7 +93,7 @@ def _groups(outside: tuple[tuple[str, int], ...]) -> frozenset[str]:
 
 @functools.cache
 def _merged(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> bytes:
-    """Return the configs that ``words`` name, merged and pickled: a deepcopy takes five times as long to make."""
+    """Return the configs that ``words`` name, merged and pickled: unpickling is five times as fast as a deepcopy."""
     return pickle.dumps(hydra.compose("config", list(words), return_hydra_config=True))
 
 

@@ -60,11 +60,6 @@ class Row:
         return not self.query or len(runs.query(self.query)) > 0
 
 
-def over_steps(steps: pd.DataFrame, metric: str, how: str = "mean") -> pd.Series:
-    """Return one number per seed from the curve of a metric (``tables.one_number``)."""
-    return tables.run_numbers(steps, metric, how)
-
-
 def response_length(steps: pd.DataFrame) -> pd.Series:
     """Return sampled tokens per response by seed, from the counts that archives keep; dropped groups count too."""
     counts = steps[steps["metric"].isin(("tokens_sampled", "prompts_sampled"))]
@@ -76,20 +71,20 @@ def response_length(steps: pd.DataFrame) -> pd.Series:
 
 def over_dense(moe: pd.DataFrame, dense: pd.DataFrame) -> Estimate:
     """Return the token-ratio variance of an MoE over its dense twin's, median over steps; they share no cold start."""
-    return unpaired_ratio(*(over_steps(steps, "token_ratio_variance", "median") for steps in (moe, dense)))
+    return unpaired_ratio(*(tables.run_numbers(steps, "token_ratio_variance", "median") for steps in (moe, dense)))
 
 
 def ratio(steps: pd.DataFrame, above: str, below: str) -> pd.Series:
     """Return the mean over steps of one metric over the mean of another, by seed; nan where the divisor is 0."""
-    return over_steps(steps, above) / over_steps(steps, below).replace(0.0, np.nan)
+    return tables.run_numbers(steps, above, "mean") / tables.run_numbers(steps, below, "mean").replace(0.0, np.nan)
 
 
 def _moment_times_length(steps: pd.DataFrame) -> pd.Series:
-    return over_steps(steps, "log_ratio_moment_free") * response_length(steps)
+    return tables.run_numbers(steps, "log_ratio_moment_free", "mean") * response_length(steps)
 
 
 def _mean(metric: str) -> Callable[[pd.DataFrame], pd.Series]:
-    return partial(over_steps, metric=metric)
+    return partial(tables.run_numbers, metric=metric, how="mean")
 
 
 _R3 = "R3, 2510.11370"

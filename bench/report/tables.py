@@ -349,15 +349,15 @@ def sentences(shown: Shown) -> list[str]:
         return [*lines, "The runs are too short for the rule of collapse."]
     lost = summary[summary["collapsed"] > 0].sort_values("collapsed", ascending=False, kind="stable")
     counts = [f"{row['arm']} ({row['collapsed']:.0f} of {row['n']})" for row in lost.to_dict("records")]
-    runs = f"arms, {lost['collapsed'].sum():.0f} of {summary['n'].sum()} runs"
-    lines.append(f"Collapsed: {_named(counts, runs)}." if counts else "No run collapsed.")
+    in_all = f"arms, {lost['collapsed'].sum():.0f} of {summary['n'].sum()} runs"
+    lines.append(f"Collapsed: {_named(counts, in_all)}." if counts else "No run collapsed.")
     if falling := int(summary["falling"].sum()):
         lines.append(f"{falling} more {'was' if falling == 1 else 'were'} falling at the end.")
     return lines
 
 
 def _named(arms: Sequence[str], counted: str) -> str:
-    """Return the arms by name, or, where a sentence cannot hold them, their number and what it counts."""
+    """Return the arms by name, or, if they are too many for a sentence, their number and ``counted``."""
     return ", ".join(arms) if len(arms) <= _MOST_NAMED else f"{len(arms)} {counted}"
 
 

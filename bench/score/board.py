@@ -100,7 +100,7 @@ def text(rows: pd.DataFrame) -> str:
 
 
 def html(entries: Sequence[Entry], rows: pd.DataFrame) -> str:
-    """Return the page: entries with and without tuning; folded, their machines and the algorithms without an entry."""
+    """Return the page: entries with and without tuning; folded, their other columns and algorithms without an entry."""
     numbers = [f"{part.name}: {what}" for part in PARTS for what in (part.outcome, "less GRPO")]
     first = ["entry", *numbers, "paper"]
     groups = {"As published": rows[rows["tuned"] == "no"], "Tuned": rows[rows["tuned"] == "yes"]}

@@ -90,9 +90,7 @@ class Recorded:
 
     def numbers(self, arm: Arm, metric: str, how: str) -> pd.Series:
         """Return one number for each run by seed, made from a metric's curve by ``tables.one_number``."""
-        steps = self.tables([arm])["steps"]
-        curves = steps[steps["metric"] == metric].sort_values("step").groupby("seed")["value"]
-        return pd.Series({seed: tables.one_number(curve, how) for seed, curve in curves}, dtype=float)
+        return tables.run_numbers(self.tables([arm])["steps"], metric, how)
 
     def at(self, arm: Arm, metric: str, step: int) -> pd.Series:
         """Return a metric at one step, by seed."""

@@ -88,10 +88,13 @@ def run(words: Sequence[str]) -> int:
             if code := launch([*command, *settings]):
                 return code
         if given.keep is not None and "--dry" not in settings:
-            of_experiment = Path(results), experiment.recorded_as, given.keep
-            path, unfinished = audits.keep(*of_experiment) if experiment.audits else (None, [])
-            written = [path] if path is not None else report_page.keep(*of_experiment)
-            for line in [*(f"wrote {path}" for path in written), *unfinished]:
+            unfinished: list[str] = []
+            if experiment.audits:
+                path, unfinished = audits.keep(Path(results), experiment.recorded_as, given.keep)
+                kept = [path]
+            else:
+                kept = report_page.keep(Path(results), experiment.recorded_as, given.keep)
+            for line in [*(f"wrote {path}" for path in kept), *unfinished]:
                 print(visible(line))
     return 0
 

@@ -87,7 +87,7 @@ class LiveRecord(Record):
     def __exit__(self, *error: object) -> None:
         _, raised, _ = error
         if self.run["status"] in record.ENDED:
-            pass  # what the trainer raises after its end changes nothing that was recorded
+            pass  # an error after the end of the training does not change how the run ended
         elif isinstance(raised, Exception):
             self.update(status="failed", error=blame.failure(raised))
         elif raised is not None:

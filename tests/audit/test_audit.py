@@ -103,21 +103,27 @@ def test_the_folder_holds_a_table_for_each_drift_and_says_what_made_it(folder: P
     assert {"versions", "machine", "revision", "config", "cold_start", "seconds"} <= set(facts)
 
 
-def test_a_killed_audit_resumes_to_the_same_bytes(
-    asked: plan.PlannedAudit, results: Path, folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "cold_starts").symlink_to(results / "cold_starts")
-    there = replace(asked.run.config, results_dir=str(tmp_path))
-    again = replace(asked, run=replace(asked.run, config=there), folder=tmp_path / "audit")
+def killed(asked: plan.PlannedAudit, results: Path, to: Path, after: str) -> plan.PlannedAudit:
+    """The audit again, from the same cold start, in another folder, and killed after a line of its log."""
+    (to / "cold_starts").symlink_to(results / "cold_starts")
+    there = replace(asked.run.config, results_dir=str(to))
+    again = replace(asked, run=replace(asked.run, config=there), folder=to / "audit")
 
     def kill(text: str) -> None:
-        if "wrote k=0" in text:
+        if after in text:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         again.make(kill)
-    assert again.missing == [2]
     assert json.loads(again.facts_path.read_text())["status"] == "begun"
+    return again
+
+
+def test_a_killed_audit_resumes_to_the_same_bytes(
+    asked: plan.PlannedAudit, results: Path, folder: Path, tmp_path: Path
+) -> None:
+    again = killed(asked, results, tmp_path, after="wrote k=0")
+    assert again.missing == [2]
     first = (again.folder / "k=0.parquet").stat().st_mtime_ns
     again.make(lambda _: None)
     assert (again.folder / "k=0.parquet").stat().st_mtime_ns == first
@@ -130,18 +136,9 @@ def test_a_killed_audit_resumes_to_the_same_bytes(
 def test_a_kill_between_the_last_table_and_the_facts_leaves_facts_that_are_completed(
     asked: plan.PlannedAudit, results: Path, folder: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "cold_starts").symlink_to(results / "cold_starts")
-    there = replace(asked.run.config, results_dir=str(tmp_path))
-    again = replace(asked, run=replace(asked.run, config=there), folder=tmp_path / "audit")
-
-    def kill(text: str) -> None:
-        if "wrote k=2" in text:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        again.make(kill)
+    again = killed(asked, results, tmp_path, after="wrote k=2")
     assert again.missing == []
-    assert json.loads(again.facts_path.read_text())["status"] == "begun"
+    assert not again.is_finished
     before = {path.name: path.stat().st_mtime_ns for path in again.folder.glob("*.parquet")}
     again.make(lambda _: None)
     facts, whole = (json.loads(path.read_text()) for path in (again.facts_path, folder / "audit.json"))
@@ -162,6 +159,12 @@ def test_a_finished_audit_is_shown_and_not_measured_again(
     assert steadymoe(monkeypatch, "audit", "--dry", *WORDS, f"results_dir={results}") == 0
     (folder / "kept").rename(folder / "k=2.parquet")
     assert capsys.readouterr().out.endswith("to do: k=2\n")
+    facts = (folder / "audit.json").read_text()
+    (folder / "audit.json").write_text(facts.replace('"finished"', '"begun"'))  # killed after the last table
+    for more, shown in (((), "to do: audit.json\n"), (("--redo",), "to do: k=0, k=2\n")):
+        assert steadymoe(monkeypatch, "audit", "--dry", *more, *WORDS, f"results_dir={results}") == 0
+        assert capsys.readouterr().out.endswith(shown)
+    (folder / "audit.json").write_text(facts)
 
 
 def test_an_audit_of_other_numbers_or_code_is_not_mixed_with_this_one(

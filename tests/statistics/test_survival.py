@@ -71,6 +71,8 @@ def test_the_curve_is_not_known_beyond_the_last_run() -> None:
     with pytest.raises(ValueError, match="up to that"):
         survival.restricted_mean(*seen(10, 20, lasting=(30,)), 40)
     assert survival.restricted_mean(*seen(10, 20, 30), 40).mean == pytest.approx(20)  # it is 0 there
+    with pytest.raises(IndexError, match="boolean index"):
+        survival.kaplan_meier(np.array([10, 10]), np.array([True]))
 
 
 def test_log_rank_on_the_textbooks_data() -> None:
