@@ -3,9 +3,9 @@
     python tests/engines/against_vllm.py results/engines .oracles/vllm/bin/python
 
 Trains ``flat``, with the head width that vLLM's CPU kernels take, on short and on long responses, from several cold
-starts to the middle of a run. At both ends vLLM samples in fp32 and in bf16, and the simulated engines sample the same
-prompts. Writes the rows of all comparisons with their provenance, a table and two figures. A seed that was compared is
-not compared again.
+starts to the middle of a run. At both ends vLLM samples in fp32, in bf16 and in bf16 with an fp8 cache, and the
+simulated engines sample the same prompts. Writes the rows of all comparisons with their provenance, a table and two
+figures. A seed that was compared is not compared again.
 
 Shapes: B responses, T response positions, L MoE layers, F positions fed, K experts a token.
 """
@@ -51,9 +51,15 @@ WORKER = Path(__file__).with_name("vllm_worker.py")
 # vLLM's attention on a CPU takes heads of 32, 64, … channels; flat has 16.
 HEADS = ("model.config.num_attention_heads=2", "model.config.num_key_value_heads=1")
 # Length of the responses → the setting, the middle of a run in updates, and cold starts.
-SETTINGS = {"7 tokens": ("learning", 240, range(330, 335)), "61 tokens": ("long", 48, range(330, 333))}
+SETTINGS = {"7 tokens": ("learning", 240, range(330, 335)), "61 tokens": ("long", 48, range(330, 335))}
 PROMPTS, RESPONSES = 256, 8
-REAL = ("vllm fp32", "vllm bf16")
+# vLLM's weights and activations, and its key-value cache.
+REAL = {
+    "vllm fp32": ("float32", "auto"),
+    "vllm bf16": ("bfloat16", "auto"),
+    "vllm bf16, fp8 cache": ("bfloat16", "fp8"),
+}
+EXACT, REFERENCE = "vllm fp32", "vllm bf16"
 SIMULATED = {
     "bf16": "engine=bf16",
     "router_bf16": "engine=router_bf16",
@@ -103,8 +109,9 @@ def checkpoints(run: Run) -> Iterator[tuple[str, Task, PreTrainedModel]]:
     yield "mid-run", task, model
 
 
-def sampled_by_vllm(python: Path, model: PreTrainedModel, task: Task, prompts: list[str], precision: str) -> Rollout:
+def sampled_by_vllm(python: Path, model: PreTrainedModel, task: Task, prompts: list[str], engine: str) -> Rollout:
     """Return the responses of a fresh vLLM with the model's weights: in place they would stay stale."""
+    precision, cache = REAL[engine]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model.save_pretrained(folder / "model")
@@ -112,7 +119,8 @@ def sampled_by_vllm(python: Path, model: PreTrainedModel, task: Task, prompts: l
             "prompts": [task.tokenizer(prompt)["input_ids"] for prompt in prompts for _ in range(RESPONSES)],
             "end": task.tokenizer.eos_token_id,
             "max_new_tokens": task.max_new_tokens,
-            "precision": {"fp32": "float32", "bf16": "bfloat16"}[precision],
+            "precision": precision,
+            "cache": cache,
         }
         (folder / "asked.json").write_text(json.dumps(asked))
         ended = subprocess.run([python, WORKER, folder], capture_output=True, text=True)
@@ -187,7 +195,7 @@ def compare(python: Path, setting: str, seed: int, *more: str) -> pd.DataFrame:
     parts = []
     for stage, task, model in checkpoints(planned(setting, seed, *more)):
         prompts = list(task.sample(PROMPTS, numpy_generator(seed, "engines")))
-        rollouts = {name: partial(sampled_by_vllm, python, model, task, prompts, name[-4:]) for name in REAL}
+        rollouts = {name: partial(sampled_by_vllm, python, model, task, prompts, name) for name in REAL}
         rollouts |= {name: partial(simulated, words, model, task, prompts, seed) for name, words in SIMULATED.items()}
         for engine, made in rollouts.items():
             rows = pd.DataFrame(compared(model, made()))
@@ -200,7 +208,7 @@ def compare(python: Path, setting: str, seed: int, *more: str) -> pd.DataFrame:
 
 def gate(rows: pd.DataFrame) -> None:
     """Raise SystemExit unless vLLM in fp32 is the trainer: the comparison is of precision, and of nothing else."""
-    largest = rows[rows["engine"] == REAL[0]].groupby("quantity")["value"].max()
+    largest = rows[rows["engine"] == EXACT].groupby("quantity")["value"].max()
     gap, changed = largest["mean gap"], largest["changed experts"]
     if not (gap <= EQUAL and changed == 0):
         raise SystemExit(f"vLLM in fp32 is not the trainer: {gap:.2g} nats apart, {changed:.2%} of the experts differ")
@@ -226,8 +234,9 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
         row: dict[str, Any] = {"responses": setting, "engine": engine}
         row |= {SHOWN[name]: f"{gmean(each[setting, engine]):.2g}" for name, each in numbers.items()}
         for name, short in COMPARED.items():
-            factors = numbers[name][setting, engine] / numbers[name][setting, REAL[1]]
-            row[f"{short} over vLLM's"] = over_seeds(factors.tolist(), log=True) if engine in SIMULATED else "–"
+            factors = numbers[name][setting, engine] / numbers[name][setting, REFERENCE]
+            is_compared = engine not in (EXACT, REFERENCE)
+            row[f"{short} over vLLM's"] = over_seeds(factors.tolist(), log=True) if is_compared else "–"
         row["n"] = len(numbers["mean gap"][setting, engine])
         row["verdict"] = verdict(row["mean gap over vLLM's"]) if engine in SIMULATED else "–"
         table.append(row)
@@ -251,7 +260,7 @@ def drawn(rows: pd.DataFrame, quantity: str, x: str, y: str, logarithmic: bool) 
         figure, axes = style.panels(1, len(SETTINGS), 2.3, style.TWO_COLUMNS, sharey=True)
         for axis, setting in zip(axes, SETTINGS, strict=True):
             axis.set_title(f"responses of {setting}")
-            for number, engine in enumerate((REAL[1], *SIMULATED)):
+            for number, engine in enumerate((*REAL, *SIMULATED)[1:]):
                 data = pd.DataFrame({"mean": means.mean()[setting, engine], "n": means.size()[setting, engine]})
                 data = data[data["mean"] > 0].rename_axis("x").reset_index()
                 look = looks.look(number)

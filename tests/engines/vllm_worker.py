@@ -65,6 +65,7 @@ def main(folder: Path) -> None:
     llm = LLM(
         str(folder / "model"),
         dtype=asked["precision"],
+        kv_cache_dtype=asked["cache"],
         seed=0,
         skip_tokenizer_init=True,
         enforce_eager=True,
