@@ -53,6 +53,10 @@ def test_runs_get_todays_hash_and_keep_theirs(tmp_path: Path) -> None:
     assert contents(tmp_path) == once
 
 
+def test_a_field_that_is_there_keeps_its_value() -> None:
+    assert migrate.completed({"probe": {"largest": 8}})["probe"] == {"largest": 8}
+
+
 def test_an_archive_gets_todays_hash_and_columns_and_keeps_its_own_hash(tmp_path: Path) -> None:
     runs = pd.read_parquet(REFERENCE / "data" / "quickstart" / "runs.parquet")
     assert (runs["config_hash"] == [identity.config_hash(json.loads(text)) for text in runs["config"]]).all()
