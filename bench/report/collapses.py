@@ -112,10 +112,10 @@ def early_warnings(steps: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFram
         alarm = early_warning.alarm(steps, runs, metric, FALSE_ALARMS, falls=columns.falls(metric))
         if alarm is None:
             continue
-        curves.append(early_warning.roc(extremes).rename(columns={"caught": "detected"}).assign(metric=metric))
+        curves.append(early_warning.roc(extremes).assign(metric=metric))
         area = early_warning.auc(steps, runs, metric, falls=columns.falls(metric))
         row: dict[str, Any] = {"metric": metric, "area": area, "threshold": alarm.threshold}
-        row |= {"false alarms": alarm.false_alarms, "detected": alarm.caught, "steps ahead": alarm.lead}
-        rows.append(row | {"stable": alarm.false_alarms.n, "collapsed": alarm.caught.n})
+        row |= {"false alarms": alarm.false_alarms, "detected": alarm.detected, "steps ahead": alarm.lead}
+        rows.append(row | {"stable": alarm.false_alarms.n, "collapsed": alarm.detected.n})
     rows.sort(key=lambda row: -row["area"].mean)
     return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(), pd.DataFrame(rows)

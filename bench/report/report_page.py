@@ -10,7 +10,8 @@ import pandas as pd
 
 from steadymoe.bench.config.compose import CONF
 from steadymoe.bench.report import archive, collapses, figures, realism, tables, write
-from steadymoe.bench.report.figures import FIGURES, FORMATS, CannotDraw, DataFigure, FigureSpec
+from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec
+from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, processes

@@ -36,11 +36,11 @@ def _censored(time: np.ndarray, ended: np.ndarray) -> Any:
 def kaplan_meier(time: np.ndarray, ended: np.ndarray) -> pd.DataFrame:
     """Return the share of runs that have not collapsed by each step (Kaplan and Meier 1958), from step 0 on.
 
-    One row for every step at which a run collapsed or was last seen: step, survival (from the step on), low, high,
-    at_risk (just before the step), collapsed (at the step). Interval: Greenwood's variance on the scale of log(−log S)
-    (Kalbfleisch and Prentice 1980); nan below three runs, and at a survival of 1 or 0.
+    One row for every step at which a run collapsed or was last seen: step, survival (from the step on), low, high.
+    Interval: Greenwood's variance on the scale of log(−log S) (Kalbfleisch and Prentice 1980); nan below three runs,
+    and at a survival of 1 or 0.
     """
-    columns = ["step", "survival", "low", "high", "at_risk", "collapsed"]
+    columns = ["step", "survival", "low", "high"]
     if len(time) == 0:
         return pd.DataFrame(columns=columns)
     survival = scipy_stats.ecdf(_censored(time, ended)).sf
@@ -50,10 +50,8 @@ def kaplan_meier(time: np.ndarray, ended: np.ndarray) -> pd.DataFrame:
             warnings.simplefilter("ignore", RuntimeWarning)  # not defined at 0 and 1
             band = survival.confidence_interval(LEVEL, method="log-log")
         low, high = band.low.probabilities, band.high.probabilities
-    step = np.append(0.0, survival.quantiles)
-    counts = [(time >= step[:, None]).sum(axis=1), (time[ended] == step[:, None]).sum(axis=1)]
-    parts = [np.append(1.0, survival.probabilities), np.append(np.nan, low), np.append(np.nan, high), *counts]
-    return pd.DataFrame(dict(zip(columns, [step, *parts], strict=True)))
+    starts, parts = (0.0, 1.0, np.nan, np.nan), (survival.quantiles, survival.probabilities, low, high)
+    return pd.DataFrame({name: np.append(*pair) for name, *pair in zip(columns, starts, parts, strict=True)})
 
 
 def logrank(time_a: np.ndarray, ended_a: np.ndarray, time_b: np.ndarray, ended_b: np.ndarray) -> float:
