@@ -87,16 +87,6 @@ def test_a_share_of_the_stable_runs_may_cross(rate: float, n: int, allowed: int)
     assert found.threshold == (n - 1 - allowed if allowed < n else -np.inf)
 
 
-def test_a_metric_that_knows_nothing_has_an_area_of_one_half_and_an_interval_that_says_so() -> None:
-    generator = np.random.default_rng(0)
-    areas = []
-    for _ in range(60):
-        curves = {seed: generator.normal(size=12).tolist() for seed in range(16)}
-        areas.append(early_warning.auc(*made(curves, dict.fromkeys(range(8), 11.0)), "kl"))
-    np.testing.assert_allclose(np.mean([area.mean for area in areas]), 0.5, atol=0.06)
-    assert np.mean([area.low <= 0.5 <= area.high for area in areas]) > 0.87
-
-
 def two_arms(n: int = 4) -> tuple[pd.DataFrame, pd.DataFrame]:
     """In each seed a run at 1 that collapses, and a stable one that jumps from 0 to 2 at step 10.
 

@@ -91,12 +91,6 @@ def test_the_order_of_seeds_changes_nothing_and_an_interval_scales_with_its_numb
     )
 
 
-def test_intervals_of_few_seeds_hold_the_truth_as_often_as_they_say() -> None:
-    generator = np.random.default_rng(5)
-    found = [estimates.over_seeds(generator.normal(size=5).tolist()) for _ in range(2000)]
-    assert 0.93 < coverage(found, 0.0) < 0.99
-
-
 # --- numbers that have ends --------------------------------------------------------------------------
 
 
@@ -188,13 +182,6 @@ def test_a_share_has_the_exact_interval() -> None:
     assert estimates.share(0, 0).n == 0
 
 
-@pytest.mark.parametrize("truth", [0.02, 0.3, 0.5])
-def test_a_shares_interval_never_covers_less_than_it_says(truth: float) -> None:
-    weights = scipy_stats.binom(12, truth).pmf(np.arange(13))  # exactly, over every outcome
-    held = [estimates.share(k, 12).low <= truth <= estimates.share(k, 12).high for k in range(13)]
-    assert weights[held].sum() >= 0.95
-
-
 # --- a curve's numbers -------------------------------------------------------------------------------
 
 
@@ -215,11 +202,8 @@ def by_seed(*values: float, first: int = 0) -> pd.Series:
 
 
 def test_a_difference_is_paired_by_seed() -> None:
-    a, b = by_seed(0.9, 0.5, 0.7, 0.2), by_seed(0.4, 0.6, 0.1, first=1)[::-1]
-    found = comparisons.paired_difference(a, b)
-    expected = estimates.mean_over_seeds([0.1, 0.1, 0.1])
-    assert found.n == 3
-    np.testing.assert_allclose(found.mean, expected.mean)
+    a, b = by_seed(0.9, 0.5, 0.7, 0.2), by_seed(0.4, 0.5, 0.1, first=1)[::-1]
+    assert vars(comparisons.paired_difference(a, b)) == pytest.approx(vars(estimates.over_seeds([0.1, 0.2, 0.1])))
     with pytest.raises(ValueError, match="two numbers"):
         comparisons.paired_difference(pd.Series([1.0, 2.0], index=[0, 0]), b)
 
@@ -283,16 +267,8 @@ def test_a_ratio_of_means_is_finite_where_a_seed_has_none_and_says_how_many() ->
 def test_holm_on_his_textbook_case() -> None:
     np.testing.assert_allclose(comparisons.holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
     np.testing.assert_allclose(comparisons.holm([0.01, np.nan, 0.9]), [0.02, np.nan, 0.9])
+    assert comparisons.holm([0.6, 0.7]).tolist() == [1, 1]
     assert comparisons.holm([]).size == 0
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
-def test_holm_lies_between_no_correction_and_bonferronis_and_keeps_the_order(p_values: list[float]) -> None:
-    corrected = comparisons.holm(p_values)
-    assert (corrected >= np.array(p_values) - 1e-12).all()
-    assert (corrected <= np.minimum(1, len(p_values) * np.array(p_values)) + 1e-12).all()
-    order = np.argsort(p_values, kind="stable")
-    assert (np.diff(corrected[order]) >= 0).all()
 
 
 # --- exact p-values and seeds for a power ---------------------------------------------------------------
@@ -321,28 +297,12 @@ def test_drawn_signs_are_near_all_signs_and_always_the_same() -> None:
     assert comparisons.sign_flip_p([1.0] * 40) == 1 / (1 + comparisons.SIGNS_DRAWN)
 
 
-def test_the_sign_flip_p_holds_its_level_on_bimodal_differences() -> None:
-    generator = np.random.default_rng(2)
-    drawn = generator.choice([-0.5, 0.5], (400, 10)) + generator.normal(0, 0.05, (400, 10))
-    p = np.array([comparisons.sign_flip_p(row.tolist()) for row in drawn])
-    for level in (0.05, 0.2, 0.5):
-        assert (p <= level).mean() <= level + 3 * np.sqrt(level * (1 - level) / 400)
-    assert 0.4 < p.mean() < 0.6
-
-
-def test_seeds_for_a_power_are_those_that_find_the_effect_as_often() -> None:
-    generator = np.random.default_rng(3)
-    differences = generator.normal(size=12)
+def test_the_seeds_for_a_power_are_those_of_the_recorded_study() -> None:
+    differences = np.random.default_rng(3).normal(size=12)
     differences = (differences - differences.mean()) / differences.std(ddof=1)
-    # From the recorded study: deviations of 0.124 and 0.036, an effect of 0.05.
+    # Deviations of 0.124 and 0.036, an effect of 0.05.
     assert comparisons.seeds_needed((0.124 * differences).tolist(), 0.05) == 51
-    n = comparisons.seeds_needed((0.036 * differences).tolist(), -0.05)
-    assert n == 7
-    found = [
-        scipy_stats.ttest_1samp(generator.normal(0.05, 0.036, (4000, seeds)), 0.0, axis=1).pvalue < 0.05
-        for seeds in (n - 1, n)
-    ]
-    assert found[0].mean() < 0.8 < found[1].mean() + 0.02
+    assert comparisons.seeds_needed((0.036 * differences).tolist(), -0.05) == 7
     assert comparisons.seeds_needed(differences.tolist(), 0.0) == comparisons.MOST_SEEDS
     assert comparisons.seeds_needed([0.1, 0.1, 0.1], 0.05) == 3
     with pytest.raises(ValueError, match="at least three"):
@@ -445,14 +405,6 @@ def test_positive_numbers_have_positive_intervals() -> None:
     np.testing.assert_allclose(found.low * found.high, found.mean**2)
 
 
-def test_pairing_takes_the_seeds_own_level_out_of_the_interval() -> None:
-    generator = np.random.default_rng(0)
-    level = generator.normal(size=8) * 10
-    a, b = pd.Series(level + 1 + generator.normal(size=8) * 0.1), pd.Series(level)
-    found = comparisons.paired_difference(a, b)
-    assert 0.8 < found.low < found.high < 1.2
-
-
 @pytest.mark.parametrize("shift", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("sizes", [(5, 5), (8, 20)])
 def test_superiority_covers_as_often_as_it_says(shift: float, sizes: tuple[int, int]) -> None:
@@ -473,12 +425,3 @@ def test_a_ratio_of_means_covers_as_often_as_it_says() -> None:
         found = comparisons.ratio_of_means(pd.Series(above), pd.Series(below)).estimate
         held.append(found.low <= 3 <= found.high)
     assert 0.92 < np.mean(held) < 0.98
-
-
-def test_among_equal_arms_the_ranking_rarely_finds_a_worse_one() -> None:
-    generator = np.random.default_rng(0)
-    found = 0
-    for _ in range(200):  # nine seeds: of fewer no p-value is low enough for six pairs
-        table = comparisons.ranking(arms(**{name: generator.normal(size=9).tolist() for name in "abcd"}))
-        found += bool((table["p_corrected"] < 0.05).any())
-    assert found / 200 < 0.08
