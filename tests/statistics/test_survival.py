@@ -54,6 +54,7 @@ def test_arrays_of_different_lengths_are_an_error() -> None:
 def test_log_rank_on_the_textbooks_data() -> None:
     p = survival.logrank(*TREATED, *PLACEBO)
     assert scipy_stats.chi2(1).isf(p) == pytest.approx(16.79, abs=0.01)
+    assert survival.logrank(*PLACEBO, *TREATED) == pytest.approx(p)
     assert survival.logrank(*PLACEBO, *PLACEBO) == pytest.approx(1.0)
     assert np.isnan(survival.logrank(*seen(lasting=(9,) * 3), *seen(lasting=(9,) * 3)))
     assert np.isnan(survival.logrank(*seen(3, 4), *seen(lasting=(9,) * 3)))
