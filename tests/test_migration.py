@@ -1,36 +1,20 @@
-"""A results folder of an old revision, once migrated, is read, reported and left as it is."""
+"""Results from before a config field was added have today's fields and hashes once they are migrated."""
 
 import importlib.util
 import json
-import re
-import shlex
 import shutil
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pytest
-from test_cli import steadymoe
 
 from steadymoe.bench.config import identity
-from steadymoe.bench.report import report_page
-from steadymoe.bench.report.figures import FIGURES
-from steadymoe.bench.runs import record
+from steadymoe.bench.statistics.collapse import Rule
 
 ROOT = Path(__file__).parents[1]
-OLD = ROOT / "tests" / "recorded" / "results-2b45fe6"
-PLAN: dict[str, str] = json.loads((OLD / "results" / "runs" / "old" / "plan.json").read_text())
-
-
-def facts_of(path: Path) -> dict[str, Any]:
-    """Read a ``run.json``."""
-    facts: dict[str, Any] = json.loads(path.read_text())
-    return facts
-
-
-RECORDED = {name: facts_of(path) for name in PLAN if (path := OLD / "results/runs/old" / name / "run.json").exists()}
-ENDED = [name for name, facts in RECORDED.items() if facts["status"] in record.ENDED]
+REFERENCE = ROOT / "results" / "reference"
+EARLIER = "0123456789abcdef"
 
 spec = importlib.util.spec_from_file_location("migrate", ROOT / "results" / "migrate.py")
 assert spec is not None
@@ -39,96 +23,85 @@ migrate = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(migrate)
 
 
-@pytest.fixture(autouse=True)
-def in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(OLD, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    assert list(migrate.migrate(Path("results"))) == []
+def before(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config as it was before the fields that the migration adds."""
+    fields: dict[str, Any] = json.loads(json.dumps(config))
+    for key in migrate.ADDED:
+        group, _, name = key.rpartition(".")
+        del (fields[group] if group else fields)[name]
+    return fields
 
 
-def contents() -> dict[Path, bytes]:
-    files = (path for path in Path("results/runs").rglob("*") if path.is_file() and not path.name.startswith("."))
-    return {path: path.read_bytes() for path in files}
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def rerun(monkeypatch: pytest.MonkeyPatch, name: str) -> int:
-    """Rerun the recorded command, an external algorithm's with its code where Python looks."""
-    if "half_clipped" in name:
-        monkeypatch.syspath_prepend("mine")
-    return steadymoe(monkeypatch, *shlex.split(PLAN[name])[1:])
+def test_runs_get_todays_hash_and_keep_theirs(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tests" / "recorded" / "results", tmp_path, dirs_exist_ok=True)
+    recorded = {path: json.loads(path.read_text()) for path in tmp_path.rglob("run.json")}
+    for path, facts in recorded.items():
+        changed = {"config": before(facts["config"]), "config_hash": EARLIER, "config_hash_without_seed": EARLIER}
+        path.write_text(json.dumps({key: facts[key] for key in facts if key != "recorded_hash"} | changed))
+    tables = {path: content for path, content in contents(tmp_path).items() if path.suffix == ".parquet"}
+    assert list(migrate.migrate(tmp_path)) == []
+    for path, facts in recorded.items():
+        assert json.loads(path.read_text()) == facts | {"recorded_hash": EARLIER}
+        assert facts["config_hash"] == identity.config_hash(facts["config"])
+    once = contents(tmp_path)
+    assert tables.items() <= once.items()
+    assert list(migrate.migrate(tmp_path)) == []
+    assert contents(tmp_path) == once
 
 
-def test_migration_changes_no_number_and_keeps_the_recorded_hash() -> None:
-    before = contents()
-    for name, recorded in RECORDED.items():
-        folder = Path("results/runs/old") / name
-        facts = facts_of(folder / "run.json")
-        assert facts["recorded_hash"] == recorded["config_hash"] == migrate.old_hash(recorded["config"])
-        assert facts["config_hash"] == identity.config_hash(facts["config"]) != recorded["config_hash"]
-        same = recorded.keys() - {"config", "config_hash", "config_hash_without_seed", "algorithm_code"}
-        assert {key: facts[key] for key in same} == {key: recorded[key] for key in same}
-        for path in folder.glob("*.parquet"):
-            assert path.read_bytes() == (OLD / path).read_bytes()
-    assert list(migrate.migrate(Path("results"))) == []
-    assert contents() == before
+def test_a_field_that_is_there_keeps_its_value() -> None:
+    assert migrate.completed({"probe": {"largest": 8}})["probe"] == {"largest": 8}
 
 
-def test_an_archive_keeps_configs_and_is_migrated_once(tmp_path: Path) -> None:
-    runs = pd.read_parquet(ROOT / "results" / "reference" / "data" / "quickstart" / "runs.parquet")
+def test_an_archive_gets_todays_hash_and_columns_and_keeps_its_own_hash(tmp_path: Path) -> None:
+    runs = pd.read_parquet(REFERENCE / "data" / "quickstart" / "runs.parquet")
     assert (runs["config_hash"] == [identity.config_hash(json.loads(text)) for text in runs["config"]]).all()
-    assert (runs["recorded_hash"] == [migrate.old_hash(json.loads(text)) for text in runs["config"]]).all()
     path = tmp_path / "data" / "quickstart" / "runs.parquet"
     path.parent.mkdir(parents=True)
-    old = runs.assign(config_hash=runs["recorded_hash"], config_without_seed="", settings="")
-    old.drop(columns=["config", "recorded_hash", "origin", "collapse_rule"]).to_parquet(path, index=False)
+    configs = [None, *(json.dumps(before(json.loads(text))) for text in runs["config"][1:])]  # one was not archived
+    earlier = runs.assign(config=configs, config_hash=EARLIER, config_without_seed=EARLIER)
+    earlier.drop(columns=["recorded_hash", "origin", "collapse_rule"]).to_parquet(path, index=False)
     for _ in range(2):
         assert list(migrate.migrate(tmp_path)) == []
         migrated = pd.read_parquet(path)
-        columns = ["config", "config_hash", "config_without_seed", "recorded_hash", "revision", "origin"]
-        pd.testing.assert_frame_equal(migrated[columns], runs[columns])
+        assert set(migrated["recorded_hash"]) == {EARLIER}
+        assert migrated["config"].isna().tolist() == [True] + [False] * (len(runs) - 1)
+        assert migrated["config_hash"][0] == EARLIER
+        todays = runs.assign(recorded_hash=EARLIER, collapse_rule=Rule().text())
+        pd.testing.assert_frame_equal(migrated[1:][runs.columns], todays[1:])
 
 
-def test_the_status_of_old_runs_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert steadymoe(monkeypatch, "status") == 0
-    output = capsys.readouterr().out
-    assert output.startswith("old: 1 diverged, 1 failed, 6 finished, 1 interrupted, 1 missing")
-    assert f"again: {next(PLAN[name] for name in PLAN if 'reinforce' in name)}" in output
+def test_audits_get_todays_hash_where_their_command_still_makes_them(tmp_path: Path) -> None:
+    kept = json.loads((REFERENCE / "audits" / "clip_atlas" / "audits.json").read_text())
+    audits = kept["audits"][:2]
+    earlier = [{**each, "config": before(each["config"]), "audit_hash": EARLIER} for each in audits]
+    earlier[1]["command"] += " audit.drift=[0,1]"
+    for each in earlier:
+        del each["recorded_hash"]
+    path, alone = tmp_path / "audits" / "clip_atlas" / "audits.json", tmp_path / "audits" / "other" / "audit.json"
+    for place, facts in ((path, kept | {"audits": earlier}), (alone, earlier[0])):
+        place.parent.mkdir(parents=True)
+        place.write_text(json.dumps(facts))
+    assert list(migrate.migrate(tmp_path)) == []
+    expected = [each | {"recorded_hash": EARLIER} for each in audits]
+    expected[1] |= {"audit_hash": EARLIER, "command": earlier[1]["command"]}
+    assert json.loads(path.read_text()) == kept | {"audits": expected}
+    assert json.loads(alone.read_text()) == expected[0]
 
 
-def test_old_runs_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    before = contents()
-    # One figure, for time.
-    monkeypatch.setattr(report_page, "figures_of", lambda *_: [FIGURES["overview"]])
-    assert steadymoe(monkeypatch, "report", "--experiment", "old", "--format", "svg") == 0
-    output = capsys.readouterr().out
-    for arm in ("grpo micro", "gspo micro", "gspo dense_micro", "half_clipped micro"):
-        assert f"| {arm}" in output
-    assert Path("results/report.html").exists()
-    assert contents() == before
-
-
-@pytest.mark.parametrize("name", [name for name in ENDED if name.endswith("seed=0")], ids=lambda name: name[:24])
-def test_an_old_run_that_ended_is_left_as_it_is_by_its_command(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = contents()
-    monkeypatch.delitem(sys.modules, "my_losses", raising=False)  # another test may have had one of that name
-    assert rerun(monkeypatch, name) == 0
-    output = capsys.readouterr().out
-    assert "1 of 1 runs have finished before" in output
-    assert "the code of 1 of them cannot be compared (its code was not found)" in output
-    assert contents() == before
-
-
-def test_an_old_run_that_was_interrupted_is_brought_to_its_end_by_its_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    name = next(name for name in PLAN if "reinforce" in name)
-    assert record.status(Path("results/runs/old") / name) == "interrupted"
-    assert rerun(monkeypatch, name) == 0
-    assert record.status(Path("results/runs/old") / name) == "finished"
-
-
-def test_nothing_of_the_old_folder_names_a_place_on_the_machine_that_wrote_it() -> None:
-    for path in OLD.rglob("*.json*"):
-        assert not re.search(r'["= ]/\w|home/|tmp/|work/', path.read_text()), path
+def test_what_cannot_be_migrated_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+    source = next((ROOT / "tests" / "recorded" / "results").rglob("run.json"))
+    facts = json.loads(source.read_text())
+    facts["config"]["cold_start"]["path"] = "gone.safetensors"
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(facts))
+    (line,) = migrate.migrate(tmp_path)
+    assert line.startswith(f"{path} is left as it is: ")
+    assert "gone.safetensors" in line
+    assert json.loads(path.read_text()) == facts
+    path.write_text(json.dumps(facts | {"origin": "trl 1.16.0"}))  # not a config of the suite's
+    assert list(migrate.migrate(tmp_path)) == []

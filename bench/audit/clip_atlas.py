@@ -11,25 +11,22 @@ _TOKEN_BANDS = (0.1, 0.2, 0.3)
 
 
 def shares(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the clip shares in audits' rows: ``PLACE``, side ("low", "high", "both"), kind, checkpoint, value."""
-    kinds = "|".join((clips.PREDICTED, clips.MEASURED))
-    parts = rows["quantity"].str.extract(rf"^(?P<kind>{kinds})_(?P<side>low|high) (?P<band>\S+)$")
+    """Return the clip shares in audits' rows: ``PLACE``, side ("low", "high", "both"), checkpoint, value."""
+    parts = rows["quantity"].str.extract(r"^clip_share_(?P<side>low|high) (?P<band>\S+)$")
     ratios = rows["loss"].str.extract(r"^(?P<unit>.*) to (?P<anchor>.*)$")
-    sided = rows.assign(band=parts["band"].astype(float), kind=parts["kind"], side=parts["side"], **ratios)
-    sided = sided.dropna(subset=["kind"])
-    keys = [*PLACE, "kind", "checkpoint"]
+    sided = rows.assign(band=parts["band"].astype(float), side=parts["side"], **ratios).dropna(subset=["side"])
+    keys = [*PLACE, "checkpoint"]
     both = sided.groupby(keys, dropna=False)["value"].sum(min_count=2).reset_index().assign(side="both")
     return pd.concat([sided[[*keys, "side", "value"]], both], ignore_index=True)
 
 
 def atlas(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return measured and predicted share of every band: ``PLACE``, side, mean to n over checkpoints, predicted."""
+    """Return the share of every band over checkpoints: ``PLACE``, side, mean, low, high, n."""
     keys, table = [*PLACE, "side"], []
     for place, group in shares(rows).groupby(keys, dropna=False):
-        is_measured = group["kind"] == clips.MEASURED
-        mean = mean_over_seeds(group.loc[is_measured, "value"].tolist(), bounds=(0.0, 1.0))
-        table.append([*place, *vars(mean).values(), group.loc[~is_measured, "value"].mean()])
-    return pd.DataFrame(table, columns=[*keys, "mean", "low", "high", "n", "predicted"])
+        mean = mean_over_seeds(group["value"].tolist(), bounds=(0.0, 1.0))
+        table.append([*place, *vars(mean).values()])
+    return pd.DataFrame(table, columns=[*keys, "mean", "low", "high", "n"])
 
 
 def equivalent(rows: pd.DataFrame) -> pd.DataFrame:
@@ -39,9 +36,9 @@ def equivalent(rows: pd.DataFrame) -> pd.DataFrame:
     equivalent. Columns: ``PLACE`` without unit and band, ``token_band``, ``share``, then the sequence band: mean
     (geometric), low, high, n over the checkpoints that have one.
     """
-    measured = shares(rows).query("side == 'both' and kind == @clips.MEASURED")
+    both = shares(rows).query("side == 'both'")
     keys, table = [key for key in PLACE if key not in ("unit", "band")], []
-    for place, group in measured.groupby(keys, dropna=False):
+    for place, group in both.groupby(keys, dropna=False):
         curves = group.pivot(index="band", columns=["unit", "checkpoint"], values="value")
         token, sequence = (curves[unit] for unit in clips.UNITS)
         for band in _TOKEN_BANDS:
@@ -59,16 +56,3 @@ def _width(curve: pd.Series, share: float) -> float:
         return float("nan")
     logs = np.log(curve.to_numpy()[::-1]), np.log(curve.index.to_numpy()[::-1])
     return float(np.exp(np.interp(np.log(share), *logs)))
-
-
-def misses(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return how far predictions are from measured shares (both sides, k > 0), by setting, unit and anchor.
-
-    Columns: mean, max and count of the absolute difference, in shares of all ratios, over bands, drifts, checkpoints.
-    """
-    both, keys = shares(rows).query("side == 'both' and k > 0"), ["setting", "strength", "unit", "anchor"]
-    if both.empty:
-        return pd.DataFrame(columns=[*keys, "mean", "max", "count"])
-    wide = both.pivot_table("value", [*PLACE, "checkpoint"], "kind", dropna=False).dropna().reset_index()
-    wide["apart"] = (wide[clips.PREDICTED] - wide[clips.MEASURED]).abs()
-    return wide.groupby(keys, dropna=False)["apart"].agg(["mean", "max", "count"]).reset_index()

@@ -1,8 +1,8 @@
-"""Clip shares over the width of a band: of token ratios and of sequence ratios, measured and predicted.
+"""Clip shares over the width of a band: of token ratios and of sequence ratios.
 
 The ratio is the present policy over an *anchor*: the old policy (the trainer's forward at the weights that sampled) or
 the sampler. A ratio is clipped below the band with a negative advantage, and above it with a positive one (PPO,
-1707.06347, eq. 7). The prediction uses the first four moments of the log-ratios alone (``clip_prediction``).
+1707.06347, eq. 7).
 
 Shapes: P prompts, R responses to each, B sequences, M rows of a mini-batch, T response positions, N ratios.
 """
@@ -15,14 +15,12 @@ from torch import Tensor
 
 from steadymoe.bench.audit.losses import Loss
 from steadymoe.bench.audit.rollouts import Frozen
-from steadymoe.bench.measurement import clip_prediction
 from steadymoe.bench.statistics.estimates import Estimate, mean_over_seeds, ratio_of_sums
 
 # Half the width of a symmetric band; at 1 and above the lower edge would clip nothing.
 BANDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 2e-2, 3e-2, 5e-2, 0.1, 0.2, 0.3, 0.5, 0.9)
 UNITS, ANCHORS = ("token ratio", "sequence ratio"), ("old policy", "sampler")
 SIDES = ("low", "high")
-MEASURED, PREDICTED = "clip_share", "predicted_clip_share"
 
 
 def name(unit: str, anchor: str) -> str:
@@ -30,9 +28,9 @@ def name(unit: str, anchor: str) -> str:
     return f"{unit} to {anchor}"
 
 
-def quantity(kind: str, side: str, band: float) -> str:
+def quantity(side: str, band: float) -> str:
     """Return the label in the column ``quantity``: ``clip_share_low 0.2``."""
-    return f"{kind}_{side} {band:g}"
+    return f"clip_share_{side} {band:g}"
 
 
 @torch.no_grad()
@@ -41,7 +39,7 @@ def estimates(loss: Loss, frozen: Frozen, forced_LBFK: Tensor | None) -> Iterato
 
     ``loss`` only makes the forwards and has the old policy. Signs are those of a response's score minus its group's
     mean. Shares are of all tokens (of all responses, for the sequence ratio), with intervals over mini-batches, whose
-    responses share no prompt; predictions and moments have no interval.
+    responses share no prompt.
     """
     rollout, old = frozen.rollout, frozen.old[loss.label]
     mask_BT = rollout.sequences.response_mask_BT.bool()
@@ -69,21 +67,11 @@ def estimates(loss: Loss, frozen: Frozen, forced_LBFK: Tensor | None) -> Iterato
 
 def _shares(parts: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[str, Estimate]]:
     """Yield the shares of one unit and anchor; ``parts`` are log-ratios and signs, (N,) each, of every mini-batch."""
-    log_N, sign_N = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    moments = {}
-    for sign in (1.0, -1.0):  # a single log-ratio of 0 where no response has this sign
-        signed_N = log_N[sign_N == sign]
-        moments[sign] = clip_prediction.measured(signed_N if len(signed_N) else np.zeros(1))
-    for moment, value in vars(clip_prediction.measured(log_N)).items():
-        yield f"log_ratio_{moment}", Estimate(value, np.nan, np.nan, len(parts))
-    share = {sign: float((sign_N == sign).mean()) for sign in moments}
     sizes = [len(log) for log, _ in parts]
     for band in BANDS:
         clipped = {
             "low": [int(((log < np.log1p(-band)) & (sign < 0)).sum()) for log, sign in parts],
             "high": [int(((log > np.log1p(band)) & (sign > 0)).sum()) for log, sign in parts],
         }
-        prediction = clip_prediction.clip_share(moments[1.0], moments[-1.0], band, band, share[1.0], share[-1.0])
-        for side, predicted in zip(SIDES, (prediction.low, prediction.high), strict=True):
-            yield quantity(MEASURED, side, band), ratio_of_sums(clipped[side], sizes, bounds=(0.0, 1.0))
-            yield quantity(PREDICTED, side, band), Estimate(predicted, np.nan, np.nan, len(parts))
+        for side in SIDES:
+            yield quantity(side, band), ratio_of_sums(clipped[side], sizes, bounds=(0.0, 1.0))

@@ -197,8 +197,7 @@ def _paper_band(axis: Axes, row: Mapping[Any, Any], name: str, look: Look, panel
 def clip_shares(rows: pd.DataFrame, anchor: str) -> DataFigure:
     """Draw the clip share over the width of the band: a row for each unit, a column for each setting, a line per k > 0.
 
-    ``rows`` are of one start, scale and routing (``archive.load``). Dashed: the share that four moments of the same
-    log-ratios predict.
+    ``rows`` are of one start, scale and routing (``archive.load``).
     """
     table = clip_atlas.atlas(rows)
     table = table[(table["side"] == "both") & (table["anchor"] == anchor) & (table["k"] > 0)]
@@ -212,19 +211,12 @@ def clip_shares(rows: pd.DataFrame, anchor: str) -> DataFigure:
             table, ("unit", {unit: unit for unit in clips.UNITS}), ("column", columns), ("k", lines),
             ("band", "width of the band"), 4.4, ylabel="clipped share,\n{row}",
         )  # fmt: skip
-        for key, here in table[table["predicted"] >= _LEAST_SHARE].groupby(["unit", "column", "k"]):
-            unit, column, k = cast(tuple[str, tuple[str, float], int], key)
-            panel, (name, look) = f"{unit}, {columns[column]}", lines[k]
-            predicted = here.sort_values("band").rename(columns={"band": "x"})[["x", "predicted"]]
-            axes[panel].plot(predicted["x"], predicted["predicted"], "--", color=look.colour, linewidth=0.8)
-            style.note(axes[panel], f"{name}, predicted", predicted, panel)
         for axis in axes.values():
             axis.set(xscale="log", yscale="log", ylim=(_LEAST_SHARE, 1))
         counts = table["n"].astype(int).tolist()
         text = f"Mean over checkpoints, n = {style.span(counts)}{'; shaded: 95 % t interval' * (max(counts) > 2)}. "
         text += f"A ratio to the {anchor} is clipped outside 1 ± width, where the advantage's sign asks for it. "
-        text += "Dashed: predicted from four moments of the log-ratios of either sign. Shares below "
-        text += f"{_LEAST_SHARE:g} are not drawn."
+        text += f"Shares below {_LEAST_SHARE:g} are not drawn."
         return style.finish(figure, next(iter(axes.values())), text)
 
 

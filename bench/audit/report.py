@@ -84,7 +84,6 @@ def _clips(results: Path, stem: str, rows: pd.DataFrame, formats: Sequence[str])
         return
     yield from writer.table(results, f"{stem}-clips", clip_atlas.atlas(rows), kinds=["csv"])
     yield from _table(results, f"{stem}-equivalent_bands", clip_atlas.equivalent(rows))
-    yield from _table(results, f"{stem}-clip_prediction", clip_atlas.misses(rows))
     measured = rows[rows["quantity"].str.contains("clip_share|response_length") & (rows["routing"] != "fresh")]
     for ending, group in _groups(measured[measured["k"] > 0], ["start", "router_scale", "routing"]):
         for anchor in clips.ANCHORS:

@@ -1,19 +1,18 @@
-"""Tables about the collapses in an experiment, for figures and the leaderboard.
+"""Tables about the collapses in an experiment, for reports and figures.
 
 ``runs`` is ``archive.runs`` of one experiment with the columns of ``collapse.judged``; ``steps`` is its
 ``archive.steps``.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
 
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.report import tables
 from steadymoe.bench.statistics import early_warning, survival
 from steadymoe.bench.statistics.collapse import Rule, judged
-from steadymoe.bench.statistics.estimates import Estimate, iqm, over_seeds
-from steadymoe.bench.statistics.frontier import Frontier, frontier
+from steadymoe.bench.statistics.frontier import frontier
 
 # The metrics that may warn of a collapse.
 WARNINGS = (
@@ -62,26 +61,31 @@ def survival_curves(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[["arm", "step", "survival", "low", "high", "n", "collapsed"]]
 
 
-def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Frontier]:
-    """Return the frontier of each algorithm over a full grid of X and Y; keys are the names of ``_names``.
+def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return two tables over a full grid of X and Y: each algorithm's share of stable runs, and its frontier.
+
+    Shares: x, y, stable, n, arm. Frontiers: x, y, arm. ``arm`` is a name of ``_names``.
 
     A grid often consists of many short runs. If a run is too short for the rule of its config, ``SHORT_RULE`` judges
     all runs. Empty if the runs are no such grid, or if they are too short for ``SHORT_RULE``. An algorithm whose grid
     has holes, or a third axis (a clip, a strength), has no frontier.
     """
+    none = pd.DataFrame(), pd.DataFrame()
     if runs[X].nunique() < 2 or runs[Y].nunique() < 2:
-        return {}
+        return none
     if (runs["judged_until"] == 0).any():
         runs = judged(runs, steps, SHORT_RULE)
     if (runs["judged_until"] == 0).any():
-        return {}
-    by_name = {}
+        return none
+    found = []
     for name, ours in runs.groupby(_names(runs)):
-        try:
-            by_name[str(name)] = frontier(ours.assign(stable=ours["collapsed_step"].isna()), X, Y)
-        except ValueError:
-            continue  # a grid with holes (some runs have not ended), or with a third axis
-    return by_name
+        with suppress(ValueError):  # a grid with holes (some runs have not ended), or with a third axis
+            own = frontier(ours.assign(stable=ours["collapsed_step"].isna()), X, Y)
+            found.append([table.assign(arm=str(name)) for table in own])
+    if not found:
+        return none
+    shares, lines = (pd.concat(tables, ignore_index=True) for tables in zip(*found, strict=True))
+    return shares, lines
 
 
 def _names(runs: pd.DataFrame) -> pd.Series:
@@ -89,15 +93,6 @@ def _names(runs: pd.DataFrame) -> pd.Series:
     keys = ("algorithm", "routing", "correction", "engine", "model")
     varying = [key for key in keys if key == "algorithm" or runs[key].nunique() > 1]
     return runs[varying].agg(" ".join, axis=1)
-
-
-def frontier_tables(by_name: dict[str, Frontier]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the grid (arm, x, y, stable, n) and the line (arm, x, y) of every frontier."""
-    if not by_name:
-        return pd.DataFrame(), pd.DataFrame()
-    grids = [frontier.shares.assign(arm=arm) for arm, frontier in by_name.items()]
-    lines = [frontier.line.assign(arm=arm) for arm, frontier in by_name.items()]
-    return pd.concat(grids, ignore_index=True), pd.concat(lines, ignore_index=True)
 
 
 def early_warnings(steps: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -117,37 +112,10 @@ def early_warnings(steps: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFram
         alarm = early_warning.alarm(steps, runs, metric, FALSE_ALARMS, falls=columns.falls(metric))
         if alarm is None:
             continue
-        curves.append(early_warning.roc(extremes).rename(columns={"caught": "detected"}).assign(metric=metric))
+        curves.append(early_warning.roc(extremes).assign(metric=metric))
         area = early_warning.auc(steps, runs, metric, falls=columns.falls(metric))
         row: dict[str, Any] = {"metric": metric, "area": area, "threshold": alarm.threshold}
-        row |= {"false alarms": alarm.false_alarms, "detected": alarm.caught, "steps ahead": alarm.lead}
-        rows.append(row | {"stable": alarm.false_alarms.n, "collapsed": alarm.caught.n})
+        row |= {"false alarms": alarm.false_alarms, "detected": alarm.detected, "steps ahead": alarm.lead}
+        rows.append(row | {"stable": alarm.false_alarms.n, "collapsed": alarm.detected.n})
     rows.sort(key=lambda row: -row["area"].mean)
     return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(), pd.DataFrame(rows)
-
-
-def by_arm(steps: pd.DataFrame, runs: pd.DataFrame, by_name: dict[str, Frontier]) -> pd.DataFrame:
-    """Return columns of the leaderboard by arm: reward IQM, restricted mean of steps without a collapse, frontier area.
-
-    An arm has the area of its algorithm's frontier; the area of an arm without a frontier has n = 0.
-    """
-    names, none = _names(runs), Estimate(float("nan"), float("nan"), float("nan"), 0)
-    horizon = _horizon(runs)
-    finals = tables.final_rewards(steps).groupby("arm")["value"].agg(list)
-    rows = {}
-    for arm, ours in runs.groupby("arm"):
-        row = {"reward IQM": over_seeds(finals[arm], iqm, bounds=columns.bounds("reward"))}
-        row |= {f"steps of {horizon}": _restricted_mean(ours, horizon)} if horizon else {}
-        own = by_name.get(str(names[ours.index[0]]))
-        rows[str(arm)] = row | ({"frontier area": none if own is None else own.area} if by_name else {})
-    return pd.DataFrame.from_dict(rows, orient="index")
-
-
-def _horizon(runs: pd.DataFrame) -> int:
-    """Return the last step at which a collapse could be seen in every run that can be judged; 0 without such runs."""
-    last = runs.loc[runs["judged_until"] > 0, "judged_until"]
-    return int(last.min()) if len(last) else 0
-
-
-def _restricted_mean(runs: pd.DataFrame, horizon: int) -> Estimate:
-    return survival.restricted_mean(*survival.of_runs(runs), horizon)

@@ -10,7 +10,8 @@ import pandas as pd
 
 from steadymoe.bench.config.compose import CONF
 from steadymoe.bench.report import archive, collapses, figures, realism, tables, write
-from steadymoe.bench.report.figures import FIGURES, FORMATS, CannotDraw, DataFigure, FigureSpec
+from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec
+from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, processes
@@ -60,18 +61,16 @@ def choose(recorded: Tables, arms: Sequence[str] | None) -> Tables:
 
 
 def with_derived(recorded: Tables, takes: Collection[str] | None = None) -> Tables:
-    """Return the tables of ``archive.load``, and those that figures and the leaderboard derive from them.
+    """Return the tables of ``archive.load``, and those that figures and the table of warnings take.
 
     With ``takes`` only the derived tables of these names are computed, because intervals take time.
     """
     runs, steps = recorded["runs"], recorded["steps"]
     if runs.empty:
         return recorded
-    frontiers = cache(lambda: collapses.frontiers(runs, steps))
-    grid_and_line = cache(lambda: collapses.frontier_tables(frontiers()))
+    grid_and_line = cache(lambda: collapses.frontiers(runs, steps))
     roc_and_warnings = cache(lambda: collapses.early_warnings(steps, runs))
     derived: dict[str, Callable[[], pd.DataFrame]] = {
-        "by_arm": lambda: collapses.by_arm(steps, runs, frontiers()),
         "survival_curves": lambda: collapses.survival_curves(runs),
         "frontier_grid": lambda: grid_and_line()[0],
         "frontier_line": lambda: grid_and_line()[1],
@@ -204,7 +203,7 @@ def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
     steps, runs = data["steps"], data["runs"]
     own = archive.one_trainer({name: data[name] for name in ("steps", "runs", "evaluations")})
     every = {
-        "leaderboard": (tables.leaderboard(own["steps"], own["runs"], data["by_arm"]), tables.LEADERBOARD_CAPTION),
+        "leaderboard": (tables.leaderboard(own["steps"], own["runs"]), tables.LEADERBOARD_CAPTION),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
         "head_to_head": (tables.head_to_head(**own), tables.HEAD_TO_HEAD_CAPTION),
         "warnings": (data["warnings"], collapses.WARNINGS_CAPTION),

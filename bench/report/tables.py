@@ -137,18 +137,15 @@ LEADERBOARD_CAPTION = (
     "seeds. p: exact sign-flip test of the paired differences in final reward from the best arm, Holm-corrected for "
     "all pairs of arms. Numbers of a run: start is the reward of the first step, before any update, final reward is "
     f"the mean of the last {LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} Both columns are "
-    "shares of runs. Reward IQM: interquartile mean of final rewards over seeds. Steps of H: restricted mean of the "
-    "steps without a collapse among the first H; a collapse that begins at step H can still be seen in every run. "
-    "Frontier area: the stable share of a grid of learning rates and updates per rollout."
+    "shares of runs."
 )
 
 
-def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | None = None) -> pd.DataFrame:
+def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return one row per arm, ranked by final reward: n, start, final reward, p, shares of collapses, drift, variance.
 
-    p comes from ``comparisons.ranking`` against the best arm; the best arm's p is nan. ``more`` has further columns by
-    arm (reward IQM, restricted mean time to collapse, frontier area); they stand after the shares of collapses.
-    ``runs`` has the columns of ``collapse.judged``.
+    p comes from ``comparisons.ranking`` against the best arm; the best arm's p is nan. ``runs`` has the columns of
+    ``collapse.judged``.
     """
     ranked = ranking(final_rewards(steps), bounds=columns.bounds("reward"))
     p_values = dict(zip(ranked["arm"], ranked["p_corrected"], strict=True))
@@ -159,7 +156,7 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame, more: pd.DataFrame | No
         row |= {column: estimates.pop(column) for column in ("start", "final reward")}
         row |= {"p (Holm)": p_values[str(arm)], "collapsed": float(_judged(ours, "collapsed_step").mean())}
         row |= {"collapsed (recorded)": float((ours["status"] != "finished").mean())}
-        rows.append(row | ({} if more is None else more.loc[str(arm)].to_dict()) | estimates)
+        rows.append(row | estimates)
     rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
     table = pd.DataFrame(rows)
     table.insert(0, "rank", range(1, len(rows) + 1))

@@ -32,6 +32,8 @@ MOST_ENUMERATED = 20
 SIGNS_DRAWN = 99_999
 # ``seeds_needed`` stops its search here.
 MOST_SEEDS = 100_000
+# The probability with which ``detectable`` and ``seeds_needed`` find a difference, and the level of their test.
+POWER, ALPHA = 0.8, 0.05
 
 
 def _paired(a: pd.Series, b: pd.Series) -> tuple[np.ndarray, np.ndarray]:
@@ -212,19 +214,19 @@ def _power(away: float, degrees: float, level: float) -> float:
     return float(nct.sf(bound, degrees, away))
 
 
-def detectable(error: float, degrees: float, power: float = 0.8, level: float = 0.05) -> float:
-    """Return the difference that a two-sided t test at ``level`` finds with probability ``power``.
+def detectable(error: float, degrees: float, level: float = ALPHA) -> float:
+    """Return the difference that a two-sided t test at ``level`` finds with probability ``POWER``.
 
     ``error`` is the standard error of the measured difference and is taken for the true one.
     """
     if error == 0:
         return 0.0
     most = float(student.ppf(1 - level / 2, degrees)) + 11
-    return error * float(brentq(lambda away: _power(away, degrees, level) - power, 0.0, most))
+    return error * float(brentq(lambda away: _power(away, degrees, level) - POWER, 0.0, most))
 
 
-def seeds_needed(differences: Sequence[float], effect: float, power: float = 0.8, level: float = 0.05) -> int:
-    """Return the fewest seeds, at least three, with which a paired t test finds ``effect`` with probability ``power``.
+def seeds_needed(differences: Sequence[float], effect: float) -> int:
+    """Return the fewest seeds, at least three, with which a paired t test finds ``effect`` with probability ``POWER``.
 
     ``differences`` come from seeds that have run; their standard deviation is taken for the true one. ``MOST_SEEDS``
     means that many seeds or more, also for an effect of 0. Raises ValueError for fewer than three differences.
@@ -234,7 +236,7 @@ def seeds_needed(differences: Sequence[float], effect: float, power: float = 0.8
     deviation = float(np.std(np.asarray(differences, dtype=float), ddof=1))
 
     def enough(n: int) -> bool:
-        return effect != 0 and (deviation == 0 or _power(abs(effect) / deviation * np.sqrt(n), n - 1, level) >= power)
+        return effect != 0 and (deviation == 0 or _power(abs(effect) / deviation * np.sqrt(n), n - 1, ALPHA) >= POWER)
 
     return bisect_left(range(MOST_SEEDS), True, lo=LEAST_FOR_INTERVAL, key=enough)
 

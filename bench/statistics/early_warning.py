@@ -32,10 +32,10 @@ class Alarm:
     """On the metric's own scale. A value above it is a warning; for a falling metric a value below it."""
     false_alarms: Estimate
     """The share of the n stable runs that cross the threshold."""
-    caught: Estimate
-    """The share of the n collapsing runs that cross the threshold early enough."""
+    detected: Estimate
+    """The share of the n collapsing runs that cross the threshold before the collapse."""
     lead: Estimate
-    """Steps from the first crossing to the collapse: the mean over a seed's caught runs, then the mean over n seeds."""
+    """Steps from the first crossing to the collapse: the mean over a seed's detected runs, then over n seeds."""
 
 
 def extremes(
@@ -57,17 +57,17 @@ def extremes(
 
 
 def roc(extremes: pd.DataFrame) -> pd.DataFrame:
-    """The ROC curve: threshold, false_alarms, caught; the shares of stable and collapsing runs above the threshold.
+    """The ROC curve: threshold, false_alarms, detected; the shares of stable and collapsing runs above the threshold.
 
     The threshold is on the scale of ``extremes``, the strictest first. The first point is (0, 0) and the last (1, 1).
     """
     stable = extremes.loc[extremes["collapsed"].isna(), "extreme"].to_numpy(float)
     falling = extremes.loc[extremes["collapsed"].notna(), "extreme"].to_numpy(float)
     if not len(stable) or not len(falling):
-        return pd.DataFrame(columns=["threshold", "false_alarms", "caught"])
+        return pd.DataFrame(columns=["threshold", "false_alarms", "detected"])
     levels = np.unique(np.concatenate([stable, falling]))[::-1]
     rows = [(level, (stable > level).mean(), (falling > level).mean()) for level in levels]
-    return pd.DataFrame([*rows, (-np.inf, 1.0, 1.0)], columns=["threshold", "false_alarms", "caught"])
+    return pd.DataFrame([*rows, (-np.inf, 1.0, 1.0)], columns=["threshold", "false_alarms", "detected"])
 
 
 def area(extremes: pd.DataFrame) -> float:
@@ -94,7 +94,7 @@ def jackknife(
     return statistic(runs), float(error)
 
 
-def auc(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int = 1, *, falls: bool = False) -> Estimate:
+def auc(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, *, falls: bool = False) -> Estimate:
     """Return ``area`` of a metric's ``extremes``, with a 95 % interval; n is the number of seeds.
 
     Interval: Student's t on the logit scale with the error of ``jackknife``; if that error is 0 or unknown,
@@ -103,7 +103,7 @@ def auc(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int = 
     steps = steps[steps["metric"] == metric]
 
     def worst(runs: pd.DataFrame) -> pd.DataFrame:
-        return extremes(steps, runs, metric, least_lead, falls=falls)
+        return extremes(steps, runs, metric, falls=falls)
 
     whole = worst(runs)
     seeds, gone = whole["seed"].unique().tolist(), whole["collapsed"].notna()
@@ -117,32 +117,26 @@ def auc(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int = 
 
 
 def alarm(
-    steps: pd.DataFrame,
-    runs: pd.DataFrame,
-    metric: str,
-    false_alarm_rate: float = 0.1,
-    least_lead: int = 1,
-    *,
-    falls: bool = False,
+    steps: pd.DataFrame, runs: pd.DataFrame, metric: str, false_alarm_rate: float, *, falls: bool = False
 ) -> Alarm | None:
-    """The lowest threshold that at most ``false_alarm_rate`` of the stable runs cross, and the collapses it catches.
+    """The lowest threshold that at most ``false_alarm_rate`` of the stable runs cross, and the collapses it detects.
 
     None without stable or without collapsing runs. The same runs choose and judge the threshold, so new runs give more
     false alarms: with n stable runs the rate is higher by up to 1/(n + 1).
     """
-    worst = extremes(steps, runs, metric, least_lead, falls=falls)
+    worst = extremes(steps, runs, metric, falls=falls)
     gone = worst["collapsed"].notna()
     if gone.all() or not gone.any():
         return None
     stable = np.sort(worst.loc[~gone, "extreme"].to_numpy(float))
     allowed = int(np.floor(false_alarm_rate * len(stable) + 1e-9))  # 0.29 of 100 is 29
     threshold = stable[len(stable) - 1 - allowed] if allowed < len(stable) else -np.inf
-    early = _while_early(steps, runs[runs["collapsed"].notna()], metric, least_lead, falls)
+    early = _while_early(steps, runs[runs["collapsed"].notna()], metric, 1, falls)
     first = early[early["alarm"] > threshold].groupby(["arm", "seed"])[["step", "collapsed"]].min()
     return Alarm(
         threshold=float(-threshold if falls else threshold),
         false_alarms=_share(worst[~gone], threshold),
-        caught=_share(worst[gone], threshold),
+        detected=_share(worst[gone], threshold),
         lead=over_seeds((first["collapsed"] - first["step"]).groupby("seed").mean().tolist(), bounds=POSITIVE),
     )
 

@@ -62,7 +62,7 @@ def costs(steps: pd.DataFrame, updates_per_rollout: int, responses: float) -> pd
     )
 
 
-def cost_to_reward(reward: pd.Series, cost: pd.Series, target: float, window: int = 5) -> Reached:
+def cost_to_reward(reward: pd.Series, cost: pd.Series, target: float, window: int) -> Reached:
     """Return the cost at the first step whose average reward over the last ``window`` steps is at least ``target``.
 
     ``reward`` and ``cost`` are in the order of the steps. A run that never reaches the target is right-censored at its

@@ -3,9 +3,9 @@
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -112,29 +112,14 @@ def _exponential(of_logs: Estimate) -> Estimate:
     return Estimate(mean, low, high, of_logs.n)
 
 
-def iqm(values: Any, axis: int = -1) -> Any:
-    """Return the interquartile mean: without the lowest and the highest quarter, each rounded down (2108.13264)."""
-    return scipy_stats.trim_mean(values, 0.25, axis=axis)
+def over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None = None) -> Estimate:
+    """Return the mean of one number per seed with the interval that n allows; nan for no seeds.
 
+    From ten seeds on: a BCa bootstrap (``_bootstrap_interval``), which gives the same bytes for the same numbers in any
+    order. From three to nine seeds: Student's interval.
 
-def over_seeds(
-    values: Sequence[float],
-    statistic: Callable[..., Any] = np.mean,
-    resamples: int = RESAMPLES,
-    log: bool = False,
-    bounds: Bounds | None = None,
-) -> Estimate:
-    """Return a statistic of one number per seed with the interval that n allows; nan for no seeds.
-
-    ``statistic`` takes an array and an ``axis``, as ``np.mean``, ``np.median`` and ``iqm`` do. With ``log`` the
-    statistic is computed on logarithms and mapped back: a geometric mean with a positive interval, for variances. A
-    value below ``LEAST_LOG`` then counts as ``LEAST_LOG``.
-
-    From ten seeds on: a BCa bootstrap (``bootstrap_interval``), which gives the same bytes for the same numbers in any
-    order. From three to nine seeds: Student's interval for a mean, Tukey and McLaughlin's for ``iqm``, with h − 1
-    degrees of freedom and standard error √(SS_w / (h (h − 1))); h values are left after trimming, and SS_w is the sum
-    of squares of the winsorised values about their mean (Tukey and McLaughlin 1963; Yuen 1974). Any other statistic has
-    no interval below ten seeds, unless all seeds are alike.
+    With ``log`` the mean is computed on logarithms and mapped back: a geometric mean with a positive interval, for
+    variances. A value below ``LEAST_LOG`` then counts as ``LEAST_LOG``.
 
     ``bounds`` are the lowest and the highest possible value, (0, 1) for a reward. t intervals then stay ``within`` the
     bounds (the bootstrap does so by itself), and there is no interval if every seed is at an end. Bounds are ignored if
@@ -142,31 +127,25 @@ def over_seeds(
     """
     numbers = np.sort(np.asarray(values, dtype=float))
     if log:
-        return _exponential(over_seeds(np.log(numbers.clip(min=LEAST_LOG)).tolist(), statistic, resamples))
+        return _exponential(over_seeds(np.log(numbers.clip(min=LEAST_LOG)).tolist()))
     n, bounds = len(numbers), _holding(numbers, bounds)
-    point = float(statistic(numbers)) if n else np.nan
+    mean = float(numbers.mean()) if n else np.nan
     if _at_ends(numbers, bounds):
-        return Estimate(point, np.nan, np.nan, n)
+        return Estimate(mean, np.nan, np.nan, n)
     if n >= LEAST_FOR_BOOTSTRAP and np.ptp(numbers) > 0:
-        return Estimate(point, *bootstrap_interval(numbers, statistic, resamples), n)
+        return Estimate(mean, *_bootstrap_interval(numbers), n)
     half = np.nan
     if n >= LEAST_FOR_INTERVAL and np.ptp(numbers) == 0:
         half = 0.0
-    elif n >= LEAST_FOR_INTERVAL and statistic in (np.mean, iqm):
-        trimmed = n // 4 if statistic is iqm else 0
-        left = n - 2 * trimmed
-        winsorised = numbers.clip(numbers[trimmed], numbers[-trimmed - 1])
-        error = np.sqrt(np.square(winsorised - winsorised.mean()).sum() / (left * (left - 1)))
-        half = float(t_quantile(LEVEL, left - 1) * error)
-    return Estimate(point, *within(point, half, bounds), n)
+    elif n >= LEAST_FOR_INTERVAL:
+        half = t_quantile(LEVEL, n - 1) * float(np.sqrt(np.square(numbers - mean).sum() / (n * (n - 1))))
+    return Estimate(mean, *within(mean, half, bounds), n)
 
 
-def bootstrap_interval(
-    numbers: np.ndarray, statistic: Callable[..., Any], resamples: int = RESAMPLES
-) -> tuple[float, float]:
-    """Return the BCa interval (Efron 1987) of ``statistic(numbers, axis)``, always from the same draws.
+def _bootstrap_interval(numbers: np.ndarray) -> tuple[float, float]:
+    """Return the BCa interval (Efron 1987) of the mean of ``numbers``, always from the same draws.
 
-    Where BCa is undefined, because no single seed changes the statistic, it is the percentile interval.
+    Where BCa is undefined, because no single number changes the mean, it is the percentile interval.
 
     A plain 95 % bootstrap interval of ten normal numbers holds the mean 87 % of the time, for two reasons: the
     bootstrap's variance is too small by the factor (n − 1)/n, and the bootstrap treats its variance as known. The
@@ -179,7 +158,7 @@ def bootstrap_interval(
     def interval(method: Literal["BCa", "percentile"]) -> tuple[float, float]:
         generator = np.random.default_rng(0)
         ends = scipy_stats.bootstrap(
-            (numbers,), statistic, n_resamples=resamples, confidence_level=expanded, method=method, rng=generator
+            (numbers,), np.mean, n_resamples=RESAMPLES, confidence_level=expanded, method=method, rng=generator
         ).confidence_interval
         return float(ends.low), float(ends.high)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats as scipy_stats
 
-from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL, LEVEL, Estimate, t_quantile
+from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL, LEVEL
 
 
 def of_runs(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
@@ -36,11 +36,11 @@ def _censored(time: np.ndarray, ended: np.ndarray) -> Any:
 def kaplan_meier(time: np.ndarray, ended: np.ndarray) -> pd.DataFrame:
     """Return the share of runs that have not collapsed by each step (Kaplan and Meier 1958), from step 0 on.
 
-    One row for every step at which a run collapsed or was last seen: step, survival (from the step on), low, high,
-    at_risk (just before the step), collapsed (at the step). Interval: Greenwood's variance on the scale of log(−log S)
-    (Kalbfleisch and Prentice 1980); nan below three runs, and at a survival of 1 or 0.
+    One row for every step at which a run collapsed or was last seen: step, survival (from the step on), low, high.
+    Interval: Greenwood's variance on the scale of log(−log S) (Kalbfleisch and Prentice 1980); nan below three runs,
+    and at a survival of 1 or 0.
     """
-    columns = ["step", "survival", "low", "high", "at_risk", "collapsed"]
+    columns = ["step", "survival", "low", "high"]
     if len(time) == 0:
         return pd.DataFrame(columns=columns)
     survival = scipy_stats.ecdf(_censored(time, ended)).sf
@@ -50,40 +50,8 @@ def kaplan_meier(time: np.ndarray, ended: np.ndarray) -> pd.DataFrame:
             warnings.simplefilter("ignore", RuntimeWarning)  # not defined at 0 and 1
             band = survival.confidence_interval(LEVEL, method="log-log")
         low, high = band.low.probabilities, band.high.probabilities
-    step = np.append(0.0, survival.quantiles)
-    counts = [(time >= step[:, None]).sum(axis=1), (time[ended] == step[:, None]).sum(axis=1)]
-    parts = [np.append(1.0, survival.probabilities), np.append(np.nan, low), np.append(np.nan, high), *counts]
-    return pd.DataFrame(dict(zip(columns, [step, *parts], strict=True)))
-
-
-def restricted_mean(time: np.ndarray, ended: np.ndarray, horizon: float) -> Estimate:
-    """Return the mean number of steps without a collapse among the first ``horizon``: the area under ``kaplan_meier``.
-
-    Interval: t with n − 1 degrees of freedom and, over the collapses i, the variance
-    n/(n − 1) Σ_i (∫_{t_i}^horizon S)² d_i / (n_i (n_i − d_i)) (Klein and Moeschberger 2003, section 4.5). If no run is
-    censored before the horizon, this is Student's interval for the mean of min(t, horizon). No interval below three
-    runs or without a collapse. Raises ValueError if no run was seen up to the horizon.
-    """
-    n = len(time)
-    if n == 0:
-        return Estimate(np.nan, np.nan, np.nan, 0)
-    if not ended[time == time.max()].all() and time.max() < horizon:
-        raise ValueError(f"no run was seen beyond step {time.max():g}: choose a horizon up to that")
-    curve = kaplan_meier(time, ended)
-    curve = curve[curve["step"] < horizon]
-    widths = np.diff(np.append(curve["step"], horizon))
-    areas = curve["survival"].to_numpy() * widths
-    beyond = areas[::-1].cumsum()[::-1]  # from each row's step to the horizon
-    mean = float(beyond[0])
-    died, at_risk = curve["collapsed"].to_numpy(), curve["at_risk"].to_numpy()
-    with np.errstate(divide="ignore", invalid="ignore"):  # 0/0 if no run is left; the area beyond is 0 then
-        terms = np.where(died < at_risk, beyond**2 * died / (at_risk * (at_risk - died)), 0.0)
-    half = np.nan
-    if n >= LEAST_FOR_INTERVAL and terms.sum() > 0:
-        half = float(t_quantile(LEVEL, n - 1) * np.sqrt(terms.sum() * n / (n - 1)))
-    # The mean lies between 0 and the horizon.
-    low, high = (float(np.clip(end, 0.0, horizon)) for end in (mean - half, mean + half))
-    return Estimate(mean, low, high, n)
+    starts, parts = (0.0, 1.0, np.nan, np.nan), (survival.quantiles, survival.probabilities, low, high)
+    return pd.DataFrame({name: np.append(*pair) for name, *pair in zip(columns, starts, parts, strict=True)})
 
 
 def logrank(time_a: np.ndarray, ended_a: np.ndarray, time_b: np.ndarray, ended_b: np.ndarray) -> float:

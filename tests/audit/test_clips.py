@@ -32,7 +32,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     losses = {name: [f"algorithm={name}", *words] for name in ("grpo", "gspo")}
     made = scene(tmp_path_factory.mktemp("one"), losses)
     before = found(made)
-    assert {each.mean for (_, quantity), each in before.items() if quantity.startswith(clips.MEASURED)} == {0.0}
+    assert {each.mean for (_, quantity), each in before.items() if quantity.startswith("clip_share")} == {0.0}
     moved(made, 4)
     return made
 
@@ -59,7 +59,7 @@ def test_the_shares_are_what_the_losses_mark_as_clipped(one: Scene, name: str, u
     mine = found(one)
     lengths = [int(rollout.sequences.response_mask_BT[part.rows_M].sum()) for (part,) in one.audited.minibatches]
     for side in clips.SIDES:
-        share = mine[clips.name(unit, "old policy"), clips.quantity(clips.MEASURED, side, BAND)]
+        share = mine[clips.name(unit, "old policy"), clips.quantity(side, BAND)]
         if name == "grpo":  # the fraction counts tokens
             assert share.mean == pytest.approx(np.average(marks[side], weights=lengths), abs=1e-6)
         assert (share.mean > 0) == (sum(marks[side]) > 0)
@@ -71,10 +71,7 @@ def test_a_wider_band_clips_less_and_the_anchors_agree_without_an_engine(one: Sc
     for unit in clips.UNITS:
         for side in clips.SIDES:
             old, sampler = (
-                [
-                    mine[clips.name(unit, anchor), clips.quantity(clips.MEASURED, side, band)].mean
-                    for band in clips.BANDS
-                ]
+                [mine[clips.name(unit, anchor), clips.quantity(side, band)].mean for band in clips.BANDS]
                 for anchor in clips.ANCHORS
             )
             assert old == sorted(old, reverse=True)
@@ -97,10 +94,8 @@ def rows(share: Any, checkpoints: int = 3, settings: tuple[str, ...] = ("",)) ->
             for unit in clips.UNITS:
                 for band in clips.BANDS:
                     for side in clips.SIDES:
-                        value = share(unit, band, checkpoint)
-                        for kind, off in ((clips.MEASURED, 0.0), (clips.PREDICTED, 0.01)):
-                            loss, name = clips.name(unit, "old policy"), clips.quantity(kind, side, band)
-                            made.append(place | {"loss": loss, "quantity": name, "value": value + off})
+                        loss, name = clips.name(unit, "old policy"), clips.quantity(side, band)
+                        made.append(place | {"loss": loss, "quantity": name, "value": share(unit, band, checkpoint)})
     return pd.DataFrame(made)
 
 
@@ -130,23 +125,13 @@ def test_the_atlas_is_the_mean_over_checkpoints_with_its_interval() -> None:
     assert both["mean"] == pytest.approx(2 * falling(clips.UNITS[0], 0.2, 1))
     assert low["mean"] == pytest.approx(falling(clips.UNITS[0], 0.2, 1))
     assert both["low"] < both["mean"] < both["high"]
-    assert both["predicted"] == pytest.approx(both["mean"] + 0.02)
 
 
-def test_misses_are_the_distance_of_the_prediction() -> None:
-    table = clip_atlas.misses(rows(falling))
-    assert table["mean"].tolist() == pytest.approx([0.02, 0.02])
-    assert table["max"].tolist() == pytest.approx([0.02, 0.02])
-    assert clip_atlas.misses(rows(falling).assign(k=0)).empty
-
-
-def test_the_figure_has_a_column_for_each_length_and_draws_the_prediction() -> None:
+def test_the_figure_has_a_column_for_each_length() -> None:
     figure = figures.clip_shares(rows(falling, settings=("", "longer")), "old policy")
     assert [axis.get_title() for axis in figure.axes[:2]] == ["responses of 10 tokens", "responses of 16 tokens"]
     drawn = shown(figure, 0)["k = 4"]
     np.testing.assert_allclose(drawn, [2 * falling(clips.UNITS[0], band, 1) for band in clips.BANDS])
-    dashed = [line for line in figure.axes[0].lines if line.get_linestyle() == "--"]
-    np.testing.assert_allclose(dashed[0].get_ydata(), np.array(drawn) + 0.02)
     assert "n = 3" in said(figure)
 
 
@@ -161,9 +146,7 @@ def test_equal_scores_have_no_sign_however_their_mean_rounds(one: Scene) -> None
     scores_B = torch.full_like(one.audited.rollout.scores_B, 0.01)
     equal = replace(one.audited, rollout=replace(one.audited.rollout, scores_B=scores_B))
     shares = [
-        each.mean
-        for _, quantity, each in clips.estimates(one.truth, equal, None)
-        if quantity.startswith((clips.MEASURED, clips.PREDICTED))
+        each.mean for _, quantity, each in clips.estimates(one.truth, equal, None) if quantity.startswith("clip_share")
     ]
     assert max(shares) == 0
 
@@ -180,7 +163,7 @@ def test_an_audit_of_clips_alone_takes_no_gradient_and_is_reported(
     assert set(found["block"]) == {""}
     made = report.write(tmp_path, "tiny", formats=["png"])
     names = {path.name for path in made.files}
-    assert {f"tiny-audit-{name}.csv" for name in ("clips", "equivalent_bands", "clip_prediction")} <= names
+    assert {f"tiny-audit-{name}.csv" for name in ("clips", "equivalent_bands")} <= names
     drawn = itertools.product(("old_policy", "sampler"), ("free", "r2"))
     assert {f"tiny-audit-clips-{anchor}-{routing}.png" for anchor, routing in drawn} <= names
     assert not any("was not drawn" in line for line in made.missing)

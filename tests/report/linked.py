@@ -20,8 +20,8 @@ _HEAD = """\
 def kept() -> set[Path]:
     """Return the kept files of ``figures/`` and ``tables/``, relative to ``REFERENCE``.
 
-    A figure's numbers are the CSV of its name, or of a shorter one that several figures share: ``a-clips.csv`` has the
-    numbers of ``a-clips-sampler.png``.
+    A figure's numbers are the CSV of its name, or the shorter one that several figures share: ``a-clips.csv`` has the
+    numbers of ``a-clips-sampler.png``, also where a report has left ``a-clips-sampler.csv``.
     """
     linked = {
         (page.parent / link).resolve() for page in PAGES for link in re.findall(r"\]\(([^)#\s]+)", page.read_text())
@@ -31,7 +31,7 @@ def kept() -> set[Path]:
     }
     for figure in [path for path in found if path.suffix == ".png"]:
         words = figure.stem.split("-")
-        names = ["-".join(words[:count]) for count in range(len(words), 0, -1)]
+        names = ["-".join(words[:count]) for count in range(1, len(words) + 1)]
         tables = [Path("tables", f"{name}.csv") for name in names]
         found.add(next(table for table in tables if (REFERENCE / table).exists()))
     return found

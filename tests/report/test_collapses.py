@@ -1,4 +1,4 @@
-"""The tables of collapse that figures and the leaderboard take, from runs made by hand; and the figures they make."""
+"""The tables of collapse that reports and figures take, from runs made by hand."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steadymoe.bench.report import collapses, tables, write
+from steadymoe.bench.report import collapses, tables
 from steadymoe.bench.statistics import survival
 
 
@@ -72,25 +72,34 @@ def grid() -> pd.DataFrame:
 
 
 def test_a_frontier_for_each_algorithm_and_none_for_a_grid_with_holes() -> None:
-    found = collapses.frontiers(grid(), NO_STEPS)
-    assert list(found) == ["grpo", "gspo"]
-    assert found["gspo"].area.mean == 1
-    assert found["grpo"].area.mean < 0.8
-    cells, lines = collapses.frontier_tables(found)
+    cells, lines = collapses.frontiers(grid(), NO_STEPS)
     assert len(cells) == 12
     assert cells[cells["stable"] == 0][["arm", "x"]].drop_duplicates().to_numpy().tolist() == [["grpo", 4e-3]]
-    assert set(lines["arm"]) == {"grpo", "gspo"}
+    assert of_lines(lines) == {"grpo": [8, 2 * np.sqrt(2)], "gspo": [8, 8]}
     runs = grid()
     holes = runs[~((runs["learning_rate"] == 4e-3) & (runs["updates_per_rollout"] == 8))]
-    assert collapses.frontiers(holes, NO_STEPS) == {}
-    assert collapses.frontiers(RUNS, NO_STEPS) == {}
+    for none in (holes, RUNS):
+        assert all(table.empty for table in collapses.frontiers(none, NO_STEPS))
+
+
+def of_lines(lines: pd.DataFrame) -> dict[str, object]:
+    """Arm → the frontier at each learning rate, ascending."""
+    return {str(arm): pytest.approx(own.sort_values("x")["y"].tolist()) for arm, own in lines.groupby("arm")}
 
 
 def test_runs_that_differ_in_a_third_axis_are_not_averaged_into_one_frontier() -> None:
     runs = grid()
     wide = runs[runs["algorithm"] == "grpo"].assign(collapsed_step=np.nan)
-    found = collapses.frontiers(pd.concat([runs, wide.assign(arm=wide["arm"] + " clip_high=0.4")]), NO_STEPS)
-    assert list(found) == ["gspo"]
+    _, lines = collapses.frontiers(pd.concat([runs, wide.assign(arm=wide["arm"] + " clip_high=0.4")]), NO_STEPS)
+    assert set(lines["arm"]) == {"gspo"}
+
+
+def test_replay_has_a_frontier_of_its_own() -> None:
+    off, replayed = grid(), grid().assign(routing="r3", collapsed_step=np.nan)
+    runs = pd.concat([off, replayed], ignore_index=True)
+    is_hole = (runs["algorithm"] == "gspo") & (runs["routing"] == "r3") & (runs["updates_per_rollout"] == 8)
+    _, lines = collapses.frontiers(runs[~is_hole | (runs["learning_rate"] < 4e-3)], NO_STEPS)
+    assert of_lines(lines) == {"grpo off": [8, 2 * np.sqrt(2)], "grpo r3": [8, 8], "gspo off": [8, 8]}
 
 
 def test_a_frontier_of_short_runs_is_judged_by_a_shorter_rule() -> None:
@@ -103,11 +112,10 @@ def test_a_frontier_of_short_runs_is_judged_by_a_shorter_rule() -> None:
         for run in runs.to_dict("records")
         for step in range(1, 41)
     ]
-    found = collapses.frontiers(runs, pd.DataFrame(steps))
-    assert found["gspo"].area.mean == 1
-    assert found["grpo"].area.mean < 0.8
+    _, lines = collapses.frontiers(runs, pd.DataFrame(steps))
+    assert of_lines(lines) == {"grpo": [8, 2 * np.sqrt(2)], "gspo": [8, 8]}
     few = pd.DataFrame(steps).query("step <= 10")  # ten steps of two updates are too few for that too
-    assert collapses.frontiers(runs, few) == {}
+    assert all(table.empty for table in collapses.frontiers(runs, few))
 
 
 def test_what_cannot_be_judged_any_more_is_neither_stable_nor_collapsed() -> None:
@@ -127,7 +135,6 @@ def test_what_cannot_be_judged_any_more_is_neither_stable_nor_collapsed() -> Non
     assert collapses.survival_curves(short).empty
     assert collapses.early_warnings(steps_of(short), short)[1].empty
     assert tables.summary(steps_of(short), short)["collapsed"].isna().all()
-    assert "reward IQM" in collapses.by_arm(steps_of(short), short, {})
     late = runs_of({"grpo": [36.0, None, None]}, judged_until=31)  # not finite, seen where nothing else would be
     assert not survival.of_runs(late)[1].any()
 
@@ -142,34 +149,3 @@ def test_a_warning_that_is_always_right_has_area_one_and_silence_a_half() -> Non
     assert (best["false alarms"].mean, best["detected"].mean, best["stable"], best["collapsed"]) == (0, 1, 5, 3)
     assert set(roc["metric"]) == {"grad_norm", "reward", "entropy"}
     assert collapses.early_warnings(steps_of(RUNS), runs_of({"gspo": [None] * 3}))[0].empty
-
-
-def test_the_leaderboard_has_iqm_restricted_mean_and_frontier_area() -> None:
-    runs = grid()
-    steps = steps_of(runs)
-    more = collapses.by_arm(steps, runs, collapses.frontiers(runs, steps))
-    board = tables.leaderboard(steps, runs, more)
-    assert {"reward IQM", "steps of 40", "frontier area"} <= set(board)
-    row = board.set_index("arm").loc["grpo 0.004 8"]
-    assert row["steps of 40"].mean == pytest.approx(10)
-    assert row["reward IQM"].mean == pytest.approx(0.5)
-    assert row["frontier area"].mean < 1
-    assert board.set_index("arm").loc["gspo 0.004 8", "frontier area"].mean == 1
-    assert "\\toprule" in write.to_latex(board)
-    assert "frontier area mean" in write.to_numbers(board)
-
-
-def test_the_area_is_of_the_arms_own_frontier_and_none_where_its_grid_has_holes() -> None:
-    off, replayed = grid(), grid().assign(routing="r3", collapsed_step=np.nan)
-    replayed["arm"] += " routing=r3"
-    runs = pd.concat([off, replayed], ignore_index=True)
-    holes = (runs["algorithm"] == "gspo") & (runs["routing"] == "r3") & (runs["learning_rate"] == 4e-3)
-    runs = runs[~(holes & (runs["updates_per_rollout"] == 8))].reset_index(drop=True)
-    steps = steps_of(runs)
-    more = collapses.by_arm(steps, runs, collapses.frontiers(runs, steps))["frontier area"]
-    assert more["grpo 0.004 8"].mean < 1
-    assert more["grpo 0.004 8 routing=r3"].mean == 1
-    assert more["gspo 0.001 2 routing=r3"].n == 0
-    board = tables.leaderboard(steps, runs, more.to_frame())
-    assert "–" in write.to_markdown(board)
-    assert write.to_numbers(board)["frontier area n"].isin([0, 3]).all()

@@ -483,7 +483,7 @@ def test_an_unknown_figure_is_answered_with_near_ones() -> None:
 # Files
 
 
-@pytest.mark.parametrize("suffix", figures.FORMATS)
+@pytest.mark.parametrize("suffix", write.FORMATS)
 def test_the_same_data_give_the_same_bytes(suffix: str, tmp_path: Path) -> None:
     steps = long_table({"clip_fraction": lambda arm, seed: 0.1}, COMPARED)
     files = [tmp_path / f"{name}.{suffix}" for name in "ab"]

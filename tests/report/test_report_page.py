@@ -146,17 +146,13 @@ def test_histograms_are_sums_over_the_steps_of_a_run(runs: pd.DataFrame, data: d
     assert chosen["prompts"].unique().tolist() == [4]
 
 
-def test_the_leaderboard_is_ranked_by_final_reward_and_takes_further_columns(
-    runs: pd.DataFrame, steps: pd.DataFrame
-) -> None:
-    more = pd.DataFrame({"frontier area": [0.1, 0.2, 0.3]}, index=["grpo", "gspo", "reinforce"])
-    board = tables.leaderboard(steps, runs, more)
+def test_the_leaderboard_is_ranked_by_final_reward(runs: pd.DataFrame, steps: pd.DataFrame) -> None:
+    board = tables.leaderboard(steps, runs)
     assert board["rank"].tolist() == [1, 2, 3]
     finals = [estimate.mean for estimate in board["final reward"]]
     assert finals == sorted(finals, reverse=True)
     begun = steps[(steps["metric"] == "reward") & (steps["step"] == 1)].groupby("arm")["value"].mean()
     assert board["start"].map(write.to_number).tolist() == pytest.approx(begun[board["arm"]].tolist())
-    assert board.set_index("arm")["frontier area"].to_dict() == more["frontier area"].to_dict()
     assert board["collapsed (recorded)"].tolist() == [0, 0, 0]
     assert board["collapsed"].isna().all()
 

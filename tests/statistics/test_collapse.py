@@ -219,19 +219,3 @@ def test_recorded_runs_are_judged_by_todays_rule_beside_what_they_said() -> None
     assert collapse.judged(strict, steps)["collapsed_step"].tolist()[2] == 37
     assert collapse.judged(found, steps, Rule(patience_updates=48))["collapsed_step"].tolist()[2] == 37
     assert collapse.judged(runs.assign(updates_per_rollout=1), steps)["judged_until"].tolist() == [0] * 4
-
-
-# --- hashes -------------------------------------------------------------------------------------------
-
-
-def test_a_threshold_is_part_of_the_hash() -> None:
-    (made,) = compose.plan(["model=micro"])
-    (other,) = compose.plan(["model=micro", "collapse.entropy_fraction=0.1"])
-    assert other.config_hash != made.config_hash
-    (other,) = compose.plan(["model=micro", "collapse.patience_updates=32"])
-    assert other.config_hash != made.config_hash
-
-
-def test_a_field_that_is_gone_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"no 'collapse\.patience' .*collapse\.patience_updates"):
-        compose.plan(["model=micro", "collapse.patience=5"])

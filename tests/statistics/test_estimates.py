@@ -45,88 +45,50 @@ def test_a_ratio_has_no_interval_at_an_end_or_below_three_clusters_and_is_nan_of
     assert estimates.ratio_of_sums([], []).n == 0
 
 
-# --- one statistic over seeds ------------------------------------------------------------------------
+# --- the mean over seeds -----------------------------------------------------------------------------
 
 
-def test_the_interquartile_mean_leaves_a_quarter_out_at_either_end() -> None:
-    assert estimates.iqm([100.0, 1.0, 2.0, 3.0, -50.0]) == 2.0
-    assert estimates.iqm([0, 1, 2, 3, 4, 5, 6, 70]) == 3.5
-    assert estimates.iqm([1.0, 2.0, 6.0]) == 3.0  # a quarter of three is none
-
-
-def test_below_ten_seeds_a_mean_has_students_interval_and_no_statistic_has_one_below_three() -> None:
+def test_below_ten_seeds_a_mean_has_students_interval_and_below_three_none() -> None:
     values = [0.1, 0.5, 0.6, 0.9]
     found = estimates.over_seeds(values)
     plain = estimates.mean_over_seeds(values)
     np.testing.assert_allclose([found.mean, found.low, found.high], [plain.mean, plain.low, plain.high])
     for n in (0, 1, 2):
-        assert np.isnan(estimates.over_seeds([0.5] * n, estimates.iqm).low)
-    assert np.isnan(estimates.over_seeds(values, np.median).low)  # nothing is trustworthy here
-    assert estimates.over_seeds([0.5] * 3, np.median) == estimates.Estimate(0.5, 0.5, 0.5, 3)
-
-
-def test_the_trimmed_mean_has_the_interval_of_scipys_trimmed_t_test() -> None:
-    values = np.random.default_rng(1).normal(size=9)
-    found = estimates.over_seeds(values.tolist(), estimates.iqm)
-    # scipy has Yuen's test of two samples; of a sample against its mirror image the error is √2 times ours, with
-    # twice the degrees of freedom, and the difference twice the trimmed mean.
-    test = scipy_stats.ttest_ind(values, -values, trim=0.25, equal_var=False)
-    error = 2 * found.mean / test.statistic / np.sqrt(2)
-    np.testing.assert_allclose(found.high - found.mean, scipy_stats.t(4).ppf(0.975) * error)
+        assert np.isnan(estimates.over_seeds([0.5] * n).low)
+    assert estimates.over_seeds([0.5] * 3) == estimates.Estimate(0.5, 0.5, 0.5, 3)
 
 
 def test_from_ten_seeds_the_interval_is_scipys_bca_bootstrap_a_little_wider() -> None:
     values = np.random.default_rng(2).lognormal(size=12)
-    found = estimates.over_seeds(values.tolist(), resamples=999)
+    found = estimates.over_seeds(values.tolist())
     wider = 2 * scipy_stats.norm.cdf(np.sqrt(12 / 11) * scipy_stats.t(11).ppf(0.975)) - 1
     expected = scipy_stats.bootstrap(
-        (np.sort(values),), np.mean, n_resamples=999, confidence_level=wider, rng=np.random.default_rng(0)
+        (np.sort(values),), np.mean, n_resamples=9999, confidence_level=wider, rng=np.random.default_rng(0)
     ).confidence_interval
     assert (found.low, found.high) == (expected.low, expected.high)
 
 
 def test_where_bca_is_undefined_the_interval_is_still_one() -> None:
-    found = estimates.over_seeds([0.0] + [1.0] * 11, np.median, resamples=199)  # leaving one out never moves it
-    assert (found.low, found.high) == (1.0, 1.0)
-    found = estimates.over_seeds([0.0] * 4 + [1.0] * 8, estimates.iqm, resamples=199)
-    assert found.low <= found.mean <= found.high
+    found = estimates.over_seeds([0.5] * 11 + [np.nextafter(0.5, 1)])  # leaving one out never moves the mean
+    assert (found.low, found.high) == (0.5, 0.5)
 
 
-@given(NUMBERS, st.randoms(use_true_random=False), st.sampled_from([np.mean, estimates.iqm]))
+@given(NUMBERS, st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
 def test_the_order_of_seeds_changes_nothing_and_an_interval_scales_with_its_numbers(
-    values: list[float], random: object, statistic: object
+    values: list[float], random: object
 ) -> None:
-    first = estimates.over_seeds(values, statistic, resamples=199)  # type: ignore[arg-type]
+    first = estimates.over_seeds(values)
     shuffled = values.copy()
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert estimates.over_seeds(shuffled, statistic, resamples=199) == first  # type: ignore[arg-type]
+    assert estimates.over_seeds(shuffled) == first
     assert first.low <= first.mean + 1e-9
     assert first.mean <= first.high + 1e-9
     # Twice is exact in binary; adding something would round, and BCa counts resamples that tie with the estimate.
-    twice = estimates.over_seeds([2 * value for value in values], statistic, resamples=199)  # type: ignore[arg-type]
+    twice = estimates.over_seeds([2 * value for value in values])
     np.testing.assert_allclose(
         [twice.mean, twice.low, twice.high], [2 * x for x in (first.mean, first.low, first.high)], rtol=1e-12
     )
-
-
-@pytest.mark.parametrize(
-    ("n", "statistic", "least"),
-    [
-        (3, estimates.iqm, 0.93),
-        (4, estimates.iqm, 0.93),
-        (5, estimates.iqm, 0.93),
-        (8, estimates.iqm, 0.93),
-        (5, np.mean, 0.93),
-    ],
-)
-def test_intervals_of_few_seeds_hold_the_truth_as_often_as_they_say(n: int, statistic: object, least: float) -> None:
-    generator = np.random.default_rng(n)
-    found = [
-        estimates.over_seeds(generator.normal(size=n).tolist(), statistic)  # type: ignore[arg-type]
-        for _ in range(2000)
-    ]
-    assert least < coverage(found, 0.0) < 0.99
 
 
 # --- numbers that have ends --------------------------------------------------------------------------
@@ -162,13 +124,13 @@ def test_numbers_beyond_their_ends_have_students_interval() -> None:
     assert estimates.over_seeds(scores, bounds=(0.0, 1.0)) == estimates.over_seeds(scores)
 
 
-@given(st.lists(st.floats(0, 1), min_size=3, max_size=12), st.sampled_from([np.mean, estimates.iqm]))
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=12))
 @settings(max_examples=60, deadline=None)
-def test_no_interval_leaves_its_range(values: list[float], statistic: object) -> None:
-    found = estimates.over_seeds(values, statistic, resamples=99, bounds=(0.0, 1.0))  # type: ignore[arg-type]
+def test_no_interval_leaves_its_range(values: list[float]) -> None:
+    found = estimates.over_seeds(values, bounds=(0.0, 1.0))
     assert np.isnan(found.low) or 0 <= found.low <= found.high <= 1
     differences = [2 * value - 1 for value in values]
-    found = estimates.over_seeds(differences, statistic, resamples=99, bounds=estimates.DIFFERENCE)  # type: ignore[arg-type]
+    found = estimates.over_seeds(differences, bounds=estimates.DIFFERENCE)
     assert np.isnan(found.low) or -1 <= found.low <= found.high <= 1
 
 
@@ -220,13 +182,6 @@ def test_a_share_has_the_exact_interval() -> None:
     assert estimates.share(0, 0).n == 0
 
 
-@pytest.mark.parametrize("truth", [0.02, 0.3, 0.5])
-def test_a_shares_interval_never_covers_less_than_it_says(truth: float) -> None:
-    weights = scipy_stats.binom(12, truth).pmf(np.arange(13))  # exactly, over every outcome
-    held = [estimates.share(k, 12).low <= truth <= estimates.share(k, 12).high for k in range(13)]
-    assert weights[held].sum() >= 0.95
-
-
 # --- a curve's numbers -------------------------------------------------------------------------------
 
 
@@ -247,11 +202,8 @@ def by_seed(*values: float, first: int = 0) -> pd.Series:
 
 
 def test_a_difference_is_paired_by_seed() -> None:
-    a, b = by_seed(0.9, 0.5, 0.7, 0.2), by_seed(0.4, 0.6, 0.1, first=1)[::-1]
-    found = comparisons.paired_difference(a, b)
-    expected = estimates.mean_over_seeds([0.1, 0.1, 0.1])
-    assert found.n == 3
-    np.testing.assert_allclose(found.mean, expected.mean)
+    a, b = by_seed(0.9, 0.5, 0.7, 0.2), by_seed(0.4, 0.5, 0.1, first=1)[::-1]
+    assert vars(comparisons.paired_difference(a, b)) == pytest.approx(vars(estimates.over_seeds([0.1, 0.2, 0.1])))
     with pytest.raises(ValueError, match="two numbers"):
         comparisons.paired_difference(pd.Series([1.0, 2.0], index=[0, 0]), b)
 
@@ -315,16 +267,8 @@ def test_a_ratio_of_means_is_finite_where_a_seed_has_none_and_says_how_many() ->
 def test_holm_on_his_textbook_case() -> None:
     np.testing.assert_allclose(comparisons.holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
     np.testing.assert_allclose(comparisons.holm([0.01, np.nan, 0.9]), [0.02, np.nan, 0.9])
+    assert comparisons.holm([0.6, 0.7]).tolist() == [1, 1]
     assert comparisons.holm([]).size == 0
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
-def test_holm_lies_between_no_correction_and_bonferronis_and_keeps_the_order(p_values: list[float]) -> None:
-    corrected = comparisons.holm(p_values)
-    assert (corrected >= np.array(p_values) - 1e-12).all()
-    assert (corrected <= np.minimum(1, len(p_values) * np.array(p_values)) + 1e-12).all()
-    order = np.argsort(p_values, kind="stable")
-    assert (np.diff(corrected[order]) >= 0).all()
 
 
 # --- exact p-values and seeds for a power ---------------------------------------------------------------
@@ -353,28 +297,12 @@ def test_drawn_signs_are_near_all_signs_and_always_the_same() -> None:
     assert comparisons.sign_flip_p([1.0] * 40) == 1 / (1 + comparisons.SIGNS_DRAWN)
 
 
-def test_the_sign_flip_p_holds_its_level_on_bimodal_differences() -> None:
-    generator = np.random.default_rng(2)
-    drawn = generator.choice([-0.5, 0.5], (400, 10)) + generator.normal(0, 0.05, (400, 10))
-    p = np.array([comparisons.sign_flip_p(row.tolist()) for row in drawn])
-    for level in (0.05, 0.2, 0.5):
-        assert (p <= level).mean() <= level + 3 * np.sqrt(level * (1 - level) / 400)
-    assert 0.4 < p.mean() < 0.6
-
-
-def test_seeds_for_a_power_are_those_that_find_the_effect_as_often() -> None:
-    generator = np.random.default_rng(3)
-    differences = generator.normal(size=12)
+def test_the_seeds_for_a_power_are_those_of_the_recorded_study() -> None:
+    differences = np.random.default_rng(3).normal(size=12)
     differences = (differences - differences.mean()) / differences.std(ddof=1)
-    # From the recorded study: deviations of 0.124 and 0.036, an effect of 0.05.
+    # Deviations of 0.124 and 0.036, an effect of 0.05.
     assert comparisons.seeds_needed((0.124 * differences).tolist(), 0.05) == 51
-    n = comparisons.seeds_needed((0.036 * differences).tolist(), -0.05)
-    assert n == 7
-    found = [
-        scipy_stats.ttest_1samp(generator.normal(0.05, 0.036, (4000, seeds)), 0.0, axis=1).pvalue < 0.05
-        for seeds in (n - 1, n)
-    ]
-    assert found[0].mean() < 0.8 < found[1].mean() + 0.02
+    assert comparisons.seeds_needed((0.036 * differences).tolist(), -0.05) == 7
     assert comparisons.seeds_needed(differences.tolist(), 0.0) == comparisons.MOST_SEEDS
     assert comparisons.seeds_needed([0.1, 0.1, 0.1], 0.05) == 3
     with pytest.raises(ValueError, match="at least three"):
@@ -456,10 +384,11 @@ def one_in_ten_collapses(generator: np.random.Generator) -> np.ndarray:
     ],
 )
 def test_the_bootstrap_of_ten_seeds_covers_as_often_as_the_page_of_metrics_says(
-    sample: Callable[[np.random.Generator], np.ndarray], truth: float, stated: float
+    sample: Callable[[np.random.Generator], np.ndarray], truth: float, stated: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(estimates, "RESAMPLES", 499)  # for time
     generator = np.random.default_rng(0)
-    found = [estimates.over_seeds(sample(generator).tolist(), resamples=499) for _ in range(1000)]
+    found = [estimates.over_seeds(sample(generator).tolist()) for _ in range(1000)]
     assert coverage(found, truth) == pytest.approx(stated, abs=0.04)
 
 
@@ -470,28 +399,10 @@ def test_a_ratio_of_equal_clusters_has_students_interval() -> None:
     assert vars(found) == pytest.approx(vars(alone))
 
 
-@pytest.mark.parametrize(("n", "statistic"), [(20, np.mean), (20, estimates.iqm)])
-def test_the_bootstrap_of_more_than_ten_seeds_covers_nearly_as_often_as_it_says(n: int, statistic: object) -> None:
-    generator = np.random.default_rng(n)
-    estimated = [
-        estimates.over_seeds(generator.normal(size=n).tolist(), statistic, resamples=499)  # type: ignore[arg-type]
-        for _ in range(600)
-    ]
-    assert 0.91 < coverage(estimated, 0.0) < 0.99
-
-
 def test_positive_numbers_have_positive_intervals() -> None:
     found = estimates.over_seeds([1.0, 1.0, 6.0], bounds=estimates.POSITIVE)
     assert 0 < found.low < found.mean < found.high
     np.testing.assert_allclose(found.low * found.high, found.mean**2)
-
-
-def test_pairing_takes_the_seeds_own_level_out_of_the_interval() -> None:
-    generator = np.random.default_rng(0)
-    level = generator.normal(size=8) * 10
-    a, b = pd.Series(level + 1 + generator.normal(size=8) * 0.1), pd.Series(level)
-    found = comparisons.paired_difference(a, b)
-    assert 0.8 < found.low < found.high < 1.2
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0, 2.0])
@@ -514,12 +425,3 @@ def test_a_ratio_of_means_covers_as_often_as_it_says() -> None:
         found = comparisons.ratio_of_means(pd.Series(above), pd.Series(below)).estimate
         held.append(found.low <= 3 <= found.high)
     assert 0.92 < np.mean(held) < 0.98
-
-
-def test_among_equal_arms_the_ranking_rarely_finds_a_worse_one() -> None:
-    generator = np.random.default_rng(0)
-    found = 0
-    for _ in range(200):  # nine seeds: of fewer no p-value is low enough for six pairs
-        table = comparisons.ranking(arms(**{name: generator.normal(size=9).tolist() for name in "abcd"}))
-        found += bool((table["p_corrected"] < 0.05).any())
-    assert found / 200 < 0.08

@@ -11,12 +11,11 @@ import pandas as pd
 
 from steadymoe.bench.report.figures import curves, looks, points, routing, stability, style
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.support import external
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, without_mathematics
 
-__all__ = ["FIGURES", "FORMATS", "CannotDraw", "DataFigure", "FigureSpec", "every", "find", "looks", "style"]
+__all__ = ["FIGURES", "CannotDraw", "DataFigure", "FigureSpec", "every", "find", "looks", "style"]
 
 # More lines than this cannot be told apart.
 _MOST_LINES = 8
