@@ -345,7 +345,10 @@ def _cells(numbers: Mapping[str, Any]) -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write speed.json and print its table; exit with code 2 for wrong arguments and without a compiler."""
-    parser = argparse.ArgumentParser(prog="python -m steadymoe.bench.speed", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m steadymoe.bench.speed",
+        description="Time a rollout step of this suite, TRL and plain transformers.",
+    )
     parser.add_argument("--setting", nargs="+", default=list(SETTINGS), choices=SETTINGS, help="default: all")
     parser.add_argument("--blocks", type=int, default=6, help=f"interleaved blocks of {BLOCK} steps (default: 6)")
     parser.add_argument("--record", action="store_true", help=f"replace {RECORDED} and its table in {PAGE}")

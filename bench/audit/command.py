@@ -13,7 +13,7 @@ from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
 
 FIXTURE = Path("results/reference/conformance")
-_MEASURE = """Measure the gradients of many losses on the same frozen rollouts, at weights k neutral updates away.
+_MEASURE = """Measure the gradients of many losses on the same frozen rollouts, after k neutral updates.
 
   steadymoe audit experiment=audit seed=300,301 'audit.algorithms=[grpo,gspo]'
   steadymoe audit report --experiment audit           tables and figures over checkpoints
@@ -55,13 +55,13 @@ def parser() -> Parser:
     parser.add_argument("--dry", action="store_true", help="print what exists and what would run")
     parser.add_argument("--redo", action="store_true", help="measure everything again")
     theirs = parser.add_argument_group("another trainer's rollouts (docs/audit.md#rollouts-of-another-trainer)")
-    theirs.add_argument("--bundle", type=Path, metavar="FILE", help="a .jsonl or .parquet file, a row per response")
+    theirs.add_argument("--bundle", type=Path, metavar="FILE", help="a .jsonl or .parquet file, one row per response")
     theirs.add_argument("--algorithms", metavar="A,B", default="grpo,gspo", help="algorithms or presets, by name")
     theirs.add_argument("--advantage", metavar="NAME", help="from conf/advantage (default: the file's, else GRPO's)")
     theirs.add_argument("--names", choices=("trl", "verl"), help="column names of this trainer's batch")
-    theirs.add_argument("--map", action="append", default=[], metavar="OURS=THEIRS", help="a column's name; repeatable")
+    theirs.add_argument("--map", action="append", default=[], metavar="OURS=THEIRS", help="rename a column; repeatable")
     theirs.add_argument("--csv", type=Path, metavar="FILE", help="write every estimate to this file")
-    theirs.add_argument("--conformance", type=Path, metavar="TENSORS", help="the safetensors file of a trainer")
+    theirs.add_argument("--conformance", type=Path, metavar="TENSORS", help="check a trainer's tensors (.safetensors)")
     theirs.add_argument("--fixture", type=Path, default=FIXTURE, help=f"the conformance folder (default: {FIXTURE})")
     return parser
 
@@ -76,7 +76,7 @@ def _report_parser() -> argparse.ArgumentParser:
     parser.add_argument("--against", metavar="LOSS", help="the loss to compare with (default: grpo, else the first)")
     parser.add_argument("--drift", type=int, metavar="K", help="the largest k to show (default: the largest)")
     parser.add_argument("--format", default="png,svg,pdf", metavar="A,B", help="some of png,svg,pdf (default: all)")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive the data there, and draw nothing")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive the data in this folder, and draw nothing")
     return parser
 
 

@@ -22,12 +22,12 @@ from steadymoe.bench.support.findings import Fails, ask
 from steadymoe.bench.support.text import visible
 
 _DESCRIPTION = """\
-Check a loss, built-in or in a folder of STEADYMOE_PATH, for the properties that every loss of the suite has:
-one line for each, with the reason where it fails. Writes nothing. Exit code 1 if a property fails."""
+Check a loss, built-in or in a folder of STEADYMOE_PATH, for the properties that every loss must have:
+one line for each, with the reason if it fails. Writes nothing. Exit code 1 if a property fails."""
 _EXAMPLES = """\
 examples:
   steadymoe check algorithm=gspo                                   a built-in loss
-  steadymoe check algorithm=gspo algorithm.loss.clip_high=1e-3     with other numbers than in its YAML
+  steadymoe check algorithm=gspo algorithm.loss.clip_high=1e-3     with another number than in its YAML
   STEADYMOE_PATH=~/mine steadymoe check algorithm=half_clipped     your own
 
 The properties: docs/commands.md#check; a loss of your own: docs/your_algorithm.md"""

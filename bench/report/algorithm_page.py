@@ -23,14 +23,14 @@ with what other trainers compute.
 **Symbols.** J is the objective, to be maximised; the loss is −J. π_θ is the policy being trained, π_old the policy \
 before the updates on a rollout, μ the policy that sampled. Â is the advantage, r or w the ratio of a token, s the \
 ratio of a response (a sequence). G is the number of responses to a prompt, T_i the number of tokens of response i. \
-sg[·] has no gradient.
+sg[·] stops the gradient.
 
 **Columns.** *Ratio* is the unit of the ratio and *anchor* the policy in its denominator. *Shaper* is the function \
 that bounds the effect of the ratio, and *bounds* are its numbers. *Aggregation* says how tokens are averaged. \
 Override ratio, anchor and aggregation with `algorithm.loss.ratio`, `algorithm.loss.anchor` and \
 `algorithm.loss.aggregation`.
 
-**Provenance** says where the equation was read. *paper*: in the paper itself. *peer's code*: in the code of the \
+**Provenance** says where we read the equation. *paper*: in the paper itself. *peer's code*: in the code of the \
 paper's authors or of a trainer, not in the paper. *reconstruction*: in neither; the loss follows an abstract, a \
 digest or someone else's re-implementation, and may differ from the paper. A preset is always a peer's code. A claim \
 about a reconstruction is a claim about this suite's version of the algorithm.

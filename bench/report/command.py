@@ -12,7 +12,7 @@ Report recorded runs: tables in results/tables, figures in results/figures, and 
 
   steadymoe report                                  # every experiment
   steadymoe report --experiment quickstart          # one experiment, with every figure that its runs allow
-  steadymoe report --list                           # every figure, and whether its data are there
+  steadymoe report --list                           # every figure, and whether its data are on disk
   steadymoe report --figure fig05 --format pdf      # one figure, from its own experiment
   steadymoe report --figure overview --experiment first --arms grpo,gspo
   steadymoe report --experiment first --export csv  # every number of every step as one table
@@ -63,7 +63,7 @@ def _parser() -> Parser:
     parser.add_argument("--format", metavar="A,B", help="some of png,svg,pdf (default: all); a report adds svg")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--figure", nargs="+", metavar="NAME", help="draw only these figures, by id or name")
-    instead.add_argument("--list", action="store_true", help="list the figures, and whether their data are there")
+    instead.add_argument("--list", action="store_true", help="list the figures, and whether their data are on disk")
     instead.add_argument("--keep", type=Path, metavar="FOLDER", help="archive the data of the report instead")
     instead.add_argument("--export", choices=("parquet", "csv"), help="write every number as one tidy table instead")
     return parser

@@ -9,16 +9,16 @@ import pandas as pd
 from steadymoe.bench.config import compose
 from steadymoe.bench.runs import record
 
-# How a run ends, and what the rule of collapse says of it; docs/glossary.md has the same table.
+# How a run ends, and what the collapse rule says about it; docs/glossary.md has the same table.
 TERMS = {
     "finished": "Reached its last step without a collapse.",
     "collapsed": "The reward fell below half of its best, or entropy or gradient norm ran away, and did not recover "
-    "within the patience of the rule. The run goes on to its last step.",
+    "within the patience of the rule. The run continues to its last step.",
     "diverged": "Loss, gradient or sampling distribution stopped being finite. The run ends there; tables count it as "
     "collapsed.",
-    "falling": "Falling when it ended, but not for long enough to be called collapsed. Tables do not count it as "
+    "falling": "Met a criterion of collapse when it ended, but not for long enough. Tables do not count it as "
     "collapsed.",
-    "not judged": "Too short for the rule of collapse; tables show –.",
+    "not judged": "Too short for the collapse rule; tables show –.",
 }
 _REASONS = ("not finite", "reward", "entropy", "gradient norm")
 # Algorithms that are meant to break.

@@ -16,7 +16,7 @@ def main(words: list[str]) -> int:
     """Print the status of every experiment and return the exit code. Raises UserError without a results folder."""
     parser = Parser(
         prog="steadymoe status",
-        description="Print, for each experiment, how many runs finished, failed or wait, and how to resume them.",
+        description="For each experiment, print how many runs finished, failed or remain, and how to resume them.",
     )
     parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
     results = parser.parse_args(words).results

@@ -64,11 +64,11 @@ def read(words: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    text = "algorithm=NAME, and algorithm.loss.KEY=VALUE for other numbers than in its YAML"
+    text = "algorithm=NAME, and algorithm.loss.KEY=VALUE to override numbers of its YAML"
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=text)
     parser.add_argument("--quick", action="store_true", help="a first look: yours and GRPO at three seeds, one audit")
     parser.add_argument("--dry", action="store_true", help="print what would run and how long it takes, and stop")
-    parser.add_argument("--redo", action="store_true", help="replace runs of other code, or of other numbers of yours")
+    parser.add_argument("--redo", action="store_true", help="replace runs made with other code or other numbers")
     group = parser.add_argument_group("submit a finished score")
     group.add_argument("--submit", type=Path, metavar="FOLDER", help="write an entry of the board to this new folder")
     group.add_argument("--paper", metavar="TEXT", help="where the algorithm comes from (required)")

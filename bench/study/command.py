@@ -26,7 +26,7 @@ _HELP = """Verdicts of the reference study on what papers claim, from its record
   steadymoe study --results results/reference --pages docs
   steadymoe study list                         the experiments of the study
   steadymoe study run NAME ...                 run some of them: steadymoe study run --help"""
-_RUN_HELP = """Run experiments of the reference study in order, all of them without a NAME. `steadymoe study list` has
+_RUN_HELP = """Run experiments of the reference study in order; without a NAME, all of them. `steadymoe study list` has
 their names and the names of their parts. Rerunning the command skips finished runs and resumes interrupted ones. Other
 flags and overrides are those of `steadymoe run`:
 
@@ -71,7 +71,7 @@ def run(words: Sequence[str]) -> int:
     usage = "%(prog)s [NAME ...] [KEY=VALUE ...] [--keep FOLDER] [--dry] [--redo] [--retry-failed]"
     parser = Parser(prog="steadymoe study run", usage=usage, description=_RUN_HELP, allow_abbrev=False)
     parser.formatter_class = RawDescriptionHelpFormatter
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive there what tables and figures need")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive in this folder what a report needs")
     given, rest = parser.parse_known_args(words)
     names = [word for word in rest if "=" not in word and not word.startswith("-")]
     settings = [word for word in rest if word not in names]

@@ -40,7 +40,7 @@ _VERDICTS = {
 
 
 def arms(steps: pd.DataFrame, standings: pd.DataFrame) -> DataFigure:
-    """The arms of a claim beside their controls: curves over gradient updates, and the primary outcome with its start.
+    """The arms of a claim next to their controls: curves over gradient updates, and the primary outcome with its start.
 
     ``standings`` has a row for each arm, best first: arm, metric, outcome (its name), start and end, both Estimates,
     and whether the arm has a curve.

@@ -138,7 +138,7 @@ def _parser() -> Parser:
     for name in ("algorithm", "model", "task"):
         verb.add_argument(f"--{name}", required=True, metavar="NAME", help=f"the name of the {name}")
     verb.add_argument("--updates", type=count, required=True, metavar="N", help="gradient updates per step")
-    verb.add_argument("--map", action="append", default=[], metavar="OURS=THEIRS", help="a column's name; repeatable")
+    verb.add_argument("--map", action="append", default=[], metavar="OURS=THEIRS", help="rename a column; repeatable")
     verb.add_argument("--experiment", default="imported", metavar="NAME", help="default: imported")
     verb.add_argument("--seed", type=_between(int, 0, 2**32 - 1), default=0, metavar="N", help="default: 0")
     axis = "an axis that tells runs of the experiment apart; repeatable"
