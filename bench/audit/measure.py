@@ -49,9 +49,10 @@ class Setup:
     """It samples, and the drift moves its weights, which all losses share."""
     losses: list[Loss]
     truth: Loss
-    prompts: rollouts.Prompts
     audited: dict[str, Frozen]
     """The audited rollout, by routing."""
+    reference: list[str]
+    """The prompts of the fresh samples."""
     start: int
     """The step of the checkpoint; 0 for a cold start."""
     top_k: int
@@ -86,17 +87,17 @@ def audit(config: RunConfig, configs: Mapping[str, RunConfig], folder: Path, log
     log(f"the model is at its start ({', '.join(f'{key} {value}' for key, value in facts.items())})")
     start = 0 if config.start_from is None else branch.read(config.start_from).step
     audited = config.rollout.prompts // config.updates_per_rollout * config.audit.minibatches
-    prompts = rollouts.prompts(task, config.seed, start, config.rollout.prompts, audited)
+    of_drift, of_audited, reference = rollouts.prompts(task, config.seed, start, config.rollout.prompts, audited)
     every, truth = losses.on_model(model, task, configs), losses.truth(model, task, config)
     top_k = max((loss.learner.objective.traits.top_k for loss in every), default=0)
-    moves = rollouts.respond(trainer, prompts.drift, "audit_drift", start, top_k)
-    rollout = rollouts.respond(trainer, prompts.audited, "audit_audited", start, top_k, by_engine=True)
+    moves = rollouts.respond(trainer, of_drift, "audit_drift", start, top_k)
+    rollout = rollouts.respond(trainer, of_audited, "audit_audited", start, top_k, by_engine=True)
     frozen = {}
     for routing in config.audit.routing:  # the old policy of r3 is under the sampler's routes
         replayed = replace(config, routing=replace(config.routing, replay="r3" if routing == "r3" else "none"))
         frozen[routing] = rollouts.freeze(Learner(model, replayed), trainer, [*every, truth], rollout)
-    setup = Setup(trainer, every, truth, prompts, frozen, start, top_k)
-    log(f"sampled {len(prompts.drift)} prompts to drift on and {len(prompts.audited)} to audit")
+    setup = Setup(trainer, every, truth, frozen, reference, start, top_k)
+    log(f"sampled {len(of_drift)} prompts to drift on and {len(of_audited)} to audit")
     for k in rollouts.drifted(trainer, moves, config.audit.drift):
         path = table_path(folder, k)
         if path.exists():
@@ -114,7 +115,7 @@ def audit(config: RunConfig, configs: Mapping[str, RunConfig], folder: Path, log
 def _at_weights(setup: Setup, k: int, log: Log) -> Iterator[Row]:
     """Yield the rows at the present weights: fresh samples first, then the audited rollout by routing."""
     trainer, groups = setup.trainer, setup.config.audit.groups
-    rollout = rollouts.respond(trainer, setup.prompts.reference, f"audit_reference_{k}", setup.start, setup.top_k)
+    rollout = rollouts.respond(trainer, setup.reference, f"audit_reference_{k}", setup.start, setup.top_k)
     rewards_P = rollout.scores_B.view(-1, setup.config.rollout.responses).mean(-1)
     yield _row(_FRESH, ALL, "reward", mean_over_seeds(rewards_P.tolist(), bounds=(0.0, 1.0)))
     if setup.config.audit.clips:

@@ -1,7 +1,6 @@
 """``steadymoe audit`` at tiny size: its files are made once, its numbers are a run's, wrong words touch nothing."""
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from transformers import PreTrainedModel
 
 from steadymoe.algorithms import Batch, Surrogate
 from steadymoe.algorithms.grpo import GRPO
-from steadymoe.bench import cli
 from steadymoe.bench.audit import gradients, measure, plan, rollouts, tables
 from steadymoe.bench.audit.tokens import deciles
 from steadymoe.bench.config import compose, identity
@@ -247,7 +245,7 @@ def test_the_drift_is_that_of_a_run_with_the_neutral_loss(task: Chain, model: Pr
 
 def test_no_prompt_is_in_two_splits_and_a_task_with_too_few_says_so(task: Chain) -> None:
     found = rollouts.prompts(task, 0, 0, 20, 30)
-    every = [*found.drift, *found.audited, *found.reference]
+    every = [prompt for prompts in found for prompt in prompts]
     assert len(set(every)) == len(every) == 80
     assert found != rollouts.prompts(task, 1, 0, 20, 30)
     with pytest.raises(ValueError, match="different prompts"):
@@ -311,11 +309,9 @@ def test_what_cannot_be_audited_is_refused_in_one_line_before_any_work(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(measure, "audit", lambda *_: pytest.fail("measured"))
-    monkeypatch.setattr(sys, "argv", ["steadymoe", "audit", *words])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
+    assert steadymoe(monkeypatch, "audit", *words) == 2
     found = capsys.readouterr()
-    assert (stopped.value.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert (found.out, found.err.count("\n")) == ("", 1)
     assert said in found.err
     assert list(tmp_path.iterdir()) == []
 

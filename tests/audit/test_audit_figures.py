@@ -3,16 +3,15 @@
 import itertools
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from test_cli import steadymoe
 from test_figures import said, shown
 
-from steadymoe.bench import cli
 from steadymoe.bench.audit import archive, figures, report, tables
 from steadymoe.bench.audit.gradients import BLOCKS
 from steadymoe.bench.audit.measure import COLUMNS
@@ -89,13 +88,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def table(results: Path) -> pd.DataFrame:
     return joined(results)
-
-
-def answered(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
-    monkeypatch.setattr(sys, "argv", ["steadymoe", "audit", "report", *words])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    return stopped.value.code
 
 
 # --- what figures draw -------------------------------------------------------------------------------
@@ -175,7 +167,7 @@ def test_a_report_joins_two_checkpoints_and_names_what_is_unfinished(
 ) -> None:
     made(tmp_path, seeds=2)
     words = ["--results", str(tmp_path), "--experiment", "noise", "--format", "svg", "--losses", "grpo,gspo"]
-    assert answered(words, monkeypatch) == 0
+    assert steadymoe(monkeypatch, "audit", "report", *words) == 0
     printed = capsys.readouterr().out
     assert "noise-audit-part-over_drift.svg" in printed  # a part replaces no whole report
     assert "bands was not drawn: it lacks two symmetric bands" in printed
@@ -186,7 +178,7 @@ def test_a_report_joins_two_checkpoints_and_names_what_is_unfinished(
     assert contrasts.loc[contrasts["quantity"] == "usefulness", "value"].to_numpy() == pytest.approx(0.1)
     assert set(contrasts["n"]) == set(pd.read_csv(tmp_path / "tables" / "noise-audit-part-over_drift.csv")["n"]) == {2}
     next((tmp_path / "audits").glob("**/seed=1/k=4.parquet")).unlink()
-    assert answered(words, monkeypatch) == 0
+    assert steadymoe(monkeypatch, "audit", "report", *words) == 0
     assert "seed=1 is not finished: steadymoe audit" in capsys.readouterr().out
     assert "n = 1 to 2" in (tmp_path / "figures" / "noise-audit-part-over_drift.svg").read_text()
 
@@ -234,7 +226,7 @@ def test_what_cannot_be_reported_is_refused_in_one_line_and_nothing_is_written(
 ) -> None:
     (tmp_path / "audits").symlink_to(results / "audits")
     monkeypatch.chdir(tmp_path)
-    assert answered([*words, "--results", str(tmp_path)], monkeypatch) == 2
+    assert steadymoe(monkeypatch, "audit", "report", *words, "--results", str(tmp_path)) == 2
     found = capsys.readouterr()
     assert (found.out, found.err.count("\n")) == ("", 1)
     assert why in found.err
@@ -254,14 +246,14 @@ def test_a_damaged_table_and_a_label_of_two_losses_are_named_in_one_line(
         (whole.replace('"algorithm": "gspo"', '"algorithm": "gmpo"'), "is another loss than in"),
     ):
         facts.write_text(text)
-        assert answered(words, monkeypatch) == 2
+        assert steadymoe(monkeypatch, "audit", "report", *words) == 2
         assert why in (err := capsys.readouterr().err)
         assert err.count("\n") == 1
     facts.write_text(whole)
     table = facts.with_name("k=0.parquet")
     for damage in (lambda: pd.DataFrame({"k": [0]}).to_parquet(table), lambda: table.write_bytes(b"PAR1")):
         damage()
-        assert answered(words, monkeypatch) == 2
+        assert steadymoe(monkeypatch, "audit", "report", *words) == 2
         assert str(table) in (err := capsys.readouterr().err)
         assert err.count("\n") == 1
 

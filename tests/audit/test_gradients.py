@@ -1,4 +1,4 @@
-"""The gradients of an audit: each is the loss's own, one forward serves all, and usefulness ranks by direction."""
+"""The gradients of an audit: each is the loss's own, and one forward serves all."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +14,12 @@ from steadymoe.bench.audit import gradients, losses, rollouts
 from steadymoe.bench.audit.gradients import BLOCKS, WHOLE, Sums, Weights
 from steadymoe.bench.audit.losses import Loss
 from steadymoe.bench.audit.rollouts import Frozen
-from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
 
 GROUPS = 4
 ALGORITHMS = ("grpo", "gspo", "rspo_grpo", "vespo", "dppo")
-LOSS = "algorithm.loss"
 
 
 @dataclass
@@ -39,33 +37,29 @@ class Scene:
     trainer: Trainer
     losses: list[Loss]
     truth: Loss
-    prompts: rollouts.Prompts
+    of_drift: list[str]
+    """The prompts to drift on."""
     audited: Frozen
 
 
-def config_of(results: Path, *words: str) -> RunConfig:
-    small = {"algorithm": "grpo_unclipped", "rollout.prompts": "8", "updates_per_rollout": "4"}
-    given = small | dict(word.split("=", 1) for word in words)
-    return planned(results, *(f"{key}={value}" for key, value in given.items())).config
-
-
-def scene(results: Path, algorithms: dict[str, list[str]], minibatches: int = 8, *words: str) -> Scene:
-    """Everything before the drift, on a fresh model and a reward that it can learn."""
-    config = config_of(results, *words)
+def scene(results: Path, algorithms: dict[str, list[str]]) -> Scene:
+    """Everything before the drift, on a fresh model and a reward that it can learn, with eight mini-batches."""
+    small = ["rollout.prompts=8", "updates_per_rollout=4"]
+    config = planned(results, *small, "algorithm=grpo_unclipped").config
     made = instantiate(config.task)
     task = FirstSymbol(made.min_operands, made.max_operands, made.modulus, made.spare_tokens)
     model = build.build(config.model["config"], task.tokenizer, 0, "cpu", config.experts)
     trainer = Trainer(model, task, config)
-    configs = {label: config_of(results, *words, *own) for label, own in algorithms.items()}
+    configs = {label: planned(results, *small, *own).config for label, own in algorithms.items()}
     every, truth = losses.on_model(model, task, configs), losses.truth(model, task, config)
-    prompts = rollouts.prompts(task, 0, 0, config.rollout.prompts, config.rollout.prompts // 4 * minibatches)
-    rollout = rollouts.respond(trainer, prompts.audited, "audited", 0, 0)
+    of_drift, of_audited, _ = rollouts.prompts(task, 0, 0, 8, 16)
+    rollout = rollouts.respond(trainer, of_audited, "audited", 0, 0)
     frozen = rollouts.freeze(trainer.learner, trainer, [*every, truth], rollout)
-    return Scene(trainer, every, truth, prompts, frozen)
+    return Scene(trainer, every, truth, of_drift, frozen)
 
 
 def moved(scene: Scene, updates: int) -> None:
-    rollout = rollouts.respond(scene.trainer, scene.prompts.drift, "drift", 0, 0)
+    rollout = rollouts.respond(scene.trainer, scene.of_drift, "drift", 0, 0)
     for _ in rollouts.drifted(scene.trainer, rollout, [updates]):
         pass
 

@@ -16,7 +16,7 @@ from scipy import stats
 
 from steadymoe.bench import cli, results
 from steadymoe.bench.audit import plan as audits
-from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.score import board, command, comparison, entry, plan, reference, rerun, standard
@@ -263,7 +263,8 @@ def _metadata() -> dict[str, dict[str, Any]]:
     fixed = ["experiment=standard_stability", *SMALL, "seed=0"]
     runs = {name: {"0": compose.plan([*fixed, f"algorithm={name}"])[0].config_hash} for name in standard.ANCHORS}
     (audit,) = audits.plan(["experiment=standard_gradient", *SMALL, *AUDIT, "seed=305"])
-    of_audit = {name: {"305": digest} for name, digest in standard.audit_hashes(audit.run.plain, {}).items()}
+    losses = {name: audit.losses[name].plain["algorithm"]["loss"] for name in standard.ANCHORS}
+    of_audit = {name: {"305": digest} for name, digest in standard.audit_hashes(audit.run.plain, losses).items()}
     where = {"machine": "this one", "minutes": 0.1}
     return {"stability": {"hashes": runs} | where, "gradient": {"hashes": of_audit} | where}
 
@@ -325,21 +326,15 @@ def _check_the_tutorial(small: Path, score: Score) -> None:
     assert "another config (algorithm.loss.clip_high: 0.2 -> 0.3)" in err
 
 
-def _check_tuned_grpo_is_told_from_grpo(found: entry.Entry, results: Path) -> None:
-    """An entry of GRPO with other numbers has runs of GRPO beside it, which differ from its own in axes alone."""
-    tuned = replace(found, about={**found.about, "words": "algorithm=grpo algorithm.loss.clip_low=0.1"})
-    for path in list((results / "runs").glob("*/grpo/**/seed=[01]/run.json")):
-        facts, axes = json.loads(path.read_text()), path.parents[1]
-        facts["axes"]["algorithm.loss.clip_low"] = 0.1
-        facts["axes_name"] = identity.axes_name(facts["axes"])
-        facts["config"]["rollout"]["responses"] *= 2
-        copy = axes.with_name(facts["axes_name"]) / path.parent.name
-        shutil.copytree(path.parent, copy)
-        (copy / "run.json").write_text(json.dumps(facts))
-    assert rerun.compare(tuned, results, [0, 1]).endswith("the standard fixes: rollout.responses: 8 -> 16")
-    assert rerun.compare(found, results, [0, 1]) == "repeated (seeds 0, 1)"
-    for folder in (results / "runs").glob("*/grpo/**/algorithm.loss.clip_low=0.1*"):
-        shutil.rmtree(folder)
+def _repeats(results: Path, to: Path) -> Path:
+    """The runs of ``same`` and of GRPO as ``--run`` makes them: two experiments, each of one arm."""
+    to.mkdir()
+    (to / "cold_starts").symlink_to(results / "cold_starts")
+    for arm, algorithm in (("yours", "same"), ("grpo", "grpo")):
+        for path in (results / "runs").glob(f"*/{algorithm}/**/run.json"):
+            if json.loads(path.read_text())["axes"]["optimizer.learning_rate"]:  # not the frozen policy
+                shutil.copytree(path.parent, to / "runs" / arm / path.parent.name)
+    return to
 
 
 def _check_its_entry_is_repeated(small: Path, score: Score) -> None:
@@ -347,7 +342,7 @@ def _check_its_entry_is_repeated(small: Path, score: Score) -> None:
     submit = ("algorithm=same", "--paper", "none", "--equation", "3", "--submit")
     code, _, err = score(*submit, str(small / "entry"))
     assert (code, err) == (0, "")
-    found, results = entry.read(small / "entry"), small / "results"
+    found, results = entry.read(small / "entry"), _repeats(small / "results", small / "repeats")
     assert found.own_files == ["conf/algorithm/same.yaml"]
     for part in command.PARTS:
         pd.testing.assert_series_equal(found.by_seed(part), found.by_seed(part, "grpo"))
@@ -372,14 +367,11 @@ def _check_its_entry_is_repeated(small: Path, score: Score) -> None:
         spread = near.assign(value=near["value"] + 0.01 * (near["seed"] == 1))
         assert rerun.compare(replace(found, outcomes=spread, about=elsewhere), results, [0, 1]).startswith("repeated")
         assert "lies outside" in rerun.compare(replace(found, outcomes=far, about=elsewhere), results, [0, 1])
-    _check_tuned_grpo_is_told_from_grpo(found, results)
-    path = next((results / "runs").glob("*/same/**/seed=1/run.json"))
-    known = path.read_text()
-    path.write_text(known.replace('"responses": 8', '"responses": 16'))
+    path = results / "runs" / "yours" / "seed=1" / "run.json"
+    path.write_text(path.read_text().replace('"responses": 8', '"responses": 16'))
     assert rerun.compare(found, results, [0, 1]).endswith("the standard fixes: rollout.responses: 8 -> 16")
-    path.write_text(known)
     assert rerun.compare(found, small / "mine", [0, 1]).startswith("its runs cannot be read")
-    one = next((results / "audits").rglob("k=2.parquet"))
+    one = next((small / "results" / "audits").rglob("k=2.parquet"))
     one.rename(one.with_suffix(".away"))
     code, _, err = score(*submit, str(small / "again"))
     assert (code, "part gradient is missing; run steadymoe score algorithm=same" in err) == (2, True)
