@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from test_cli import steadymoe
 
-from steadymoe.bench import cli, results
+from steadymoe.bench import results
 from steadymoe.bench.audit import plan as audits
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
@@ -22,7 +24,6 @@ from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.score import board, command, comparison, entry, plan, reference, rerun, standard
 from steadymoe.bench.score.recorded import NONE
 from steadymoe.bench.score.standard import GRADIENT, PARTS, STABILITY
-from steadymoe.bench.statistics.estimates import Estimate
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,22 +43,15 @@ def compared(here: dict[str, pd.Series], recorded: dict[str, pd.Series], **more:
     return comparison.compare_outcomes("mine", here, recorded, STABILITY, **more).set_index("algorithm")
 
 
-def test_grpo_under_another_name_is_0_away_from_grpo() -> None:
-    rows = compared({"mine": GRPO, "GRPO": GRPO}, {"GRPO": GSPO, "GSPO": GSPO})
-    assert set(rows.index) == {"mine", "GRPO", "GSPO"}  # the GRPO that ran here replaces the recorded one
-    assert rows["source"].to_dict() == {"mine": "here", "GRPO": "here", "GSPO": "recorded"}
-    assert rows["verdict"].to_dict() == {"mine": "–", "GRPO": "not decided", "GSPO": "yours is lower"}
-    assert rows.loc["GRPO", "difference"].mean == 0
-    assert rows.loc["mine", "difference"] == NONE
-
-
-def test_rows_are_sorted_by_outcome_and_p_is_corrected_for_the_rows() -> None:
+def test_rows_are_sorted_by_outcome_paired_with_what_ran_here_and_p_is_corrected() -> None:
     flipped = by_seed(*(0.1 + NOISE))
     here = {"mine": flipped, "GRPO": GRPO, "empty": by_seed(*[np.nan] * 10), "GSPO": GSPO, "same": flipped}
-    rows = compared(here, {})
+    rows = compared(here, {"GRPO": GSPO})  # the GRPO that ran here replaces the recorded one
     assert rows.index.tolist() == ["GSPO", "GRPO", "mine", "same", "empty"]
-    assert rows.loc["GRPO", "difference"].mean == pytest.approx(-0.4)
-    assert rows.loc["GRPO", "difference"].high < 0
+    assert set(rows["source"]) == {"here"}
+    grpo, same, mine = rows["difference"][["GRPO", "same", "mine"]]
+    assert (grpo.mean, same.mean, mine) == (pytest.approx(-0.4), 0, NONE)
+    assert grpo.high < 0
     assert rows.loc["GRPO", "p"] == 2 / 2**10
     assert rows.loc[["GRPO", "GSPO"], "corrected"].tolist() == [3 * 2 / 2**10] * 2  # "empty" counts as no comparison
     assert rows["verdict"].tolist() == ["yours is lower"] * 2 + ["–", "not decided", "–"]
@@ -65,6 +59,7 @@ def test_rows_are_sorted_by_outcome_and_p_is_corrected_for_the_rows() -> None:
 
 def test_a_difference_of_means_is_welchs() -> None:
     row = compared({"mine": GRPO}, {"GSPO": GSPO}).loc["GSPO"]
+    assert (row["source"], row["verdict"]) == ("recorded", "yours is lower")
     half = 2.101 * np.sqrt(GRPO.var() / 10 + GSPO.var() / 10)  # t of 18 degrees of freedom
     assert row["difference"].mean == pytest.approx(-0.15)
     assert row["difference"].high - row["difference"].mean == pytest.approx(half, rel=1e-3)
@@ -137,24 +132,19 @@ def test_a_folder_without_the_numbers_is_refused(tmp_path: Path) -> None:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-class Score:
-    """``steadymoe score`` in this process: exit code, stdout, stderr."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.capsys, self.monkeypatch = capsys, monkeypatch
-
-    def __call__(self, *words: str) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["steadymoe", "score", *words])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        printed = self.capsys.readouterr()
-        return int(stopped.value.code or 0), printed.out, printed.err
+Score = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def score(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Score:
+    """``steadymoe score`` in this process: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
-    return Score(capsys, monkeypatch)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = steadymoe(monkeypatch, "score", *words)
+        return code, *capsys.readouterr()
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -200,18 +190,6 @@ def test_dry_prints_what_is_missing_and_runs_nothing(score: Score, tmp_path: Pat
 def test_labels_of_two_overrides_are_two() -> None:
     plans = [plan.read(["algorithm=grpo", f"algorithm.loss.clip_{end}=0.1"]) for end in ("low", "high")]
     assert len({each.name for each in plans}) == len({each.label for each in plans}) == 2
-
-
-def test_a_page_escapes_names(tmp_path: Path) -> None:
-    name = "<script>x</script>"
-    rows = [(name, "here", Estimate(0.5, 0.4, 0.6, 10), NONE, np.nan, np.nan, "–", 10.0)]
-    columns = ["algorithm", "source", "outcome", "difference", "p", "corrected", "verdict", "tokens"]
-    part = comparison.Comparison(STABILITY, name, 0.4, pd.DataFrame(rows, columns=columns), [])
-    comparison.write_page([part], ["a <b>note</b>"], name, tmp_path)
-    text = (tmp_path / "score.html").read_text()
-    assert "<script>x" not in text
-    assert "&lt;script&gt;" in text
-    assert "<b>note" not in text
 
 
 # --- a standard at a small size -------------------------------------------------------------------------------------
