@@ -28,6 +28,7 @@ MOST_ROWS, MOST_BYTES = 2**16, 2**30
 _MOST_TEXT = 2**22
 _LOGPROBS = ("rollout_logprobs", "old_logprobs", "logprobs")
 COLUMNS = ("prompt", "response", "response_mask", "rewards", "groups", "minibatches", "advantages", *_LOGPROBS)
+_NEEDED = ("rewards", "groups", "logprobs", "old_logprobs or rollout_logprobs", "response or response_mask")
 # The names of other trainers' batches: TRL 1.16 (the dict of _generate_and_score_completions, to which rewards and
 # groups have to be added) and verl 0.9 (DataProto).
 TRAINERS: dict[str, dict[str, str]] = {
@@ -187,14 +188,11 @@ def _known(row: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]
 
 def _check_columns(columns: Mapping[str, Any]) -> None:
     """Raise BadBundle unless the columns of the first row are enough for an audit."""
-    hint = "see docs/audit.md, and --map ours=theirs for columns with other names"
-    for name in ("rewards", "groups", "logprobs"):
-        if name not in columns:
-            raise BadBundle(f"has no column {name}; {hint}")
-    if not {"old_logprobs", "rollout_logprobs"} & set(columns):
-        raise BadBundle(f"has neither old_logprobs nor rollout_logprobs; {hint}")
-    if not {"response", "response_mask"} & set(columns):
-        raise BadBundle(f"has neither response nor response_mask; {hint}")
+    for needed in _NEEDED:
+        if not any(name in columns for name in needed.split(" or ")):
+            raise BadBundle(
+                f"has no column {needed}; see docs/audit.md, and --map ours=theirs for columns with other names"
+            )
 
 
 def _response(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,11 +202,8 @@ def _response(row: Mapping[str, Any]) -> dict[str, Any]:
         raise BadBundle(f"groups must be an integer or a text; got {reprlib.repr(group)}")
     rewards = row["rewards"] if isinstance(row["rewards"], list) else [row["rewards"]]
     tokens_W = _values(row["response"], "response") if "response" in row else None
-    if "response_mask" in row:
-        mask_W = _mask(row["response_mask"], tokens_W)
-    else:
-        assert tokens_W is not None  # _check_columns demands one of the two
-        mask_W = torch.ones_like(tokens_W)
+    has_mask = tokens_W is None or "response_mask" in row
+    mask_W = _mask(row["response_mask"], tokens_W) if has_mask else torch.ones_like(tokens_W)
     at = mask_W.nonzero().flatten().tolist()
     if not at or at[-1] - at[0] + 1 != len(at):
         raise BadBundle(f"the response must be one run of 1 in its mask; it has {'a hole' if at else 'none'}")
@@ -240,7 +235,8 @@ def _values(value: Any, name: str, dtype: torch.dtype = torch.long) -> Tensor:
     is_whole, values_X = dtype == torch.long, _tensor(value)
     kinds = (torch.int64,) if is_whole else (torch.int64, torch.float32)
     fine = values_X is not None and values_X.ndim == 1 and (not len(values_X) or values_X.dtype in kinds)
-    if values_X is None or not fine or not values_X.isfinite().all() or (is_whole and not _fits(values_X)):
+    low, high = (0, 2**31 - 1) if is_whole else (-math.inf, math.inf)
+    if values_X is None or not fine or not (values_X.isfinite() & (values_X >= low) & (values_X <= high)).all():
         wanted = "integers from 0 to 2^31 − 1" if is_whole else "finite numbers"
         raise BadBundle(f"{name} must hold {wanted}; got {reprlib.repr(value)}")
     return values_X.to(dtype)
@@ -260,10 +256,6 @@ def _tensor(value: Any) -> Tensor | None:
         return torch.tensor(value) if isinstance(value, list) else None
     except (ValueError, TypeError, RuntimeError, OverflowError):
         return None
-
-
-def _fits(values_X: Tensor) -> bool:
-    return bool(((values_X >= 0) & (values_X < 2**31)).all())
 
 
 def _joined(responses: Sequence[Mapping[str, Any]]) -> Bundle:

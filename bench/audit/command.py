@@ -42,13 +42,13 @@ def main(words: list[str]) -> int:
     """
     if words[:1] == ["report"]:
         return _report(_report_parser().parse_args(words[1:]))
-    measuring = parser()
-    arguments = measuring.parse_args(words)
-    mode = measuring.mode(arguments, _MODES)
+    parser = _parser()
+    arguments = parser.parse_args(words)
+    mode = parser.mode(arguments, _MODES)
     return {"measure": _measure, "bundle": _bundle, "conformance": _conformance}[mode](arguments)
 
 
-def parser() -> Parser:
+def _parser() -> Parser:
     """Return the parser of everything but ``report``."""
     parser = Parser(prog="steadymoe audit", description=_MEASURE, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
@@ -148,8 +148,8 @@ def _bundle(arguments: argparse.Namespace) -> int:
 
     advantage = without_model.load_advantage(arguments.advantage)
     rollouts, ignored = bundle.read(arguments.bundle, bundle.names(arguments.names, arguments.map))
-    named = without_model.losses([name.strip() for name in arguments.algorithms.split(",")], rollouts, advantage)
-    audited = without_model.audit(rollouts, named, advantage)
+    losses = without_model.losses([name.strip() for name in arguments.algorithms.split(",")])
+    audited = without_model.audit(rollouts, losses, advantage)
     print(without_model.text(audited))
     if ignored:
         print(visible(f"ignored columns: {', '.join(ignored)}"))

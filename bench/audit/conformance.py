@@ -7,7 +7,6 @@ Shapes: B responses, S positions in all, T response positions, F = S − 1 posit
 E experts, H hidden.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from steadymoe.bench.training.forward import Sequences
 from steadymoe.models.selection import NO_ROUTE
 
 ROLLOUTS, EXPECTED = "bundle.safetensors", "expected.safetensors"
-# The entry of the rollouts' metadata: JSON with response_width, T.
-METADATA = "steadymoe_bundle"
 # More padding, left and right, for ``padded_logprobs_BT``.
 PADDING = (3, 2)
 TENSORS = {
@@ -47,30 +44,28 @@ def check(folder: Path, answers: Path) -> list[Finding]:
 
     A tensor that is missing, of another shape or not finite fails the properties that need it.
     """
-    _, theirs = read(answers)
-    metadata, rollouts = read(folder / ROLLOUTS)
-    _, routers = read(folder / EXPECTED)
+    theirs, expected = read(answers), read(folder / ROLLOUTS) | read(folder / EXPECTED)
     try:
-        width = int(json.loads(metadata[METADATA])["response_width"])
-        return list(findings(sequences(rollouts, width), rollouts | routers, theirs))
-    except (KeyError, ValueError, TypeError) as error:
+        return list(findings(sequences(expected), expected, theirs))
+    except (KeyError, ValueError, IndexError) as error:
         raise UserError(f"{folder} is not the conformance fixture: {error}") from error
 
 
-def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return metadata and tensors of a safetensors file. Raises UserError."""
+def read(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file. Raises UserError."""
     if not path.is_file() or path.stat().st_size > _MOST_BYTES:
         raise UserError(f"there is no file {path}, or it has more than {_MOST_BYTES} bytes")
     try:
         with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in sorted(file.keys())}
+            return {name: file.get_tensor(name) for name in sorted(file.keys())}
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is not a whole safetensors file: {' '.join(str(error).split())[:200]}") from error
 
 
-def sequences(rollouts: Mapping[str, Tensor], response_width: int) -> Sequences:
+def sequences(expected: Mapping[str, Tensor]) -> Sequences:
     """Return the fixture's tokens as a training forward takes them."""
-    return Sequences(rollouts["tokens_BS"].long(), rollouts["mask_BS"].long(), response_width)
+    width = expected["old_logprobs_BT"].shape[1]
+    return Sequences(expected["tokens_BS"].long(), expected["mask_BS"].long(), width)
 
 
 def findings(given: Sequences, expected: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ mini-batches.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,12 +107,14 @@ class Jackknifed:
         return from_replicates(self.value - other.value, [mine - others for mine, others in pairs])
 
 
-def jackknife(statistic: Statistic, groups: int) -> Jackknifed:
-    """Estimate ``statistic`` of all groups, with Student's interval from the grouped jackknife.
+def jackknife(statistic: Statistic, groups: int, is_defined: bool = True) -> Jackknifed:
+    """Estimate ``statistic`` of all groups, with Student's interval from the grouped jackknife; nan if undefined.
 
     The variance is (G − 1)/G Σ_g (θ_(−g) − θ̄)², with G − 1 degrees of freedom (Tukey 1958; Wolter 2007, 4.2). For U of
     a gradient whose mean is 0 it is too large, and the interval too wide: U is then a degenerate U-statistic.
     """
+    if not is_defined:
+        return from_replicates(math.nan, [math.nan] * groups)
     replicates = [statistic(np.arange(groups) != left_out) for left_out in range(groups)]
     return from_replicates(statistic(np.ones(groups, dtype=bool)), replicates)
 
@@ -133,38 +135,37 @@ def signal(own: Gradients) -> dict[str, Jackknifed]:
     return {name: jackknife(statistic, len(own.counts_G)) for name, statistic in statistics.items()}
 
 
+def share(block: Gradients, whole: Gradients) -> Jackknifed:
+    """Estimate the share of a block of weights in U; undefined without a signal."""
+
+    def statistic(kept_G: np.ndarray) -> float:
+        return _ratio(block.squared_norm(kept_G), whole.squared_norm(kept_G))
+
+    return jackknife(statistic, len(whole.counts_G), whole.has_signal)
+
+
 def against_truth(pair: Pair) -> dict[str, Jackknifed]:
     """Compare an algorithm with the policy gradient of fresh samples: ``inner``, ``usefulness``, ``cosine``, ``bias``.
 
     Only ``inner`` is defined if the interval of the reference's U contains 0; cosine and bias also need a signal of the
     algorithm.
     """
-    has_reference, has_signal = pair.reference.has_signal, pair.own.has_signal
-    return _estimates(
-        pair,
-        inner=(pair.inner, True),
-        usefulness=(pair.usefulness, has_reference),
-        cosine=(pair.cosine, has_reference and has_signal),
-        bias=(pair.bias, has_reference and has_signal),
-    )
+    groups, has_reference = len(pair.own.counts_G), pair.reference.has_signal
+    has_both = has_reference and pair.own.has_signal
+    return {
+        "inner": jackknife(pair.inner, groups),
+        "usefulness": jackknife(pair.usefulness, groups, has_reference),
+        "cosine": jackknife(pair.cosine, groups, has_both),
+        "bias": jackknife(pair.bias, groups, has_both),
+    }
 
 
 def against_itself(pair: Pair) -> dict[str, Jackknifed]:
     """Compare an algorithm with its own gradient on fresh samples: ``staleness_bias`` (raw), ``staleness_cosine``."""
-    has_reference, has_signal = pair.reference.has_signal, pair.own.has_signal
-    return _estimates(
-        pair,
-        staleness_bias=(pair.raw_bias, has_reference),
-        staleness_cosine=(pair.cosine, has_reference and has_signal),
-    )
-
-
-def _estimates(pair: Pair, **statistics: tuple[Statistic, bool]) -> dict[str, Jackknifed]:
-    """Jackknife each statistic; nan for those that are marked as undefined."""
-    groups = len(pair.own.counts_G)
+    groups, has_reference = len(pair.own.counts_G), pair.reference.has_signal
     return {
-        name: jackknife(statistic if defined else _undefined, groups)
-        for name, (statistic, defined) in statistics.items()
+        "staleness_bias": jackknife(pair.raw_bias, groups, has_reference),
+        "staleness_cosine": jackknife(pair.cosine, groups, has_reference and pair.own.has_signal),
     }
 
 
@@ -173,20 +174,6 @@ def gain(usefulness: Jackknifed, snr: Jackknifed) -> Jackknifed:
     pairs = zip(usefulness.replicates, snr.replicates, strict=False)  # an archive may have dropped those of one
     gains = [_ratio(useful, _root(1 + noise)) for useful, noise in [(usefulness.value, snr.value), *pairs]]
     return from_replicates(gains[0], gains[1:])
-
-
-def shares(blocks: Mapping[str, Gradients], whole: Gradients) -> dict[str, Jackknifed]:
-    """Estimate the share of each block of weights in U; undefined without a signal."""
-
-    def share(block: Gradients) -> Statistic:
-        return lambda kept_G: _ratio(block.squared_norm(kept_G), whole.squared_norm(kept_G))
-
-    groups, has_signal = len(whole.counts_G), whole.has_signal
-    return {name: jackknife(share(block) if has_signal else _undefined, groups) for name, block in blocks.items()}
-
-
-def _undefined(kept_G: np.ndarray) -> float:
-    return math.nan
 
 
 def _ratio(top: float, bottom: float) -> float:

@@ -4,8 +4,8 @@ Every function takes the rows of one setting. A figure of one drift shows the la
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from steadymoe.bench.audit import clip_atlas, clips
 from steadymoe.bench.audit.gradients import BLOCKS
-from steadymoe.bench.report.figures import looks, style
+from steadymoe.bench.report.figures import CannotDraw, looks, style
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics.estimates import Estimate
@@ -73,9 +73,16 @@ def _grid(
 
 def over_drift(table: pd.DataFrame) -> DataFigure:
     """Draw usefulness, SNR and bias over the updates of drift, a line for each loss, a column for each routing."""
-    drifts = sorted(_whole(table)["k"].unique())
+    whole = _gradients(table)
+    drifts = sorted(whole["k"].unique())
+    lines = {label: (label, look) for label, look in looks.of_lines(whole, "loss").items()}
+    has_bands = len(lines) <= _MOST_BANDS
+    rows, columns, x = ("quantity", QUANTITIES), ("routing", _routings(whole)), ("k", "k, updates of drift")
     with style.figure_style():
-        figure = _over(table, ("k", "k, updates of drift"))
+        figure, axes = _grid(whole, rows, columns, ("loss", lines), x, 4.8, has_intervals=has_bands)
+        text = _caption(table, whole, "shaded" if has_bands else "")
+        text += "" if has_bands else " Intervals are in the tables."
+        style.finish(figure, next(iter(axes.values())), text)
         for axis in figure.axes:
             axis.set_xscale("symlog", base=2, linthresh=1, linscale=1)
             axis.set_xticks(drifts, [str(k) for k in drifts])
@@ -83,28 +90,10 @@ def over_drift(table: pd.DataFrame) -> DataFigure:
         return figure
 
 
-def dose(table: pd.DataFrame) -> DataFigure:
-    """Draw the same at one drift over the strength of the sampler's engine."""
-    with style.figure_style():
-        return _over(_at_last(table), ("strength", "strength of the engine"), f"k = {_last(table)}. ")
-
-
-def _over(table: pd.DataFrame, x: tuple[str, str], before: str = "") -> DataFigure:
-    """Draw ``QUANTITIES`` over the column ``x[0]``, with the label ``x[1]``."""
-    whole = _whole(table)
-    lines = {label: (label, look) for label, look in looks.of_lines(whole, "loss").items()}
-    has_bands = len(lines) <= _MOST_BANDS
-    rows, columns = ("quantity", QUANTITIES), ("routing", _routings(whole))
-    figure, axes = _grid(whole, rows, columns, ("loss", lines), x, 4.8, has_intervals=has_bands)
-    text = before + _caption(table, whole[whole["quantity"].isin(QUANTITIES)], "shaded" if has_bands else "")
-    text += "" if has_bands else " Intervals are in the tables."
-    return style.finish(figure, next(iter(axes.values())), text)
-
-
 def ranked(table: pd.DataFrame) -> DataFigure:
     """Draw every loss at one drift by falling usefulness, with SNR, bias and intervals, a mark for each routing."""
     table = _at_last(table)
-    whole = _whole(table)
+    whole = _gradients(table)
     routings, lines = _routings(whole), looks.of_lines(whole, "loss")
     means = whole[(whole["quantity"] == "usefulness") & (whole["routing"] == next(iter(routings)))].set_index("loss")
     order = means["mean"].reindex(list(lines)).sort_values(na_position="first", kind="stable").index.tolist()
@@ -126,7 +115,7 @@ def ranked(table: pd.DataFrame) -> DataFigure:
             _explain_empty(axis, here)
         for routing, name in routings.items():
             axes[0].plot([], [], _MARKERS[routing], color="black", linestyle="none", label=name)
-        text = f"k = {_last(table)}. " + _caption(table, whole[whole["quantity"].isin(QUANTITIES)], "bars")
+        text = f"k = {_last(table)}. " + _caption(table, whole, "bars")
         return style.finish(figure, axes[0], text)
 
 
@@ -134,6 +123,8 @@ def blocks(table: pd.DataFrame) -> DataFigure:
     """Draw the share of each block of weights in the squared norm of the mean gradient at one drift, stacked."""
     table = _at_last(table)
     shares = table[table["quantity"].eq("share") & table["cut"].eq("before")].dropna(subset=["mean"])
+    if shares.empty:
+        raise CannotDraw("it lacks shares of blocks: no gradient has a signal")
     named = [name for name in BLOCKS if (shares["block"] == name).any()]
     colours = [looks.ramp(place, len(named)).colour for place in range(len(named))]
     routings, losses = _routings(shares), sorted(_whole(table)["loss"].unique())
@@ -162,12 +153,17 @@ def bands(table: pd.DataFrame) -> DataFigure:
     widths.
     """
     whole = _whole(table)
-    shown = whole[whole["quantity"].eq("usefulness") & whole["clip_low"].gt(0) & whole["clip_high"].gt(0)]
-    shown = shown[(shown["k"] > 0) & shown["algorithm"].isin(_on_map(shown))].dropna(subset=["mean"])
+    known = whole[whole["quantity"].eq("usefulness") & whole["clip_low"].gt(0) & whole["clip_high"].gt(0)]
+    known = known[known["k"] > 0].dropna(subset=["mean"])
+    names = _on_map(known)
+    if not names:
+        needed = "two symmetric bands of one algorithm with a usefulness at k above 0"
+        raise CannotDraw(f"it lacks {needed}: steadymoe study run audit_bands")
+    shown = known[known["algorithm"].isin(names)]
     shown = shown.assign(width=np.sqrt(shown["clip_low"] * shown["clip_high"])).sort_values("width")
     is_even = shown["clip_low"] == shown["clip_high"]
     routings, drifts = _routings(shown), {k: f"k = {k}" for k in sorted(shown["k"].unique())}
-    lines = {name: (_UNITS.get(name, name), looks.of_algorithm(name)) for name in _on_map(shown)}
+    lines = {name: (_UNITS.get(name, name), looks.of_algorithm(name)) for name in names}
     with style.figure_style():
         figure, axes = _grid(
             shown[is_even], ("routing", routings), ("k", drifts), ("algorithm", lines), ("width", "width of the band"),
@@ -238,8 +234,17 @@ def _on_map(table: pd.DataFrame) -> list[str]:
 
 
 def _whole(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of losses' whole gradients on the audited rollout, before the norm cut."""
-    return table[(table["block"] == "whole") & (table["cut"] == "before") & table["routing"].isin(list(_ROUTINGS))]
+    """Return ``QUANTITIES`` of losses' whole gradients on the audited rollout, before the norm cut."""
+    is_whole = (table["block"] == "whole") & (table["cut"] == "before")
+    return table[is_whole & table["routing"].isin(list(_ROUTINGS)) & table["quantity"].isin(QUANTITIES)]
+
+
+def _gradients(table: pd.DataFrame) -> pd.DataFrame:
+    """Return ``_whole``. Raises CannotDraw if no estimate is defined."""
+    whole = _whole(table)
+    if whole["mean"].isna().all():
+        raise CannotDraw("it lacks estimates of gradients, as usefulness")
+    return whole
 
 
 def _last(table: pd.DataFrame) -> int:
@@ -279,42 +284,4 @@ def _caption(table: pd.DataFrame, shown: pd.DataFrame, drawn: str) -> str:
     return f"{text}. Reward of fresh samples at the {', '.join(by_drift)}." if by_drift else f"{text}."
 
 
-@dataclass(frozen=True)
-class AuditFigure:
-    """One figure: its drawing function, and what a table lacks for it (None if nothing)."""
-
-    draw: Callable[[pd.DataFrame], DataFigure]
-    lacks: Callable[[pd.DataFrame], str | None]
-    over_strengths: bool = False
-    """Whether it shows all strengths of an engine together."""
-
-
-def _no_gradients(table: pd.DataFrame) -> str | None:
-    whole = _whole(table)
-    known = whole[whole["quantity"].isin(QUANTITIES)].dropna(subset=["mean"])
-    return "estimates of gradients, as usefulness" if known.empty else None
-
-
-def _no_shares(table: pd.DataFrame) -> str | None:
-    shares = _at_last(table).query("quantity == 'share' and cut == 'before'").dropna(subset=["mean"])
-    return "shares of blocks: no gradient has a signal" if shares.empty else None
-
-
-def _no_doses(table: pd.DataFrame) -> str | None:
-    return _no_gradients(table) or ("two strengths of an engine" if table["strength"].nunique() < 2 else None)
-
-
-def _no_bands(table: pd.DataFrame) -> str | None:
-    whole = _whole(table)
-    known = whole[(whole["quantity"] == "usefulness") & (whole["k"] > 0)].dropna(subset=["mean"])
-    needed = "two symmetric bands of one algorithm with a usefulness at k above 0: steadymoe study run audit_bands"
-    return None if _on_map(known) else needed
-
-
-FIGURES = {
-    "over_drift": AuditFigure(over_drift, _no_gradients),
-    "ranked": AuditFigure(ranked, _no_gradients),
-    "blocks": AuditFigure(blocks, _no_shares),
-    "dose": AuditFigure(dose, _no_doses, over_strengths=True),
-    "bands": AuditFigure(bands, _no_bands),
-}
+FIGURES = {"over_drift": over_drift, "ranked": ranked, "blocks": blocks, "bands": bands}

@@ -9,6 +9,7 @@ Shapes: M rows of a mini-batch, T response positions, P weights, G groups of min
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -28,8 +29,6 @@ WHOLE = "whole"
 # are its "experts".
 BLOCKS = ("router", "experts", "attention", "embeddings")
 _FEED_FORWARD = (".mlp.", ".feed_forward.", ".block_sparse_moe.", ".moe.")
-# torch.nn.utils.clip_grad_norm_ adds this to the norm.
-_EPSILON = 1e-6
 # Derivatives that differ by less, relative to their largest, are multiples of each other: float32 rounds at 6e-8, and a
 # loss sums up to some hundred terms.
 _ROUNDING = 2e-6
@@ -58,11 +57,6 @@ class Weights:
             first, self.count = self.count, self.count + sum(weight.numel() for weight in weights)
             if self.count > first:
                 self.slices[name] = slice(first, self.count)
-
-    def squares(self, gradient_P: Tensor) -> dict[str, float]:
-        """Return the squared norm of each block of a gradient."""
-        norms = [torch.linalg.vector_norm(gradient_P[place], dtype=torch.float64) for place in self.slices.values()]
-        return dict(zip(self.slices, torch.stack(norms).square().tolist(), strict=True))
 
     def vector(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Return the gradients of ``ordered`` as one vector, (P,); 0 for a weight without one."""
@@ -137,22 +131,21 @@ class Sums:
         self._sums_GP = torch.zeros(groups, weights.count, device=weights.ordered[0].device)
         self._squares = {name: np.zeros(groups) for name in weights.slices}
         self._counts_G = np.zeros(groups)
-        self._own: dict[str, np.ndarray] | None = None
 
-    def add(self, group: int, gradient_P: Tensor, squares: Mapping[str, float], scale: float = 1.0) -> None:
-        """Add ``scale`` times one mini-batch's gradient, (P,), whose squared norm by block is ``squares``."""
-        self._own = None
-        self._sums_GP[group].add_(gradient_P, alpha=scale)
-        for name, square in squares.items():
-            self._squares[name][group] += scale**2 * square
+    def add(self, group: int, gradient_P: Tensor) -> None:
+        """Add one mini-batch's gradient, (P,)."""
+        norms = [torch.linalg.vector_norm(gradient_P[place], dtype=torch.float64) for place in self._slices.values()]
+        for squares_G, square in zip(self._squares.values(), torch.stack(norms).square().tolist(), strict=True):
+            squares_G[group] += square
+        self._sums_GP[group] += gradient_P
         self._counts_G[group] += 1
 
+    @cached_property
     def by_block(self) -> dict[str, Gradients]:
-        """Return what the estimators need of the whole and of each block."""
-        if self._own is None:
-            self._own = self._products(self)
+        """What the estimators need of the whole and of each block; to be read once everything is added."""
         squares = {WHOLE: np.sum(list(self._squares.values()), 0), **self._squares}
-        return {name: Gradients(self._own[name], squares[name], self._counts_G) for name in squares}
+        products = self._products(self)
+        return {name: Gradients(products[name], squares[name], self._counts_G) for name in squares}
 
     @property
     def is_finite(self) -> bool:
@@ -161,23 +154,21 @@ class Sums:
 
     def paired(self, reference: "Sums") -> dict[str, Pair]:
         """Pair this loss with a reference that has the same groups: the whole and each block."""
-        mine, others, products = self.by_block(), reference.by_block(), self._products(reference)
-        return {name: Pair(mine[name], others[name], products[name]) for name in mine}
+        products = self._products(reference)
+        return {name: Pair(own, reference.by_block[name], products[name]) for name, own in self.by_block.items()}
 
     def _products(self, other: "Sums") -> dict[str, np.ndarray]:
         """Return the inner products of the groups' sums, (G, G) each, of the whole and of each block, in float64."""
-        products = {name: self._product(other, place) for name, place in self._slices.items()}
+        products, groups = {}, len(self._counts_G)
+        for name, place in self._slices.items():
+            product_GG = torch.zeros(groups, groups, dtype=torch.float64, device=self._sums_GP.device)
+            for first in range(place.start, place.stop, _AT_ONCE):  # all sums in float64 would not fit a cache
+                part = slice(first, min(first + _AT_ONCE, place.stop))
+                mine = self._sums_GP[:, part].double()
+                others = mine if other is self else other._sums_GP[:, part].double()
+                product_GG += mine @ others.T
+            products[name] = product_GG.cpu().numpy()
         return {WHOLE: np.sum(list(products.values()), 0), **products}
-
-    def _product(self, other: "Sums", place: slice) -> np.ndarray:
-        groups = len(self._counts_G)
-        product_GG = torch.zeros(groups, groups, dtype=torch.float64, device=self._sums_GP.device)
-        for first in range(place.start, place.stop, _AT_ONCE):  # a copy of all sums in float64 would not fit a cache
-            part = slice(first, min(first + _AT_ONCE, place.stop))
-            mine = self._sums_GP[:, part].double()
-            others = mine if other is self else other._sums_GP[:, part].double()
-            product_GG += mine @ others.T
-        return product_GG.cpu().numpy()
 
 
 # Called with every mini-batch: its rows, the shared forward, and the slopes by label.
@@ -185,22 +176,16 @@ Watch = Callable[[MicroBatch, Forward, Mapping[str, Slopes]], None]
 
 
 def collect(
-    losses: Sequence[Loss],
-    frozen: Frozen,
-    forced_LBFK: Tensor | None,
-    groups: int,
-    cuts: Sequence[float | None] = (None,),
-    watch: Watch | None = None,
-) -> dict[tuple[str, float | None], Sums]:
-    """Sum every loss's gradients on a frozen rollout at the model's present weights, by label and norm cut.
+    losses: Sequence[Loss], frozen: Frozen, forced_LBFK: Tensor | None, groups: int, watch: Watch | None = None
+) -> dict[str, Sums]:
+    """Sum every loss's gradients on a frozen rollout at the model's present weights, by label.
 
-    A cut scales a longer gradient of a mini-batch down to this norm, as before an update; None leaves it as it is.
     ``forced_LBFK`` are routes to replay, None for free routes. Groups are consecutive and of one size.
     """
     model = losses[0].trainer.model
     weights = Weights(model)
     forwards = next((loss for loss in losses if loss.learner.objective.entropy_bonus > 0), losses[0]).learner.forwards
-    sums = {(loss.label, cut): Sums(weights, groups) for loss in losses for cut in cuts}
+    sums = {loss.label: Sums(weights, groups) for loss in losses}
     for number, (part,) in enumerate(frozen.minibatches):
         now = forwards(model, frozen.rollout, part, forced_LBFK)
         every = {loss.label: slopes(loss, frozen, part.rows_M, now) for loss in losses}
@@ -208,9 +193,5 @@ def collect(
             watch(part, now, every)
         group = number * groups // len(frozen.minibatches)
         for label, gradient_P in zip(every, vectors(weights, now, list(every.values())), strict=True):
-            squares = weights.squares(gradient_P)
-            norm = sum(squares.values()) ** 0.5
-            for cut in cuts:
-                scale = 1.0 if cut is None else min(1.0, cut / (norm + _EPSILON))
-                sums[label, cut].add(group, gradient_P, squares, scale)
+            sums[label].add(group, gradient_P)
     return sums

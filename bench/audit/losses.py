@@ -4,14 +4,14 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from transformers import PreTrainedModel
 
-from steadymoe.algorithms import build
+from steadymoe.algorithms import PolicyLoss, build
 from steadymoe.algorithms.advantages import LeaveOneOut
-from steadymoe.algorithms.objective import KL, Objective
+from steadymoe.algorithms.objective import KL
 from steadymoe.algorithms.reinforce import Reinforce
 from steadymoe.bench.check import batches
+from steadymoe.bench.check.derivatives import gradient
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError, Run
 from steadymoe.bench.config.identity import is_name
@@ -59,12 +59,13 @@ def overrides(audit: Audit) -> dict[str, list[str]]:
 
 def plan(run: Run) -> dict[str, Run]:
     """Compose the losses of an audit, each as a run of its own. Raises ConfigError for one that cannot be audited."""
-    runs = compose.variants(run, overrides(run.config.audit))
-    objectives = {label: _objective(each.config) for label, each in runs.items()}
-    for label, objective in objectives.items():
-        if not _has_gradient(objective):
+    runs, top_k = compose.variants(run, overrides(run.config.audit)), {}
+    for label, each in runs.items():
+        loss: PolicyLoss = build(each.config.algorithm.loss)
+        top_k[label] = loss.traits.top_k
+        on_policy_BT, _ = gradient(loss, batches.ragged(scale=0.0, top_k=top_k[label] or 1))
+        if not (on_policy_BT.any() or each.config.algorithm.entropy_bonus):
             raise ConfigError(f"{label} has no gradient: its loss does not depend on the policy's log-probabilities")
-    top_k = {label: objective.traits.top_k for label, objective in objectives.items()}
     if len(set(top_k.values()) - {0}) > 1:
         raise ConfigError(f"losses of one audit must read the same number of most likely tokens; got {top_k}")
     return runs
@@ -93,21 +94,3 @@ def _without_samples(config: RunConfig) -> RunConfig:
         evaluation=replace(config.evaluation, prompts=1),
         probe=replace(config.probe, responses=1),
     )
-
-
-def _objective(config: RunConfig) -> Objective:
-    loss, correction, algorithm = build(config.algorithm.loss), build(config.correction), config.algorithm
-    return Objective(loss=loss, correction=correction, kl=algorithm.kl, entropy_bonus=algorithm.entropy_bonus)
-
-
-def _has_gradient(objective: Objective) -> bool:
-    """Return whether a loss has a gradient on policy."""
-    batch = batches.ragged(scale=0.0, top_k=objective.traits.top_k or 1)
-    assert batch.entropy_BT is not None
-    leaves = batch.logprobs_BT.clone().requires_grad_(), batch.entropy_BT.clone().requires_grad_()
-    state = objective.loss.initial_state()
-    loss = objective(replace(batch, logprobs_BT=leaves[0], entropy_BT=leaves[1], state=state)).loss
-    if not loss.requires_grad:
-        return False
-    slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return any(slope is not None and bool(slope.any()) for slope in slopes)

@@ -4,7 +4,7 @@ Shapes: B sequences of a rollout, T response positions, L layers, F positions fe
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,9 +49,10 @@ class Setup:
     """It samples, and the drift moves its weights, which all losses share."""
     losses: list[Loss]
     truth: Loss
-    prompts: rollouts.Prompts
     audited: dict[str, Frozen]
     """The audited rollout, by routing."""
+    reference: list[str]
+    """The prompts of the fresh samples."""
     start: int
     """The step of the checkpoint; 0 for a cold start."""
     top_k: int
@@ -64,9 +65,9 @@ class Setup:
 
     @property
     def at_once(self) -> int:
-        """How many losses share a forward: three sets of sums each, over weights and groups, must fit into memory."""
+        """How many losses share a forward: two sets of sums each, over weights and groups, must fit into memory."""
         size = 4 * gradients.Weights(self.trainer.model).count * self.config.audit.groups
-        return max(1, _MOST_BYTES // (3 * size))
+        return max(1, _MOST_BYTES // (2 * size))
 
 
 def table_path(folder: Path, k: int) -> Path:
@@ -86,39 +87,35 @@ def audit(config: RunConfig, configs: Mapping[str, RunConfig], folder: Path, log
     log(f"the model is at its start ({', '.join(f'{key} {value}' for key, value in facts.items())})")
     start = 0 if config.start_from is None else branch.read(config.start_from).step
     audited = config.rollout.prompts // config.updates_per_rollout * config.audit.minibatches
-    prompts = rollouts.prompts(task, config.seed, start, config.rollout.prompts, audited)
+    of_drift, of_audited, reference = rollouts.prompts(task, config.seed, start, config.rollout.prompts, audited)
     every, truth = losses.on_model(model, task, configs), losses.truth(model, task, config)
     top_k = max((loss.learner.objective.traits.top_k for loss in every), default=0)
-    moves = rollouts.respond(trainer, prompts.drift, "audit_drift", start, top_k)
-    rollout = rollouts.respond(trainer, prompts.audited, "audit_audited", start, top_k, by_engine=True)
+    moves = rollouts.respond(trainer, of_drift, "audit_drift", start, top_k)
+    rollout = rollouts.respond(trainer, of_audited, "audit_audited", start, top_k, by_engine=True)
     frozen = {}
     for routing in config.audit.routing:  # the old policy of r3 is under the sampler's routes
         replayed = replace(config, routing=replace(config.routing, replay="r3" if routing == "r3" else "none"))
         frozen[routing] = rollouts.freeze(Learner(model, replayed), trainer, [*every, truth], rollout)
-    setup = Setup(trainer, every, truth, prompts, frozen, start, top_k)
-    log(f"sampled {len(prompts.drift)} prompts to drift on and {len(prompts.audited)} to audit")
+    setup = Setup(trainer, every, truth, frozen, reference, start, top_k)
+    log(f"sampled {len(of_drift)} prompts to drift on and {len(of_audited)} to audit")
     for k in rollouts.drifted(trainer, moves, config.audit.drift):
         path = table_path(folder, k)
         if path.exists():
             continue
-        table = pd.DataFrame(list(_table(setup, k, log)), columns=list(COLUMNS))
-        atomic_files.write(path, partial(table.to_parquet, index=False))
+        rows: list[Row] = []
+        for scale in config.audit.router_scale:
+            place = {"seed": config.seed, "start": start, "k": k, "router_scale": scale}
+            with rollouts.scaled_routers(trainer, scale):
+                rows += [place | row for row in _at_weights(setup, k, log)]
+        atomic_files.write(path, partial(pd.DataFrame(rows, columns=list(COLUMNS)).to_parquet, index=False))
         log(f"wrote {path.name}")
     return facts
-
-
-def _table(setup: Setup, k: int, log: Log) -> Iterator[Row]:
-    """Yield the rows after ``k`` updates of drift, at every scale of the routers."""
-    for scale in setup.config.audit.router_scale:
-        with rollouts.scaled_routers(setup.trainer, scale):
-            for row in _at_weights(setup, k, log):
-                yield {"seed": setup.config.seed, "start": setup.start, "k": k, "router_scale": scale} | row
 
 
 def _at_weights(setup: Setup, k: int, log: Log) -> Iterator[Row]:
     """Yield the rows at the present weights: fresh samples first, then the audited rollout by routing."""
     trainer, groups = setup.trainer, setup.config.audit.groups
-    rollout = rollouts.respond(trainer, setup.prompts.reference, f"audit_reference_{k}", setup.start, setup.top_k)
+    rollout = rollouts.respond(trainer, setup.reference, f"audit_reference_{k}", setup.start, setup.top_k)
     rewards_P = rollout.scores_B.view(-1, setup.config.rollout.responses).mean(-1)
     yield _row(_FRESH, ALL, "reward", mean_over_seeds(rewards_P.tolist(), bounds=(0.0, 1.0)))
     if setup.config.audit.clips:
@@ -133,36 +130,21 @@ def _at_weights(setup: Setup, k: int, log: Log) -> Iterator[Row]:
     for first in range(0, len(setup.losses), setup.at_once):
         chunk = setup.losses[first : first + setup.at_once]
         on_policy = gradients.collect([*chunk, *([] if truth else [setup.truth])], fresh, None, groups)
-        truth = truth or on_policy[TRUTH, None]
         log(f"k={k}: gradients of {len(chunk)} losses on fresh samples")
-        if first == 0:
-            yield from _gradient_rows(_FRESH, TRUTH, "before", truth)
+        if truth is None:
+            truth = on_policy[TRUTH]
+            yield from _gradient_rows(_FRESH, TRUTH, truth)
         for routing, frozen in setup.audited.items():
-            yield from _at_routing(setup, chunk, routing, frozen, truth, on_policy)
+            tokens = Tokens(frozen, setup.losses[0], routing == "free")
+            sums = gradients.collect(chunk, frozen, _forced(routing, frozen), groups, tokens)
+            for label, own in sums.items():
+                if own.is_finite:
+                    yield from _gradient_rows(routing, label, own, truth, on_policy[label])
+                else:
+                    yield _row(routing, label, NOT_FINITE, Estimate(1.0, math.nan, math.nan, 1))
+            for (label, quantity), estimate in tokens.estimates().items():
+                yield _row(routing, label, quantity, estimate)
             log(f"k={k}: gradients of {len(chunk)} losses, routing {routing}")
-
-
-def _at_routing(
-    setup: Setup,
-    chunk: Sequence[Loss],
-    routing: str,
-    frozen: Frozen,
-    truth: Sums,
-    on_policy: Mapping[tuple[str, float | None], Sums],
-) -> Iterator[Row]:
-    """Yield the rows of some losses on the audited rollout."""
-    cut, groups = setup.config.optimizer.max_grad_norm, setup.config.audit.groups
-    tokens = Tokens(frozen, setup.losses[0], routing == "free")
-    sums = gradients.collect(chunk, frozen, _forced(routing, frozen), groups, (None, cut), tokens)
-    for label in (loss.label for loss in chunk):
-        before, after = sums[label, None], sums[label, cut]
-        if not before.is_finite:
-            yield _row(routing, label, NOT_FINITE, Estimate(1.0, math.nan, math.nan, 1))
-            continue
-        yield from _gradient_rows(routing, label, "before", before, truth, on_policy[label, None])
-        yield from _gradient_rows(routing, label, "after", after, truth)
-    for (label, quantity), estimate in tokens.estimates().items():
-        yield _row(routing, label, quantity, estimate)
 
 
 def _forced(routing: str, frozen: Frozen) -> Tensor | None:
@@ -172,23 +154,21 @@ def _forced(routing: str, frozen: Frozen) -> Tensor | None:
 
 
 def _gradient_rows(
-    routing: str, label: str, cut: str, own: Sums, truth: Sums | None = None, on_policy: Sums | None = None
+    routing: str, label: str, own: Sums, truth: Sums | None = None, on_policy: Sums | None = None
 ) -> Iterator[Row]:
     """Yield the rows of one loss's gradient, whole and by block, next to the references that are given."""
-    by_block = own.by_block()
-    shares = estimators.shares({name: block for name, block in by_block.items() if name != WHOLE}, by_block[WHOLE])
     with_truth = {} if truth is None else own.paired(truth)
     with_itself = {} if on_policy is None else own.paired(on_policy)
-    for block, sums in by_block.items():
+    for block, sums in own.by_block.items():
         estimates = estimators.signal(sums)
         if block != WHOLE:
-            estimates["share"] = shares[block]
+            estimates["share"] = estimators.share(sums, own.by_block[WHOLE])
         if truth is not None:
             estimates |= estimators.against_truth(with_truth[block])
         if on_policy is not None:
             estimates |= estimators.against_itself(with_itself[block])
         for quantity, estimate in estimates.items():
-            place = {"routing": routing, "loss": label, "block": block, "cut": cut, "quantity": quantity}
+            place = {"routing": routing, "loss": label, "block": block, "cut": "before", "quantity": quantity}
             recorded = vars(estimate) | {"n": len(estimate.replicates), "replicates": None}
             if block == WHOLE and math.isfinite(estimate.value):
                 recorded["replicates"] = list(estimate.replicates)

@@ -55,14 +55,6 @@ class PlannedAudit:
         facts = lifecycle.read(self.facts_path, _FIELDS) or {}
         return not self.missing and facts.get("status") == "finished"
 
-    def refuse_other(self) -> None:
-        """Raise ConfigError if the folder holds an audit of another config or of other code."""
-        try:
-            before = lifecycle.read(self.facts_path, _FIELDS)
-            lifecycle.refuse(self.folder, before, {"config": self.run.plain, **self._identity()})
-        except lifecycle.Damaged as error:
-            raise ConfigError(f"{error}; add --redo to measure again") from error
-
     def make(self, log: Callable[[str], None], redo: bool = False) -> None:
         """Measure the missing tables, all of them for ``redo``, and complete the facts.
 
@@ -92,13 +84,13 @@ class PlannedAudit:
             "seed": config.seed,
             "command": command,
             "config_hash": run.config_hash,
-            **self._identity(),
+            **self.identity(),
             **provenance.facts(run.plain, config.experts, config.device, config.threads),
             "arms": {label: _changes(loss, run) for label, loss in self.losses.items()},
             "losses": {label: loss.plain["algorithm"]["loss"] for label, loss in self.losses.items()},
         }
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Return what tells this audit from another: its config, and the code of its losses and of what measures."""
         arms = {label: provenance.code_hash(loss.plain) for label, loss in self.losses.items()}
         return {"audit_hash": self.audit_hash, "arms_code": arms, "audit_code": _code()}
@@ -131,7 +123,11 @@ def plan(overrides: Sequence[str]) -> list[PlannedAudit]:
 def refuse_others(planned: Sequence[PlannedAudit], redo: bool = False) -> None:
     """Raise ConfigError where a folder holds an audit of another config or of other code; with ``redo`` never."""
     for audit in () if redo else planned:
-        audit.refuse_other()
+        try:
+            before = lifecycle.read(audit.facts_path, _FIELDS)
+            lifecycle.refuse(audit.folder, before, {"config": audit.run.plain, **audit.identity()})
+        except lifecycle.Damaged as error:
+            raise ConfigError(f"{error}; add --redo to measure again") from error
 
 
 def _at_seed(loss: Run, config: RunConfig) -> Run:

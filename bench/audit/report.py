@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -12,7 +11,7 @@ from steadymoe.bench.audit import archive, clip_atlas, clips, tables
 from steadymoe.bench.audit.figures import FIGURES, clip_shares
 from steadymoe.bench.audit.measure import NOT_FINITE
 from steadymoe.bench.report import write as writer
-from steadymoe.bench.report.figures import looks
+from steadymoe.bench.report.figures import CannotDraw, looks
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import without_mathematics
 
@@ -56,23 +55,20 @@ def write(
         "checkpoints: no estimate counts them"
         for row in lost.to_dict("records")
     ]
-    groups: Any = rows.groupby(tables.SETTING, dropna=False)
-    parts = [tables.ranking(group).assign(setting=setting, strength=strength) for (setting, strength), group in groups]
-    ranking = pd.concat(parts)
-    ranking = ranking[[*tables.SETTING, *(name for name in ranking if name not in tables.SETTING)]]
+    ranking = tables.ranking(rows)
     files: list[Path] = []
     if reference is not None:
         files += _table(results, f"{stem}-ranking", ranking)
         files += _table(results, f"{stem}-contrasts", tables.contrasts(rows, reference))
     files += _clips(results, stem, rows, formats)
     joined = tables.joined(rows)
-    for name, figure in FIGURES.items() if reference is not None else ():
-        keys = ["setting", "start", "router_scale", *([] if figure.over_strengths else ["strength"])]
-        for ending, group in _groups(joined, keys):
-            if lacks := figure.lacks(group):
-                missing.append(f"{name}{ending} was not drawn: it lacks {lacks}")
+    for name, draw in FIGURES.items() if reference is not None else ():
+        for ending, group in _groups(joined, [*tables.SETTING, "start", "router_scale"]):
+            try:
+                drawn = draw(without_mathematics(group))
+            except CannotDraw as error:
+                missing.append(f"{name}{ending} was not drawn: {error}")
                 continue
-            drawn = figure.draw(without_mathematics(group))
             files += writer.figure(results, f"{stem}-{name}{ending}", drawn, formats=formats)
     last = ranking[ranking["k"] == ranking["k"].max()]
     return Written(files, writer.to_markdown(_short(last)), missing)

@@ -32,15 +32,6 @@ _ROUNDS = 20
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """The prompts of the three rollouts."""
-
-    drift: list[str]
-    audited: list[str]
-    reference: list[str]
-
-
-@dataclass(frozen=True)
 class Frozen:
     """A rollout with everything that losses read of it, by label."""
 
@@ -52,8 +43,8 @@ class Frozen:
     """(B, T) each."""
 
 
-def prompts(task: Task, seed: int, step: int, drift: int, audited: int) -> Prompts:
-    """Draw different prompts: ``drift`` to move the weights, ``audited`` for A and as many for R.
+def prompts(task: Task, seed: int, step: int, drift: int, audited: int) -> tuple[list[str], list[str], list[str]]:
+    """Draw the prompts of D, A and R, all different: ``drift`` for D, ``audited`` each for A and R.
 
     ``step`` is the step of a mid-run checkpoint; 0 at a cold start. Raises ValueError if the task has too few prompts.
     """
@@ -69,7 +60,7 @@ def prompts(task: Task, seed: int, step: int, drift: int, audited: int) -> Promp
             "lower audit.minibatches or rollout.prompts, or choose a task with more prompts"
         )
     every = list(drawn)[:wanted]
-    return Prompts(every[:drift], every[drift : drift + audited], every[drift + audited :])
+    return every[:drift], every[drift : drift + audited], every[drift + audited :]
 
 
 def respond(

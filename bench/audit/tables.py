@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from steadymoe.bench.audit import estimators
 from steadymoe.bench.audit.estimators import Jackknifed
 from steadymoe.bench.audit.measure import COLUMNS
+from steadymoe.bench.report.archive import read_kept
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics.estimates import Estimate, mean_over_seeds
 
@@ -35,10 +35,7 @@ def read(folders: Sequence[Path]) -> pd.DataFrame:
     parts = []
     for number, folder in enumerate(folders):
         for path in sorted(folder.glob("k=*.parquet")):
-            try:
-                table = pd.read_parquet(path)
-            except (pa.ArrowException, OSError, ValueError) as error:
-                raise Damaged(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+            table = read_kept(path)
             refuse_lacking(table, path, COLUMNS)
             parts.append(table.assign(checkpoint=number))
     return with_gain(pd.concat(parts, ignore_index=True))
@@ -75,32 +72,31 @@ def _estimate(value: float, replicates: Sequence[float] | None) -> Jackknifed:
 
 
 def over_checkpoints(table: pd.DataFrame) -> pd.DataFrame:
-    """Return mean and interval of every quantity over checkpoints: ``PLACE``, mean, low, high, n.
+    """Return mean and interval of every quantity over checkpoints: ``SETTING`` if given, ``PLACE``, mean, low, high, n.
 
     A checkpoint where a quantity is undefined does not count. For one checkpoint the interval is the jackknife's.
     """
-    rows = []
+    rows, keys = [], _keys(table, PLACE)
     numbers_R3 = table[["value", "low", "high"]].to_numpy(dtype=float)
-    groups: Any = table.groupby(PLACE, sort=True, dropna=False).indices
+    groups: Any = table.groupby(keys, sort=True, dropna=False).indices
     for place, group in groups.items():
         values = numbers_R3[group, 0]
         known = values[~np.isnan(values)]
         over = mean_over_seeds(known.tolist())
         numbers = [*numbers_R3[group[0]], len(known)] if len(values) == 1 else vars(over).values()
         rows.append([*place, *numbers])
-    return pd.DataFrame(rows, columns=[*PLACE, "mean", "low", "high", "n"])
+    return pd.DataFrame(rows, columns=[*keys, "mean", "low", "high", "n"])
+
+
+def _keys(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    return [*(name for name in SETTING if name in table), *names]
 
 
 def joined(table: pd.DataFrame) -> pd.DataFrame:
-    """Return what figures draw of ``archive.load``: ``over_checkpoints`` of each setting and strength.
-
-    Adds setting, strength, and each loss's algorithm, clip_low, clip_high.
-    """
+    """Return what figures draw of ``archive.load``: ``over_checkpoints``, and each loss's algorithm and band."""
     wanted = table[table["quantity"].isin([*_RANKED, "share", "reward"])]
-    groups: Any = wanted.groupby(SETTING, dropna=False)
-    parts = [over_checkpoints(group).assign(**dict(zip(SETTING, setting, strict=True))) for setting, group in groups]
     by_loss = table[["loss", "algorithm", "clip_low", "clip_high"]].drop_duplicates("loss")
-    return pd.concat(parts, ignore_index=True).merge(by_loss, on="loss", how="left")
+    return over_checkpoints(wanted).merge(by_loss, on="loss", how="left")
 
 
 def contrasts(table: pd.DataFrame, against: str) -> pd.DataFrame:
@@ -111,33 +107,27 @@ def contrasts(table: pd.DataFrame, against: str) -> pd.DataFrame:
     is_loss = table["replicates"].notna() & (table["block"] == "whole") & (table["cut"] == "before")
     chosen = table[is_loss & table["quantity"].isin(_CONTRASTED) & (table["algorithm"] != "")]
     keys = [*SETTING, *_WEIGHTS, "quantity"]
+    theirs = chosen[chosen["loss"] == against]
+    pairs = chosen[chosen["loss"] != against].merge(theirs, on=[*keys, "checkpoint"], suffixes=("", "_other"))
     rows = []
-    for place, group in chosen.groupby(keys, dropna=False):
-        columns = (group[name] for name in ("checkpoint", "loss", "value", "replicates"))
-        estimates = {
-            (checkpoint, loss): _estimate(value, replicates)
-            for checkpoint, loss, value, replicates in zip(*columns, strict=True)
-        }
-        checkpoints = sorted(set(group["checkpoint"]))
-        for loss in sorted(set(group["loss"]) - {against}):
-            pairs = [(estimates.get((number, loss)), estimates.get((number, against))) for number in checkpoints]
-            apart = [one - other for one, other in pairs if one is not None and other is not None]
-            over = mean_over_seeds([difference.value for difference in apart])
-            if over.n:
-                low, high = (apart[0].low, apart[0].high) if over.n == 1 else (over.low, over.high)
-                numbers = {"loss": f"{loss} − {against}", "value": over.mean, "low": low, "high": high, "n": over.n}
-                rows.append(dict(zip(keys, place, strict=True)) | numbers)
+    for (*place, loss), group in pairs.groupby([*keys, "loss"], dropna=False):
+        columns = (group[name] for name in ("value", "replicates", "value_other", "replicates_other"))
+        apart = [_estimate(*pair[:2]) - _estimate(*pair[2:]) for pair in zip(*columns, strict=True)]
+        over = mean_over_seeds([difference.value for difference in apart])
+        low, high = (apart[0].low, apart[0].high) if over.n == 1 else (over.low, over.high)
+        rows.append([*place, f"{loss} − {against}", over.mean, low, high, over.n])
     return pd.DataFrame(rows, columns=[*keys, "loss", "value", "low", "high", "n"])
 
 
 def ranking(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the losses by falling usefulness at every start, drift, scale and routing, as texts with intervals.
+    """Return the losses by falling usefulness at every setting and place, as texts with intervals.
 
     Next to it gain, SNR, cosine and bias. A loss whose usefulness is undefined comes last.
     """
     is_whole = (table["block"] == "whole") & (table["cut"] == "before")
     chosen = over_checkpoints(table[is_whole & table["quantity"].isin(_RANKED)])
-    keys = [*_WEIGHTS, "loss"]
+    places = _keys(table, _WEIGHTS)
+    keys = [*places, "loss"]
     if not chosen.loc[chosen["quantity"] == "usefulness", "n"].any():  # clips alone, or no loss has finite gradients
         return pd.DataFrame(columns=[*keys, *_RANKED])
     numbers = chosen[["mean", "low", "high", "n"]].itertuples(index=False, name=None)
@@ -145,5 +135,5 @@ def ranking(table: pd.DataFrame) -> pd.DataFrame:
     wide = chosen.pivot(index=keys, columns="quantity", values="shown")
     wide["order"] = chosen[chosen["quantity"] == "usefulness"].set_index(keys)["mean"]
     wide = wide.dropna(subset=["usefulness"]).reset_index()
-    wide = wide.sort_values([*_WEIGHTS, "order"], ascending=[True] * len(_WEIGHTS) + [False])
+    wide = wide.sort_values([*places, "order"], ascending=[True] * len(places) + [False])
     return wide[[*keys, *(name for name in _RANKED if name in wide)]].reset_index(drop=True)

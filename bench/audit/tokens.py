@@ -8,7 +8,6 @@ T response positions, N response tokens.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +20,13 @@ from steadymoe.bench.statistics import estimates
 from steadymoe.bench.statistics.estimates import POSITIVE, Estimate
 from steadymoe.bench.training.forward import Forward
 from steadymoe.bench.training.microbatches import MicroBatch
-from steadymoe.bench.training.probes import attribution
 
 # The label of quantities that no loss changes.
 ALL = "all"
 _OF_DATA = ("token_ratio_mean", "token_ratio_max", "token_ratio_variance", "sequence_ratio_variance", "ess")
 _OF_LOSS = ("clip_fraction", "clip_fraction_low", "clip_fraction_high", "correction_weight", "correction_rejected")
 _MOMENTS = ("log_ratio_moment_free", "log_ratio_moment_pinned")
-_NOT_SHARES = (*_OF_DATA[:-1], *_MOMENTS, "correction_weight", "pinned_share")
+_NOT_SHARES = {*_OF_DATA, *_MOMENTS, "correction_weight", "pinned_share"} - {"ess"}
 _DECILES = 10
 
 
@@ -38,8 +36,7 @@ class Tokens:
     def __init__(self, frozen: Frozen, first: Loss, is_free: bool) -> None:
         """``first``: a loss for the forward with replayed routes; ``is_free``: whether routes are free."""
         self._frozen, self._first, self._is_free = frozen, first, is_free
-        self._tops: dict[tuple[str, str], list[float]] = defaultdict(list)
-        self._bottoms: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self._parts: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
         self._old = frozen.old[first.label]
         self._decile_BT = deciles(self._old.logprobs_BT, frozen.rollout.sequences.response_mask_BT)
 
@@ -56,11 +53,17 @@ class Tokens:
         if is_first:
             for name in _OF_DATA:
                 self._add(ALL, name, numbers[self._first.label][name], 1)
-        changed_N, old_LBFK = None, self._old.routes_LBFK
-        if now.routes_LBFK is not None and old_LBFK is not None:
-            changed_N = routing_drift.any_layer(old_LBFK[:, part.rows_M], now.routes_LBFK, mask_MT)
+        changed_N = None
+        if now.routes_LBFK is not None and self._old.routes_LBFK is not None:
+            old_LMFK = self._old.routes_LBFK[:, part.rows_M]
+            changed_N = routing_drift.any_layer(old_LMFK, now.routes_LBFK, mask_MT)
             if is_first:
-                self._add_routes(part, now, mask_MT, old_LBFK, changed_N)
+                moved = routing_drift.change(old_LMFK, now.routes_LBFK, mask_MT)
+                means = {"expert_change": moved.expert, "set_change": moved.set, "token_change": moved.any_layer}
+                for name, mean in token_metrics.to_floats(means).items():
+                    self._add(ALL, name, mean * tokens, tokens)
+            if is_first and self._is_free:
+                self._add_moments(part, now, mask_bool_MT)
         decile_N = self._decile_BT[part.rows_M][mask_bool_MT]
         for label, each in slopes.items():
             for name in (name for name in _OF_LOSS if name in numbers[label]):
@@ -75,36 +78,27 @@ class Tokens:
     def estimates(self) -> dict[tuple[str, str], Estimate]:
         """Return (loss, quantity) → the mean over mini-batches with its interval."""
         means = {}
-        for key, tops in self._tops.items():
+        for key, parts in self._parts.items():
             bounds = POSITIVE if key[1] in _NOT_SHARES else (0.0, 1.0)
-            means[key] = estimates.ratio_of_sums(tops, self._bottoms[key], bounds=bounds)
+            means[key] = estimates.ratio_of_sums(*zip(*parts, strict=True), bounds=bounds)
         pinned = means.pop((ALL, "pinned_share"), None)
         if pinned is not None:
             means[ALL, "routing_share"] = Estimate(1 - pinned.mean, 1 - pinned.high, 1 - pinned.low, pinned.n)
         return means
 
     def _add(self, label: str, name: str, top: float, bottom: float) -> None:
-        self._tops[label, name].append(top)
-        self._bottoms[label, name].append(bottom)
+        self._parts[label, name].append((top, bottom))
 
-    def _add_routes(self, part: MicroBatch, now: Forward, mask_MT: Tensor, old_LBFK: Tensor, changed_N: Tensor) -> None:
-        """Add how far routes moved and, with free routes, the moments of the log-ratio with and without replay."""
-        assert now.routes_LBFK is not None  # of a model with routers
-        tokens = int(mask_MT.sum())
-        moved = routing_drift.change(old_LBFK[:, part.rows_M], now.routes_LBFK, mask_MT)
-        means = {"expert_change": moved.expert, "set_change": moved.set, "token_change": moved.any_layer}
-        for name, mean in token_metrics.to_floats(means).items():
-            self._add(ALL, name, mean * tokens, tokens)
-        if not self._is_free:
-            return
-        first, rollout = self._first, self._frozen.rollout
-        pinned = first.learner.forwards(first.trainer.model, rollout, part, old_LBFK)
-        before_N = self._old.logprobs_BT[part.rows_M][mask_MT.bool()]
-        free_N, pinned_N = (forward.logprobs_BT[mask_MT.bool()] - before_N for forward in (now, pinned))
-        moments: dict[str, Any] = token_metrics.to_floats(attribution(free_N, pinned_N, changed_N))
-        free_sum, pinned_sum = (moments[name] * tokens for name in _MOMENTS)
-        self._add(ALL, _MOMENTS[0], free_sum, tokens)
-        self._add(ALL, _MOMENTS[1], pinned_sum, tokens)
+    def _add_moments(self, part: MicroBatch, now: Forward, mask_MT: Tensor) -> None:
+        """Add the second moments of the log-ratio with free and with replayed routes."""
+        model, rollout = self._first.trainer.model, self._frozen.rollout
+        pinned = self._first.learner.forwards(model, rollout, part, self._old.routes_LBFK)
+        before_N, tokens = self._old.logprobs_BT[part.rows_M][mask_MT], int(mask_MT.sum())
+        free_sum, pinned_sum = (
+            float((forward.logprobs_BT[mask_MT] - before_N).square().mean()) * tokens for forward in (now, pinned)
+        )
+        for name, moment in zip(_MOMENTS, (free_sum, pinned_sum), strict=True):
+            self._add(ALL, name, moment, tokens)
         self._add(ALL, "pinned_share", pinned_sum, free_sum)
 
 

@@ -33,25 +33,14 @@ _SHOWN = ("without_gradient", "clip_low", "clip_high", "ess_tokens", "ess_sequen
 _BOUNDS: dict[str, Bounds] = {"norm": POSITIVE, "cosine": DIFFERENCE}
 
 
-def losses(names: Sequence[str], bundle: Bundle, advantage: object = None) -> dict[str, PolicyLoss]:
-    """Build the named losses with the numbers of their YAML.
-
-    Raises BadBundle for an unknown or repeated name, and a loss that reads what the bundle does not hold.
-    """
+def losses(names: Sequence[str]) -> dict[str, PolicyLoss]:
+    """Build the named losses with the numbers of their YAML. Raises BadBundle for an unknown or repeated name."""
     if len(set(names)) != len(names):
         raise BadBundle(f"an algorithm is named twice: {', '.join(names)}")
-    (first, *_) = batches(bundle, advantage)
-    built = {}
-    for name in names:
-        try:
-            built[name] = algorithms.load(name)
-        except ValueError as error:
-            raise BadBundle(str(error)) from error
-        try:
-            gradient(built[name], first)
-        except ValueError as error:
-            raise BadBundle(f"{name}: {error}") from error
-    return built
+    try:
+        return {name: algorithms.load(name) for name in names}
+    except ValueError as error:
+        raise BadBundle(str(error)) from error
 
 
 def load_advantage(name: str | None) -> object:
@@ -84,14 +73,18 @@ def audit(bundle: Bundle, named: Mapping[str, PolicyLoss], advantage: object = N
     """Measure each loss, and the cosine of each pair, with intervals over mini-batches (Student's t).
 
     Returns a row per estimate: algorithm, other (of a cosine), measure, mean, low, high, n. A mini-batch where a
-    measure is undefined does not count. Raises BadBundle for a gradient that is not finite, or 0 on every token.
+    measure is undefined does not count. Raises BadBundle for a loss that reads what the bundle does not hold, and for
+    a gradient that is not finite, or 0 on every token.
     """
     decile_BT = _deciles(bundle)
     values: dict[tuple[str, str, str], list[float]] = {}
     for batch, rows_M in zip(batches(bundle, advantage), bundle.minibatches(), strict=True):
         gradients = {}
         for name, loss in named.items():
-            gradient_MT, output = gradient(loss, batch)
+            try:
+                gradient_MT, output = gradient(loss, batch)
+            except ValueError as error:
+                raise BadBundle(f"{name}: {error}") from error
             if not gradient_MT.isfinite().all():
                 raise BadBundle(f"{name}: the gradient is not finite")
             gradients[name] = gradient_MT.double()

@@ -11,7 +11,6 @@ import pandas as pd
 from steadymoe.algorithms import names
 from steadymoe.bench.report import write
 from steadymoe.bench.score import comparison, rerun, standard
-from steadymoe.bench.score.chart import chart
 from steadymoe.bench.score.entry import BadEntry, Entry
 from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Baselines, Part
 from steadymoe.bench.statistics.comparisons import paired_difference
@@ -130,7 +129,7 @@ def part_chart(rows: pd.DataFrame, part: Part) -> dict[str, Any]:
     column = f"{part.name}: {part.outcome}"
     levels = {row["entry"]: row[column] for row in rows.to_dict("records") if isinstance(row[column], Estimate)}
     means = standard.baselines().of(part).groupby("arm")["value"].mean()
-    return chart(levels, {arm: float(means[arm]) for arm in (*ANCHORS.values(), "frozen") if arm in means})
+    return comparison.chart(levels, {arm: float(means[arm]) for arm in (*ANCHORS.values(), "frozen") if arm in means})
 
 
 def write_board(entries: Sequence[Entry], rows: pd.DataFrame, folder: Path) -> list[Path]:

@@ -124,12 +124,10 @@ def _plan(overrides: Sequence[str], known: Baselines, quick: bool = False, again
     """
     try:
         planned = plan.read(overrides, quick)
-        seed = planned.seeds(STABILITY)[0]
-        first = {arm: _at(seed, arm_runs) for arm, arm_runs in planned.runs.items()}
-        hashes = {name: first[ANCHORS[name]].config_hash for name in planned.anchors}
-        known.refuse_other_settings(STABILITY, seed, hashes)
-        own = planned.runs[planned.own_label]
-        if changed := changed_setting(first["GRPO"].plain, _at(seed, own).plain):
+        own, anchors = planned.runs[planned.own_label], {name: planned.runs[ANCHORS[name]] for name in planned.anchors}
+        hashes = {name: of_anchor[0].config_hash for name, of_anchor in anchors.items()}
+        known.refuse_other_settings(STABILITY, own[0].config.seed, hashes)
+        if changed := changed_setting(anchors["grpo"][0].plain, own[0].plain):
             raise ConfigError(f"{planned.label} changes what the standard fixes for every algorithm: {changed}")
         if not again and (older := [run for run in own if _has_changed(run)]):
             raise ConfigError(
@@ -137,19 +135,14 @@ def _plan(overrides: Sequence[str], known: Baselines, quick: bool = False, again
                 "give it another name"
             )
         runs.refuse_others([run for run in planned.all_runs if not (again and run in own)], may_redo=again)
-        seed = planned.seeds(GRADIENT)[0]
-        (first_audit,) = audits.plan([f"experiment={GRADIENT.experiment}", *GRADIENT.overrides, f"seed={seed}"])
-        names = [name for name in ANCHORS if name in known.metadata[GRADIENT.name]["hashes"]]
-        losses = {name: first_audit.losses[name].plain["algorithm"]["loss"] for name in names}
-        known.refuse_other_settings(GRADIENT, seed, standard.audit_hashes(first_audit.run.plain, losses))
+        audited = planned.audits[0]
+        losses = {name: audited.losses[name].plain["algorithm"]["loss"] for name in anchors}
+        hashes = standard.audit_hashes(audited.run.plain, losses)
+        known.refuse_other_settings(GRADIENT, audited.run.config.seed, hashes)
         audits.refuse_others(planned.audits, again)
     except ValueError as error:  # overrides that cannot be composed
         raise ConfigError(str(error)) from error
     return planned
-
-
-def _at(seed: int, planned: Sequence[compose.Run]) -> compose.Run:
-    return next(run for run in planned if run.config.seed == seed)
 
 
 def _has_changed(run: compose.Run) -> bool:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 from steadymoe.bench.report import write
-from steadymoe.bench.score.chart import chart
 from steadymoe.bench.score.plan import Plan
 from steadymoe.bench.score.recorded import NONE, Arm, Recorded
 from steadymoe.bench.score.standard import ANCHORS, VERSION, Baselines, Part
@@ -167,6 +168,30 @@ def levels(compared: Comparison) -> dict[str, Any]:
     rows = compared.rows
     points = dict(zip(rows["algorithm"].map(visible), rows["outcome"], strict=True))
     return chart(points, {} if compared.start is None else {"start": compared.start}, visible(compared.own))
+
+
+def chart(levels: Mapping[str, Estimate], lines: Mapping[str, float], own: str | None = None) -> dict[str, Any]:
+    """Return what ``page.html`` draws, with places in percent of its axis: levels as points with intervals, and lines.
+
+    The level called ``own`` has another colour.
+    """
+    levels = {name: level for name, level in levels.items() if not np.isnan(level.mean)}
+    ends = [end for level in levels.values() for end in (level.low, level.high, level.mean) if not np.isnan(end)]
+    ticks = list(MaxNLocator(6).tick_values(min(0.0, *ends, *lines.values()), max(0.0, *ends, *lines.values())))
+
+    def place(value: float) -> float:
+        return round(float(100 * (value - ticks[0]) / (ticks[-1] - ticks[0])), 2)
+
+    points = [
+        {"name": name, "own": name == own, "text": str(level), "at": place(level.mean)}
+        | ({} if np.isnan(level.low) else {"low": place(level.low), "width": place(level.high) - place(level.low)})
+        for name, level in levels.items()
+    ]
+    return {
+        "points": points,
+        "lines": {name: place(value) for name, value in lines.items()},
+        "ticks": {f"{tick:.3g}": place(tick) for tick in ticks},
+    }
 
 
 def write_page(parts: Sequence[Comparison], notes: Sequence[str], command: str, folder: Path) -> list[Path]:

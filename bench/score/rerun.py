@@ -23,10 +23,7 @@ from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.score.standard import STABILITY, changed_setting
 from steadymoe.bench.statistics.estimates import t_quantile
 
-Axes = Mapping[str, Any]
 REPEATED = "repeated"
-# Axes of a run that are numbers of its algorithm.
-_OF_ALGORITHM = "algorithm."
 # Seeds that are rerun, of the entry and of GRPO: the entry is ranked by the difference of the two.
 _SEEDS = 2
 _REFERENCE = "grpo"
@@ -63,23 +60,23 @@ def verdict(entry: Entry) -> str:
             return "check refuses it" if refused == 1 else "its algorithm cannot be built"
         fixed = ["-m", f"experiment={STABILITY.experiment}", *STABILITY.overrides, f"results_dir={results}"]
         fixed += [f"seed={','.join(map(str, seeds))}"]
-        algorithms = {tuple(entry.overrides), (f"algorithm={_REFERENCE}",)}
-        if any(steadymoe("run", *fixed, *overrides) for overrides in algorithms):
-            return "its runs fail"
+        for arm, overrides in ((OWN, entry.overrides), (_REFERENCE, [f"algorithm={_REFERENCE}"])):
+            if steadymoe("run", *fixed, *overrides, f"experiment_name={arm}"):
+                return "its runs fail"
         return compare(entry, results, seeds)
 
 
 def compare(entry: Entry, results: Path, seeds: Sequence[int]) -> str:
     """Return whether the runs of ``seeds`` below ``results`` repeat the entry.
 
-    They must have GRPO's setting. From the same cold start, bit for bit, the first updates must be equal, and on the
-    same machine the outcomes too, also GRPO's. Another machine trains another cold start; then outcomes must lie in the
-    prediction interval of the submitted ones, and nothing is decided.
+    They are two experiments, ``yours`` and ``grpo``, of one setting. From the same cold start, bit for bit, the first
+    updates must be equal, and on the same machine the outcomes too, also GRPO's. Another machine trains another cold
+    start; then outcomes must lie in the prediction interval of the submitted ones, and nothing is decided.
     """
     try:
-        own, axes = _runs(results, entry.algorithm, seeds)
-        reference, _ = _runs(results, _REFERENCE, seeds, axes)
-        changed = [changed_setting(reference[seed].config, own[seed].config) for seed in seeds]
+        runs = {arm: _runs(results, arm) for arm in (OWN, _REFERENCE)}
+        own = runs[OWN]
+        changed = [changed_setting(runs[_REFERENCE][seed].config, own[seed].config) for seed in seeds]
     except Exception as error:  # what the entry's code wrote
         return f"its runs cannot be read: {type(error).__name__}"
     if any(changed):
@@ -91,12 +88,12 @@ def compare(entry: Entry, results: Path, seeds: Sequence[int]) -> str:
             submitted, rerun = first[seed][key], own[seed].first[key]
             if len(submitted) != len(rerun) or not np.allclose(submitted, rerun, rtol=_RELATIVE, atol=_ABSOLUTE):
                 return f"seed {seed}: the first updates differ"
-    for arm, runs in ((OWN, own), (_REFERENCE, reference)):
+    for arm, of_arm in runs.items():
         outcomes = entry.by_seed(STABILITY, arm)
         low, high = prediction(outcomes.tolist())
         for seed in seeds:
-            outcome, known = runs[seed].outcome, float(outcomes[seed])
-            if seed in same_start and runs[seed].machine == entry.about["machine"]:
+            outcome, known = of_arm[seed].outcome, float(outcomes[seed])
+            if seed in same_start and of_arm[seed].machine == entry.about["machine"]:
                 if not math.isclose(outcome, known, rel_tol=_SAME):
                     return f"seed {seed} of {arm}: {outcome:.6g} on the same machine and cold start, not {known:.6g}"
             elif not low <= outcome <= high:
@@ -106,32 +103,18 @@ def compare(entry: Entry, results: Path, seeds: Sequence[int]) -> str:
     return f"{REPEATED} ({which})" if same else f"not decided ({which}): other cold starts"
 
 
-def _runs(
-    results: Path, algorithm: str, seeds: Sequence[int], axes: Axes | None = None
-) -> tuple[dict[int, _Run], Axes]:
-    """Return seed → the run of an algorithm below ``results``, and the axes of these runs but the algorithm's.
-
-    They have these other axes and no number of their own; without ``axes``, those with the most numbers of their own:
-    an entry may be GRPO with other numbers, beside GRPO.
-    """
-    files = {path.parent: json.loads(path.read_text()) for path in (results / "runs").rglob("run.json")}
-    found = {folder: facts for folder, facts in files.items() if facts["algorithm"] == algorithm}
-    own = max((facts["axes"] for facts in found.values()), key=_own_numbers) if axes is None else axes
-    runs = {facts["seed"]: (folder, facts) for folder, facts in found.items() if facts["axes"] == own}
-    _, facts = runs[seeds[0]]
-    recorded, arm = Recorded(results), Arm("", facts["experiment"], algorithm, own)
+def _runs(results: Path, experiment: str) -> dict[int, _Run]:
+    """Return seed → run of an experiment with one arm."""
+    files = {path.parent: json.loads(path.read_text()) for path in (results / "runs" / experiment).rglob("run.json")}
+    facts = next(iter(files.values()))
+    recorded, arm = Recorded(results), Arm("", experiment, facts["algorithm"], facts["axes"])
     outcomes = STABILITY.measure(recorded, arm)
     machines = recorded.tables([arm])["runs"].set_index("seed")["machine"]
-    reruns = {
-        seed: _Run(first_updates(folder), float(outcomes[seed]), str(machines[seed]), facts["config"])
-        for seed, (folder, facts) in runs.items()
-        if seed in seeds
-    }
-    return reruns, {key: value for key, value in own.items() if not key.startswith(_OF_ALGORITHM)}
-
-
-def _own_numbers(axes: Axes) -> int:
-    return sum(key.startswith(_OF_ALGORITHM) for key in axes)
+    runs = {}
+    for folder, facts in files.items():
+        seed = facts["seed"]
+        runs[seed] = _Run(first_updates(folder), float(outcomes[seed]), str(machines[seed]), facts["config"])
+    return runs
 
 
 def prediction(numbers: list[float]) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from steadymoe.bench.audit.conformance import EXPECTED, METADATA, PADDING, ROLLOUTS
+from steadymoe.bench.audit.conformance import EXPECTED, PADDING, ROLLOUTS
 from steadymoe.bench.support.seeding import torch_generator
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.forward import Forward, Sequences, forward
@@ -85,7 +85,7 @@ def made() -> tuple[PreTrainedModel, dict[str, Tensor], dict[str, str], dict[str
     facts = {"response_width": sequences.response_width, "about": about}
     routes = {"old_routes_LBFK": old.routes_LBFK.short(), "rollout_routes_LBFK": other_LBFK.short()}
     gradient_LEH = router_gradient(model, sequences, rollouts, old.routes_LBFK)
-    return model, rollouts, {METADATA: json.dumps(facts)}, routes | {"router_gradient_LEH": gradient_LEH}
+    return model, rollouts, {"steadymoe_bundle": json.dumps(facts)}, routes | {"router_gradient_LEH": gradient_LEH}
 
 
 def _check_fit(sequences: Sequences, old: Forward) -> None:

@@ -3,16 +3,15 @@
 import itertools
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from test_cli import steadymoe
 from test_figures import said, shown
 
-from steadymoe.bench import cli
 from steadymoe.bench.audit import archive, figures, report, tables
 from steadymoe.bench.audit.gradients import BLOCKS
 from steadymoe.bench.audit.measure import COLUMNS
@@ -91,13 +90,6 @@ def table(results: Path) -> pd.DataFrame:
     return joined(results)
 
 
-def answered(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
-    monkeypatch.setattr(sys, "argv", ["steadymoe", "audit", "report", *words])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    return stopped.value.code
-
-
 # --- what figures draw -------------------------------------------------------------------------------
 
 
@@ -140,16 +132,15 @@ def test_shares_of_blocks_are_stacked_up_and_negative_ones_down(table: pd.DataFr
     assert "without a bar: gspo." in said(figures.blocks(lacking))
 
 
-def test_a_dose_has_a_panel_for_each_routing_over_the_strength_of_the_engine(tmp_path: Path) -> None:
-    made(tmp_path, seeds=1, strengths=(0.0, 0.25, 1.0), drifts=(0, 4))
+def test_every_strength_of_an_engine_has_figures_of_its_own(tmp_path: Path) -> None:
+    made(tmp_path, seeds=1, strengths=(0.0, 0.25))
+    written = report.write(tmp_path, "noise", ["svg"], losses=["grpo"])
+    endings = [path.stem.partition("ranked")[2] for path in written.files if path.suffix == ".svg"]
+    assert {ending for ending in endings if ending} == {"-strength=0", "-strength=0.25"}
     table = joined(tmp_path, "grpo")
-    figure = figures.dose(table)
-    assert shown(figure, 0)["grpo"] == pytest.approx([0.06 + 0.5 - strength for strength in (0.0, 0.25, 1.0)])
-    assert shown(figure, 1)["grpo"] == pytest.approx([0.06] * 3)
-    assert "One checkpoint, n = 1; shaded: 95 % jackknife interval over mini-batches" in said(figure)
-    assert [ending for ending, _ in report._groups(table, ["setting"])] == [""]
-    endings = [ending for ending, _ in report._groups(table, ["setting", "strength"])]
-    assert endings == ["-strength=0", "-strength=0.25", "-strength=1"]
+    figure = figures.ranked(table[table["strength"] == 0.25])
+    assert figure.numbers.loc[0, "mean"] == pytest.approx(0.06 + 0.25)
+    assert "One checkpoint, n = 1; bars: 95 % jackknife interval over mini-batches" in said(figure)
 
 
 def test_the_map_has_a_line_for_each_unit_and_marks_the_bands_of_papers(table: pd.DataFrame) -> None:
@@ -171,58 +162,45 @@ def test_the_map_has_a_line_for_each_unit_and_marks_the_bands_of_papers(table: p
 # --- the report --------------------------------------------------------------------------------------
 
 
-def test_a_report_joins_two_checkpoints_and_says_n_2(
+def test_a_report_joins_two_checkpoints_and_names_what_is_unfinished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made(tmp_path, seeds=2)
     words = ["--results", str(tmp_path), "--experiment", "noise", "--format", "svg", "--losses", "grpo,gspo"]
-    assert answered(words, monkeypatch) == 0
+    assert steadymoe(monkeypatch, "audit", "report", *words) == 0
     printed = capsys.readouterr().out
-    assert "noise-audit-part-over_drift.svg" in printed
-    assert "dose was not drawn: it lacks two strengths of an engine" in printed
+    assert "noise-audit-part-over_drift.svg" in printed  # a part replaces no whole report
+    assert "bands was not drawn: it lacks two symmetric bands" in printed
     ranked = (tmp_path / "figures" / "noise-audit-part-ranked.svg").read_text()
     assert "n = 2; two checkpoints have no interval" in ranked
     contrasts = pd.read_csv(tmp_path / "tables" / "noise-audit-part-contrasts.csv")
     assert set(contrasts["loss"]) == {"gspo − grpo"}
     assert contrasts.loc[contrasts["quantity"] == "usefulness", "value"].to_numpy() == pytest.approx(0.1)
-    assert set(contrasts["n"]) == {2}
-    drawn = pd.read_csv(tmp_path / "tables" / "noise-audit-part-over_drift.csv")
-    assert set(drawn["n"]) == {2}
+    assert set(contrasts["n"]) == set(pd.read_csv(tmp_path / "tables" / "noise-audit-part-over_drift.csv")["n"]) == {2}
+    next((tmp_path / "audits").glob("**/seed=1/k=4.parquet")).unlink()
+    assert steadymoe(monkeypatch, "audit", "report", *words) == 0
+    assert "seed=1 is not finished: steadymoe audit" in capsys.readouterr().out
+    assert "n = 1 to 2" in (tmp_path / "figures" / "noise-audit-part-over_drift.svg").read_text()
 
 
-def test_figures_are_drawn_again_from_what_is_kept(results: Path, tmp_path: Path, table: pd.DataFrame) -> None:
+def test_figures_gains_and_contrasts_are_made_again_from_what_is_kept(
+    results: Path, tmp_path: Path, table: pd.DataFrame
+) -> None:
     (path, missing) = archive.keep(results, "noise", tmp_path)
     assert (path, missing) == (tmp_path / "audits" / "noise" / "audits.parquet", [])
-    again = archive.load(tmp_path, "noise").rows
-    for name in ("over_drift", "ranked", "blocks", "bands"):
-        draw = figures.FIGURES[name].draw
-        pd.testing.assert_frame_equal(draw(tables.joined(again)).numbers, draw(table).numbers)
-    whole = archive.load(results, "noise").rows
-    pd.testing.assert_frame_equal(tables.contrasts(again, "gspo"), tables.contrasts(whole, "gspo"))
-    assert len(again) < len(whole)
-
-
-def test_gain_stands_beside_usefulness_and_is_kept_in_no_file(results: Path, tmp_path: Path) -> None:
-    (path, _) = archive.keep(results, "noise", tmp_path)
     assert "gain" not in set(pd.read_parquet(path)["quantity"])
-    for rows in (archive.load(results, "noise").rows, archive.load(tmp_path, "noise").rows):
-        whole = rows[(rows["loss"] == "gspo") & (rows["block"] == "whole")]
-        wide = whole.pivot(index=["seed", "k", "routing", "cut"], columns="quantity", values="value")
-        useful, snr, gain = (wide[name] for name in ("usefulness", "snr", "gain"))
-        pd.testing.assert_series_equal(gain, useful / np.sqrt(1 + snr), check_names=False)
+    whole, again = (archive.load(place, "noise").rows for place in (results, tmp_path))
+    assert len(again) < len(whole)
+    for draw in figures.FIGURES.values():
+        pd.testing.assert_frame_equal(draw(tables.joined(again)).numbers, draw(table).numbers)
+    pd.testing.assert_frame_equal(tables.contrasts(again, "gspo"), tables.contrasts(whole, "gspo"))
+    for rows in (whole, again):
+        wide = rows[(rows["loss"] == "gspo") & (rows["block"] == "whole")]
+        wide = wide.pivot(index=["seed", "k", "routing", "cut"], columns="quantity", values="value")
+        gain = wide["usefulness"] / np.sqrt(1 + wide["snr"])
+        pd.testing.assert_series_equal(wide["gain"], gain, check_names=False)
         ranked = tables.ranking(rows[rows["seed"] == 0]).set_index(["k", "routing", "loss"])
-        value = gain[0, 4, "free", "before"]
-        assert ranked.loc[(4, "free", "gspo"), "gain"].startswith(f"{value:.3g} [")
-
-
-def test_an_audit_that_is_not_finished_counts_with_its_tables_and_is_named(tmp_path: Path) -> None:
-    made(tmp_path, seeds=2)
-    last = next((tmp_path / "audits").glob("**/seed=1/k=4.parquet"))
-    last.unlink()
-    made_of = report.write(tmp_path, "noise", ["svg"], losses=["grpo"])
-    assert any("seed=1 is not finished: steadymoe audit" in line for line in made_of.missing)
-    assert all("noise-audit-part-" in path.name for path in made_of.files)  # a part replaces no whole report
-    assert "n = 1 to 2" in said(figures.over_drift(joined(tmp_path, "grpo")))
+        assert ranked.loc[(4, "free", "gspo"), "gain"].startswith(f"{gain[0, 4, 'free', 'before']:.3g} [")
 
 
 REFUSED = {
@@ -248,7 +226,7 @@ def test_what_cannot_be_reported_is_refused_in_one_line_and_nothing_is_written(
 ) -> None:
     (tmp_path / "audits").symlink_to(results / "audits")
     monkeypatch.chdir(tmp_path)
-    assert answered([*words, "--results", str(tmp_path)], monkeypatch) == 2
+    assert steadymoe(monkeypatch, "audit", "report", *words, "--results", str(tmp_path)) == 2
     found = capsys.readouterr()
     assert (found.out, found.err.count("\n")) == ("", 1)
     assert why in found.err
@@ -268,14 +246,14 @@ def test_a_damaged_table_and_a_label_of_two_losses_are_named_in_one_line(
         (whole.replace('"algorithm": "gspo"', '"algorithm": "gmpo"'), "is another loss than in"),
     ):
         facts.write_text(text)
-        assert answered(words, monkeypatch) == 2
+        assert steadymoe(monkeypatch, "audit", "report", *words) == 2
         assert why in (err := capsys.readouterr().err)
         assert err.count("\n") == 1
     facts.write_text(whole)
     table = facts.with_name("k=0.parquet")
     for damage in (lambda: pd.DataFrame({"k": [0]}).to_parquet(table), lambda: table.write_bytes(b"PAR1")):
         damage()
-        assert answered(words, monkeypatch) == 2
+        assert steadymoe(monkeypatch, "audit", "report", *words) == 2
         assert str(table) in (err := capsys.readouterr().err)
         assert err.count("\n") == 1
 

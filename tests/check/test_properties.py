@@ -76,26 +76,25 @@ def test_an_algorithm_with_other_numbers_passes_too(numbers: dict[str, Any], hel
 # --- faults ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Detached(RatioLoss):
-    """Half of the objective's gradient is lost."""
+def made(
+    values: Callable[[Any, Batch], Any], doc: str = "", base: type[TokenLoss] = RatioLoss, **methods: Any
+) -> TokenLoss:
+    """A loss whose objective of every token is ``values(loss, batch)``, or its whole surrogate."""
 
-    def surrogate(self, batch: Batch) -> Surrogate:
-        ratio_BT = self.ratio_of(batch)
-        return Surrogate(ratio_BT.detach() * ratio_BT * batch.advantages_BT)
+    def surrogate(self: TokenLoss, batch: Batch) -> Surrogate:
+        found = values(self, batch)
+        return found if isinstance(found, Surrogate) else Surrogate(found)
+
+    cls = type("Made", (base,), {"surrogate": surrogate, "__doc__": doc, **methods})
+    return dataclass(frozen=True, kw_only=True)(cls)()
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldOnPurpose(Detached):
-    """J = sg[r] r Â."""
+def push(self: Any, batch: Batch) -> Tensor:
+    return torch.as_tensor(self.ratio_of(batch) * batch.advantages_BT)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WrongBackward(RatioLoss):
-    """J = sg[w] r Â; but the slope that autograd is told is wrong, whatever is held constant."""
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        return Surrogate(_Cube.apply(self.ratio_of(batch)) * batch.advantages_BT)
+def penalty(self: Any, batch: Batch) -> Tensor:
+    return torch.as_tensor((self.ratio_of(batch) - 1).square())
 
 
 class _Cube(torch.autograd.Function):
@@ -110,151 +109,108 @@ class _Cube(torch.autograd.Function):
         return slopes_BT[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadsPadding(RatioLoss):
-    """The last position of the batch is read as every response's last token."""
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        log_BT = self.log_ratio(batch)
-        return Surrogate((log_BT.exp() + log_BT[:, -1:] ** 2) * batch.advantages_BT)
+def half_lost(self: Any, batch: Batch) -> Tensor:
+    return self.ratio_of(batch).detach() * push(self, batch)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadsMasked(RatioLoss):
-    """J = sg[r_{t−1}] r_t Â, and a masked token is a ratio of 1."""
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        log_BT = self.log_ratio(batch)
-        before_BT = pad(log_BT.detach()[:, :-1], (1, 0))
-        return Surrogate((before_BT + log_BT).exp() * batch.advantages_BT)
+def reads_the_last_position(self: Any, batch: Batch) -> Tensor:
+    return push(self, batch) + self.log_ratio(batch)[:, -1:] ** 2 * batch.advantages_BT
 
 
-@dataclass(frozen=True, kw_only=True)
-class CountsEmpty(RatioLoss):
-    """The mean over all rows, also over those without tokens."""
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(whole_minibatch=True, zero_advantage_is_free=False)
-
-    def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
-        return ops.masked_mean_T(values_BT, batch.mask_BT).mean()
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        return Surrogate(self.ratio_of(batch) * batch.advantages_BT)
+def reads_masked_tokens(self: Any, batch: Batch) -> Tensor:
+    """sg[r_{t−1}] r_t Â, where a masked token is a ratio of 1."""
+    before_BT = pad(self.log_ratio(batch).detach()[:, :-1], (1, 0))
+    return before_BT.exp() * push(self, batch)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FirstRowIsApart(RatioLoss):
-    """The first response of a mini-batch has a penalty."""
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(whole_minibatch=True, zero_advantage_is_free=False)
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        ratio_BT = self.ratio_of(batch)
-        first_B1 = (torch.arange(len(ratio_BT)) == 0)[:, None]
-        return Surrogate(ratio_BT * batch.advantages_BT - first_B1 * (ratio_BT - 1).square())
+def first_row_is_apart(self: Any, batch: Batch) -> Tensor:
+    first_B1 = (torch.arange(len(batch.mask_BT)) == 0)[:, None]
+    return push(self, batch) - first_B1 * penalty(self, batch)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnDenominator(RatioLoss):
-    """The mean over the responses with a signal that are there, and not over the responses of the mini-batch."""
-
-    def aggregate(self, values_BT: Tensor, batch: Batch) -> Tensor:
-        return ops.masked_mean_T(values_BT, batch.mask_BT)[batch.advantages_BT.any(-1)].mean()
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        return Surrogate(self.ratio_of(batch) * batch.advantages_BT)
+def marks_in_numbers(self: Any, batch: Batch) -> Surrogate:
+    found = ClippedLoss.surrogate(self, batch)
+    assert found.clipped_low_BT is not None
+    return replace(found, clipped_low_BT=found.clipped_low_BT.long())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Penalised(RatioLoss):
-    """A response without signal has a penalty, and no trait says so."""
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        ratio_BT = self.ratio_of(batch)
-        return Surrogate(ratio_BT * batch.advantages_BT - (ratio_BT - 1).square())
+def mean_over_all_rows(self: Any, values_BT: Tensor, batch: Batch) -> Tensor:
+    """Also over rows without tokens."""
+    return ops.masked_mean_T(values_BT, batch.mask_BT).mean()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Doubled(RatioLoss):
-    """Twice the policy gradient."""
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        return Surrogate(2 * self.ratio_of(batch) * batch.advantages_BT)
+def mean_over_signals(self: Any, values_BT: Tensor, batch: Batch) -> Tensor:
+    """Over the responses with a signal that are there, not over those of the mini-batch."""
+    return ops.masked_mean_T(values_BT, batch.mask_BT)[batch.advantages_BT.any(-1)].mean()
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoubledOnPurpose(Doubled):
-    """At ratio 1 the gradient is doubled, which the learning rate takes back. Nothing else."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unclamped(TokenLoss):
-    """The exponential of a log-ratio that nothing bounds."""
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        return Surrogate((batch.logprobs_BT - batch.get("old_logprobs_BT")).exp() * batch.advantages_BT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class InDouble(RatioLoss):
-    """The loss leaves the numbers of its input."""
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        return Surrogate(self.ratio_of(batch).double() * batch.advantages_BT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moving(ClippedLoss):
-    """Marks of another type, with the values in place."""
-
-    def surrogate(self, batch: Batch) -> Surrogate:
-        made = super().surrogate(batch)
-        assert made.clipped_low_BT is not None
-        return replace(made, clipped_low_BT=made.clipped_low_BT.long())
-
-
-FAULTS: dict[type[TokenLoss], dict[str, str]] = {
-    Detached: {"gradient": "the loss has the slope"},
-    HeldOnPurpose: {},
-    WrongBackward: {"gradient": "at log-ratios of 0.0005"},
-    ReadsPadding: {"padding": "with 3 more positions of padding"},
-    ReadsMasked: {"masked tokens": "with a masked token before every token the loss is"},
-    CountsEmpty: {"masked tokens": "with a response without tokens the loss is"},
-    FirstRowIsApart: {"order": "with the responses in another order the loss is"},
-    OwnDenominator: {"micro-batches": "divide by Batch.responses and Batch.tokens"},
-    Penalised: {"zero advantage": "zero_advantage_is_free"},
-    Doubled: {"ratio 1": "token 0 of response 1 is 0.4, expected 0.2"},
-    DoubledOnPurpose: {},
-    Unclamped: {"extreme ratios": "the log-ratio of one token of a response is about +1000"},
-    InDouble: {"shapes": "torch.float32 the loss is in torch.float64"},
-    Moving: {"shapes": "clipped_low_BT must be bool, got torch.int64"},
+WHOLE = property(lambda self: Traits(whole_minibatch=True, zero_advantage_is_free=False))
+DOUBLED = "At ratio 1 the gradient is doubled, which the learning rate takes back. Nothing else."
+# Fault → the loss, and the lines that fail with words of their reasons.
+FAULTS: dict[str, tuple[TokenLoss, dict[str, str]]] = {
+    "detached": (made(half_lost), {"gradient": "the loss has the slope"}),
+    "held on purpose": (made(half_lost, "J = sg[r] r Â."), {}),
+    "wrong backward, whatever is held": (
+        made(lambda self, batch: _Cube.apply(self.ratio_of(batch)) * batch.advantages_BT, "J = sg[w] r Â"),
+        {"gradient": "at log-ratios of 0.0005"},
+    ),
+    "reads padding": (made(reads_the_last_position), {"padding": "with 3 more positions of padding"}),
+    "reads masked tokens": (
+        made(reads_masked_tokens, "J = sg[r] r Â"),
+        {"masked tokens": "with a masked token before every token the loss is"},
+    ),
+    "counts empty responses": (
+        made(push, aggregate=mean_over_all_rows, traits=WHOLE),
+        {"masked tokens": "with a response without tokens the loss is"},
+    ),
+    "first row is apart": (
+        made(first_row_is_apart, traits=WHOLE),
+        {"order": "with the responses in another order the loss is"},
+    ),
+    "own denominator": (
+        made(push, aggregate=mean_over_signals),
+        {"micro-batches": "divide by Batch.responses and Batch.tokens"},
+    ),
+    "penalised without signal": (
+        made(lambda self, batch: push(self, batch) - penalty(self, batch)),
+        {"zero advantage": "zero_advantage_is_free"},
+    ),
+    "doubled": (
+        made(lambda self, batch: 2 * push(self, batch)),
+        {"ratio 1": "token 0 of response 1 is 0.4, expected 0.2"},
+    ),
+    "doubled on purpose": (made(lambda self, batch: 2 * push(self, batch), DOUBLED), {}),
+    "unclamped": (
+        made(lambda _, batch: (batch.logprobs_BT - batch.get("old_logprobs_BT")).exp() * batch.advantages_BT),
+        {"extreme ratios": "the log-ratio of one token of a response is about +1000"},
+    ),
+    "in double": (
+        made(lambda self, batch: push(self, batch).double()),
+        {"shapes": "torch.float32 the loss is in torch.float64"},
+    ),
+    "marks in numbers": (
+        made(marks_in_numbers, base=ClippedLoss),
+        {"shapes": "clipped_low_BT must be bool, got torch.int64"},
+    ),
 }
 
 
-@pytest.mark.parametrize("cls", FAULTS, ids=lambda cls: cls.__name__)
-def test_a_fault_fails_in_its_own_line_and_in_no_other(cls: type[TokenLoss]) -> None:
-    failed = {each.name: each.sentence for each in ask(properties.of(cls())) if not each.passed}
-    assert failed.keys() == FAULTS[cls].keys(), failed
-    for name, words in FAULTS[cls].items():
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_fails_in_its_own_line_and_in_no_other(fault: str) -> None:
+    loss, expected = FAULTS[fault]
+    failed = {each.name: each.sentence for each in ask(properties.of(loss)) if not each.passed}
+    assert failed.keys() == expected.keys(), failed
+    for name, words in expected.items():
         assert words in failed[name]
 
 
 def test_a_loss_that_raises_or_has_another_shape_fails_in_one_line() -> None:
-    class Raises(RatioLoss):
-        def surrogate(self, batch: Batch) -> Surrogate:
-            raise KeyError("no such\nthing")
+    def raises(self: Any, batch: Batch) -> Tensor:
+        raise KeyError("no such\nthing")
 
-    class ByResponse(RatioLoss):
-        def surrogate(self, batch: Batch) -> Surrogate:
-            return Surrogate(self.ratio_of(batch).mean(-1))
-
-    (finding,) = ask(properties.of(Raises()))
+    (finding,) = ask(properties.of(made(raises)))
     assert finding.line.startswith(f"FAILS   shapes: KeyError: 'no such\\nthing' ({__file__}, line ")
-    finding, *_ = ask(properties.of(ByResponse()))
+    finding, *_ = ask(properties.of(made(lambda self, batch: self.ratio_of(batch).mean(-1))))
     assert finding.line == "FAILS   shapes: values_BT must be a tensor of the shape (6, 5), got (6,)"
 
 

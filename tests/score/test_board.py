@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from test_cli import steadymoe
 
-from steadymoe.bench import cli
 from steadymoe.bench.score import board, command, entry, rerun, standard
 from steadymoe.bench.score.entry import OWN, BadEntry
 from steadymoe.bench.score.recorded import Arm, Audited, Recorded
@@ -165,13 +165,11 @@ def test_a_folder_that_is_no_entry_is_refused_in_one_line(
     damage, message = FAULTS[fault]
     folder = write(tmp_path, "mine")
     damage(folder)
-    monkeypatch.setattr(sys, "argv", ["steadymoe", "score", "--verify", str(folder), "--board", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
+    words = ("score", "--verify", str(folder), "--board", str(tmp_path / "out"))
+    assert steadymoe(monkeypatch, *words) == 2
     printed = capsys.readouterr()
-    assert (stopped.value.code, printed.out) == (2, "")
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert message in printed.err
-    assert len(printed.err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,16 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from test_cli import steadymoe
 
-from steadymoe.bench import cli, results
+from steadymoe.bench import results
 from steadymoe.bench.audit import plan as audits
-from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.score import board, command, comparison, entry, plan, reference, rerun, standard
 from steadymoe.bench.score.recorded import NONE
 from steadymoe.bench.score.standard import GRADIENT, PARTS, STABILITY
-from steadymoe.bench.statistics.estimates import Estimate
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,22 +43,15 @@ def compared(here: dict[str, pd.Series], recorded: dict[str, pd.Series], **more:
     return comparison.compare_outcomes("mine", here, recorded, STABILITY, **more).set_index("algorithm")
 
 
-def test_grpo_under_another_name_is_0_away_from_grpo() -> None:
-    rows = compared({"mine": GRPO, "GRPO": GRPO}, {"GRPO": GSPO, "GSPO": GSPO})
-    assert set(rows.index) == {"mine", "GRPO", "GSPO"}  # the GRPO that ran here replaces the recorded one
-    assert rows["source"].to_dict() == {"mine": "here", "GRPO": "here", "GSPO": "recorded"}
-    assert rows["verdict"].to_dict() == {"mine": "–", "GRPO": "not decided", "GSPO": "yours is lower"}
-    assert rows.loc["GRPO", "difference"].mean == 0
-    assert rows.loc["mine", "difference"] == NONE
-
-
-def test_rows_are_sorted_by_outcome_and_p_is_corrected_for_the_rows() -> None:
+def test_rows_are_sorted_by_outcome_paired_with_what_ran_here_and_p_is_corrected() -> None:
     flipped = by_seed(*(0.1 + NOISE))
     here = {"mine": flipped, "GRPO": GRPO, "empty": by_seed(*[np.nan] * 10), "GSPO": GSPO, "same": flipped}
-    rows = compared(here, {})
+    rows = compared(here, {"GRPO": GSPO})  # the GRPO that ran here replaces the recorded one
     assert rows.index.tolist() == ["GSPO", "GRPO", "mine", "same", "empty"]
-    assert rows.loc["GRPO", "difference"].mean == pytest.approx(-0.4)
-    assert rows.loc["GRPO", "difference"].high < 0
+    assert set(rows["source"]) == {"here"}
+    grpo, same, mine = rows["difference"][["GRPO", "same", "mine"]]
+    assert (grpo.mean, same.mean, mine) == (pytest.approx(-0.4), 0, NONE)
+    assert grpo.high < 0
     assert rows.loc["GRPO", "p"] == 2 / 2**10
     assert rows.loc[["GRPO", "GSPO"], "corrected"].tolist() == [3 * 2 / 2**10] * 2  # "empty" counts as no comparison
     assert rows["verdict"].tolist() == ["yours is lower"] * 2 + ["–", "not decided", "–"]
@@ -65,6 +59,7 @@ def test_rows_are_sorted_by_outcome_and_p_is_corrected_for_the_rows() -> None:
 
 def test_a_difference_of_means_is_welchs() -> None:
     row = compared({"mine": GRPO}, {"GSPO": GSPO}).loc["GSPO"]
+    assert (row["source"], row["verdict"]) == ("recorded", "yours is lower")
     half = 2.101 * np.sqrt(GRPO.var() / 10 + GSPO.var() / 10)  # t of 18 degrees of freedom
     assert row["difference"].mean == pytest.approx(-0.15)
     assert row["difference"].high - row["difference"].mean == pytest.approx(half, rel=1e-3)
@@ -137,24 +132,19 @@ def test_a_folder_without_the_numbers_is_refused(tmp_path: Path) -> None:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-class Score:
-    """``steadymoe score`` in this process: exit code, stdout, stderr."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.capsys, self.monkeypatch = capsys, monkeypatch
-
-    def __call__(self, *words: str) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["steadymoe", "score", *words])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        printed = self.capsys.readouterr()
-        return int(stopped.value.code or 0), printed.out, printed.err
+Score = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def score(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Score:
+    """``steadymoe score`` in this process: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
-    return Score(capsys, monkeypatch)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = steadymoe(monkeypatch, "score", *words)
+        return code, *capsys.readouterr()
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -200,18 +190,6 @@ def test_dry_prints_what_is_missing_and_runs_nothing(score: Score, tmp_path: Pat
 def test_labels_of_two_overrides_are_two() -> None:
     plans = [plan.read(["algorithm=grpo", f"algorithm.loss.clip_{end}=0.1"]) for end in ("low", "high")]
     assert len({each.name for each in plans}) == len({each.label for each in plans}) == 2
-
-
-def test_a_page_escapes_names(tmp_path: Path) -> None:
-    name = "<script>x</script>"
-    rows = [(name, "here", Estimate(0.5, 0.4, 0.6, 10), NONE, np.nan, np.nan, "–", 10.0)]
-    columns = ["algorithm", "source", "outcome", "difference", "p", "corrected", "verdict", "tokens"]
-    part = comparison.Comparison(STABILITY, name, 0.4, pd.DataFrame(rows, columns=columns), [])
-    comparison.write_page([part], ["a <b>note</b>"], name, tmp_path)
-    text = (tmp_path / "score.html").read_text()
-    assert "<script>x" not in text
-    assert "&lt;script&gt;" in text
-    assert "<b>note" not in text
 
 
 # --- a standard at a small size -------------------------------------------------------------------------------------
@@ -263,7 +241,8 @@ def _metadata() -> dict[str, dict[str, Any]]:
     fixed = ["experiment=standard_stability", *SMALL, "seed=0"]
     runs = {name: {"0": compose.plan([*fixed, f"algorithm={name}"])[0].config_hash} for name in standard.ANCHORS}
     (audit,) = audits.plan(["experiment=standard_gradient", *SMALL, *AUDIT, "seed=305"])
-    of_audit = {name: {"305": digest} for name, digest in standard.audit_hashes(audit.run.plain, {}).items()}
+    losses = {name: audit.losses[name].plain["algorithm"]["loss"] for name in standard.ANCHORS}
+    of_audit = {name: {"305": digest} for name, digest in standard.audit_hashes(audit.run.plain, losses).items()}
     where = {"machine": "this one", "minutes": 0.1}
     return {"stability": {"hashes": runs} | where, "gradient": {"hashes": of_audit} | where}
 
@@ -325,21 +304,15 @@ def _check_the_tutorial(small: Path, score: Score) -> None:
     assert "another config (algorithm.loss.clip_high: 0.2 -> 0.3)" in err
 
 
-def _check_tuned_grpo_is_told_from_grpo(found: entry.Entry, results: Path) -> None:
-    """An entry of GRPO with other numbers has runs of GRPO beside it, which differ from its own in axes alone."""
-    tuned = replace(found, about={**found.about, "words": "algorithm=grpo algorithm.loss.clip_low=0.1"})
-    for path in list((results / "runs").glob("*/grpo/**/seed=[01]/run.json")):
-        facts, axes = json.loads(path.read_text()), path.parents[1]
-        facts["axes"]["algorithm.loss.clip_low"] = 0.1
-        facts["axes_name"] = identity.axes_name(facts["axes"])
-        facts["config"]["rollout"]["responses"] *= 2
-        copy = axes.with_name(facts["axes_name"]) / path.parent.name
-        shutil.copytree(path.parent, copy)
-        (copy / "run.json").write_text(json.dumps(facts))
-    assert rerun.compare(tuned, results, [0, 1]).endswith("the standard fixes: rollout.responses: 8 -> 16")
-    assert rerun.compare(found, results, [0, 1]) == "repeated (seeds 0, 1)"
-    for folder in (results / "runs").glob("*/grpo/**/algorithm.loss.clip_low=0.1*"):
-        shutil.rmtree(folder)
+def _repeats(results: Path, to: Path) -> Path:
+    """The runs of ``same`` and of GRPO as ``--run`` makes them: two experiments, each of one arm."""
+    to.mkdir()
+    (to / "cold_starts").symlink_to(results / "cold_starts")
+    for arm, algorithm in (("yours", "same"), ("grpo", "grpo")):
+        for path in (results / "runs").glob(f"*/{algorithm}/**/run.json"):
+            if json.loads(path.read_text())["axes"]["optimizer.learning_rate"]:  # not the frozen policy
+                shutil.copytree(path.parent, to / "runs" / arm / path.parent.name)
+    return to
 
 
 def _check_its_entry_is_repeated(small: Path, score: Score) -> None:
@@ -347,7 +320,7 @@ def _check_its_entry_is_repeated(small: Path, score: Score) -> None:
     submit = ("algorithm=same", "--paper", "none", "--equation", "3", "--submit")
     code, _, err = score(*submit, str(small / "entry"))
     assert (code, err) == (0, "")
-    found, results = entry.read(small / "entry"), small / "results"
+    found, results = entry.read(small / "entry"), _repeats(small / "results", small / "repeats")
     assert found.own_files == ["conf/algorithm/same.yaml"]
     for part in command.PARTS:
         pd.testing.assert_series_equal(found.by_seed(part), found.by_seed(part, "grpo"))
@@ -372,14 +345,11 @@ def _check_its_entry_is_repeated(small: Path, score: Score) -> None:
         spread = near.assign(value=near["value"] + 0.01 * (near["seed"] == 1))
         assert rerun.compare(replace(found, outcomes=spread, about=elsewhere), results, [0, 1]).startswith("repeated")
         assert "lies outside" in rerun.compare(replace(found, outcomes=far, about=elsewhere), results, [0, 1])
-    _check_tuned_grpo_is_told_from_grpo(found, results)
-    path = next((results / "runs").glob("*/same/**/seed=1/run.json"))
-    known = path.read_text()
-    path.write_text(known.replace('"responses": 8', '"responses": 16'))
+    path = results / "runs" / "yours" / "seed=1" / "run.json"
+    path.write_text(path.read_text().replace('"responses": 8', '"responses": 16'))
     assert rerun.compare(found, results, [0, 1]).endswith("the standard fixes: rollout.responses: 8 -> 16")
-    path.write_text(known)
     assert rerun.compare(found, small / "mine", [0, 1]).startswith("its runs cannot be read")
-    one = next((results / "audits").rglob("k=2.parquet"))
+    one = next((small / "results" / "audits").rglob("k=2.parquet"))
     one.rename(one.with_suffix(".away"))
     code, _, err = score(*submit, str(small / "again"))
     assert (code, "part gradient is missing; run steadymoe score algorithm=same" in err) == (2, True)
