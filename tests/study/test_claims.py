@@ -4,8 +4,6 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +14,7 @@ from steadymoe.bench.audit.archive import ADDED
 from steadymoe.bench.audit.measure import COLUMNS
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.report import archive
+from steadymoe.bench.report.realism import Realism
 from steadymoe.bench.score.arms import WIDE
 from steadymoe.bench.score.recorded import NONE, Arm, Audited, NotRun, Recorded
 from steadymoe.bench.statistics import early_warning
@@ -109,53 +108,38 @@ def test_a_leg_is_supported_by_all_contradicted_by_one_and_mixed_by_both(
 
 
 @pytest.mark.parametrize(
-    ("numbers", "state"),
+    ("setting", "numbers", "state"),
     [
-        ({"R5": 1.08, "R8": 0.3}, "failed"),
-        ({"R5": 2.04, "R8": 0.3}, "passed"),
-        ({"R5": NAN, "R8": 0.554}, "passed"),
-        ({"R5": NAN, "R8": 0.3}, "failed"),
-        ({"R5": NAN, "R8": NAN}, "not measured"),
-        ({}, "not measured"),
+        ("stale", {"R5": 1.08, "R8": 0.3}, "failed"),
+        ("stale", {"R5": 2.04, "R8": 0.3}, "passed"),
+        ("stale", {"R5": NAN, "R8": 0.554}, "passed"),
+        ("stale", {"R5": NAN, "R8": 0.3}, "failed"),
+        ("stale", {"R5": NAN, "R8": NAN}, "not measured"),
+        ("stale", {}, "not measured"),
+        # At *long* routes also carry function (R9), and routers move as other weights do (R10).
+        ("long", {"R8": 0.8, "R9": 0.05, "R10": 1.1}, "passed"),
+        ("long", {"R8": 0.3, "R9": 0.05, "R10": 1.1}, "failed"),
+        ("long", {"R8": 0.8, "R9": 0.8, "R10": 1.1}, "failed"),
+        ("long", {"R8": 0.8, "R9": 0.05, "R10": 11.0}, "failed"),
+        ("long", {"R8": 0.8, "R9": 0.05, "R10": 0.1}, "failed"),
+        ("long", {"R8": 0.8, "R9": NAN, "R10": 1.1}, "not measured"),
+        ("long", {"R8": NAN, "R9": 0.05, "R10": 1.1}, "not measured"),
     ],
 )
-def test_the_moe_effect_is_present_by_either_realism_gate_of_the_setting(
-    numbers: dict[str, float], state: State, monkeypatch: pytest.MonkeyPatch
+def test_the_moe_effect_is_present_by_realism_gates_of_the_setting(
+    setting: str, numbers: dict[str, float], state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def row(name: str, setting: str, number: float) -> Any:
+    def row(name: str, setting: str, number: float) -> Realism:
         measured = Estimate(number, NAN, NAN, 0 if np.isnan(number) else 5)
-        return SimpleNamespace(gate=name, setting=setting, number=measured)
+        of_report = next(each for each in (*gates.ROWS, gates.OVER_DENSE) if each.gate == name)
+        return Realism(of_report, setting, "", measured)
 
-    rows = [row(name, "stale", number) for name, number in numbers.items()]
-    rows += [row("R8", "learning", 0.9), row("R1", "stale", 9.0)]  # another setting's, another gate
+    rows = [row(name, setting, number) for name, number in numbers.items()]
+    rows += [row("R8", "learning", 0.9), row("R1", setting, 9.0)]  # another setting's, another gate
+    # Of a second arm, which does not count.
+    rows += [row(name, setting, 1.1 if number > 9 else 11.0) for name, number in numbers.items() if name == "R10"]
     monkeypatch.setattr(gates, "realism", lambda study: rows)
-    assert gates.moe_effect(NOWHERE, "stale").state == state
-
-
-@pytest.mark.parametrize(
-    ("changed", "state"),
-    [
-        ({}, "passed"),
-        ({"R8": 0.3}, "failed"),
-        ({"R9": 0.8}, "failed"),
-        ({"R10": 11.0}, "failed"),
-        ({"R10": 0.1}, "failed"),
-        ({"R9": NAN}, "not measured"),
-        ({"R8": NAN}, "not measured"),
-    ],
-)
-def test_at_long_routes_also_carry_function_and_routers_move_as_other_weights(
-    changed: dict[str, float], state: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def row(name: str, number: float) -> Any:
-        measured = Estimate(number, NAN, NAN, 0 if np.isnan(number) else 5)
-        of_report = next(each for each in gates.ROWS if each.gate == name)
-        return SimpleNamespace(gate=name, setting="long", number=measured, row=of_report)
-
-    rows = [row(name, number) for name, number in ({"R8": 0.8, "R9": 0.05, "R10": 1.1} | changed).items()]
-    rows.append(row("R10", 11.0 if not changed else 1.1))  # of a second arm, which does not count
-    monkeypatch.setattr(gates, "realism", lambda study: rows)
-    assert gates.moe_effect(NOWHERE, "long").state == state
+    assert gates.moe_effect(NOWHERE, setting).state == state
 
 
 def test_what_is_detectable_follows_from_the_spread_and_not_from_the_effect() -> None:
