@@ -120,22 +120,6 @@ def test_vocabulary_and_special_tokens_are_the_tokenizers(task: Chain, model: Pr
 # --- recorded routes ---------------------------------------------------------------------------------
 
 
-def test_recorded_routes_are_the_top_k_of_router_logits_made_by_hand(model: PreTrainedModel) -> None:
-    hidden_LNH: list[Tensor] = []
-    for layer in model.model.layers:
-        layer.mlp.gate.register_forward_pre_hook(lambda module, args: hidden_LNH.append(args[0].reshape(10, -1)))
-    _, found = routed(model)
-    assert len(found.logits_LNE) == len(hidden_LNH) == 3
-    for layer, hidden_NH, logits_NE, indices_NK in zip(
-        model.model.layers, hidden_LNH, found.logits_LNE, found.live_LNK, strict=True
-    ):
-        by_hand_NE = hidden_NH @ layer.mlp.gate.weight.T
-        assert_close(logits_NE, by_hand_NE)
-        best_NK = by_hand_NE.argsort(descending=True)[:, :2]
-        assert torch.equal(indices_NK.long().sort().values, best_NK.sort().values)
-    assert len({tuple(layer_NK.flatten().tolist()) for layer_NK in found.live_LNK}) == 3, "or order is not tested"
-
-
 def test_a_recorder_wants_exactly_one_forward_before_each_take(model: PreTrainedModel) -> None:
     with RouteRecorder(model) as recorder, torch.no_grad():
         with pytest.raises(RuntimeError, match="ran 0 times"):
@@ -166,14 +150,6 @@ def test_a_recorder_leaves_no_hook_behind_even_after_an_error(model: PreTrainedM
         interrupted()
     assert hooked == [True] * 3
     assert not any("forward" in router.__dict__ for router in routers(model))
-
-
-def test_a_dense_model_has_no_routes() -> None:
-    dense = make(shipped("dense_tiny"))
-    with RouteRecorder(dense) as recorder, torch.no_grad():
-        dense(TOKENS_BS)
-        assert recorder.take(10) is None
-    assert recorder.layers == 0
 
 
 # --- load balancing ----------------------------------------------------------------------------------

@@ -19,12 +19,10 @@ from steadymoe.bench.config import compose
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.measurement import routing_drift
 from steadymoe.bench.tasks.chain import Chain
-from steadymoe.bench.training import decoding
 from steadymoe.bench.training.columns_of_step import rollout_columns
 from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.microbatches import Forwards
 from steadymoe.bench.training.probes import UpdateProbe
-from steadymoe.bench.training.sampling import join
 from steadymoe.models import build, engine
 from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, Stale, WeightNoise
 from steadymoe.models.routing import RouteRecorder, routers, z_loss
@@ -228,28 +226,6 @@ def test_recalled_gates_are_those_that_the_sampler_used(tmp_path: Path, words: l
     has_route_LBF = (rollout.routes_LBFK != NO_ROUTE).all(-1)
     assert not rollout.gates_LBFK[~has_route_LBF].any()
     assert_close(rollout.gates_LBFK[has_route_LBF].sum(-1), torch.ones(int(has_route_LBF.sum())))
-
-
-def test_gates_are_kept_of_rows_that_outlive_others_in_the_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = trainer(tmp_path, "routing=r3_gates")
-    rollout, _, _ = made.sample(1)
-    monkeypatch.setattr(decoding, "LEAST_ALIVE", 1.0)  # a row leaves as soon as it ends
-    early, _, _ = made.sample(1)
-    assert rollout.sequences.response_mask_BT.sum(-1).unique().numel() > 1
-    assert torch.equal(early.routes_LBFK, rollout.routes_LBFK)
-    assert_close(early.gates_LBFK, rollout.gates_LBFK, atol=1e-5, rtol=0)
-
-
-def test_gates_follow_their_responses_when_rollouts_are_cut_and_joined(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "routing=r3_gates")
-    rollout, _, _ = made.sample(1)
-    rows_B = torch.arange(8, 16)
-    both = join([rollout.rows(rows_B), rollout.rows(rows_B).padded(2, 3)])
-    assert torch.equal(both.gates_LBFK[:, :8], both.gates_LBFK[:, 8:])
-    assert torch.equal(both.gates_LBFK[:, :8, 2:-3], rollout.gates_LBFK[:, rows_B])
-    assert not both.gates_LBFK[(both.routes_LBFK == NO_ROUTE)].any()
 
 
 @pytest.mark.parametrize("routing", ["freeze", "r3_gates"])

@@ -1,5 +1,6 @@
 """Gradient updates in a run: micro-batches, the loss's memory, what losses ask for, shaped rewards, sampling."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
+from steadymoe.algorithms.parts import dimensions_of
 from steadymoe.bench.config import compose, identity
 from steadymoe.bench.config.schema import Overlong
 from steadymoe.bench.config.validate import ConfigError
@@ -27,6 +29,8 @@ from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import Decoding, Rollout, join, roll_out
 from steadymoe.bench.training.trainer import Trainer, overlong_penalty, shaped_rewards
 from steadymoe.models import build
+from steadymoe.models.engine import Truncated
+from steadymoe.models.selection import NO_ROUTE
 
 
 def trainer(tmp_path: Path, *words: str) -> Trainer:
@@ -95,12 +99,6 @@ def test_a_loss_that_needs_the_whole_mini_batch_is_never_split(tmp_path: Path, a
     for rows_M, groups_M in seen:  # rows share a group where they share a prompt
         assert torch.equal(groups_M[:, None] == groups_M, (rows_M // 8)[:, None] == rows_M // 8)
         assert len(groups_M.unique()) == 2
-
-
-def test_the_ratio_is_exactly_one_before_the_first_update_in_micro_batches_too(tmp_path: Path) -> None:
-    (first, _) = updated(trainer(tmp_path, "microbatch=5"))
-    assert first.overall["token_ratio_max"] == 1
-    assert first.overall["token_ratio_variance"] == 0
 
 
 def test_an_impossible_micro_batch_is_refused(tmp_path: Path) -> None:
@@ -333,32 +331,29 @@ def test_a_step_counts_all_that_was_sampled_and_trains_on_what_is_left(
 
 
 def test_rollouts_of_different_widths_are_joined_on_their_tokens(model: PreTrainedModel, task: Chain) -> None:
-    def said(prompt: str) -> Rollout:
-        return roll_out(model, task, [prompt], 4, torch.Generator().manual_seed(1), Decoding(top_k=3))
-
-    parts = [said("1+2+3="), said("1+2+3*4-5=")]
-    together = join(parts)
-    first = 0
-    for part in parts:
-        rows = torch.arange(first, first + 4)
-        first += 4
-        ours = together.rows(rows)
-        assert torch.equal(
-            ours.sequences.tokens_BS[ours.sequences.mask_BS.bool()],
-            part.sequences.tokens_BS[part.sequences.mask_BS.bool()],
-        )
-        mask_BT, part_BT = ours.sequences.response_mask_BT.bool(), part.sequences.response_mask_BT.bool()
-        assert torch.equal(ours.logprobs_BT[mask_BT], part.logprobs_BT[part_BT])
-        assert torch.equal(ours.top_tokens_BTK[mask_BT], part.top_tokens_BTK[part_BT])  # type: ignore[index]
-        now_LNE, then_LNE = ours.router_logprobs_LBTE[:, mask_BT], part.router_logprobs_LBTE[:, part_BT]  # type: ignore[index]
-        assert torch.equal(now_LNE, then_LNE)
+    decoding = Decoding(engine=Truncated(top_k=8, replay_mask=True), top_k=3, gates=True)
+    prompts = ("1+2+3=", "1+2+3*4-5=")
+    parts = [roll_out(model, task, [text], 4, torch.Generator().manual_seed(1), decoding) for text in prompts]
+    together = join([parts[0], parts[1].padded(0, 2)])
+    assert (together.routes_LBFK[:, ~together.sequences.route_mask_BF] == NO_ROUTE).all()
+    assert not together.gates_LBFK[together.routes_LBFK == NO_ROUTE].any()
+    assert together.kept_BTV[~together.sequences.response_mask_BT.bool()].all()
+    for number, part in enumerate(parts):
+        ours = together.rows(torch.arange(4 * number, 4 * number + 4))
+        tokens = [each.sequences.tokens_BS[each.sequences.mask_BS.bool()] for each in (ours, part)]
+        assert torch.equal(*tokens)
+        for each in fields(Rollout):
+            letters, values = dimensions_of(each) or "", []
+            for rollout in (ours, part):
+                sequences, of = rollout.sequences, getattr(rollout, each.name)
+                mask = sequences.route_mask_BF if "F" in letters else sequences.response_mask_BT.bool()
+                values.append(of[:, mask] if letters.startswith("L") else of[mask] if "T" in letters else of)
+            assert not letters or torch.equal(*values), each.name
         with torch.no_grad():
-            again = forward(model, ours.sequences, "fp32")
-        assert_close(again.logprobs_BT[mask_BT], part.logprobs_BT[part_BT], atol=1e-5, rtol=0)
-        assert_close(again.router_logprobs_LBTE[:, mask_BT], now_LNE, atol=1e-5, rtol=0)
-        assert torch.equal(
-            ours.routes_LBFK[:, ours.sequences.route_mask_BF], part.routes_LBFK[:, part.sequences.route_mask_BF]
-        )
+            again, alone = (forward(model, rollout.sequences, "fp32") for rollout in (ours, part))
+        mask_BT, part_BT = ours.sequences.response_mask_BT.bool(), part.sequences.response_mask_BT.bool()
+        assert_close(again.logprobs_BT[mask_BT], alone.logprobs_BT[part_BT], atol=1e-5, rtol=0)
+        assert_close(again.router_logprobs_LBTE[:, mask_BT], ours.router_logprobs_LBTE[:, mask_BT], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_an_update_is_the_same_with_shared_prompts_and_without(tmp_path: Path, m
 def test_what_is_drawn_stays_the_same_when_finished_responses_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many = [*WORDS, "task.spare_tokens=12", "rollout.responses=32"]
+    many = [*WORDS, "task.spare_tokens=12", "rollout.responses=32", "routing=r3_gates"]
     fed: list[int] = []
     made = trainer(tmp_path, *many)
     made.model.register_forward_pre_hook(
@@ -110,6 +110,7 @@ def test_what_is_drawn_stays_the_same_when_finished_responses_leave(
     assert torch.equal(ours.scores_B, theirs.scores_B)
     assert torch.equal(ours.routes_LBFK, theirs.routes_LBFK)
     assert_close(ours.logprobs_BT, theirs.logprobs_BT, atol=5e-6, rtol=0)
+    assert_close(ours.gates_LBFK, theirs.gates_LBFK, atol=1e-5, rtol=0)
     mask_BT = ours.sequences.response_mask_BT.bool()
     assert_close(ours.router_logprobs_LBTE[:, mask_BT], theirs.router_logprobs_LBTE[:, mask_BT], atol=5e-5, rtol=0)
 

@@ -19,7 +19,7 @@ from steadymoe.bench.config.fits import memory_needs
 from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.runs import record
 from steadymoe.bench.training.forward import forward
-from steadymoe.bench.training.sampling import Rollout, join
+from steadymoe.bench.training.sampling import Rollout
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models.engine import Truncated
 
@@ -132,17 +132,6 @@ def test_with_the_mask_every_forward_is_normalised_over_the_samplers_tokens(tmp_
     with torch.no_grad():
         moved_BT = replayed_BT() - before_BT
     assert_close(columns["log_ratio_moment_free"], moved_BT[mask_BT].square().mean(), atol=1e-9, rtol=1e-2)
-
-
-def test_a_joined_rollout_keeps_its_masks_and_padding_is_not_masked(tmp_path: Path) -> None:
-    made = trainer(tmp_path, *REPLAY)
-    (one, _, _), (other, _, _) = made.sample(1), made.sample(2)
-    wide = join([one.padded(0, 2), other.padded(1, 0)])
-    width = one.kept_BTV.shape[1]
-    assert torch.equal(wide.kept_BTV[: len(one.scores_B), :width], one.kept_BTV)
-    assert wide.kept_BTV[~wide.sequences.response_mask_BT.bool()].all()
-    few = torch.tensor([3, 1])
-    assert torch.equal(wide.rows(few).kept_BTV, wide.kept_BTV[few])  # type: ignore[arg-type]
 
 
 def test_an_update_with_the_mask_is_not_one_without(tmp_path: Path) -> None:
