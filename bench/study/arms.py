@@ -17,9 +17,21 @@ from steadymoe.bench.score.arms import (
     WIDE,
 )
 from steadymoe.bench.score.recorded import Arm
-from steadymoe.bench.study.experiments import CONSTANTS, TABLE, arm
+from steadymoe.bench.study import experiments
+from steadymoe.bench.study.experiments import CONSTANTS, TABLE
 
 _RATE, _UPDATES = "optimizer.learning_rate", "updates_per_rollout"
+# The arms of claims and contrasts by their label in claims.yaml.
+ARMS = {arm.label: arm for arm in (GRPO, GSPO, *OTHERS.values(), UNCLIPPED, REINFORCE, FROZEN)}
+ARMS |= {arm.label: arm for arm in (PAPERS, PAPERS_R2, GSPO_R2, WIDE, NARROW)}
+
+
+def arm(label: str, experiment: str, algorithm: str, overrides: str = "") -> Arm:
+    """Return an arm of the table of experiments (``experiments.arm``) that claims can name by its label."""
+    if label in ARMS:
+        raise ValueError(f"two arms have the label {label!r}")
+    return ARMS.setdefault(label, experiments.arm(label, experiment, algorithm, overrides))
+
 
 # --- the setting *stale*: mean reward decides -----------------------------------------------------------------------
 
@@ -29,20 +41,15 @@ DENSE = {name: arm(f"{name.upper()}, dense", "study_twin", name) for name in ("g
 SHIFT = {name: arm(f"{name.upper()} + shift", "study_shift", f"rspo_{name}") for name in ("grpo", "gspo")}
 FREEZE = arm("GRPO 0.2/0.27, frozen routers", "study_router", "grpo")
 BALANCED = arm("GRPO 0.2/0.27, balanced", "study_router", "grpo", "routing=off")
-# Updates a rollout → algorithm → arm; 16 are the study's own.
-STALENESS = {
-    updates: {
-        name: arm(f"{name.upper()}, {updates} updates", "study_staleness", name, f"{_UPDATES}={updates}")
-        for name in ("grpo", "gspo", *OTHERS)
-    }
-    for updates in TABLE["study_staleness"].values(_UPDATES)
-}
+for _updates in TABLE["study_staleness"].values(_UPDATES):  # 16 are the study's own
+    for _name in ("grpo", "gspo", *OTHERS):
+        arm(f"{_name.upper()}, {_updates} updates", "study_staleness", _name, f"{_UPDATES}={_updates}")
 # The first edition's setting, whose mini-batches are so small that it also falls on policy (docs/calibration.md). On
 # policy REINFORCE is GRPO without a clip.
 FIRST_TESTBED = (
-    arm("GRPO unclipped, on policy", "first_testbed", "grpo_unclipped", f"{_UPDATES}=1"),
-    arm("GRPO unclipped", "first_testbed", "grpo_unclipped", f"{_UPDATES}=16"),
-    arm("REINFORCE", "first_testbed", "reinforce", f"{_UPDATES}=16"),
+    experiments.arm("GRPO unclipped, on policy", "first_testbed", "grpo_unclipped", f"{_UPDATES}=1"),
+    experiments.arm("GRPO unclipped", "first_testbed", "grpo_unclipped", f"{_UPDATES}=16"),
+    experiments.arm("REINFORCE", "first_testbed", "reinforce", f"{_UPDATES}=16"),
 )
 
 # --- tuning: no claim uses its seeds --------------------------------------------------------------------------------
@@ -51,7 +58,7 @@ RATES: tuple[float, ...] = TABLE["study_tuning"].values(_RATE)
 # Algorithm → rate and band → arm; the first band is the algorithm's own.
 TUNED: Mapping[str, Mapping[tuple[float, str], Arm]] = {
     name: {
-        (rate, band): arm(f"{name.upper()} {band}, lr {rate:g}", "study_tuning", name, f"{_RATE}={rate} {overrides}")
+        (rate, band): experiments.arm(f"{name} {band}, {rate:g}", "study_tuning", name, f"{_RATE}={rate} {overrides}")
         for rate in RATES
         for band, overrides in bands.items()
     }
@@ -88,36 +95,27 @@ DIALLED = {dialled.label: dialled for values in DIALS.values() for dialled in va
 
 # --- the setting *mismatch*: held-out accuracy decides --------------------------------------------------------------
 
-_ANCHORS = {"old": "old policy", "rollout": "sampler"}
-ANCHORED = {
-    (name, anchor): arm(
-        f"{name.upper()}, anchor at the {place}", "study_mismatch", name, f"algorithm.loss.anchor={anchor}"
-    )
-    for name in ("dppo", "gspo")
-    for anchor, place in _ANCHORS.items()
-}
-NOISY = arm("GRPO, noisy sampler", "study_correction", "grpo", "correction=none")
-TIS = arm("GRPO + TIS, noisy sampler", "study_correction", "grpo", "correction=tis")
+for _name in ("dppo", "gspo"):
+    for _anchor, _place in (("old", "old policy"), ("rollout", "sampler")):
+        arm(f"{_name.upper()}, anchor at the {_place}", "study_mismatch", _name, f"algorithm.loss.anchor={_anchor}")
+arm("GRPO, noisy sampler", "study_correction", "grpo", "correction=none")
+arm("GRPO + TIS, noisy sampler", "study_correction", "grpo", "correction=tis")
 EXACT = arm("GRPO, exact sampler", "study_correction", "grpo", "engine.strength=0.0")
-MINIRL = {
-    (routing, updates): arm(
-        f"MiniRL {routing}, {updates} updates", "study_minirl", "minirl", f"routing={routing} {_UPDATES}={updates}"
-    )
-    for routing in ("off", "r2", "r3")
-    for updates in (4, 16)
-}
+for _routing in ("off", "r2", "r3"):
+    for _updates in (4, 16):
+        _overrides = f"routing={_routing} {_UPDATES}={_updates}"
+        arm(f"MiniRL {_routing}, {_updates} updates", "study_minirl", "minirl", _overrides)
 
 # --- the frontier of *stale*: contrasts 2 and 4 ---------------------------------------------------------------------
 
-# The learning rates at which the on-policy control learns; at 1.6e-3 it falls.
-FRONTIER_RATES: tuple[float, ...] = TABLE["frontier_stale"].values(_RATE)[:-1]
-# Algorithm, learning rate and updates a rollout → arm, three seeds and 192 updates each.
+# Algorithm, learning rate and updates a rollout → arm, three seeds and 192 updates each. At the last rate, 1.6e-3, even
+# the on-policy control falls.
 FRONTIER = {
     (name, rate, updates): arm(
         f"{name}, lr {rate:g}, {updates} updates", "frontier_stale", name, f"{_RATE}={rate} {_UPDATES}={updates}"
     )
     for name in ("grpo", "gspo", "grpo_unclipped")
-    for rate in FRONTIER_RATES
+    for rate in TABLE["frontier_stale"].values(_RATE)[:-1]
     for updates in TABLE["frontier_stale"].values(_UPDATES)
 }
 
@@ -144,35 +142,21 @@ LONG_ON_POLICY = {
 LONG_BEST = {
     name: arm(f"long, {name.upper()}, tuned", "long_best", name) for name in ("grpo", "gspo", *OTHERS, "reinforce")
 }
-# Learning rate and routing → arm.
-LONG_REPLAY = {
-    (rate, routing): arm(f"long, GRPO, lr {rate:g}{replay}", "long_replay", "grpo", f"routing={routing} {_RATE}={rate}")
-    for rate in TABLE["long_replay"].values(_RATE)
-    for routing, replay in (("off", ""), ("r2", " + R2"))
-}
-# At *stale*.
-SLOW = {
-    name: arm(f"{loss}, slow routers", "study_slow", name)
-    for name, loss in (("grpo_unclipped", "GRPO unclipped"), ("grpo", "GRPO"), ("gspo", "GSPO"))
-}
+for _rate in TABLE["long_replay"].values(_RATE):
+    for _routing, _replay in (("off", ""), ("r2", " + R2")):
+        arm(f"long, GRPO, lr {_rate:g}{_replay}", "long_replay", "grpo", f"routing={_routing} {_RATE}={_rate}")
+for _name, _loss in (("grpo_unclipped", "GRPO unclipped"), ("grpo", "GRPO"), ("gspo", "GSPO")):
+    arm(f"{_loss}, slow routers", "study_slow", _name)  # at *stale*
 
 # --- samplers that differ from the trainer: held-out accuracy decides -------------------------------------------------
 
-TRUNCATED = {
-    (name, top_p, mask): arm(
-        f"{name.upper()}, top-p {top_p:g}{', mask replay' if mask else ''}",
-        "truncation",
-        name,
-        f"engine.top_p={top_p} engine.replay_mask={str(mask).lower()}",
-    )
-    for name in ("grpo", "gspo")
-    for top_p in TABLE["truncation"].values("engine.top_p")
-    for mask in (False, True)
-}
-GATES = {
-    routing: arm(f"GRPO, noisy sampler, {label}", "gates", "grpo", f"routing={routing}")
-    for routing, label in (("off", "free routes"), ("r3", "R3"), ("r3_gates", "R3 with gates"))
-}
+for _name in ("grpo", "gspo"):
+    for _top_p in TABLE["truncation"].values("engine.top_p"):
+        for _mask, _replay in (("false", ""), ("true", ", mask replay")):
+            _overrides = f"engine.top_p={_top_p} engine.replay_mask={_mask}"
+            arm(f"{_name.upper()}, top-p {_top_p:g}{_replay}", "truncation", _name, _overrides)
+for _routing, _label in (("off", "free routes"), ("r3", "R3"), ("r3_gates", "R3 with gates")):
+    arm(f"GRPO, noisy sampler, {_label}", "gates", "grpo", f"routing={_routing}")
 # Loss → its algorithm and overrides in `centering`.
 _WEIGHTED = {
     **{"REINFORCE": ("reinforce", ""), "SC": ("score_centering", ""), "TIS + SC": ("score_centering_tis", "")},
@@ -195,30 +179,20 @@ CENTERING = {
     for strength in TABLE["centering"].values("engine.strength")
     for updates in TABLE["centering"].values(_UPDATES)
 }
-TIS_AT_SC = arm(
-    "long, TIS, lr 2e-4, noise 0.2", "centering", "cispo", f"{CONSTANTS['tis']} {_RATE}=2e-4 engine.strength=0.2"
-)
+arm("long, TIS, lr 2e-4, noise 0.2", "centering", "cispo", f"{CONSTANTS['tis']} {_RATE}=2e-4 engine.strength=0.2")
 # Noise → arm with one rollout and all columns.
 DISTANCE = {
     strength: arm(f"noise {strength:g}", "centering_distance", "reinforce", f"engine.strength={strength}")
     for strength in TABLE["centering_distance"].values("engine.strength")
 }
 
-# --- all by label ---------------------------------------------------------------------------------------------------
+# --- groups ----------------------------------------------------------------------------------------------------------
 
-ARMS = {
-    each.label: each
-    for each in (
-        *(GRPO, GSPO, *OTHERS.values(), UNCLIPPED, REINFORCE, FROZEN, PAPERS, PAPERS_R2, GSPO_R2, WIDE, NARROW),
-        *(ON_POLICY, *DENSE.values(), *SHIFT.values(), FREEZE, BALANCED, *BEST.values(), *DIALLED.values()),
-        *(*ANCHORED.values(), NOISY, TIS, EXACT, *MINIRL.values(), *BF16.values(), *FRONTIER.values()),
-        *(*LONG.values(), *LONG_ON_POLICY.values(), *LONG_BEST.values(), *LONG_REPLAY.values(), *SLOW.values()),
-        *(*TRUNCATED.values(), *GATES.values(), *CENTERING.values(), TIS_AT_SC, *DISTANCE.values()),
-        *(stale for by_name in STALENESS.values() for stale in by_name.values()),
-    )
-}
-# Every arm at *stale* with a learning rate of its own above 0, whose runs may collapse.
-MAY_COLLAPSE = (GRPO, GSPO, *OTHERS.values(), UNCLIPPED, REINFORCE, PAPERS, PAPERS_R2, GSPO_R2, WIDE, NARROW)
+_CLIPPED = (GRPO, PAPERS, PAPERS_R2, NARROW, GSPO, GSPO_R2, WIDE, *OTHERS.values())
+_MENDED = (*SHIFT.values(), FREEZE, BALANCED)
+# Arms of the study at *stale*: all but the frozen one, and those of the early warning.
+AT_STALE = (*_CLIPPED, *_MENDED, UNCLIPPED, REINFORCE, *DENSE.values())
+MAY_COLLAPSE = (*_CLIPPED, UNCLIPPED, REINFORCE)
 # Losses of the audits, which have the labels of the arms.
 LOSSES = {loss.label: loss for loss in AUDITED.values()}
 LOSSES |= {

@@ -28,7 +28,8 @@ _HELP = """Verdicts of the reference study on what papers claim, from its record
   steadymoe study run NAME ...                 run some of them: steadymoe study run --help"""
 _RUN_HELP = """Run experiments of the reference study in order; without a NAME, all of them. `steadymoe study list` has
 their names and the names of their parts. Rerunning the command skips finished runs and resumes interrupted ones. Other
-flags and overrides are those of `steadymoe run`:
+flags and overrides are those of `steadymoe run`. An override replaces its key in every sweep of an experiment; a sweep
+that fixes another value is left out. Overrides of all that a sweep varies mean this sweep alone:
 
   steadymoe study run study study_paper --dry
   steadymoe study run gates_stale algorithm=gspo seed=200
@@ -74,8 +75,8 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive in this folder what a report needs")
     given, rest = parser.parse_known_args(words)
     names = [word for word in rest if "=" not in word and not word.startswith("-")]
-    settings = [word for word in rest if word not in names]
-    overrides = [word for word in settings if not word.startswith("-")]
+    flags = [word for word in rest if word.startswith("-")]
+    overrides = [word for word in rest if word not in (*names, *flags)]
     chosen = experiments.chosen(names)
     results = next((word.partition("=")[2] for word in overrides if word.startswith("results_dir=")), "results")
     _refuse_file(given.keep)
@@ -83,11 +84,10 @@ def run(words: Sequence[str]) -> int:
     for experiment in chosen:
         launch: Callable[[list[str]], int] = audit.main if experiment.audits else tuning.main
         print(f"{experiment.name}: {experiment.purpose}", flush=True)
-        # Overrides name the runs that they mean, so they replace the further sweeps.
-        for command in experiment.commands[:1] if overrides else experiment.commands:
-            if code := launch([*command, *settings]):
+        for command in experiment.commands(overrides):
+            if code := launch([*command, *flags]):
                 return code
-        if given.keep is not None and "--dry" not in settings:
+        if given.keep is not None and "--dry" not in flags:
             unfinished: list[str] = []
             if experiment.audits:
                 path, unfinished = audits.keep(Path(results), experiment.recorded_as, given.keep)

@@ -1,4 +1,4 @@
-"""The effects that decide claims: functions that take arms and return a function from the study to a number."""
+"""The effects that decide claims: functions that measure arms or losses of the recorded study."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +41,7 @@ class Measurement:
         return f"{self.estimate} ({self.note})" if self.note else str(self.estimate)
 
 
+# A function of this module with its arms or losses.
 Effect = Callable[[Recorded], Measurement]
 
 
@@ -78,23 +79,24 @@ def less(study: Recorded, of: str, arm: Arm | Audited, over: Arm | Audited) -> p
     return numbers(arm) - numbers(over)
 
 
-def paired(of: str, arm: Arm | Audited, over: Arm | Audited) -> Effect:
-    """One number of an arm less another's (``less``), paired by seed or, for gradients, by checkpoint."""
-    return lambda study: by_seed(less(study, of, arm, over), DIFFERENCE if of in OF_RUNS else None)
+def paired(study: Recorded, of: str, arm: Arm | Audited, over: Arm | Audited) -> Measurement:
+    """Return ``less``, paired by seed or, for gradients, by checkpoint."""
+    return by_seed(less(study, of, arm, over), DIFFERENCE if of in OF_RUNS else None)
 
 
-def interaction(of: str, ours: tuple[Arm, Arm] | tuple[Audited, Audited], theirs: tuple[Arm, Arm]) -> Effect:
-    """The difference of a pair of arms or losses less that of a pair of another model, paired within each model.
+def interaction(
+    study: Recorded, of: str, ours: Sequence[Arm | Audited], theirs: Sequence[Arm | Audited]
+) -> Measurement:
+    """Return the difference of a pair of arms or losses less that of a pair of another model, paired within each model.
 
     A seed of two models is two cold starts that share nothing, so the models are compared by ``comparisons.welch``.
     """
+    return _unpaired(less(study, of, *ours), less(study, of, *theirs))
 
-    return lambda study: _unpaired(less(study, of, *ours), less(study, of, *theirs))
 
-
-def beside_twin(moe: Arm, dense: Arm) -> Effect:
-    """Held-out accuracy of an MoE less its dense twin's, which shares no cold start (``comparisons.welch``)."""
-    return lambda study: _unpaired(study.held_out(moe), study.held_out(dense))
+def beside_twin(study: Recorded, moe: Arm, dense: Arm) -> Measurement:
+    """Return held-out accuracy of an MoE less its dense twin's, which shares no cold start (``comparisons.welch``)."""
+    return _unpaired(study.held_out(moe), study.held_out(dense))
 
 
 def _unpaired(ours: pd.Series, theirs: pd.Series) -> Measurement:
@@ -102,70 +104,62 @@ def _unpaired(ours: pd.Series, theirs: pd.Series) -> Measurement:
     return Measurement(whole.estimate, error=whole.error, degrees=whole.degrees)
 
 
-def clipped(loss: Audited, over: Audited, k: int) -> Effect:
-    """The share of tokens that one loss clips after ``k`` updates, divided by another loss's share."""
-    return lambda study: factor(*(study.gradient(one, "clip_fraction", k) for one in (loss, over)))
+def clipped(study: Recorded, loss: Audited, over: Audited, k: int) -> Measurement:
+    """Return the share of tokens that one loss clips after ``k`` updates, divided by another loss's share."""
+    return factor(*(study.gradient(one, "clip_fraction", k) for one in (loss, over)))
 
 
-def changed(arm: Arm, over: Arm) -> Effect:
-    """Mean expert change per update of one arm over another's."""
-    return lambda study: factor(*(study.numbers(one, "expert_change_per_update", "mean") for one in (arm, over)))
+def changed(study: Recorded, arm: Arm, over: Arm) -> Measurement:
+    """Return the mean expert change per update of one arm over another's."""
+    return factor(*(study.numbers(one, "expert_change_per_update", "mean") for one in (arm, over)))
 
 
-def routed(arms: Sequence[Arm], over: Sequence[Arm] = ()) -> Effect:
-    """Routing's share of the log-ratio, mean over ``arms``, less its mean over ``over``, by seed."""
+def routed(study: Recorded, arms: Sequence[Arm], over: Sequence[Arm] = ()) -> Measurement:
+    """Return routing's share of the log-ratio, mean over ``arms``, less its mean over ``over``, by seed."""
 
-    def mean(study: Recorded, arms: Sequence[Arm]) -> pd.Series:
+    def mean(arms: Sequence[Arm]) -> pd.Series:
         return pd.concat([study.routing_share(arm) for arm in arms], axis=1).mean(axis=1, skipna=False)
 
-    return lambda study: by_seed(mean(study, arms) - (mean(study, over) if over else 0.0))
+    return by_seed(mean(arms) - (mean(over) if over else 0.0))
 
 
-def level(arm: Arm, metric: str) -> Effect:
-    """A metric that is a share, of one arm by itself: its mean over the steps, by seed."""
-    return lambda study: by_seed(study.numbers(arm, metric, "mean"), (0.0, 1.0))
+def level(study: Recorded, arm: Arm, metric: str) -> Measurement:
+    """Return a metric that is a share, of one arm by itself: its mean over the steps, by seed."""
+    return by_seed(study.numbers(arm, metric, "mean"), (0.0, 1.0))
 
 
-def held_out(arm: Arm) -> Effect:
-    """Held-out accuracy of one arm by itself, by seed."""
-    return lambda study: by_seed(study.held_out(arm), (0.0, 1.0))
+def held_out(study: Recorded, arm: Arm) -> Measurement:
+    """Return held-out accuracy of one arm by itself, by seed."""
+    return by_seed(study.held_out(arm), (0.0, 1.0))
 
 
-def announces(arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Effect:
-    """Area under the ROC curve of a metric, ``least_lead`` steps before a collapse, less the area of the reward itself.
+def announces(study: Recorded, arms: Sequence[Arm], metric: str, least_lead: int = 1) -> Measurement:
+    """Return a metric's area under the ROC curve, ``least_lead`` steps before a collapse, less the reward's own.
 
     Interval and p are Student's with the error of ``early_warning.jackknife``: each seed is left out with the runs of
     all arms.
     """
+    steps, runs = study.stable_or_collapsed(arms)
+    steps = steps[steps["metric"].isin((metric, "reward"))]
 
-    def effect(study: Recorded) -> Measurement:
-        steps, runs = study.stable_or_collapsed(arms)
-        steps = steps[steps["metric"].isin((metric, "reward"))]
+    def lead(runs: pd.DataFrame) -> float:
+        ours, reward = (
+            early_warning.area(early_warning.extremes(steps, runs, name, least_lead, falls=columns.falls(name)))
+            for name in (metric, "reward")
+        )
+        return ours - reward
 
-        def lead(runs: pd.DataFrame) -> float:
-            ours, reward = (
-                early_warning.area(early_warning.extremes(steps, runs, name, least_lead, falls=columns.falls(name)))
-                for name in (metric, "reward")
-            )
-            return ours - reward
-
-        seeds = runs["seed"].unique().tolist()
-        whole, error = early_warning.jackknife(lead, runs, seeds)
-        if np.isnan(whole):
-            raise NoNumber("no area: no run collapsed, or all did")
-        half = t_quantile(0.95, len(seeds) - 1) * error
-        return Measurement(Estimate(whole, whole - half, whole + half, len(seeds)), error=error, degrees=len(seeds) - 1)
-
-    return effect
+    seeds = runs["seed"].unique().tolist()
+    whole, error = early_warning.jackknife(lead, runs, seeds)
+    if np.isnan(whole):
+        raise NoNumber("no area: no run collapsed, or all did")
+    half = t_quantile(0.95, len(seeds) - 1) * error
+    return Measurement(Estimate(whole, whole - half, whole + half, len(seeds)), error=error, degrees=len(seeds) - 1)
 
 
-def area(arms: Sequence[Arm], metric: str) -> Effect:
-    """Area under the ROC curve of a metric, a step before a collapse (``early_warning.auc``)."""
-
-    def effect(study: Recorded) -> Measurement:
-        return Measurement(early_warning.auc(*study.stable_or_collapsed(arms), metric, falls=columns.falls(metric)))
-
-    return effect
+def area(study: Recorded, arms: Sequence[Arm], metric: str) -> Measurement:
+    """Return the area under the ROC curve of a metric, a step before a collapse (``early_warning.auc``)."""
+    return Measurement(early_warning.auc(*study.stable_or_collapsed(arms), metric, falls=columns.falls(metric)))
 
 
 def best_setting(study: Recorded, name: str) -> tuple[float, str]:
@@ -187,14 +181,14 @@ def best(study: Recorded, name: str) -> Arm:
     return Arm(f"{name.upper()} {band}, lr {rate:g}", "study_best", name, axes)
 
 
-def at_best(name: str, over: str) -> Effect:
-    """Mean reward of an algorithm less another's, each at its best setting."""
-    return lambda study: paired("mean reward", best(study, name), best(study, over))(study)
+def at_best(study: Recorded, name: str, over: str) -> Measurement:
+    """Return the mean reward of an algorithm less another's, each at its best setting."""
+    return paired(study, "mean reward", best(study, name), best(study, over))
 
 
-def fall(arm: Arm) -> Effect:
-    """The reward of an arm's first step less its final reward."""
-    return lambda study: by_seed(study.first(arm) - study.final(arm))
+def fall(study: Recorded, arm: Arm) -> Measurement:
+    """Return the reward of an arm's first step less its final reward."""
+    return by_seed(study.first(arm) - study.final(arm))
 
 
 def staler_is_worse(study: Recorded) -> Measurement:

@@ -18,7 +18,11 @@ from omegaconf import OmegaConf
 from steadymoe.bench.config import branch, compose
 from steadymoe.bench.config.compose import CONF, ConfigError
 from steadymoe.bench.config.identity import OFF, flatten
+from steadymoe.bench.config.names import errors_in_one_line
 from steadymoe.bench.score.recorded import Arm
+
+# Longer sweeps are refused (``compose.plan``).
+_MOST = 10_000
 
 
 @cache
@@ -27,19 +31,19 @@ def _groups() -> frozenset[str]:
 
 
 @cache
-def _parsed(overrides: str) -> dict[str, tuple[Any, ...]]:
-    """Return the values of each override."""
+def _parsed(*overrides: str) -> dict[str, tuple[Any, ...]]:
+    """Return the values of each override, the first ``_MOST`` of a sweep."""
     parser, values = OverridesParser.create(), {}
-    for override in parser.parse_overrides(overrides.split()):
+    for override in parser.parse_overrides(list(overrides)):
         is_sweep = override.is_sweep_override()
         texts = override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]
         key = override.key_or_group
-        values[key] = tuple(parser.parse_override(f"{key}={text}").value() for text in texts)
+        values[key] = tuple(parser.parse_override(f"{key}={text}").value() for text in itertools.islice(texts, _MOST))
     return values
 
 
 def _single(overrides: str) -> dict[str, Any]:
-    return {key: value for key, (value,) in _parsed(overrides).items()}
+    return {key: value for key, (value,) in _parsed(*overrides.split()).items()}
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,27 @@ class Experiment:
         """The experiment's name in results."""
         return str(_single(self.sets).get("experiment_name", self.name))
 
-    @property
-    def commands(self) -> list[list[str]]:
-        """The overrides of each of its sweeps."""
-        return [[f"experiment={self.name}", *overrides.split()] for overrides in ("", *self.also)]
+    def commands(self, overrides: Sequence[str] = ()) -> list[list[str]]:
+        """Return the arguments of each of its sweeps; ``overrides`` replace the values of their keys.
+
+        A sweep that fixes another value than ``overrides`` give, other than a seed, is left out, unless all do.
+        Overrides of every key of a sweep mean that sweep alone, so the command of a run makes one run. Raises
+        ConfigError.
+        """
+        name, commands = f"experiment={self.name}", []
+        with errors_in_one_line(overrides):
+            by_word = {word: _parsed(word) for word in overrides}
+        given = {key: values for parsed in by_word.values() for key, values in parsed.items()}
+        for also, sweep in self._sweeps():
+            fixed = {key: values[0] for key, values in sweep.items() if len(values) == 1 and key != "seed"}
+            if any(value not in given.get(key, (value,)) for key, value in fixed.items()):
+                continue
+            several = {key for key in fixed if len(given.get(key, ())) > 1}  # of which the sweep has one
+            command = [name, *also.split(), *(word for word, parsed in by_word.items() if not several & parsed.keys())]
+            if sweep.keys() <= given.keys() and not several:
+                return [command]
+            commands.append(command)
+        return commands or [[name, *overrides]]
 
     @property
     def node(self) -> dict[str, Any]:
@@ -87,7 +108,7 @@ class Experiment:
     @property
     def runs(self) -> int:
         """The number of its runs or audits."""
-        return sum(prod(map(len, sweep.values())) for sweep in self._sweeps())
+        return sum(prod(map(len, values.values())) for _, values in self._sweeps())
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -96,11 +117,11 @@ class Experiment:
 
     def values(self, key: str) -> tuple[Any, ...]:
         """Return the values that it sweeps over."""
-        return _parsed(self.sweep)[key]
+        return self._swept[key]
 
     def points(self) -> Iterator[dict[str, Any]]:
         """Yield the overrides of each run, without its seed."""
-        for sweep in self._sweeps():
+        for _, sweep in self._sweeps():
             keys = [key for key in sweep if key != "seed"]
             for values in itertools.product(*(sweep[key] for key in keys)):
                 yield dict(zip(keys, values, strict=True))
@@ -119,13 +140,14 @@ class Experiment:
             axes["start_from"] = branch.read(named["start_from"].replace("${seed}", "0")).axis(Path("results"))
         return axes
 
-    def _sweeps(self) -> list[dict[str, tuple[Any, ...]]]:
-        return [self._swept | _parsed(overrides) for overrides in ("", *self.also)]
+    def _sweeps(self) -> list[tuple[str, dict[str, tuple[Any, ...]]]]:
+        """Each sweep's overrides on top of ``sweep``, and its values by key."""
+        return [(words, self._swept | _parsed(*words.split())) for words in ("", *self.also)]
 
     @property
     def _swept(self) -> dict[str, tuple[Any, ...]]:
         inherited = TABLE[self.base]._swept if self.base in TABLE and self.base != self.name else {}
-        return inherited | _parsed(self.sweep)
+        return inherited | _parsed(*self.sweep.split())
 
 
 _ROWS: Any = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_suffix(".yaml")), resolve=True)

@@ -13,8 +13,7 @@ from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, E
 from steadymoe.bench.study import arms
 from steadymoe.bench.study.arms import BEST, DIALLED, FRONTIER
 from steadymoe.bench.study.effects import OF_RUNS, by_seed, factor, paired, routed
-from steadymoe.bench.study.gates import NOISY
-from steadymoe.bench.study.realism import realism
+from steadymoe.bench.study.gates import NOISY, realism
 
 # Outcomes in mean reward, by the protocol's letters, as the two arms that are compared.
 _IN_MEAN_REWARD: dict[str, tuple[Arm, Arm]] = {
@@ -37,7 +36,7 @@ def speed_and_level(study: Recorded) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {"outcome": letter, "compared": f"{arm.label} less {over.label}"}
-            | {of: paired(of, arm, over)(study).estimate for of in OF_RUNS}
+            | {of: paired(study, of, arm, over).estimate for of in OF_RUNS}
             for letter, (arm, over) in _IN_MEAN_REWARD.items()
         ]
     )
@@ -60,7 +59,7 @@ def found(study: Recorded) -> dict[str, Any]:
     """Return the numbers of the page's section "What was found". Raises NotRun if one of them was not recorded."""
 
     def reward(arm: Arm, over: Arm) -> Estimate:
-        return paired("mean reward", arm, over)(study).estimate
+        return paired(study, "mean reward", arm, over).estimate
 
     leads = {
         (rate, updates): reward(FRONTIER["gspo", rate, updates], FRONTIER["grpo", rate, updates])
@@ -85,7 +84,7 @@ def found(study: Recorded) -> dict[str, Any]:
         "chosen": reward(wide, BEST["grpo"]),
         "tuned_over": _TUNED_OVER,
         "early": by_seed(early[0] - early[1], DIFFERENCE).estimate,
-        "small": routed(tuple(DIALLED.values()))(study).estimate,
+        "small": routed(study, tuple(DIALLED.values())).estimate,
         "share": by_seed(study.gradient(moe, "routing_share", DRIFT)).estimate,
         "stale": by_seed(study.routing_share(GRPO)).estimate,
         "ratio": unpaired_ratio(*(study.gradient(one, "token_ratio_variance", DRIFT) for one in (moe, dense))),
@@ -93,9 +92,9 @@ def found(study: Recorded) -> dict[str, Any]:
         "kl_factor": f"{kl_factor:.0f}",
         "length": f"{length:.0f}",
         "kl_response": f"{kl * length:.1f}",
-        "band": paired("held-out accuracy", GSPO, WIDE)(study).estimate,
+        "band": paired(study, "held-out accuracy", GSPO, WIDE).estimate,
         "at_long": {
-            name: paired("held-out accuracy", arm, arms.LONG_BEST["grpo"])(study).estimate
+            name: paired(study, "held-out accuracy", arm, arms.LONG_BEST["grpo"]).estimate
             for name, arm in arms.LONG_BEST.items()
         },
         "speed": ", ".join(undecided_in_level(rows)),

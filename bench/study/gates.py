@@ -1,4 +1,4 @@
-"""The validity gates of the standard settings and of the audits, the gates that claims need, and what a seed buys.
+"""The gates of the standard settings and of the audits: validity, realism, which a claim needs; what a seed buys.
 
 Gates of settings are measured on seeds that no claim at the same setting uses (200 to 229); only those of *long* share
 the runs of claims 17 and 18. A claim that needs a gate which is not passed is "not testable here".
@@ -12,28 +12,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.score.arms import (
-    GRPO,
-    GSPO,
-    GSPO_R2,
-    NARROW,
-    OTHERS,
-    PAPERS,
-    PAPERS_R2,
-    REINFORCE,
-    UNCLIPPED,
-    WIDE,
-)
+from steadymoe.bench.report.realism import OVER_DENSE, ROWS, Realism, over_dense
 from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import seeds_needed
-from steadymoe.bench.statistics.estimates import (
-    DIFFERENCE,
-    LEAST_FOR_INTERVAL,
-    POSITIVE,
-    Estimate,
-    over_seeds,
-    share,
-)
+from steadymoe.bench.statistics.estimates import DIFFERENCE, LEAST_FOR_INTERVAL, POSITIVE, Estimate, over_seeds, share
 from steadymoe.bench.study import arms, experiments
 from steadymoe.bench.study.effects import OF_RUNS, less
 
@@ -62,11 +44,6 @@ QUIET = experiments.arm("GRPO, noise 0", "gates_noise", "grpo", "engine.strength
 DISTURBED = experiments.arm("GRPO, weights disturbed by 1e-7", "gates_chaos", "grpo")
 BRANCHES = {name: experiments.arm(f"{name.upper()}, branch", "gates_branches", name) for name in ("grpo", "gspo")}
 TRUNK = experiments.arm("trunk", "gates_trunk", "grpo")
-# The arms of the study at *stale*.
-_AT_STALE = (
-    *(GRPO, PAPERS, PAPERS_R2, NARROW, GSPO, GSPO_R2, WIDE, *OTHERS.values()),
-    *(*arms.SHIFT.values(), arms.FREEZE, arms.BALANCED, UNCLIPPED, REINFORCE, *arms.DENSE.values()),
-)
 # Design of a comparison, the two arms, and what else a seed of it needs. Runs whose initial weights differ by 1e-7 end
 # apart: this spread, the floor of chaos, stays between any two arms that are compared as whole runs. Branches of one
 # trunk share what came before them.
@@ -97,12 +74,16 @@ class Need(NamedTuple):
 
 
 _LEARNS = Need("V1", "learning")
-# The gates of docs/protocol.md, "Gates".
-STRESS = (_LEARNS, *(Need(gate, "stale") for gate in ("V2", "V3", "V5", "V7")))
-STRESS_AND_TWIN = (*STRESS, Need("V2 dense", "stale"))
-UNSTRESSED = (_LEARNS,)
-LONG = (Need("V2", "long"),)
-MISMATCH = (_LEARNS, *(Need(gate, "mismatch") for gate in ("V4", "V7")))
+_STRESS = (_LEARNS, *(Need(gate, "stale") for gate in ("V2", "V3", "V5", "V7")))
+# The gates of docs/protocol.md, "Gates", by their name in claims.yaml. The last one is of the claim's setting.
+NEEDS: Mapping[str, tuple[Need, ...]] = {
+    "": (),
+    "learning": (_LEARNS,),
+    "stress": _STRESS,
+    "stress and dense twin": (*_STRESS, Need("V2 dense", "stale")),
+    "mismatch": (_LEARNS, *(Need(gate, "mismatch") for gate in ("V4", "V7"))),
+    "long": (Need("V2", "long"),),
+}
 
 
 @dataclass(frozen=True)
@@ -177,7 +158,7 @@ def audited(study: Recorded, experiment: str, k: int) -> Gate:
 
 def kept(study: Recorded) -> dict[str, Estimate]:
     """Return V5's number for every arm of the study at *stale*, by label; n is 0 for an arm that has not run."""
-    return {arm.label: _kept(study, arm) if study.has(arm) else NONE for arm in _AT_STALE}
+    return {arm.label: _kept(study, arm) if study.has(arm) else NONE for arm in arms.AT_STALE}
 
 
 def _kept(study: Recorded, arm: Arm) -> Estimate:
@@ -253,6 +234,84 @@ def _resolves(study: Recorded, of: str, arm: Arm, over: Arm) -> tuple[Estimate, 
         f"standard deviation of {arm.label} less {over.label}, whose mean is {_mean(differences)}; a difference of "
         f"{RESOLUTION:g} takes {needed} seeds for 80 % power",
     )
+
+
+# --- realism: the arms of a setting next to the published ranges (``report.realism``) ---------------------------------
+# R5, R8 and, at *long*, R9 and R10 limit claims about MoE (``moe_effect``), the others nothing.
+
+# The MoE effect is present at a setting if one of these gates is at least as large.
+PRESENT = {"R5": 2.0, "R8": 0.5}
+# At *long* both of these lie in the range of their row, too.
+FUNCTION = ("R9", "R10")
+# R5: the arm of a setting and its dense twin, None where no dense model has run.
+_TWINS: dict[Setting, tuple[Arm, Arm | None]] = {
+    "stale": (STALE["grpo_unclipped"], DENSE),
+    "long": (arms.LONG["grpo_unclipped", "slow routers"], arms.LONG["grpo_unclipped", "dense"]),
+    "learning": (LEARNING[3e-4], None),
+    "mismatch": (NOISY, None),
+    "mismatch fp8": (FP8, None),
+}
+# The arms that stand for a setting at its own learning rate, and their gates, R5 aside.
+_REALISM: tuple[tuple[Setting, Arm, tuple[str, ...]], ...] = (
+    ("stale", STALE["grpo"], ("R1", "R2", "R4", "R6", "R7", "R8")),
+    ("stale", STALE["gspo"], ("R4",)),
+    ("long", arms.LONG["grpo_unclipped", "slow routers"], ("R1", "R2", "R6", "R7", "R8", "R9", "R10")),
+    ("long", arms.LONG["grpo_unclipped", "fast routers"], ("R8", "R9", "R10")),
+    ("long", arms.LONG["gspo", "slow routers"], ("R4",)),
+    ("learning", LEARNING[3e-4], ("R8",)),
+    ("mismatch", NOISY, ("R3", "R8")),
+    ("mismatch fp8", FP8, ("R3", "R8")),
+)
+# Readings of the archived calibration of *stale*, for what the archives of runs lack: (setting, quantity) → key
+# and case of the reading. All settings have the same cold start.
+_CALIBRATED: dict[tuple[Setting, str], tuple[str, str]] = {
+    ("mismatch fp8", "routers whose set differs"): ("set_disagreement", "fp8"),
+    ("stale", "margin over spread of the router logits"): ("margin_over_spread", ""),
+}
+
+
+def realism(study: Recorded) -> list[Realism]:
+    """Return the realism gates of every arm that has run, in the order of their ids; n is 0 where none was recorded."""
+    measured = []
+    for setting, arm, asked in _REALISM:
+        if not study.has(arm):
+            continue
+        steps = study.tables([arm])["steps"]
+        case = pd.DataFrame([{"algorithm": arm.algorithm, "engine": "not exact"}])  # R3 is asked of these alone
+        for row in ROWS:
+            if row.gate not in asked or not row.applies(case):
+                continue
+            if calibrated := _CALIBRATED.get((setting, row.what)):
+                measured.append(Realism(row, setting, "the cold start, calibrated", *study.calibrated(*calibrated)))
+            else:
+                measured.append(Realism(row, setting, arm.label, row.measure(steps)))
+    for setting, (moe, dense) in _TWINS.items():
+        if study.has(moe):
+            pair = [study.tables([arm])["steps"] for arm in (moe, dense) if arm is not None and study.has(arm)]
+            number = over_dense(*pair) if len(pair) == 2 else NONE
+            measured.append(Realism(OVER_DENSE, setting, moe.label, number))
+    return sorted(measured, key=lambda each: each.gate)
+
+
+def moe_effect(study: Recorded, setting: str) -> Gate:
+    """Whether an MoE differs from a dense model at a setting: in ratio variance (R5), or by routing's share (R8).
+
+    At *long* routes must also carry function (R9), and routers move as fast for their size as other weights (R10). Of
+    several arms of a setting the first counts.
+    """
+    also = FUNCTION if setting == "long" else ()
+    need = Need("R5 ≥ {R5:g} or R8 ≥ {R8:g}".format(**PRESENT) + "".join(f", {gate}" for gate in also), setting)
+    first: dict[str, Realism] = {}
+    for each in realism(study):
+        if each.setting == setting and each.gate in (*PRESENT, *also) and each.number.n:
+            first.setdefault(each.gate, each)
+    measured = {gate: each.number for gate, each in first.items()}
+    if not PRESENT.keys() & measured.keys() or not measured.keys() >= set(also):
+        return Gate(need, "not measured", "not all were recorded")
+    present = any(gate in measured and measured[gate].mean >= least for gate, least in PRESENT.items())
+    within = all(first[gate].row.low <= measured[gate].mean <= first[gate].row.high for gate in also)
+    state: State = "passed" if present and within else "failed"
+    return Gate(need, state, ", ".join(f"{gate} is {number}" for gate, number in measured.items()))
 
 
 # --- what a seed buys ------------------------------------------------------------------------------------------------

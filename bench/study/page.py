@@ -16,11 +16,9 @@ from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.bench.study import exploratory
 from steadymoe.bench.study.arms import DISTANCE, FIRST_TESTBED, ON_POLICY, TUNED
-from steadymoe.bench.study.claims import CLAIMS
+from steadymoe.bench.study.claims import CLAIMS, LEGS, Claim, findings
 from steadymoe.bench.study.effects import NoNumber, best_setting
-from steadymoe.bench.study.gates import LEAST_KEPT, Gate, designs, kept, seconds_an_update
-from steadymoe.bench.study.realism import realism
-from steadymoe.bench.study.rules import LEGS, Claim, findings
+from steadymoe.bench.study.gates import LEAST_KEPT, Gate, designs, kept, realism, seconds_an_update
 from steadymoe.bench.study.verdicts import DRAWN, SPECS, Verdicts, dose_rows, outcome_rows
 
 # A page that is named in a claim's limits, and its link from the page of claims.

@@ -11,15 +11,13 @@ import pandas as pd
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import report_page, tuning, write
 from steadymoe.bench.report.figures import FigureSpec
-from steadymoe.bench.score.arms import DRIFT, FROZEN, GRPO, GSPO, PAPERS, UNCLIPPED
+from steadymoe.bench.score.arms import DRIFT, GRPO, GSPO
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
-from steadymoe.bench.study import exploratory, figures
-from steadymoe.bench.study.arms import BEST, FIRST_TESTBED, LONG_BEST, ON_POLICY
-from steadymoe.bench.study.claims import CLAIMS, CONTRASTS
-from steadymoe.bench.study.gates import audited, blocking, gates
-from steadymoe.bench.study.realism import moe_effect
-from steadymoe.bench.study.rules import LEGS, Claim, Dose, Finding, Leg, LegVerdict, findings, leg_verdict
+from steadymoe.bench.study import claims, exploratory, figures
+from steadymoe.bench.study.arms import FIRST_TESTBED, LONG_BEST
+from steadymoe.bench.study.claims import CLAIMS, LEGS, Claim, Dose, Finding, Leg, LegVerdict
+from steadymoe.bench.study.gates import audited, blocking, gates, moe_effect
 
 OUTCOMES = FigureSpec("outcomes", "outcomes", figures.outcomes, "study", takes=("outcomes",))
 ANSWER = FigureSpec("answer", "answer", figures.arms, "study", takes=("steps", "standings"))
@@ -29,8 +27,6 @@ LEVELS = FigureSpec("levels", "level_over_rate", tuning.drawn, "long_tuning", ta
 SPECS = {spec.id: spec for spec in (OUTCOMES, ANSWER, DOSE, REPLAY, LEVELS)}
 # The units whose outcomes have a figure.
 DRAWN = ("reward", "accuracy", "usefulness")
-# The arms of README's first screen.
-FIRST = (ON_POLICY, *BEST.values(), GSPO, PAPERS, FROZEN, UNCLIPPED)
 
 
 class Verdicts:
@@ -53,16 +49,15 @@ class Verdicts:
             claim.number: [gate for name, gate in failed.items() if name in claim.experiments] for claim in CLAIMS
         }
         self.findings = {
-            claim.number: findings(study, claim.outcomes, self.blocking[claim.number], self.failed[claim.number])
+            claim.number: claims.findings(study, claim.outcomes, self.blocking[claim.number], self.failed[claim.number])
             for claim in CLAIMS
         }
         self.contrasts = contrasts(study)
-        self._arm_rows: dict[tuple[str, str, bool], dict[str, Any]] = {}
 
     def verdict(self, claim: Claim, leg: Leg) -> LegVerdict | None:
         """Return the verdict of one leg; None for a claim without it."""
         present = self.moe_effect[claim.setting] if claim.about_moe else None
-        return leg_verdict(self.findings[claim.number], leg, present)
+        return claims.leg_verdict(self.findings[claim.number], leg, present)
 
     def in_words(self, claim: Claim, leg: Leg) -> str:
         """Return the verdict of one leg, with the outcomes that it comes from; "–" for a claim without it."""
@@ -100,10 +95,6 @@ class Verdicts:
         outcomes = [row for claim in CLAIMS for row in outcome_rows(claim.number, self.findings[claim.number])]
         return write.table_texts("claims", pd.DataFrame(outcomes)) | write.table_texts("contrasts", self.contrasts)
 
-    def first_screen(self) -> str:
-        """Return the arms of README's first screen, as a table."""
-        return write.to_markdown(self.arms(FIRST).drop(columns="final reward"))
-
     def arms(self, arms: Sequence[Arm], by_accuracy: bool = False) -> pd.DataFrame:
         """Return a row for each arm that has run, best first: n, collapses, start, mean and final reward, accuracy.
 
@@ -115,27 +106,25 @@ class Verdicts:
         return pd.DataFrame([self._arm_row(arm, by_accuracy) for arm in best_first])
 
     def _arm_row(self, arm: Arm, by_accuracy: bool) -> dict[str, Any]:
-        study, key = self.study, (arm.label, arm.experiment, by_accuracy)
-        if key not in self._arm_rows:
-            collapsed, judged = study.collapsed(arm)
-            numbers = {
-                "start": study.numbers(arm, "eval_accuracy", "first") if by_accuracy else study.first(arm),
-                "mean reward": study.mean_reward(arm),
-                "final reward": study.final(arm),
-                "held-out accuracy": study.held_out(arm),
-            }
-            first = {"arm": arm.label, "n": len(numbers["start"]), "collapsed": collapsed if judged else "–"}
-            bounds = columns.bounds("reward")
-            self._arm_rows[key] = first | {
-                name: over_seeds(values.tolist(), bounds=bounds) for name, values in numbers.items()
-            }
-        return self._arm_rows[key]
+        study, (collapsed, judged) = self.study, self.study.collapsed(arm)
+        numbers = {
+            "start": study.numbers(arm, "eval_accuracy", "first") if by_accuracy else study.first(arm),
+            "mean reward": study.mean_reward(arm),
+            "final reward": study.final(arm),
+            "held-out accuracy": study.held_out(arm),
+        }
+        bounds = columns.bounds("reward")
+        first = {"arm": arm.label, "n": len(numbers["start"]), "collapsed": collapsed if judged else "–"}
+        return first | {name: over_seeds(values.tolist(), bounds=bounds) for name, values in numbers.items()}
 
-    def arms_of(self, claim: Claim) -> pd.DataFrame:
-        """Return ``arms`` of a claim and its controls; empty for a claim about other numbers."""
-        if claim.figure != ANSWER.id or not self.recorded(claim.arms):
-            return pd.DataFrame()
-        return self.arms([*claim.with_controls, *claim.beside], claim.by_accuracy)
+    @cached_property
+    def arms_of(self) -> dict[int, pd.DataFrame]:
+        """``arms`` of each claim whose arms have a figure and of its controls, by number, where any of them has run."""
+        return {
+            claim.number: self.arms([*claim.with_controls, *claim.beside], claim.by_accuracy)
+            for claim in CLAIMS
+            if claim.figure == ANSWER.id and self.recorded(claim.arms)
+        }
 
     def recorded(self, arms: Iterable[Arm]) -> list[Arm]:
         """Return the arms that have run."""
@@ -150,7 +139,9 @@ class Verdicts:
         for claim in CLAIMS:
             if claim.figure and self.recorded(claim.arms) == list(claim.arms):
                 if claim.figure == ANSWER.id:
-                    data = self._answer(claim.with_controls, self.arms_of(claim), claim.by_accuracy, claim.beside)
+                    data = self._answer(
+                        claim.with_controls, self.arms_of[claim.number], claim.by_accuracy, claim.beside
+                    )
                 else:
                     data = {"doses": dose_rows(self.study, claim.doses)}
                 if SPECS[claim.figure].lacks(data) is None:
@@ -217,7 +208,7 @@ class Verdicts:
 def contrasts(study: Recorded) -> pd.DataFrame:
     """Return the published contrasts next to the study's."""
     rows = []
-    for number, contrast in enumerate(CONTRASTS, 1):
+    for number, contrast in enumerate(claims.CONTRASTS, 1):
         measured, sign = contrast.sign(study)
         rows.append(
             {"": number, "published": contrast.published, "here": contrast.here}

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from test_execute import assert_resumes, planned
-from test_learner import trainer, updated
-from test_models import shipped
-from test_routing import TOKENS_BS, E, K, L, N, other_routes
+from test_learner import begun, trainer, updated
+from test_models import routed, shipped
+from test_routing import E, K, L, other_routes
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,7 +17,7 @@ from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import checkpoint
 from steadymoe.models import balancing, build
 from steadymoe.models.balancing import BIAS
-from steadymoe.models.routing import Routed, RouteRecorder, routers
+from steadymoe.models.routing import routers
 from steadymoe.models.selection import NO_ROUTE
 
 BALANCED = ["routing.bias_speed=0.01"]
@@ -28,16 +28,6 @@ FAMILIES = ["micro", "granitemoe_micro", "gpt_oss_micro", "mixtral_micro", "deep
 
 def stacked(model: PreTrainedModel) -> Tensor:
     return torch.stack([value.clone() for value in balancing.biases(model).values()])
-
-
-@torch.no_grad()
-def routed(model: PreTrainedModel, forced_LNK: Tensor | None = None) -> Routed:
-    with RouteRecorder(model, gates=True) as recorder:
-        recorder.force(forced_LNK)
-        model(TOKENS_BS, use_cache=False)
-        found = recorder.take(N)
-    assert found is not None
-    return found
 
 
 def test_the_bias_moves_by_the_speed_towards_an_even_load(model: PreTrainedModel) -> None:
@@ -52,26 +42,23 @@ def test_the_bias_moves_by_the_speed_towards_an_even_load(model: PreTrainedModel
 
 
 def test_a_bias_chooses_experts_and_is_in_no_gate(model: PreTrainedModel) -> None:
-    free = routed(model)
+    _, free = routed(model)
     balancing.install(model)
-    still = routed(model)
+    _, still = routed(model)
     assert torch.equal(still.executed_LNK, free.executed_LNK)
-    assert still.gates_LNK is not None
-    assert free.gates_LNK is not None
     assert torch.equal(still.gates_LNK, free.gates_LNK)
     bias_E = torch.tensor([0.0, 0.2, 0.0, 0.4])
     for each in balancing.biases(model).values():
         each.copy_(bias_E)
-    found = routed(model)
+    _, found = routed(model)
     assert not torch.equal(found.live_LNK, free.live_LNK)
-    assert found.gates_LNK is not None
     for logits_NE, live_NK, gates_NK in zip(found.logits_LNE, found.live_LNK, found.gates_LNK, strict=True):
         scores_NE = logits_NE.softmax(-1)
         chosen_NK = (scores_NE + bias_E).topk(K).indices
         assert torch.equal(live_NK.long(), chosen_NK)
         own_NK = scores_NE.gather(-1, chosen_NK)
         torch.testing.assert_close(gates_NK, own_NK / own_NK.sum(-1, keepdim=True))
-    forced = routed(model, other_routes())
+    _, forced = routed(model, other_routes())
     assert torch.equal(forced.executed_LNK.long(), other_routes())
     assert torch.equal(forced.live_LNK[0], found.live_LNK[0])  # the first layer's inputs are the same
 
@@ -89,11 +76,7 @@ def test_a_large_bias_fills_an_expert_in_every_family_and_uses_the_familys_own(n
     assert {f"{each}" for each in balancing.biases(model)} <= model.state_dict().keys()
     for each in balancing.biases(model).values():
         each[5] = 1e3
-    tokens = TOKENS_BS.numel()
-    with RouteRecorder(model) as recorder, torch.no_grad():
-        model(TOKENS_BS, use_cache=False)
-        found = recorder.take(tokens)
-    assert found is not None
+    _, found = routed(model)
     assert (found.live_LNK == 5).any(-1).all()
 
 
@@ -130,7 +113,6 @@ def test_the_sampler_has_the_trainers_biases(tmp_path: Path, engine: str) -> Non
     assert not torch.equal(after, before)
     made.sampler.model(torch.Generator())
     sampler = made.sampler._copy
-    assert sampler is not None
     made.sampler.model(torch.Generator())
     assert torch.equal(stacked(sampler), after)
 
@@ -138,14 +120,12 @@ def test_the_sampler_has_the_trainers_biases(tmp_path: Path, engine: str) -> Non
 def test_an_update_that_is_not_applied_moves_no_bias_and_the_reference_keeps_the_cold_starts(tmp_path: Path) -> None:
     made = trainer(tmp_path, *BALANCED, "algorithm.kl.coefficient=0.1")
     updated(made)
-    assert made.learner._reference is not None
     assert not stacked(made.learner._reference).any()
     before = stacked(made.model)
+    rollout, minibatches, old = begun(made)
     with torch.no_grad():
         next(made.model.parameters()).mul_(float("nan"))
-    rollout, _, _ = trainer(tmp_path).sample(1)
-    minibatches = made.minibatches(1)
-    made.learner.update(rollout, made.learner.old_policy(rollout, minibatches), rollout.logprobs_BT, minibatches[0])
+    made.learner.update(rollout, old, rollout.logprobs_BT, minibatches[0])
     assert torch.equal(stacked(made.model), before)
 
 

@@ -15,7 +15,7 @@ import torch
 from hydra.utils import instantiate
 from safetensors.torch import load_model, save_model
 from test_execute import planned
-from test_models import BUILT, count, make, shipped
+from test_models import BUILT, TOKENS_BS, count, make, routed, shipped
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -30,7 +30,7 @@ from steadymoe.bench.training.sampling import roll_out
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, contract
 from steadymoe.models.predictor import RoutePredictor
-from steadymoe.models.routing import Routed, RouteRecorder, routers
+from steadymoe.models.routing import routers
 from steadymoe.models.selection import NO_ROUTE
 
 DOCUMENTED = [
@@ -38,7 +38,6 @@ DOCUMENTED = [
     for line in (Path(__file__).parents[2] / "docs" / "models.md").read_text().splitlines()
     if re.match(r"\| `\w+` \| `\w+Config`", line)
 ]
-TOKENS_BS = torch.tensor([[2, 3, 4, 5, 6], [7, 8, 9, 10, 11]])
 
 
 def softmax(logits_E: Tensor, chosen_K: Tensor) -> Tensor:
@@ -145,13 +144,10 @@ def test_routers_choose_and_weigh_by_the_formula_of_their_family(name: str) -> N
         if "e_score_correction_bias" in dict(router.named_buffers()):
             nn.init.normal_(router.get_buffer("e_score_correction_bias"), generator=torch.Generator().manual_seed(0))
         router.register_forward_hook(lambda router, args, output: calls.append((router, *output)))
-    with RouteRecorder(model) as recorder, torch.no_grad():
-        model(TOKENS_BS)
-        routed = recorder.take(10)
-    assert routed is not None
-    assert len(calls) == recorder.layers == contract.moe_layers(model.config)
+    _, found = routed(model)
+    assert len(calls) == len(found.logits_LNE) == contract.moe_layers(model.config)
     for (router, logits_NE, weights_NK, indices_NK), recorded_NE, recorded_NK in zip(
-        calls, routed.logits_LNE, routed.live_LNK, strict=True
+        calls, found.logits_LNE, found.live_LNK, strict=True
     ):
         assert torch.equal(recorded_NE, logits_NE)
         assert torch.equal(recorded_NK, indices_NK.to(torch.int16))
@@ -188,8 +184,6 @@ def test_a_family_is_sampled_from_as_it_is_trained(name: str, task: Chain) -> No
     mask_BT = made.sequences.response_mask_BT
     # Linear attention computes a sequence at once and token by token in different orders.
     assert_close(now.logprobs_BT * mask_BT, made.logprobs_BT, atol=3e-4 if "next" in name else 2e-5, rtol=0)
-    assert made.routes_LBFK is not None
-    assert now.routes_LBFK is not None
     assert (now.routes_LBFK != made.routes_LBFK).float().mean() < 0.01
     assert len({tuple(route) for route in made.routes_LBFK.flatten(0, 2).tolist()}) > 3
 
@@ -206,15 +200,12 @@ def test_replayed_routes_of_a_family_are_the_experts_that_run(name: str, task: C
         return now, {key: weight.grad.clone() for key, weight in model.named_parameters() if weight.grad is not None}
 
     free, gradients = replayed(None)
-    assert free.routes_LBFK is not None
     same, same_gradients = replayed(free.routes_LBFK)
     assert torch.equal(same.logprobs_BT, free.logprobs_BT)
     assert_close(same_gradients, gradients, atol=0, rtol=0)
     placed_LBFK = free.routes_LBFK != NO_ROUTE
     others_LBFK = torch.where(placed_LBFK, (free.routes_LBFK + 1) % experts(model), NO_ROUTE)
     other, other_gradients = replayed(others_LBFK)
-    assert other.executed_LBFK is not None
-    assert other.routes_LBFK is not None
     assert torch.equal(other.executed_LBFK, others_LBFK.to(torch.int16))
     assert torch.equal(other.routes_LBFK[0], free.routes_LBFK[0]), "the first router's own choice stays on record"
     assert not torch.equal(other.logprobs_BT, free.logprobs_BT)
@@ -229,22 +220,14 @@ def test_the_routers_of_a_family_choose_by_logits_that_are_moved(name: str) -> N
     model = make(shipped(name))
     predictor = RoutePredictor(model)
 
-    def routed(heads_LHE: list[Tensor] | None) -> tuple[Tensor, Routed]:
-        with RouteRecorder(model) as recorder, torch.no_grad():
-            recorder.predict(heads_LHE)
-            logits = model(TOKENS_BS, use_cache=False).logits
-            found = recorder.take(10)
-        assert found is not None
-        return logits, found
-
-    free_logits, free = routed(None)
-    same_logits, same = routed(list(predictor.heads_LHE))
+    free_logits, free = routed(model)
+    same_logits, same = routed(model, heads_LHE=list(predictor.heads_LHE))
     assert torch.equal(same_logits, free_logits)
     assert torch.equal(same.executed_LNK, free.executed_LNK)
     assert torch.equal(same.live_LNK, free.live_LNK), "what the router selects is what it returns"
     # Heads that turn every router around: the experts are those of the opposite logits.
     heads_LHE = [-2 * router.get_parameter("weight").T.detach() for router in routers(model)]
-    _, turned = routed(heads_LHE)
+    _, turned = routed(model, heads_LHE=heads_LHE)
     assert torch.equal(turned.live_LNK[0], free.live_LNK[0]), "the first router's own choice stays on record"
     biased = any("bias" in key for router in routers(model) for key, _ in router.named_parameters())
     grouped = getattr(model.config, "n_group", None) or 1  # of which some groups of experts are left out beforehand

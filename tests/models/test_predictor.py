@@ -7,23 +7,15 @@ import math
 from pathlib import Path
 
 import torch
-from test_learner import trainer
-from test_routing import TOKENS_BS, K, L, N, own_routes
+from test_learner import advantages, begun, trainer
+from test_models import routed
+from test_routing import K, L, own_routes
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from steadymoe.models.predictor import RoutePredictor
-from steadymoe.models.routing import Routed, RouteRecorder, routers
-
-
-def routed(model: PreTrainedModel, heads_LHE: list[Tensor] | None) -> tuple[Tensor, Routed]:
-    with RouteRecorder(model) as recorder, torch.no_grad():
-        recorder.predict(heads_LHE)
-        logits_BSV = model(TOKENS_BS, use_cache=False).logits
-        found = recorder.take(N)
-    assert found is not None
-    return logits_BSV, found
+from steadymoe.models.routing import routers
 
 
 def random_heads(model: PreTrainedModel, size: float = 0.3) -> list[Tensor]:
@@ -35,7 +27,7 @@ def test_predicted_experts_are_those_of_the_moved_logits_and_gates_those_of_the_
     heads_LHE = random_heads(model)
     gates: list[Tensor] = []
     handles = [r.register_forward_hook(lambda router, args, output: gates.append(output[1])) for r in routers(model)]
-    _, found = routed(model, heads_LHE)
+    _, found = routed(model, heads_LHE=heads_LHE)
     for handle in handles:
         handle.remove()
     assert not torch.equal(found.executed_LNK, found.live_LNK)
@@ -82,21 +74,14 @@ def test_the_loss_is_the_papers_and_its_gradient_reaches_the_heads_alone(model: 
 
 def test_in_a_run_predicted_experts_run_in_the_old_policy_and_in_every_update(tmp_path: Path) -> None:
     made = trainer(tmp_path, "routing=pr2", "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
-    assert made.learner.predictor is not None
     heads = list(made.learner.predictor.heads_LHE)
     for step in (1, 2):
-        rollout, _, _ = made.sample(step)
-        minibatches = made.minibatches(step)
-        old = made.learner.old_policy(rollout, minibatches)
-        assert old.executed_LBFK is not None
-        assert old.routes_LBFK is not None
+        rollout, minibatches, old = begun(made, step)
         assert torch.equal(old.executed_LBFK, old.routes_LBFK) == (step == 1), "at first the heads are zero"
         assert made.learner.replayed(rollout, old) is old.executed_LBFK
-        advantages_BT = torch.randn(len(rollout.scores_B), 1, generator=torch.Generator().manual_seed(0))
-        advantages_BT = advantages_BT * rollout.sequences.response_mask_BT
         before = [head.detach().clone() for head in heads]
         for number, rows_M in enumerate(minibatches):
-            measured = made.learner.update(rollout, old, advantages_BT, rows_M, first=number == 0)
+            measured = made.learner.update(rollout, old, advantages(rollout), rows_M, first=number == 0)
             assert ("route_prediction_kl" in measured.overall) == (number > 0)
             assert all(torch.equal(a, b) for a, b in zip(heads, before, strict=True)) == (number == 0)
             if number == 0:

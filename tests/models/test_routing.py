@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_learner import trainer, updated
+from test_learner import advantages, begun, trainer, updated
+from test_models import TOKENS_BS, routed
+from test_truncation import responses, whole_logprobs
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -17,18 +19,15 @@ from steadymoe.bench.config import compose
 from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.measurement import routing_drift
 from steadymoe.bench.tasks.chain import Chain
-from steadymoe.bench.training import decoding
 from steadymoe.bench.training.columns_of_step import rollout_columns
 from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.microbatches import Forwards
 from steadymoe.bench.training.probes import UpdateProbe
-from steadymoe.bench.training.sampling import join
 from steadymoe.models import build, engine
 from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, Stale, WeightNoise
 from steadymoe.models.routing import RouteRecorder, routers, z_loss
 from steadymoe.models.selection import NO_ROUTE
 
-TOKENS_BS = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]])
 N, L, K, E = 10, 3, 2, 4
 
 
@@ -46,12 +45,9 @@ def logits_and_gradients(
 
 
 def own_routes(model: PreTrainedModel) -> Tensor:
-    with RouteRecorder(model) as recorder, torch.no_grad():
-        model(TOKENS_BS, use_cache=False)
-        routed = recorder.take(N)
-    assert routed is not None
-    assert torch.equal(routed.live_LNK, routed.executed_LNK)
-    return routed.live_LNK
+    _, found = routed(model)
+    assert torch.equal(found.live_LNK, found.executed_LNK)
+    return found.live_LNK
 
 
 def other_routes(seed: int = 0) -> Tensor:
@@ -98,48 +94,20 @@ def test_forced_routes_and_gates_equal_a_forward_in_which_they_are_replaced_by_h
             assert weight.grad is None
             assert not one.any()
             continue
-        assert weight.grad is not None
         assert_close(one, weight.grad)
 
 
-@torch.no_grad()
-def logits_under(model: PreTrainedModel, forced_LNK: Tensor) -> Tensor:
-    with RouteRecorder(model) as recorder:
-        recorder.force(forced_LNK)
-        return model(TOKENS_BS, use_cache=False).logits
-
-
-def test_where_there_is_no_route_the_router_chooses_for_itself(model: PreTrainedModel) -> None:
-    forced_LNK = other_routes()
-    forced_LNK[:, ::2] = NO_ROUTE
-    with RouteRecorder(model) as recorder, torch.no_grad():
-        recorder.force(forced_LNK)
-        model(TOKENS_BS, use_cache=False)
-        routed = recorder.take(N)
-    assert routed is not None
-    assert torch.equal(routed.executed_LNK[:, 1::2].long(), forced_LNK[:, 1::2])
-    assert torch.equal(routed.executed_LNK[:, ::2], routed.live_LNK[:, ::2])
-    assert not torch.equal(routed.executed_LNK, routed.live_LNK)
-
-
-@torch.no_grad()
-def test_where_there_is_no_route_a_router_has_its_own_gates(model: PreTrainedModel) -> None:
+def test_where_there_is_no_route_the_router_has_its_own_choice_and_gates(model: PreTrainedModel) -> None:
     forced_LNK, gates_LNK = other_routes(), torch.full((L, N, K), 7.0)
     forced_LNK[:, ::2] = NO_ROUTE
-    with RouteRecorder(model, gates=True) as recorder:
-        recorder.force(forced_LNK, gates_LNK)
-        model(TOKENS_BS, use_cache=False)
-        routed = recorder.take(N)
-        recorder.force(forced_LNK)  # and without gates every token has
-        model(TOKENS_BS, use_cache=False)
-        plain = recorder.take(N)
-    assert routed is not None
-    assert routed.gates_LNK is not None
-    assert (routed.gates_LNK[:, 1::2] == 7).all()
-    assert_close(routed.gates_LNK[:, ::2].sum(-1), torch.ones(L, N // 2))
-    assert plain is not None
-    assert plain.gates_LNK is not None
-    assert_close(plain.gates_LNK.sum(-1), torch.ones(L, N))
+    for given in (gates_LNK, None):
+        _, found = routed(model, forced_LNK, given)
+        assert torch.equal(found.executed_LNK[:, 1::2].long(), forced_LNK[:, 1::2])
+        assert torch.equal(found.executed_LNK[:, ::2], found.live_LNK[:, ::2])
+        assert not torch.equal(found.executed_LNK, found.live_LNK)
+        of_routers_LNK = found.gates_LNK if given is None else found.gates_LNK[:, ::2]
+        assert_close(of_routers_LNK.sum(-1), torch.ones_like(of_routers_LNK[..., 0]))
+        assert given is None or (found.gates_LNK[:, 1::2] == 7).all()
 
 
 def test_gradient_checkpointing_runs_a_router_again_under_the_same_routes(model: PreTrainedModel) -> None:
@@ -163,7 +131,7 @@ def test_gradient_checkpointing_runs_a_router_again_under_the_same_routes(model:
 )
 def test_routes_that_do_not_fit_are_refused(model: PreTrainedModel, routes_LNK: Tensor, answer: str) -> None:
     with pytest.raises(ValueError, match=answer):
-        logits_under(model, routes_LNK)
+        routed(model, routes_LNK)
 
 
 def test_a_run_does_not_start_with_routers_that_return_another_order_than_they_select(
@@ -215,14 +183,9 @@ def test_replay_runs_the_recorded_experts_while_the_routers_own_choice_moves_on(
 ) -> None:
     made = trainer(tmp_path, f"routing={routing}", "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
     seen = watched(monkeypatch)
-    rollout, _, _ = made.sample(1)
-    minibatches = made.minibatches(1)
-    old = made.learner.old_policy(rollout, minibatches)
-    advantages_BT = torch.randn(rollout.logprobs_BT.shape[0], 1, generator=torch.Generator().manual_seed(0))
-    advantages_BT = advantages_BT * rollout.sequences.response_mask_BT
-    measured = [made.learner.update(rollout, old, advantages_BT, parts) for parts in minibatches]
+    rollout, minibatches, old = begun(made)
+    measured = [made.learner.update(rollout, old, advantages(rollout), parts) for parts in minibatches]
     recorded = old.routes_LBFK if routing == "r2" else rollout.routes_LBFK
-    assert recorded is not None
     for block, found in seen:
         assert torch.equal(found.executed_LBFK, recorded[:, block.rows_M])
     assert not torch.equal(seen[-1][1].routes_LBFK, seen[-1][1].executed_LBFK)
@@ -234,9 +197,7 @@ def test_r3_runs_the_samplers_experts_in_the_old_policy_too(tmp_path: Path, monk
     words = ["engine=router_noise", "engine.strength=2.0"]
     for routing in ("off", "r3"):
         made = trainer(tmp_path, f"routing={routing}", *words)
-        rollout, _, _ = made.sample(1)
-        minibatches = made.minibatches(1)
-        old = made.learner.old_policy(rollout, minibatches)
+        rollout, _, old = begun(made)
         with torch.no_grad():
             free = forward(made.model, rollout.sequences, "fp32")
             pinned = forward(made.model, rollout.sequences, "fp32", forced_LBFK=rollout.routes_LBFK)
@@ -252,8 +213,7 @@ def test_recalled_gates_are_those_that_the_sampler_used(tmp_path: Path, words: l
     kl, first = {}, {}
     for routing in ("off", "r3", "r3_gates"):
         made = trainer(tmp_path, f"routing={routing}", *words)
-        rollout, _, _ = made.sample(1)
-        old = made.learner.old_policy(rollout, made.minibatches(1))
+        rollout, _, old = begun(made)
         measured = rollout_columns(rollout, old, old, None, made.learner.experts).overall
         kl[routing] = float(measured["rollout_kl_k3"])
         assert (rollout.gates_LBFK is None) == (routing != "r3_gates")
@@ -263,36 +223,9 @@ def test_recalled_gates_are_those_that_the_sampler_used(tmp_path: Path, words: l
     assert kl["r3_gates"] < 1e-9
     assert "replay_share" not in first["off"]
     assert first["r3"]["replay_share"] == first["r3_gates"]["replay_share"] == 1
-    assert rollout.gates_LBFK is not None
-    assert rollout.routes_LBFK is not None
     has_route_LBF = (rollout.routes_LBFK != NO_ROUTE).all(-1)
     assert not rollout.gates_LBFK[~has_route_LBF].any()
     assert_close(rollout.gates_LBFK[has_route_LBF].sum(-1), torch.ones(int(has_route_LBF.sum())))
-
-
-def test_gates_are_kept_of_rows_that_outlive_others_in_the_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = trainer(tmp_path, "routing=r3_gates")
-    rollout, _, _ = made.sample(1)
-    monkeypatch.setattr(decoding, "LEAST_ALIVE", 1.0)  # a row leaves as soon as it ends
-    early, _, _ = made.sample(1)
-    assert rollout.sequences.response_mask_BT.sum(-1).unique().numel() > 1
-    assert torch.equal(early.routes_LBFK, rollout.routes_LBFK)
-    assert_close(early.gates_LBFK, rollout.gates_LBFK, atol=1e-5, rtol=0)
-
-
-def test_gates_follow_their_responses_when_rollouts_are_cut_and_joined(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "routing=r3_gates")
-    rollout, _, _ = made.sample(1)
-    rows_B = torch.arange(8, 16)
-    both = join([rollout.rows(rows_B), rollout.rows(rows_B).padded(2, 3)])
-    assert both.gates_LBFK is not None
-    assert both.routes_LBFK is not None
-    assert rollout.gates_LBFK is not None
-    assert torch.equal(both.gates_LBFK[:, :8], both.gates_LBFK[:, 8:])
-    assert torch.equal(both.gates_LBFK[:, :8, 2:-3], rollout.gates_LBFK[:, rows_B])
-    assert not both.gates_LBFK[(both.routes_LBFK == NO_ROUTE)].any()
 
 
 @pytest.mark.parametrize("routing", ["freeze", "r3_gates"])
@@ -333,9 +266,8 @@ def test_an_engine_samples_differently_and_leaves_the_trainer_as_it_is(
     updated(made)
     past = made.sampler.state()
     before = {name: weight.detach().clone() for name, weight in made.model.named_parameters()}
-    rollout, _, _ = made.sample(3)
+    rollout, _, old = begun(made, 3)
     mask_BT = rollout.sequences.response_mask_BT.bool()
-    old = made.learner.old_policy(rollout, made.minibatches(3))
     gap_N = (rollout.logprobs_BT - old.logprobs_BT)[mask_BT].abs()
     assert gap_N.max() > 1e-5
     assert all(torch.equal(weight, before[name]) for name, weight in made.model.named_parameters())
@@ -371,20 +303,10 @@ def test_router_noise_changes_the_routes_and_router_bf16_only_the_gate(model: Pr
     noisy = Sampler(RouterNoise(strength=2.0), model).model(torch.Generator().manual_seed(0))
     assert not torch.equal(own_routes(noisy), free_LNK)
     assert torch.equal(own_routes(model), free_LNK)
-    logits = []
-    for _ in range(2):
-        with RouteRecorder(noisy) as recorder, torch.no_grad():
-            noisy(TOKENS_BS, use_cache=False)
-            routed = recorder.take(N)
-        assert routed is not None
-        logits.append(routed.logits_LNE[0])
+    logits = [routed(noisy)[1].logits_LNE[0] for _ in range(2)]
     assert not torch.allclose(*logits, atol=0.1), "each forward has its own noise"
-    rounded = Sampler(RouterBF16(), model).model(torch.Generator())
-    with RouteRecorder(rounded) as recorder, torch.no_grad():
-        rounded(TOKENS_BS, use_cache=False)
-        routed = recorder.take(N)
-    assert routed is not None
-    (logits_NE, *_) = routed.logits_LNE
+    _, found = routed(Sampler(RouterBF16(), model).model(torch.Generator()))
+    logits_NE = found.logits_LNE[0]
     assert torch.equal(logits_NE, logits_NE.to(torch.bfloat16).float())
 
 
@@ -427,16 +349,12 @@ def test_stale_weights_are_those_of_so_many_steps_ago(model: PreTrainedModel) ->
 def test_a_temperature_is_in_the_samplers_log_probabilities(tmp_path: Path) -> None:
     made = trainer(tmp_path, "engine=temperature", "engine.strength=0.5")
     rollout, _, _ = made.sample(1)
-    sequences = rollout.sequences
+    tokens_BT, mask_BT = responses(rollout)
     with torch.no_grad():
-        logits = made.model(
-            input_ids=sequences.tokens_BS[:, :-1],
-            attention_mask=sequences.mask_BS[:, :-1],
-            position_ids=(sequences.mask_BS[:, :-1].cumsum(-1) - 1).clamp(min=0),
-        ).logits[:, -sequences.response_width :]
-    hot = (logits / 1.5).log_softmax(-1).gather(-1, sequences.tokens_BS[:, -sequences.response_width :, None])[..., 0]
-    mask_BT = sequences.response_mask_BT.bool()
-    assert_close(rollout.logprobs_BT[mask_BT], hot[mask_BT], atol=1e-4, rtol=0)
+        hot_BTV = (whole_logprobs(made, rollout) / 1.5).log_softmax(-1)
+    assert_close(
+        rollout.logprobs_BT[mask_BT], hot_BTV[mask_BT].gather(-1, tokens_BT[mask_BT][:, None])[:, 0], atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -488,9 +406,6 @@ def test_evaluation_and_probes_are_the_trained_models_own(tmp_path: Path, words:
     assert made.evaluate(1) == plain.evaluate(1)
     probes = (each._since_start._sequences.tokens_BS for each in (made, plain))
     assert torch.equal(*probes)
-
-
-# --- sampler against trainer -------------------------------------------------------------------------
 
 
 # --- what the engines round, and what the probe pins to -----------------------------------------------
@@ -550,18 +465,14 @@ def test_channels_are_outputs_in_experts_of_either_layout_and_biases_stay(task: 
 
 def test_the_probe_pins_to_the_routes_of_before_the_first_update(tmp_path: Path) -> None:
     made = trainer(tmp_path, "optimizer.learning_rate=1e-2", "updates_per_rollout=4")
-    rollout, _, _ = made.sample(1)
+    rollout, minibatches, old = begun(made)
     watched_ = UpdateProbe(made.model, rollout.sequences, "fp32")
     with torch.no_grad():
         before = forward(made.model, rollout.sequences, "fp32")
-    minibatches = made.minibatches(1)
-    old = made.learner.old_policy(rollout, minibatches)
-    advantages_BT = torch.randn(len(rollout.scores_B), 1, generator=torch.Generator().manual_seed(0))
-    advantages_BT = advantages_BT * rollout.sequences.response_mask_BT
     mask_BT = rollout.sequences.response_mask_BT.bool()
     last = before
     for rows_M in minibatches:
-        made.learner.update(rollout, old, advantages_BT, rows_M)
+        made.learner.update(rollout, old, advantages(rollout), rows_M)
         columns, _ = watched_.after_update(made.model)
         with torch.no_grad():
             free = forward(made.model, rollout.sequences, "fp32")
@@ -569,8 +480,6 @@ def test_the_probe_pins_to_the_routes_of_before_the_first_update(tmp_path: Path)
         free_N, pinned_N = ((each.logprobs_BT - before.logprobs_BT)[mask_BT] for each in (free, pinned))
         assert_close(columns["log_ratio_moment_free"], free_N.square().mean())
         assert_close(columns["log_ratio_moment_pinned"], pinned_N.square().mean())
-        assert last.routes_LBFK is not None
-        assert free.routes_LBFK is not None
         moved = routing_drift.change(last.routes_LBFK, free.routes_LBFK, mask_BT)
         assert_close(columns["expert_change_per_update"], moved.expert)
         last = free
@@ -579,12 +488,9 @@ def test_the_probe_pins_to_the_routes_of_before_the_first_update(tmp_path: Path)
 
 def test_the_router_kl_is_of_the_sampler_from_the_trainer(tmp_path: Path) -> None:
     made = trainer(tmp_path, "engine=router_noise", "engine.strength=2.0")
-    rollout, _, _ = made.sample(1)
-    old = made.learner.old_policy(rollout, made.minibatches(1))
+    rollout, _, old = begun(made)
     since = made._since_start.since_start(made.model)
     columns = rollout_columns(rollout, old, old, since, made.learner.experts).overall
-    assert rollout.router_logprobs_LBTE is not None
-    assert old.router_logprobs_LBTE is not None
     mask_BT = rollout.sequences.response_mask_BT.bool()
     p, q = rollout.router_logprobs_LBTE[:, mask_BT], old.router_logprobs_LBTE[:, mask_BT]
     one, other = (p.exp() * (p - q)).sum(-1).mean(), (q.exp() * (q - p)).sum(-1).mean()

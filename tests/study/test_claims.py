@@ -2,9 +2,8 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,16 +14,16 @@ from steadymoe.bench.audit.archive import ADDED
 from steadymoe.bench.audit.measure import COLUMNS
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.report import archive
+from steadymoe.bench.report.realism import Realism
 from steadymoe.bench.score.arms import WIDE
 from steadymoe.bench.score.recorded import NONE, Arm, Audited, NotRun, Recorded
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
-from steadymoe.bench.study import arms, claims, effects, exploratory, figures, gates, page, realism
-from steadymoe.bench.study.claims import CLAIMS, CONTRASTS
-from steadymoe.bench.study.effects import Measurement, paired
+from steadymoe.bench.study import arms, claims, effects, exploratory, figures, gates, page
+from steadymoe.bench.study.claims import CLAIMS, CONTRASTS, Dose, Finding, Outcome, Verdict, findings, leg_verdict
+from steadymoe.bench.study.effects import Measurement
 from steadymoe.bench.study.gates import Gate, Need, State, blocking
-from steadymoe.bench.study.rules import Contrast, Dose, Finding, Outcome, Verdict, findings, leg_verdict
 from steadymoe.bench.study.verdicts import dose_rows, outcome_rows
 
 ROOT = Path(__file__).parents[2]
@@ -109,53 +108,38 @@ def test_a_leg_is_supported_by_all_contradicted_by_one_and_mixed_by_both(
 
 
 @pytest.mark.parametrize(
-    ("numbers", "state"),
+    ("setting", "numbers", "state"),
     [
-        ({"R5": 1.08, "R8": 0.3}, "failed"),
-        ({"R5": 2.04, "R8": 0.3}, "passed"),
-        ({"R5": NAN, "R8": 0.554}, "passed"),
-        ({"R5": NAN, "R8": 0.3}, "failed"),
-        ({"R5": NAN, "R8": NAN}, "not measured"),
-        ({}, "not measured"),
+        ("stale", {"R5": 1.08, "R8": 0.3}, "failed"),
+        ("stale", {"R5": 2.04, "R8": 0.3}, "passed"),
+        ("stale", {"R5": NAN, "R8": 0.554}, "passed"),
+        ("stale", {"R5": NAN, "R8": 0.3}, "failed"),
+        ("stale", {"R5": NAN, "R8": NAN}, "not measured"),
+        ("stale", {}, "not measured"),
+        # At *long* routes also carry function (R9), and routers move as other weights do (R10).
+        ("long", {"R8": 0.8, "R9": 0.05, "R10": 1.1}, "passed"),
+        ("long", {"R8": 0.3, "R9": 0.05, "R10": 1.1}, "failed"),
+        ("long", {"R8": 0.8, "R9": 0.8, "R10": 1.1}, "failed"),
+        ("long", {"R8": 0.8, "R9": 0.05, "R10": 11.0}, "failed"),
+        ("long", {"R8": 0.8, "R9": 0.05, "R10": 0.1}, "failed"),
+        ("long", {"R8": 0.8, "R9": NAN, "R10": 1.1}, "not measured"),
+        ("long", {"R8": NAN, "R9": 0.05, "R10": 1.1}, "not measured"),
     ],
 )
-def test_the_moe_effect_is_present_by_either_realism_gate_of_the_setting(
-    numbers: dict[str, float], state: State, monkeypatch: pytest.MonkeyPatch
+def test_the_moe_effect_is_present_by_realism_gates_of_the_setting(
+    setting: str, numbers: dict[str, float], state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def row(name: str, setting: str, number: float) -> Any:
+    def row(name: str, setting: str, number: float) -> Realism:
         measured = Estimate(number, NAN, NAN, 0 if np.isnan(number) else 5)
-        return SimpleNamespace(gate=name, setting=setting, number=measured)
+        of_report = next(each for each in (*gates.ROWS, gates.OVER_DENSE) if each.gate == name)
+        return Realism(of_report, setting, "", measured)
 
-    rows = [row(name, "stale", number) for name, number in numbers.items()]
-    rows += [row("R8", "learning", 0.9), row("R1", "stale", 9.0)]  # another setting's, another gate
-    monkeypatch.setattr(realism, "realism", lambda study: rows)
-    assert realism.moe_effect(NOWHERE, "stale").state == state
-
-
-@pytest.mark.parametrize(
-    ("changed", "state"),
-    [
-        ({}, "passed"),
-        ({"R8": 0.3}, "failed"),
-        ({"R9": 0.8}, "failed"),
-        ({"R10": 11.0}, "failed"),
-        ({"R10": 0.1}, "failed"),
-        ({"R9": NAN}, "not measured"),
-        ({"R8": NAN}, "not measured"),
-    ],
-)
-def test_at_long_routes_also_carry_function_and_routers_move_as_other_weights(
-    changed: dict[str, float], state: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def row(name: str, number: float) -> Any:
-        measured = Estimate(number, NAN, NAN, 0 if np.isnan(number) else 5)
-        of_report = next(each for each in realism.ROWS if each.gate == name)
-        return SimpleNamespace(gate=name, setting="long", number=measured, row=of_report)
-
-    rows = [row(name, number) for name, number in ({"R8": 0.8, "R9": 0.05, "R10": 1.1} | changed).items()]
-    rows.append(row("R10", 11.0 if not changed else 1.1))  # of a second arm, which does not count
-    monkeypatch.setattr(realism, "realism", lambda study: rows)
-    assert realism.moe_effect(NOWHERE, "long").state == state
+    rows = [row(name, setting, number) for name, number in numbers.items()]
+    rows += [row("R8", "learning", 0.9), row("R1", setting, 9.0)]  # another setting's, another gate
+    # Of a second arm, which does not count.
+    rows += [row(name, setting, 1.1 if number > 9 else 11.0) for name, number in numbers.items() if name == "R10"]
+    monkeypatch.setattr(gates, "realism", lambda study: rows)
+    assert gates.moe_effect(NOWHERE, setting).state == state
 
 
 def test_what_is_detectable_follows_from_the_spread_and_not_from_the_effect() -> None:
@@ -277,14 +261,14 @@ def test_the_gates_that_a_claim_needs_are_those_of_the_protocol_and_are_measured
     numbers = {claim.number: claim for claim in CLAIMS}
     needs = {words: {numbers[int(n)].needs for n in of.split(", ")} for of, words in rows.items()}
     assert needs == {
-        "V1; V2, V3, V5, V7 at *stale*": {gates.STRESS},
-        "the same, and V2 dense": {gates.STRESS_AND_TWIN},
-        "V1; V4, V7 at *mismatch*": {gates.MISMATCH},
-        "V1": {gates.UNSTRESSED},
-        next(words for words in rows.values() if words.startswith("V2 at *long*")): {gates.LONG},
-        next(words for words in rows.values() if words.startswith("none")): {(), gates.STRESS},
+        "V1; V2, V3, V5, V7 at *stale*": {gates.NEEDS["stress"]},
+        "the same, and V2 dense": {gates.NEEDS["stress and dense twin"]},
+        "V1; V4, V7 at *mismatch*": {gates.NEEDS["mismatch"]},
+        "V1": {gates.NEEDS["learning"]},
+        next(words for words in rows.values() if words.startswith("V2 at *long*")): {gates.NEEDS["long"]},
+        next(words for words in rows.values() if words.startswith("none")): {(), gates.NEEDS["stress"]},
     }
-    assert numbers[16].needs == gates.STRESS
+    assert numbers[16].needs == gates.NEEDS["stress"]
     assert sorted(int(n) for of in rows for n in of.split(", ")) == sorted(numbers)
     assert {need for claim in CLAIMS for need in claim.needs} <= gates.gates(NOWHERE).keys()
 
@@ -344,9 +328,10 @@ def made(tmp_path: Path) -> Recorded:
 
 def test_doses_are_levels_of_arms_in_a_table_and_a_figure(made: Recorded) -> None:
     never = Arm("C", "made", "cispo")
-    clipped = [effects.level(arm, "clip_fraction") for arm in (A, B)]
+    clipped = [partial(effects.level, arm=arm, metric="clip_fraction") for arm in (A, B)]
     doses = [Dose("clipped", dial, value, clipped[value]) for dial in ("layers", "experts") for value in (0, 1)]
-    doses += [Dose("share", "layers", 1, effects.routed((B,))), Dose("share", "layers", 2, effects.routed((A, never)))]
+    shares = [partial(effects.routed, arms=each) for each in ((B,), (A, never))]
+    doses += [Dose("share", "layers", value, share) for value, share in enumerate(shares, 1)]
     rows = dose_rows(made, doses)
     assert [each.mean for each in rows["number"]] == pytest.approx([0.055, 1.1, 0.055, 1.1, 0.75])
     shown = page.shown_doses(rows)
@@ -364,17 +349,17 @@ def test_the_numbers_of_arms_are_those_of_their_runs_paired_by_seed(made: Record
     assert made.final(A).tolist() == pytest.approx([0.2] * 10)
     assert made.collapsed(A) == (9, 10)
     counted = [np.mean(rewards(B, seed)[:11]) - np.mean(rewards(A, seed)[:11]) for seed in SEEDS]
-    gain = paired("mean reward", B, A)(made)
+    gain = effects.paired(made, "mean reward", B, A)
     assert gain.seeds == pytest.approx(counted)  # the last nine of 20 steps only confirm
     assert gain.estimate.low < gain.estimate.mean < gain.estimate.high
-    twice = effects.interaction("mean reward", (B, A), (A, B))(made)
+    twice = effects.interaction(made, "mean reward", (B, A), (A, B))
     assert twice.estimate.mean == pytest.approx(2 * np.mean(counted))
     assert twice.error == pytest.approx(np.sqrt(2 * np.var(counted, ddof=1) / 10))  # the variances add
     assert (twice.seeds, twice.degrees) == ((), pytest.approx(18))
-    assert effects.fall(A)(made).seeds == pytest.approx([0.4] * 10)
+    assert effects.fall(made, A).seeds == pytest.approx([0.4] * 10)
     assert made.routing_share(A).tolist() == pytest.approx([0.75] * 10)
-    assert effects.routed((A, B))(made).estimate.mean == pytest.approx(0.75)
-    assert effects.routed((A,), (B,))(made).estimate.mean == pytest.approx(0)
+    assert effects.routed(made, (A, B)).estimate.mean == pytest.approx(0.75)
+    assert effects.routed(made, (A,), (B,)).estimate.mean == pytest.approx(0)
     assert made.tables([B, A])["runs"]["arm"].unique().tolist() == ["B", "A"]
     with pytest.raises(NotRun, match=r"C \(made\)"):
         made.final(Arm("C", "made", "cispo"))
@@ -383,18 +368,18 @@ def test_the_numbers_of_arms_are_those_of_their_runs_paired_by_seed(made: Record
 def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: Recorded) -> None:
     # grad_norm is seed + 1 in both arms; those of A collapse, so they are the higher ones. Its seed 0 is falling when
     # it ends, too late to be judged: it is neither collapsed nor stable.
-    area = effects.area([A, B], "grad_norm")(made).estimate
+    area = effects.area(made, [A, B], "grad_norm").estimate
     collapsed, stable = [seed + 1 for seed in range(1, 10)], [seed + 1 for seed in range(10)]
     pairs = [(x > y) + (x == y) / 2 for x in collapsed for y in stable]
     assert area.mean == pytest.approx(np.mean(pairs))
     # Next to the reward itself, which tells the arms apart at once.
     reward = early_warning.auc(*made.stable_or_collapsed([A, B]), "reward", falls=True).mean
-    beside = effects.announces([A, B], "grad_norm")(made)
+    beside = effects.announces(made, [A, B], "grad_norm")
     low, high = beside.estimate.low, beside.estimate.high
     assert beside.estimate.mean == pytest.approx(area.mean - reward)
     assert beside.seeds == ()
     assert beside.error == pytest.approx((high - low) / 2 / 2.262, rel=1e-3)
-    same = effects.announces([A, B], "reward")(made).estimate
+    same = effects.announces(made, [A, B], "reward").estimate
     assert (same.mean, same.low, same.high) == (0, 0, 0)
 
 
@@ -414,10 +399,10 @@ def test_announcing_a_collapse_has_the_error_of_runs_whose_horizon_the_left_out_
         pd.DataFrame(runs, columns=["arm", "seed", "collapsed"]),
     )
     monkeypatch.setattr(Recorded, "stable_or_collapsed", lambda self, of: tables)
-    whole = effects.announces([A, B], "grad_norm")(NOWHERE)
+    whole = effects.announces(NOWHERE, [A, B], "grad_norm")
     assert (whole.estimate.mean, whole.error, whole.degrees) == pytest.approx((-0.5, 0.75, 3))
     # Eleven steps ahead seed 0's horizon is step 9, before the jump; what collapses at step 5 cannot warn.
-    assert effects.announces([A, B], "grad_norm", 11)(NOWHERE).estimate.mean == pytest.approx(0.25 - 0.125)
+    assert effects.announces(NOWHERE, [A, B], "grad_norm", 11).estimate.mean == pytest.approx(0.25 - 0.125)
 
 
 def test_without_runs_the_command_says_what_to_run_and_writes_nothing(
@@ -462,12 +447,12 @@ def audited(tmp_path: Path) -> Recorded:
 
 
 def test_gradients_are_compared_checkpoint_by_checkpoint(audited: Recorded) -> None:
-    assert paired("usefulness", OTHER, LOSS)(audited).seeds == pytest.approx((0.4, 1.4, 2.4))
-    assert paired("usefulness", LOSS.replayed(), LOSS)(audited).seeds == pytest.approx((0.2,) * 3)
-    assert paired("gain", OTHER, LOSS)(audited).seeds == pytest.approx((0.2, 0.7, 1.2))  # over √(1 + SNR) = 2
-    twice = effects.interaction("usefulness", (OTHER, LOSS), (LOSS, OTHER))(audited)
+    assert effects.paired(audited, "usefulness", OTHER, LOSS).seeds == pytest.approx((0.4, 1.4, 2.4))
+    assert effects.paired(audited, "usefulness", LOSS.replayed(), LOSS).seeds == pytest.approx((0.2,) * 3)
+    assert effects.paired(audited, "gain", OTHER, LOSS).seeds == pytest.approx((0.2, 0.7, 1.2))  # over √(1 + SNR) = 2
+    twice = effects.interaction(audited, "usefulness", (OTHER, LOSS), (LOSS, OTHER))
     assert (twice.estimate.mean, twice.error) == pytest.approx((2.8, np.sqrt(2 / 3)))  # of 0.4, 1.4 and 2.4
-    assert effects.clipped(OTHER, LOSS, 16)(audited).estimate.mean == pytest.approx(40)
+    assert effects.clipped(audited, OTHER, LOSS, 16).estimate.mean == pytest.approx(40)
     with pytest.raises(NotRun, match=r"other \+ R2 \(made\)"):
         audited.gradient(OTHER.replayed(), "usefulness", 16)
     with pytest.raises(NotRun, match=r"C \(absent\)"):
@@ -527,7 +512,7 @@ def test_what_r2_does_is_compared_seed_by_seed_in_rollout_1(monkeypatch: pytest.
 )
 def test_a_contrast_is_right_where_all_of_it_lies_above_0(intervals: list[tuple[float, float]], sign: str) -> None:
     seen = [Measurement(estimate(low, high)) for low, high in intervals]
-    contrast = Contrast("", "", tuple(lambda study, each=each: each for each in seen))  # type: ignore[misc]
+    contrast = claims.Contrast("", "", tuple(lambda study, each=each: each for each in seen))  # type: ignore[misc]
     assert contrast.sign(NOWHERE) == (seen, sign)
 
 

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench import cli
-from steadymoe.bench.config import compose
+from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config.compose import Run
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.score import arms as standard_arms
 from steadymoe.bench.score.recorded import Arm
@@ -37,10 +38,14 @@ def known_arms() -> list[Arm]:
     return [arm for name, value in named if name.isupper() for arm in arms_in(value)]
 
 
+def runs_of(row: Experiment, *overrides: str) -> list[Run]:
+    return [run for words in row.commands(overrides) for run in compose.plan(words)]
+
+
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
 def test_hydra_composes_the_runs_of_a_row(row: Experiment) -> None:
     trunk = ["start_from=null"] if "start_from" in row.sets else []  # which need not be there
-    runs = [run for words in row.commands for run in compose.plan([*words, *trunk])]
+    runs = runs_of(row, *trunk)
     assert len(runs) == row.runs
     assert {run.config.experiment_name for run in runs} == {row.recorded_as}
     if not (row.audits or trunk):
@@ -51,8 +56,7 @@ def test_hydra_composes_the_runs_of_a_row(row: Experiment) -> None:
 def test_recorded_runs_have_the_hashes_of_the_table() -> None:
     for name in ("study_best", "study_minirl", "gates_dense"):
         kept = pd.read_parquet(ROOT / "results" / "reference" / "data" / name / "runs.parquet")
-        runs = [run for words in TABLE[name].commands for run in compose.plan(words)]
-        assert set(kept["config_hash"]) == {run.config_hash for run in runs}
+        assert set(kept["config_hash"]) == {run.config_hash for run in runs_of(TABLE[name])}
 
 
 def test_every_arm_is_one_that_an_experiment_runs() -> None:
@@ -105,12 +109,47 @@ def test_the_command_of_a_run_makes_that_run(tmp_path: Path, capsys: pytest.Capt
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("row", [row for row in TABLE.values() if row.also], ids=lambda row: row.name)
+def test_the_command_of_a_run_makes_it_alone_in_an_experiment_of_several_sweeps(row: Experiment) -> None:
+    for run in runs_of(row, f"seed={row.seeds[0]}"):
+        (again,) = runs_of(row, *shlex.split(run.command)[4:])
+        assert again.folder == run.folder
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("study_best", "seed=3"),
+        ("study_best", "seed=3 algorithm=gspo"),
+        ("study_best", "seed=3 algorithm=grpo,gspo"),  # none gets the other's rate
+        ("routers", "seed=200 optimizer.router_factor=1.0"),
+        ("routers", "seed=200,201 optimizer.router_factor=0.1"),  # frozen and dense ones have another
+        ("centering", "seed=203 engine.strength=0.2 updates_per_rollout=8"),
+    ],
+)
+def test_overrides_choose_among_the_runs_of_all_sweeps(name: str, overrides: str) -> None:
+    def has(run: Run, key: str, values: str) -> bool:
+        return str(run.choices.get(key, identity.flatten(run.plain).get(key))) in values.split(",")
+
+    asked = [word.split("=") for word in overrides.split()]
+    expected = {run.folder for run in runs_of(TABLE[name]) if all(has(run, *each) for each in asked)}
+    chosen = [run.folder for run in runs_of(TABLE[name], *overrides.split())]
+    assert len(chosen) == len(expected) > 1
+    assert set(chosen) == expected
+
+
+def test_overrides_may_name_what_no_sweep_has() -> None:
+    assert len(runs_of(TABLE["study_best"], "seed=3", "algorithm=vespo")) == 1
+    assert len(runs_of(TABLE["centering_tuning"], "seed=101")) == TABLE["centering_tuning"].runs
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["run", "study_bset"],
         ["run", "study_best", "--redoo"],
         ["run", "study_best", "algorithm=nothing"],
+        ["run", "study_best", "algorithm=["],
         ["run", "--keep"],
         ["--format", "gif"],
     ],

@@ -1,4 +1,4 @@
-"""The task countdown: its arithmetic against Python's own, what it accepts, demonstrates and refuses."""
+"""The task countdown: its arithmetic against Python's own, its demonstrations and prompts."""
 
 import re
 from collections import Counter
@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadymoe.bench.tasks import is_held_out
 from steadymoe.bench.tasks.countdown import Countdown, value
 
 
@@ -61,96 +60,25 @@ def test_what_python_cannot_read_has_no_value(text: str) -> None:
         assert value(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("7*3+5", 26),
-        ("7*(3+5)", 56),
-        ("5+7*3", 26),
-        ("9-5-3", 1),
-        ("9-(5-3)", 7),
-        ("8/4/2", 1),
-        ("8/(4/2)", 4),
-        ("8/4*2", 4),
-        ("2*9/6", 3),  # the product first, so no remainder
-        ("9/6*2", None),  # a remainder on the way
-        ("7/2", None),
-        ("7/0", None),
-        ("7/(3-3)", None),
-        ("(3-8)/5", -1),
-        ("0/5", 0),
-        ("007", 7),
-        ("((4))", 4),
-        ("", None),
-        ("()", None),
-        ("(4", None),
-        ("4)", None),
-        ("4+", None),
-        ("+4", None),
-        ("-4", None),
-        ("4--4", None),
-        ("4**2", None),
-        ("4//2", None),
-        ("2(3)", None),
-        ("(2)(3)", None),
-        ("2 3", None),
-        ("2+3 ", None),
-        ("2=2", None),
-        ("x", None),
-        ("2\n", None),
-    ],
-)
-def test_value(expression: str, expected: int | None) -> None:
-    assert value(expression) == expected
+VALUES = "7*3+5=26 7*(3+5)=56 5+7*3=26 9-5-3=1 9-(5-3)=7 8/4/2=1 8/(4/2)=4 8/4*2=4 (3-8)/5=-1 0/5=0 007=7 ((4))=4"
+VALUES += " 2*9/6=3"  # the product first, so no remainder
+# Divisions with a remainder on the way or by zero, and what is no expression.
+WITHOUT = [
+    *("9/6*2", "7/2", "7/0", "7/(3-3)", "", "()", "(4", "4)", "4+", "+4", "-4", "4--4", "4**2", "4//2", "2(3)"),
+    *("(2)(3)", "2 3", "2+3 ", "2=2", "x", "2\n"),
+]
+
+
+def test_values_by_hand() -> None:
+    expected = {expression: int(number) for expression, number in (each.split("=") for each in VALUES.split())}
+    assert {expression: value(expression) for expression in expected} == expected
+    assert [expression for expression in WITHOUT if value(expression) is not None] == []
 
 
 @pytest.mark.parametrize("text", ["(" * 100_000 + "4" + ")" * 100_000, "(" * 100_000, "9" * 10_000])
 def test_however_deep_or_long_a_response_is_it_is_only_wrong(text: str) -> None:
     assert value(text) is None
     assert countdown().score("4 9=4:", text, finished=True) == 0.0
-
-
-# --- scores ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("response", "finished", "score"),
-    [
-        ("7*3+5", True, 1.0),
-        ("5+3*7", True, 1.0),
-        ("5+(7*3)", True, 1.0),
-        ("((7*3))+5", True, 1.0),
-        ("7*3+5", False, 0.0),
-        ("7*(3+5)", True, 0.0),  # not the target
-        ("26", True, 0.0),  # not a given number
-        ("5*5+1", True, 0.0),  # 5 is given once, 1 not at all
-        ("7+7+7+5", True, 0.0),
-        ("3*7+5+5-5", True, 0.0),
-        ("07*3+5", True, 0.0),  # 07 is not how 7 is given
-        ("7*3+5=26", True, 0.0),
-        ("7*3+5:", True, 0.0),
-        ("7 *3+5", True, 0.0),
-        ("7*3+5<pad>", True, 0.0),
-        ("٧*3+5", True, 0.0),
-        ("7*3+", True, 0.0),
-        ("", True, 0.0),
-    ],
-)
-def test_score(response: str, finished: bool, score: float) -> None:
-    assert countdown().score("3 5 7=26:", response, finished) == score
-
-
-def test_a_number_may_be_left_out_and_one_given_twice_used_twice() -> None:
-    task = countdown()
-    assert task.score("2 5 6=30:", "5*6", finished=True) == 1.0
-    assert [task.score("4 4=8:", response, finished=True) for response in ("4+4", "4*4", "4+4-4+4")] == [1.0, 0.0, 0.0]
-    assert task.score("4 5=8:", "4+4", finished=True) == 0.0
-    assert task.score("1 2 12=12:", "12", finished=True) == 1.0
-
-
-def test_an_operator_that_the_task_has_not_is_wrong() -> None:
-    assert countdown(operators="+-").score("2 3=6:", "2*3", finished=True) == 0.0
-    assert countdown(operators="+*").score("2 3=6:", "2*3", finished=True) == 1.0
 
 
 # --- demonstrations ----------------------------------------------------------------------------------
@@ -166,8 +94,6 @@ def test_demonstrations_without_noise_are_right_and_use_every_number_once(operat
         assert set(re.findall(r"\D", answer)) <= set(operators)
         assert by_python(answer) == int(target)
         assert task.score(prompt, answer, finished=True) == 1.0
-        assert len(answer) + 1 <= task.max_new_tokens - task.spare_tokens
-        assert len(task.tokenizer(prompt + answer)["input_ids"]) == len(prompt + answer)
 
 
 def test_every_right_answer_is_demonstrated() -> None:
@@ -191,18 +117,6 @@ def test_a_prompt_without_an_answer_cannot_be_demonstrated() -> None:
 # --- prompts -----------------------------------------------------------------------------------------
 
 
-def test_training_and_held_out_prompts_never_overlap_and_no_order_of_numbers_makes_a_twin() -> None:
-    task = countdown(max_numbers=3, largest_number=4, operators="+-")  # few, so that both streams draw all of theirs
-    training = set(task.sample(5000, np.random.default_rng(4)))
-    held_out = set(task.sample(3000, np.random.default_rng(4), held_out=True))
-    assert training
-    assert held_out
-    assert all(map(is_held_out, held_out))
-    assert not training & held_out
-    given = [[int(number) for number in prompt.split("=")[0].split(" ")] for prompt in training | held_out]
-    assert all(numbers == sorted(numbers) for numbers in given)
-
-
 def test_prompts_respect_every_bound_and_reach_it() -> None:
     task = countdown(largest_number=12, largest_target=30)
     prompts = task.sample(3000, np.random.default_rng(5))
@@ -211,45 +125,6 @@ def test_prompts_respect_every_bound_and_reach_it() -> None:
     targets = [int(problem[2]) for problem in problems if problem]
     assert len(targets) == len(prompts)
     assert {len(each) for each in numbers} == {2, 3, 4}
+    assert all(each == sorted(each) for each in numbers)  # so no order of numbers makes a twin in the other stream
     assert {number for each in numbers for number in each} == set(range(1, 13))
     assert set(targets) == set(range(1, 31))
-
-
-def test_a_generators_seed_decides_prompts_and_demonstrations() -> None:
-    task = countdown()
-
-    def made(seed: int) -> list[str]:
-        generator = np.random.default_rng(seed)
-        prompts = task.sample(20, generator)
-        return prompts + task.demonstrations(prompts, 0.2, generator)
-
-    assert made(7) == made(7) != made(8)
-
-
-@pytest.mark.parametrize(("largest", "spare"), [(9, 0), (99, 4)])
-def test_the_longest_demonstration_and_its_end_fit_with_the_spare_tokens_left(largest: int, spare: int) -> None:
-    task = countdown(max_numbers=3, largest_number=largest, spare_tokens=spare)
-    longest = f"{largest}+{largest}+{largest}{task.tokenizer.eos_token}"
-    assert task.max_new_tokens == len(task.tokenizer(longest)["input_ids"]) + spare
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"min_numbers": 1}, r"task\.min_numbers"),
-        ({"min_numbers": 5}, r"task\.max_numbers <= 6, .* got 5 and 4"),
-        ({"max_numbers": 7}, r"task\.max_numbers <= 6, .* got 2 and 7"),
-        ({"largest_number": 0}, r"task\.largest_number"),
-        ({"largest_target": 0}, r"task\.largest_target"),
-        ({"operators": ""}, r"task\.operators"),
-        ({"operators": "++"}, r"task\.operators"),
-        ({"operators": "+%"}, r"task\.operators .* got '\+%'"),
-        ({"spare_tokens": -1}, r"task\.spare_tokens"),
-        ({"version": 2}, r"task\.version"),
-        ({"largest_target": 1, "operators": "+"}, "leave no training prompts"),  # two numbers make two at least
-    ],
-)
-def test_a_wrong_number_is_refused_by_its_name(wrong: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named) as refusal:
-        countdown(**wrong)
-    assert "\n" not in str(refusal.value)

@@ -1,189 +1,422 @@
-"""The chain task: its answers against Python's own arithmetic, its scores, its two streams of prompts."""
+"""The tasks of this folder: answers, scores, noise, the two streams of prompts, refused numbers, and the tokenizer.
+
+``test_countdown.py`` has the arithmetic of countdown, ``test_reasoning_gym.py`` the datasets of another package.
+"""
 
 import re
 from collections import Counter
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from conftest import MICRO
+from torch.testing import assert_close
 
-from steadymoe.bench.tasks import is_held_out
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.tasks import Task, is_held_out
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.tasks.characters import character_tokenizer
+from steadymoe.bench.tasks.countdown import Countdown
+from steadymoe.bench.tasks.ledger import Ledger
+from steadymoe.bench.tasks.selection import Selection
+from steadymoe.bench.tasks.sort import Sort
+from steadymoe.bench.training.forward import forward
+from steadymoe.bench.training.sampling import sample
+from steadymoe.models import build
+
+TASKS: dict[str, tuple[type, dict[str, Any]]] = {
+    "chain": (Chain, {"min_operands": 3, "max_operands": 8, "modulus": 10}),
+    "sort": (Sort, {"symbols": "0123456789", "min_length": 3, "max_length": 8}),
+    "ledger": (Ledger, {"min_forks": 4, "max_forks": 8, "fillers": 14}),
+    "selection": (Selection, {"symbols": "0123456789", "length": 12, "passes": 5}),
+    "countdown": (
+        Countdown,
+        {"min_numbers": 2, "max_numbers": 4, "largest_number": 9, "largest_target": 99, "operators": "+-*/"},
+    ),
+}
 
 
-def chain(**changed: int) -> Chain:
-    return Chain(**{"min_operands": 3, "max_operands": 8, "modulus": 10, "spare_tokens": 2} | changed)
+def made(name: str, **changed: Any) -> Any:
+    cls, numbers = TASKS[name]
+    return cls(**numbers | {"spare_tokens": 2} | changed)
 
 
-def running_values(prompt: str, modulus: int) -> list[int]:
-    """By Python's eval of every prefix, bracketed from the left."""
-    digits, symbols = re.findall(r"\d", prompt), re.findall(r"[-+*]", prompt)
-    expression, values = digits[0], []
-    for symbol, digit in zip(symbols, digits[1:], strict=True):
-        expression = f"({expression}{symbol}{digit})"
-        values.append(eval(expression) % modulus)
-    return values
+def near(share: float, expected: float, n: int) -> bool:
+    """Whether a share of n draws is within four standard deviations of the expected one."""
+    return abs(share - expected) <= 4 * np.sqrt(expected * (1 - expected) / n)
 
 
-@pytest.fixture(scope="module")
-def prompts() -> list[str]:
-    return chain().sample(2000, np.random.default_rng(0))
+def uniform(counts: Counter[Any], among: set[Any]) -> bool:
+    n = sum(counts.values())
+    return set(counts) == among and all(near(count / n, 1 / len(among), n) for count in counts.values())
 
 
-def test_the_documented_example() -> None:
-    assert chain().demonstrations(["3+7*2-5="], 0.0, np.random.default_rng(0)) == ["005"]
+# --- answers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("modulus", [2, 7, 10])
-def test_demonstrations_without_noise_are_the_running_values_and_score_one(modulus: int) -> None:
-    task, generator = chain(modulus=modulus), np.random.default_rng(1)
-    prompts = task.sample(500, generator)
-    for prompt, answer in zip(prompts, task.demonstrations(prompts, 0.0, generator), strict=True):
-        assert [int(digit) for digit in answer] == running_values(prompt, modulus)
-        assert task.score(prompt, answer, finished=True) == 1.0
+def operations(prompt: str) -> list[tuple[str, str]]:
+    return list(zip(re.findall(r"[-+*]", prompt), re.findall(r"\d", prompt)[1:], strict=True))
 
 
-def wrong_steps(prompt: str, answer: str) -> list[bool]:
-    """Which steps do not follow from the one before, right or wrong."""
-    digits, symbols = re.findall(r"\d", prompt), re.findall(r"[-+*]", prompt)
-    befores = [digits[0], *answer[:-1]]
-    return [
-        eval(f"{before}{symbol}{digit}") % 10 != int(after)
-        for before, symbol, digit, after in zip(befores, symbols, digits[1:], answer, strict=True)
-    ]
+def cells(text: str) -> list[tuple[str, int, str]]:
+    """Sign, digit and slot of each cell of a ledger, a prompt or an answer."""
+    return [(sign, int(digit), slot) for sign, digit, slot in re.findall(r"([-+.])(\d)(\d|_)", text)]
 
 
-def test_noise_one_is_wrong_at_every_step(prompts: list[str]) -> None:
-    answers = chain().demonstrations(prompts, 1.0, np.random.default_rng(2))
-    assert all(all(wrong_steps(prompt, answer)) for prompt, answer in zip(prompts, answers, strict=True))
+def moved(value: int, sign: str, digit: int) -> int:
+    return (value + {"+": 1, "-": -1, ".": 0}[sign] * digit) % 10
 
 
-def test_the_rate_of_wrong_steps_is_the_noise_and_a_wrong_digit_is_uniform(prompts: list[str]) -> None:
-    answers = chain().demonstrations(prompts, 0.3, np.random.default_rng(3))
-    wrong = [step for prompt, answer in zip(prompts, answers, strict=True) for step in wrong_steps(prompt, answer)]
-    four_sigma = 4 * np.sqrt(0.3 * 0.7 / len(wrong))
-    assert np.mean(wrong) == pytest.approx(0.3, abs=four_sigma)
-    ones = ["4+3="] * 3000  # 7 is right: nine wrong digits, each a ninth
-    shares = Counter(chain().demonstrations(ones, 1.0, np.random.default_rng(4)))
-    assert set(shares) == set("012345689")
-    assert all(shares[digit] / 3000 == pytest.approx(1 / 9, abs=4 * np.sqrt(1 / 9 * 8 / 9 / 3000)) for digit in shares)
+def passes(line: str, count: int) -> list[str]:
+    """The lines of a selection sort, by slicing."""
+    lines = []
+    for front in range(count):
+        place = front + line[front:].index(min(line[front:]))
+        swapped = list(line)
+        swapped[front], swapped[place] = line[place], line[front]
+        line = "".join(swapped)
+        lines.append(line)
+    return lines
 
 
-# --- scores ------------------------------------------------------------------------------------------
+def right(task: Any, prompt: str) -> str:
+    """The only right answer, by Python's eval of every prefix, by ``sorted`` or by slicing."""
+    if isinstance(task, Chain):
+        expression, values = prompt[0], ""
+        for symbol, digit in operations(prompt):
+            expression = f"({expression}{symbol}{digit})"
+            values += str(eval(expression) % task.modulus)
+        return values
+    if isinstance(task, Ledger):
+        expression, answer = prompt[-1], ""
+        for sign, digit, _ in cells(prompt):
+            expression += "" if sign == "." else f"{sign}{digit}"
+            answer += f"{sign}{digit}{eval(expression) % 10}"
+        return answer
+    if isinstance(task, Selection):
+        return "".join(passes(prompt, task.passes))
+    return "".join(sorted(prompt.removesuffix("="), key=task.symbols.index))
 
 
 @pytest.mark.parametrize(
-    ("response", "finished", "score"),
+    ("name", "prompt", "answer"),
     [
-        ("005", True, 1.0),
-        ("995", True, 1.0),  # right by luck
-        ("004", True, 0.0),
-        ("005", False, 0.0),
-        ("", True, 0.0),
-        ("5", True, 0.0),
-        ("05", True, 0.0),
-        ("0055", True, 0.0),
-        ("0050", True, 0.0),
-        ("+05", True, 0.0),
-        ("0=5", True, 0.0),
-        ("a05", True, 0.0),
-        (" 05", True, 0.0),
-        ("0٣5", True, 0.0),  # a digit, but not an ASCII one
-        ("00٥", True, 0.0),
-        ("0<pad>5", True, 0.0),
+        ("chain", "3+7*2-5=", "005"),
+        ("sort", "5291=", "1259"),
+        ("ledger", "+3_.8_-4_5", "+38.88-44"),
+        ("selection", "3120", "01230123"),
     ],
 )
-def test_score(response: str, finished: bool, score: float) -> None:
-    assert chain().score("3+7*2-5=", response, finished) == score
+def test_the_documented_example(name: str, prompt: str, answer: str) -> None:
+    task = made(name, **({"length": 4, "passes": 2} if name == "selection" else {}))
+    assert task.demonstrations([prompt], 0.0, np.random.default_rng(0)) == [answer]
 
 
-def test_exactly_one_final_digit_is_right(prompts: list[str]) -> None:
-    for prompt in prompts[:100]:
-        zeros = "0" * (len(prompt) // 2 - 2)
-        scores = [chain().score(prompt, f"{zeros}{final}", finished=True) for final in range(10)]
-        assert scores.index(1.0) == running_values(prompt, 10)[-1]
-        assert sum(scores) == 1
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        *[("chain", {"modulus": modulus}) for modulus in (2, 7, 10)],
+        *[("sort", {}), ("sort", {"symbols": "zZa9"}), ("ledger", {}), ("selection", {})],
+    ],
+)
+def test_demonstrations_without_noise_are_right_and_score_one(name: str, changed: dict[str, Any]) -> None:
+    task, generator = made(name, **changed), np.random.default_rng(1)
+    prompts = task.sample(300, generator)
+    for prompt, answer in zip(prompts, task.demonstrations(prompts, 0.0, generator), strict=True):
+        assert answer == right(task, prompt)
+        assert task.score(prompt, answer, finished=True) == 1.0
+        assert task.score(prompt, answer, finished=False) == 0.0
+        for wrong in (answer + answer[-1], answer[1:]):
+            assert task.score(prompt, wrong, finished=True) == 0.0
 
 
-# --- prompts -----------------------------------------------------------------------------------------
+# Next to the above: task, what is changed, prompt, right and wrong responses.
+SCORES: list[tuple[str, dict[str, Any], str, list[str], list[str]]] = [
+    (
+        *("chain", {}, "3+7*2-5="),
+        ["005", "995"],  # one is right by luck
+        [*("004", "", "5", "05", "0055", "0050", "+05", "0=5", "a05", " 05"), "0٣5", "00٥", "0<pad>5"],
+    ),
+    ("sort", {}, "5291=", ["1259"], ["9521", "1250", "125", "12599", "1259=", "", "<pad>1259"]),
+    (
+        *("ledger", {}, "+3_.8_-4____5"),
+        ["+38.88-44", "000000004"],  # the last value alone is rewarded
+        ["+38.88-45", "+38.88-4", "+38.88-444", "+38.88-4\u0664", ""],
+    ),
+    ("selection", {"length": 4, "passes": 2}, "3120", ["01230123", "99990123"], ["01230132", ""]),
+    (
+        *("countdown", {}, "3 5 7=26:"),
+        ["7*3+5", "5+3*7", "5+(7*3)", "((7*3))+5"],
+        [
+            *("7*(3+5)", "7*3+", "", "7*3+5=26", "7*3+5:", "7 *3+5", "7*3+5<pad>", "٧*3+5"),
+            *("26", "5*5+1", "7+7+7+5", "3*7+5+5-5"),  # numbers that are not given, or not as often
+            "07*3+5",  # which is not how 7 is given
+        ],
+    ),
+    ("countdown", {}, "2 5 6=30:", ["5*6"], []),  # a number may be left out
+    ("countdown", {}, "4 4=8:", ["4+4"], ["4*4", "4+4-4+4"]),
+    ("countdown", {}, "4 5=8:", [], ["4+4"]),
+    ("countdown", {}, "1 2 12=12:", ["12"], []),
+    ("countdown", {"operators": "+-"}, "2 3=6:", [], ["2*3"]),
+    ("countdown", {"operators": "+*"}, "2 3=6:", ["2*3"], []),
+]
 
 
-def test_training_and_held_out_prompts_never_overlap() -> None:
-    task = chain(max_operands=3, modulus=4)  # few prompts exist, so that both streams draw all of theirs
+@pytest.mark.parametrize(("name", "changed", "prompt", "right", "wrong"), SCORES)
+def test_score(name: str, changed: dict[str, Any], prompt: str, right: list[str], wrong: list[str]) -> None:
+    task = made(name, **changed)
+    expected = dict.fromkeys(right, 1.0) | dict.fromkeys(wrong, 0.0)
+    assert {response: task.score(prompt, response, finished=True) for response in expected} == expected
+    assert not any(task.score(prompt, response, finished=False) for response in expected)
+
+
+# --- noise -----------------------------------------------------------------------------------------------------------
+
+
+def errors(name: str, prompt: str, answer: str) -> list[bool]:
+    """Which steps that noise may change do not follow from what stands before them, right or wrong."""
+    if name == "chain":
+        befores = [prompt[0], *answer[:-1]]
+        steps = zip(befores, operations(prompt), answer, strict=True)
+        return [eval(f"{before}{symbol}{digit}") % 10 != int(after) for before, (symbol, digit), after in steps]
+    if name == "sort":
+        return [given != wanted for given, wanted in zip(answer, right(made("sort"), prompt), strict=True)]
+    if name == "ledger":
+        befores = [prompt[-1], *answer[2::3][:-1]]
+        found = [(s, int(slot) != moved(int(b), s, d)) for b, (s, d, slot) in zip(befores, cells(answer), strict=True)]
+        assert not any(is_wrong for sign, is_wrong in found if sign == ".")  # fillers are always right
+        return [is_wrong for sign, is_wrong in found if sign != "."]
+    lines = [prompt, *(answer[start : start + len(prompt)] for start in range(0, len(answer), len(prompt)))]
+    for front, (line, following) in enumerate(pairwise(lines)):
+        assert following[:front] == line[:front]
+        assert Counter(following) == Counter(line)
+    return [lines[front + 1][front] != min(lines[front][front:]) for front in range(len(lines) - 1)]
+
+
+@pytest.mark.parametrize("name", ["chain", "sort", "ledger", "selection"])
+def test_the_rate_of_wrong_steps_is_the_noise_and_later_steps_follow_from_them(name: str) -> None:
+    task, generator = made(name), np.random.default_rng(3)
+    prompts = task.sample(1000, generator)
+    for noise in (0.3, 1.0):
+        answers = task.demonstrations(prompts, noise, generator)
+        wrong = [each for pair in zip(prompts, answers, strict=True) for each in errors(name, *pair)]
+        # Where a list has one symbol left, selection cannot err.
+        assert near(np.mean(wrong), noise, len(wrong)) or (noise == 1 and name == "selection" and np.mean(wrong) > 0.99)
+
+
+@pytest.mark.parametrize(("name", "prompt"), [("chain", "4+3="), ("sort", "7="), ("ledger", "+3_4")])
+def test_a_wrong_step_is_uniform_over_the_wrong_symbols(name: str, prompt: str) -> None:
+    answers = made(name).demonstrations([prompt] * 3000, 1.0, np.random.default_rng(4))
+    assert uniform(Counter(answer[-1] for answer in answers), set("012345689"))
+
+
+# --- prompts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "few", "number"),
+    [
+        ("chain", {"max_operands": 3, "modulus": 4}, 4**3 * 3**2),
+        ("sort", {"symbols": "012", "min_length": 2, "max_length": 4}, 3**2 + 3**3 + 3**4),
+        ("ledger", {"min_forks": 1, "max_forks": 1, "fillers": 0}, 2 * 10 * 10),
+        ("selection", {"symbols": "012", "length": 4, "passes": 2}, 3**4),
+        ("countdown", {"max_numbers": 3, "largest_number": 4, "operators": "+-"}, None),
+    ],
+)
+def test_training_and_held_out_prompts_never_overlap_and_together_are_all(
+    name: str, few: dict[str, Any], number: int | None
+) -> None:
+    task = made(name, **few)
     training = set(task.sample(20_000, np.random.default_rng(5)))
     held_out = set(task.sample(4_000, np.random.default_rng(5), held_out=True))
-    assert not training & held_out
-    assert len(training | held_out) == 4**3 * 3**2, "together they are all prompts"
+    assert training
+    assert held_out
     assert all(map(is_held_out, held_out))
-    assert len(held_out) / len(training | held_out) == pytest.approx(1 / 8, abs=0.05)
+    assert not any(map(is_held_out, training))
+    if number is not None:
+        assert len(training | held_out) == number
 
 
-def test_the_number_of_operands_is_uniform_between_its_bounds(prompts: list[str]) -> None:
-    counts = Counter(len(prompt) // 2 for prompt in prompts)
-    assert set(counts) == {3, 4, 5, 6, 7, 8}
-    four_sigma = 4 * np.sqrt(1 / 6 * 5 / 6 / len(prompts))
-    assert all(count / len(prompts) == pytest.approx(1 / 6, abs=four_sigma) for count in counts.values())
+def test_an_eighth_of_all_prompts_is_held_out() -> None:
+    assert near(np.mean([is_held_out(f"{number}+1=") for number in range(10_000)]), 1 / 8, 10_000)
 
 
-def test_prompts_use_all_digits_below_the_modulus_and_all_operators() -> None:
-    prompts = chain(modulus=6).sample(300, np.random.default_rng(6))
-    assert set("".join(prompts)) == set("012345+-*=")
-    assert all(re.fullmatch(r"\d([-+*]\d){2,7}=", prompt) for prompt in prompts)
+@pytest.mark.parametrize("name", TASKS)
+def test_a_generators_seed_decides_prompts_and_demonstrations(name: str) -> None:
+    def drawn(seed: int) -> list[str]:
+        task, generator = made(name), np.random.default_rng(seed)
+        prompts = task.sample(20, generator)
+        return prompts + task.demonstrations(prompts, 0.2, generator)
+
+    assert drawn(7) == drawn(7) != drawn(8)
 
 
-def test_a_generators_seed_decides_the_prompts() -> None:
-    one, same, other = (chain().sample(20, np.random.default_rng(seed)) for seed in (7, 7, 8))
-    assert one == same != other
+def test_prompts_are_uniform_between_their_bounds() -> None:
+    chains, lists = (made(name).sample(3000, np.random.default_rng(6)) for name in ("chain", "sort"))
+    assert uniform(Counter(len(prompt) // 2 for prompt in chains), set(range(3, 9)))
+    assert uniform(Counter(len(prompt) - 1 for prompt in lists), set(range(3, 9)))
+    assert uniform(Counter("".join(prompt.removesuffix("=") for prompt in lists)), set("0123456789"))
+    below_six = made("chain", modulus=6).sample(300, np.random.default_rng(6))
+    assert set("".join(below_six)) == set("012345+-*=")
+    assert all(re.fullmatch(r"\d([-+*]\d){2,7}=", prompt) for prompt in below_six)
+
+
+@pytest.mark.parametrize(("fillers", "tokens"), [(0, 19), (14, 61), (36, 127), (76, 247)])
+def test_fillers_make_a_ledger_longer_and_leave_its_forks(fillers: int, tokens: int) -> None:
+    task, generator = made("ledger", fillers=fillers), np.random.default_rng(2)
+    prompts = task.sample(2000, generator)
+    assert uniform(Counter(prompt.count("+") + prompt.count("-") for prompt in prompts), {4, 5, 6, 7, 8})
+    assert {prompt.count(".") for prompt in prompts} == {fillers}
+    assert {len(prompt) for prompt in prompts} == {3 * (8 + fillers) + 1}
+    lengths = [len(answer) + 1 for answer in task.demonstrations(prompts, 0.0, generator)]
+    assert np.mean(lengths) == pytest.approx(tokens, abs=0.5)
+    assert 3 * (8 + fillers) + 1 + task.max_new_tokens <= 512, "positions of model=flat"
+
+
+def test_a_cell_and_its_copy_stand_equally_far_apart() -> None:
+    task, generator = made("ledger"), np.random.default_rng(3)
+    for prompt in task.sample(50, generator):
+        whole = prompt + task.demonstrations([prompt], 0.0, generator)[0]
+        for at in range(len(prompt), len(whole), 3):
+            assert whole[at : at + 2] == whole[at - len(prompt) : at - len(prompt) + 2]
+            # The value before it is three back.
+            assert int(whole[at + 2]) == moved(int(whole[at - 1]), whole[at], int(whole[at + 1]))
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spare", [0, 3])
-def test_the_longest_right_answer_and_its_end_fit_with_the_spare_tokens_left(spare: int) -> None:
-    task = chain(max_operands=5, spare_tokens=spare)
-    longest = task.demonstrations(["1+1+1+1+1="], 0.0, np.random.default_rng(0))[0]
-    tokens = task.tokenizer(longest + task.tokenizer.eos_token)["input_ids"]
-    assert task.max_new_tokens == len(tokens) + spare
-
-
-# --- tokenizer ---------------------------------------------------------------------------------------
-
-
-def test_a_token_is_a_character_and_text_survives_the_round_trip(prompts: list[str]) -> None:
-    tokenizer = chain().tokenizer
-    for prompt in prompts[:50]:
-        tokens = tokenizer(prompt)["input_ids"]
-        assert len(tokens) == len(prompt)
-        assert tokenizer.decode(tokens) == prompt
-    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
-    assert tokenizer("12" + tokenizer.eos_token)["input_ids"][2:] == [1]
-    assert sorted(tokenizer("0123456789+-*=")["input_ids"]) == list(range(2, 16))
-
-
-def test_padding_is_on_the_left_by_default() -> None:
-    padded = chain().tokenizer(["1+2=", "1+2+3="], padding=True)
-    assert padded["attention_mask"][0] == [0, 0, 1, 1, 1, 1]
-    assert padded["input_ids"][0][:2] == [0, 0]
-
-
-@pytest.mark.parametrize("text", ["a", "1/2", "1 2", "1\n", "٣"])
-def test_an_unknown_character_is_an_error(text: str) -> None:
-    with pytest.raises(Exception, match="UNK"):
-        character_tokenizer("0123456789+-*=")(text)
-
-
-# --- numbers -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "changed", "longest"),
+    [
+        ("chain", {"max_operands": 5}, "2345"),
+        ("sort", {"max_length": 5}, "00112"),
+        ("ledger", {"min_forks": 1, "max_forks": 2, "fillers": 1}, "+38.88-44"),
+        ("selection", {"length": 4, "passes": 2}, "01230123"),
+        ("countdown", {"max_numbers": 3}, "9+9+9"),
+        ("countdown", {"max_numbers": 3, "largest_number": 99}, "99+99+99"),
+    ],
+)
+def test_the_longest_right_answer_and_its_end_fit_with_the_spare_tokens_left(
+    name: str, changed: dict[str, Any], longest: str, spare: int
+) -> None:
+    task: Task = made(name, **changed, spare_tokens=spare)
+    assert task.max_new_tokens == len(task.tokenizer(longest + str(task.tokenizer.eos_token))["input_ids"]) + spare
 
 
 @pytest.mark.parametrize(
-    ("wrong", "named"),
+    ("name", "wrong", "named"),
     [
-        ({"min_operands": 1}, r"task\.min_operands"),
-        ({"min_operands": 9}, r"task\.max_operands"),
-        ({"modulus": 1}, r"task\.modulus"),
-        ({"modulus": 11}, r"task\.modulus"),
-        ({"spare_tokens": -1}, r"task\.spare_tokens"),
-        ({"version": 2}, r"task\.version"),
+        *[(name, {"spare_tokens": -1}, r"task\.spare_tokens") for name in TASKS],
+        *[(name, {"version": 2}, rf"task {name} is at version 1; got task\.version=2") for name in TASKS],
+        ("chain", {"min_operands": 1}, r"task\.min_operands"),
+        ("chain", {"min_operands": 9}, r"task\.max_operands"),
+        ("chain", {"modulus": 1}, r"task\.modulus"),
+        ("chain", {"modulus": 11}, r"task\.modulus"),
+        ("sort", {"symbols": "0"}, r"task\.symbols"),
+        ("sort", {"symbols": "011"}, r"task\.symbols"),
+        ("sort", {"symbols": "01="}, r"task\.symbols"),
+        ("sort", {"symbols": "01٣"}, r"task\.symbols"),
+        ("sort", {"min_length": 1}, r"task\.min_length"),
+        ("sort", {"min_length": 9}, r"task\.max_length; got 9 and 8"),
+        ("sort", {"symbols": "xy", "min_length": 2, "max_length": 2}, "leave no held-out prompts"),
+        ("ledger", {"min_forks": 9}, r"task\.min_forks"),
+        ("ledger", {"min_forks": 0}, r"task\.min_forks"),
+        ("ledger", {"fillers": -1}, r"task\.fillers"),
+        ("selection", {"passes": 12}, r"task\.passes"),
+        ("selection", {"passes": 0}, r"task\.passes"),
+        ("selection", {"symbols": "aab"}, r"task\.symbols"),
+        ("countdown", {"min_numbers": 1}, r"task\.min_numbers"),
+        ("countdown", {"min_numbers": 5}, r"task\.max_numbers <= 6, .* got 5 and 4"),
+        ("countdown", {"max_numbers": 7}, r"task\.max_numbers <= 6, .* got 2 and 7"),
+        ("countdown", {"largest_number": 0}, r"task\.largest_number"),
+        ("countdown", {"largest_target": 0}, r"task\.largest_target"),
+        ("countdown", {"operators": ""}, r"task\.operators"),
+        ("countdown", {"operators": "++"}, r"task\.operators"),
+        ("countdown", {"operators": "+%"}, r"task\.operators .* got '\+%'"),
+        # Two numbers make two at least.
+        ("countdown", {"largest_target": 1, "operators": "+"}, "leave no training prompts"),
     ],
 )
-def test_a_wrong_number_is_refused_by_its_name(wrong: dict[str, int], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        chain(**wrong)
+def test_a_wrong_number_is_refused_by_its_name(name: str, wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named) as refusal:
+        made(name, **wrong)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["task=ledger", "task.fillers=-1"], "fillers"),
+        (["task=ledger", "task.fillers=78"], "512"),
+        (["task=selection", "task.length=120"], "512"),
+        (["cold_start.noise=1"], "noise"),
+        (["cold_start.noise=-0.1"], "noise"),
+        (["probe.fraction=1.5"], "fraction"),
+    ],
+)
+def test_a_run_of_a_wrong_number_is_refused_in_one_line(words: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        compose.plan(["model=flat", *words])
+    assert "\n" not in str(caught.value)
+
+
+def test_prompts_and_responses_beyond_the_models_positions_are_refused_unless_it_is_given_more() -> None:
+    words = ["model=micro", "task=sort", "task.min_length=300", "task.max_length=300"]
+    refused = r"prompts of 301 tokens and responses of 303 need 604 positions; model\.config\.max_position_\w+ is 512"
+    with pytest.raises(ConfigError, match=refused):
+        compose.plan(words)
+    with pytest.raises(ConfigError, match="is 603"):
+        compose.plan([*words, "model.config.max_position_embeddings=603"])
+    assert compose.plan([*words, "model.config.max_position_embeddings=604"])
+    # By the family's own name.
+    assert build.positions({"_target_": "transformers.GPT2Config", "n_positions": 20}) == 20
+    assert build.positions({"_target_": "transformers.BloomConfig"}) is None
+
+
+# --- tokenizer -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_token_is_a_character_and_text_survives_the_round_trip(name: str) -> None:
+    task, generator = made(name), np.random.default_rng(0)
+    prompts = task.sample(50, generator)
+    for prompt, answer in zip(prompts, task.demonstrations(prompts, 0.3, generator), strict=True):
+        tokens = task.tokenizer(prompt + answer)["input_ids"]
+        assert len(tokens) == len(prompt + answer)
+        assert task.tokenizer.decode(tokens) == prompt + answer
+        assert len(answer) + 1 <= task.max_new_tokens - task.spare_tokens
+
+
+def test_ids_end_and_padding_of_the_tokenizer() -> None:
+    tokenizer = character_tokenizer("0123456789+-*=")
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
+    assert tokenizer("12" + str(tokenizer.eos_token))["input_ids"][2:] == [1]
+    assert sorted(tokenizer("0123456789+-*=")["input_ids"]) == list(range(2, 16))
+    padded = tokenizer(["1+2=", "1+2+3="], padding=True)  # on the left
+    assert padded["attention_mask"][0] == [0, 0, 1, 1, 1, 1]
+    assert padded["input_ids"][0][:2] == [0, 0]
+    for text in ("a", "1/2", "1 2", "1\n", "٣"):
+        with pytest.raises(Exception, match="UNK"):
+            tokenizer(text)
+
+
+def test_a_response_of_200_tokens_is_sampled_as_it_is_trained() -> None:
+    task = made("sort", min_length=200, max_length=200)
+    model = build.build(MICRO, task.tokenizer, 0, "cpu")
+    encoded = task.tokenizer(task.sample(2, np.random.default_rng(5)), return_tensors="pt")
+    rollout = sample(
+        model,
+        encoded,
+        responses=1,
+        end=-1,  # no token, so that no response ends early
+        max_new_tokens=task.max_new_tokens,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert rollout.logprobs_BT.shape == (2, 203)
+    with torch.no_grad():
+        assert_close(forward(model, rollout.sequences, "fp32").logprobs_BT, rollout.logprobs_BT, atol=2e-5, rtol=0)

@@ -62,7 +62,6 @@ def test_the_losses_of_routers_are_weighed_by_their_coefficients(model: PreTrain
     tokens_BS = torch.arange(2, 14).view(2, 6)
     sequences = Sequences(tokens_BS, torch.ones_like(tokens_BS), 3)
     now = forward(model, sequences, "fp32")
-    assert now.executed_LBFK is not None
     mask_N = sequences.route_mask_BF.flatten()
     balance = load_balancing_loss(now.router_logits_LNE, now.executed_LBFK.flatten(1, 2), mask_N)
     expected = 0.3 * balance + 0.2 * z_loss(now.router_logits_LNE, mask_N)
@@ -81,7 +80,6 @@ def test_relative_noise_follows_the_spread_of_each_tokens_logits(model: PreTrain
                 with RouteRecorder(sampler) as recorder:
                     sampler(input_ids=tokens)
                     routed = recorder.take(tokens.numel())
-                    assert routed is not None
                     found.append(routed.logits_LNE[0])
             for router in routers(model):
                 router.get_parameter("weight").div_(scale)

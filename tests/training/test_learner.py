@@ -1,5 +1,6 @@
 """Gradient updates in a run: micro-batches, the loss's memory, what losses ask for, shaped rewards, sampling."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
+from steadymoe.algorithms.parts import dimensions_of
 from steadymoe.bench.config import compose, identity
 from steadymoe.bench.config.schema import Overlong
 from steadymoe.bench.config.validate import ConfigError
@@ -22,9 +24,13 @@ from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training import trainer as trainer_module
 from steadymoe.bench.training.forward import Extras, forward
 from steadymoe.bench.training.learner import Learner, Measured
+from steadymoe.bench.training.microbatches import MicroBatch
+from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import Decoding, Rollout, join, roll_out
 from steadymoe.bench.training.trainer import Trainer, overlong_penalty, shaped_rewards
 from steadymoe.models import build
+from steadymoe.models.engine import Truncated
+from steadymoe.models.selection import NO_ROUTE
 
 
 def trainer(tmp_path: Path, *words: str) -> Trainer:
@@ -35,11 +41,22 @@ def trainer(tmp_path: Path, *words: str) -> Trainer:
     return Trainer(model, task, config)
 
 
+def begun(made: Trainer, step: int = 1) -> tuple[Rollout, list[list[MicroBatch]], OldPolicy]:
+    """A rollout, its mini-batches and its old policy."""
+    rollout, _, _ = made.sample(step)
+    minibatches = made.minibatches(step)
+    return rollout, minibatches, made.learner.old_policy(rollout, minibatches)
+
+
+def advantages(rollout: Rollout) -> Tensor:
+    """Always the same normal numbers, one for each response, (B, T)."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(len(rollout.scores_B), 1, generator=generator) * rollout.sequences.response_mask_BT
+
+
 def updated(made: Trainer, updates: int = 2) -> list[Measured]:
     """Gradient updates on one rollout of two mini-batches, with advantages of both signs."""
-    sampled_, _, _ = made.sample(1)
-    minibatches = made.minibatches(1)
-    old = made.learner.old_policy(sampled_, minibatches)
+    sampled_, minibatches, old = begun(made)
     signs_B1 = torch.tensor([1.0, -1.0]).repeat(len(sampled_.scores_B) // 2)[:, None]
     advantages_BT = signs_B1 * sampled_.sequences.response_mask_BT
     return [made.learner.update(sampled_, old, advantages_BT, rows_M) for rows_M in minibatches[:updates]]
@@ -82,12 +99,6 @@ def test_a_loss_that_needs_the_whole_mini_batch_is_never_split(tmp_path: Path, a
     for rows_M, groups_M in seen:  # rows share a group where they share a prompt
         assert torch.equal(groups_M[:, None] == groups_M, (rows_M // 8)[:, None] == rows_M // 8)
         assert len(groups_M.unique()) == 2
-
-
-def test_the_ratio_is_exactly_one_before_the_first_update_in_micro_batches_too(tmp_path: Path) -> None:
-    (first, _) = updated(trainer(tmp_path, "microbatch=5"))
-    assert first.overall["token_ratio_max"] == 1
-    assert first.overall["token_ratio_variance"] == 0
 
 
 def test_an_impossible_micro_batch_is_refused(tmp_path: Path) -> None:
@@ -169,7 +180,6 @@ def test_router_log_probabilities_are_those_at_the_position_before_a_token(model
     made = sampled(model, task)
     with torch.no_grad():
         now = forward(model, made.sequences, "fp32")
-    assert now.routes_LBFK is not None
     found_LBTE = now.router_logprobs_LBTE
     width = made.sequences.response_width
     for layer, logits_NE in enumerate(now.router_logits_LNE):
@@ -184,15 +194,12 @@ def test_the_most_likely_tokens_and_the_sampled_one_are_recorded(
 ) -> None:
     prompts = ["1+2+3=", "5*4-3="]
     made = roll_out(model, task, prompts, 4, torch.Generator().manual_seed(0), Decoding(top_k=top_k))
-    assert made.top_tokens_BTK is not None
-    assert made.top_logprobs_BTK is not None
     plain = roll_out(model, task, prompts, 4, torch.Generator().manual_seed(0))
     assert torch.equal(plain.sequences.tokens_BS, made.sequences.tokens_BS)
     tokens_BT = made.sequences.tokens_BS[:, -made.sequences.response_width :]
     with torch.no_grad():
         extras = Extras(top_tokens_BTK=made.top_tokens_BTK)
         again_BTK = forward(model, made.sequences, "fp32", extras).top_logprobs_BTK
-    assert again_BTK is not None
     for row, column in made.sequences.response_mask_BT.nonzero().tolist():
         tokens, logprobs = made.top_tokens_BTK[row, column], made.top_logprobs_BTK[row, column]
         assert len(tokens) == min(top_k, len(task.tokenizer)) + 1
@@ -211,7 +218,6 @@ def test_gradients_flow_through_the_most_likely_tokens(model: PreTrainedModel, t
     """The last of them is the sampled token: its log-probability has the gradient of the plain one."""
     made = roll_out(model, task, ["1+2+3=", "5*4-3="], 4, torch.Generator().manual_seed(0), Decoding(top_k=3))
     now = forward(model, made.sequences, "fp32", Extras(top_tokens_BTK=made.top_tokens_BTK))
-    assert now.top_logprobs_BTK is not None
     weights_BT = made.sequences.response_mask_BT * torch.arange(1, now.logprobs_BT.shape[1] + 1)
     one, other = (
         torch.autograd.grad((weights_BT * values_BT).sum(), list(model.parameters()), retain_graph=True)
@@ -242,9 +248,7 @@ def test_rewards_lose_what_is_overlong_and_the_kl_of_their_tokens() -> None:
 def test_a_kl_term_in_the_reward_is_subtracted_before_advantages(tmp_path: Path) -> None:
     made = trainer(tmp_path, "algorithm.kl.coefficient=0.5", "algorithm.kl.place=reward", "algorithm.kl.estimator=k1")
     updated(made)  # away from the cold start
-    sampled_, _, _ = made.sample(2)
-    old = made.learner.old_policy(sampled_, made.minibatches(2))
-    assert old.reference_logprobs_BT is not None
+    sampled_, _, old = begun(made, 2)
     mask_BT = sampled_.sequences.response_mask_BT
     kl_B = ((old.logprobs_BT - old.reference_logprobs_BT) * mask_BT).sum(-1)
     assert kl_B.abs().min() > 0
@@ -254,20 +258,17 @@ def test_a_kl_term_in_the_reward_is_subtracted_before_advantages(tmp_path: Path)
 
 def test_the_trainer_takes_the_overlong_penalty_from_the_reward(tmp_path: Path) -> None:
     made = trainer(tmp_path, "algorithm=dapo")
-    sampled_, _, _ = made.sample(1)
+    sampled_, _, old = begun(made)
     lengths_B = sampled_.sequences.response_mask_BT.sum(-1)
     assert made.task.max_new_tokens == 5
     expected_B = sampled_.scores_B - 0.5 * (lengths_B - 4).clamp(0, 1)
     assert (lengths_B == 5).any()
-    old = made.learner.old_policy(sampled_, made.minibatches(1))
     assert_close(made.rewards(sampled_, old), expected_B)
 
 
 def test_the_reference_of_the_kl_stays_at_the_cold_start(tmp_path: Path) -> None:
     made = trainer(tmp_path, "algorithm.kl.coefficient=0.1")
-    sampled_, _, _ = made.sample(1)
-    minibatches = made.minibatches(1)
-    first = made.learner.old_policy(sampled_, minibatches)
+    sampled_, minibatches, first = begun(made)
     assert torch.equal(first.logprobs_BT, first.reference_logprobs_BT)
     updated(made)
     second = made.learner.old_policy(sampled_, minibatches)
@@ -330,34 +331,29 @@ def test_a_step_counts_all_that_was_sampled_and_trains_on_what_is_left(
 
 
 def test_rollouts_of_different_widths_are_joined_on_their_tokens(model: PreTrainedModel, task: Chain) -> None:
-    def said(prompt: str) -> Rollout:
-        return roll_out(model, task, [prompt], 4, torch.Generator().manual_seed(1), Decoding(top_k=3))
-
-    parts = [said("1+2+3="), said("1+2+3*4-5=")]
-    together = join(parts)
-    first = 0
-    for part in parts:
-        rows = torch.arange(first, first + 4)
-        first += 4
-        ours = together.rows(rows)
-        assert torch.equal(
-            ours.sequences.tokens_BS[ours.sequences.mask_BS.bool()],
-            part.sequences.tokens_BS[part.sequences.mask_BS.bool()],
-        )
-        mask_BT, part_BT = ours.sequences.response_mask_BT.bool(), part.sequences.response_mask_BT.bool()
-        assert torch.equal(ours.logprobs_BT[mask_BT], part.logprobs_BT[part_BT])
-        assert torch.equal(ours.top_tokens_BTK[mask_BT], part.top_tokens_BTK[part_BT])  # type: ignore[index]
-        now_LNE, then_LNE = ours.router_logprobs_LBTE[:, mask_BT], part.router_logprobs_LBTE[:, part_BT]  # type: ignore[index]
-        assert torch.equal(now_LNE, then_LNE)
+    decoding = Decoding(engine=Truncated(top_k=8, replay_mask=True), top_k=3, gates=True)
+    prompts = ("1+2+3=", "1+2+3*4-5=")
+    parts = [roll_out(model, task, [text], 4, torch.Generator().manual_seed(1), decoding) for text in prompts]
+    together = join([parts[0], parts[1].padded(0, 2)])
+    assert (together.routes_LBFK[:, ~together.sequences.route_mask_BF] == NO_ROUTE).all()
+    assert not together.gates_LBFK[together.routes_LBFK == NO_ROUTE].any()
+    assert together.kept_BTV[~together.sequences.response_mask_BT.bool()].all()
+    for number, part in enumerate(parts):
+        ours = together.rows(torch.arange(4 * number, 4 * number + 4))
+        tokens = [each.sequences.tokens_BS[each.sequences.mask_BS.bool()] for each in (ours, part)]
+        assert torch.equal(*tokens)
+        for each in fields(Rollout):
+            letters, values = dimensions_of(each) or "", []
+            for rollout in (ours, part):
+                sequences, of = rollout.sequences, getattr(rollout, each.name)
+                mask = sequences.route_mask_BF if "F" in letters else sequences.response_mask_BT.bool()
+                values.append(of[:, mask] if letters.startswith("L") else of[mask] if "T" in letters else of)
+            assert not letters or torch.equal(*values), each.name
         with torch.no_grad():
-            again = forward(model, ours.sequences, "fp32")
-        assert_close(again.logprobs_BT[mask_BT], part.logprobs_BT[part_BT], atol=1e-5, rtol=0)
-        assert_close(again.router_logprobs_LBTE[:, mask_BT], now_LNE, atol=1e-5, rtol=0)
-        assert ours.routes_LBFK is not None
-        assert part.routes_LBFK is not None
-        assert torch.equal(
-            ours.routes_LBFK[:, ours.sequences.route_mask_BF], part.routes_LBFK[:, part.sequences.route_mask_BF]
-        )
+            again, alone = (forward(model, rollout.sequences, "fp32") for rollout in (ours, part))
+        mask_BT, part_BT = ours.sequences.response_mask_BT.bool(), part.sequences.response_mask_BT.bool()
+        assert_close(again.logprobs_BT[mask_BT], alone.logprobs_BT[part_BT], atol=1e-5, rtol=0)
+        assert_close(again.router_logprobs_LBTE[:, mask_BT], ours.router_logprobs_LBTE[:, mask_BT], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

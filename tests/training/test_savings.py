@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from test_execute import PROPORTIONAL, planned
-from test_learner import trainer
+from test_learner import begun, trainer
 from torch.testing import assert_close
 
 from steadymoe.bench.config.validate import ConfigError
@@ -30,13 +30,11 @@ def weights(made: Trainer) -> torch.Tensor:
 
 def updated(made: Trainer, order: Sequence[int] = (0, 1)) -> list[Measured]:
     """Updates on two mini-batches of one rollout; half of the groups, and all of the second, have no advantage."""
-    rollout, _, _ = made.sample(1)
+    rollout, minibatches, old = begun(made)
     advantages_BT = torch.linspace(-1, 1.5, len(rollout.scores_B))[:, None] * rollout.sequences.response_mask_BT
-    plain = [torch.cat([part.rows_M for part in minibatch]) for minibatch in made.minibatches(1)]
+    plain = [torch.cat([part.rows_M for part in minibatch]) for minibatch in minibatches]
     advantages_BT[plain[0][:8]] = 0.0
     advantages_BT[plain[1]] = 0.0
-    minibatches = made.minibatches(1)
-    old = made.learner.old_policy(rollout, minibatches)
     return [
         made.learner.update(rollout, old, advantages_BT, minibatches[which], first=update == 0)
         for update, which in enumerate(order)
@@ -98,7 +96,7 @@ def test_an_update_is_the_same_with_shared_prompts_and_without(tmp_path: Path, m
 def test_what_is_drawn_stays_the_same_when_finished_responses_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many = [*WORDS, "task.spare_tokens=12", "rollout.responses=32"]
+    many = [*WORDS, "task.spare_tokens=12", "rollout.responses=32", "routing=r3_gates"]
     fed: list[int] = []
     made = trainer(tmp_path, *many)
     made.model.register_forward_pre_hook(
@@ -110,13 +108,10 @@ def test_what_is_drawn_stays_the_same_when_finished_responses_leave(
     assert min(fed[1:]) < len(ours.scores_B)  # some have left
     assert torch.equal(ours.sequences.tokens_BS, theirs.sequences.tokens_BS)
     assert torch.equal(ours.scores_B, theirs.scores_B)
-    assert ours.routes_LBFK is not None
-    assert theirs.routes_LBFK is not None
     assert torch.equal(ours.routes_LBFK, theirs.routes_LBFK)
     assert_close(ours.logprobs_BT, theirs.logprobs_BT, atol=5e-6, rtol=0)
+    assert_close(ours.gates_LBFK, theirs.gates_LBFK, atol=1e-5, rtol=0)
     mask_BT = ours.sequences.response_mask_BT.bool()
-    assert ours.router_logprobs_LBTE is not None
-    assert theirs.router_logprobs_LBTE is not None
     assert_close(ours.router_logprobs_LBTE[:, mask_BT], theirs.router_logprobs_LBTE[:, mask_BT], atol=5e-5, rtol=0)
 
 
@@ -173,8 +168,7 @@ def test_the_sampler_stands_in_for_the_old_policy_and_is_checked(tmp_path: Path)
 def test_a_near_tie_of_a_router_does_not_end_a_run(tmp_path: Path) -> None:
     """One token in a hundred may be far apart, two may not."""
     made = trainer(tmp_path, "savings.sampler_as_old=1")
-    rollout, _, _ = made.sample(1)
-    old = made.learner.old_policy(rollout, made.minibatches(1))
+    rollout, _, old = begun(made)
     old_policy.check_sampler(rollout, old)
     places = rollout.sequences.response_mask_BT.nonzero()
     for share, ends in ((0.01, False), (0.02, True)):
@@ -192,7 +186,6 @@ def test_measuring_little_trains_the_same(tmp_path: Path) -> None:
     for made in (every, little):
         execute.execute(made)
     facts = record.read_run(little.folder)
-    assert facts is not None
     assert facts["status"] == "finished"
     ours, theirs = (record.read_table(made.folder, "steps") for made in (little, every))
     assert ours["reward"].iloc[0] == theirs["reward"].iloc[0]

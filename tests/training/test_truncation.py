@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_execute import PROPORTIONAL, assert_resumes
-from test_learner import trainer, updated
+from test_learner import begun, trainer, updated
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -19,7 +19,7 @@ from steadymoe.bench.config.fits import memory_needs
 from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.runs import record
 from steadymoe.bench.training.forward import forward
-from steadymoe.bench.training.sampling import Rollout, join
+from steadymoe.bench.training.sampling import Rollout
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models.engine import Truncated
 
@@ -59,7 +59,6 @@ def test_the_kept_tokens_are_those_of_transformers_warpers(top_p: float, top_k: 
     ):
         scores_BV = warper(ids, scores_BV)
     kept_BV = Truncated(top_p=top_p, top_k=top_k, min_p=min_p).kept(logprobs_BV)
-    assert kept_BV is not None
     assert torch.equal(kept_BV, scores_BV.isfinite())
     assert kept_BV.sum(-1).unique().numel() > 1 or top_k
 
@@ -76,19 +75,16 @@ def test_the_kept_tokens_by_hand() -> None:
     }
     for engine, expected in by_hand.items():
         kept_BV = engine.kept(logprobs_BV)
-        assert kept_BV is not None
         assert kept_BV.int().tolist() == expected, engine
 
 
 def test_without_the_mask_the_ratio_of_trainer_over_sampler_is_the_kept_probability(tmp_path: Path) -> None:
     made = trainer(tmp_path, *WORDS)
-    rollout, _, _ = made.sample(1)
-    old = made.learner.old_policy(rollout, made.minibatches(1))
+    rollout, _, old = begun(made)
     tokens_BT, mask_BT = responses(rollout)
     with torch.no_grad():
         logprobs_NV = whole_logprobs(made, rollout)[mask_BT]
     kept_NV = made.sampler.engine.kept(logprobs_NV)
-    assert kept_NV is not None
     assert kept_NV.gather(-1, tokens_BT[mask_BT][:, None]).all()
     kept_N = (logprobs_NV.exp() * kept_NV).sum(-1)
     assert kept_N.unique().numel() > 10
@@ -100,12 +96,9 @@ def test_without_the_mask_the_ratio_of_trainer_over_sampler_is_the_kept_probabil
 
 def test_with_the_mask_every_forward_is_normalised_over_the_samplers_tokens(tmp_path: Path) -> None:
     made = trainer(tmp_path, *REPLAY, *PROPORTIONAL, "probe.fraction=1.0", "algorithm.kl.coefficient=0.1")
-    rollout, _, _ = made.sample(1)
-    minibatches = made.minibatches(1)
-    old = made.learner.old_policy(rollout, minibatches)
+    rollout, minibatches, old = begun(made)
     tokens_BT, mask_BT = responses(rollout)
     kept_BTV = rollout.kept_BTV
-    assert kept_BTV is not None
     assert kept_BTV[~mask_BT].all()
     assert not kept_BTV[mask_BT].all()
 
@@ -116,11 +109,9 @@ def test_with_the_mask_every_forward_is_normalised_over_the_samplers_tokens(tmp_
     before_BT = replayed_BT()
     assert_close(old.logprobs_BT * mask_BT, before_BT, atol=1e-4, rtol=0)
     assert_close(rollout.logprobs_BT, before_BT, atol=1e-4, rtol=0)
-    assert old.reference_logprobs_BT is not None
     assert torch.equal(old.reference_logprobs_BT, old.logprobs_BT)  # the cold start is the policy still
 
     probe, _ = made.probe(1, rollout, old, old)
-    assert probe is not None
     (part,) = minibatches[0]
     now = made.learner.forwards(made.model, rollout, part)
     rows = part.rows_M
@@ -141,20 +132,6 @@ def test_with_the_mask_every_forward_is_normalised_over_the_samplers_tokens(tmp_
     with torch.no_grad():
         moved_BT = replayed_BT() - before_BT
     assert_close(columns["log_ratio_moment_free"], moved_BT[mask_BT].square().mean(), atol=1e-9, rtol=1e-2)
-
-
-def test_a_joined_rollout_keeps_its_masks_and_padding_is_not_masked(tmp_path: Path) -> None:
-    made = trainer(tmp_path, *REPLAY)
-    (one, _, _), (other, _, _) = made.sample(1), made.sample(2)
-    assert one.kept_BTV is not None
-    assert other.kept_BTV is not None
-    wide = join([one.padded(0, 2), other.padded(1, 0)])
-    assert wide.kept_BTV is not None
-    width = one.kept_BTV.shape[1]
-    assert torch.equal(wide.kept_BTV[: len(one.scores_B), :width], one.kept_BTV)
-    assert wide.kept_BTV[~wide.sequences.response_mask_BT.bool()].all()
-    few = torch.tensor([3, 1])
-    assert torch.equal(wide.rows(few).kept_BTV, wide.kept_BTV[few])  # type: ignore[arg-type]
 
 
 def test_an_update_with_the_mask_is_not_one_without(tmp_path: Path) -> None:
