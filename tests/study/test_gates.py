@@ -247,7 +247,7 @@ def test_an_arm_of_the_study_that_loses_its_reward_in_one_rollout_is_named(sound
     assert [kept[arm.label].mean for arm in (PAPERS, PAPERS_R2)] == pytest.approx([0.9, 0.7])
     assert kept[GSPO_R2.label].n == 0
     text = page.text(sound, None, list(gates.gates(sound).values()), "")
-    assert f"Below: {PAPERS_R2.label}." in text
+    assert f": {PAPERS_R2.label}." in text
     assert "What a seed buys" in text
     assert "## Answers" not in text  # the gates alone
     (row,) = (line for line in text.splitlines() if line.startswith(f"| {GSPO_R2.label} "))
