@@ -139,7 +139,8 @@ def test_a_report_joins_two_checkpoints_and_names_what_is_unfinished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made(tmp_path, seeds=2)
-    words = ["--results", str(tmp_path), "--experiment", "noise", "--format", "svg", "--losses", "grpo,gspo"]
+    words = ["--results", str(tmp_path), "--experiment", "noise", "--format", "svg"]
+    words += ["--losses", "gspo", "--against", "grpo"]
     assert steadymoe(monkeypatch, "audit", "report", *words) == 0
     printed = capsys.readouterr().out
     assert "noise-audit-part-over_drift.svg" in printed  # a part replaces no whole report
@@ -180,7 +181,7 @@ REFUSED = {
     "nothing there": (["--experiment", "other"], "audits/other"),
     "a path": (["--experiment", "../noise"], "'../noise'"),
     "a loss": (["--experiment", "noise", "--losses", "grop"], "'grop'"),
-    "a comparison": (["--experiment", "noise", "--against", "grop"], "'grop' to compare with"),
+    "a comparison": (["--experiment", "noise", "--against", "grop"], "no loss 'grop'"),
     "a drift": (["--experiment", "noise", "--drift", "3"], "choose from 0, 4"),
     "a format": (["--experiment", "noise", "--format", "gif"], "gif"),
     "kept in part": (["--experiment", "noise", "--keep", "kept", "--losses", "grpo"], "--losses"),
