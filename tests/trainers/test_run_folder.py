@@ -20,6 +20,10 @@ CONFIG = {
 }
 
 
+def live_record(folder: Path) -> run_folder.LiveRecord:
+    return run_folder.LiveRecord(folder, run_folder.facts(NAMES, "1.0", {}, CONFIG, "python train.py"))
+
+
 @pytest.mark.parametrize(
     ("is_whole", "error", "status"),
     [
@@ -32,18 +36,24 @@ CONFIG = {
 def test_an_error_before_the_end_is_how_a_run_ended(
     is_whole: bool, error: type[BaseException], status: str, tmp_path: Path
 ) -> None:
-    live = run_folder.LiveRecord(tmp_path, run_folder.facts(NAMES, "1.0", {}, CONFIG, "python train.py"))
-
     def train() -> None:
-        with live:
+        with live_record(tmp_path) as live:
             live.start(0, 1)
-            finite = {"reward": 0.5, "loss": 0.0, "entropy": 1.0, "grad_norm": 1.0}
-            live.add_step({"steps": [{"step": 1, "tokens_sampled": 2, **finite}]})
-            live.close(is_whole)
+            if is_whole:
+                finite = {"reward": 0.5, "loss": 0.0, "entropy": 1.0, "grad_norm": 1.0}
+                live.add_step({"steps": [{"step": 1, "tokens_sampled": 2, **finite}]})
+                live.close(is_whole=True)
             raise error("in the training, or after it")
 
     with pytest.raises(error):
         train()
-    state = record.look(tmp_path)
-    assert state.status == status
-    assert (state.facts["error"] is not None) == (status == "failed")
+    facts = record.known(tmp_path)
+    assert facts["status"] == status
+    assert (facts["error"] is not None) == (status == "failed")
+
+
+def test_a_run_that_its_trainer_stops_is_interrupted(tmp_path: Path) -> None:
+    with live_record(tmp_path) as live:
+        live.start(0, 2)
+        live.close(is_whole=False)
+    assert record.known(tmp_path)["status"] == "interrupted"
