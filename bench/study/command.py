@@ -11,6 +11,7 @@ import pandas as pd
 from steadymoe.bench.audit import archive as audits
 from steadymoe.bench.audit import command as audit
 from steadymoe.bench.report import report_page, tuning, write
+from steadymoe.bench.score.arms import GRPO, GSPO
 from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.study import experiments, page
 from steadymoe.bench.study.gates import gates
@@ -119,19 +120,13 @@ def report(results: Path, pages: Path, formats: Sequence[str]) -> tuple[str, lis
     _refuse_file(pages)
     atomic_files.replaceable(pages / "claims.md")  # before the minutes that its content takes
     study = Recorded(results)
-    measured = list(gates(study).values())
-    summary, figures, texts = (
-        [page.gate_counts(measured)],
-        [],
-        write.table_texts("gates", page.validity(measured), kinds=("md", "csv")),
-    )
-    verdicts: Verdicts | None = None
-    try:
-        verdicts = Verdicts(study)
-    except NotRun:
-        if all(gate.state == "not measured" for gate in measured):
-            raise
-    else:
+    verdicts = Verdicts(study) if any(study.has(arm) for arm in (GRPO, GSPO)) else None
+    measured = list((gates(study) if verdicts is None else verdicts.gates).values())
+    if verdicts is None and all(gate.state == "not measured" for gate in measured):
+        raise NotRun(f"{GRPO.label} ({GRPO.experiment})")
+    texts = write.table_texts("gates", page.validity(measured), kinds=("md", "csv"))
+    summary, figures = [page.gate_counts(measured)], []
+    if verdicts is not None:
         texts |= verdicts.texts()
         summary += [write.to_markdown(verdicts.summary()), verdicts.counts()]
         figures = verdicts.figures()

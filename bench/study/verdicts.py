@@ -11,7 +11,7 @@ import pandas as pd
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import report_page, tuning, write
 from steadymoe.bench.report.figures import FigureSpec
-from steadymoe.bench.score.arms import DRIFT, GRPO, GSPO
+from steadymoe.bench.score.arms import DRIFT
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.bench.study import claims, exploratory, figures
@@ -30,15 +30,10 @@ DRAWN = ("reward", "accuracy", "usefulness")
 
 
 class Verdicts:
-    """The verdicts on all claims, from recorded runs and audits.
-
-    Raises NotRun if neither GRPO nor GSPO of the study has run.
-    """
+    """The verdicts on all claims, from recorded runs and audits."""
 
     def __init__(self, study: Recorded) -> None:
         self.study = study
-        if not any(study.has(arm) for arm in (GRPO, GSPO)):
-            raise NotRun(f"{GRPO.label} ({GRPO.experiment})")
         self.gates = gates(study)
         self.audited = {name: audited(study, name, DRIFT) for name in ("study_audit", "study_audit_twin")}
         self.moe_effect = {setting: moe_effect(study, setting) for setting in ("stale", "long")}

@@ -16,7 +16,6 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.measurement import routing_drift
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.columns_of_step import rollout_columns
@@ -355,46 +354,6 @@ def test_a_temperature_is_in_the_samplers_log_probabilities(tmp_path: Path) -> N
     assert_close(
         rollout.logprobs_BT[mask_BT], hot_BTV[mask_BT].gather(-1, tokens_BT[mask_BT][:, None])[:, 0], atol=1e-4, rtol=0
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["engine=bf16", "engine.strength=1.5"], "at most 1"),
-        (["model=dense_tiny", "routing=r2"], "has no routers"),
-        (["model=dense_tiny", "routing.z_loss=0.1"], "has no routers"),
-        (["routing=pr2", "updates_per_rollout=1"], "learns from a rollout's second update on"),
-        (["routing=pr2", "routing.predictor_learning_rate=0"], "routing.predictor_learning_rate. must be above 0"),
-        (["engine=router_noise", "engine.strength=-1"], "at least 0"),
-        (["engine=stale", "engine.strength=1.5"], "whole number of steps"),
-        (["engine=exact", "engine.strength=1.0"], "has no strength"),
-        (["engine=fp8", "engine.dtype=fp4"], "bf16, fp8, int8"),
-        (["engine=fp8", "engine.scale=group"], "channel, tensor"),
-        (["routing=off", "routing.replay=r2"], "choose another routing in its place"),
-        (["engine=bf16", "engine.scale=tensor"], "bf16 has no scale to choose"),
-        (["engine=weight_noise", "engine.strength=-0.1"], "at least 0"),
-        (["engine=truncated", "engine.top_p=0"], "top_p must be above 0 and at most 1; got 0"),
-        (["engine=truncated", "engine.top_p=1.1"], "top_p must be above 0 and at most 1; got 1.1"),
-        (["engine=truncated", "engine.top_p=half"], "top_p must be a number"),
-        (["engine=truncated", "engine.top_k=-1"], "top_k must be at least 0"),
-        (["engine=truncated", "engine.top_k=2.5"], "top_k must be a whole number"),
-        (["engine=truncated", "engine.min_p=-0.1"], "min_p must be at least 0 and below 1"),
-        (["engine=truncated", "engine.min_p=1.0"], "min_p must be at least 0 and below 1"),
-        (["engine=truncated", "engine.strength=0.5"], "strength of truncated is 1, or 0 to keep every token"),
-        (["engine=truncated", "engine.top_p=1"], "keeps every token"),
-        (["engine=truncated", "engine.top_k=16"], "top_k=16 leaves out nothing of 16 tokens"),
-        (["engine=truncated", "engine.strength=0", "engine.replay_mask=true"], "without truncation there is no mask"),
-        (["engine=truncated", "engine.top_p=1", "engine.replay_mask=true"], "keeps every token"),
-        (["engine=bf16", "+engine.replay_mask=true"], "Rounding has no 'replay_mask'"),
-        (["engine=exact", "engine._target_=steadymoe.algorithms.grpo.GRPO", "~engine.strength"], "got GRPO"),
-        (["engine=truncated", "algorithm=trm"], "reads the sampler's most likely tokens"),
-        (["engine=truncated", "engine.replay_mask=true", "algorithm=score_centering"], "reads the sampler's most"),
-        (["engine=truncated", "savings.sampler_as_old=5"], "a sampler that is the trainer"),
-    ],
-)
-def test_a_dial_out_of_range_is_refused(words: list[str], answer: str) -> None:
-    with pytest.raises(ConfigError, match=answer):
-        compose.plan(words)
 
 
 @pytest.mark.parametrize(

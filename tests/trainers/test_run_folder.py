@@ -20,38 +20,40 @@ CONFIG = {
 }
 
 
-def made(folder: Path) -> run_folder.LiveRecord:
+def live_record(folder: Path) -> run_folder.LiveRecord:
     return run_folder.LiveRecord(folder, run_folder.facts(NAMES, "1.0", {}, CONFIG, "python train.py"))
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_after_the_end_of_a_run_leaves_it_as_it_ended(error: type[BaseException], tmp_path: Path) -> None:
-    live = made(tmp_path)
-
+@pytest.mark.parametrize(
+    ("is_whole", "error", "status"),
+    [
+        (True, ValueError, "finished"),  # an error after the end changes nothing
+        (True, KeyboardInterrupt, "finished"),
+        (False, ValueError, "failed"),
+        (False, KeyboardInterrupt, "interrupted"),
+    ],
+)
+def test_an_error_before_the_end_is_how_a_run_ended(
+    is_whole: bool, error: type[BaseException], status: str, tmp_path: Path
+) -> None:
     def train() -> None:
-        with live:
+        with live_record(tmp_path) as live:
             live.start(0, 1)
-            finite = {"reward": 0.5, "loss": 0.0, "entropy": 1.0, "grad_norm": 1.0}
-            live.add_step({"steps": [{"step": 1, "tokens_sampled": 2, **finite}]})
-            live.close(is_whole=True)
-            raise error("after the training")
+            if is_whole:
+                finite = {"reward": 0.5, "loss": 0.0, "entropy": 1.0, "grad_norm": 1.0}
+                live.add_step({"steps": [{"step": 1, "tokens_sampled": 2, **finite}]})
+                live.close(is_whole=True)
+            raise error("in the training, or after it")
 
     with pytest.raises(error):
         train()
-    state = record.look(tmp_path)
-    assert (state.status, state.facts["error"]) == ("finished", None)
+    facts = record.known(tmp_path)
+    assert facts["status"] == status
+    assert (facts["error"] is not None) == (status == "failed")
 
 
-@pytest.mark.parametrize(("error", "status"), [(ValueError, "failed"), (KeyboardInterrupt, "interrupted")])
-def test_an_error_before_the_end_is_how_a_run_ended(error: type[BaseException], status: str, tmp_path: Path) -> None:
-    live = made(tmp_path)
-
-    def train() -> None:
-        with live:
-            live.start(0, 2)
-            live.close(is_whole=False)
-            raise error("in the training")
-
-    with pytest.raises(error):
-        train()
-    assert record.status(tmp_path) == status
+def test_a_run_that_its_trainer_stops_is_interrupted(tmp_path: Path) -> None:
+    with live_record(tmp_path) as live:
+        live.start(0, 2)
+        live.close(is_whole=False)
+    assert record.known(tmp_path)["status"] == "interrupted"

@@ -14,9 +14,8 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms.parts import dimensions_of
-from steadymoe.bench.config import compose, identity
+from steadymoe.bench.config import identity
 from steadymoe.bench.config.schema import Overlong
-from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.tasks.chain import Chain
@@ -99,14 +98,6 @@ def test_a_loss_that_needs_the_whole_mini_batch_is_never_split(tmp_path: Path, a
     for rows_M, groups_M in seen:  # rows share a group where they share a prompt
         assert torch.equal(groups_M[:, None] == groups_M, (rows_M // 8)[:, None] == rows_M // 8)
         assert len(groups_M.unique()) == 2
-
-
-def test_an_impossible_micro_batch_is_refused(tmp_path: Path) -> None:
-    for size in (0, 2.5, "all"):
-        with pytest.raises(ConfigError, match=r"microbatch. must be"):
-            planned(tmp_path, f"microbatch={size}")
-    with pytest.raises(ConfigError, match="look at a whole mini-batch"):
-        planned(tmp_path, "microbatch=4", "routing.aux_loss=0.1")
 
 
 def test_every_stage_of_every_step_has_its_own_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,21 +347,6 @@ def test_rollouts_of_different_widths_are_joined_on_their_tokens(model: PreTrain
         assert_close(again.router_logprobs_LBTE[:, mask_BT], ours.router_logprobs_LBTE[:, mask_BT], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["algorithm=reinforce_pp"],
-        ["algorithm=grpo", "algorithm.entropy_bonus=0.1"],
-        ["algorithm=dapo", "algorithm.kl.coefficient=0.1"],
-    ],
-    ids=" ".join,
-)
-def test_dynamic_sampling_is_refused_where_it_would_drop_what_is_learned_from(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="max_rollouts above 1 drops groups"):
-        compose.plan([*words, "algorithm.sampling.max_rollouts=3"])
-    compose.plan([*words, "algorithm.sampling.max_rollouts=1"])
-
-
 # --- the advantage as a switch -----------------------------------------------------------------------
 
 
@@ -378,8 +354,6 @@ def test_the_named_advantage_is_the_one_that_is_used(tmp_path: Path) -> None:
     named = trainer(tmp_path, "algorithm=dr_grpo", "advantage=leave_one_out")
     assert type(named.advantage).__name__ == "LeaveOneOut"
     assert type(trainer(tmp_path, "algorithm=dr_grpo").advantage).__name__ == "GroupMean"
-    with pytest.raises(ConfigError, match="at least 3 responses"):
-        compose.plan(["advantage=leave_one_out_std", "rollout.responses=2"])
 
 
 # --- corrections in a run ----------------------------------------------------------------------------
@@ -395,5 +369,3 @@ def test_a_correction_is_applied_and_recorded(tmp_path: Path) -> None:
     plain = planned(tmp_path, "steps=1")
     assert plain.config_hash != made.config_hash
     assert identity.settings_hash(plain.plain, made.axes) == identity.settings_hash(made.plain, made.axes)
-    with pytest.raises(ConfigError, match="use correction=none"):
-        planned(tmp_path, "correction=tis", "algorithm=grpo", "algorithm.loss.anchor=rollout")

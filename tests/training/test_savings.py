@@ -13,7 +13,6 @@ from test_execute import PROPORTIONAL, planned
 from test_learner import begun, trainer
 from torch.testing import assert_close
 
-from steadymoe.bench.config.validate import ConfigError
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.training import decoding, microbatches, old_policy
 from steadymoe.bench.training.learner import Measured
@@ -139,12 +138,6 @@ def test_savings_that_cannot_be_made_have_a_reason(tmp_path: Path) -> None:
         (["model=gpt_oss_micro"], "layers of sliding_attention"),
     ):
         assert trainer(tmp_path, *words).learner.forwards.unshared == reason
-    for word in ("savings.sampler_as_old=0", "savings.sampler_as_old=true", "savings.share_prompts=1"):
-        with pytest.raises(ConfigError, match=word.partition("=")[0]):
-            planned(tmp_path, word)
-    for word in ("engine=bf16", "engine=truncated", "precision=bf16", "routing=pr2"):
-        with pytest.raises(ConfigError, match="a sampler that is the trainer"):
-            planned(tmp_path, "savings.sampler_as_old=5", word)
 
 
 def test_the_sampler_stands_in_for_the_old_policy_and_is_checked(tmp_path: Path) -> None:

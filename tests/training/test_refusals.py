@@ -1,0 +1,81 @@
+"""Overrides that no run can have: each is refused in one line, before anything is made."""
+
+import pytest
+
+from steadymoe.bench.config import compose
+from steadymoe.bench.config.validate import ConfigError
+
+REFUSED = {
+    # Engines.
+    "engine=bf16 engine.strength=1.5": "at most 1",
+    "engine=router_noise engine.strength=-1": "at least 0",
+    "engine=weight_noise engine.strength=-0.1": "at least 0",
+    "engine=stale engine.strength=1.5": "whole number of steps",
+    "engine=exact engine.strength=1.0": "has no strength",
+    "engine=fp8 engine.dtype=fp4": "bf16, fp8, int8",
+    "engine=fp8 engine.scale=group": "channel, tensor",
+    "engine=bf16 engine.scale=tensor": "bf16 has no scale to choose",
+    "engine=truncated engine.top_p=0": "top_p must be above 0 and at most 1; got 0",
+    "engine=truncated engine.top_p=1.1": "top_p must be above 0 and at most 1; got 1.1",
+    "engine=truncated engine.top_p=half": "top_p must be a number",
+    "engine=truncated engine.top_k=-1": "top_k must be at least 0",
+    "engine=truncated engine.top_k=2.5": "top_k must be a whole number",
+    "engine=truncated engine.min_p=-0.1": "min_p must be at least 0 and below 1",
+    "engine=truncated engine.min_p=1.0": "min_p must be at least 0 and below 1",
+    "engine=truncated engine.strength=0.5": "strength of truncated is 1, or 0 to keep every token",
+    "engine=truncated engine.top_p=1": "keeps every token",
+    "engine=truncated engine.top_k=16": "top_k=16 leaves out nothing of 16 tokens",
+    "engine=truncated engine.strength=0 engine.replay_mask=true": "without truncation there is no mask",
+    "engine=truncated engine.top_p=1 engine.replay_mask=true": "keeps every token",
+    "engine=bf16 +engine.replay_mask=true": "Rounding has no 'replay_mask'",
+    "engine=exact engine._target_=steadymoe.algorithms.grpo.GRPO ~engine.strength": "got GRPO",
+    "engine=truncated algorithm=trm": "reads the sampler's most likely tokens",
+    "engine=truncated engine.replay_mask=true algorithm=score_centering": "reads the sampler's most",
+    # Routing and the dials of routers.
+    "model=dense_tiny routing=r2": "has no routers",
+    "model=dense_tiny routing.z_loss=0.1": "has no routers",
+    "routing=off routing.replay=r2": "choose another routing in its place",
+    "routing=pr2 updates_per_rollout=1": "learns from a rollout's second update on",
+    "routing=pr2 routing.predictor_learning_rate=0": "routing.predictor_learning_rate` must be above 0",
+    "model=dense_micro cold_start.aux_loss=0.02": "dense and has no routers: cold_start.aux_loss",
+    "model=dense_micro optimizer.router_factor=5": "dense and has no routers: optimizer.router_factor",
+    "+model.config.router_scale=0": "router_scale must be a number above 0; got 0",
+    "cold_start.router_factor=0": "`cold_start.router_factor` must be above 0",
+    "routing=freeze optimizer.router_factor=5": "routing=freeze keeps routers",
+    # Numbers of a family.
+    "model=mixtral_micro +model.config.router_dtype=fp8": "must be float32 or bfloat16; got 'fp8'",
+    "model=dense_micro +model.config.router_dtype=float32": "router_dtype is for routers",
+    "model=deepseek_v3_micro model.config.n_group=3": "n_group=3",
+    "model=deepseek_v3_micro model.config.n_shared_experts=-1": "n_shared_experts must be between 0 and",
+    "model=gpt_oss_micro model.config.num_experts_per_tok=9": "num_experts_per_tok is 9 of 8",
+    # Updates.
+    "microbatch=0": "microbatch` must be",
+    "microbatch=2.5": "microbatch` must be",
+    "microbatch=all": "microbatch` must be",
+    "microbatch=4 routing.aux_loss=0.1": "look at a whole mini-batch",
+    "advantage=leave_one_out_std rollout.responses=2": "at least 3 responses",
+    "correction=tis algorithm=grpo algorithm.loss.anchor=rollout": "use correction=none",
+    # Dynamic sampling where it would drop what is learned from.
+    "algorithm=reinforce_pp algorithm.sampling.max_rollouts=3": "above 1 drops groups",
+    "algorithm=grpo algorithm.entropy_bonus=0.1 algorithm.sampling.max_rollouts=3": "above 1 drops groups",
+    "algorithm=dapo algorithm.kl.coefficient=0.1 algorithm.sampling.max_rollouts=3": "above 1 drops groups",
+    # Savings and measurements.
+    "savings.sampler_as_old=0": "savings.sampler_as_old",
+    "savings.sampler_as_old=true": "savings.sampler_as_old",
+    "savings.share_prompts=1": "savings.share_prompts",
+    "savings.sampler_as_old=5 engine=bf16": "a sampler that is the trainer",
+    "savings.sampler_as_old=5 engine=truncated": "a sampler that is the trainer",
+    "savings.sampler_as_old=5 precision=bf16": "a sampler that is the trainer",
+    "savings.sampler_as_old=5 routing=pr2": "a sampler that is the trainer",
+    "measure=little probe.largest=4": "measure=little runs no probe: probe.largest=4",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_run_that_cannot_be_is_refused_in_one_line(words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        compose.plan(words.split())
+    assert REFUSED[words] in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    if words.endswith("max_rollouts=3"):
+        compose.plan(words.replace("max_rollouts=3", "max_rollouts=1").split())
