@@ -132,9 +132,14 @@ def test_with_a_gate_failed_nothing_is_answered(verdicts: Verdicts) -> None:
 
 def test_the_readmes_table_and_count_of_verdicts_are_those_of_the_study(verdicts: Verdicts) -> None:
     result = (DOCS.parent / "README.md").read_text().partition("## What was found")[2].partition("\n## ")[0]
-    first = (arms.ON_POLICY, *arms.BEST.values(), GSPO, PAPERS, FROZEN, UNCLIPPED)
-    assert write.to_markdown(verdicts.arms(first).drop(columns="final reward")) in result
-    assert {"frozen", "GSPO 3e-4/4e-4, lr 4e-4"} <= set(re.findall(r"^\| (.*?) +\|", result, re.MULTILINE))
+    replayed, long = arms.LONG_REPLAY[4e-4, "r2"], arms.LONG_ON_POLICY
+    settings = {
+        "7 tokens": (arms.ON_POLICY, *arms.BEST.values(), GSPO, PAPERS, FROZEN, UNCLIPPED),
+        "61 tokens": (long["dense"], long["slow routers"], *arms.LONG_BEST.values(), replayed),
+    }
+    rows = [verdicts.arms(each, by_accuracy=True).assign(responses=name) for name, each in settings.items()]
+    table = pd.concat(rows)[["responses", "arm", "n", "collapsed", "start", "held-out accuracy"]]
+    assert write.to_markdown(table) in result, write.to_markdown(table)
     assert verdicts.counts() in result
 
 
