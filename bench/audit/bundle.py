@@ -202,8 +202,10 @@ def _response(row: Mapping[str, Any]) -> dict[str, Any]:
         raise BadBundle(f"groups must be an integer or a text; got {reprlib.repr(group)}")
     rewards = row["rewards"] if isinstance(row["rewards"], list) else [row["rewards"]]
     tokens_W = _values(row["response"], "response") if "response" in row else None
-    has_mask = tokens_W is None or "response_mask" in row
-    mask_W = _mask(row["response_mask"], tokens_W) if has_mask else torch.ones_like(tokens_W)
+    if tokens_W is None or "response_mask" in row:
+        mask_W = _mask(row["response_mask"], tokens_W)
+    else:
+        mask_W = torch.ones_like(tokens_W)
     at = mask_W.nonzero().flatten().tolist()
     if not at or at[-1] - at[0] + 1 != len(at):
         raise BadBundle(f"the response must be one run of 1 in its mask; it has {'a hole' if at else 'none'}")

@@ -73,7 +73,7 @@ def _report_parser() -> argparse.ArgumentParser:
     parser.add_argument("--experiment", default="audit", help="the experiment of the audits (default: audit)")
     parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
     parser.add_argument("--losses", metavar="A,B", help="only these losses, by label (default: all)")
-    parser.add_argument("--against", metavar="LOSS", help="the loss to compare with; shown too (default: grpo, else the first)")
+    parser.add_argument("--against", metavar="LOSS", help="the loss to compare with (default: grpo, else the first)")
     parser.add_argument("--drift", type=int, metavar="K", help="the largest k to show (default: the largest)")
     parser.add_argument("--format", default="png,svg,pdf", metavar="A,B", help="some of png,svg,pdf (default: all)")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive the data in this folder, and draw nothing")

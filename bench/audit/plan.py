@@ -36,6 +36,7 @@ class PlannedAudit:
 
     run: Run
     losses: dict[str, Run]
+    """By label; audits that differ in seed and start share them."""
     folder: Path
     audit_hash: str
 
@@ -70,7 +71,7 @@ class PlannedAudit:
             facts, begun = self._facts(), monotonic()
             if not self.facts_path.exists():
                 atomic_files.write_json(self.facts_path, facts | {"status": "begun"})
-            configs = {label: loss.config for label, loss in self.losses.items()}
+            configs = {label: _measured(loss.config) for label, loss in self.losses.items()}
             cold_start = measure.audit(_measured(self.run.config), configs, self.folder, log)
             ended = {"status": "finished", "seconds": round(monotonic() - begun, 1), "cold_start": cold_start}
             atomic_files.write_json(self.facts_path, facts | ended)
@@ -112,11 +113,10 @@ def plan(overrides: Sequence[str]) -> list[PlannedAudit]:
     for run in runs:  # no loss depends on the seed or the start
         key = json.dumps({k: v for k, v in run.plain.items() if k not in ("seed", "start_from")}, sort_keys=True)
         composed[key] = composed.get(key) or losses.plan(run)
-        seeded = {label: _at_seed(loss, run.config) for label, loss in composed[key].items()}
         results = Path(run.config.results_dir).absolute()
         below = run.folder.relative_to(results / "runs" / run.config.experiment_name).parts[1:]  # no algorithm
         folder = results.joinpath("audits", run.config.experiment_name, *below)
-        planned.append(PlannedAudit(run, seeded, folder, _hash(run, seeded)))
+        planned.append(PlannedAudit(run, composed[key], folder, _hash(run, composed[key])))
     return planned
 
 
@@ -128,10 +128,6 @@ def refuse_others(planned: Sequence[PlannedAudit], redo: bool = False) -> None:
             lifecycle.refuse(audit.folder, before, {"config": audit.run.plain, **audit.identity()})
         except lifecycle.Damaged as error:
             raise ConfigError(f"{error}; add --redo to measure again") from error
-
-
-def _at_seed(loss: Run, config: RunConfig) -> Run:
-    return replace(loss, config=_measured(replace(loss.config, seed=config.seed, start_from=config.start_from)))
 
 
 def _measured(config: RunConfig) -> RunConfig:

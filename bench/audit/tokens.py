@@ -80,7 +80,8 @@ class Tokens:
         means = {}
         for key, parts in self._parts.items():
             bounds = POSITIVE if key[1] in _NOT_SHARES else (0.0, 1.0)
-            means[key] = estimates.ratio_of_sums(*zip(*parts, strict=True), bounds=bounds)
+            tops, bottoms = zip(*parts, strict=True)
+            means[key] = estimates.ratio_of_sums(tops, bottoms, bounds)
         pinned = means.pop((ALL, "pinned_share"), None)
         if pinned is not None:
             means[ALL, "routing_share"] = Estimate(1 - pinned.mean, 1 - pinned.high, 1 - pinned.low, pinned.n)

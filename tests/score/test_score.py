@@ -19,7 +19,6 @@ from test_cli import steadymoe
 from steadymoe.bench import results
 from steadymoe.bench.audit import plan as audits
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.score import board, command, comparison, entry, plan, reference, rerun, standard
 from steadymoe.bench.score.recorded import NONE
@@ -100,22 +99,11 @@ def test_the_anchors_of_the_standard_are_recorded_at_every_seed_with_todays_conf
     known = standard.baselines()
     assert known.metadata.keys() == {part.name for part in PARTS}
     for algorithm in standard.ANCHORS:
-        fixed = ["experiment=standard_stability", f"algorithm={algorithm}"]
-        for run in compose.plan([*fixed, "seed=0,9"], multirun=True):
+        for run in compose.plan(["experiment=standard_stability", f"algorithm={algorithm}", "seed=0,9"], multirun=True):
             known.refuse_other_settings(STABILITY, run.config.seed, {algorithm: run.config_hash})
-        (other,) = compose.plan([*fixed, "seed=0", "optimizer.learning_rate=1e-3"])
-        with pytest.raises(ConfigError, match=f"other numbers for {algorithm} than steadymoe-1"):
-            known.refuse_other_settings(STABILITY, 0, {algorithm: other.config_hash})
     (audit,) = audits.plan(["experiment=standard_gradient", "seed=314"])
-    plain, losses = audit.run.plain, {name: audit.losses[name].plain["algorithm"]["loss"] for name in standard.ANCHORS}
-    known.refuse_other_settings(GRADIENT, 314, standard.audit_hashes(plain, losses))
-    for changed, of in (
-        ({"audit": plain["audit"] | {"minibatches": 48}}, losses),
-        ({"optimizer": plain["optimizer"] | {"learning_rate": 1e-3}}, losses),
-        ({}, losses | {"gspo": losses["gspo"] | {"clip_low": 0.1}}),
-    ):
-        with pytest.raises(ConfigError, match="standard_gradient has other numbers for"):
-            known.refuse_other_settings(GRADIENT, 314, standard.audit_hashes(plain | changed, of))
+    losses = {name: audit.losses[name].plain["algorithm"]["loss"] for name in standard.ANCHORS}
+    known.refuse_other_settings(GRADIENT, 314, standard.audit_hashes(audit.run.plain, losses))
     seeds = known.of(STABILITY).groupby("arm")["seed"].agg(set)
     assert seeds["GRPO"] == seeds["GSPO"] == set(STABILITY.seeds)
 
