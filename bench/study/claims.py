@@ -315,7 +315,7 @@ def effect(row: Mapping[str, Any]) -> tuple[str, Effect]:
 def _outcome(row: Mapping[str, Any]) -> Outcome:
     what, measure = effect(row)
     sides: tuple[Side, ...] = ("above", "below", "between")
-    side = next((side for side in sides if side in row), "above")
+    side: Side = next((side for side in sides if side in row), "above")
     bound = row.get(side, 0)
     threshold, upper = bound if side == "between" else (bound, float("nan"))
     unit, leg = _UNITS.get(next(iter(row)), ("reward", "trajectory"))

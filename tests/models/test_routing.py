@@ -192,20 +192,6 @@ def test_replay_runs_the_recorded_experts_while_the_routers_own_choice_moves_on(
     assert measured[-1].overall["expert_change_rate"] > 0  # the live choice, or there would be no drift by construction
 
 
-def test_r3_runs_the_samplers_experts_in_the_old_policy_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["engine=router_noise", "engine.strength=2.0"]
-    for routing in ("off", "r3"):
-        made = trainer(tmp_path, f"routing={routing}", *words)
-        rollout, _, old = begun(made)
-        with torch.no_grad():
-            free = forward(made.model, rollout.sequences, "fp32")
-            pinned = forward(made.model, rollout.sequences, "fp32", forced_LBFK=rollout.routes_LBFK)
-        mask_BT = rollout.sequences.response_mask_BT.bool()
-        assert not torch.allclose(free.logprobs_BT[mask_BT], pinned.logprobs_BT[mask_BT], atol=1e-3)
-        expected = pinned if routing == "r3" else free
-        assert_close(old.logprobs_BT[mask_BT], expected.logprobs_BT[mask_BT], atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("words", [[], ["microbatch=3"], ["savings.share_prompts=false"]])
 def test_recalled_gates_are_those_that_the_sampler_used(tmp_path: Path, words: list[str]) -> None:
     words = ["engine=router_noise", "engine.strength=2.0", *words]

@@ -61,27 +61,21 @@ class Made(Recorded):
             if self.key(arm) not in self.arms:
                 raise NotRun(f"{arm.label} ({arm.experiment})")
             for seed, (rewards, accuracies) in enumerate(zip(*self.arms[self.key(arm)], strict=True)):
-                curves = {"reward": (rewards, 1), "eval_accuracy": (accuracies, 0)}
-                for metric, (values, first) in curves.items():
-                    rows = {"step": first + np.arange(len(values)), "value": values, "responses": RESPONSES}
-                    steps.append(
-                        pd.DataFrame(
-                            {"arm": arm.label, "seed": seed, "metric": metric, "updates_per_rollout": UPDATES} | rows
-                        )
-                    )
-                for metric, by_seed in self.metrics.get(self.key(arm), {}).items():
-                    row = {"arm": arm.label, "seed": seed, "metric": metric, "step": 1, "value": by_seed[seed]}
-                    row["responses"] = RESPONSES
-                    steps.append(pd.DataFrame([row]))
+                values = [("reward", step, reward) for step, reward in enumerate(rewards, 1)]
+                values += [("eval_accuracy", step, accuracy) for step, accuracy in enumerate(accuracies)]
+                values += [(metric, 1, each[seed]) for metric, each in self.metrics.get(self.key(arm), {}).items()]
+                steps += [(arm.label, seed, *each) for each in values]
                 fell = seed in self.fallen.get(self.key(arm), ())
-                run = {"arm": arm.label, "seed": seed, "steps": STEPS, "updates_per_rollout": UPDATES}
-                run |= {
-                    "wall_seconds": self.wall_seconds.get(self.key(arm), 100.0),
-                    "judged_until": STEPS - PATIENCE // UPDATES + 1,
-                    "collapse_rule": Rule(patience_updates=PATIENCE).text(),
-                }
-                runs.append(run | {"collapsed_step": 9.0 if fell else np.nan, "falling_since": np.nan})
-        return {"steps": pd.concat(steps), "runs": pd.DataFrame(runs)}
+                runs.append(
+                    {"arm": arm.label, "seed": seed, "steps": STEPS, "updates_per_rollout": UPDATES}
+                    | {"wall_seconds": self.wall_seconds.get(self.key(arm), 100.0)}
+                    | {"judged_until": STEPS - PATIENCE // UPDATES + 1}
+                    | {"collapse_rule": Rule(patience_updates=PATIENCE).text()}
+                    | {"collapsed_step": 9.0 if fell else np.nan, "falling_since": np.nan}
+                )
+        curves = pd.DataFrame(steps, columns=["arm", "seed", "metric", "step", "value"])
+        curves = curves.assign(updates_per_rollout=UPDATES, responses=RESPONSES)
+        return {"steps": curves, "runs": pd.DataFrame(runs)}
 
 
 @pytest.fixture
