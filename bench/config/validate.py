@@ -17,7 +17,6 @@ from hydra.utils import instantiate
 
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_algorithm
-from steadymoe.algorithms.objective import Objective
 from steadymoe.bench.config import fits
 from steadymoe.bench.config.identity import LONGEST_NAME
 from steadymoe.bench.config.schema import ConfigError, RunConfig, read
@@ -55,12 +54,7 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
             has_experts, task = _built(json.dumps(config.model["config"]), json.dumps(config.task))
         fits.check_memory(config, task)
         engine = build_algorithm(config.engine)
-        traits = Objective(
-            loss=build_algorithm(config.algorithm.loss),
-            correction=build_algorithm(config.correction),
-            kl=config.algorithm.kl,
-            entropy_bonus=config.algorithm.entropy_bonus,
-        ).traits
+        traits = config.objective().traits
         _advantage(config, traits)
         _truncation(config, engine, task, traits)
         fits.check_start(config, task)
