@@ -14,14 +14,14 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe.algorithms import class_of, meant
 from steadymoe.bench.config.identity import flatten
-from steadymoe.bench.config.validate import ConfigError
-from steadymoe.bench.support import external
+from steadymoe.bench.config.schema import ConfigError
+from steadymoe.bench.support import blame, external
 from steadymoe.bench.support.text import nearest
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -104,9 +104,11 @@ def _reference(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> 
 
 @contextmanager
 def errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
-    """Hydra's errors, a dozen lines each, as one ConfigError line that names the choices."""
+    """Errors of Hydra, a dozen lines each, and of the classes that a config names, as one ConfigError line."""
     try:
         yield
+    except ConfigError:
+        raise
     except MissingConfigException as error:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if group == "hydra/launcher" and name in _EXTRAS:
@@ -119,12 +121,22 @@ def errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
         key, _, value = str(error.override).partition("=")
         quoted = f"; a value with '=' needs quotes within quotes: '{key}=\"{value}\"'" if "=" in value else ""
         raise ConfigError(f"cannot read {error.override!r} as key=value{quoted}") from error
-    except (HydraException, OmegaConfBaseException, ValueError, OverflowError) as error:
-        message = " ".join(str(error).split())
+    except InstantiationException as error:
+        raise ConfigError(_line(error.__cause__ or error)) from error
+    except (HydraException, OmegaConfBaseException, TypeError, ValueError, OverflowError) as error:
+        message = _line(error)
         unknown = re.search(r"Could not override '([^']+)'", message)
         if unknown is None:
             raise ConfigError(message) from error
         raise ConfigError(f"there is no {unknown[1]!r} in the config; {_choices(unknown[1], words)}") from error
+    except (Exception, SystemExit) as error:  # a module that calls sys.exit() must not end the suite in silence
+        if isinstance(error, Exception) and blame.users_code(error) is None:
+            raise
+        raise ConfigError(blame.sentence(error)) from error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def _choices(unknown: str, words: Sequence[str]) -> str:

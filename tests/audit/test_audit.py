@@ -20,7 +20,7 @@ from steadymoe.algorithms.grpo import GRPO
 from steadymoe.bench import cli
 from steadymoe.bench.audit import gradients, measure, plan, rollouts, tables
 from steadymoe.bench.audit.tokens import deciles
-from steadymoe.bench.config import compose, identity, validate
+from steadymoe.bench.config import compose, identity, schema
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.runs import execute
 from steadymoe.bench.statistics.estimates import mean_over_seeds
@@ -354,11 +354,11 @@ WRONG_LISTS = {
 def test_a_list_of_the_section_is_checked(name: str, asked: plan.PlannedAudit) -> None:
     wrong, said = WRONG_LISTS[name]
     with pytest.raises(ConfigError, match=said):
-        validate.read(asked.run.plain | {"audit": asked.run.plain["audit"] | {name: wrong}})
+        schema.read(asked.run.plain | {"audit": asked.run.plain["audit"] | {name: wrong}})
     for values in ([0, 0], []):
         audit = asked.run.plain["audit"] | {"drift": values}
         with pytest.raises(ConfigError, match=r"audit.drift. must (not repeat|have at least 1)"):
-            validate.read(asked.run.plain | {"audit": audit})
+            schema.read(asked.run.plain | {"audit": audit})
 
 
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {

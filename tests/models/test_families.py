@@ -21,7 +21,7 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import checkpoint

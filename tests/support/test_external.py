@@ -8,7 +8,7 @@ import pytest
 from test_cli import steadymoe
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.support import external, source
 
 

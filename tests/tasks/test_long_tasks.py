@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.tasks import is_held_out
 from steadymoe.bench.tasks.ledger import Ledger
 from steadymoe.bench.tasks.selection import Selection

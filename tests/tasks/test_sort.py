@@ -10,7 +10,7 @@ from conftest import MICRO
 from torch.testing import assert_close
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.tasks import is_held_out
 from steadymoe.bench.tasks.sort import Sort
 from steadymoe.bench.training.forward import forward
@@ -147,5 +147,5 @@ def test_prompts_and_responses_beyond_the_models_positions_are_refused_unless_it
 
 
 def test_positions_go_by_the_familys_own_name() -> None:
-    assert build.positions({"_target_": "transformers.GPT2Config", "n_positions": 20}) == 20
-    assert build.positions({"_target_": "transformers.BloomConfig"}) is None
+    assert build.check({"_target_": "transformers.GPT2Config", "n_positions": 20}).positions == 20
+    assert build.check({"_target_": "transformers.BloomConfig"}).positions is None

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import cold_start
 from steadymoe.bench.training.forward import Sequences, forward, router_losses

@@ -13,8 +13,7 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from steadymoe.bench.config import compose, identity
-from steadymoe.bench.config.schema import Overlong
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError, Overlong
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.tasks.chain import Chain

@@ -13,7 +13,7 @@ from test_execute import PROPORTIONAL, planned
 from test_learner import trainer
 from torch.testing import assert_close
 
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.training import decoding, microbatches, old_policy
 from steadymoe.bench.training.learner import Measured
