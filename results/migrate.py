@@ -85,9 +85,11 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
 def old_hash(config: Mapping[str, Any]) -> str:
     """Return the hash that a run with this config had before fields at rest were part of it."""
     flat = {key: value for key, value in REMOVED.items() if key.partition(".")[0] in config} | identity.flatten(config)
-    left_out = identity.implied(config)
-    numbers = {key: value for key, value in flat.items() if key not in left_out and identity.changes_numbers(key)}
-    numbers = {key: value for key, value in numbers.items() if not (key in _NEUTRAL and _NEUTRAL[key] == value)}
+    numbers = {
+        key: value
+        for key, value in identity.hashed_fields(flat).items()
+        if not (key in _NEUTRAL and _NEUTRAL[key] == value)
+    }
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
 
 

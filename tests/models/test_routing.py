@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench.config import compose
+from steadymoe.bench.config import compose, overrides
 from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.measurement import routing_drift
 from steadymoe.bench.tasks.chain import Chain
@@ -348,7 +348,9 @@ def test_an_engine_samples_differently_and_leaves_the_trainer_as_it_is(
 def test_an_engine_of_strength_zero_samples_with_the_trained_model_itself(
     tmp_path: Path, name: str, strength: float
 ) -> None:
-    assert {path.stem for path in (compose.CONF / "engine").glob("*.yaml")} == {each for each, _ in ENGINES} | {"exact"}
+    assert {path.stem for path in (overrides.CONF / "engine").glob("*.yaml")} == {each for each, _ in ENGINES} | {
+        "exact"
+    }
     sampler = trainer(tmp_path, f"engine={name}", "engine.strength=0").sampler
     assert sampler.model(torch.Generator()) is sampler._trained
     assert sampler.engine.temperature == 1
