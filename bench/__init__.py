@@ -29,8 +29,9 @@ def plan(*overrides: str) -> "list[Run]":
     Raises ConfigError, in one line, for a wrong word or a config that cannot work.
     """
     from steadymoe.bench.config import compose
+    from steadymoe.bench.config.overrides import swept
 
-    return compose.plan(overrides, multirun=bool(compose.swept(overrides)))
+    return compose.plan(overrides, multirun=bool(swept(overrides)))
 
 
 def run(planned: "Run") -> str:

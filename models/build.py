@@ -6,12 +6,11 @@ transformers builds the model.
 
 import dataclasses
 import difflib
-import functools
 import inspect
-import json
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,6 +51,19 @@ _LARGEST = 100_000
 EXPERTS = ("grouped_mm", "eager", megablocks.NAME)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What is known of a model before it is built."""
+
+    moe_layers: int
+    """The number of layers with a router; 0 for a dense model."""
+    layers: int
+    width: int
+    """H, the width of the hidden state between two layers."""
+    positions: int | None
+    """The longest sequence, prompt and response together, in tokens; None for no limit."""
+
+
 def config_class(target: str) -> type[PreTrainedConfig]:
     """Return the transformers config class that ``_target_`` names. Raises ValueError for any other class or name."""
     package, _, name = target.rpartition(".")
@@ -64,15 +76,16 @@ def config_class(target: str) -> type[PreTrainedConfig]:
     return cls
 
 
-def check(config: Mapping[str, Any]) -> None:
-    """Raise ValueError, in one line, for values that transformers would accept silently or fail on later.
+def check(config: Mapping[str, Any]) -> Shape:
+    """Return the shape of the model of this config.
 
-    Also raises ``contract.OutsideContractError`` (a ValueError) for a family outside the contract (models/contract.py).
+    Raises ValueError, in one line, for values that transformers would accept silently or fail on later, and
+    ``contract.OutsideContractError`` (a ValueError) for a family outside the contract (models/contract.py).
     """
     cls = config_class(str(config.get("_target_")))
     numbers = _numbers(config)
     known = _fields(cls)
-    for key in numbers:
+    for key, value in numbers.items():
         if key in _FROM_TOKENIZER:
             raise ValueError(f"model.config.{key} is given by the task's tokenizer; leave it out")
         if key not in known:
@@ -81,19 +94,18 @@ def check(config: Mapping[str, Any]) -> None:
             raise ValueError(f"{cls.__name__} has no field model.config.{key}{hint}")
         if key in _WITHOUT_EFFECT:
             raise ValueError(f"model.config.{key} would have no effect here: {_WITHOUT_EFFECT[key]}")
-        if ("dropout" in key or "jitter" in key) and numbers[key]:
+        if ("dropout" in key or "jitter" in key) and value:
             raise ValueError(
                 f"model.config.{key} would have no effect: models run without noise, so that π_old is exact"
             )
-    for key, value in numbers.items():
         counts = key.startswith(("num_", "n_")) or key.endswith(("_size", "_dim"))
         least = 0 if "shared_expert" in key else 1
-        if counts and isinstance(value, int) and not isinstance(value, bool) and not least <= value <= _LARGEST:
+        if counts and type(value) is int and not least <= value <= _LARGEST:
             raise ValueError(f"model.config.{key} must be between {least} and {_LARGEST}; got {value}")
     if config.get(_ROUTER_DTYPE) not in (None, *_ROUTED):
         raise ValueError(f"model.config.{_ROUTER_DTYPE} must be {' or '.join(_ROUTED)}; got {config[_ROUTER_DTYPE]!r}")
     scale = config.get(_ROUTER_SCALE)
-    if scale is not None and not (isinstance(scale, int | float) and not isinstance(scale, bool) and scale > 0):
+    if scale is not None and not (type(scale) in (int, float) and scale > 0):
         raise ValueError(f"model.config.{_ROUTER_SCALE} must be a number above 0; got {scale!r}")
     try:
         built = cls(**numbers)
@@ -115,7 +127,7 @@ def check(config: Mapping[str, Any]) -> None:
     if heads and not getattr(built, "head_dim", None) and built.hidden_size % heads:
         raise ValueError(f"num_attention_heads ({heads}) must divide hidden_size ({built.hidden_size})")
     try:
-        routed = has_experts(config)
+        moe_layers = contract.moe_layers(built)
     except contract.OutsideContractError:
         raise
     except Exception as error:
@@ -123,32 +135,10 @@ def check(config: Mapping[str, Any]) -> None:
         reason = " ".join(str(error).split())
         raise ValueError(f"{cls.__name__} cannot be built from {given}: {type(error).__name__} {reason}") from error
     for key in (_ROUTER_DTYPE, _ROUTER_SCALE):
-        if config.get(key) is not None and not routed:
+        if config.get(key) is not None and not moe_layers:
             raise ValueError(f"model.config.{key} is for routers, and this model is dense; leave it out")
-
-
-def has_experts(config: Mapping[str, Any]) -> bool:
-    """Return whether the model of this config has a layer with a router.
-
-    Raises the errors of ``contract.moe_layers``.
-    """
-    return _moe_layers(config["_target_"], json.dumps(_numbers(config), sort_keys=True)) > 0
-
-
-def positions(config: Mapping[str, Any]) -> int | None:
-    """Return the longest sequence of the model, prompt and response together, in tokens; None for no limit."""
-    return getattr(config_class(config["_target_"])(**_numbers(config)), "max_position_embeddings", None)
-
-
-def layers_and_width(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of layers of the model, and H, the width of the hidden state between two layers."""
-    built = config_class(config["_target_"])(**_numbers(config))
-    return built.num_hidden_layers, built.hidden_size
-
-
-@functools.cache
-def _moe_layers(target: str, numbers: str) -> int:
-    return contract.moe_layers(config_class(target)(**json.loads(numbers)))
+    positions = getattr(built, "max_position_embeddings", None)
+    return Shape(moe_layers, built.num_hidden_layers, built.hidden_size, positions)
 
 
 def _numbers(config: Mapping[str, Any]) -> dict[str, Any]:

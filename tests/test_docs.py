@@ -16,6 +16,7 @@ from steadymoe.algorithms import names, provenance
 from steadymoe.bench import cli
 from steadymoe.bench.check import command as check
 from steadymoe.bench.config import compose
+from steadymoe.bench.config.overrides import CONF, composing, swept
 from steadymoe.bench.measurement import columns_page
 from steadymoe.bench.report import algorithm_page
 from steadymoe.bench.report.figures import FIGURES
@@ -99,9 +100,9 @@ def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
 
 def assert_composes(overrides: list[str]) -> None:
     """The overrides of a command name existing fields and choices; of a sweep its first point is composed."""
-    with compose._hydra():
-        swept = compose.swept(overrides)
-        assert compose.run([word.partition(",")[0] if word in swept else word for word in overrides])
+    several = swept(overrides)
+    with composing():
+        assert compose.run([word.partition(",")[0] if word in several else word for word in overrides])
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
@@ -183,7 +184,7 @@ def test_a_generated_page_or_section_is_fresh(page: str, generated: Callable[[],
 
 
 def test_every_config_group_is_on_the_page_of_choices() -> None:
-    assert {"algorithm", *algorithm_page._GROUPS} == {path.name for path in compose.CONF.iterdir() if path.is_dir()}
+    assert {"algorithm", *algorithm_page._GROUPS} == {path.name for path in CONF.iterdir() if path.is_dir()}
 
 
 def test_the_architecture_names_every_folder() -> None:

@@ -12,7 +12,7 @@ from test_execute import SMALL
 
 from steadymoe import bench
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.report.figures import CannotDraw
 from steadymoe.bench.report.report_page import NothingToReport
 from steadymoe.bench.runs import lifecycle, record

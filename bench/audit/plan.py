@@ -10,12 +10,11 @@ from typing import Any
 
 from steadymoe.bench.audit import losses, measure
 from steadymoe.bench.audit.rollouts import NEUTRAL
-from steadymoe.bench.config import compose
+from steadymoe.bench.config import compose, fits
 from steadymoe.bench.config.compose import ConfigError, Run
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.runs import lifecycle, provenance
 from steadymoe.bench.support import atomic_files, source
-from steadymoe.models import build, pretrained
 
 # The code that decides the numbers of an audit, apart from the training code.
 _MEASURES = (
@@ -137,8 +136,8 @@ def _measured(config: RunConfig) -> RunConfig:
 
 def _check(run: Run) -> None:
     """Raise ConfigError for what an audit cannot measure."""
-    config, audit, model = run.config, run.config.audit, run.config.model
-    has_experts = pretrained.moe_layers(model["path"]) if "path" in model else build.has_experts(model["config"])
+    config, audit = run.config, run.config.audit
+    has_experts = fits.has_experts(config.model)
     refusals = {
         f"routing={run.choices['routing']}: an audit replays routes by audit.routing=[free,r2]": (
             run.choices["routing"] != "off"

@@ -23,7 +23,7 @@ from steadymoe.algorithms import Batch, LossOutput, PolicyLoss
 from steadymoe.algorithms.advantages import GroupMeanStd
 from steadymoe.bench.audit.bundle import BadBundle, Bundle
 from steadymoe.bench.check.derivatives import gradient
-from steadymoe.bench.config.names import CONF
+from steadymoe.bench.config.overrides import CONF
 from steadymoe.bench.report import write
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate, mean_over_seeds
 

@@ -13,7 +13,7 @@ from steadymoe.algorithms import PolicyLoss, Traits, build, class_of, meant
 from steadymoe.algorithms.corrections import Uncorrected
 from steadymoe.algorithms.objective import KL, Objective
 from steadymoe.bench.check import properties, share
-from steadymoe.bench.config import compose, validate
+from steadymoe.bench.config import compose, schema
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.support import blame
@@ -97,7 +97,7 @@ def read(overrides: Sequence[str]) -> Algorithm:
         raise ConfigError(f"expected one algorithm, algorithm=NAME, got {count or 'none'}")
     try:
         plain, choices = compose.unchecked(overrides)
-        validate.read(plain)
+        schema.read(plain)
         sections = {name: plain["algorithm"].get(name) or {} for name in SECTIONS}
         loss, _ = (build(known_fields(sections[name])) for name in SECTIONS)
         if isinstance(loss, PolicyLoss) and not isinstance(loss.traits, Traits):

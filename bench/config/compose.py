@@ -5,49 +5,23 @@ in one line and touches nothing on disk.
 """
 
 import functools
-import itertools
 import json
-import operator
 import os
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, RangeSweep
-from hydra.types import RunMode
-from omegaconf import DictConfig
-
-from steadymoe.bench.config import branch, names
-from steadymoe.bench.config.identity import (
-    IMPLIED,
-    OFF,
-    axes_name,
-    changes_numbers,
-    config_hash,
-    flatten,
-    implied,
-    is_name,
-    short,
-)
-from steadymoe.bench.config.names import CONF, errors_in_one_line, reference_of
+from steadymoe.bench.config import branch, identity, overrides
+from steadymoe.bench.config.identity import flatten, short
 from steadymoe.bench.config.schema import ConfigError, RunConfig, read
 from steadymoe.bench.config.validate import check
 from steadymoe.bench.support import atomic_files, external
-from steadymoe.bench.support.text import nearest
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
 _OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
 # Linux takes paths of 4095 bytes; what is left serves the names of the files in a run's folder.
 _LONGEST_PATH = 3900
-# Each point is composed and checked, some hundredths of a second, before the first run begins.
-_MOST_POINTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -79,26 +53,6 @@ class Run:
         return cls(**fields)
 
 
-# `experiment=name` → the command that composes it, of experiments that are no file.
-_COMMANDS: dict[str, tuple[str, ...]] = {}
-
-
-def add_experiment(name: str, node: Mapping[str, Any], command: tuple[str, ...]) -> None:
-    """Let this process compose ``experiment=name`` from ``node``, as if it were a file of ``conf/experiment``.
-
-    ``command`` is what runs it elsewhere, in place of ``steadymoe run experiment=name``.
-    """
-    ConfigStore.instance().store(group="experiment", name=name, node=dict(node), package="_global_")
-    _COMMANDS[f"experiment={name}"] = command
-
-
-def command(words: Sequence[str]) -> str:
-    """Return the command that runs ``words``."""
-    chosen = next((word for word in words if word in _COMMANDS), None)
-    program = ("steadymoe", "run") if chosen is None else _COMMANDS[chosen]
-    return shlex.join([*program, *(word for word in words if word != chosen)])
-
-
 def labels(runs: Sequence[Run]) -> list[str]:
     """Return short names for the runs of a sweep: algorithm, what else differs between them, and the seed."""
     parts = [{**run.choices, **run.axes} for run in runs]
@@ -119,10 +73,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
     """Return the runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
-    with _hydra(words):
-        runs = [run(point) for point in _points(list(words), multirun)]
-    if not runs:
-        raise ConfigError("the sweep is empty: one of its arguments sweeps over nothing")
+    with overrides.composing(words):
+        runs = [run(point) for point in overrides.points(words, multirun)]
     seen: set[Path] = set()
     for each in runs:
         if each.folder in seen:
@@ -132,61 +84,45 @@ def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
 
 
 def run(words: Sequence[str]) -> Run:
-    """Compose and check one run from its overrides. Hydra must be initialised, as in ``plan``."""
+    """Compose and check one run from its overrides, in ``overrides.composing``."""
     plain, choices = _named(words)
-    _place(plain)
-    reference = reference_of([word for word in words if names.is_named(word)])
-    plain = _with_floats(plain, reference)
-    config = read(plain)
-    if derived := _derived(config, words):
+    reference = overrides.reference(words)
+    plain = _with_floats(_with_absolute_paths(plain), reference)
+    config, flat = read(plain), flatten(plain)
+    if derived := _derived(flat, words):
         for key, number in derived.items():
             *groups, name = key.split(".")
             functools.reduce(dict.__getitem__, groups, plain)[name] = number
-        config = read(plain)
+        config, flat = read(plain), flatten(plain)
     _needed(config, choices)
-    flat = flatten(plain)
     check(config, flat, reference)
-    no_axes = ("seed", *implied(plain))
-    axes = {
-        key: value
-        for key, value in flat.items()
-        if key not in no_axes and changes_numbers(key) and (key not in reference or reference[key] != value)
-    }
-    axes |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
-    if config.start_from is not None:
-        axes["start_from"] = branch.read(config.start_from).axis(Path(config.results_dir))
-    parts = [choices["algorithm"], choices["model"], choices["task"]]
-    folder = _folder(config, [*parts, axes_name(axes)])
+    axes = identity.axes(flat, reference, choices)
+    modules = [str(value).rpartition(".")[0] for key, value in flat.items() if key.endswith("_target_")]
+    own = [word for word in words if not word.startswith(_OF_LAUNCHES)]
     return Run(
         config=config,
         plain=plain,
         choices=choices,
         axes=axes,
-        folder=folder,
-        config_hash=config_hash(plain),
-        command=external.prefix(choices, [str(v).rpartition(".")[0] for k, v in flat.items() if k.endswith("_target_")])
-        + command([word for word in words if not word.startswith(_OF_LAUNCHES)]),
+        folder=_folder(config, [choices["algorithm"], choices["model"], choices["task"], identity.axes_name(axes)]),
+        config_hash=identity.config_hash(plain),
+        command=external.prefix(choices, modules) + overrides.command_of(own),
         words=tuple(words),
     )
 
 
 def unchecked(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return one config, its values unchecked, and the chosen name of each group. Raises ConfigError."""
-    with _hydra(words):
-        several = swept(words)
-        if several:
-            raise ConfigError(f"{several[0]} has several values, and one config is asked for")
+    if several := overrides.swept(words):
+        raise ConfigError(f"{several[0]} has several values, and one config is asked for")
+    with overrides.composing(words):
         return _named(words)
 
 
 def _named(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the composed config as plain values, and the chosen name of each group. Raises ConfigError."""
-    plain, chosen = names.compose(words)
+    plain, choices = overrides.compose(words)
     plain.pop("tuning", None)  # no part of a run; `tuning.overrides` reads it
-    _refuse_paths(chosen)
-    choices = {
-        group: str(name) for group, name in chosen.items() if not group.startswith("hydra/") and name is not None
-    }
     _sections(plain, choices)
     return plain, choices
 
@@ -197,10 +133,10 @@ def variants(of: Run, words: Mapping[str, Sequence[str]]) -> dict[str, Run]:
     Raises ConfigError.
     """
     runs = {}
-    with _hydra():
+    with overrides.composing():
         for key, given in words.items():
             replaced = {_key(word) for word in given}
-            with errors_in_one_line(given):
+            with overrides.errors_in_one_line(given):
                 runs[key] = run([*(word for word in of.words if _key(word) not in replaced), *given])
     return runs
 
@@ -232,18 +168,6 @@ def _needed(config: RunConfig, choices: Mapping[str, str]) -> None:
         raise ConfigError(f"{choices['algorithm']} requires {words}")
 
 
-def _refuse_paths(choices: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a config is chosen by a path: what is chosen names the run's folder."""
-    for group, name in choices.items():
-        if group.startswith("hydra/") or name is None or is_name(str(name)):
-            continue
-        options = GlobalHydra.instance().config_loader().get_group_options(group)
-        raise ConfigError(
-            f"{group} is chosen by its name, not by a path, got {name!r}; "
-            f"{nearest(Path(name).stem, options, names.HELP)}"
-        )
-
-
 def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
     """Where a run is recorded: ``results_dir/runs/experiment/parts…/seed=…``. Raises ConfigError if it is elsewhere."""
     experiment = Path(config.results_dir).absolute() / "runs" / config.experiment_name
@@ -255,132 +179,33 @@ def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
     return folder
 
 
-def _place(plain: dict[str, Any]) -> None:
-    """Make the paths of checkpoints absolute, so that one file is one arm."""
+def _with_absolute_paths(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """``plain`` with absolute paths of checkpoints, so that one file is one arm."""
+    placed = dict(plain)
     for group in ("cold_start", "model"):
         fields = plain.get(group)
         if isinstance(fields, dict) and isinstance(path := fields.get("path"), str):
-            fields["path"] = str(Path(path).expanduser().resolve())
+            placed[group] = fields | {"path": str(Path(path).expanduser().resolve())}
     if isinstance(plain.get("start_from"), str):
-        plain["start_from"] = branch.read(plain["start_from"]).text
+        placed["start_from"] = branch.read(plain["start_from"]).text
+    return placed
 
 
-def _derived(config: RunConfig, words: Sequence[str]) -> dict[str, int]:
-    """Return the numbers that follow from ``updates_per_rollout`` and another number (``identity.IMPLIED``), by key."""
-    updates, given = config.updates_per_rollout, {word.partition("=")[0].lstrip("+") for word in words}
+def _derived(flat: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:
+    """Return the numbers that follow from ``updates_per_rollout`` and another number (``IMPLIED``), by dotted key."""
+    updates, given = flat["updates_per_rollout"], {word.partition("=")[0].lstrip("+") for word in words}
     numbers = {}
-    for key, source in IMPLIED.items():
-        number, before = (operator.attrgetter(each)(config) for each in (source, key))
-        if number is None:
+    for key, source in identity.IMPLIED.items():
+        if (number := flat[source]) is None:
             continue
         # A mini-batch is taken ``updates`` times for a rollout; what is counted in updates lasts so many rollouts.
         numbers[key] = number * updates if key == "rollout.prompts" else -(-number // updates)
-        if key in given and before != numbers[key]:
+        if key in given and flat[key] != numbers[key]:
             raise ConfigError(
-                f"{source}={number} with updates_per_rollout={updates} means {key}={numbers[key]}, and {before} was "
+                f"{source}={number} with updates_per_rollout={updates} means {key}={numbers[key]}, and {flat[key]} was "
                 "given: leave one out"
             )
     return numbers
-
-
-@contextmanager
-def _hydra(words: Sequence[str] = ()) -> Iterator[None]:
-    """Let Hydra compose, with the user's configs. Its errors about ``words`` become a ConfigError of one line."""
-    with errors_in_one_line(words):
-        external.activate(CONF)
-    started: AbstractContextManager[object] = nullcontext()
-    if not GlobalHydra.instance().is_initialized():
-        started = hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3")
-    with started, errors_in_one_line(words):  # in this order: an error's hints are composed too
-        yield
-
-
-def _points(words: list[str], multirun: bool) -> list[list[str]]:
-    """Return the overrides of each point of a sweep: all combinations of the values of swept overrides."""
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    parsed = parser.parse_overrides(words)
-    several = [each for each in parsed if each.is_sweep_override()]
-    _refuse_size(several)
-    for each in several:
-        _refuse_sweep(each, words)
-    hydra_config = names.settings([str(each.input_line) for each in parsed if each not in several]).hydra
-    _refuse_launcher(hydra_config.launcher)
-    if not is_sweep(hydra_config, multirun):
-        if several:
-            raise ConfigError(f"{several[0].input_line} sweeps over several values: add -m for a sweep")
-        return [words]
-    parameters = [f"{key}={value}" for key, value in (hydra_config.sweeper.params or {}).items()]
-    # A later override of a key replaces an earlier one.
-    last = {each.get_key_element(): each for each in parser.parse_overrides([*parameters, *words])}
-    _refuse_size(last.values())
-    values = [[f"{key}={value}" for value in _values(each)] for key, each in last.items()]
-    return [list(point) for point in itertools.product(*values)]
-
-
-def _values(override: Override) -> Iterable[str]:
-    if override.is_sweep_override():
-        return override.sweep_string_iterator()
-    return [override.get_value_element_as_str()]
-
-
-def _refuse_size(overrides: Iterable[Override]) -> None:
-    """Raise ConfigError for a sweep of too many points, before any of them is made."""
-    points = 1
-    for each in overrides:
-        values = each.value()
-        # Hydra would make a list of a range to shuffle it.
-        counted = values.range() if isinstance(values, RangeSweep) else _values(each)
-        points *= sum(1 for _ in itertools.islice(counted, _MOST_POINTS + 1))
-        if points > _MOST_POINTS:
-            raise ConfigError(f"a sweep may have {_MOST_POINTS} runs, and this one has more; split {each.input_line}")
-
-
-def _refuse_sweep(override: Override, words: Sequence[str]) -> None:
-    """Raise ConfigError for a sweep over nothing, and for one over experiments: each of them is a sweep of its own."""
-    word, values = override.input_line, list(_values(override))
-    if not values:
-        raise ConfigError(f"{word} sweeps over nothing: it has no values")
-    if override.key_or_group == "experiment":
-        others = [other for other in words if other != word]
-        commands = [shlex.join(["steadymoe", "run", f"experiment={value}", *others]) for value in values]
-        raise ConfigError(f"{word} names {len(values)} sweeps, each a command of its own: {'; '.join(commands)}")
-
-
-def _refuse_launcher(launcher: DictConfig) -> None:
-    """Raise ConfigError for what joblib would stop at with a traceback."""
-    if launcher.get("n_jobs") == 0:
-        raise ConfigError("hydra.launcher.n_jobs must be a number of processes, or -1 for one on each core; got 0")
-    if launcher.get("backend") not in (None, "loky"):
-        raise ConfigError(f"hydra.launcher.backend must be loky, or left out; got {launcher.backend}")
-
-
-def swept(words: Sequence[str]) -> list[str]:
-    """Return the words that have several values."""
-    parsed = OverridesParser.create().parse_overrides(list(words))
-    return [word for word, each in zip(words, parsed, strict=True) if each.is_sweep_override()]
-
-
-def settings(words: Sequence[str]) -> DictConfig:
-    """Return the config that all points of a sweep share, with Hydra's own part (launcher, folders) under ``hydra``."""
-    with _hydra(words):
-        several = swept(words)
-        return names.settings([word for word in words if word not in several])
-
-
-def is_sweep(hydra_config: DictConfig, multirun: bool) -> bool:
-    """Return whether a command makes a sweep: with ``-m`` (``multirun``), or because its experiment is one."""
-    return multirun or hydra_config.mode == RunMode.MULTIRUN
-
-
-def at_once(words: Sequence[str], multirun: bool) -> int | None:
-    """Return how many runs the launcher of ``words`` makes at the same time; None where a cluster decides."""
-    hydra_config = settings(words).hydra
-    kind, jobs = str(hydra_config.runtime.choices["hydra/launcher"]), hydra_config.launcher.get("n_jobs")
-    if not is_sweep(hydra_config, multirun):
-        return 1
-    if kind == "joblib":
-        return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
-    return 1 if kind == "basic" else None
 
 
 def _with_floats(config: Mapping[str, Any], reference: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

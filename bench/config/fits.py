@@ -34,25 +34,61 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 _PROMPTS = 64
 
 
-def check_positions(config: Mapping[str, Any], task: Task) -> None:
-    """Raise ValueError, in one line, if a model built from these numbers has fewer positions than ``task`` needs.
+def check(config: RunConfig) -> tuple[Task, bool]:
+    """Return a run's task, and whether its model has routers.
 
-    Rotary embeddings would go on beyond these positions; learned embeddings would not.
+    Raises ValueError, in one line, for what does not fit, and the errors of the task's class.
     """
-    tokens, positions = task.tokenizer(_prompts(task))["input_ids"], build.positions(config)
-    longest, new = max(map(len, tokens)), task.max_new_tokens
-    if positions is not None and longest + new > positions:
-        raise ValueError(
-            f"prompts of {longest} tokens and responses of {new} need {longest + new} positions; "
-            f"model.config.max_position_embeddings is {positions}"
-        )
+    routed = has_experts(config.model)
+    if "path" in config.model:
+        path = config.model["path"]
+        task = _task_of_checkpoint(path, pretrained.digest(path), json.dumps(config.task))
+    else:
+        task = _task_of_model(json.dumps(config.model["config"]), json.dumps(config.task))
+    check_memory(config, task)
+    _check_start(config, task)
+    return task, routed
+
+
+def has_experts(model: Mapping[str, Any]) -> bool:
+    """Return whether the model of a config has routers. Raises ValueError, in one line, if it cannot be used."""
+    if "path" not in model:
+        return _shape(json.dumps(model["config"])).moe_layers > 0
+    if not isinstance(model["path"], str):
+        raise ValueError("model=pretrained needs a checkpoint's folder: model.path=…")
+    if "config" in model:
+        raise ValueError("model=pretrained has the config of its checkpoint; leave model.config out")
+    return pretrained.moe_layers(model["path"]) > 0
+
+
+# Most points of a sweep share model and task, which come as JSON: the arguments of a cached function must have a hash.
+@functools.cache
+def _shape(model_config: str) -> build.Shape:
+    return build.check(json.loads(model_config))
 
 
 @functools.cache
-def _check_tokenizer(path: str, content: str, task_config: str) -> None:
-    """Raise ValueError if the checkpoint in ``path`` has too few positions or tokens for the task.
+def _task_of_model(model_config: str, task_config: str) -> Task:
+    """Return the task. Raises ValueError if the model has fewer positions than it needs.
 
-    Cached by the checkpoint's content and the task, since reading a tokenizer takes a second.
+    Rotary embeddings would go on beyond these positions; learned embeddings would not.
+    """
+    task: Task = instantiate(json.loads(task_config))
+    longest, positions = max(map(len, task.tokenizer(_prompts(task))["input_ids"])), _shape(model_config).positions
+    needed = longest + task.max_new_tokens
+    if positions is not None and needed > positions:
+        raise ValueError(
+            f"prompts of {longest} tokens and responses of {task.max_new_tokens} need {needed} positions; "
+            f"model.config.max_position_embeddings is {positions}"
+        )
+    return task
+
+
+@functools.cache
+def _task_of_checkpoint(path: str, content: str, task_config: str) -> Task:
+    """Return the task. Raises ValueError if the checkpoint in ``path`` has too few positions or tokens for it.
+
+    ``content`` is the checkpoint's digest: reading a tokenizer takes a second.
     """
     task, tokenizer = instantiate(json.loads(task_config)), pretrained.load_tokenizer(path)
     new = task.max_new_tokens
@@ -75,6 +111,7 @@ def _check_tokenizer(path: str, content: str, task_config: str) -> None:
             f"prompts of {longest} tokens and responses of {new} (task.max_new_tokens) need {longest + new} positions; "
             f"{path} has {limits.length}"
         )
+    return task
 
 
 def _prompts(task: Task) -> list[str]:
@@ -106,8 +143,8 @@ def memory_needs(config: RunConfig, task: Task) -> dict[str, int]:
     }
     if "path" in config.model:
         return needed
-    layers, hidden = build.layers_and_width(config.model["config"])
-    states = layers * hidden * _NUMBER
+    shape = _shape(json.dumps(config.model["config"]))
+    states = shape.layers * shape.width * _NUMBER
     at_once = config.microbatch or responses // config.updates_per_rollout
     return needed | {
         f"an update of {at_once} responses": at_once * task.max_new_tokens * states,
@@ -127,7 +164,7 @@ def check_memory(config: RunConfig, task: Task) -> None:
             )
 
 
-def check_start(config: RunConfig, task: Task) -> None:
+def _check_start(config: RunConfig, task: Task) -> None:
     """Raise ValueError, in one line, if the place where the run begins is missing or is another model's."""
     if config.start_from is not None:
         if "path" in config.model or config.cold_start.path is not None:
@@ -135,12 +172,9 @@ def check_start(config: RunConfig, task: Task) -> None:
         start = branch.read(config.start_from)
         branch.check(start)
         _weights("start_from", start.checkpoint, config.model["config"], task, prefix="model/")
-    elif "path" in config.model:
-        if config.cold_start.path is not None:
-            raise ValueError("with model=pretrained training starts from model.path; leave cold_start.path out")
-        path = config.model["path"]
-        _check_tokenizer(path, pretrained.digest(path), json.dumps(config.task, sort_keys=True))
     elif config.cold_start.path is not None:
+        if "path" in config.model:
+            raise ValueError("with model=pretrained training starts from model.path; leave cold_start.path out")
         _weights("cold_start.path", Path(config.cold_start.path), config.model["config"], task)
 
 

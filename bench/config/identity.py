@@ -54,34 +54,32 @@ def changes_numbers(key: str) -> bool:
     return key not in NO_NUMBERS and not key.startswith(_OF_AUDITS)
 
 
-def implied(config: Mapping[str, Any]) -> list[str]:
-    """Return the fields of ``IMPLIED`` that ``compose`` filled in."""
-    flat = flatten(config)
-    return [key for key, given in IMPLIED.items() if flat.get(given) is not None]
+def axes(flat: Mapping[str, Any], reference: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
+    """Return every override that differs from the named configs, and every group of ``choices`` that is not off.
+
+    ``flat`` is a config by dotted keys, ``reference`` its named configs as they stand.
+    """
+    changed = {
+        key: value
+        for key, value in hashed_fields(flat).items()
+        if key != "seed" and (key not in reference or reference[key] != value)
+    }
+    changed |= {group: choices[group] for group, off in OFF.items() if choices.get(group) != off}
+    if flat["start_from"] is not None:
+        changed["start_from"] = branch.read(flat["start_from"]).axis(Path(flat["results_dir"]))
+    return changed
+
+
+def hashed_fields(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that change numbers, without those that follow from others (``IMPLIED``)."""
+    left_out = [key for key, given in IMPLIED.items() if flat.get(given) is not None]
+    return {key: value for key, value in flat.items() if key not in left_out and changes_numbers(key)}
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Return 16 hex digits over everything that changes numbers."""
-    return _digest(_numbers(config))
-
-
-def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
-    """Return a hash of the fields that all runs of a sweep share: no seed, ``swept`` field or named config."""
-    named = ("algorithm.", "model.", "task.", *(f"{group}." for group in OFF))
-    left_out = ("seed", *implied(config))
-    numbers = {
-        k: v
-        for k, v in flatten(config).items()
-        if not k.startswith(named) and k not in left_out and k not in swept and changes_numbers(k)
-    }
-    return _digest(numbers)
-
-
-def _numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flattened config, without fields that change no number or are implied; files by their content."""
-    left_out = implied(config)
-    numbers = {key: value for key, value in flatten(config).items() if key not in left_out and changes_numbers(key)}
-    if config["cold_start"]["path"] is not None:  # the file's content counts, not its place
+    """Return 16 hex digits over everything that changes numbers; files count by their content, not their place."""
+    numbers = hashed_fields(flatten(config))
+    if config["cold_start"]["path"] is not None:
         weights = Path(config["cold_start"]["path"]).read_bytes()
         numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
     if config.get("start_from") is not None:
@@ -91,7 +89,14 @@ def _numbers(config: Mapping[str, Any]) -> dict[str, Any]:
         from steadymoe.models import pretrained  # transformers is imported for this alone
 
         numbers["model.path"] = pretrained.digest(config["model"]["path"])
-    return numbers
+    return _digest(numbers)
+
+
+def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
+    """Return a hash of the fields that all runs of a sweep share: no seed, ``swept`` field or named config."""
+    named = ("algorithm.", "model.", "task.", *(f"{group}." for group in OFF))
+    numbers = hashed_fields(flatten(config))
+    return _digest({k: v for k, v in numbers.items() if not k.startswith(named) and k != "seed" and k not in swept})
 
 
 def _digest(numbers: Mapping[str, Any]) -> str:

@@ -20,8 +20,8 @@ from pydantic import (
     ValidationError,
 )
 
-from steadymoe.algorithms import build as build_algorithm
-from steadymoe.algorithms.objective import KL
+from steadymoe.algorithms import build
+from steadymoe.algorithms.objective import KL, Objective
 from steadymoe.bench.support.errors import UserError
 from steadymoe.models.build import EXPERTS
 
@@ -48,7 +48,7 @@ def _kl(fields: Any) -> Any:
     if not isinstance(fields, Mapping):
         return fields
     try:
-        return build_algorithm({**fields, "_target_": f"{KL.__module__}.{KL.__name__}"})
+        return build({**fields, "_target_": f"{KL.__module__}.{KL.__name__}"})
     except TypeError as error:
         raise ValueError(str(error)) from error
 
@@ -266,6 +266,15 @@ class RunConfig(_Group):
     def used_advantage(self) -> Mapping[str, Any]:
         """The advantage that is chosen, or else the algorithm's own; a config without either is refused."""
         return self.advantage or self.algorithm.advantage or {}
+
+    def objective(self) -> Objective:
+        """Build the loss with its correction, KL term and bonus.
+
+        Raises TypeError or ValueError for numbers that their classes refuse.
+        """
+        algorithm = self.algorithm
+        loss, correction = build(algorithm.loss), build(self.correction)
+        return Objective(loss=loss, correction=correction, kl=algorithm.kl, entropy_bonus=algorithm.entropy_bonus)
 
 
 _CONFIG, _TUNING = TypeAdapter(RunConfig), TypeAdapter(Tuning)

@@ -7,6 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from steadymoe.bench.config import compose
+from steadymoe.bench.config.overrides import settings, swept
 from steadymoe.bench.config.schema import ConfigError, read, read_tuning
 
 RATE = "optimizer.learning_rate"
@@ -18,9 +19,8 @@ def overrides(words: Sequence[str]) -> list[str]:
     The section ``tuning`` of the config gives seeds and rates, the latter as factors of the setting's own rate. A sweep
     of rates in ``words`` replaces these rates; seed, experiment name and ``measure`` stay as ``words`` have them.
     """
-    settings: Any = OmegaConf.to_container(compose.settings(words))
-    section = read_tuning(settings.get("tuning"))
-    several = compose.swept(words)
+    whole: Any = OmegaConf.to_container(settings(words))
+    section, several = read_tuning(whole.get("tuning")), swept(words)
     config = read(compose.unchecked([word for word in words if word not in several])[0])
     given = {each.key_or_group: each for each in OverridesParser.create().parse_overrides(list(words))}
     tuned = {

@@ -2,8 +2,6 @@
 a model that does not fit its task, missing files, packages, memory and devices. Every refusal is one line.
 """
 
-import functools
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -12,21 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 
-from steadymoe.algorithms import Traits
-from steadymoe.algorithms import build as build_algorithm
-from steadymoe.algorithms.objective import Objective
+from steadymoe.algorithms import Traits, build
 from steadymoe.bench.config import fits
 from steadymoe.bench.config.identity import LONGEST_NAME
-from steadymoe.bench.config.schema import ConfigError, RunConfig, read
-from steadymoe.bench.support import blame
+from steadymoe.bench.config.schema import ConfigError, RunConfig
 from steadymoe.bench.tasks import Task
-from steadymoe.models import build, compiled, megablocks, pretrained
+from steadymoe.models import compiled, megablocks, pretrained
+from steadymoe.models.build import EXPERTS, config_class
 from steadymoe.models.engine import Engine, Truncated
-
-__all__ = ["ConfigError", "check", "read"]
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
 # Groups outside the schema. Other classes read them, and their YAML gives the types.
@@ -37,53 +29,35 @@ _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.
 
 
 def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the first relation between fields that does not hold, or the first fault of the machine.
+    """Raise ConfigError for the first fault of the fields, of the machine, or of the parts that they describe.
 
     ``flat`` is the config as plain values by dotted keys. ``reference`` holds the same named configs without overrides,
-    also by dotted keys.
+    also by dotted keys. Errors of the classes that the config names are left to the caller.
     """
     _as_in_yaml(flat, reference)
     _relations(config)
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
-    _logger(config.log)
     _places(config)
-    try:
-        if "path" in config.model:
-            has_experts, task = _pretrained(config.model), instantiate(config.task)
-        else:
-            has_experts, task = _built(json.dumps(config.model["config"]), json.dumps(config.task))
-        fits.check_memory(config, task)
-        engine = build_algorithm(config.engine)
-        traits = Objective(
-            loss=build_algorithm(config.algorithm.loss),
-            correction=build_algorithm(config.correction),
-            kl=config.algorithm.kl,
-            entropy_bonus=config.algorithm.entropy_bonus,
-        ).traits
-        _advantage(config, traits)
-        _truncation(config, engine, task, traits)
-        fits.check_start(config, task)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(str(error)) from error
-    except InstantiationException as error:
-        raise ConfigError(" ".join(str(error.__cause__ or error).split())) from error
-    except (Exception, SystemExit) as error:  # a module that calls sys.exit() must not end the suite in silence
-        if isinstance(error, Exception) and blame.users_code(error) is None:
-            raise
-        raise ConfigError(blame.sentence(error)) from error
-    _routing(config, flat, reference, has_experts)
-    _experts(config, has_experts)
-    _compile(config)
-    if traits.routes and not has_experts:
-        raise ConfigError("this algorithm weighs tokens by their routers, and the model is dense; choose another")
+    _machine(config)
+    task, has_experts = fits.check(config)
+    traits = config.objective().traits
+    _advantage(config, traits)
+    _engine(config, task, traits)
+    if not has_experts:
+        _dense(config, traits)
 
 
 def _as_in_yaml(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless every field of model and task is present, with the type that its YAML gives."""
+    """Raise ConfigError unless every field of model and task is present, with the type that its YAML gives.
+
+    Routing and engine must also be what their name stands for.
+    """
     for key, usual in reference.items():
         if key not in flat and usual is not None and key.startswith(_TYPED_BY_YAML):
             raise ConfigError(f"{key} is missing; its usual value is {usual!r}")
+    for key in ("routing.replay", "engine._target_", "engine.dtype"):
+        if flat.get(key) != reference.get(key):  # the run would be recorded under the name of another choice
+            group = key.partition(".")[0]
+            raise ConfigError(f"{key} is what the name of the {group} stands for; choose another {group} in its place")
     for key, value in flat.items():
         if not key.startswith(_TYPED_BY_YAML):
             continue
@@ -121,117 +95,14 @@ def _relations(config: RunConfig) -> None:
         raise ConfigError(
             f"measure=little runs no probe: probe.largest={config.probe.largest} would have no effect; set it to 0"
         )
-    if config.cold_start.accuracy_low >= config.cold_start.accuracy_high:
-        raise ConfigError("cold_start.accuracy_low must be below cold_start.accuracy_high")
-
-
-def _truncation(config: RunConfig, engine: Engine, task: Task, traits: Traits) -> None:
-    """Raise ConfigError for a class that is no engine, and for a truncation that cuts nothing or breaks the loss."""
-    if not isinstance(engine, Engine):
-        raise ConfigError(f"an engine is a steadymoe.models.engine.Engine; got {type(engine).__name__}")
-    if not engine.truncates:
-        return
-    words = len(task.tokenizer)
-    if isinstance(engine, Truncated) and engine.top_k >= words and "path" not in config.model:
-        raise ConfigError(f"engine.top_k={engine.top_k} leaves out nothing of {words} tokens; lower it, or set it to 0")
-    if traits.top_k:
-        raise ConfigError(
-            "this algorithm reads the sampler's most likely tokens, and a truncated sampler gives some of them "
-            "probability 0: choose another algorithm, or an engine that keeps every token"
-        )
-
-
-def _routing(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, Any], has_experts: bool) -> None:
-    """Raise ConfigError if routing or engine is not the choice of its name, or the model has no routers to act on."""
-    routing = config.routing
-    for key in ("routing.replay", "engine._target_", "engine.dtype"):
-        if flat.get(key) != reference.get(key):  # the run would be recorded under the name of another choice
-            group = key.partition(".")[0]
-            raise ConfigError(f"{key} is what the name of the {group} stands for; choose another {group} in its place")
     if (routing.predictor_learning_rate is None) == (routing.replay == "pr2"):
         raise ConfigError("routing.predictor_learning_rate is a number under routing=pr2 and left out elsewhere")
     if routing.replay == "pr2" and config.updates_per_rollout < 2:
         raise ConfigError("routing=pr2 learns from a rollout's second update on; use updates_per_rollout of 2 or more")
-    balanced = routing.aux_loss > 0 or routing.z_loss > 0 or routing.bias_speed > 0
-    routed = routing.replay != "none" or routing.freeze or balanced
-    if routed and not has_experts:
-        raise ConfigError("this model is dense and has no routers to replay, freeze or balance; use routing=off")
-    dials = {
-        "optimizer.router_factor": config.optimizer.router_factor != 1,
-        "cold_start.router_factor": config.cold_start.router_factor != 1,
-        "cold_start.aux_loss": config.cold_start.aux_loss > 0,
-        "cold_start.z_loss": config.cold_start.z_loss > 0,
-    }
-    turned = next((key for key, is_turned in dials.items() if is_turned), None)
-    if turned is not None and not has_experts:
-        raise ConfigError(f"this model is dense and has no routers: {turned} would have no effect; leave it out")
-    if dials["optimizer.router_factor"] and routing.freeze:
+    if config.optimizer.router_factor != 1 and routing.freeze:
         raise ConfigError("routing=freeze keeps routers: optimizer.router_factor would have no effect; leave it out")
-
-
-def _logger(name: str | None) -> None:
-    if name is None:
-        return
-    try:
-        version(name)  # an import would also accept a folder of this name
-    except PackageNotFoundError as error:
-        raise ConfigError(f"log={name} needs its package: pip install 'steadymoe[{name}]'") from error
-
-
-def _advantage(config: RunConfig, traits: Traits) -> None:
-    """Raise an error if the advantage needs larger groups, or if dynamic sampling drops groups with a signal."""
-    advantage = build_algorithm(config.used_advantage)
-    rewards_PG = torch.zeros(3, config.rollout.responses)
-    rewards_PG[1:, 0] = 1.0
-    rewards_PG[2] = 1.0
-    advantages_PG = advantage(rewards_PG, torch.ones_like(rewards_PG))
-    free = traits.zero_advantage_is_free and bool((advantages_PG[[0, 2]] == 0).all())
-    if config.algorithm.sampling.max_rollouts > 1 and not free:
-        raise ConfigError(
-            "algorithm.sampling.max_rollouts above 1 drops groups of equal rewards, and this algorithm or advantage "
-            "learns from these groups; set it to 1"
-        )
-
-
-@functools.cache
-def _built(model: str, task_config: str) -> tuple[bool, Task]:
-    """Return whether the model has routers, and the task; cached, because most points of a sweep share both.
-
-    Both arguments are configs as JSON. Raises ValueError, or an error of the task's class.
-    """
-    numbers = json.loads(model)
-    build.check(numbers)
-    task: Task = instantiate(json.loads(task_config))
-    fits.check_positions(numbers, task)
-    return build.has_experts(numbers), task
-
-
-def _pretrained(model: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint has routers. Raises ValueError for one that cannot be used."""
-    if not isinstance(model["path"], str):
-        raise ValueError("model=pretrained needs a checkpoint's folder: model.path=…")
-    if "config" in model:
-        raise ValueError("model=pretrained has the config of its checkpoint; leave model.config out")
-    return pretrained.moe_layers(model["path"]) > 0
-
-
-def _experts(config: RunConfig, has_experts: bool) -> None:
-    usual = build.EXPERTS[0]
-    if config.experts != usual and not has_experts:
-        raise ConfigError(f"this model is dense: experts={config.experts} would have no effect; use experts={usual}")
-    why = megablocks.reason_against(config.device) if config.experts == megablocks.NAME else None
-    if why is not None:
-        raise ConfigError(f"experts={megablocks.NAME}: {why}")
-
-
-def _compile(config: RunConfig) -> None:
-    if not config.compile:
-        return
-    family = pretrained.family(config.model["path"]) if "path" in config.model else None
-    family = family or build.config_class(config.model["config"]["_target_"])
-    why = compiled.reason_against(family, config.experts, config.device, config.precision)
-    if why is not None:
-        raise ConfigError(f"compile=true: {why}")
+    if config.cold_start.accuracy_low >= config.cold_start.accuracy_high:
+        raise ConfigError("cold_start.accuracy_low must be below cold_start.accuracy_high")
 
 
 def _places(config: RunConfig) -> None:
@@ -253,3 +124,75 @@ def _places(config: RunConfig) -> None:
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise ConfigError(f"results_dir={config.results_dir} cannot be written: {place} is no writable folder")
+
+
+def _machine(config: RunConfig) -> None:
+    """Raise ConfigError for a device, package or compiler that this machine does not have."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
+    if config.log is not None:
+        try:
+            version(config.log)  # an import would also accept a folder of this name
+        except PackageNotFoundError as error:
+            raise ConfigError(f"log={config.log} needs its package: pip install 'steadymoe[{config.log}]'") from error
+    if config.experts == megablocks.NAME and (why := megablocks.reason_against(config.device)) is not None:
+        raise ConfigError(f"experts={megablocks.NAME}: {why}")
+    if config.compile:
+        model = config.model
+        family = pretrained.family(model["path"]) if "path" in model else config_class(model["config"]["_target_"])
+        why = compiled.reason_against(family, config.experts, config.device, config.precision)
+        if why is not None:
+            raise ConfigError(f"compile=true: {why}")
+
+
+def _advantage(config: RunConfig, traits: Traits) -> None:
+    """Raise an error if the advantage needs larger groups, or if dynamic sampling drops groups with a signal."""
+    advantage = build(config.used_advantage)
+    rewards_PG = torch.zeros(3, config.rollout.responses)
+    rewards_PG[1:, 0] = 1.0
+    rewards_PG[2] = 1.0
+    advantages_PG = advantage(rewards_PG, torch.ones_like(rewards_PG))
+    free = traits.zero_advantage_is_free and bool((advantages_PG[[0, 2]] == 0).all())
+    if config.algorithm.sampling.max_rollouts > 1 and not free:
+        raise ConfigError(
+            "algorithm.sampling.max_rollouts above 1 drops groups of equal rewards, and this algorithm or advantage "
+            "learns from these groups; set it to 1"
+        )
+
+
+def _engine(config: RunConfig, task: Task, traits: Traits) -> None:
+    """Raise ConfigError for a class that is no engine, and for a truncation that cuts nothing or breaks the loss."""
+    engine = build(config.engine)
+    if not isinstance(engine, Engine):
+        raise ConfigError(f"an engine is a steadymoe.models.engine.Engine; got {type(engine).__name__}")
+    if not engine.truncates:
+        return
+    words = len(task.tokenizer)
+    if isinstance(engine, Truncated) and engine.top_k >= words and "path" not in config.model:
+        raise ConfigError(f"engine.top_k={engine.top_k} leaves out nothing of {words} tokens; lower it, or set it to 0")
+    if traits.top_k:
+        raise ConfigError(
+            "this algorithm reads the sampler's most likely tokens, and a truncated sampler gives some of them "
+            "probability 0: choose another algorithm, or an engine that keeps every token"
+        )
+
+
+def _dense(config: RunConfig, traits: Traits) -> None:
+    """Raise ConfigError for a setting that acts on routers or experts, which a dense model does not have."""
+    routing, cold_start, usual = config.routing, config.cold_start, EXPERTS[0]
+    balanced = routing.aux_loss > 0 or routing.z_loss > 0 or routing.bias_speed > 0
+    if routing.replay != "none" or routing.freeze or balanced:
+        raise ConfigError("this model is dense and has no routers to replay, freeze or balance; use routing=off")
+    dials = {
+        "optimizer.router_factor": config.optimizer.router_factor != 1,
+        "cold_start.router_factor": cold_start.router_factor != 1,
+        "cold_start.aux_loss": cold_start.aux_loss > 0,
+        "cold_start.z_loss": cold_start.z_loss > 0,
+    }
+    for key, is_turned in dials.items():
+        if is_turned:
+            raise ConfigError(f"this model is dense and has no routers: {key} would have no effect; leave it out")
+    if config.experts != usual:
+        raise ConfigError(f"this model is dense: experts={config.experts} would have no effect; use experts={usual}")
+    if traits.routes:
+        raise ConfigError("this algorithm weighs tokens by their routers, and the model is dense; choose another")

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from steadymoe.algorithms import RatioLoss, load, names, provenance
-from steadymoe.bench.config.compose import CONF
+from steadymoe.bench.config.overrides import CONF
 
 _HEAD = """# Algorithms
 

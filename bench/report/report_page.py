@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from steadymoe.bench.config.compose import CONF
+from steadymoe.bench.config.overrides import CONF
 from steadymoe.bench.report import archive, collapses, figures, realism, tables, write
 from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec
 from steadymoe.bench.report.write import FORMATS

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import Run
+from steadymoe.bench.config.overrides import command_of
 from steadymoe.bench.config.tuning import RATE
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, tables, write
@@ -150,7 +150,7 @@ def verdict(its: pd.DataFrame, missing: str, prefix: str, words: Sequence[str]) 
     if rate in (rates[0], rates[-1]):
         wider = [rates[0] / 2] * (rate == rates[0]) + rates + [rates[-1] * 2] * (rate == rates[-1])
         return f"{found}; it is at an end of the grid, extend it: {RATE}={_text(wider, ',')}"
-    return f"{found}; next: {prefix}{compose.command([*words, f'{RATE}={_text([rate])}'])}"
+    return f"{found}; next: {prefix}{command_of([*words, f'{RATE}={_text([rate])}'])}"
 
 
 def _text(rates: Iterable[float], comma: str = ", ") -> str:

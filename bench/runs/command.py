@@ -12,6 +12,7 @@ from filelock import Timeout
 
 from steadymoe.bench.config import branch, compose, identity, tuning
 from steadymoe.bench.config.compose import ConfigError, Run
+from steadymoe.bench.config.overrides import at_once, command_of, swept
 from steadymoe.bench.runs import dry, execute, launch, lifecycle, outcome, progress, provenance, record
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import visible
@@ -35,7 +36,7 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
         tuning.check(runs)
     if flags.cfg or flags.info:
         name, value = ("--cfg", flags.cfg) if flags.cfg else ("--info", flags.info)
-        if several := compose.swept(flags.overrides):
+        if several := swept(flags.overrides):
             raise ConfigError(f"{name} prints one config: give one value in {', '.join(several)}")
         launch.show([name, value, *flags.overrides])
         return 0
@@ -44,8 +45,8 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
     if flags.retry_failed:
         runs = _failed(runs)
     if flags.dry:
-        at_once = compose.at_once(flags.overrides, flags.multirun)
-        _print(*dry.lines(runs, len(requested) - len(runs), at_once))
+        processes = at_once(flags.overrides, flags.multirun)
+        _print(*dry.lines(runs, len(requested) - len(runs), processes))
         return 0
     _begin(runs, _sweep(runs, sweep))
     if flags.redo:
@@ -99,8 +100,7 @@ def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: argparse.Namespa
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with progress.watch(runs):
-            config = compose.settings(flags.overrides)
-            launch.launch(waiting, config, compose.is_sweep(config.hydra, flags.multirun))
+            launch.launch(waiting, flags.overrides, flags.multirun)
     except launch.lost_job_errors() as error:
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
         print(f"steadymoe: the launcher has lost a job; the others may go on. {visible(why)}", file=sys.stderr)
@@ -221,4 +221,4 @@ def _sweep(runs: Sequence[Run], words: Sequence[str]) -> str | None:
     if len(runs) < 2:
         return None
     prefixes = {run.command.partition("steadymoe ")[0] for run in runs}  # STEADYMOE_PATH, or nothing
-    return max(prefixes) + compose.command(words)
+    return max(prefixes) + command_of(words)

@@ -22,7 +22,8 @@ from hydra.types import HydraContext
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from omegaconf import DictConfig
 
-from steadymoe.bench.config.compose import CONF, ConfigError, Run
+from steadymoe.bench.config import overrides
+from steadymoe.bench.config.compose import ConfigError, Run
 from steadymoe.bench.runs.execute import execute
 from steadymoe.bench.support import external
 
@@ -48,8 +49,8 @@ class _Jobs:
         """Do nothing."""
 
 
-def launch(runs: Sequence[Run], config: DictConfig, multirun: bool) -> None:
-    """Execute ``runs`` by the launcher of ``config`` (``compose.settings``), or one run in this process.
+def launch(runs: Sequence[Run], words: Sequence[str], multirun: bool) -> None:
+    """Execute ``runs`` by the launcher that ``words`` choose, or one run in this process.
 
     If a worker is killed, joblib ends the others too; the sweep is then launched again, up to three times. Raises one
     of ``lost_job_errors()`` if a cluster has lost a job.
@@ -57,7 +58,8 @@ def launch(runs: Sequence[Run], config: DictConfig, multirun: bool) -> None:
     os.environ[_LAUNCHER] = str(os.getpid())
     jobs: Any = _Jobs()
     context = HydraContext(config_loader=jobs, callbacks=jobs)
-    if not multirun:
+    config = overrides.settings(words)
+    if not overrides.is_sweep(config.hydra, multirun):
         (run,) = runs
         _ = run_job(lambda _: execute(run), config, "hydra.run.dir", None, context).return_value
         return
@@ -81,8 +83,8 @@ def _launch(paths: Sequence[Path], config: DictConfig, context: HydraContext) ->
     launcher = Plugins.instance().instantiate_launcher(context, _job, config)
     batch = config.hydra.sweeper.max_batch_size or len(paths)
     for first in range(0, len(paths), batch):
-        overrides = [[str(path)] for path in paths[first : first + batch]]
-        for job in launcher.launch(overrides, initial_job_idx=first):
+        tasks = [[str(path)] for path in paths[first : first + batch]]
+        for job in launcher.launch(tasks, initial_job_idx=first):
             _ = job.return_value  # raises what the job raised
 
 
@@ -99,7 +101,7 @@ def show(flags: Sequence[str]) -> None:
     """Let Hydra print what ``flags`` (``--help``, ``--cfg job``, …) ask for. It reads them from ``sys.argv`` alone."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra prints an error and exits
     sys.argv = ["steadymoe run", *flags]
-    hydra.main(config_path=str(CONF.resolve()), config_name="config", version_base="1.3")(lambda _: None)()
+    hydra.main(config_path=str(overrides.CONF.resolve()), config_name="config", version_base="1.3")(lambda _: None)()
 
 
 def refuse_absent_cluster(words: Sequence[str]) -> None:

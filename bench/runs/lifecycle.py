@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from steadymoe.bench.config import identity
 from steadymoe.bench.config.compose import Run
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.runs import provenance
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.errors import UserError

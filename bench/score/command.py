@@ -11,6 +11,7 @@ from steadymoe.bench.audit import plan as audits
 from steadymoe.bench.check import command as check
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import ConfigError
+from steadymoe.bench.config.overrides import at_once
 from steadymoe.bench.runs import command as runs
 from steadymoe.bench.runs import dry, record
 from steadymoe.bench.score import board, comparison, entry, plan, standard
@@ -176,9 +177,9 @@ def _missing(planned: Plan) -> dict[str, int]:
 def _progress(planned: Plan, known: Baselines) -> list[str]:
     """Return lines on the finished and missing runs and audits, and how long they take."""
     missing, count = _missing(planned), len(planned.audits)
-    at_once = compose.at_once(planned.run_commands[planned.own_label][1:], True)
+    processes = at_once(planned.run_commands[planned.own_label][1:], True)
     lines = {
-        STABILITY.name: dry.lines(planned.all_runs, 0, at_once),
+        STABILITY.name: dry.lines(planned.all_runs, 0, processes),
         GRADIENT.name: [f"{count} audits: {missing[GRADIENT.name]} to do, {count - missing[GRADIENT.name]} done"],
     }
     for part in PARTS:

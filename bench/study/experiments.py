@@ -15,10 +15,10 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from steadymoe.bench.config import branch, compose
-from steadymoe.bench.config.compose import CONF, ConfigError
+from steadymoe.bench.config import branch
+from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.config.identity import OFF, flatten
-from steadymoe.bench.config.names import errors_in_one_line
+from steadymoe.bench.config.overrides import CONF, add_experiment, errors_in_one_line
 from steadymoe.bench.score.recorded import Arm
 
 # Longer sweeps are refused (``compose.plan``).
@@ -164,7 +164,7 @@ def register() -> None:
     """Let Hydra compose the table's experiments in this process."""
     for row in TABLE.values():
         if row.base != row.name:
-            compose.add_experiment(row.name, row.node, ("steadymoe", "study", "run", row.name))
+            add_experiment(row.name, row.node, ("steadymoe", "study", "run", row.name))
 
 
 def chosen(names: Sequence[str]) -> list[Experiment]:

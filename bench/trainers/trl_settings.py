@@ -13,7 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from steadymoe.algorithms import PolicyLoss, build, load, names
 from steadymoe.algorithms.objective import KL, Objective
-from steadymoe.bench.config.compose import CONF
+from steadymoe.bench.config.overrides import CONF
 from steadymoe.bench.support.errors import UserError
 from steadymoe.models.contract import OutsideContractError, moe_layers
 from steadymoe.plugins.requirements import missing

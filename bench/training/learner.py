@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.optim import AdamW
 from transformers import PreTrainedModel
 
-from steadymoe.algorithms import Batch, LossOutput, build
-from steadymoe.algorithms.objective import Objective
+from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.parts import joined
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.measurement import token_metrics
@@ -43,12 +42,7 @@ class Learner:
         if config.routing.freeze:
             for router in routers(model):
                 router.requires_grad_(False)
-        self.objective = Objective(
-            loss=build(config.algorithm.loss),
-            correction=build(config.correction),
-            kl=config.algorithm.kl,
-            entropy_bonus=config.algorithm.entropy_bonus,
-        )
+        self.objective = config.objective()
         self.state: Mapping[str, Tensor] = {}
         self.remember(self.objective.loss.initial_state())
         numbers = config.optimizer

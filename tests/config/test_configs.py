@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe import algorithms
-from steadymoe.bench.config import compose, identity, names
+from steadymoe.bench.config import compose, identity, overrides
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.score import standard
 
@@ -42,12 +42,12 @@ SHORT_EXPERIMENT += [
 
 
 def group(name: str) -> list[str]:
-    return sorted(path.stem for path in (compose.CONF / name).glob("*.yaml"))
+    return sorted(path.stem for path in (overrides.CONF / name).glob("*.yaml"))
 
 
 def with_needed(name: str) -> list[str]:
     """An algorithm, and what a preset is only true with."""
-    config = yaml.safe_load((compose.CONF / "algorithm" / f"{name}.yaml").read_text())
+    config = yaml.safe_load((overrides.CONF / "algorithm" / f"{name}.yaml").read_text())
     needed = [f"{key}={config[key]}" for key in ("correction", "updates_per_rollout") if key in config]
     return [f"algorithm={name}", *needed]
 
@@ -79,8 +79,8 @@ def models() -> list[Any]:
 def test_every_shipped_config_runs_two_steps(words: list[str], tmp_path: Path) -> None:
     if "task=reasoning_gym" in words:
         pytest.importorskip("reasoning_gym")
-    with compose._hydra():
-        points = compose._points([*words, *SHORT, f"results_dir={tmp_path}"], multirun=False)
+    with overrides.composing():
+        points = overrides.points([*words, *SHORT, f"results_dir={tmp_path}"], multirun=False)
         made = compose.run(points[0])
     assert execute.execute(made) == "finished"
     assert len(record.read_table(made.folder, "steps")) == 2
@@ -135,13 +135,14 @@ def test_a_point_of_a_sweep_is_what_hydra_composes(text: str) -> None:
     def by_hydra(words: list[str]) -> Any:
         composed = hydra.compose("config", words, return_hydra_config=True)
         ours = {key: composed[key] for key in composed if key != "hydra"}
-        return OmegaConf.to_container(OmegaConf.create(ours), resolve=True), dict(composed.hydra.runtime.choices)
+        chosen = {group: name for group, name in composed.hydra.runtime.choices.items() if name and "/" not in group}
+        return OmegaConf.to_container(OmegaConf.create(ours), resolve=True), chosen
 
-    with compose._hydra():
+    with overrides.composing():
         words = shlex.split(text)
-        assert found(names.compose, words) == found(by_hydra, words)
-        again = found(names.compose, [*words, "steps=7"])  # the cache does not keep a point's own words
-        assert found(names.compose, words) == found(by_hydra, words)
+        assert found(overrides.compose, words) == found(by_hydra, words)
+        again = found(overrides.compose, [*words, "steps=7"])  # the cache does not keep a point's own words
+        assert found(overrides.compose, words) == found(by_hydra, words)
         assert again == found(by_hydra, [*words, "steps=7"])
 
 
@@ -156,17 +157,16 @@ def test_a_point_of_a_sweep_is_what_hydra_composes(text: str) -> None:
     ids=" ".join,
 )
 def test_the_named_configs_of_a_point_are_what_hydra_composes_of_them_in_full(words: list[str]) -> None:
-    with compose._hydra():
-        chosen = {group: name for group, name in names.compose(words)[1].items() if name and "/" not in group}
+    with overrides.composing():
+        chosen = overrides.compose(words)[1]
         composed = hydra.compose("config", [f"{group}={name}" for group, name in chosen.items()])
-        reference = names.reference_of([word for word in words if names.is_named(word)])
-        assert reference == identity.flatten(OmegaConf.to_container(composed, resolve=True))  # type: ignore[arg-type]
+        assert overrides.reference(words) == identity.flatten(OmegaConf.to_container(composed, resolve=True))  # type: ignore[arg-type]
 
 
 def test_hydras_own_settings_are_what_hydra_composes() -> None:
     words = ["experiment=best_last", "hydra.launcher.n_jobs=2", "results_dir=elsewhere", "experiment_name=mine"]
-    with compose._hydra():
-        ours, theirs = names.settings(words).hydra, hydra.compose("config", words, return_hydra_config=True).hydra
+    with overrides.composing():
+        ours, theirs = overrides.settings(words).hydra, hydra.compose("config", words, return_hydra_config=True).hydra
         assert ours.sweep.dir == theirs.sweep.dir == "elsewhere/sweeps/mine"
         for part in ("launcher", "sweeper", "sweep", "runtime"):
             assert OmegaConf.to_container(ours[part], resolve=True) == OmegaConf.to_container(
@@ -176,7 +176,7 @@ def test_hydras_own_settings_are_what_hydra_composes() -> None:
 
 @pytest.mark.parametrize("name", group("experiment"))
 def test_an_experiment_says_its_command_and_number_of_runs(name: str) -> None:
-    text = (compose.CONF / "experiment" / f"{name}.yaml").read_text()
+    text = (overrides.CONF / "experiment" / f"{name}.yaml").read_text()
     runs = compose.plan([f"experiment={name}", "start_from=null"])  # a trunk need not be there
     verb, made = ("audit", "audits") if f"steadymoe audit experiment={name} " in text else ("run", "runs")
     assert f"steadymoe {verb} experiment={name}" in text

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from steadymoe.bench.config import compose
+from steadymoe.bench.config import compose, overrides
 from steadymoe.bench.config.identity import flatten
 from steadymoe.bench.config.schema import Collapse, ConfigError, RunConfig, Tuning, read
 from steadymoe.bench.statistics.collapse import Rule
@@ -61,9 +61,9 @@ def refusal(plain: Mapping[str, Any]) -> str:
 
 
 def test_the_schema_has_the_fields_of_the_yamls_and_no_others() -> None:
-    own = yaml.safe_load((compose.CONF / "config.yaml").read_text())
+    own = yaml.safe_load((overrides.CONF / "config.yaml").read_text())
     fields = set(flatten({key: value for key, value in own.items() if key not in ("defaults", "hydra", "tuning")}))
-    routings = (yaml.safe_load(path.read_text()) for path in (compose.CONF / "routing").glob("*.yaml"))
+    routings = (yaml.safe_load(path.read_text()) for path in (overrides.CONF / "routing").glob("*.yaml"))
     fields |= {f"routing.{key}" for routing in routings for key in routing}
     assert {key for key, field in SETTINGS.items() if not is_group(field)} == fields | OF_CLASSES
     assert {field.name for field in dataclasses.fields(Tuning)} == own["tuning"].keys()

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build, compiled, pretrained

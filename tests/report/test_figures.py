@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steadymoe.bench.config import compose
+from steadymoe.bench.config import overrides
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import figures, tables, write
 from steadymoe.bench.report.figures import FIGURES, curves, looks, points, routing, stability, style
@@ -319,7 +319,7 @@ def test_below_ten_seeds_each_staleness_is_compared_with_the_least_at_equal_upda
 
 
 def test_every_shipped_algorithm_has_a_look_of_its_own_in_every_figure() -> None:
-    shipped_ones = {path.stem.partition("@")[0] for path in (compose.CONF / "algorithm").glob("*.yaml")}
+    shipped_ones = {path.stem.partition("@")[0] for path in (overrides.CONF / "algorithm").glob("*.yaml")}
     assert shipped_ones == set(looks.ALGORITHMS), "a new algorithm goes to the end of looks.ALGORITHMS"
     drawn = [looks.of_algorithm(name) for name in looks.ALGORITHMS]
     assert len({(each.colour, each.dashes) for each in drawn}) == len(drawn)

@@ -14,7 +14,7 @@ from test_execute import SMALL
 
 from steadymoe.bench.config import compose
 from steadymoe.bench.config import tuning as config
-from steadymoe.bench.config.compose import CONF
+from steadymoe.bench.config.overrides import CONF
 from steadymoe.bench.report import tuning
 from steadymoe.bench.runs import execute, record, status
 from steadymoe.bench.training.trainer import Trainer

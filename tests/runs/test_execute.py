@@ -19,7 +19,7 @@ from pandas.testing import assert_frame_equal
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import Objective
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.measurement.columns import TABLES
 from steadymoe.bench.runs import execute, outcome, record
 from steadymoe.bench.support import atomic_files

@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config import compose, overrides
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.statistics.collapse import Collapse, Rule
 
@@ -115,7 +115,7 @@ def test_thresholds_that_mean_nothing_are_refused(word: str) -> None:
 
 
 def test_the_rule_in_python_is_the_rule_of_the_config() -> None:
-    assert Rule(**yaml.safe_load((compose.CONF / "config.yaml").read_text())["collapse"]) == RULE
+    assert Rule(**yaml.safe_load((overrides.CONF / "config.yaml").read_text())["collapse"]) == RULE
     assert Rule.from_text(dataclasses.replace(RULE, least_reward=0.3).text()).least_reward == 0.3
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from test_cli import steadymoe
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config import compose, overrides
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.support import external, source
 
 
@@ -70,11 +70,11 @@ def test_modules_are_found_after_those_of_python_and_the_suite(monkeypatch: pyte
     Path("mine").mkdir()
     for name in ("torch", "json", "only_mine"):
         Path(f"mine/{name}.py").touch()
-    external.activate(compose.CONF)
+    external.activate(overrides.CONF)
     assert sys.path[-1] == str(Path("mine").absolute())
     assert source.find("only_mine") == Path("mine/only_mine.py").absolute()
     found = source.find("torch")
     assert found is not None
     assert source.is_installed(found)
-    assert source.find("steadymoe.algorithms.grpo") == compose.CONF.parent / "algorithms" / "grpo.py"
+    assert source.find("steadymoe.algorithms.grpo") == overrides.CONF.parent / "algorithms" / "grpo.py"
     assert [source.find(name) for name in ("absent", "..", "", "mine/only_mine", "json/..only_mine")] == [None] * 5

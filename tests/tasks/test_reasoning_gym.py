@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.tasks import is_held_out
 from steadymoe.bench.tasks.reasoning_gym import ReasoningGym
 

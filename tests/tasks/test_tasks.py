@@ -15,7 +15,7 @@ from conftest import MICRO
 from torch.testing import assert_close
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.tasks import Task, is_held_out
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.tasks.characters import character_tokenizer

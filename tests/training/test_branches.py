@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from test_execute import planned, tables
 
 from steadymoe.bench.config import branch, compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.training import checkpoint
 from steadymoe.models import build

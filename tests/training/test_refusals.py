@@ -3,7 +3,7 @@
 import pytest
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.validate import ConfigError
+from steadymoe.bench.config.schema import ConfigError
 
 REFUSED = {
     # Engines.

@@ -1,0 +1,306 @@
+"""Hydra overrides: the configs that they compose, the points of their sweeps, and one line for those that are wrong."""
+
+import dataclasses
+import functools
+import itertools
+import math
+import os
+import pickle
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType, RangeSweep
+from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from steadymoe.algorithms import class_of, meant
+from steadymoe.bench.config.identity import flatten, is_name
+from steadymoe.bench.config.schema import ConfigError
+from steadymoe.bench.support import blame, external
+from steadymoe.bench.support.text import nearest
+
+CONF = Path(__file__).parents[2] / "conf"
+
+# The command that prints every config of a group, and every key.
+_HELP = "`steadymoe run --help`"
+_EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
+# Each point is composed and checked, some hundredths of a second, before the first run begins.
+_MOST_POINTS = 10_000
+
+# `experiment=name` → the command that composes it, of experiments that are no file.
+_COMMANDS: dict[str, tuple[str, ...]] = {}
+
+
+def add_experiment(name: str, node: Mapping[str, Any], command: tuple[str, ...]) -> None:
+    """Let this process compose ``experiment=name`` from ``node``, as if it were a file of ``conf/experiment``.
+
+    ``command`` is what runs it elsewhere, in place of ``steadymoe run experiment=name``.
+    """
+    ConfigStore.instance().store(group="experiment", name=name, node=dict(node), package="_global_")
+    _COMMANDS[f"experiment={name}"] = command
+
+
+def command_of(words: Sequence[str]) -> str:
+    """Return the command that runs ``words``."""
+    chosen = next((word for word in words if word in _COMMANDS), None)
+    program = ("steadymoe", "run") if chosen is None else _COMMANDS[chosen]
+    return shlex.join([*program, *(word for word in words if word != chosen)])
+
+
+@contextmanager
+def composing(words: Sequence[str] = ()) -> Iterator[None]:
+    """Let Hydra compose, with the user's configs. Errors about ``words`` become a ConfigError of one line."""
+    with errors_in_one_line(words):
+        external.activate(CONF)
+    started: AbstractContextManager[object] = nullcontext()
+    if not GlobalHydra.instance().is_initialized():
+        started = hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3")
+    with started, errors_in_one_line(words):  # in this order: an error's hints are composed too
+        yield
+
+
+def compose(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the config of ``words`` as plain values, and config group → chosen name. In ``composing`` only.
+
+    Raises ConfigError if a config is chosen by a path: what is chosen names the run's folder.
+    """
+    config = _composed(words)
+    choices = {
+        group: str(name)
+        for group, name in config.hydra.runtime.choices.items()
+        if not group.startswith("hydra/") and name is not None
+    }
+    for group, name in choices.items():
+        if not is_name(name):
+            hint = nearest(Path(name).stem, GlobalHydra.instance().config_loader().get_group_options(group), _HELP)
+            raise ConfigError(f"{group} is chosen by its name, not by a path, got {name!r}; {hint}")
+    with open_dict(config):
+        del config["hydra"]
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True), choices  # type: ignore[return-value]
+
+
+def reference(words: Sequence[str]) -> Mapping[str, Any]:
+    """Return the named configs of ``words`` as they stand, flattened: dotted key → value. In ``composing`` only."""
+    return _reference(tuple(filter(_is_named, words)), external.versions())
+
+
+def settings(words: Sequence[str]) -> DictConfig:
+    """Return the config that all points of a sweep share, with Hydra's own part (launcher, folders) under ``hydra``."""
+    with composing(words):
+        return _settings(words)
+
+
+def swept(words: Sequence[str]) -> list[str]:
+    """Return the words that have several values."""
+    with errors_in_one_line(words):
+        return [word for word in words if _parsed(word).is_sweep_override()]
+
+
+def points(words: Sequence[str], multirun: bool) -> list[list[str]]:
+    """Return the overrides of each point of a sweep: all combinations of the values of swept overrides.
+
+    In ``composing`` only.
+    """
+    values, hydra_config = _values(words, words), _settings(words).hydra
+    _refuse_launcher(hydra_config.launcher)
+    if not is_sweep(hydra_config, multirun):
+        if several := swept(words):
+            raise ConfigError(f"{several[0]} sweeps over several values: add -m for a sweep")
+        return [list(words)]
+    parameters = [f"{key}={value}" for key, value in (hydra_config.sweeper.params or {}).items()]
+    values = _values(parameters, words) | values  # an override of the command line replaces the experiment's
+    if math.prod(map(len, values.values())) > _MOST_POINTS:
+        longest = max(values, key=lambda key: len(values[key]))
+        raise ConfigError(f"a sweep may have {_MOST_POINTS} runs, and this one has more; split {longest}")
+    return [list(point) for point in itertools.product(*values.values())]
+
+
+def is_sweep(hydra_config: DictConfig, multirun: bool) -> bool:
+    """Return whether a command makes a sweep: with ``-m`` (``multirun``), or because its experiment is one."""
+    return multirun or hydra_config.mode == RunMode.MULTIRUN
+
+
+def at_once(words: Sequence[str], multirun: bool) -> int | None:
+    """Return how many runs the launcher of ``words`` makes at the same time; None where a cluster decides."""
+    hydra_config = settings(words).hydra
+    kind, jobs = str(hydra_config.runtime.choices["hydra/launcher"]), hydra_config.launcher.get("n_jobs")
+    if not is_sweep(hydra_config, multirun):
+        return 1
+    if kind == "joblib":
+        return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
+    return 1 if kind == "basic" else None
+
+
+def _values(overrides: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:
+    """Return key → ``key=value`` for each value of its last override.
+
+    Raises ConfigError for a sweep over nothing, over too much, and over experiments: each of them is a sweep of its
+    own, with the other ``words``.
+    """
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    found = {}
+    for each in parser.parse_overrides(list(overrides)):
+        key, word = each.get_key_element(), each.input_line
+        if not each.is_sweep_override():
+            found[key] = [f"{key}={each.get_value_element_as_str()}"]
+            continue
+        values = each.value()
+        # Hydra would make a list of a range to shuffle it.
+        counted = values.range() if isinstance(values, RangeSweep) else each.sweep_string_iterator()
+        if sum(1 for _ in itertools.islice(counted, _MOST_POINTS + 1)) > _MOST_POINTS:
+            raise ConfigError(f"a sweep may have {_MOST_POINTS} runs, and this one has more; split {word}")
+        found[key] = [f"{key}={value}" for value in each.sweep_string_iterator()]
+        if not found[key]:
+            raise ConfigError(f"{word} sweeps over nothing: it has no values")
+        if key == "experiment":
+            others = [other for other in words if other != word]
+            commands = [shlex.join(["steadymoe", "run", chosen, *others]) for chosen in found[key]]
+            raise ConfigError(f"{word} names {len(commands)} sweeps, each a command of its own: {'; '.join(commands)}")
+    return found
+
+
+def _refuse_launcher(launcher: DictConfig) -> None:
+    """Raise ConfigError for what joblib would stop at with a traceback."""
+    if launcher.get("n_jobs") == 0:
+        raise ConfigError("hydra.launcher.n_jobs must be a number of processes, or -1 for one on each core; got 0")
+    if launcher.get("backend") not in (None, "loky"):
+        raise ConfigError(f"hydra.launcher.backend must be loky, or left out; got {launcher.backend}")
+
+
+def _settings(words: Sequence[str]) -> DictConfig:
+    several = swept(words)
+    return _composed([word for word in words if word not in several])
+
+
+def _composed(words: Sequence[str]) -> DictConfig:
+    """Return the whole config of ``words``, with Hydra's own part under ``hydra``.
+
+    Hydra takes a quarter of a second to read and merge the files. If all other words are a plain ``key=value``, it does
+    so once for each set of named configs, and the values are changed in a copy. If not, or if this fails, Hydra gets
+    all words.
+    """
+    others = [word for word in words if not _is_named(word)]
+    if all(_changes_value(_parsed(word)) for word in others):
+        config: DictConfig = pickle.loads(_merged(tuple(filter(_is_named, words)), external.versions()))
+        try:
+            for each in map(_parsed, others):
+                OmegaConf.update(config, each.key_or_group, each.value(), merge=True)
+            return config
+        except OmegaConfBaseException:
+            pass  # Hydra says why
+    return hydra.compose("config", list(words), return_hydra_config=True)
+
+
+def _is_named(word: str) -> bool:
+    """Return whether a word chooses a config by its name, or is for Hydra itself."""
+    each = _parsed(word)
+    if each.is_hydra_override():
+        return True
+    is_choice = each.key_or_group in _groups(external.versions()) and not isinstance(each.value(), dict)
+    return is_choice and not each.is_delete()
+
+
+def _changes_value(each: Override) -> bool:
+    """Return whether an override changes one value, in whatever order it stands with the names of configs."""
+    if each.type is not OverrideType.CHANGE or each.package or each.is_sweep_override():
+        return False
+    return "/" not in each.key_or_group and each.key_or_group not in _groups(external.versions())
+
+
+@functools.cache
+def _parsed(word: str) -> Override:
+    return OverridesParser.create().parse_overrides([word])[0]
+
+
+@functools.cache
+def _groups(outside: tuple[tuple[str, int], ...]) -> frozenset[str]:
+    """Return the config groups, also the user's; ``outside`` is the state of their configs."""
+    return frozenset(GlobalHydra.instance().config_loader().list_groups(""))
+
+
+@functools.cache
+def _merged(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> bytes:
+    """Return the configs that ``words`` name, merged and pickled: unpickling is five times as fast as a deepcopy."""
+    return pickle.dumps(hydra.compose("config", list(words), return_hydra_config=True))
+
+
+@functools.cache
+def _reference(words: tuple[str, ...], outside: tuple[tuple[str, int], ...]) -> Mapping[str, Any]:
+    return MappingProxyType(flatten(compose(words)[0]))
+
+
+@contextmanager
+def errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
+    """Errors of Hydra, a dozen lines each, and of the classes that a config names, as one ConfigError line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except MissingConfigException as error:
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        if group == "hydra/launcher" and name in _EXTRAS:
+            raise ConfigError(f"{group}={name} needs its package: pip install 'steadymoe[{_EXTRAS[name]}]'") from error
+        of_study = "; the reference study's experiments: steadymoe study list" if group == "experiment" else ""
+        raise ConfigError(
+            f"there is no {group} {name!r}; {nearest(name, error.options or [], _HELP)}{of_study}"
+        ) from error
+    except OverrideParseException as error:
+        key, _, value = str(error.override).partition("=")
+        quoted = f"; a value with '=' needs quotes within quotes: '{key}=\"{value}\"'" if "=" in value else ""
+        raise ConfigError(f"cannot read {error.override!r} as key=value{quoted}") from error
+    except InstantiationException as error:
+        raise ConfigError(_line(error.__cause__ or error)) from error
+    except (HydraException, OmegaConfBaseException, TypeError, ValueError, OverflowError) as error:
+        message = _line(error)
+        unknown = re.search(r"Could not override '([^']+)'", message)
+        if unknown is None:
+            raise ConfigError(message) from error
+        raise ConfigError(f"there is no {unknown[1]!r} in the config; {_choices(unknown[1], words)}") from error
+    except (Exception, SystemExit) as error:  # a module that calls sys.exit() must not end the suite in silence
+        if isinstance(error, Exception) and blame.users_code(error) is None:
+            raise
+        raise ConfigError(blame.sentence(error)) from error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _choices(unknown: str, words: Sequence[str]) -> str:
+    """Return what could have been meant by a key that does not exist: its siblings, or the words most like it."""
+    if unknown.startswith("hydra."):
+        return "see `steadymoe run --info config` for Hydra's own settings"
+    groups = [path.name for path in CONF.iterdir() if path.is_dir()]
+    named = (*groups, "hydra.searchpath")
+    keys = list(reference([w for w in words if w.partition("=")[0] in named and "," not in w]))
+    parent = unknown.rpartition(".")[0]
+    siblings = [key for key in keys if parent and key.startswith(f"{parent}.") and not key.endswith("_target_")]
+    if parent.startswith("algorithm.loss"):
+        return _of_loss(unknown, words)
+    if siblings:
+        others = "; + adds a field that the YAML leaves out" if parent == "model.config" else ""
+        return f"{nearest(unknown, siblings, _HELP)}{others}"
+    return nearest(unknown, sorted({*keys, *(key.partition(".")[0] for key in keys), *groups}), _HELP)
+
+
+def _of_loss(unknown: str, words: Sequence[str]) -> str:
+    """Return what could have been meant by a field that the YAML of a loss, or of its host, does not have."""
+    parent, _, name = unknown.rpartition(".")
+    named = [word for word in words if word.partition("=")[0] in ("algorithm", "hydra.searchpath")]
+    swept = [word for word in named if word.startswith("algorithm=") and set(word) & set(",(")]
+    numbers: Any = compose([word for word in named if word not in swept])[0]
+    for part in parent.split("."):
+        numbers = numbers.get(part, {})
+    known = [field.name for field in dataclasses.fields(class_of(numbers))]
+    return f"+ adds a field that the YAML leaves out: +{unknown}" if name in known else meant(name, known)
