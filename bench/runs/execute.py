@@ -24,11 +24,14 @@ from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, pretrained
 
 
-def refuse_other_config(run: compose.Run) -> record.State:
-    """Return the state of the run's folder. Raises ConfigError if the folder holds results of another config."""
+def state_of(run: compose.Run, may_redo: bool = True) -> record.State:
+    """Return the state of the run's folder.
+
+    Raises ConfigError if it holds a run of another config or, without ``may_redo``, a run that other code has ended.
+    """
     state = record.look(run.folder)
     now = {"config_hash": run.config_hash, "config": run.plain}
-    lifecycle.refuse(run.folder, state.facts or None, now, may_redo=True)
+    lifecycle.refuse(run.folder, state.facts or None, now, may_redo or not state.has_ended)
     return state
 
 
@@ -39,13 +42,13 @@ def execute(run: compose.Run) -> str:
     exception inside a run is written to ``run.json`` as ``failed`` and does not stop other runs. Raises ConfigError if
     the folder holds a run of another config.
     """
-    state = refuse_other_config(run)
+    state = state_of(run)
     if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
         return state.status
     try:
         with Record(run.folder, _facts(run)) as recorded:
             # Check again under the lock: another process may have ended the run meanwhile.
-            state = refuse_other_config(run)
+            state = state_of(run)
             if state.has_ended:
                 return state.status
             if state.damage is not None:
