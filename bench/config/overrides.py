@@ -120,9 +120,9 @@ def points(words: Sequence[str], multirun: bool) -> list[list[str]]:
         return [list(words)]
     parameters = [f"{key}={value}" for key, value in (hydra_config.sweeper.params or {}).items()]
     values = _values(parameters, words) | values  # an override of the command line replaces the experiment's
-    if math.prod(map(len, values.values())) > _MOST_POINTS:
+    if (count := math.prod(map(len, values.values()))) > _MOST_POINTS:
         longest = max(values, key=lambda key: len(values[key]))
-        raise ConfigError(f"a sweep may have {_MOST_POINTS} runs, and this one has more; split {longest}")
+        raise ConfigError(f"a sweep may have {_MOST_POINTS} runs, and this one has {count}; split {longest}")
     return [list(point) for point in itertools.product(*values.values())]
 
 

@@ -72,9 +72,7 @@ def execute(run: compose.Run) -> str:
 def _train(run: compose.Run, recorded: Record) -> None:
     config = run.config
     torch.set_num_threads(config.threads)
-    resume_from = checkpoint.step_of(recorded.checkpoint) if _same_ground(recorded) else None
-    if resume_from is not None and not recorded.holds(resume_from):
-        recorded.run["restarted"], resume_from = "rows of steps before its checkpoint are lost", None
+    resume_from = _resume_from(recorded)
     recorded.begin(resume_from)
     samples.keep_until(recorded.folder, resume_from)
 
@@ -153,16 +151,23 @@ def trainer_at_start(model: PreTrainedModel, task: Task, config: RunConfig) -> T
     return trainer
 
 
-def _same_ground(recorded: Record) -> bool:
-    """Return whether the checkpoint in the folder was made with these library versions and this code.
+def _resume_from(recorded: Record) -> int | None:
+    """Return the step of the checkpoint in the folder; None to start anew.
 
-    If not, or if it is unknown, the run starts anew, and ``run.json`` gives the reason under ``restarted``.
+    The checkpoint must be made with these library versions and this code, and no row up to it may be lost. If not,
+    ``run.json`` gives the reason under ``restarted``.
     """
+    if not recorded.checkpoint.exists():
+        return None
     before = record.read_run(recorded.folder)
-    same = before is not None and provenance.difference(before) == provenance.Difference(None, None, None)
-    if recorded.checkpoint.exists() and not same:
+    if before is None or provenance.difference(before) != provenance.Difference(None, None, None):
         recorded.run["restarted"] = "the library versions or the code have changed since its checkpoint"
-    return same
+        return None
+    step = checkpoint.step_of(recorded.checkpoint)
+    if step is not None and not recorded.holds(step):
+        recorded.run["restarted"] = "rows of steps before its checkpoint are lost"
+        return None
+    return step
 
 
 def _facts(run: compose.Run) -> dict[str, Any]:
