@@ -58,6 +58,11 @@ def command_of(words: Sequence[str]) -> str:
     return shlex.join([*program, *(word for word in words if word != chosen)])
 
 
+def key_of(word: str) -> str:
+    """Return the key of an override: ``seed`` of ``+seed=0``."""
+    return word.partition("=")[0].lstrip("+~")
+
+
 @contextmanager
 def composing(words: Sequence[str] = ()) -> Iterator[None]:
     """Let Hydra compose, with the user's configs. Errors about ``words`` become a ConfigError of one line."""
