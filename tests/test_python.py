@@ -82,6 +82,8 @@ def test_what_cannot_be_done_is_told(done: tuple[Path, dict], tmp_path: Path) ->
     tables = done[1]["tables"]
     with pytest.raises(ConfigError, match="there is no algorithm 'gpso'"):
         bench.plan("algorithm=gpso")
+    with pytest.raises(ConfigError, match="cannot read 'nonsense' as key=value"):
+        bench.plan("nonsense")
     with pytest.raises(NothingToReport, match="no ended runs below"):
         bench.results("nothing", tmp_path)
     with pytest.raises(CannotDraw, match="there is no figure 'overveiw'; did you mean overview"):

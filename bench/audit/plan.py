@@ -12,6 +12,7 @@ from steadymoe.bench.audit import losses, measure
 from steadymoe.bench.audit.rollouts import NEUTRAL
 from steadymoe.bench.config import compose, fits
 from steadymoe.bench.config.compose import ConfigError, Run
+from steadymoe.bench.config.overrides import key_of
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.runs import lifecycle, provenance
 from steadymoe.bench.support import atomic_files, source
@@ -99,7 +100,7 @@ class PlannedAudit:
 def plan(overrides: Sequence[str]) -> list[PlannedAudit]:
     """Return the audits of ``overrides``, each checked. Raises ConfigError."""
     for word in overrides:
-        if word.partition("=")[0].lstrip("+~").partition(".")[0] in ("algorithm", "advantage"):
+        if key_of(word).partition(".")[0] in ("algorithm", "advantage"):
             raise ConfigError(
                 f"{word}: an audit takes many algorithms at once: audit.algorithms=[grpo,gspo], and audit.arms for "
                 "other numbers"

@@ -15,6 +15,7 @@ from steadymoe.algorithms.objective import KL, Objective
 from steadymoe.bench.check import properties, share
 from steadymoe.bench.config import compose, schema
 from steadymoe.bench.config.compose import ConfigError
+from steadymoe.bench.config.overrides import key_of
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.support import blame
 from steadymoe.bench.support.arguments import Parser
@@ -90,7 +91,7 @@ def read(overrides: Sequence[str]) -> Algorithm:
     Raises ConfigError unless they choose one algorithm, its numbers, and nothing else, and for what is not a loss.
     """
     for word in overrides:
-        key = word.partition("=")[0].lstrip("+~")
+        key = key_of(word)
         if key != "algorithm" and not key.startswith("algorithm."):
             raise ConfigError(f"expected algorithm=NAME and algorithm.loss.KEY=VALUE, got {word}")
     if (count := sum(word.startswith("algorithm=") for word in overrides)) != 1:

@@ -14,6 +14,7 @@ from typing import Any
 
 from steadymoe.bench.config import branch, identity, overrides
 from steadymoe.bench.config.identity import flatten, short
+from steadymoe.bench.config.overrides import key_of
 from steadymoe.bench.config.schema import ConfigError, RunConfig, read
 from steadymoe.bench.config.validate import check
 from steadymoe.bench.support import atomic_files, external
@@ -135,14 +136,10 @@ def variants(of: Run, words: Mapping[str, Sequence[str]]) -> dict[str, Run]:
     runs = {}
     with overrides.composing():
         for key, given in words.items():
-            replaced = {_key(word) for word in given}
+            replaced = set(map(key_of, given))
             with overrides.errors_in_one_line(given):
-                runs[key] = run([*(word for word in of.words if _key(word) not in replaced), *given])
+                runs[key] = run([*(word for word in of.words if key_of(word) not in replaced), *given])
     return runs
-
-
-def _key(word: str) -> str:
-    return word.partition("=")[0].lstrip("+~")
 
 
 def _sections(plain: Mapping[str, Any], choices: Mapping[str, str]) -> None:
@@ -193,7 +190,7 @@ def _with_absolute_paths(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 def _derived(flat: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:
     """Return the numbers that follow from ``updates_per_rollout`` and another number (``IMPLIED``), by dotted key."""
-    updates, given = flat["updates_per_rollout"], {word.partition("=")[0].lstrip("+") for word in words}
+    updates, given = flat["updates_per_rollout"], set(map(key_of, words))
     numbers = {}
     for key, source in identity.IMPLIED.items():
         if (number := flat[source]) is None:

@@ -58,6 +58,11 @@ def command_of(words: Sequence[str]) -> str:
     return shlex.join([*program, *(word for word in words if word != chosen)])
 
 
+def key_of(word: str) -> str:
+    """Return the key of an override: ``seed`` of ``+seed=0``."""
+    return word.partition("=")[0].lstrip("+~")
+
+
 @contextmanager
 def composing(words: Sequence[str] = ()) -> Iterator[None]:
     """Let Hydra compose, with the user's configs. Errors about ``words`` become a ConfigError of one line."""
@@ -120,9 +125,9 @@ def points(words: Sequence[str], multirun: bool) -> list[list[str]]:
         return [list(words)]
     parameters = [f"{key}={value}" for key, value in (hydra_config.sweeper.params or {}).items()]
     values = _values(parameters, words) | values  # an override of the command line replaces the experiment's
-    if math.prod(map(len, values.values())) > _MOST_POINTS:
+    if (count := math.prod(map(len, values.values()))) > _MOST_POINTS:
         longest = max(values, key=lambda key: len(values[key]))
-        raise ConfigError(f"a sweep may have {_MOST_POINTS} runs, and this one has more; split {longest}")
+        raise ConfigError(f"a sweep may have {_MOST_POINTS} runs, and this one has {count}; split {longest}")
     return [list(point) for point in itertools.product(*values.values())]
 
 

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from steadymoe.bench.config import compose
-from steadymoe.bench.config.overrides import settings, swept
+from steadymoe.bench.config.overrides import key_of, settings, swept
 from steadymoe.bench.config.schema import ConfigError, read, read_tuning
 
 RATE = "optimizer.learning_rate"
@@ -22,7 +21,7 @@ def overrides(words: Sequence[str]) -> list[str]:
     whole: Any = OmegaConf.to_container(settings(words))
     section, several = read_tuning(whole.get("tuning")), swept(words)
     config = read(compose.unchecked([word for word in words if word not in several])[0])
-    given = {each.key_or_group: each for each in OverridesParser.create().parse_overrides(list(words))}
+    given = {key_of(word): word for word in words}
     tuned = {
         "seed": ",".join(map(str, section.seeds)),
         "experiment_name": f"{config.experiment_name}_tuning",
@@ -32,7 +31,7 @@ def overrides(words: Sequence[str]) -> list[str]:
         tuned |= {"probe.largest": "0"} if config.probe.largest else {}
         tuned |= {"evaluation.permuted_routes": "false"} if config.evaluation.permuted_routes else {}
     tuned = {key: value for key, value in tuned.items() if key not in given}
-    if RATE not in given or not given[RATE].is_sweep_override():
+    if given.get(RATE) not in several:
         # 12 digits: no rounding error of a product names a folder.
         rates = [f"{factor * config.optimizer.learning_rate:.12g}" for factor in section.rate_factors]
         tuned[RATE] = ",".join(dict.fromkeys(rates))

@@ -5,7 +5,7 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from filelock import Timeout
@@ -16,6 +16,9 @@ from steadymoe.bench.config.overrides import at_once, command_of, swept
 from steadymoe.bench.runs import dry, execute, launch, lifecycle, outcome, progress, provenance, record
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import visible
+
+States = Mapping[Path, record.State]
+"""Run folder → state."""
 
 
 def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None) -> int:
@@ -31,9 +34,9 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
     sweep = [*(["--tune"] if flags.tune else ["-m"] if flags.multirun else []), *flags.overrides]
     if flags.tune:
         flags.overrides, flags.multirun = tuning.overrides(flags.overrides), True
-    requested = runs = compose.plan(flags.overrides, flags.multirun)
+    requested = compose.plan(flags.overrides, flags.multirun)
     if flags.tune:
-        tuning.check(runs)
+        tuning.check(requested)
     if flags.cfg or flags.info:
         name, value = ("--cfg", flags.cfg) if flags.cfg else ("--info", flags.info)
         if several := swept(flags.overrides):
@@ -41,9 +44,8 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
         launch.show([name, value, *flags.overrides])
         return 0
     launch.refuse_absent_cluster(flags.overrides)
-    refuse_others(runs, may_redo=flags.redo)
-    if flags.retry_failed:
-        runs = _failed(runs)
+    states = refuse_others(requested, may_redo=flags.redo)
+    runs = _failed(requested, states) if flags.retry_failed else requested
     if flags.dry:
         processes = at_once(flags.overrides, flags.multirun)
         _print(*dry.lines(runs, len(requested) - len(runs), processes))
@@ -51,15 +53,15 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
     _begin(runs, _sweep(runs, sweep))
     if flags.redo:
         _print(*redo(runs))
+        states = _states(runs)
     if left_out := len(requested) - len(runs):
         _print(f"--retry-failed skips {left_out} of {len(requested)} runs, which have not failed")
-    before = {run.folder: record.look(run.folder) for run in runs}
-    waiting = [run for run in runs if not before[run.folder].has_ended]
+    waiting = [run for run in runs if not states[run.folder].has_ended]
     if len(waiting) < len(runs):
         _print(f"{len(runs) - len(waiting)} of {len(runs)} runs have finished before and are skipped")
-        _print(*_skipped(runs, before))
+        _print(*_skipped(runs, states))
     for run in waiting:
-        if (why := before[run.folder].damage) is not None:
+        if (why := states[run.folder].damage) is not None:
             _print(f"damaged, rerun: {run.folder} ({why})")
     code = _launch(runs, waiting, flags) if waiting else 0
     if code == 130:
@@ -113,9 +115,9 @@ def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: argparse.Namespa
 
 def _outcome(runs: Sequence[Run]) -> int:
     """Print how the runs ended and what comes next; return 1 if any has failed."""
-    states = {run.folder: record.look(run.folder) for run in runs}
+    states = _states(runs)
     counts = Counter(state.status for state in states.values())
-    _print(", ".join(f"{counts[name]} {name}" for name in sorted(counts)), *outcome.lines(runs))
+    _print(", ".join(f"{counts[name]} {name}" for name in sorted(counts)), *outcome.lines(runs, states))
     failed = [run for run in runs if states[run.folder].status not in (*record.ENDED, "running")]
     for run in failed:
         last = str(states[run.folder].facts.get("error") or "").strip().splitlines()[-1:]
@@ -127,12 +129,15 @@ def _outcome(runs: Sequence[Run]) -> int:
     return int(bool(failed))
 
 
-def _failed(runs: Sequence[Run]) -> list[Run]:
+def _failed(runs: Sequence[Run], states: States) -> list[Run]:
     """Return the runs of ``--retry-failed``: failed and ended ones. Raises ConfigError if none has failed."""
-    statuses = [record.status(run.folder) for run in runs]
-    if "failed" not in statuses:
+    if not any(state.status == "failed" for state in states.values()):
         raise ConfigError(f"--retry-failed: none of {len(runs)} runs has failed; leave the flag out to run the others")
-    return [run for run, status in zip(runs, statuses, strict=True) if status in (*record.ENDED, "failed")]
+    return [run for run in runs if states[run.folder].status in (*record.ENDED, "failed")]
+
+
+def _states(runs: Sequence[Run]) -> States:
+    return {run.folder: record.look(run.folder) for run in runs}
 
 
 def make_one(run: Run) -> str:
@@ -145,12 +150,12 @@ def make_one(run: Run) -> str:
     return execute.execute(run)
 
 
-def refuse_others(runs: Sequence[Run], may_redo: bool = False) -> None:
-    """Raise ConfigError where a folder holds a run of another config or, without ``may_redo``, ended by other code."""
-    for run in runs:
-        state = execute.refuse_other_config(run)
-        if state.has_ended:
-            lifecycle.refuse(run.folder, state.facts, {}, may_redo)
+def refuse_others(runs: Sequence[Run], may_redo: bool = False) -> States:
+    """Return run folder → state.
+
+    Raises ConfigError where a folder holds a run of another config or, without ``may_redo``, ended by other code.
+    """
+    return {run.folder: execute.state_of(run, may_redo) for run in runs}
 
 
 def redo(runs: Sequence[Run]) -> list[str]:
@@ -192,7 +197,7 @@ def _lacks_checkpoint(run: Run) -> bool:
     return step is not None and not branch.kept(run.folder, step).exists()
 
 
-def _skipped(runs: Sequence[Run], states: dict[Path, record.State]) -> list[str]:
+def _skipped(runs: Sequence[Run], states: States) -> list[str]:
     """Return lines on ended runs whose code cannot be compared, or that lack a checkpoint to keep."""
     ended = [run for run in runs if states[run.folder].has_ended]
     unknown = [why for run in ended if (why := provenance.difference(states[run.folder].facts).unknown)]
@@ -207,13 +212,11 @@ def _skipped(runs: Sequence[Run], states: dict[Path, record.State]) -> list[str]
 
 
 def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:
-    """Create the results folder and add the runs to the plans of their experiments. Raises ConfigError, OSError."""
-    results = Path(runs[0].config.results_dir)
+    """Add the runs to the plans of their experiments; these are the first files. Raises ConfigError."""
     try:
-        results.mkdir(parents=True, exist_ok=True)
+        lifecycle.remember(runs, sweep)
     except OSError as error:
-        raise ConfigError(f"results_dir={results} cannot be written: {error}") from error
-    lifecycle.remember(runs, sweep)
+        raise ConfigError(f"results_dir={runs[0].config.results_dir} cannot be written: {error}") from error
 
 
 def _sweep(runs: Sequence[Run], words: Sequence[str]) -> str | None:

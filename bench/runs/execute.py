@@ -24,11 +24,14 @@ from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, pretrained
 
 
-def refuse_other_config(run: compose.Run) -> record.State:
-    """Return the state of the run's folder. Raises ConfigError if the folder holds results of another config."""
+def state_of(run: compose.Run, may_redo: bool = True) -> record.State:
+    """Return the state of the run's folder.
+
+    Raises ConfigError if it holds a run of another config or, without ``may_redo``, a run that other code has ended.
+    """
     state = record.look(run.folder)
     now = {"config_hash": run.config_hash, "config": run.plain}
-    lifecycle.refuse(run.folder, state.facts or None, now, may_redo=True)
+    lifecycle.refuse(run.folder, state.facts or None, now, may_redo or not state.has_ended)
     return state
 
 
@@ -39,13 +42,13 @@ def execute(run: compose.Run) -> str:
     exception inside a run is written to ``run.json`` as ``failed`` and does not stop other runs. Raises ConfigError if
     the folder holds a run of another config.
     """
-    state = refuse_other_config(run)
+    state = state_of(run)
     if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
         return state.status
     try:
         with Record(run.folder, _facts(run)) as recorded:
             # Check again under the lock: another process may have ended the run meanwhile.
-            state = refuse_other_config(run)
+            state = state_of(run)
             if state.has_ended:
                 return state.status
             if state.damage is not None:
@@ -69,9 +72,7 @@ def execute(run: compose.Run) -> str:
 def _train(run: compose.Run, recorded: Record) -> None:
     config = run.config
     torch.set_num_threads(config.threads)
-    resume_from = checkpoint.step_of(recorded.checkpoint) if _same_ground(recorded) else None
-    if resume_from is not None and not recorded.holds(resume_from):
-        recorded.run["restarted"], resume_from = "rows of steps before its checkpoint are lost", None
+    resume_from = _resume_from(recorded)
     recorded.begin(resume_from)
     samples.keep_until(recorded.folder, resume_from)
 
@@ -150,16 +151,23 @@ def trainer_at_start(model: PreTrainedModel, task: Task, config: RunConfig) -> T
     return trainer
 
 
-def _same_ground(recorded: Record) -> bool:
-    """Return whether the checkpoint in the folder was made with these library versions and this code.
+def _resume_from(recorded: Record) -> int | None:
+    """Return the step of the checkpoint in the folder; None to start anew.
 
-    If not, or if it is unknown, the run starts anew, and ``run.json`` gives the reason under ``restarted``.
+    The checkpoint must be made with these library versions and this code, and no row up to it may be lost. If not,
+    ``run.json`` gives the reason under ``restarted``.
     """
+    if not recorded.checkpoint.exists():
+        return None
     before = record.read_run(recorded.folder)
-    same = before is not None and provenance.difference(before) == provenance.Difference(None, None, None)
-    if recorded.checkpoint.exists() and not same:
+    if before is None or provenance.difference(before) != provenance.Difference(None, None, None):
         recorded.run["restarted"] = "the library versions or the code have changed since its checkpoint"
-    return same
+        return None
+    step = checkpoint.step_of(recorded.checkpoint)
+    if step is not None and not recorded.holds(step):
+        recorded.run["restarted"] = "rows of steps before its checkpoint are lost"
+        return None
+    return step
 
 
 def _facts(run: compose.Run) -> dict[str, Any]:

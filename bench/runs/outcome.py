@@ -33,20 +33,19 @@ _KL = ("replay_kl", "replay_kl_free", "replay_kl_shifted")
 _READ = ("reward", "grad_norm", "replay_share", *_KL)
 
 
-def lines(runs: Sequence[compose.Run]) -> list[str]:
+def lines(runs: Sequence[compose.Run], states: Mapping[Path, record.State]) -> list[str]:
     """Return a line for each run that collapsed or diverged, with reason and step, and for each of its ``findings``."""
     said = []
     for label, run in zip(compose.labels(runs), runs, strict=True):
-        try:
-            facts = record.read_run(run.folder) or {}
-            ended = facts.get("status") in record.ENDED
-            found = findings(record.read_table(run.folder, "steps")) if ended else {}
-        except (OSError, ValueError):  # a damaged run is named by `steadymoe status`
+        state = states[run.folder]
+        if not state.has_ended:
             continue
-        if ended and facts.get("diverged"):
-            how = facts["diverged"]
-            expected = " (expected: this is the control without a clip)" if facts["algorithm"] in _CONTROLS else ""
-            said.append(f"{record.ended(how)}: {label}: {reason(how)}{expected}")
+        if how := state.facts["diverged"]:
+            expected = (
+                " (expected: this is the control without a clip)" if run.choices["algorithm"] in _CONTROLS else ""
+            )
+            said.append(f"{state.status}: {label}: {reason(how)}{expected}")
+        found = findings(record.read_table(run.folder, "steps"))
         said += [f"{finding}: {label}: {why}" for finding, why in found.items()]
     return said
 

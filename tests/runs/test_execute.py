@@ -342,7 +342,7 @@ def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
     assert facts["diverged"] == {"reason": "reward", "step": 5, "update": None}  # averages of two
     assert len(record.read_table(made.folder, "steps")) == 6  # it goes on to its end
     assert record.status(made.folder) == "collapsed"
-    (line,) = outcome.lines([made])
+    (line,) = outcome.lines([made], {made.folder: record.look(made.folder)})
     assert line.startswith("collapsed: grpo_unclipped seed=0: reward at step 5 (expected")
     atomic_files.write_json(made.folder / "run.json", facts | {"status": "diverged"})  # as older runs have it
     assert record.status(made.folder) == "collapsed"

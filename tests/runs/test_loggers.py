@@ -64,12 +64,6 @@ def assert_shows_the_record(values: Mapping[str, Mapping[int, list[float]]], fol
             np.testing.assert_allclose([sent[at][0] for at in recorded], list(recorded.values()), rtol=1e-6)
 
 
-def test_a_logger_changes_neither_hash_nor_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate, "version", lambda _: "1")
-    without, logged = planned(tmp_path), planned(tmp_path, "log=wandb")
-    assert (logged.config_hash, logged.folder) == (without.config_hash, without.folder)
-
-
 def test_tensorboard_shows_every_step_once_though_the_run_was_interrupted(
     plain: compose.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

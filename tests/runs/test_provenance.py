@@ -15,6 +15,7 @@ from steadymoe.bench.report import report_page
 from steadymoe.bench.report.figures import FIGURES
 from steadymoe.bench.runs import command, execute, provenance, record, status
 from steadymoe.bench.support import atomic_files, external, source
+from steadymoe.bench.training import checkpoint
 
 ROOT = Path(__file__).parents[2]
 OLD = Path(__file__).parents[1] / "recorded" / "results" / "runs" / "small"
@@ -220,16 +221,20 @@ def test_runs_of_other_training_code_are_refused_and_runs_with_other_libraries_a
     assert steadymoe(monkeypatch, *words, "--redo", "--retry-failed") == 2
 
 
-def test_a_run_goes_on_only_where_its_code_is_known_to_be_the_same(tmp_path: Path) -> None:
+def test_a_run_goes_on_only_where_its_code_is_known_to_be_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "step_of", lambda _: 4)
+    monkeypatch.setattr(record.Record, "holds", lambda *_: True)
     made = planned(tmp_path)
     recorded(made)
     (made.folder / "checkpoint.safetensors").touch()
     facts = record.read_run(made.folder) or {}
-    assert execute._same_ground(record.Record(made.folder, execute._facts(made)))
+    assert execute._resume_from(record.Record(made.folder, execute._facts(made))) == 4
     for change in ({"algorithm_code": "ast1:0"}, {"algorithm_code": "0" * 16}, {"training_version": 0}):
         atomic_files.write_json(made.folder / "run.json", facts | change)
         folder = record.Record(made.folder, execute._facts(made))
-        assert not execute._same_ground(folder)
+        assert execute._resume_from(folder) is None
         assert "changed since its checkpoint" in folder.run["restarted"]
 
 
