@@ -132,7 +132,7 @@ def test_with_a_gate_failed_nothing_is_answered(verdicts: Verdicts) -> None:
 
 def test_the_readmes_table_and_count_of_verdicts_are_those_of_the_study(verdicts: Verdicts) -> None:
     result = (DOCS.parent / "README.md").read_text().partition("## What was found")[2].partition("\n## ")[0]
-    replayed, long = arms.LONG_REPLAY[4e-4, "r2"], arms.LONG_ON_POLICY
+    replayed, long = arms.ARMS["long, GRPO, lr 0.0004 + R2"], arms.LONG_ON_POLICY
     settings = {
         "7 tokens": (arms.ON_POLICY, *arms.BEST.values(), GSPO, PAPERS, FROZEN, UNCLIPPED),
         "61 tokens": (long["dense"], long["slow routers"], *arms.LONG_BEST.values(), replayed),
