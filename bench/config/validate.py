@@ -42,22 +42,16 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
     traits = config.objective().traits
     _advantage(config, traits)
     _engine(config, task, traits)
+    _names(flat, reference)
     if not has_experts:
         _dense(config, traits)
 
 
 def _as_in_yaml(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless every field of model and task is present, with the type that its YAML gives.
-
-    Routing and engine must also be what their name stands for.
-    """
+    """Raise ConfigError unless every field of model and task is present, with the type that its YAML gives."""
     for key, usual in reference.items():
         if key not in flat and usual is not None and key.startswith(_TYPED_BY_YAML):
             raise ConfigError(f"{key} is missing; its usual value is {usual!r}")
-    for key in ("routing.replay", "engine._target_", "engine.dtype"):
-        if flat.get(key) != reference.get(key):  # the run would be recorded under the name of another choice
-            group = key.partition(".")[0]
-            raise ConfigError(f"{key} is what the name of the {group} stands for; choose another {group} in its place")
     for key, value in flat.items():
         if not key.startswith(_TYPED_BY_YAML):
             continue
@@ -175,6 +169,14 @@ def _engine(config: RunConfig, task: Task, traits: Traits) -> None:
             "this algorithm reads the sampler's most likely tokens, and a truncated sampler gives some of them "
             "probability 0: choose another algorithm, or an engine that keeps every token"
         )
+
+
+def _names(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a routing or an engine that would be recorded under the name of another choice."""
+    for key in ("routing.replay", "engine._target_", "engine.dtype"):
+        if flat.get(key) != reference.get(key):
+            group = key.partition(".")[0]
+            raise ConfigError(f"{key} is what the name of the {group} stands for; choose another {group} in its place")
 
 
 def _dense(config: RunConfig, traits: Traits) -> None:

@@ -38,10 +38,7 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
     if flags.tune:
         tuning.check(requested)
     if flags.cfg or flags.info:
-        name, value = ("--cfg", flags.cfg) if flags.cfg else ("--info", flags.info)
-        if several := swept(flags.overrides):
-            raise ConfigError(f"{name} prints one config: give one value in {', '.join(several)}")
-        launch.show([name, value, *flags.overrides])
+        _show(flags)
         return 0
     launch.refuse_absent_cluster(flags.overrides)
     states = refuse_others(requested, may_redo=flags.redo)
@@ -56,13 +53,8 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
         states = _states(runs)
     if left_out := len(requested) - len(runs):
         _print(f"--retry-failed skips {left_out} of {len(requested)} runs, which have not failed")
+    _print(*_skipped(runs, states), *_damaged(runs, states))
     waiting = [run for run in runs if not states[run.folder].has_ended]
-    if len(waiting) < len(runs):
-        _print(f"{len(runs) - len(waiting)} of {len(runs)} runs have finished before and are skipped")
-        _print(*_skipped(runs, states))
-    for run in waiting:
-        if (why := states[run.folder].damage) is not None:
-            _print(f"damaged, rerun: {run.folder} ({why})")
     code = _launch(runs, waiting, flags) if waiting else 0
     if code == 130:
         return code
@@ -86,6 +78,14 @@ def _flags(words: list[str]) -> argparse.Namespace:
     again.add_argument("--redo", action="store_true")
     parser.add_argument("overrides", nargs="*")
     return parser.parse_intermixed_args(words)
+
+
+def _show(flags: argparse.Namespace) -> None:
+    """Let Hydra print what ``--cfg`` or ``--info`` asks for. Raises ConfigError for a sweep."""
+    name, value = ("--cfg", flags.cfg) if flags.cfg else ("--info", flags.info)
+    if several := swept(flags.overrides):
+        raise ConfigError(f"{name} prints one config: give one value in {', '.join(several)}")
+    launch.show([name, value, *flags.overrides])
 
 
 def _print(*lines: str) -> None:
@@ -198,17 +198,22 @@ def _lacks_checkpoint(run: Run) -> bool:
 
 
 def _skipped(runs: Sequence[Run], states: States) -> list[str]:
-    """Return lines on ended runs whose code cannot be compared, or that lack a checkpoint to keep."""
+    """Return lines on ended runs: how many, whose code cannot be compared, and which lack a checkpoint to keep."""
     ended = [run for run in runs if states[run.folder].has_ended]
+    lines = [f"{len(ended)} of {len(runs)} runs have finished before and are skipped"] if ended else []
     unknown = [why for run in ended if (why := provenance.difference(states[run.folder].facts).unknown)]
     lacking = sum(map(_lacks_checkpoint, ended))
-    lines = []
     if unknown:
         lines.append(f"the code of {len(unknown)} of them cannot be compared ({'; '.join(dict.fromkeys(unknown))})")
     if lacking:
         step = runs[0].config.checkpoint_keep
         lines.append(f"{lacking} of them lack the checkpoint of step {step}; --redo makes it")
     return lines
+
+
+def _damaged(runs: Sequence[Run], states: States) -> list[str]:
+    damages = {run.folder: states[run.folder].damage for run in runs}
+    return [f"damaged, rerun: {folder} ({why})" for folder, why in damages.items() if why is not None]
 
 
 def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:

@@ -28,7 +28,7 @@ from steadymoe.models import megablocks
 TRAINING_VERSION = 2
 
 # What any loss goes through, whatever its own file imports.
-_EVERY_LOSS = [f"steadymoe.algorithms.{name}" for name in ("batch", "loss", "objective", "ops", "parts")]
+_EVERY_LOSS = [source.SUITE / "algorithms" / f"{name}.py" for name in ("batch", "loss", "objective", "ops", "parts")]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def code_hash(config: Mapping[str, Any]) -> str | None:
     try:
         targets = [_module(target) for target in _targets(_losses(config))]
         found = source.reachable([*targets, *_outside(config)], _counts)
-        return None if found is None else source.digest([*found.values(), *_files(_EVERY_LOSS)])
+        return None if found is None else source.digest([*found.values(), *_EVERY_LOSS])
     except (ValueError, OSError):
         return None
 
@@ -180,10 +180,6 @@ def _counts(module: str, file: Path) -> bool:
     if source.is_of_suite(file):
         return source.is_of_suite(file, "algorithms") and module != "steadymoe.algorithms"
     return not source.is_installed(file)
-
-
-def _files(modules: list[str]) -> list[Path]:
-    return [file for module in modules if (file := source.find(module)) is not None]
 
 
 if __name__ == "__main__":

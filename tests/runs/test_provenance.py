@@ -145,7 +145,8 @@ def test_code_that_cannot_be_compared_is_unknown_and_never_stale(
     facts = record.read_run(made.folder) or {}
     same = provenance.Difference(None, None, None)
     assert provenance.difference(facts) == same
-    assert command._skipped([made], {made.folder: record.look(made.folder)}) == []
+    skipped = command._skipped([made], {made.folder: record.look(made.folder)})
+    assert skipped == ["1 of 1 runs have finished before and are skipped"]
     for code in ("", None):
         facts_without = facts | {"algorithm_code": code, "training_version": 7}
         assert provenance.difference(facts_without).unknown == "its code was not found"

@@ -374,8 +374,8 @@ def test_prompts_and_responses_beyond_the_models_positions_are_refused_unless_it
         compose.plan([*words, "model.config.max_position_embeddings=603"])
     assert compose.plan([*words, "model.config.max_position_embeddings=604"])
     # By the family's own name.
-    assert build.positions({"_target_": "transformers.GPT2Config", "n_positions": 20}) == 20
-    assert build.positions({"_target_": "transformers.BloomConfig"}) is None
+    assert build.check({"_target_": "transformers.GPT2Config", "n_positions": 20}).positions == 20
+    assert build.check({"_target_": "transformers.BloomConfig"}).positions is None
 
 
 # --- tokenizer -------------------------------------------------------------------------------------------------------
