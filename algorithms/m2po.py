@@ -1,8 +1,8 @@
 """M2PO: tokens are masked, the largest log-ratios first, until the second moment of the log-ratio is small.
 
     J = Σ_i Σ_t M_{i,t} r Â / Σ_i T_i,
-    candidates are the tokens that lead further out (Â > 0 and r > 1, or Â < 0 and r < 1); M = 0 for the candidates of
-    largest (log r)², so many that the mean of (log r)² over the other candidates is at most τ; else M = 1
+    candidates are the tokens that lead further out (Â > 0 and r > 1, or Â < 0 and r < 1); M = 0 for as many
+    candidates, those of largest (log r)² first, as bring the mean of (log r)² over the others to at most τ; else M = 1
                                                                                             (2510.01161, algorithm 1)
 
 Shaper: second-moment mask. Differs from PPO's clip: the bound depends on the whole mini-batch, and nothing is masked
