@@ -18,11 +18,8 @@ from omegaconf import OmegaConf
 from steadymoe.bench.config import branch
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.config.identity import OFF, flatten
-from steadymoe.bench.config.overrides import CONF, add_experiment, errors_in_one_line
+from steadymoe.bench.config.overrides import CONF, MOST_POINTS, add_experiment, errors_in_one_line
 from steadymoe.bench.score.recorded import Arm
-
-# Longer sweeps are refused (``compose.plan``).
-_MOST = 10_000
 
 
 @cache
@@ -32,13 +29,15 @@ def _groups() -> frozenset[str]:
 
 @cache
 def _parsed(*overrides: str) -> dict[str, tuple[Any, ...]]:
-    """Return the values of each override, the first ``_MOST`` of a sweep."""
+    """Return the values of each override, of a sweep that is too long only its first."""
     parser, values = OverridesParser.create(), {}
     for override in parser.parse_overrides(list(overrides)):
         is_sweep = override.is_sweep_override()
         texts = override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]
         key = override.key_or_group
-        values[key] = tuple(parser.parse_override(f"{key}={text}").value() for text in itertools.islice(texts, _MOST))
+        values[key] = tuple(
+            parser.parse_override(f"{key}={text}").value() for text in itertools.islice(texts, MOST_POINTS)
+        )
     return values
 
 

@@ -85,6 +85,17 @@ def value(table: pd.DataFrame, **place: Any) -> float:
     return float(table["value"].iloc[0])
 
 
+def test_staleness_compares_a_loss_with_its_gradient_on_fresh_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs, against_itself = [], measure.estimators.against_itself
+    monkeypatch.setattr(measure.estimators, "against_itself", lambda pair: pairs.append(pair) or against_itself(pair))
+    (audit,) = plan.plan([*WORDS, "audit.drift=[0]", "audit.routing=[free]", f"results_dir={tmp_path}"])
+    audit.make(lambda _: None)
+    assert len(pairs) >= len(audit.losses)
+    assert all(pair.own is not pair.reference for pair in pairs)
+
+
 # --- files -------------------------------------------------------------------------------------------
 
 
