@@ -74,8 +74,8 @@ lint: $(READY)
 	mkdir -p .typecheck/steadymoe && for p in bench models algorithms plugins; do ln -sfn ../../$$p .typecheck/steadymoe/$$p; done
 	$(BIN)/mypy
 
-# In an environment that has TRL. `make speed SETTING="micro stale"` measures less; `make speed RECORD=--record` replaces the
-# committed numbers.
+# In an environment that has TRL. `make speed SETTING="micro stale"` measures these alone; with `RECORD=--record` it replaces
+# them in the committed numbers.
 speed: $(ORACLES)/trl/.ready
 	$(ORACLES)/trl/bin/python -m steadymoe.bench.speed $(if $(SETTING),--setting $(SETTING)) $(RECORD)
 

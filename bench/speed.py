@@ -9,6 +9,7 @@ V vocabulary.
 """
 
 import argparse
+import json
 import os
 import platform
 import statistics
@@ -65,6 +66,7 @@ VARIANTS = {
     "compiled": COMPILED,
     "no sharing": "savings.share_prompts=false",
     "sampler as old": f"{COMPILED} savings.sampler_as_old=10",
+    "distribution": "algorithm=score_centering",
     "ours, little": "measure=little",
     "compiled, little": f"{COMPILED} measure=little",
 }
@@ -79,15 +81,17 @@ RATIOS = {
     "plain transformers / compiled": ("compiled", "plain transformers"),
     "without shared prompts / not compiled": ("ours", "no sharing"),
     "with `savings.sampler_as_old=10` / compiled": ("compiled", "sampler as old"),
+    "with the sampler's distribution / not compiled": ("ours", "distribution"),
     "with `measure=little` / not compiled": ("ours", "ours, little"),
     "with `measure=little` / compiled": ("compiled", "compiled, little"),
 }
 
 
 def config_of(overrides: str) -> RunConfig:
-    """Return the config of a timed trainer with GSPO's loss, without evaluations. Raises ConfigError."""
+    """Return the config of a timed trainer, with GSPO's loss unless named, without evaluations. Raises ConfigError."""
     words = ["algorithm=gspo", "steps=1000000", "evaluation.every=1000000", *overrides.split()]
-    return compose.plan(words)[0].config
+    last = {word.partition("=")[0]: word for word in words}
+    return compose.plan(list(last.values()))[0].config
 
 
 def prepared(overrides: str) -> tuple[RunConfig, Any, PreTrainedModel]:
@@ -313,23 +317,23 @@ def measure(overrides: str, blocks: int) -> dict[str, Any]:
 
 
 def markdown(numbers: Mapping[str, Any]) -> str:
-    """Write the numbers as a table in Markdown, a column per setting."""
-    machine, versions = numbers["machine"], ", ".join(f"{name} {each}" for name, each in numbers["versions"].items())
-    cells = {setting: _cells(each) for setting, each in numbers["settings"].items()}
+    """Write the numbers of settings as a table in Markdown, a column per setting."""
+    cells = {setting: _cells(each) for setting, each in numbers.items()}
     return (
-        f"{machine['cores']} cores of {machine['cpu']}, one thread; {versions}. Medians of {numbers['blocks']} "
-        f"blocks of {BLOCK} steps. A ratio *a / b* is how many times as long *a* takes as *b*, with its range over "
-        f"blocks.\n\n{pd.DataFrame(cells).to_markdown(disable_numparse=True)}"
+        f"One thread. Medians over blocks of {BLOCK} steps. A ratio *a / b* is how many times as long *a* takes as "
+        f"*b*, with its range over blocks.\n\n{pd.DataFrame(cells).fillna('').to_markdown(disable_numparse=True)}"
     )
 
 
 def _cells(numbers: Mapping[str, Any]) -> dict[str, str]:
-    """Return the column of one setting, row → cell; rows without TRL are left out where it was."""
+    """Return the column of one setting, row → cell; what was not measured, as TRL where it is missing, has none."""
 
     def with_range(ratios: Mapping[str, float]) -> str:
         return f"{ratios['median']:.2f} ({ratios['least']:.2f} to {ratios['most']:.2f})"
 
-    cells = {f"seconds per step, {how}": f"{numbers['seconds'][base]:.3f}" for base, how in BASES.items()}
+    cells = {"measured on": numbers["machine"]["cpu"], "blocks": str(numbers["blocks"])}
+    cells |= {name: version for name, version in numbers["versions"].items()}
+    cells |= {f"seconds per step, {how}": f"{numbers['seconds'][base]:.3f}" for base, how in BASES.items()}
     for row, (base, other) in RATIOS.items():
         if other in numbers[base]["beside"]:
             cells[row] = with_range(numbers[base]["beside"][other])
@@ -351,12 +355,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--setting", nargs="+", default=list(SETTINGS), choices=SETTINGS, help="default: all")
     parser.add_argument("--blocks", type=int, default=6, help=f"interleaved blocks of {BLOCK} steps (default: 6)")
-    parser.add_argument("--record", action="store_true", help=f"replace {RECORDED} and its table in {PAGE}")
+    parser.add_argument("--record", action="store_true", help=f"replace these settings in {RECORDED} and in {PAGE}")
     given = parser.parse_args(arguments)
     if given.blocks < 1:
         parser.error(f"--blocks must be at least 1, got {given.blocks}")
-    if given.record and set(given.setting) != set(SETTINGS):
-        parser.error("--record replaces every setting: leave out --setting")
     if given.record and not (PAGE.is_file() and RECORDED.is_file()):
         parser.error(f"--record replaces {RECORDED} and a section of {PAGE}: run it where both are")
     try:
@@ -366,18 +368,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not find_spec("trl"):
         print("TRL is not installed and is left out; `make speed` installs it", file=sys.stderr)
     torch.set_num_threads(1)
-    numbers = {
+    measured_by = {
         "machine": {"system": platform.system(), "cpu": provenance.processor(), "cores": os.cpu_count(), "threads": 1},
         "versions": {name: version(name) for name in ("torch", "transformers", "trl") if find_spec(name)},
         "blocks": given.blocks,
-        "settings": {setting: measure(SETTINGS[setting], given.blocks) for setting in given.setting},
     }
-    place = RECORDED if given.record else MEASURED
-    place.parent.mkdir(parents=True, exist_ok=True)
-    atomic_files.write_json(place, numbers)
+    numbers = {setting: measured_by | measure(SETTINGS[setting], given.blocks) for setting in given.setting}
     if given.record:
-        write.section(PAGE, "timings", markdown(numbers))
+        known = json.loads(RECORDED.read_text()) | numbers
+        atomic_files.write_json(RECORDED, {setting: known[setting] for setting in SETTINGS if setting in known})
+        write.section(PAGE, "timings", markdown(json.loads(RECORDED.read_text())))
         print(f"replaced the table of {PAGE}; the text around it is yours to update", file=sys.stderr)
+    else:
+        MEASURED.parent.mkdir(parents=True, exist_ok=True)
+        atomic_files.write_json(MEASURED, numbers)
     print(markdown(numbers))
 
 

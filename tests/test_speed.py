@@ -70,8 +70,10 @@ def test_a_setting_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> Non
     there, back = numbers["ours"]["beside"]["compiled"], numbers["compiled"]["beside"]["ours"]
     assert there["median"] * back["median"] == pytest.approx(1)
     assert there["median"] == pytest.approx(numbers["seconds"]["compiled"] / numbers["seconds"]["ours"])
-    shown = speed.markdown(RECORDED | {"settings": {"mine": numbers}})
+    by = {"machine": {"cpu": "Abacus"}, "versions": {"torch": "1.2"}, "blocks": 1}
+    shown = speed.markdown({"mine": by | numbers})
     assert "TRL /" not in shown
+    assert re.search(r"\| measured on +\| Abacus +\|", shown)
     assert re.search(rf"\| seconds per step, not compiled +\| {numbers['seconds']['ours']:.3f} +\|", shown)
 
 
@@ -93,8 +95,7 @@ def test_the_settings_are_runs_and_stale_is_that_of_its_experiment(setting: str)
     [
         (["--setting", "nothing"], "invalid choice: 'nothing'"),
         (["--blocks", "0"], "--blocks must be at least 1, got 0"),
-        (["--record", "--setting", "micro"], "leave out --setting"),
-        (["--record"], "run it where both are"),
+        (["--record", "--setting", "micro"], "run it where both are"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_timed(
@@ -122,29 +123,30 @@ def test_a_machine_without_a_compiler_is_refused(
     assert "compile=true: it needs a C++ compiler" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--setting", "micro"], ["--record"]])
-def test_only_record_replaces_what_is_committed(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("record", [False, True])
+def test_record_replaces_the_settings_measured_and_keeps_the_others(
+    record: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for path in (speed.PAGE, speed.RECORDED):
         path.parent.mkdir(parents=True)
         path.write_text((ROOT / path).read_text())
     before = {path: path.read_text() for path in (speed.PAGE, speed.RECORDED)}
-    other = RECORDED["settings"]["micro"] | {"seconds": {"ours": 1234.5, "compiled": 1.0}}
+    other = {how: RECORDED["micro"][how] for how in speed.BASES} | {"seconds": {"ours": 1234.5, "compiled": 1.0}}
     monkeypatch.setattr(speed, "measure", lambda *_: other)
     monkeypatch.setattr(speed, "config_of", lambda _: None)  # this machine need not compile
-    speed.main(arguments)
-    if arguments == ["--record"]:
+    monkeypatch.setattr(speed.provenance, "processor", lambda: "Abacus")
+    speed.main(["--setting", "micro", "tokens50", "--blocks", "3", *(["--record"] if record else [])])
+    if record:
         numbers = json.loads(speed.RECORDED.read_text())
-        assert list(numbers["settings"]) == list(speed.SETTINGS)
-        old, new = speed.markdown(RECORDED), speed.markdown(numbers)
-        assert "1234.500" in new
-        assert speed.PAGE.read_text() == PAGE.replace(old, new)
+        assert numbers == RECORDED | {"micro": numbers["micro"], "tokens50": numbers["tokens50"]}
+        assert (numbers["micro"]["machine"]["cpu"], numbers["tokens50"]["blocks"]) == ("Abacus", 3)
+        assert "1234.500" in speed.markdown(numbers)
+        assert speed.PAGE.read_text() == PAGE.replace(speed.markdown(RECORDED), speed.markdown(numbers))
         assert not speed.MEASURED.exists()
     else:
         assert {path: path.read_text() for path in before} == before
-        assert json.loads(speed.MEASURED.read_text())["settings"] == {"micro": other}
+        assert json.loads(speed.MEASURED.read_text()).keys() == {"micro", "tokens50"}
 
 
 def test_the_page_shows_the_recorded_numbers() -> None:
