@@ -332,7 +332,7 @@ def _cells(numbers: Mapping[str, Any]) -> dict[str, str]:
         return f"{ratios['median']:.2f} ({ratios['least']:.2f} to {ratios['most']:.2f})"
 
     cells = {"measured on": numbers["machine"]["cpu"], "blocks": str(numbers["blocks"])}
-    cells |= {name: version for name, version in numbers["versions"].items()}
+    cells |= numbers["versions"]
     cells |= {f"seconds per step, {how}": f"{numbers['seconds'][base]:.3f}" for base, how in BASES.items()}
     for row, (base, other) in RATIOS.items():
         if other in numbers[base]["beside"]:

@@ -20,6 +20,7 @@ from steadymoe.bench.runs import record
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import all_visible, visible
 
 # The columns that tell one run from another, besides its seed.
@@ -101,7 +102,7 @@ def read_kept(path: Path) -> pd.DataFrame:
 def keep(tables: dict[str, pd.DataFrame], experiment: str, to: Path) -> list[Path]:
     """Write the tables of ``load`` to ``to/data/<experiment>/``, in place of older files; return the files.
 
-    Only the metrics that ``columns.kept`` names are kept of the steps.
+    Only the metrics that ``columns.kept`` names are kept of the steps. ``refuse_to_lose`` asks first.
     """
     tables = dict(tables)
     tables["runs"] = tables["runs"].drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
@@ -112,6 +113,26 @@ def keep(tables: dict[str, pd.DataFrame], experiment: str, to: Path) -> list[Pat
         write = partial(tables[name].reset_index(drop=True).to_parquet, index=False, compression="zstd")
         atomic_files.write(folder / f"{name}.parquet", write)
     return [folder / f"{name}.parquet" for name in _TABLES]
+
+
+def refuse_to_lose(runs: pd.DataFrame, experiment: str, to: Path) -> None:
+    """Raise UserError if the archive of an experiment in ``to`` holds a run whose like is not in ``runs``.
+
+    A run of equal arm and seed takes another's place, whatever its config.
+    """
+    path = to / "data" / experiment / "runs.parquet"
+    if not path.exists():
+        return
+    old, new = (
+        set(each[[*ARM_KEYS, "seed"]].astype(str).itertuples(index=False, name=None))
+        for each in (read_kept(path), runs)
+    )
+    if lost := sorted(old - new):
+        algorithm, axes, seed = lost[0][1], lost[0][-2], lost[0][-1]
+        raise UserError(
+            f"{path.parent} holds {len(lost)} of its {len(old)} runs alone (the first: "
+            f"{' '.join(filter(None, (algorithm, axes)))} seed={seed}); run them here, or move that folder away"
+        )
 
 
 # From run folders

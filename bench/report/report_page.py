@@ -331,6 +331,11 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
 
 
 def keep(results: Path, experiment: str | None, to: Path) -> list[Path]:
-    """Archive the tables of the report in ``to/data``, without run folders. Raises NothingToReport as ``make`` does."""
+    """Archive the tables of the report in ``to/data``, without run folders.
+
+    Raises NothingToReport as ``make`` does, and UserError, before anything is written, if an archive would lose a run.
+    """
     recorded = ended(results, experiment)
-    return [path for name, tables in recorded.items() for path in archive.keep(tables, name, to)]
+    for name, data in recorded.items():
+        archive.refuse_to_lose(data["runs"], name, to)
+    return [path for name, data in recorded.items() for path in archive.keep(data, name, to)]

@@ -12,6 +12,7 @@ from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, report_page
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.score.recorded import Arm, Recorded
+from steadymoe.bench.support.errors import UserError
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "results"
 
@@ -39,6 +40,20 @@ def test_only_what_tables_and_figures_read_is_kept(tmp_path: Path) -> None:
     assert set(kept["steps"]["metric"]) <= columns.kept()
     assert not {"folder", "numbers"} & set(kept["runs"])
     assert archive.experiments(tmp_path / "kept") == ["small"]
+
+
+def test_an_archive_is_replaced_unless_it_would_lose_a_run(tmp_path: Path) -> None:
+    results, kept = small(tmp_path), tmp_path / "kept"
+    for path in report_page.keep(results, None, kept):
+        before = path.read_bytes()
+        report_page.keep(results, None, kept)
+        assert path.read_bytes() == before
+    shutil.rmtree(results / "runs" / "small" / "gspo")
+    shutil.copytree(results / "runs" / "small", results / "runs" / "first")  # and is not kept either
+    with pytest.raises(UserError, match=r"small holds \d of its \d runs alone \(the first: gspo .*seed=\d+\)"):
+        report_page.keep(results, None, kept)
+    assert "gspo" in set(archive.load(kept, "small")["runs"]["algorithm"])
+    assert archive.experiments(kept) == ["small"]
 
 
 def test_every_number_cannot_be_exported_from_what_is_kept(tmp_path: Path) -> None:
