@@ -4,6 +4,7 @@ verl hides the error of a plugin. This command shows it in one line, and prints 
 losses. Exit code 0; 1 if verl lacks the losses; 2 for a name that verl cannot feed.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -27,8 +28,10 @@ class BrokenPlugin(RuntimeError):
 
 def main(words: list[str]) -> int:
     """Check the plugin; print what verl can compute and the arguments for the losses named; return the exit code."""
+    parser = argparse.ArgumentParser("python -m steadymoe.plugins.check_verl", description="Check verl's losses.")
+    parser.add_argument("modes", nargs="*", metavar="steadymoe/NAME", help="a loss: print verl's arguments for it")
     try:
-        arguments = [line for mode in words for line in plugin.lines(mode)]
+        arguments = [line for mode in parser.parse_args(words).modes for line in plugin.lines(mode)]
         check()
     except (ValueError, BrokenPlugin) as error:
         print(f"steadymoe: {' '.join(str(error).split())}", file=sys.stderr)

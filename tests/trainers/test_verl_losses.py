@@ -192,6 +192,12 @@ def test_the_plugin_imports_without_the_suites_requirements() -> None:
     assert json.loads(done.stdout) == []
 
 
+def test_the_check_explains_itself_without_verl(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        check_verl.main(["--help"])
+    assert "steadymoe/NAME" in capsys.readouterr().out
+
+
 def test_the_check_fails_in_one_line_without_verl(capsys: pytest.CaptureFixture[str]) -> None:
     for words, code, message in (
         ([], 1, "the plugin cannot be loaded: ModuleNotFoundError: No module named 'verl'"),
