@@ -147,9 +147,12 @@ class Claim:
     @property
     def with_controls(self) -> tuple[Arm, ...]:
         """The arms, their controls and, at *stale*, the on-policy twin."""
-        at_long = (arms.LONG_ON_POLICY["slow routers"], arms.LONG_ON_POLICY["dense"])
-        controls = {"stale": (*CONTROLS, arms.ON_POLICY), "long": at_long}.get(self.setting, (arms.EXACT,))
-        return (*self.arms, *controls)
+        controls: dict[str, tuple[Arm, ...]] = {
+            "stale": (*CONTROLS, arms.ON_POLICY),
+            "long": (arms.LONG_ON_POLICY["slow routers"], arms.LONG_ON_POLICY["dense"]),
+            "longer": (arms.LONGER["on policy"], arms.LONGER["dense"]),
+        }
+        return (*self.arms, *controls.get(self.setting, (arms.EXACT,)))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from steadymoe.bench.statistics.estimates import DIFFERENCE, LEAST_FOR_INTERVAL,
 from steadymoe.bench.study import arms, experiments
 from steadymoe.bench.study.effects import OF_RUNS, less
 
-Setting = Literal["learning", "stale", "long", "mismatch", "mismatch fp8"]
+Setting = Literal["learning", "stale", "long", "longer", "slow", "mismatch", "mismatch fp8"]
 State = Literal["passed", "failed", "not measured"]
 
 _RATE = "optimizer.learning_rate"
@@ -53,12 +53,19 @@ _DESIGNS: tuple[tuple[str, Arm, Arm, tuple[Arm, ...]], ...] = (
     ("floor of chaos", DISTURBED, STALE["grpo"], ()),
 )
 
+# Settings whose V3 is what stale data cost: the control without a clip on policy, and stale.
+GRADED: Mapping[Setting, tuple[Arm, Arm]] = {
+    "long": (arms.LONG_ON_POLICY["slow routers"], arms.LONG["grpo_unclipped", "slow routers"]),
+    "longer": (arms.LONGER["on policy"], arms.LONGER["grpo_unclipped"]),
+    "slow": (arms.SLOW["on policy"], arms.SLOW["grpo_unclipped"]),
+}
+
 # The thresholds of the validity gates.
 LEAST_GAIN = 0.15  # V1
 MOST_COLLAPSES, LEAST_TWIN_GAIN = 0.1, 0.10  # V2: a share of the seeds; held-out accuracy
 LEAST_FAILURES = 0.9  # V3: a share of the seeds
 LEAST_COST = 0.05  # V4: held-out accuracy
-LEAST_HARM = 0.1  # V3 of *long*: held-out accuracy
+LEAST_HARM = 0.1  # V3 where it is graded (``GRADED``): held-out accuracy
 LEAST_KEPT = 0.8  # V5, and the audits' gate: a share of the reward
 RESOLUTION = 0.05  # V7: standard deviation of paired differences
 
@@ -83,6 +90,7 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
     "stress and dense twin": (*_STRESS, Need("V2 dense", "stale")),
     "mismatch": (_LEARNS, *(Need(gate, "mismatch") for gate in ("V4", "V7"))),
     "long": (Need("V2", "long"),),
+    "longer": (Need("V2", "longer"),),
 }
 
 
@@ -111,16 +119,18 @@ def gates(study: Recorded) -> dict[Need, Gate]:
     """Measure every validity gate of the settings; a gate without its runs is "not measured"."""
     twin = f"≤ {MOST_COLLAPSES:.0%} of the seeds collapse, and the mean gain is ≥ {LEAST_TWIN_GAIN:g}"
     cost, harm = (f"≥ {least:g}, with the interval above 0" for least in (LEAST_COST, LEAST_HARM))
-    stale, on_policy = arms.LONG["grpo_unclipped", "slow routers"], arms.LONG_ON_POLICY["slow routers"]
     resolution = f"standard deviation ≤ {RESOLUTION:g}, or as many seeds as the power calculation asks for"
     table: tuple[tuple[str, Setting, str, _Measure], ...] = (
         ("V1", "learning", f"the best arm gains ≥ {LEAST_GAIN:g}, at a learning rate inside the grid", _learns),
         ("V2", "stale", twin, partial(_twin, arm=TWIN)),
         ("V2 dense", "stale", twin, partial(_twin, arm=DENSE_TWIN)),
         ("V3", "stale", f"collapsed, or ends below its start, in ≥ {LEAST_FAILURES:.0%} of the seeds", _fails),
-        ("V2", "long", twin, partial(_twin, arm=on_policy)),
+        *(("V2", setting, twin, partial(_twin, arm=on_policy)) for setting, (on_policy, _) in GRADED.items()),
         ("V2 dense", "long", twin, partial(_twin, arm=arms.LONG_ON_POLICY["dense"])),
-        ("V3", "long", harm, partial(_costs, without=on_policy, arm=stale, least=LEAST_HARM)),
+        *(
+            ("V3", setting, harm, partial(_costs, without=on_policy, arm=stale, least=LEAST_HARM))
+            for setting, (on_policy, stale) in GRADED.items()
+        ),
         ("V4", "mismatch", cost, partial(_costs, without=QUIET, arm=NOISY)),
         ("V4", "mismatch fp8", cost, partial(_costs, without=EXACT, arm=FP8)),
         ("V5", "stale", f"≥ {LEAST_KEPT:.0%} of the reward, GRPO and GSPO", _keeps),
@@ -209,7 +219,7 @@ def _fails(study: Recorded) -> tuple[Estimate, bool, str]:
 
 
 def _costs(study: Recorded, without: Arm, arm: Arm, least: float = LEAST_COST) -> tuple[Estimate, bool, str]:
-    """V4, and V3 of *long*: held-out accuracy without a mismatch, or without stale data, less with it."""
+    """V4, and V3 where it is graded: held-out accuracy without a mismatch, or without stale data, less with it."""
     number = _mean(less(study, "held-out accuracy", without, arm))
     passed = number.mean >= least and number.low > 0
     return number, passed, f"held-out accuracy of {without.label} less {arm.label}"
@@ -237,16 +247,18 @@ def _resolves(study: Recorded, of: str, arm: Arm, over: Arm) -> tuple[Estimate, 
 
 
 # --- realism: the arms of a setting next to the published ranges (``report.realism``) ---------------------------------
-# R5, R8 and, at *long*, R9 and R10 limit claims about MoE (``moe_effect``), the others nothing.
+# R5, R8 and, where V3 is graded, R9 and R10 limit claims about MoE (``moe_effect``), the others nothing.
 
 # The MoE effect is present at a setting if one of these gates is at least as large.
 PRESENT = {"R5": 2.0, "R8": 0.5}
-# At *long* both of these lie in the range of their row, too.
+# Where V3 is graded both of these lie in the range of their row, too.
 FUNCTION = ("R9", "R10")
 # R5: the arm of a setting and its dense twin, None where no dense model has run.
 _TWINS: dict[Setting, tuple[Arm, Arm | None]] = {
     "stale": (STALE["grpo_unclipped"], DENSE),
     "long": (arms.LONG["grpo_unclipped", "slow routers"], arms.LONG["grpo_unclipped", "dense"]),
+    "longer": (arms.LONGER["grpo_unclipped"], arms.LONGER["dense"]),
+    "slow": (arms.SLOW["grpo_unclipped"], arms.SLOW["dense"]),
     "learning": (LEARNING[3e-4], None),
     "mismatch": (NOISY, None),
     "mismatch fp8": (FP8, None),
@@ -258,6 +270,13 @@ _REALISM: tuple[tuple[Setting, Arm, tuple[str, ...]], ...] = (
     ("long", arms.LONG["grpo_unclipped", "slow routers"], ("R1", "R2", "R6", "R7", "R8", "R9", "R10")),
     ("long", arms.LONG["grpo_unclipped", "fast routers"], ("R8", "R9", "R10")),
     ("long", arms.LONG["gspo", "slow routers"], ("R4",)),
+    *(
+        (setting, stale, ("R1", "R2", "R6", "R7", "R8", "R9", "R10"))
+        for setting, (_, stale) in GRADED.items()
+        if setting != "long"
+    ),
+    ("longer", arms.LONGER["gspo"], ("R4",)),
+    ("slow", arms.SLOW["gspo"], ("R4",)),
     ("learning", LEARNING[3e-4], ("R8",)),
     ("mismatch", NOISY, ("R3", "R8")),
     ("mismatch fp8", FP8, ("R3", "R8")),
@@ -296,10 +315,10 @@ def realism(study: Recorded) -> list[Realism]:
 def moe_effect(study: Recorded, setting: str) -> Gate:
     """Whether an MoE differs from a dense model at a setting: in ratio variance (R5), or by routing's share (R8).
 
-    At *long* routes must also carry function (R9), and routers move as fast for their size as other weights (R10). Of
-    several arms of a setting the first counts.
+    Where V3 is graded, routes must also carry function (R9), and routers move as fast for their size as other weights
+    (R10). Of several arms of a setting the first counts.
     """
-    also = FUNCTION if setting == "long" else ()
+    also = FUNCTION if setting in GRADED else ()
     need = Need("R5 ≥ {R5:g} or R8 ≥ {R8:g}".format(**PRESENT) + "".join(f", {gate}" for gate in also), setting)
     first: dict[str, Realism] = {}
     for each in realism(study):

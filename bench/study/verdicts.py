@@ -36,7 +36,7 @@ class Verdicts:
         self.study = study
         self.gates = gates(study)
         self.audited = {name: audited(study, name, DRIFT) for name in ("study_audit", "study_audit_twin")}
-        self.moe_effect = {setting: moe_effect(study, setting) for setting in ("stale", "long")}
+        self.moe_effect = {setting: moe_effect(study, setting) for setting in ("stale", "long", "longer")}
         self.blocking = {claim.number: blocking(claim.needs, self.gates) for claim in CLAIMS}
         # Audits that have not run are "not run", not "not testable": of the mechanism leg only failed gates count.
         failed = {name: gate for name, gate in self.audited.items() if gate.state == "failed"}

@@ -14,7 +14,7 @@ from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.study import command, experiments, gates, page
-from steadymoe.bench.study.arms import LONG, LONG_ON_POLICY
+from steadymoe.bench.study.arms import LONG, LONG_ON_POLICY, LONGER, SLOW
 from steadymoe.bench.study.gates import (
     DENSE,
     DENSE_TWIN,
@@ -93,9 +93,10 @@ def sound() -> Made:
     made.add(FP8, 0.4, 0.7)
     made.add(QUIET, 0.4, 0.8)
     made.add(NOISY, 0.4, 0.7)
-    made.add(LONG_STALE, 0.4, 0.6)
-    for twin in LONG_ON_POLICY.values():
-        made.add(twin, 0.4, 0.8)
+    for on_policy, stale in gates.GRADED.values():
+        made.add(on_policy, 0.4, 0.8)
+        made.add(stale, 0.4, 0.6)
+    made.add(LONG_ON_POLICY["dense"], 0.4, 0.8)
     return made
 
 
@@ -123,6 +124,8 @@ def test_a_sound_testbed_passes_every_gate_and_the_numbers_are_those_that_were_m
         (LONG_ON_POLICY["slow routers"], 0.4, 0.65, {("V3", "long")}),
         (LONG_ON_POLICY["dense"], 0.4, 0.45, {("V2 dense", "long")}),
         (LONG_STALE, 0.4, 0.75, {("V3", "long")}),
+        (LONGER["on policy"], 0.4, 0.45, {("V2", "longer"), ("V3", "longer")}),
+        (SLOW["grpo_unclipped"], 0.4, 0.75, {("V3", "slow")}),
         (QUIET, 0.4, 0.74, {("V4", "mismatch")}),
         (EXACT, 0.4, 0.74, {("V4", "mismatch fp8")}),
         (NOISY, 0.4, 0.76, {("V4", "mismatch")}),
@@ -204,7 +207,7 @@ def test_realism_has_a_row_for_each_setting_and_says_what_was_not_recorded(sound
     found = {(each.gate, each.setting): each for each in gates.realism(sound)}
     assert {f"R{number}" for number in range(1, 11)} == {gate for gate, _ in found}
     assert found["R7", "stale"].number.mean == pytest.approx(400 / (4 * RESPONSES))
-    settings = ("stale", "long", "learning", "mismatch", "mismatch fp8")
+    settings = ("stale", "long", "longer", "slow", "learning", "mismatch", "mismatch fp8")
     assert {(gate, setting) for gate in ("R5", "R8") for setting in settings} <= set(found)
     assert found["R5", "stale"].number.mean == pytest.approx(2.0)
     assert found["R8", "mismatch"].number.mean == pytest.approx(1 - 1.5 / 4)
