@@ -138,6 +138,9 @@ LONG_ON_POLICY = {
     for mode, overrides in _ROUTERS.items()
     if mode != "frozen routers"
 }
+# The same on the second task, without a clip.
+for _mode, _overrides in _ROUTERS.items():
+    arm(f"selection, {_mode}", "routers_selection", "grpo_unclipped", _overrides)
 
 LONG_BEST = {
     name: arm(f"long, {name.upper()}, tuned", "long_best", name) for name in ("grpo", "gspo", *OTHERS, "reinforce")
