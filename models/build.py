@@ -24,8 +24,9 @@ from steadymoe.models.selection import experts_of
 
 # The tokenizer gives these fields, so that one model YAML serves every task.
 _FROM_TOKENIZER = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+# The fields in which families have their top-k and their number of experts; a new family may add a name.
 _TOP_K = ("num_experts_per_tok", "moe_topk", "experts_per_token")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERT_COUNT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # The suite's own fields beside the family's fields: the arithmetic of the routers (``precision`` is for the rest), and
 # the factor on the routers' weights at initialisation.
 _ROUTER_DTYPE, _ROUTER_SCALE = "router_dtype", "router_scale"
@@ -116,7 +117,7 @@ def check(config: Mapping[str, Any]) -> Shape:
         """Return the number under the first of ``names`` that this family has, or its default."""
         return next((value for name in names if isinstance(value := getattr(built, name, None), int)), None)
 
-    top_k, experts = first(_TOP_K), first(_EXPERTS)
+    top_k, experts = first(_TOP_K), first(_EXPERT_COUNT)
     if top_k is not None and experts is not None and top_k > experts:
         raise ValueError(
             f"top-k above the number of experts: num_experts_per_tok is {top_k} of {experts} (model.config)"
@@ -134,6 +135,8 @@ def check(config: Mapping[str, Any]) -> Shape:
         given = ", ".join(f"{key}={value}" for key, value in numbers.items())
         reason = " ".join(str(error).split())
         raise ValueError(f"{cls.__name__} cannot be built from {given}: {type(error).__name__} {reason}") from error
+    if moe_layers and (top_k is None or experts is None):
+        raise ValueError(f"{cls.__name__} has its top-k or its number of experts in a field that models/build.py lacks")
     for key in (_ROUTER_DTYPE, _ROUTER_SCALE):
         if config.get(key) is not None and not moe_layers:
             raise ValueError(f"model.config.{key} is for routers, and this model is dense; leave it out")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.ops import kl_estimate, log_ratio, product_log_ratio
-from steadymoe.bench.measurement import routing_drift, token_metrics
+from steadymoe.bench.measurement import columns, routing_drift, token_metrics
 from steadymoe.bench.training.columns_of_step import Measured
 from steadymoe.models.routing import Routed, log_softmax
 from steadymoe.plugins.ratio_moments import ratio_columns, ratio_sums
@@ -25,6 +25,7 @@ from steadymoe.plugins.ratio_moments import ratio_columns, ratio_sums
 # token or response, is concatenated; everything else adds up. "mean <column>" is the sum of a mean over tokens,
 # "layer <column>" the same in each layer, and "count <column>" a histogram.
 Moments = dict[str, Tensor]
+_LARGEST = {column.name for column in columns.UPDATE if column.over_updates == "largest"}
 
 
 class Routes(NamedTuple):
@@ -67,7 +68,7 @@ def update_moments(batch: Batch, output: LossOutput) -> Moments:
         return sums
     numbers, histograms = token_metrics.of_update(batch, output)
     ratios = ratio_sums(batch)
-    sums |= ratios | {"max token_ratio_max": numbers.pop("token_ratio_max")}
+    sums |= ratios | {f"max {name}": numbers.pop(name) for name in _LARGEST & numbers.keys()}
     sums["mean entropy"] = batch.get("entropy_BT")[mask_BT].double().sum()
     means = numbers.keys() - ratio_columns(ratios).keys()
     sums |= {f"mean {name}": numbers[name].double() * ratios["tokens"] for name in numbers if name in means}
@@ -111,7 +112,7 @@ def update_columns(sums: Moments) -> Measured:
     """Return the columns of one update from the moments of the whole mini-batch."""
     if "tokens" not in sums:
         return Measured({"loss": sums["loss"]}, {}, {})
-    overall = {"loss": sums["loss"], "token_ratio_max": sums["max token_ratio_max"]} | ratio_columns(sums)
+    overall = {"loss": sums["loss"]} | _named(sums, "max ") | ratio_columns(sums)
     overall |= {name: value / sums["tokens"] for name, value in _named(sums, "mean ").items()}
     histograms = _named(sums, "count ")
     if "slots_LC" not in sums:

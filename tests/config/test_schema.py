@@ -69,6 +69,7 @@ def test_the_schema_has_the_fields_of_the_yamls_and_no_others() -> None:
     assert {field.name for field in dataclasses.fields(Tuning)} == own["tuning"].keys()
     assert all(SETTINGS[key].default in (dataclasses.MISSING, None) for key in CHECKED), "numbers stand in the YAML"
     assert [field.name for field in dataclasses.fields(Collapse)] == [field.name for field in dataclasses.fields(Rule)]
+    assert Rule(**own["collapse"]) == Rule(), "imported runs and those of other trainers are judged by the same numbers"
 
 
 @pytest.mark.parametrize(

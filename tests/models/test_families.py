@@ -315,6 +315,14 @@ def test_a_family_outside_the_contract_is_refused_with_the_reason(numbers: dict[
     assert "\n" not in str(refusal.value)
 
 
+def test_a_family_whose_top_k_is_in_an_unknown_field_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = shipped("micro")
+    build.check(config)
+    monkeypatch.setattr(build, "_TOP_K", ("moe_topk",))
+    with pytest.raises(ValueError, match="Qwen3MoeConfig has its top-k or its number of experts in a field that"):
+        build.check(config)
+
+
 def test_dense_models_keep_the_contract_and_a_model_is_left_as_it_was() -> None:
     model = make(shipped("mixtral_micro"))
     before = model.config.to_dict()
