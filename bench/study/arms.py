@@ -145,8 +145,10 @@ for _mode, _overrides in _ROUTERS.items():
 LONG_BEST = {
     name: arm(f"long, {name.upper()}, tuned", "long_best", name) for name in ("grpo", "gspo", *OTHERS, "reinforce")
 }
-for _name in TABLE["selection_best"].values("algorithm"):
-    arm(f"selection, {_name.upper()}, tuned", "selection_best", _name)
+SELECTION_BEST = {
+    name: arm(f"selection, {name.upper()}, tuned", "selection_best", name)
+    for name in TABLE["selection_best"].values("algorithm")
+}
 for _rate in TABLE["long_replay"].values(_RATE):
     for _routing, _replay in (("off", ""), ("r2", " + R2")):
         arm(f"long, GRPO, lr {_rate:g}{_replay}", "long_replay", "grpo", f"routing={_routing} {_RATE}={_rate}")

@@ -97,6 +97,11 @@ def found(study: Recorded) -> dict[str, Any]:
             name: paired(study, "held-out accuracy", arm, arms.LONG_BEST["grpo"]).estimate
             for name, arm in arms.LONG_BEST.items()
         },
+        "at_selection": {
+            name: paired(study, "held-out accuracy", arms.SELECTION_BEST[name], arms.SELECTION_BEST["grpo"]).estimate
+            for name in ("gspo", "vespo")
+        },
+        "slow_lead": reward(arms.ARMS["GSPO, slow routers"], arms.ARMS["GRPO, slow routers"]),
         "speed": ", ".join(undecided_in_level(rows)),
         "rows": rows,
     }
