@@ -89,6 +89,7 @@ ARMS |= {
         ("TIS", "cispo", ",optimizer"),  # the start of the learning rate: long names of axes end in a hash
     )
 }
+ARMS |= {f"longer, {name.upper()}": ("gates_longer", name, "", "none") for name in ("grpo", "gspo")}
 RUNS = [
     ("GSPO", "GRPO 0.2/0.27"),
     ("GSPO", "GRPO 0.2/0.27 + R2"),
@@ -122,6 +123,7 @@ ACCURACIES = [
     *((f"{name}, top-p 0.8, mask replay", f"{name}, top-p 0.8") for name in ("GRPO", "GSPO")),
     ("GRPO, noisy sampler, R3 with gates", "GRPO, noisy sampler, R3"),
     *((f"long, {loss}, noise 0.2", "long, TIS, noise 0.2") for loss in ("SC", "REINFORCE")),
+    ("longer, GSPO", "longer, GRPO"),
 ]
 # Name → label of the loss in the audit, and routing.
 LOSSES = {

@@ -100,6 +100,7 @@ def test_a_claim_is_answered_where_its_runs_and_gates_are_there(verdicts: Verdic
             controls = {
                 "stale": ("frozen", "GRPO unclipped", "on policy"),
                 "long": ("long, on policy, slow routers", "long, on policy, dense"),
+                "longer": ("longer, on policy", "longer, unclipped, dense"),
                 "mismatch": ("exact",),
                 "learning": ("exact",),
             }[claim.needs[-1].setting]
