@@ -376,8 +376,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     numbers = {setting: measured_by | measure(SETTINGS[setting], given.blocks) for setting in given.setting}
     if given.record:
         known = json.loads(RECORDED.read_text()) | numbers
-        atomic_files.write_json(RECORDED, {setting: known[setting] for setting in SETTINGS if setting in known})
-        write.section(PAGE, "timings", markdown(json.loads(RECORDED.read_text())))
+        recorded = {setting: known[setting] for setting in SETTINGS if setting in known}
+        atomic_files.write_json(RECORDED, recorded)
+        write.section(PAGE, "timings", markdown(recorded))
         print(f"replaced the table of {PAGE}; the text around it is yours to update", file=sys.stderr)
     else:
         MEASURED.parent.mkdir(parents=True, exist_ok=True)

@@ -152,16 +152,19 @@ SELECTION_BEST = {
 for _rate in TABLE["long_replay"].values(_RATE):
     for _routing, _replay in (("off", ""), ("r2", " + R2")):
         arm(f"long, GRPO, lr {_rate:g}{_replay}", "long_replay", "grpo", f"routing={_routing} {_RATE}={_rate}")
-_NAMED = (("grpo_unclipped", "unclipped"), ("grpo", "GRPO"), ("gspo", "GSPO"))
-for _name, _loss in _NAMED:
-    arm(f"{_loss.replace('unclipped', 'GRPO unclipped')}, slow routers", "study_slow", _name)  # at *stale*
-# The settings *longer* and *slow*: the gates' arms.
-LONGER = {_name: arm(f"longer, {_loss}", "gates_longer", _name, f"{_UPDATES}=8") for _name, _loss in _NAMED}
-LONGER["on policy"] = arm("longer, on policy", "gates_longer", "grpo_unclipped", f"{_UPDATES}=1")
-LONGER["dense"] = arm("longer, unclipped, dense", "gates_longer", "grpo_unclipped", "model=dense_flat")
-SLOW = {_name: arm(f"slow, {_loss}", "gates_slow", _name) for _name, _loss in _NAMED}
-SLOW["on policy"] = arm("slow, on policy", "gates_slow", "grpo_unclipped", f"{_UPDATES}=1")
-SLOW["dense"] = arm("slow, unclipped, dense", "gates_slow", "grpo_unclipped", "model=dense_flat")
+for _name, _loss in (("grpo_unclipped", "GRPO unclipped"), ("grpo", "GRPO"), ("gspo", "GSPO")):
+    arm(f"{_loss}, slow routers", "study_slow", _name)  # at *stale*
+# The settings *longer* and *slow*: the gates' arms. The first sweep of *longer* names its updates, stale or on policy.
+LONGER, SLOW = (
+    {
+        "grpo_unclipped": arm(f"{setting}, unclipped", f"gates_{setting}", "grpo_unclipped", stale),
+        "on policy": arm(f"{setting}, on policy", f"gates_{setting}", "grpo_unclipped", f"{_UPDATES}=1"),
+        "dense": arm(f"{setting}, unclipped, dense", f"gates_{setting}", "grpo_unclipped", "model=dense_flat"),
+        "grpo": arm(f"{setting}, GRPO", f"gates_{setting}", "grpo"),
+        "gspo": arm(f"{setting}, GSPO", f"gates_{setting}", "gspo"),
+    }
+    for setting, stale in (("longer", f"{_UPDATES}=8"), ("slow", ""))
+)
 
 # --- samplers that differ from the trainer: held-out accuracy decides -------------------------------------------------
 

@@ -25,7 +25,7 @@ from steadymoe.plugins.ratio_moments import ratio_columns, ratio_sums
 # token or response, is concatenated; everything else adds up. "mean <column>" is the sum of a mean over tokens,
 # "layer <column>" the same in each layer, and "count <column>" a histogram.
 Moments = dict[str, Tensor]
-_LARGEST = {column.name for column in columns.UPDATE if column.over_updates == "largest"}
+_LARGEST = [column.name for column in columns.UPDATE if column.over_updates == "largest"]
 
 
 class Routes(NamedTuple):
@@ -68,7 +68,7 @@ def update_moments(batch: Batch, output: LossOutput) -> Moments:
         return sums
     numbers, histograms = token_metrics.of_update(batch, output)
     ratios = ratio_sums(batch)
-    sums |= ratios | {f"max {name}": numbers.pop(name) for name in _LARGEST & numbers.keys()}
+    sums |= ratios | {f"max {name}": numbers.pop(name) for name in _LARGEST if name in numbers}
     sums["mean entropy"] = batch.get("entropy_BT")[mask_BT].double().sum()
     means = numbers.keys() - ratio_columns(ratios).keys()
     sums |= {f"mean {name}": numbers[name].double() * ratios["tokens"] for name in numbers if name in means}
