@@ -197,7 +197,9 @@ CENTERING = {
     for strength in TABLE["centering"].values("engine.strength")
     for updates in TABLE["centering"].values(_UPDATES)
 }
-arm("long, TIS, lr 2e-4, noise 0.2", "centering", "cispo", f"{CONSTANTS['tis']} {_RATE}=2e-4 engine.strength=0.2")
+for _strength in TABLE["centering"].values("engine.strength"):
+    _dials = f"{CONSTANTS['tis']} {_RATE}=2e-4 engine.strength={_strength}"
+    arm(f"long, TIS, lr 2e-4, noise {_strength:g}", "centering", "cispo", _dials)
 # Noise → arm with one rollout and all columns.
 DISTANCE = {
     strength: arm(f"noise {strength:g}", "centering_distance", "reinforce", f"engine.strength={strength}")
