@@ -95,11 +95,16 @@ def config_of(overrides: str) -> RunConfig:
 
 
 def prepared(overrides: str) -> tuple[RunConfig, Any, PreTrainedModel]:
-    """Return the config, its task with random scores in [0, 1), and an untrained model, the same for equal configs."""
+    """Return the config, its task with random scores in [0, 1), and an untrained model, the same for equal configs.
+
+    No token ends a response: random scores would teach each trainer another length.
+    """
     config = config_of(overrides)
     task, generator = instantiate(config.task), torch.Generator().manual_seed(0)
     vars(task)["score"] = lambda prompt, response, finished: float(torch.rand((), generator=generator))
-    return config, task, build.build(config.model["config"], task.tokenizer, derive(0, "speed"), config.device)
+    model = build.build(config.model["config"], task.tokenizer, derive(0, "speed"), config.device)
+    task.tokenizer.add_special_tokens({"eos_token": "<never>"})  # a token that the model does not have
+    return config, task, model
 
 
 class Suite:
@@ -122,7 +127,11 @@ class Plain:
         self.config, self.task, self.model = prepared(overrides)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
         self._generation = GenerationConfig(
-            do_sample=True, top_k=0, max_new_tokens=self.task.max_new_tokens, pad_token_id=0
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=self.task.max_new_tokens,
+            pad_token_id=0,
+            eos_token_id=self.task.tokenizer.eos_token_id,
         )
         self._steps = 0
 
@@ -154,7 +163,7 @@ class Plain:
             generation_config=self._generation,
         )
         width = encoded["input_ids"].shape[1]
-        mask_BS = torch.cat([encoded["attention_mask"], (tokens_BS[:, width:] != 0).long()], 1)
+        mask_BS = torch.cat([encoded["attention_mask"], torch.ones_like(tokens_BS[:, width:])], 1)
         return Sequences(tokens_BS, mask_BS, tokens_BS.shape[1] - width)
 
     def _logprobs(self, sequences: Sequences) -> torch.Tensor:
