@@ -344,7 +344,9 @@ _DOSES: dict[str, list[tuple[Any, ...]]] = {
     "routing's share": [(*at, partial(effects.routed, arms=(arm,))) for *at, arm in _AT_DIALS],
 }
 for (_loss, _strength, _updates), _arm in sorted(arms.CENTERING.items(), key=lambda item: (-item[0][2], item[0][1])):
-    _DOSES.setdefault(_loss, []).append((f"noise, {_updates} updates", _strength, partial(effects.held_out, arm=_arm)))
+    _DOSES.setdefault(_loss, []).append(
+        (f"noise, {_updates} update{'s' * (_updates > 1)}", _strength, partial(effects.held_out, arm=_arm))
+    )
 
 
 def _claim(number: int, row: dict[str, Any]) -> Claim:

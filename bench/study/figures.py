@@ -18,8 +18,7 @@ AT_LONG = {arm.label for arm in (*LONG.values(), *LONG_ON_POLICY.values())}
 # Dial → label of its axis.
 _DIALS = {"layers": "layers", "experts": "experts", "margin": "factor of the routers' weights"}
 _DIALS |= {
-    f"noise, {updates} updates": f"noise on the sampler's weights, {updates} update{'s' * (updates > 1)} a rollout"
-    for updates in (8, 1)
+    f"noise, {updates}": f"noise on the sampler's weights, {updates} a rollout" for updates in ("8 updates", "1 update")
 }
 # More quantities than these stand side by side, so far apart.
 _FEW, _BESIDE = 3, 0.05
@@ -101,23 +100,26 @@ def dose(table: pd.DataFrame) -> DataFigure:
                 beside = (place - (len(quantities) - 1) / 2) * _BESIDE if len(quantities) > _FEW else 0
                 at = table.loc[chosen, "value"].map(values.index) + beside
                 axis.vlines(at, rows["low"], rows["high"], color=look.colour, linewidth=1.1)
-                axis.plot(at, rows["mean"], **_marks(look))
+                axis.plot(at, rows["mean"], **_marks(place))
                 style.note(axis, quantity, rows.assign(x=table.loc[chosen, "value"]), dial)
             axis.set_xticks(range(len(values)), [f"{value:g}" for value in values])
             axis.set_xlim(-0.4, len(values) - 0.6)
             axis.set_xlabel(_DIALS[dial])
             axis.set_ylim(0, 1.06 * np.nanmax(numbers[["mean", "high"]]))
         for place, quantity in enumerate(quantities if len(quantities) > 1 else []):
-            axes[0].plot([], [], label=quantity, **_marks(looks.look(place)))
+            axes[0].plot([], [], label=quantity, **_marks(place))
         of_several = "held-out accuracy" if dials[0].startswith("noise") else "share of the experts"
         axes[0].set_ylabel(of_several if len(quantities) > 1 else quantities[0])
         n = style.span(numbers["n"].tolist())
         return style.finish(figure, axes[0], f"Means over seeds, n = {n}; bars: nominal 95 % interval.")
 
 
-def _marks(look: Look) -> dict[str, Any]:
+def _marks(place: int) -> dict[str, Any]:
+    """How the line at ``place`` is drawn; where colours and marks begin again, marks are hollow."""
+    look = looks.look(place)
     marks = {"marker": look.marker, "linestyle": look.dashes, "color": look.colour}
-    return marks | {"markersize": 4.5, "linewidth": 1}
+    hollow = {"markerfacecolor": "white"} if place >= len(looks.COLOURS) else {}
+    return marks | {"markersize": 4.5, "linewidth": 1} | hollow
 
 
 def replay(table: pd.DataFrame) -> DataFigure:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.training.sampling import Rollout
 
 # A token is apart if its log-probabilities in sampler and trainer differ by more than this; the largest share of such
-# tokens. A near tie of a router moves a few tokens apart; a sampler that is not the trainer moves most.
+# tokens. A near tie of a router moves a few tokens apart, on a token of a prompt all its responses; a sampler that is
+# not the trainer moves most.
 _APART, _FEW = 1e-4, 0.01
 
 
@@ -46,12 +46,19 @@ def as_sampled(rollout: Rollout, reference_logprobs_BT: Tensor | None) -> OldPol
     )
 
 
-def check_sampler(rollout: Rollout, old: OldPolicy) -> None:
-    """Raise RuntimeError unless the sampler and ``old``, a forward, agree on nearly all log-probabilities."""
-    is_apart_BT = ~((rollout.logprobs_BT - old.logprobs_BT).abs() <= _APART)
-    share = token_metrics.mean(is_apart_BT.float(), rollout.sequences.response_mask_BT)
+def check_sampler(rollout: Rollout, old: OldPolicy, responses: int) -> None:
+    """Raise RuntimeError unless the sampler and ``old``, a forward, agree on nearly all log-probabilities.
+
+    The ``responses`` to one prompt stand together. Of several prompts, the one whose responses disagree most is left
+    out.
+    """
+    mask_BT = rollout.sequences.response_mask_BT.bool()
+    is_apart_BT = mask_BT & ~((rollout.logprobs_BT - old.logprobs_BT).abs() <= _APART)
+    apart_P = is_apart_BT.view(-1, responses * is_apart_BT.shape[1]).sum(-1)
+    apart = int(apart_P.sum() - apart_P.max() if len(apart_P) > 1 else apart_P.sum())
+    share = apart / int(mask_BT.sum())
     if share > _FEW:
         raise RuntimeError(
-            f"savings.sampler_as_old: {float(share):.0%} of the tokens have another log-probability in the sampler "
+            f"savings.sampler_as_old: {share:.0%} of the tokens have another log-probability in the sampler "
             "than in the old policy; set it to null"
         )

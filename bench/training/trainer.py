@@ -195,7 +195,7 @@ class Trainer:
         if step % every != 1 % every:
             return as_sampled(rollout, self.learner.reference_logprobs(rollout, minibatches)), None
         recomputed = self.learner.old_policy(rollout, minibatches)
-        check_sampler(rollout, recomputed)
+        check_sampler(rollout, recomputed, self.config.rollout.responses)
         return as_sampled(rollout, recomputed.reference_logprobs_BT), recomputed
 
     def rewards(self, rollout: Rollout, old: OldPolicy) -> Tensor:

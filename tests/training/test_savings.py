@@ -1,6 +1,5 @@
 """Work that need not be done: with each saving and without it a step says the same, but for rounding."""
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,6 +15,7 @@ from torch.testing import assert_close
 from steadymoe.bench.runs import execute, record
 from steadymoe.bench.training import decoding, microbatches, old_policy
 from steadymoe.bench.training.learner import Measured
+from steadymoe.bench.training.sampling import Rollout
 from steadymoe.bench.training.trainer import Trainer
 
 OFF = ["savings.share_prompts=false"]
@@ -159,18 +159,28 @@ def test_the_sampler_stands_in_for_the_old_policy_and_is_checked(tmp_path: Path)
 
 
 def test_a_near_tie_of_a_router_does_not_end_a_run(tmp_path: Path) -> None:
-    """One token in a hundred may be far apart, two may not."""
+    """One token in a hundred may be far apart, two may not; nor may the responses of two prompts, but those of one."""
     made = trainer(tmp_path, "savings.sampler_as_old=1")
     rollout, _, old = begun(made)
-    old_policy.check_sampler(rollout, old)
-    places = rollout.sequences.response_mask_BT.nonzero()
-    for share, ends in ((0.01, False), (0.02, True)):
-        few = places[: math.floor(share * len(places))]
-        assert len(few) > 0
-        moved_BT = rollout.logprobs_BT.clone()
-        moved_BT[few[:, 0], few[:, 1]] -= 3.0
+    mask_BT, responses = rollout.sequences.response_mask_BT.bool(), made.config.rollout.responses
+    places = mask_BT.nonzero()
+
+    def moved(is_moved_BT: torch.Tensor) -> Rollout:
+        return replace(rollout, logprobs_BT=rollout.logprobs_BT - 3.0 * is_moved_BT)
+
+    def of_prompts(count: int) -> torch.Tensor:
+        return mask_BT & (torch.arange(len(mask_BT))[:, None] < count * responses)
+
+    def every(nth: int) -> torch.Tensor:
+        is_moved_BT = torch.zeros_like(mask_BT)
+        is_moved_BT[tuple(places[::nth].T)] = True
+        return is_moved_BT
+
+    for is_moved_BT, ends in ((every(100), False), (every(40), True), (of_prompts(1), False), (of_prompts(2), True)):
         with pytest.raises(RuntimeError, match="of the tokens") if ends else nullcontext():
-            old_policy.check_sampler(replace(rollout, logprobs_BT=moved_BT), old)
+            old_policy.check_sampler(moved(is_moved_BT), old, responses)
+    with pytest.raises(RuntimeError, match="of the tokens"):  # a rollout of one prompt
+        old_policy.check_sampler(moved(mask_BT), old, len(mask_BT))
 
 
 def test_measuring_little_trains_the_same(tmp_path: Path) -> None:
