@@ -66,8 +66,9 @@ def main(words: list[str]) -> int:
 
 
 def run(words: Sequence[str]) -> int:
-    """Run the named experiments and return the exit code, that of the first that fails.
+    """Run the named experiments and return the exit code.
 
+    A run that fails (1) stops nothing but ``--keep`` of its experiment; an invalid request or an interrupt stops all.
     Raises UserError for an unknown name, OSError where ``--keep`` names no folder.
     """
     usage = "%(prog)s [NAME ...] [KEY=VALUE ...] [--keep FOLDER] [--dry] [--redo] [--retry-failed]"
@@ -82,13 +83,17 @@ def run(words: Sequence[str]) -> int:
     results = next((word.partition("=")[2] for word in overrides if word.startswith("results_dir=")), "results")
     _refuse_file(given.keep)
     experiments.register()
+    failed = set()
     for experiment in chosen:
         launch: Callable[[list[str]], int] = audit.main if experiment.audits else tuning.main
         print(f"{experiment.name}: {experiment.purpose}", flush=True)
         for command in experiment.commands(overrides):
-            if code := launch([*command, *flags]):
+            code = launch([*command, *flags])
+            if code > 1:
                 return code
-        if given.keep is not None and "--dry" not in flags:
+            if code:
+                failed.add(experiment.name)
+        if given.keep is not None and "--dry" not in flags and experiment.name not in failed:
             unfinished: list[str] = []
             if experiment.audits:
                 path, unfinished = audits.keep(Path(results), experiment.recorded_as, given.keep)
@@ -97,7 +102,7 @@ def run(words: Sequence[str]) -> int:
                 kept = report_page.keep(Path(results), experiment.recorded_as, given.keep)
             for line in [*(f"wrote {path}" for path in kept), *unfinished]:
                 print(visible(line))
-    return 0
+    return int(bool(failed))
 
 
 def listing() -> str:

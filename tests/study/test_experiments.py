@@ -164,6 +164,21 @@ def test_a_wrong_argument_is_refused_in_one_line(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("codes", "ends", "kept"), [((0, 1, 0, 0), 1, ["study_frozen"]), ((0, 2), 2, []), ((0, 130), 130, [])]
+)
+def test_a_failed_run_does_not_stop_the_sweeps_after_it(
+    codes: tuple[int, ...], ends: int, kept: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """study_best has three sweeps and study_frozen one; an invalid request or an interrupt stops both."""
+    left, archived = list(codes), []
+    monkeypatch.setattr(command.tuning, "main", lambda words: left.pop(0))
+    monkeypatch.setattr(command.report_page, "keep", lambda results, name, target: archived.append(name) or [])
+    assert command.run(["study_best", "study_frozen", "--keep", str(tmp_path)]) == ends
+    assert not left
+    assert archived == kept
+
+
 def test_the_list_has_every_experiment_with_its_number_of_runs() -> None:
     lines = command.listing().splitlines()
     assert len(lines) == 2 + len(TABLE)
