@@ -83,10 +83,10 @@ ARMS |= {
     "GRPO, noisy sampler, R3 with gates": ("gates", "grpo", "r3_gates", "none"),
 }
 ARMS |= {
-    f"long, {loss}, noise 0.2": ("centering", algorithm, f"strength=0.2{rate}", "updates_per_rollout")
+    f"long, {loss}, noise 0.2": ("centering", algorithm, f"strength=0.2{rate}", r"updates_per_rollout=1\b")
     for loss, algorithm, rate in (
         *(("SC", "score_centering", ""), ("REINFORCE", "reinforce", "")),
-        ("TIS", "cispo", ",optimizer"),  # the start of the learning rate: long names of axes end in a hash
+        ("TIS", "cispo", ".*learning_rate=0.0001"),
     )
 }
 ARMS |= {f"longer, {name.upper()}": ("gates_longer", name, "", "none") for name in ("grpo", "gspo")}
@@ -159,6 +159,7 @@ def curves(name: str, metric: str) -> pd.DataFrame | None:
     steps = pd.read_parquet(path)
     runs = pd.read_parquet(path.with_name("runs.parquet"))
     axes = runs["axes"].astype(str)
+    axes = axes.where(~axes.str.contains("~"), runs["command"])  # long names of axes end in a hash
     arms = runs[(runs["algorithm"] == algorithm) & axes.str.contains(there) & ~axes.str.contains(absent)]
     mine = steps[steps["arm"].isin(arms["arm"]) & (steps["metric"] == metric)]
     return mine[["seed", "step", "value"]] if len(mine) else None

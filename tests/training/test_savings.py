@@ -176,7 +176,7 @@ def test_a_near_tie_of_a_router_does_not_end_a_run(tmp_path: Path) -> None:
         is_moved_BT[tuple(places[::nth].T)] = True
         return is_moved_BT
 
-    for is_moved_BT, ends in ((every(100), False), (every(40), True), (of_prompts(1), False), (of_prompts(2), True)):
+    for is_moved_BT, ends in ((every(100), False), (every(50), True), (of_prompts(1), False), (of_prompts(2), True)):
         with pytest.raises(RuntimeError, match="of the tokens") if ends else nullcontext():
             old_policy.check_sampler(moved(is_moved_BT), old, responses)
     with pytest.raises(RuntimeError, match="of the tokens"):  # a rollout of one prompt
