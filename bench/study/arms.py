@@ -74,6 +74,18 @@ BEST = {
     "gspo, own band": arm("GSPO 3e-4/4e-4, lr 4e-4", "study_best", "gspo"),
 }
 
+# Ten other losses as stale_tuning found best.
+STALE_BEST = {
+    name: arm(f"stale, {label}, tuned", "stale_best", name)
+    for label, name in (
+        *((name.upper(), name) for name in ("vespo", "cispo", "sapo", "reinforce", "m2po", "topr", "dppo", "gmpo")),
+        *(("MiniRL", "minirl"), ("RSPO on GSPO", "rspo_gspo")),
+    )
+}
+for _routing, _replay, _rate in (("r2", " + R2", "2e-4"), ("r2", " + R2", "3e-4"), ("off", "", "3e-4")):
+    _overrides = f"routing={_routing} {_RATE}={_rate}"  # without R2 at 2e-4 it is BEST
+    arm(f"GRPO 0.2/0.2{_replay}, lr {_rate}", "stale_replay", "grpo", _overrides)
+
 # --- dose and response: claims 4 and 12 -----------------------------------------------------------------------------
 
 _LAYERS, _EXPERTS = "model.config.num_hidden_layers", "model.config.num_experts"

@@ -128,6 +128,8 @@ class Claim:
     """Further arms in the table, without a curve."""
     doses: tuple[Dose, ...] = ()
     """Numbers over the values of dials, in a table and in the figure."""
+    tuning: str = ""
+    """The experiment that tuned its arms, in a table and a figure of its own."""
 
     @property
     def figure(self) -> str:
@@ -141,8 +143,8 @@ class Claim:
 
     @property
     def by_accuracy(self) -> bool:
-        """Whether held-out accuracy decides: everywhere but at *stale*."""
-        return self.setting != "stale"
+        """Whether held-out accuracy decides, and not mean reward."""
+        return any(outcome.unit == "accuracy" for outcome in self.outcomes)
 
     @property
     def with_controls(self) -> tuple[Arm, ...]:

@@ -15,7 +15,7 @@ from steadymoe.bench.score.arms import DRIFT
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.bench.study import claims, exploratory, figures
-from steadymoe.bench.study.arms import FIRST_TESTBED, LONG_BEST
+from steadymoe.bench.study.arms import FIRST_TESTBED
 from steadymoe.bench.study.claims import CLAIMS, LEGS, Claim, Dose, Finding, Leg, LegVerdict
 from steadymoe.bench.study.gates import audited, blocking, gates, moe_effect
 
@@ -160,13 +160,13 @@ class Verdicts:
         return exploratory.replay(self.study)
 
     @cached_property
-    def levels(self) -> pd.DataFrame:
-        """``tuning.table`` of the losses that are tuned at *long* (``LONG_BEST``); empty where none has run."""
-        recorded = self.study.experiment(LEVELS.experiment)
-        if recorded["runs"].empty:
-            return pd.DataFrame()
-        rows = tuning.table(recorded["runs"], recorded["steps"])
-        return rows[rows["algorithm"].isin(LONG_BEST)].reset_index(drop=True)
+    def levels(self) -> dict[int, pd.DataFrame]:
+        """``tuning.table`` of each claim whose arms were tuned for it, by number, where any of its runs has ended."""
+        levels = {}
+        for claim in CLAIMS:
+            if claim.tuning and len((recorded := self.study.experiment(claim.tuning))["runs"]):
+                levels[claim.number] = tuning.table(recorded["runs"], recorded["steps"])
+        return levels
 
     def outcomes_in(self, unit: str) -> pd.DataFrame:
         """Return the outcomes of one unit that have a number, for their figure."""
@@ -191,8 +191,7 @@ class Verdicts:
             drawable.append((ANSWER, "claims_first_testbed", self._answer(FIRST_TESTBED, self.arms(FIRST_TESTBED))))
         if len(self.replayed):
             drawable.append((REPLAY, "claim03", {"replay": self.replayed}))
-        if len(self.levels):
-            drawable.append((LEVELS, "claim19", {"levels": self.levels}))
+        drawable += [(LEVELS, f"claim{number:02}", {"levels": rows}) for number, rows in self.levels.items()]
         return drawable + [
             (SPECS[claim.figure], f"claim{claim.number:02}", self.drawn[claim.number])
             for claim in CLAIMS

@@ -47,6 +47,12 @@ ARMS = {
     "MiniRL r2, 16 updates": ("study_minirl", "minirl", "r2.*updates|updates.*r2", "none"),
     "MiniRL r3, 16 updates": ("study_minirl", "minirl", "r3.*updates|updates.*r3", "none"),
 }
+ARMS |= {
+    "GRPO 0.2/0.2, lr 2e-4": ("study_best", "grpo", "", "none"),
+    "GRPO 0.2/0.2, lr 3e-4": ("stale_replay", "grpo", "learning_rate=0.0003", "r2"),
+    "GRPO 0.2/0.2 + R2, lr 2e-4": ("stale_replay", "grpo", "learning_rate=0.0002.*r2", "none"),
+    "GRPO 0.2/0.2 + R2, lr 3e-4": ("stale_replay", "grpo", "learning_rate=0.0003.*r2", "none"),
+}
 # At *long*; a dense model has settings of the cold start in its axes.
 ARMS |= {
     f"long, {loss}, {routers}": ("routers", algorithm, there + staleness, absent)
@@ -109,6 +115,7 @@ RUNS = [
     ("GSPO + shift", "GSPO"),
     ("GRPO 0.2/0.27, frozen routers", "GRPO 0.2/0.27 + R2"),
     ("GRPO 0.2/0.27, balanced", "GRPO 0.2/0.27 + R2"),
+    *((f"GRPO 0.2/0.2 + R2, lr {rate}", f"GRPO 0.2/0.2, lr {rate}") for rate in ("2e-4", "3e-4")),
 ]
 ACCURACIES = [
     ("DPPO, anchor at the sampler", "DPPO, anchor at the old policy"),
