@@ -97,6 +97,16 @@ def found(study: Recorded) -> dict[str, Any]:
             name: paired(study, "held-out accuracy", arm, arms.LONG_BEST["grpo"]).estimate
             for name, arm in arms.LONG_BEST.items()
         },
+        "at_stale": {
+            name: paired(study, "held-out accuracy", arm, BEST["grpo"]).estimate
+            for name, arm in arms.STALE_BEST.items()
+            if study.has(arm)
+        },
+        "replayed": {
+            rate: reward(arms.ARMS[f"GRPO 0.2/0.2 + R2, lr {rate}"], arms.ARMS[f"GRPO 0.2/0.2, lr {rate}"])
+            for rate in ("2e-4", "3e-4")
+        },
+        "slower_share": by_seed(study.routing_share(BEST["grpo"])).estimate,
         "at_selection": {
             name: paired(study, "held-out accuracy", arms.SELECTION_BEST[name], arms.SELECTION_BEST["grpo"]).estimate
             for name in ("gspo", "vespo")
