@@ -17,6 +17,7 @@ from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.bench.study import claims, exploratory, figures
 from steadymoe.bench.study.arms import FIRST_TESTBED
 from steadymoe.bench.study.claims import CLAIMS, LEGS, Claim, Dose, Finding, Leg, LegVerdict
+from steadymoe.bench.study.effects import Measurement
 from steadymoe.bench.study.gates import audited, blocking, gates, moe_effect
 
 OUTCOMES = FigureSpec("outcomes", "outcomes", figures.outcomes, "study", takes=("outcomes",))
@@ -208,8 +209,14 @@ def contrasts(study: Recorded) -> pd.DataFrame:
             {"": number, "published": contrast.published, "here": contrast.here}
             | {"difference": "; ".join(map(str, measured)) or "–"}
             | {"n": "; ".join(str(one.estimate.n) for one in measured) or "–", "sign": sign}
+            | {"each tuned": _tuned(*contrast.sign(study, tuned=True))}
         )
     return pd.DataFrame(rows)
+
+
+def _tuned(measured: Sequence[Measurement], sign: str) -> str:
+    """The differences of tuned losses with their sign; "–" where there are none."""
+    return f"{'; '.join(map(str, measured))}: {sign}" if measured else "–"
 
 
 def dose_rows(study: Recorded, doses: Sequence[Dose]) -> pd.DataFrame:

@@ -53,6 +53,10 @@ ARMS |= {
     "GRPO 0.2/0.2 + R2, lr 2e-4": ("stale_replay", "grpo", "learning_rate=0.0002.*r2", "none"),
     "GRPO 0.2/0.2 + R2, lr 3e-4": ("stale_replay", "grpo", "learning_rate=0.0003.*r2", "none"),
 }
+ARMS |= {
+    "GSPO 3e-4/4e-4, lr 4e-4": ("study_best", "gspo", "", "clip"),
+    **{f"stale, {name.upper()}, tuned": ("stale_best", name, "", "none") for name in ("vespo", "cispo", "sapo")},
+}
 # At *long*; a dense model has settings of the cold start in its axes.
 ARMS |= {
     f"long, {loss}, {routers}": ("routers", algorithm, there + staleness, absent)
@@ -131,6 +135,8 @@ ACCURACIES = [
     ("GRPO, noisy sampler, R3 with gates", "GRPO, noisy sampler, R3"),
     *((f"long, {loss}, noise 0.2", "long, TIS, noise 0.2") for loss in ("SC", "REINFORCE")),
     ("longer, GSPO", "longer, GRPO"),
+    *(("stale, VESPO, tuned", f"stale, {loss}, tuned") for loss in ("CISPO", "SAPO")),
+    ("stale, VESPO, tuned", "GSPO 3e-4/4e-4, lr 4e-4"),
 ]
 # Name → label of the loss in the audit, and routing.
 LOSSES = {
