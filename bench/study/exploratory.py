@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.score.arms import DRIFT, GRPO, GSPO, GSPO_R2, PAPERS, PAPERS_R2, WIDE
+from steadymoe.bench.score.arms import DRIFT, GRPO, GSPO, GSPO_R2, OTHERS, PAPERS, PAPERS_R2, WIDE
 from steadymoe.bench.score.recorded import NONE, Arm, Audited, Recorded
 from steadymoe.bench.statistics.comparisons import unpaired_ratio
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate
@@ -97,10 +97,10 @@ def found(study: Recorded) -> dict[str, Any]:
             name: paired(study, "held-out accuracy", arm, arms.LONG_BEST["grpo"]).estimate
             for name, arm in arms.LONG_BEST.items()
         },
-        "at_stale": {
-            name: paired(study, "held-out accuracy", arm, BEST["grpo"]).estimate
-            for name, arm in arms.STALE_BEST.items()
-            if study.has(arm)
+        "at_stale": _tuned_at_stale(study),
+        "spread": {
+            "high": reward(OTHERS["vespo"], OTHERS["sapo"]),
+            "tuned": reward(arms.STALE_BEST["vespo"], arms.STALE_BEST["sapo"]),
         },
         "replayed": {
             rate: reward(arms.ARMS[f"GRPO 0.2/0.2 + R2, lr {rate}"], arms.ARMS[f"GRPO 0.2/0.2, lr {rate}"])
@@ -115,6 +115,17 @@ def found(study: Recorded) -> dict[str, Any]:
         "speed": ", ".join(undecided_in_level(rows)),
         "rows": rows,
     }
+
+
+def _tuned_at_stale(study: Recorded) -> str:
+    """Held-out accuracy of each loss of ``STALE_BEST`` that has run less GRPO's, the highest first, in words."""
+    of = "held-out accuracy"
+    leads = {
+        arm.label.split(", ")[1]: paired(study, of, arm, BEST["grpo"]).estimate
+        for arm in arms.STALE_BEST.values()
+        if study.has(arm)
+    }
+    return ", ".join(f"{label} {leads[label]}" for label in sorted(leads, key=lambda label: -leads[label].mean))
 
 
 # --- what R2 does ----------------------------------------------------------------------------------------------------
