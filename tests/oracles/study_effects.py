@@ -55,7 +55,7 @@ ARMS |= {
 }
 ARMS |= {
     "GSPO 3e-4/4e-4, lr 4e-4": ("study_best", "gspo", "", "clip"),
-    **{f"stale, {name.upper()}, tuned": ("stale_best", name, "", "none") for name in ("vespo", "cispo", "sapo")},
+    **{f"stale, {name.upper()}, tuned": ("stale_best", name, "", "none") for name in ("gspo", "vespo", "cispo", "sapo")},
 }
 # At *long*; a dense model has settings of the cold start in its axes.
 ARMS |= {
@@ -137,6 +137,7 @@ ACCURACIES = [
     ("longer, GSPO", "longer, GRPO"),
     *(("stale, VESPO, tuned", f"stale, {loss}, tuned") for loss in ("CISPO", "SAPO")),
     ("stale, VESPO, tuned", "GSPO 3e-4/4e-4, lr 4e-4"),
+    ("stale, GSPO, tuned", "GRPO 0.2/0.2, lr 2e-4"),
 ]
 # Name → label of the loss in the audit, and routing.
 LOSSES = {
