@@ -78,7 +78,10 @@ BEST = {
 STALE_BEST = {
     name: arm(f"stale, {label}, tuned", "stale_best", name)
     for label, name in (
-        *((name.upper(), name) for name in ("gspo", "vespo", "cispo", "sapo", "reinforce", "m2po", "topr", "dppo", "gmpo")),
+        *(
+            (name.upper(), name)
+            for name in ("gspo", "vespo", "cispo", "sapo", "reinforce", "m2po", "topr", "dppo", "gmpo")
+        ),
         *(("MiniRL", "minirl"), ("RSPO on GSPO", "rspo_gspo")),
     )
 }

@@ -55,7 +55,9 @@ ARMS |= {
 }
 ARMS |= {
     "GSPO 3e-4/4e-4, lr 4e-4": ("study_best", "gspo", "", "clip"),
-    **{f"stale, {name.upper()}, tuned": ("stale_best", name, "", "none") for name in ("gspo", "vespo", "cispo", "sapo")},
+    **{
+        f"stale, {name.upper()}, tuned": ("stale_best", name, "", "none") for name in ("gspo", "vespo", "cispo", "sapo")
+    },
 }
 # At *long*; a dense model has settings of the cold start in its axes.
 ARMS |= {
