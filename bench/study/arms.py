@@ -74,20 +74,19 @@ BEST = {
     "gspo, own band": arm("GSPO 3e-4/4e-4, lr 4e-4", "study_best", "gspo"),
 }
 
-# Ten other losses as stale_tuning found best, and GSPO, which it found best at half the rate of study_best.
+# Twelve losses as stale_tuning found best: GSPO at half the rate of study_best.
 STALE_BEST = {
     name: arm(f"stale, {label}, tuned", "stale_best", name)
     for label, name in (
-        *(
-            (name.upper(), name)
-            for name in ("gspo", "vespo", "cispo", "sapo", "reinforce", "m2po", "topr", "dppo", "gmpo")
-        ),
+        *((name.upper(), name) for name in ("grpo", "gspo", "vespo", "cispo", "sapo", "reinforce")),
+        *((name.upper(), name) for name in ("m2po", "topr", "dppo", "gmpo")),
         *(("MiniRL", "minirl"), ("RSPO on GSPO", "rspo_gspo")),
     )
 }
+arm("stale, GSPO, lr 4e-4", "stale_best", "gspo", f"{_RATE}=4e-4")  # as BEST, with the cold starts of STALE_BEST
 for _routing, _replay, _rate in (("r2", " + R2", "2e-4"), ("r2", " + R2", "3e-4"), ("off", "", "3e-4")):
-    _overrides = f"routing={_routing} {_RATE}={_rate}"  # without R2 at 2e-4 it is BEST
-    arm(f"GRPO 0.2/0.2{_replay}, lr {_rate}", "stale_replay", "grpo", _overrides)
+    # Without R2 at 2e-4 it is STALE_BEST.
+    arm(f"stale, GRPO{_replay}, lr {_rate}", "stale_replay", "grpo", f"routing={_routing} {_RATE}={_rate}")
 
 # --- dose and response: claims 4 and 12 -----------------------------------------------------------------------------
 

@@ -103,8 +103,8 @@ def found(study: Recorded) -> dict[str, Any]:
             "tuned": reward(arms.STALE_BEST["vespo"], arms.STALE_BEST["sapo"]),
         },
         "replayed": {
-            rate: reward(arms.ARMS[f"GRPO 0.2/0.2 + R2, lr {rate}"], arms.ARMS[f"GRPO 0.2/0.2, lr {rate}"])
-            for rate in ("2e-4", "3e-4")
+            rate: reward(arms.ARMS[f"stale, GRPO + R2, lr {rate}"], arms.ARMS[free])
+            for rate, free in (("2e-4", "stale, GRPO, tuned"), ("3e-4", "stale, GRPO, lr 3e-4"))
         },
         "slower_share": by_seed(study.routing_share(BEST["grpo"])).estimate,
         "at_selection": {
@@ -121,9 +121,9 @@ def _tuned_at_stale(study: Recorded) -> str:
     """Held-out accuracy of each loss of ``STALE_BEST`` that has run less GRPO's, the highest first, in words."""
     of = "held-out accuracy"
     leads = {
-        arm.label.split(", ")[1]: paired(study, of, arm, BEST["grpo"]).estimate
-        for arm in arms.STALE_BEST.values()
-        if study.has(arm)
+        arm.label.split(", ")[1]: paired(study, of, arm, arms.STALE_BEST["grpo"]).estimate
+        for name, arm in arms.STALE_BEST.items()
+        if name != "grpo"
     }
     return ", ".join(f"{label} {leads[label]}" for label in sorted(leads, key=lambda label: -leads[label].mean))
 

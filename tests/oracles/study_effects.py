@@ -48,16 +48,14 @@ ARMS = {
     "MiniRL r3, 16 updates": ("study_minirl", "minirl", "r3.*updates|updates.*r3", "none"),
 }
 ARMS |= {
-    "GRPO 0.2/0.2, lr 2e-4": ("study_best", "grpo", "", "none"),
-    "GRPO 0.2/0.2, lr 3e-4": ("stale_replay", "grpo", "learning_rate=0.0003", "r2"),
-    "GRPO 0.2/0.2 + R2, lr 2e-4": ("stale_replay", "grpo", "learning_rate=0.0002.*r2", "none"),
-    "GRPO 0.2/0.2 + R2, lr 3e-4": ("stale_replay", "grpo", "learning_rate=0.0003.*r2", "none"),
+    "stale, GRPO, lr 3e-4": ("stale_replay", "grpo", "learning_rate=0.0003", "r2"),
+    "stale, GRPO + R2, lr 2e-4": ("stale_replay", "grpo", "learning_rate=0.0002.*r2", "none"),
+    "stale, GRPO + R2, lr 3e-4": ("stale_replay", "grpo", "learning_rate=0.0003.*r2", "none"),
+    "stale, GSPO, lr 4e-4": ("stale_best", "gspo", "0.0004", "none"),
 }
 ARMS |= {
-    "GSPO 3e-4/4e-4, lr 4e-4": ("study_best", "gspo", "", "clip"),
-    **{
-        f"stale, {name.upper()}, tuned": ("stale_best", name, "", "none") for name in ("gspo", "vespo", "cispo", "sapo")
-    },
+    f"stale, {name.upper()}, tuned": ("stale_best", name, "", "0.0004")
+    for name in ("grpo", "gspo", "vespo", "cispo", "sapo")
 }
 # At *long*; a dense model has settings of the cold start in its axes.
 ARMS |= {
@@ -121,7 +119,8 @@ RUNS = [
     ("GSPO + shift", "GSPO"),
     ("GRPO 0.2/0.27, frozen routers", "GRPO 0.2/0.27 + R2"),
     ("GRPO 0.2/0.27, balanced", "GRPO 0.2/0.27 + R2"),
-    *((f"GRPO 0.2/0.2 + R2, lr {rate}", f"GRPO 0.2/0.2, lr {rate}") for rate in ("2e-4", "3e-4")),
+    ("stale, GRPO + R2, lr 2e-4", "stale, GRPO, tuned"),
+    ("stale, GRPO + R2, lr 3e-4", "stale, GRPO, lr 3e-4"),
 ]
 ACCURACIES = [
     ("DPPO, anchor at the sampler", "DPPO, anchor at the old policy"),
@@ -138,8 +137,8 @@ ACCURACIES = [
     *((f"long, {loss}, noise 0.2", "long, TIS, noise 0.2") for loss in ("SC", "REINFORCE")),
     ("longer, GSPO", "longer, GRPO"),
     *(("stale, VESPO, tuned", f"stale, {loss}, tuned") for loss in ("CISPO", "SAPO")),
-    ("stale, VESPO, tuned", "GSPO 3e-4/4e-4, lr 4e-4"),
-    ("stale, GSPO, tuned", "GRPO 0.2/0.2, lr 2e-4"),
+    ("stale, VESPO, tuned", "stale, GSPO, lr 4e-4"),
+    ("stale, GSPO, tuned", "stale, GRPO, tuned"),
 ]
 # Name → label of the loss in the audit, and routing.
 LOSSES = {
