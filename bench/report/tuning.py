@@ -96,7 +96,7 @@ def drawn(rows: pd.DataFrame) -> DataFigure:
         best = rows[rows["best"] != ""].set_index("arm")[LEVEL].map(lambda estimate: estimate.mean)
         ranked = [[arm] for arm in best.sort_values(ascending=False).index] if apart else [list(looks_of)]
         starts = {start.mean: start for start in rows["start"]}.values()
-        for axis, arms in zip(axes, ranked, strict=False):
+        for axis, arms in zip(axes, ranked, strict=True):
             if apart:
                 axis.set_title(arms[0])
                 for _, other in rows[rows["arm"] != arms[0]].groupby("arm"):
@@ -127,7 +127,9 @@ def _panels(count: int) -> tuple[DataFigure, list[Axes]]:
     figure, axes = style.panels(rows, _COLUMNS, 1.3 * rows + 0.3, style.TWO_COLUMNS, sharex=True, sharey=True)
     for axis in axes[count:]:
         axis.remove()
-    return figure, axes
+    for axis in axes[max(0, count - _COLUMNS) : count]:  # the lowest of each column
+        axis.tick_params(labelbottom=True)
+    return figure, axes[:count]
 
 
 def _line(axis: Axes, arm: str, its: pd.DataFrame, look: looks.Look, shift: float) -> None:

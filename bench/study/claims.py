@@ -247,8 +247,11 @@ class Contrast(NamedTuple):
 
     def sign(self, study: Recorded, tuned: bool = False) -> tuple[list[Measurement], str]:
         """Return the differences, and right, wrong, open or not run (docs/claims.md, "Published contrasts")."""
+        effects = self.tuned if tuned else self.effects
+        if not effects:
+            return [], ""
         try:
-            measured = [effect(study) for effect in (self.tuned if tuned else self.effects)]
+            measured = [effect(study) for effect in effects]
         except (NotRun, NoNumber):
             return [], "not run"
         if all(each.estimate.low > 0 for each in measured):

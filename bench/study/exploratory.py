@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from steadymoe.bench.report import tuning
 from steadymoe.bench.score.arms import DRIFT, GRPO, GSPO, GSPO_R2, OTHERS, PAPERS, PAPERS_R2, WIDE
 from steadymoe.bench.score.recorded import NONE, Arm, Audited, Recorded
 from steadymoe.bench.statistics.comparisons import unpaired_ratio
@@ -27,6 +28,7 @@ _IN_MEAN_REWARD: dict[str, tuple[Arm, Arm]] = {
     "15 b": (arms.BALANCED, PAPERS_R2),
     "16 c": (GSPO, WIDE),
 }
+_STALE_RATE = 8e-4  # conf/experiment/stale.yaml
 # The rollouts that the tuning compared: the steps that count of 192 updates.
 _TUNED_OVER = 7
 
@@ -98,6 +100,7 @@ def found(study: Recorded) -> dict[str, Any]:
             for name, arm in arms.LONG_BEST.items()
         },
         "at_stale": _tuned_at_stale(study),
+        "order": f"{_rank_correlation(study):.2f}",
         "spread": {
             "high": reward(OTHERS["vespo"], OTHERS["sapo"]),
             "tuned": reward(arms.STALE_BEST["vespo"], arms.STALE_BEST["sapo"]),
@@ -118,7 +121,7 @@ def found(study: Recorded) -> dict[str, Any]:
 
 
 def _tuned_at_stale(study: Recorded) -> str:
-    """Held-out accuracy of each loss of ``STALE_BEST`` that has run less GRPO's, the highest first, in words."""
+    """Held-out accuracy of each loss of ``STALE_BEST`` less GRPO's, the highest first, in words."""
     of = "held-out accuracy"
     leads = {
         arm.label.split(", ")[1]: paired(study, of, arm, arms.STALE_BEST["grpo"]).estimate
@@ -126,6 +129,15 @@ def _tuned_at_stale(study: Recorded) -> str:
         if name != "grpo"
     }
     return ", ".join(f"{label} {leads[label]}" for label in sorted(leads, key=lambda label: -leads[label].mean))
+
+
+def _rank_correlation(study: Recorded) -> float:
+    """Spearman's correlation of the levels at the rate of *stale* (``stale_tuning``) with those of ``STALE_BEST``."""
+    recorded = study.experiment("stale_tuning")
+    rows = tuning.table(recorded["runs"], recorded["steps"])
+    high = rows[rows["learning rate"] == _STALE_RATE].set_index("algorithm")[tuning.LEVEL].map(lambda level: level.mean)
+    best = pd.Series({name: float(study.held_out(arm).mean()) for name, arm in arms.STALE_BEST.items()})
+    return float(high.corr(best, method="spearman"))
 
 
 # --- what R2 does ----------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ class Verdicts:
     @cached_property
     def levels(self) -> dict[int, pd.DataFrame]:
         """``tuning.table`` of each claim whose arms were tuned for it, by number, where any of its runs has ended."""
-        tuned = {claim.number: levels(self.study, claim.tuning) for claim in CLAIMS if claim.tuning}
+        tuned = {claim.number: levels_over_rates(self.study, claim.tuning) for claim in CLAIMS if claim.tuning}
         return {number: rows for number, rows in tuned.items() if len(rows)}
 
     def outcomes_in(self, unit: str) -> pd.DataFrame:
@@ -197,7 +197,7 @@ class Verdicts:
         ]
 
 
-def levels(study: Recorded, experiment: str) -> pd.DataFrame:
+def levels_over_rates(study: Recorded, experiment: str) -> pd.DataFrame:
     """Return ``tuning.table`` of an experiment, empty where nothing has run."""
     recorded = study.experiment(experiment)
     return tuning.table(recorded["runs"], recorded["steps"]) if len(recorded["runs"]) else pd.DataFrame()
@@ -218,8 +218,8 @@ def contrasts(study: Recorded) -> pd.DataFrame:
 
 
 def _tuned(measured: Sequence[Measurement], sign: str) -> str:
-    """The differences of tuned losses with their sign; "–" where there are none."""
-    return f"{'; '.join(map(str, measured))}: {sign}" if measured else "–"
+    """The differences of tuned losses with their sign; "–" for a contrast without them."""
+    return f"{'; '.join(map(str, measured))}: {sign}" if measured else sign or "–"
 
 
 def dose_rows(study: Recorded, doses: Sequence[Dose]) -> pd.DataFrame:
