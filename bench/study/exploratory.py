@@ -120,6 +120,12 @@ def found(study: Recorded) -> dict[str, Any]:
     }
 
 
+def levels_over_rates(study: Recorded, experiment: str) -> pd.DataFrame:
+    """Return ``tuning.table`` of an experiment, empty where nothing has run."""
+    recorded = study.experiment(experiment)
+    return tuning.table(recorded["runs"], recorded["steps"]) if len(recorded["runs"]) else pd.DataFrame()
+
+
 def _tuned_at_stale(study: Recorded) -> str:
     """Held-out accuracy of each loss of ``STALE_BEST`` less GRPO's, the highest first, in words."""
     of = "held-out accuracy"
@@ -133,8 +139,7 @@ def _tuned_at_stale(study: Recorded) -> str:
 
 def _rank_correlation(study: Recorded) -> float:
     """Spearman's correlation of the levels at the rate of *stale* (``stale_tuning``) with those of ``STALE_BEST``."""
-    recorded = study.experiment("stale_tuning")
-    rows = tuning.table(recorded["runs"], recorded["steps"])
+    rows = levels_over_rates(study, "stale_tuning")
     high = rows[rows["learning rate"] == _STALE_RATE].set_index("algorithm")[tuning.LEVEL].map(lambda level: level.mean)
     best = pd.Series({name: float(study.held_out(arm).mean()) for name, arm in arms.STALE_BEST.items()})
     return float(high.corr(best, method="spearman"))

@@ -19,7 +19,7 @@ from steadymoe.bench.study.arms import DISTANCE, FIRST_TESTBED, ON_POLICY, TUNED
 from steadymoe.bench.study.claims import CLAIMS, LEGS, Claim, findings
 from steadymoe.bench.study.effects import NoNumber, best_setting
 from steadymoe.bench.study.gates import LEAST_KEPT, Gate, designs, kept, realism, seconds_an_update
-from steadymoe.bench.study.verdicts import DRAWN, SPECS, Verdicts, dose_rows, levels_over_rates, outcome_rows
+from steadymoe.bench.study.verdicts import DRAWN, SPECS, Verdicts, dose_rows, outcome_rows
 
 # A page that is named in a claim's limits, and its link from the page of claims.
 _LINKED, _LINK = re.compile(r"\bdocs/((\w+)\.md)"), r"[\2](\1)"
@@ -90,7 +90,7 @@ def _claims(study: Recorded, verdicts: Verdicts) -> dict[str, Any]:
         "explored": explored,
         "doses": lambda claim: shown_doses(dose_rows(study, claim.doses)),
         "distances": _distances(study),
-        "baseline": levels_over_rates(study, "stale_baseline"),
+        "baseline": exploratory.levels_over_rates(study, "stale_baseline"),
         "replay": exploratory.replay_numbers(verdicts.replayed) if len(verdicts.replayed) else {},
     }
 

@@ -163,8 +163,10 @@ class Verdicts:
     @cached_property
     def levels(self) -> dict[int, pd.DataFrame]:
         """``tuning.table`` of each claim whose arms were tuned for it, by number, where any of its runs has ended."""
-        tuned = {claim.number: levels_over_rates(self.study, claim.tuning) for claim in CLAIMS if claim.tuning}
-        return {number: rows for number, rows in tuned.items() if len(rows)}
+        tuned = {
+            claim.number: exploratory.levels_over_rates(self.study, claim.tuning) for claim in CLAIMS if claim.tuning
+        }
+        return {number: rows for number, rows in levels.items() if len(rows)}
 
     def outcomes_in(self, unit: str) -> pd.DataFrame:
         """Return the outcomes of one unit that have a number, for their figure."""
@@ -195,12 +197,6 @@ class Verdicts:
             for claim in CLAIMS
             if claim.number in self.drawn
         ]
-
-
-def levels_over_rates(study: Recorded, experiment: str) -> pd.DataFrame:
-    """Return ``tuning.table`` of an experiment, empty where nothing has run."""
-    recorded = study.experiment(experiment)
-    return tuning.table(recorded["runs"], recorded["steps"]) if len(recorded["runs"]) else pd.DataFrame()
 
 
 def contrasts(study: Recorded) -> pd.DataFrame:

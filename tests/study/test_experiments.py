@@ -91,11 +91,8 @@ def test_each_part_has_the_seeds_of_the_protocol() -> None:
     for row in (*PARTS["reference"], *PARTS["settings"]):
         allowed = range(300, 330) if row.audits else range(10)
         allowed = range(200, 230) if row in PARTS["settings"] else allowed
-        allowed = (
-            range(100, 120)
-            if row.name in ("study_tuning", "stale_tuning", "stale_baseline", "first_testbed")
-            else allowed
-        )
+        tunes = row.name in ("study_tuning", "stale_tuning", "stale_baseline", "first_testbed")
+        allowed = range(100, 120) if tunes else allowed
         assert set(row.seeds) <= set(allowed), row.name
 
 
