@@ -163,10 +163,9 @@ class Verdicts:
     @cached_property
     def levels(self) -> dict[int, pd.DataFrame]:
         """``tuning.table`` of each claim whose arms were tuned for it, by number, where any of its runs has ended."""
-        tuned = {
-            claim.number: exploratory.levels_over_rates(self.study, claim.tuning) for claim in CLAIMS if claim.tuning
-        }
-        return {number: rows for number, rows in levels.items() if len(rows)}
+        tunings = {claim.number: claim.tuning for claim in CLAIMS if claim.tuning}
+        tuned = {number: exploratory.levels_over_rates(self.study, name) for number, name in tunings.items()}
+        return {number: rows for number, rows in tuned.items() if len(rows)}
 
     def outcomes_in(self, unit: str) -> pd.DataFrame:
         """Return the outcomes of one unit that have a number, for their figure."""
