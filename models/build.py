@@ -48,7 +48,8 @@ _WITHOUT_EFFECT = {
 # A larger number of layers, experts or units is a typing error, and transformers makes lists of that length.
 _LARGEST = 100_000
 
-# Implementations of experts, by their names in transformers' registry; the default first.
+# Implementations of experts, by their names in transformers' registry; the default first. The same list stands in
+# bench/config/schema.py, which does not import transformers.
 EXPERTS = ("grouped_mm", "eager", megablocks.NAME)
 
 

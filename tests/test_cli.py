@@ -25,7 +25,6 @@ from steadymoe.bench import cli
 from steadymoe.bench.config import compose, fits, identity, validate
 from steadymoe.bench.runs import dry, execute, launch, progress, record
 from steadymoe.bench.support import atomic_files, revision
-from steadymoe.bench.training import cold_start
 
 
 def steadymoe(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -570,12 +569,12 @@ def test_a_run_remembers_its_best_reward_and_a_cold_start_is_told_while_it_is_ma
     shown = io.StringIO()
     with record.Record(made.folder, execute._facts(made)) as folder:
         checks = [(25, 0.125, 130.0), (50, 0.25, 61.0)]
-        folder.update(status="running", progress=dict(zip(cold_start.CHECK, checks[0], strict=True)))
+        folder.update(status="running", progress=dict(zip(progress.CHECK, checks[0], strict=True)))
         stop = threading.Event()
         thread = threading.Thread(target=progress._show_lines, args=([made], Console(file=shown), stop))
         thread.start()
         wait_for("25 updates", shown)
-        folder.update(progress=dict(zip(cold_start.CHECK, checks[1], strict=True)))
+        folder.update(progress=dict(zip(progress.CHECK, checks[1], strict=True)))
         wait_for("50 updates", shown)
         stop.set()
         thread.join()

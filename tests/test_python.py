@@ -1,6 +1,7 @@
 """The way in from Python: what docs/commands.md shows, and that the command line means the same."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,15 @@ from matplotlib.figure import Figure
 from test_execute import SMALL
 
 from steadymoe import bench
-from steadymoe.bench.config import compose
+from steadymoe.bench.config import compose, schema
 from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.report.figures import CannotDraw
 from steadymoe.bench.report.report_page import NothingToReport
 from steadymoe.bench.runs import lifecycle, record
+from steadymoe.models import build
 
 ROOT = Path(__file__).parent.parent
+RECORDED = ROOT / "tests" / "recorded" / "results"
 # What the page's run takes, in place of its own size.
 TINY = [*(word for word in SMALL if not word.startswith(("steps=", "model=micro"))), "model=micro", "steps=2", "seed=0"]
 
@@ -103,3 +106,27 @@ def test_importing_the_package_and_the_command_line_is_cheap() -> None:
     package, command_line = (set(line.split()) for line in done.splitlines())
     heavy = {"torch", "transformers", "hydra", "matplotlib", "pandas", "scipy", "jinja2"}
     assert not heavy & (package | command_line)
+
+
+WITHOUT_TORCH = ("status", "run --help", "run --dry algorithm=gspo,grpo seed=0,1 -m", "report --list")
+
+
+@pytest.mark.parametrize("command", WITHOUT_TORCH)
+def test_commands_that_train_nothing_do_not_import_torch(command: str, tmp_path: Path) -> None:
+    shutil.copytree(RECORDED, tmp_path / "results")
+    code = (
+        "import sys; from steadymoe.bench import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit as end: print('EXIT', end.code, *sys.modules)"
+    )
+    words = [sys.executable, "-c", code, *command.split()]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+    code, *modules = done.stdout.rpartition("EXIT ")[2].split()
+    assert code == "0", done.stderr
+    assert not {"torch", "transformers"} & set(modules)
+    if command == "status":
+        assert not {"pandas", "pyarrow", "hydra", "numpy"} & set(modules)
+
+
+def test_the_schema_knows_every_implementation_of_experts() -> None:
+    assert schema.EXPERTS == build.EXPERTS

@@ -15,9 +15,10 @@ from typing import Any
 from steadymoe.bench.config import branch, identity, overrides
 from steadymoe.bench.config.identity import flatten, short
 from steadymoe.bench.config.overrides import key_of
-from steadymoe.bench.config.schema import ConfigError, RunConfig, read
+from steadymoe.bench.config.schema import RunConfig, read
 from steadymoe.bench.config.validate import check
 from steadymoe.bench.support import atomic_files, external
+from steadymoe.bench.support.errors import ConfigError
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
 _OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
@@ -72,10 +73,13 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return [label(run, part) for run, part in zip(runs, parts, strict=True)]
 
 
-def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
-    """Return the runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError."""
+def plan(words: Sequence[str], multirun: bool = False, with_parts: bool = True) -> list[Run]:
+    """Return the runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError.
+
+    Without ``with_parts`` only names, types, bounds and fields are checked, and torch is not imported.
+    """
     with overrides.composing(words):
-        runs = [run(point) for point in overrides.points(words, multirun)]
+        runs = [run(point, with_parts) for point in overrides.points(words, multirun)]
     seen: set[Path] = set()
     for each in runs:
         if each.folder in seen:
@@ -84,8 +88,8 @@ def plan(words: Sequence[str], multirun: bool = False) -> list[Run]:
     return runs
 
 
-def run(words: Sequence[str]) -> Run:
-    """Compose and check one run from its overrides, in ``overrides.composing``."""
+def run(words: Sequence[str], with_parts: bool = True) -> Run:
+    """Compose and check one run from its overrides, in ``overrides.composing``; ``with_parts`` as in ``plan``."""
     plain, choices = _named(words)
     reference = overrides.reference(words)
     plain = _with_floats(_with_absolute_paths(plain), reference)
@@ -97,6 +101,10 @@ def run(words: Sequence[str]) -> Run:
         config, flat = read(plain), flatten(plain)
     _needed(config, choices)
     check(config, flat, reference)
+    if with_parts:
+        from steadymoe.bench.config import fits  # imports torch and transformers
+
+        fits.check(config)
     axes = identity.axes(flat, reference, choices)
     modules = [str(value).rpartition(".")[0] for key, value in flat.items() if key.endswith("_target_")]
     own = [word for word in words if not word.startswith(_OF_LAUNCHES)]

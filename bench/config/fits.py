@@ -1,4 +1,5 @@
-"""Whether a run fits: the prompts into the model's positions, the run into memory, the given weights into the model.
+"""Whether the parts of a run can be built and fit: loss, advantage, engine and model to each other, the prompts into
+the model's positions, the run into memory, the given weights into the model. All this takes torch and transformers.
 
 The bound of memory is a lower one: a run that it refuses cannot be made. It assumes that responses use their whole
 budget of tokens, and counts only tensors that must be in memory at the same time, at four bytes a number:
@@ -21,11 +22,15 @@ import torch
 from hydra.utils import instantiate
 from safetensors import SafetensorError, safe_open
 
+from steadymoe.algorithms import Traits
+from steadymoe.algorithms import build as build_class
 from steadymoe.bench.config import branch
-from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.config.schema import EXPERTS, RunConfig
+from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.seeding import numpy_generator
 from steadymoe.bench.tasks import Task
-from steadymoe.models import build, pretrained
+from steadymoe.models import build, compiled, megablocks, pretrained
+from steadymoe.models.engine import Engine, Truncated
 
 _TOKEN, _NUMBER = 8 + 8 + 4, 4
 # The files with a container's memory limit, in version 2 and version 1 of control groups.
@@ -34,7 +39,21 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 _PROMPTS = 64
 
 
-def check(config: RunConfig) -> tuple[Task, bool]:
+def check(config: RunConfig) -> None:
+    """Raise ConfigError, ValueError or TypeError, in one line, for parts that cannot be built or do not fit.
+
+    Errors of the classes that the config names are left to the caller.
+    """
+    _machine(config)
+    task, has_experts = of_task(config)
+    traits = config.objective().traits
+    _advantage(config, traits)
+    _engine(config, task, traits)
+    if not has_experts:
+        _dense(config, traits)
+
+
+def of_task(config: RunConfig) -> tuple[Task, bool]:
     """Return a run's task, and whether its model has routers.
 
     Raises ValueError, in one line, for what does not fit, and the errors of the task's class.
@@ -48,6 +67,73 @@ def check(config: RunConfig) -> tuple[Task, bool]:
     check_memory(config, task)
     _check_start(config, task)
     return task, routed
+
+
+def _machine(config: RunConfig) -> None:
+    """Raise ConfigError for a device, package or compiler that this machine does not have."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
+    if config.experts == megablocks.NAME and (why := megablocks.reason_against(config.device)) is not None:
+        raise ConfigError(f"experts={megablocks.NAME}: {why}")
+    if config.compile:
+        path = config.model.get("path")
+        family = pretrained.family(path) if path else build.config_class(config.model["config"]["_target_"])
+        why = compiled.reason_against(family, config.experts, config.device, config.precision)
+        if why is not None:
+            raise ConfigError(f"compile=true: {why}")
+
+
+def _advantage(config: RunConfig, traits: Traits) -> None:
+    """Raise an error if the advantage needs larger groups, or if dynamic sampling drops groups with a signal."""
+    advantage = build_class(config.used_advantage)
+    rewards_PG = torch.zeros(3, config.rollout.responses)
+    rewards_PG[1:, 0] = 1.0
+    rewards_PG[2] = 1.0
+    advantages_PG = advantage(rewards_PG, torch.ones_like(rewards_PG))
+    free = traits.zero_advantage_is_free and bool((advantages_PG[[0, 2]] == 0).all())
+    if config.algorithm.sampling.max_rollouts > 1 and not free:
+        raise ConfigError(
+            "algorithm.sampling.max_rollouts above 1 drops groups of equal rewards, and this algorithm or advantage "
+            "learns from these groups; set it to 1"
+        )
+
+
+def _engine(config: RunConfig, task: Task, traits: Traits) -> None:
+    """Raise ConfigError for a class that is no engine, and for a truncation that cuts nothing or breaks the loss."""
+    engine = build_class(config.engine)
+    if not isinstance(engine, Engine):
+        raise ConfigError(f"an engine is a steadymoe.models.engine.Engine; got {type(engine).__name__}")
+    if not engine.truncates:
+        return
+    words = len(task.tokenizer)
+    if isinstance(engine, Truncated) and engine.top_k >= words and "path" not in config.model:
+        raise ConfigError(f"engine.top_k={engine.top_k} leaves out nothing of {words} tokens; lower it, or set it to 0")
+    if traits.top_k:
+        raise ConfigError(
+            "this algorithm reads the sampler's most likely tokens, and a truncated sampler gives some of them "
+            "probability 0: choose another algorithm, or an engine that keeps every token"
+        )
+
+
+def _dense(config: RunConfig, traits: Traits) -> None:
+    """Raise ConfigError for a setting that acts on routers or experts, which a dense model does not have."""
+    routing, cold_start, usual = config.routing, config.cold_start, EXPERTS[0]
+    balanced = routing.aux_loss > 0 or routing.z_loss > 0 or routing.bias_speed > 0
+    if routing.replay != "none" or routing.freeze or balanced:
+        raise ConfigError("this model is dense and has no routers to replay, freeze or balance; use routing=off")
+    dials = {
+        "optimizer.router_factor": config.optimizer.router_factor != 1,
+        "cold_start.router_factor": cold_start.router_factor != 1,
+        "cold_start.aux_loss": cold_start.aux_loss > 0,
+        "cold_start.z_loss": cold_start.z_loss > 0,
+    }
+    for key, is_turned in dials.items():
+        if is_turned:
+            raise ConfigError(f"this model is dense and has no routers: {key} would have no effect; leave it out")
+    if config.experts != usual:
+        raise ConfigError(f"this model is dense: experts={config.experts} would have no effect; use experts={usual}")
+    if traits.routes:
+        raise ConfigError("this algorithm weighs tokens by their routers, and the model is dense; choose another")
 
 
 def has_experts(model: Mapping[str, Any]) -> bool:

@@ -15,19 +15,21 @@ from types import MappingProxyType
 from typing import Any
 
 import hydra
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, RangeSweep
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from steadymoe.algorithms import class_of, meant
 from steadymoe.bench.config.identity import flatten, is_name
-from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.support import blame, external
+from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.text import nearest
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -40,6 +42,15 @@ MOST_POINTS = 10_000
 
 # `experiment=name` → the command that composes it, of experiments that are no file.
 _COMMANDS: dict[str, tuple[str, ...]] = {}
+
+
+class SearchPath(SearchPathPlugin):
+    """The plugin through which Hydra learns of the configs outside the suite."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Add the folders' ``conf``, after the suite's own."""
+        for folder in external.confs():
+            search_path.append("steadymoe", f"file://{folder}")
 
 
 def add_experiment(name: str, node: Mapping[str, Any], command: tuple[str, ...]) -> None:
@@ -68,6 +79,8 @@ def composing(words: Sequence[str] = ()) -> Iterator[None]:
     """Let Hydra compose, with the user's configs. Errors about ``words`` become a ConfigError of one line."""
     with errors_in_one_line(words):
         external.activate(CONF)
+        if SearchPath not in Plugins.instance().discover(SearchPathPlugin):
+            Plugins.instance().register(SearchPath)
     started: AbstractContextManager[object] = nullcontext()
     if not GlobalHydra.instance().is_initialized():
         started = hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3")
@@ -301,6 +314,8 @@ def _choices(unknown: str, words: Sequence[str]) -> str:
 
 def _of_loss(unknown: str, words: Sequence[str]) -> str:
     """Return what could have been meant by a field that the YAML of a loss, or of its host, does not have."""
+    from steadymoe.algorithms import class_of, meant  # imports torch
+
     parent, _, name = unknown.rpartition(".")
     named = [word for word in words if word.partition("=")[0] in ("algorithm", "hydra.searchpath")]
     swept = [word for word in named if word.startswith("algorithm=") and set(word) & set(",(")]

@@ -4,13 +4,15 @@
 ``RunConfig`` of a composed config.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
@@ -20,37 +22,27 @@ from pydantic import (
     ValidationError,
 )
 
-from steadymoe.algorithms import build
-from steadymoe.algorithms.objective import KL, Objective
-from steadymoe.bench.support.errors import UserError
-from steadymoe.models.build import EXPERTS
+from steadymoe.bench.support.errors import ConfigError
 
+if TYPE_CHECKING:
+    from steadymoe.algorithms.objective import Objective
+
+# Implementations of experts, by their names in transformers' registry; the default first.
+EXPERTS = ("grouped_mm", "eager", "megablocks")
 # A larger whole number does not fit torch or a table's column.
 _LARGEST = 2**63 - 1
 # A run of more steps would not see its end: the recorded runs have at most a few hundred.
 _MOST_STEPS = 1_000_000
 # OpenMP crashes the process where it cannot create this many threads.
 _MOST_THREADS = 1024
-
-
-class ConfigError(UserError):
-    """The config cannot be run. The message is one line and names the valid choices."""
+# Raised when training/cold_start.py makes another cold start of the same config.
+_COLD_START_VERSION = 1
 
 
 def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(set(values)) < len(values):
         raise ValueError("must not repeat a value")
     return values
-
-
-def _kl(fields: Any) -> Any:
-    """Build the KL term like a class that a ``_target_`` names, which checks its fields."""
-    if not isinstance(fields, Mapping):
-        return fields
-    try:
-        return build({**fields, "_target_": f"{KL.__module__}.{KL.__name__}"})
-    except TypeError as error:
-        raise ValueError(str(error)) from error
 
 
 def _one_of(*choices: str) -> AfterValidator:
@@ -99,12 +91,21 @@ class Overlong(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KLTerm(_Group):
+    """The fields of ``algorithms.objective.KL``."""
+
+    coefficient: NotNegative
+    estimator: Annotated[str, _one_of("k1", "k2", "k3")]
+    place: Annotated[str, _one_of("loss", "reward")]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Algorithm(_Group):
     """A loss, its advantage, and what can be added to any loss."""
 
     loss: Mapping[str, Any]
     advantage: Mapping[str, Any] | None = None
-    kl: Annotated[KL, BeforeValidator(_kl)]
+    kl: KLTerm
     entropy_bonus: NotNegative
     correction: str | None
     updates_per_rollout: Count | None
@@ -267,14 +268,34 @@ class RunConfig(_Group):
         """The advantage that is chosen, or else the algorithm's own; a config without either is refused."""
         return self.advantage or self.algorithm.advantage or {}
 
-    def objective(self) -> Objective:
-        """Build the loss with its correction, KL term and bonus.
+    @property
+    def has_own_cold_start(self) -> bool:
+        """Whether a run of this config begins with a cold start that is trained for it or taken from the cache."""
+        return self.cold_start.path is None and "path" not in self.model and self.start_from is None
+
+    @property
+    def cold_start_fingerprint(self) -> str:
+        """The hash that names a cold start: of all that goes into it, the libraries' versions too."""
+        parts: dict[str, Any] = {"model": self.model, "task": self.task, "cold_start": asdict(self.cold_start)}
+        parts |= {key: getattr(self, key) for key in ("seed", "device", "precision", "threads", "experts")}
+        parts |= {"procedure": _COLD_START_VERSION} | {name: version(name) for name in ("torch", "transformers")}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def objective(self) -> "Objective":
+        """Build the loss with its correction, KL term and bonus; this imports torch.
 
         Raises TypeError or ValueError for numbers that their classes refuse.
         """
+        from steadymoe.algorithms import build
+        from steadymoe.algorithms.objective import KL, Objective
+
         algorithm = self.algorithm
-        loss, correction = build(algorithm.loss), build(self.correction)
-        return Objective(loss=loss, correction=correction, kl=algorithm.kl, entropy_bonus=algorithm.entropy_bonus)
+        return Objective(
+            loss=build(algorithm.loss),
+            correction=build(self.correction),
+            kl=KL(**asdict(algorithm.kl)),
+            entropy_bonus=algorithm.entropy_bonus,
+        )
 
 
 _CONFIG, _TUNING = TypeAdapter(RunConfig), TypeAdapter(Tuning)

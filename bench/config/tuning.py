@@ -7,7 +7,8 @@ from omegaconf import OmegaConf
 
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.overrides import key_of, settings, swept
-from steadymoe.bench.config.schema import ConfigError, read, read_tuning
+from steadymoe.bench.config.schema import read, read_tuning
+from steadymoe.bench.support.errors import ConfigError
 
 RATE = "optimizer.learning_rate"
 

@@ -1,5 +1,5 @@
-"""Whether a composed config can be run, beyond the types and bounds of ``schema``: fields that do not fit each other,
-a model that does not fit its task, missing files, packages, memory and devices. Every refusal is one line.
+"""Whether the fields of a composed config fit each other, beyond the types and bounds of ``schema``, and whether its
+files and packages are there. Every refusal is one line. ``fits`` checks what takes torch: losses, models, memory.
 """
 
 import math
@@ -9,16 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from steadymoe.algorithms import Traits, build
-from steadymoe.bench.config import fits
 from steadymoe.bench.config.identity import LONGEST_NAME
-from steadymoe.bench.config.schema import ConfigError, RunConfig
-from steadymoe.bench.tasks import Task
-from steadymoe.models import compiled, megablocks, pretrained
-from steadymoe.models.build import EXPERTS, config_class
-from steadymoe.models.engine import Engine, Truncated
+from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.support.errors import ConfigError
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}
 # Groups outside the schema. Other classes read them, and their YAML gives the types.
@@ -29,22 +22,16 @@ _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.
 
 
 def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the first fault of the fields, of the machine, or of the parts that they describe.
+    """Raise ConfigError for the first field that does not fit.
 
     ``flat`` is the config as plain values by dotted keys. ``reference`` holds the same named configs without overrides,
-    also by dotted keys. Errors of the classes that the config names are left to the caller.
+    also by dotted keys.
     """
     _as_in_yaml(flat, reference)
     _relations(config)
     _places(config)
-    _machine(config)
-    task, has_experts = fits.check(config)
-    traits = config.objective().traits
-    _advantage(config, traits)
-    _engine(config, task, traits)
+    _log(config)
     _names(flat, reference)
-    if not has_experts:
-        _dense(config, traits)
 
 
 def _as_in_yaml(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
@@ -120,55 +107,12 @@ def _places(config: RunConfig) -> None:
         raise ConfigError(f"results_dir={config.results_dir} cannot be written: {place} is no writable folder")
 
 
-def _machine(config: RunConfig) -> None:
-    """Raise ConfigError for a device, package or compiler that this machine does not have."""
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
+def _log(config: RunConfig) -> None:
     if config.log is not None:
         try:
             version(config.log)  # an import would also accept a folder of this name
         except PackageNotFoundError as error:
             raise ConfigError(f"log={config.log} needs its package: pip install 'steadymoe[{config.log}]'") from error
-    if config.experts == megablocks.NAME and (why := megablocks.reason_against(config.device)) is not None:
-        raise ConfigError(f"experts={megablocks.NAME}: {why}")
-    if config.compile:
-        model = config.model
-        family = pretrained.family(model["path"]) if "path" in model else config_class(model["config"]["_target_"])
-        why = compiled.reason_against(family, config.experts, config.device, config.precision)
-        if why is not None:
-            raise ConfigError(f"compile=true: {why}")
-
-
-def _advantage(config: RunConfig, traits: Traits) -> None:
-    """Raise an error if the advantage needs larger groups, or if dynamic sampling drops groups with a signal."""
-    advantage = build(config.used_advantage)
-    rewards_PG = torch.zeros(3, config.rollout.responses)
-    rewards_PG[1:, 0] = 1.0
-    rewards_PG[2] = 1.0
-    advantages_PG = advantage(rewards_PG, torch.ones_like(rewards_PG))
-    free = traits.zero_advantage_is_free and bool((advantages_PG[[0, 2]] == 0).all())
-    if config.algorithm.sampling.max_rollouts > 1 and not free:
-        raise ConfigError(
-            "algorithm.sampling.max_rollouts above 1 drops groups of equal rewards, and this algorithm or advantage "
-            "learns from these groups; set it to 1"
-        )
-
-
-def _engine(config: RunConfig, task: Task, traits: Traits) -> None:
-    """Raise ConfigError for a class that is no engine, and for a truncation that cuts nothing or breaks the loss."""
-    engine = build(config.engine)
-    if not isinstance(engine, Engine):
-        raise ConfigError(f"an engine is a steadymoe.models.engine.Engine; got {type(engine).__name__}")
-    if not engine.truncates:
-        return
-    words = len(task.tokenizer)
-    if isinstance(engine, Truncated) and engine.top_k >= words and "path" not in config.model:
-        raise ConfigError(f"engine.top_k={engine.top_k} leaves out nothing of {words} tokens; lower it, or set it to 0")
-    if traits.top_k:
-        raise ConfigError(
-            "this algorithm reads the sampler's most likely tokens, and a truncated sampler gives some of them "
-            "probability 0: choose another algorithm, or an engine that keeps every token"
-        )
 
 
 def _names(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
@@ -177,24 +121,3 @@ def _names(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
         if flat.get(key) != reference.get(key):
             group = key.partition(".")[0]
             raise ConfigError(f"{key} is what the name of the {group} stands for; choose another {group} in its place")
-
-
-def _dense(config: RunConfig, traits: Traits) -> None:
-    """Raise ConfigError for a setting that acts on routers or experts, which a dense model does not have."""
-    routing, cold_start, usual = config.routing, config.cold_start, EXPERTS[0]
-    balanced = routing.aux_loss > 0 or routing.z_loss > 0 or routing.bias_speed > 0
-    if routing.replay != "none" or routing.freeze or balanced:
-        raise ConfigError("this model is dense and has no routers to replay, freeze or balance; use routing=off")
-    dials = {
-        "optimizer.router_factor": config.optimizer.router_factor != 1,
-        "cold_start.router_factor": cold_start.router_factor != 1,
-        "cold_start.aux_loss": cold_start.aux_loss > 0,
-        "cold_start.z_loss": cold_start.z_loss > 0,
-    }
-    for key, is_turned in dials.items():
-        if is_turned:
-            raise ConfigError(f"this model is dense and has no routers: {key} would have no effect; leave it out")
-    if config.experts != usual:
-        raise ConfigError(f"this model is dense: experts={config.experts} would have no effect; use experts={usual}")
-    if traits.routes:
-        raise ConfigError("this algorithm weighs tokens by their routers, and the model is dense; choose another")

@@ -7,10 +7,8 @@ keep (``archive``), the bounds of intervals, the direction of early warnings, an
 Timing columns end in ``_seconds`` or ``_per_second``; with ``threads=1`` they alone differ between two runs of one
 config."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
-
-import pyarrow as pa
 
 # A step of torch.linspace in fp32, from whose edges every recorded histogram was counted.
 _FP32_BIN = 0.05000000074505806
@@ -22,7 +20,7 @@ LOG10_VARIANCE_EDGES = tuple(-8 + i / 4 for i in range(33))
 VARIANCE_EDGES = tuple(10.0**exponent for exponent in LOG10_VARIANCE_EDGES)
 _LOG_RATIO_BINS = f"below −1, {len(LOG_RATIO_EDGES) - 1} bins of 0.05, above 1"
 _VARIANCE_BINS = f"below 1e-8, {len(VARIANCE_EDGES) - 1} bins of a quarter of a decade, above 1"
-_COUNTS = pa.list_(pa.int64())
+_COUNTS = "list<int64>"
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ class Column:
     """What the header of a table calls it (``short``); its label where none is given."""
     unit: str = ""
     """Of its numbers; none for shares, ratios, counts and scores."""
-    type: pa.DataType = field(default_factory=pa.float64)
-    """On disk."""
+    type: Literal["float64", "int64", "string", "list<int64>"] = "float64"
+    """On disk, by Arrow's name."""
     over_updates: Literal["mean", "largest", "least", "from the mean moments"] = "mean"
     """How a step reduces the numbers of its updates; of columns of updates alone."""
     worse: Literal["higher", "lower"] = "higher"
@@ -50,7 +48,7 @@ class Column:
     """Whether archives keep it: tables and figures are made from it."""
 
 
-_STEP_KEY = Column("step", "rollout, from 1", type=pa.int64())
+_STEP_KEY = Column("step", "rollout, from 1", type="int64")
 # fmt: off
 UPDATE = (
     Column("loss", "the minimised loss (the negative objective, with the router's auxiliary loss if any)"),
@@ -211,9 +209,9 @@ STEP = (
 )
 # Sums over a step.
 COUNTS = (
-    Column("response_tokens", "response tokens trained on", unit="tokens", type=pa.int64()),
+    Column("response_tokens", "response tokens trained on", unit="tokens", type="int64"),
     Column("tokens_sampled", "sampled response tokens, including dropped groups",
-           unit="tokens", type=pa.int64(), kept=True),
+           unit="tokens", type="int64", kept=True),
     Column("token_ratio_histogram",
            "counts of log π_θ/π_old over the step's updates: " + _LOG_RATIO_BINS, type=_COUNTS),
     Column("sequence_log_ratio_variance_histogram",
@@ -247,21 +245,21 @@ LAYER = (
 )
 # fmt: on
 EVALUATION = (
-    Column("step", "steps trained so far; 0 is the cold start", type=pa.int64()),
-    Column("prompt", "held-out prompt", type=pa.string()),
+    Column("step", "steps trained so far; 0 is the cold start", type="int64"),
+    Column("prompt", "held-out prompt", type="string"),
     Column("score", "reward of the sampled response", worse="lower", share=True),
     Column("score_permuted", "the same if every token runs the experts of another token", worse="lower", share=True),
 )
 
 TAIL = (
-    Column("response", "response of the probe's sample, from 0", type=pa.int64()),
-    Column("position", "token of the response, from 0", type=pa.int64()),
-    Column("token", "the token's text", type=pa.string()),
+    Column("response", "response of the probe's sample, from 0", type="int64"),
+    Column("position", "token of the response, from 0", type="int64"),
+    Column("token", "the token's text", type="string"),
     Column("entropy", "entropy of the next-token distribution before the step's updates", unit="nats", worse="lower"),
     Column("logprob", "log π_old of the token", unit="nats"),
     Column("log_ratio", "log π_θ/π_old of the token", unit="nats"),
     Column("log_ratio_pinned", "the same with the pre-update routes forced", unit="nats"),
-    Column("layers_changed", "MoE layers in which the token's set of experts differs", type=pa.int64()),
+    Column("layers_changed", "MoE layers in which the token's set of experts differs", type="int64"),
 )
 
 
@@ -270,10 +268,10 @@ def tables() -> dict[str, dict[str, Column]]:
     of_updates = [replace(each, meaning=f"{each.meaning}; {each.over_updates} of the updates") for each in UPDATE]
     known = {each.name: each for each in (*UPDATE, *STEP)}
     of_layers = [replace(known.get(each.name, each), meaning=each.meaning) for each in LAYER]
-    update = Column("update", "gradient update within the step, from 1", type=pa.int64())
+    update = Column("update", "gradient update within the step, from 1", type="int64")
     layer_keys = (
         replace(update, meaning="gradient update from 1; 0 is the rollout before the first"),
-        Column("layer", "MoE layer, from 0", type=pa.int64()),
+        Column("layer", "MoE layer, from 0", type="int64"),
     )
     rows = {
         "steps": (_STEP_KEY, *STEP, *of_updates, *COUNTS),

@@ -6,8 +6,6 @@ python -m steadymoe.bench.measurement.columns_page docs/metrics.md
 import sys
 from pathlib import Path
 
-import pyarrow as pa
-
 from steadymoe.bench.measurement import columns
 
 HEADING = "\n## Columns\n"
@@ -35,7 +33,7 @@ def to_markdown(table: str) -> str:
         if table == "steps" and column.name in of_updates:
             continue
         # Keys, counts and timings warn of nothing.
-        is_silent = column.type != pa.float64() or column.name.endswith(("_seconds", "_per_second"))
+        is_silent = column.type != "float64" or column.name.endswith(("_seconds", "_per_second"))
         warns = "" if is_silent else "falls" if column.worse == "lower" else "rises"
         unit = "0 to 1" if column.share else column.unit
         reduced = column.over_updates if column.name in of_updates else ""

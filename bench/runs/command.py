@@ -13,7 +13,7 @@ from filelock import Timeout
 from steadymoe.bench.config import branch, compose, identity, tuning
 from steadymoe.bench.config.compose import ConfigError, Run
 from steadymoe.bench.config.overrides import at_once, command_of, swept
-from steadymoe.bench.runs import dry, execute, launch, lifecycle, outcome, progress, provenance, record
+from steadymoe.bench.runs import launch, lifecycle, outcome, progress, provenance, record
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import visible
 
@@ -34,7 +34,7 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
     sweep = [*(["--tune"] if flags.tune else ["-m"] if flags.multirun else []), *flags.overrides]
     if flags.tune:
         flags.overrides, flags.multirun = tuning.overrides(flags.overrides), True
-    requested = compose.plan(flags.overrides, flags.multirun)
+    requested = compose.plan(flags.overrides, flags.multirun, with_parts=not flags.dry)
     if flags.tune:
         tuning.check(requested)
     if flags.cfg or flags.info:
@@ -44,6 +44,8 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
     states = refuse_others(requested, may_redo=flags.redo)
     runs = _failed(requested, states) if flags.retry_failed else requested
     if flags.dry:
+        from steadymoe.bench.runs import dry  # pandas, which no other command needs
+
         processes = at_once(flags.overrides, flags.multirun)
         _print(*dry.lines(runs, len(requested) - len(runs), processes))
         return 0
@@ -147,7 +149,7 @@ def make_one(run: Run) -> str:
     """
     refuse_others([run])
     _begin([run])
-    return execute.execute(run)
+    return launch.execute(run)
 
 
 def refuse_others(runs: Sequence[Run], may_redo: bool = False) -> States:
@@ -155,7 +157,7 @@ def refuse_others(runs: Sequence[Run], may_redo: bool = False) -> States:
 
     Raises ConfigError where a folder holds a run of another config or, without ``may_redo``, ended by other code.
     """
-    return {run.folder: execute.state_of(run, may_redo) for run in runs}
+    return {run.folder: record.state_of(run, may_redo) for run in runs}
 
 
 def redo(runs: Sequence[Run]) -> list[str]:

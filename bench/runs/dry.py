@@ -9,8 +9,7 @@ import pandas as pd
 
 from steadymoe.bench.config.compose import Run
 from steadymoe.bench.config.identity import flatten
-from steadymoe.bench.runs import execute, provenance, record
-from steadymoe.bench.training import cold_start
+from steadymoe.bench.runs import provenance, record
 
 # The settings that decide the time of a step. Losses cost little next to a forward, so an algorithm counts only with
 # its ``sampling``.
@@ -41,7 +40,8 @@ def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]
     parts += [f"{skipped} skipped"] if skipped else []
     to_make = [run for run in runs if states[run.folder].status not in (*record.ENDED, "running")]
     summary = f"{len(runs) + skipped} runs: {', '.join(parts)}"
-    return [summary, _minutes(to_make, states, processes)] if to_make else [summary]
+    unchecked = "losses, models and memory are checked when the command runs, before anything is written"
+    return [summary, _minutes(to_make, states, processes), unchecked] if to_make else [summary]
 
 
 def _minutes(runs: Sequence[Run], states: Mapping[Path, record.State], processes: int | None) -> str:
@@ -93,8 +93,8 @@ def _guess(run: Run, reference: pd.DataFrame) -> float | None:
 
 def _cold_starts(runs: Sequence[Run]) -> str:
     """Name the cold starts that must be trained before the steps; the pace does not contain them."""
-    configs = [run.config for run in runs if execute.makes_cold_start(run.config)]
-    files = {Path(config.results_dir) / "cold_starts" / f"{cold_start.fingerprint(config)}.json" for config in configs}
+    configs = [run.config for run in runs if run.config.has_own_cold_start]
+    files = {Path(config.results_dir) / "cold_starts" / f"{config.cold_start_fingerprint}.json" for config in configs}
     absent = sum(not file.exists() for file in files)
     return f", plus {absent} cold starts" if absent else ""
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from steadymoe.bench.config import branch, compose, identity
 from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.runs import lifecycle, loggers, provenance, record
+from steadymoe.bench.runs import loggers, progress, provenance, record
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.statistics.collapse import Rule, detect
 from steadymoe.bench.support import blame
@@ -24,17 +24,6 @@ from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build, pretrained
 
 
-def state_of(run: compose.Run, may_redo: bool = True) -> record.State:
-    """Return the state of the run's folder.
-
-    Raises ConfigError if it holds a run of another config or, without ``may_redo``, a run that other code has ended.
-    """
-    state = record.look(run.folder)
-    now = {"config_hash": run.config_hash, "config": run.plain}
-    lifecycle.refuse(run.folder, state.facts or None, now, may_redo or not state.has_ended)
-    return state
-
-
 def execute(run: compose.Run) -> str:
     """Bring a run to its end, from its checkpoint if it has one, and return its status.
 
@@ -42,13 +31,13 @@ def execute(run: compose.Run) -> str:
     exception inside a run is written to ``run.json`` as ``failed`` and does not stop other runs. Raises ConfigError if
     the folder holds a run of another config.
     """
-    state = state_of(run)
+    state = record.state_of(run)
     if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
         return state.status
     try:
         with Record(run.folder, _facts(run)) as recorded:
             # Check again under the lock: another process may have ended the run meanwhile.
-            state = state_of(run)
+            state = record.state_of(run)
             if state.has_ended:
                 return state.status
             if state.damage is not None:
@@ -77,7 +66,7 @@ def _train(run: compose.Run, recorded: Record) -> None:
     samples.keep_until(recorded.folder, resume_from)
 
     task, model, made = at_start(
-        config, lambda *check: recorded.update(progress=dict(zip(cold_start.CHECK, check, strict=True)))
+        config, lambda *check: recorded.update(progress=dict(zip(progress.CHECK, check, strict=True)))
     )
     if config.compile:
         recorded.update(progress={"compiling": True})
@@ -185,14 +174,9 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "config_hash_without_seed": identity.config_hash(run.plain | {"seed": None, "start_from": None}),
         "command": run.command,
         # A cached cold start has a fingerprint; a given cold start or checkpoint has a path, added later.
-        "cold_start": {"fingerprint": cold_start.fingerprint(config)} if makes_cold_start(config) else {},
+        "cold_start": {"fingerprint": config.cold_start_fingerprint} if config.has_own_cold_start else {},
         "start_from": config.start_from,
         **provenance.facts(run.plain, config.experts, config.device, config.threads),
         "diverged": None,
         "error": None,
     }
-
-
-def makes_cold_start(config: RunConfig) -> bool:
-    """Return whether a run of this config begins with a cold start of its own (trained, or taken from the cache)."""
-    return config.cold_start.path is None and "path" not in config.model and config.start_from is None

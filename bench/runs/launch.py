@@ -19,12 +19,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
 from hydra.types import HydraContext
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 from omegaconf import DictConfig
 
 from steadymoe.bench.config import overrides
 from steadymoe.bench.config.compose import ConfigError, Run
-from steadymoe.bench.runs.execute import execute
 from steadymoe.bench.support import external
 
 # How often a sweep is relaunched by itself after one of its workers was killed.
@@ -55,6 +53,8 @@ def launch(runs: Sequence[Run], words: Sequence[str], multirun: bool) -> None:
     If a worker is killed, joblib ends the others too; the sweep is then launched again, up to three times. Raises one
     of ``lost_job_errors()`` if a cluster has lost a job.
     """
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
     os.environ[_LAUNCHER] = str(os.getpid())
     jobs: Any = _Jobs()
     context = HydraContext(config_loader=jobs, callbacks=jobs)
@@ -95,6 +95,13 @@ def _job(_: DictConfig) -> str:
     external.make_importable()
     (path,) = hydra_config.overrides.task
     return execute(Run.load(Path(path)))
+
+
+def execute(run: Run) -> str:
+    """Make one run in this process and return its status: ``runs.execute``, which imports torch and transformers."""
+    from steadymoe.bench.runs import execute as of_run
+
+    return of_run.execute(run)
 
 
 def show(flags: Sequence[str]) -> None:

@@ -16,16 +16,17 @@ never began.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from steadymoe.bench.config import identity
-from steadymoe.bench.config.compose import Run
-from steadymoe.bench.config.schema import ConfigError
 from steadymoe.bench.runs import provenance
 from steadymoe.bench.support import atomic_files
-from steadymoe.bench.support.errors import UserError
+from steadymoe.bench.support.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from steadymoe.bench.config.compose import Run
 
 Fields = Mapping[str, type | tuple[type, ...]]
 """Dotted place in a file of facts → type."""
@@ -114,7 +115,7 @@ def put_away(folder: Path, results: Path, where: str) -> Path:
     return place / str(number)
 
 
-def remember(runs: Sequence[Run], sweep: str | None = None) -> None:
+def remember(runs: Sequence["Run"], sweep: str | None = None) -> None:
     """Add ``runs`` to the plans of their experiments in ``results/runs/<experiment>/``; no entry is removed.
 
     ``plan.json`` has the command of each run, ``sweeps.json`` the last command (``sweep``) that makes it and others. A

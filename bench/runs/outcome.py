@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from steadymoe.bench.config import compose
 from steadymoe.bench.runs import record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # How a run ends, and what the collapse rule says about it; docs/glossary.md has the same table.
 TERMS = {
@@ -58,9 +59,8 @@ def reason(how: Mapping[str, Any]) -> str:
 
 def recorded(run: Mapping[str, Any]) -> str:
     """Return the status of a row of ``archive.runs``, with reason and step if the run collapsed or diverged."""
-    return (
-        run["status"] if pd.isna(run["diverged_reason"]) else _with_reason(run["diverged_reason"], run["diverged_step"])
-    )
+    why = run["diverged_reason"]
+    return _with_reason(why, run["diverged_step"]) if isinstance(why, str) else run["status"]
 
 
 def judged(run: Mapping[str, Any]) -> str:
@@ -77,13 +77,13 @@ def _with_reason(why: str, step: float) -> str:
     return f"{record.ended(how)} ({reason(how)})"
 
 
-def findings(steps: pd.DataFrame) -> dict[str, str]:
+def findings(steps: "pd.DataFrame") -> dict[str, str]:
     """Return what a run's ``steps`` table says against it, each finding with its reason."""
     found = {"nothing to learn from": silent(steps), "replay is misaligned": misaligned(steps)}
     return {finding: why for finding, why in found.items() if why is not None}
 
 
-def misaligned(steps: pd.DataFrame) -> str | None:
+def misaligned(steps: "pd.DataFrame") -> str | None:
     """Return why replayed routes cannot be those of the tokens that they were forced on, or None.
 
     Every router must run the experts that it is given, and the trainer must be no further from the sampler than with
@@ -110,7 +110,7 @@ def misaligned_run(folder: Path) -> str | None:
         return None
 
 
-def silent(steps: pd.DataFrame) -> str | None:
+def silent(steps: "pd.DataFrame") -> str | None:
     """Return why a run with this ``steps`` table cannot have learned from its rewards, or None.
 
     The column ``grad_norm`` is the mean over the updates of a step, so it is 0 only if every update's norm is 0.
@@ -123,7 +123,7 @@ def silent(steps: pd.DataFrame) -> str | None:
     return ", ".join(found) or None
 
 
-def findings_of_arms(steps: pd.DataFrame) -> list[str]:
+def findings_of_arms(steps: "pd.DataFrame") -> list[str]:
     """``findings`` for every run of the long ``steps`` of ``archive``: one line for each arm and reason."""
     metrics = steps[steps["metric"].isin(_READ)]
     seeds: dict[tuple[str, str, str], list[str]] = {}

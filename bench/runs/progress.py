@@ -15,7 +15,9 @@ from rich.text import Text
 from steadymoe.bench.config.compose import Run, labels
 from steadymoe.bench.runs import record
 from steadymoe.bench.support.text import visible
-from steadymoe.bench.training.cold_start import CHECK
+
+# What ``run.json`` calls the three numbers of a check of a cold start (``training.cold_start.OnCheck``).
+CHECK = ("cold_start_update", "cold_start_accuracy", "cold_start_seconds_left")
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 # More runs than this do not fit a screen; the screen then shows only the runs in progress.

@@ -13,12 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from steadymoe.bench.config.identity import flatten
 from steadymoe.bench.support import source
 from steadymoe.bench.support.revision import revision
-from steadymoe.models import megablocks
 
 # Raise it by hand when numbers change that training records of a config and seed: runs of before are then "made by
 # other training code", and are not mixed with new ones. tests/runs/test_provenance.py notices when that may have
@@ -111,7 +108,7 @@ def training_code() -> dict[str, Any]:
 def versions(experts: str | None) -> dict[str, str]:
     """Return the library versions of a run with these ``experts``; it resumes only with the same versions."""
     packages = ["steadymoe", "torch", "transformers", "tokenizers", "numpy", "hydra-core"]
-    packages += ["triton", "megablocks"] if experts == megablocks.NAME else []
+    packages += ["triton", "megablocks"] if experts == "megablocks" else []
     return {"python": platform.python_version()} | {name: _version(name) for name in packages}
 
 
@@ -140,6 +137,8 @@ def machine(device: str, threads: int) -> dict[str, Any]:
     """Return the facts of this machine; its GPU where ``device`` is cuda."""
     facts = {"system": platform.system(), "cpu": processor(), "cores": os.cpu_count(), "threads": threads}
     if device == "cuda":
+        import torch  # seconds, which `steadymoe status` need not wait
+
         facts["gpu"] = torch.cuda.get_device_name()
     return facts
 

@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from steadymoe.bench.config import branch
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.runs import lifecycle
 from steadymoe.bench.runs.lifecycle import Damaged, at
 from steadymoe.bench.support import atomic_files
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from steadymoe.bench.config.compose import Run
 
 # A run with one of these statuses is complete and never changes.
 ENDED = ("finished", "collapsed", "diverged")
@@ -109,6 +111,17 @@ def look(folder: Path) -> State:
     return State(current_status(folder, facts) if why is None else "damaged", facts, why)
 
 
+def state_of(run: "Run", may_redo: bool = True) -> State:
+    """Return the state of the run's folder.
+
+    Raises ConfigError if it holds a run of another config or, without ``may_redo``, a run that other code has ended.
+    """
+    state = look(run.folder)
+    now = {"config_hash": run.config_hash, "config": run.plain}
+    lifecycle.refuse(run.folder, state.facts or None, now, may_redo or not state.has_ended)
+    return state
+
+
 def damage(folder: Path) -> str | None:
     """Return why the run in the folder is not whole, in one line; None if it is whole or if there is no run."""
     return look(folder).damage
@@ -160,11 +173,14 @@ def _damaged_table(folder: Path, facts: dict[str, Any]) -> str | None:
     return None
 
 
-def read_table(folder: Path, table: str) -> pd.DataFrame:
+def read_table(folder: Path, table: str) -> "pd.DataFrame":
     """Return one table of a run, ended or not, with the columns of ``columns.TABLES``; whole steps only.
 
     Raises Damaged if the table of an ended run cannot be read.
     """
+    import pyarrow as pa  # here and below: a look at a run's status needs no tables
+    import pyarrow.parquet as pq
+
     path = folder / f"{table}.parquet"
     if path.exists():
         try:
@@ -230,6 +246,8 @@ class Record:
 
     def holds(self, step: int) -> bool:
         """Return whether the rows of all steps up to ``step`` can be read; the run can then go on after that step."""
+        import pyarrow as pa
+
         wanted = set(range(1, step + 1))
         try:
             steps, updates = ({row["step"] for row in _read_rows(self.folder, name)} for name in ("steps", "updates"))
@@ -268,6 +286,8 @@ class Record:
 
         ``diverged``: reason, step and update of a collapse or of a number that is not finite; None for neither.
         """
+        import pyarrow.parquet as pq
+
         checksums = {}
         for table in columns.TABLES:
             arrow, path = _to_arrow(_read_rows(self.folder, table), table), self.folder / f"{table}.parquet"
@@ -296,9 +316,15 @@ def _read_rows(folder: Path, table: str) -> list[Row]:
     return [json.loads(line) for line in lines]
 
 
-def _schema(table: str) -> pa.Schema:
-    return pa.schema([(name, column.type) for name, column in columns.TABLES[table].items()])
+def _schema(table: str) -> "pa.Schema":
+    import pyarrow as pa
+
+    types = {"list<int64>": pa.list_(pa.int64())}
+    columns_of = columns.TABLES[table].items()
+    return pa.schema([(name, types.get(column.type) or pa.type_for_alias(column.type)) for name, column in columns_of])
 
 
-def _to_arrow(rows: list[Row], table: str) -> pa.Table:
+def _to_arrow(rows: list[Row], table: str) -> "pa.Table":
+    import pyarrow as pa
+
     return pa.Table.from_pylist(rows, schema=_schema(table))

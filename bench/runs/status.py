@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from steadymoe.bench.runs import lifecycle, outcome, provenance, record
+from steadymoe.bench.runs import lifecycle, provenance, record
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
@@ -81,6 +81,10 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
             lines.append(f"  stale: {where} ({visible(stale[run])})")
             lines.append(f"    again: {visible(command)} --redo")
     for run in differences:
+        if states[run].facts["routing"] in ("off", "freeze"):
+            continue
+        from steadymoe.bench.runs import outcome  # tables, which no other line needs
+
         if (fault := outcome.misaligned_run(run)) is not None:
             lines.append(f"  replay is misaligned: {visible(run.relative_to(folder.parent))} ({fault})")
     lines += [f"  {unknown[why]} ended with code that cannot be compared: {visible(why)}" for why in unknown]

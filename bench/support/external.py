@@ -6,10 +6,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.plugins import Plugins
-from hydra.plugins.search_path_plugin import SearchPathPlugin
-
 VARIABLE = "STEADYMOE_PATH"
 
 
@@ -22,23 +18,14 @@ def folders() -> list[Path]:
     return [folder for folder in _named() if folder.is_dir()]
 
 
-class SearchPath(SearchPathPlugin):
-    """The plugin through which Hydra learns of the configs outside the suite."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add the folders' ``conf``, after the suite's own."""
-        for folder in _confs():
-            search_path.append("steadymoe", f"file://{folder}")
-
-
 def versions() -> tuple[tuple[str, int], ...]:
     """Return the configs of the folders with the times of their last changes, a key for caches."""
-    files = [path for conf in _confs() for path in sorted(conf.rglob("*.yaml")) if path.is_file()]
+    files = [path for conf in confs() for path in sorted(conf.rglob("*.yaml")) if path.is_file()]
     return tuple((str(path), path.stat().st_mtime_ns) for path in files)
 
 
 def activate(suite: Path) -> None:
-    """Let this process import the folders' modules, after all others, and let Hydra compose their configs.
+    """Let this process import the folders' modules, after all others.
 
     ``suite`` is the folder of the suite's own configs. Raises ValueError for a folder that does not exist, and for
     two configs of one name, in two of the folders or in a folder and the suite.
@@ -47,7 +34,7 @@ def activate(suite: Path) -> None:
     if absent:
         raise ValueError(f"{VARIABLE} names {absent[0]}, and there is no such folder")
     seen: dict[Path, Path] = {}
-    for conf in _confs():
+    for conf in confs():
         for config in sorted(conf.rglob("*.yaml")):
             name = config.relative_to(conf)
             other = suite / name if (suite / name).exists() else seen.setdefault(name, config)
@@ -55,8 +42,6 @@ def activate(suite: Path) -> None:
                 whose = "the suite" if other == suite / name else str(other)
                 raise ValueError(f"{config} has the name of a config of {whose}; give it another name")
     make_importable()
-    if SearchPath not in Plugins.instance().discover(SearchPathPlugin):
-        Plugins.instance().register(SearchPath)
 
 
 def make_importable() -> None:
@@ -82,5 +67,6 @@ def _named() -> list[Path]:
     return list(dict.fromkeys(Path(entry).expanduser().absolute() for entry in entries if entry))
 
 
-def _confs() -> list[Path]:
+def confs() -> list[Path]:
+    """Return the folders of the configs."""
     return [folder / "conf" for folder in folders() if (folder / "conf").is_dir()]

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.support.errors import UserError
 from steadymoe.plugins import verl
@@ -26,7 +24,7 @@ MOST = 10**9
 # The largest number of any other column: the sum of its squares is still a float.
 _LARGEST = 1e100
 # The columns of a step that a log can have, without histograms.
-_COLUMNS = {name: column.type for name, column in columns.TABLES["steps"].items() if not pa.types.is_list(column.type)}
+_COLUMNS = {name: column.type for name, column in columns.TABLES["steps"].items() if column.type != "list<int64>"}
 # Our column → its name in verl 0.9's log. ``plugins.verl.columns`` computes more columns from the sums of our losses.
 _VERL = {
     "step": "step",
@@ -118,7 +116,7 @@ def _number(value: Any, column: str | None, what: str) -> float | None:
         raise UserError(f"{what} must be a number; got {str(value)[:40]!r}") from error
     if column is None:
         return number
-    if pa.types.is_integer(_COLUMNS[column]):
+    if _COLUMNS[column] == "int64":
         if not (number.is_integer() and 0 <= number <= MOST):
             raise UserError(f"{what} must be a whole number between 0 and {MOST}, got {value!r}")
         return int(number)

@@ -4,12 +4,9 @@ A policy that has learnt the format, is right about half of the time, and has en
 once for each model, task and seed, and shared by all algorithms: their comparison is paired.
 """
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +29,10 @@ from steadymoe.bench.training.forward import Sequences, forward, router_losses
 from steadymoe.bench.training.learner import build_optimizer
 from steadymoe.bench.training.sampling import Decoding, roll_out
 
-# Raised when the procedure below changes what it makes of the same config.
-_VERSION = 1
-
-
 # The time left is judged by the slope of the accuracy over the last half of the checks, so many at least.
 _CHECKS_OF_SLOPE = 5
 
-# What ``run.json`` calls the three numbers of a check: updates so far, accuracy, seconds left by ``updates_left``.
-CHECK = ("cold_start_update", "cold_start_accuracy", "cold_start_seconds_left")
-# Told of every check of the accuracy, with these three.
+# Told of every check of the accuracy: updates so far, accuracy, seconds left by ``updates_left``.
 OnCheck = Callable[[int, float, float], None]
 # Checks so far: (updates, accuracy).
 Checks = list[tuple[int, float]]
@@ -49,14 +40,6 @@ Checks = list[tuple[int, float]]
 
 class ColdStartError(Exception):
     """The policy did not reach its accuracy band; the message says what to change."""
-
-
-def fingerprint(config: RunConfig) -> str:
-    """Return the hash that names a cold start: of all that goes into it, the libraries' versions too."""
-    parts: dict[str, Any] = {"model": config.model, "task": config.task, "cold_start": asdict(config.cold_start)}
-    parts |= {key: getattr(config, key) for key in ("seed", "device", "precision", "threads", "experts")}
-    parts |= {"procedure": _VERSION} | {name: version(name) for name in ("torch", "transformers")}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def load_or_make(
@@ -71,7 +54,7 @@ def load_or_make(
     if config.cold_start.path is not None:
         load_model(model, config.cold_start.path, device=str(model.device))
         return {"path": config.cold_start.path}
-    name = fingerprint(config)
+    name = config.cold_start_fingerprint
     weights, facts = cache / f"{name}.safetensors", cache / f"{name}.json"
     partial = cache / f"{name}.partial.safetensors"
     cache.mkdir(parents=True, exist_ok=True)

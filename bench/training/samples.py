@@ -9,11 +9,13 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steadymoe.bench.support import atomic_files
-from steadymoe.bench.tasks import Task
-from steadymoe.bench.training.sampling import Rollout
+
+if TYPE_CHECKING:
+    from steadymoe.bench.tasks import Task
+    from steadymoe.bench.training.sampling import Rollout
 
 # From each sampled rollout: prompts, responses to each prompt, and characters of a prompt or response.
 PROMPTS, RESPONSES, CHARACTERS = 4, 2, 200
@@ -28,7 +30,7 @@ def is_shown(step: int, steps: int) -> bool:
     return step in (1, (steps + 1) // 2, steps)
 
 
-def take(rollout: Rollout, task: Task, step: int, responses: int) -> list[Row]:
+def take(rollout: "Rollout", task: "Task", step: int, responses: int) -> list[Row]:
     """step, prompt, response, finished, reward of the first rows of a rollout with ``responses`` to each prompt."""
     sequences, rows = rollout.sequences, []
     width = sequences.tokens_BS.shape[1] - sequences.response_width

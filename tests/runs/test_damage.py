@@ -92,7 +92,7 @@ def test_a_damaged_run_is_named_left_out_and_its_command_stands_there(
     assert why in told[1]
     (made,) = compose.plan(shlex.split(told[2].partition("again: steadymoe run")[2]))
     assert made.folder == folder
-    execute.state_of(made)  # as ``steadymoe run`` does before it trains
+    record.state_of(made)  # as ``steadymoe run`` does before it trains
     with pytest.raises(report_page.NothingToReport, match="left out, damaged"):
         report_page.make(tmp_path)
     assert archive.runs(tmp_path, "default").empty

@@ -378,7 +378,7 @@ def test_of_two_runs_that_want_one_cold_start_one_makes_it_and_the_other_waits(
 
 def test_algorithms_share_a_cold_start_and_other_seeds_tasks_and_models_do_not(tmp_path: Path) -> None:
     def fingerprint(*words: str) -> str:
-        return cold_start.fingerprint(planned(tmp_path, *words).config)
+        return planned(tmp_path, *words).config.cold_start_fingerprint
 
     assert fingerprint("algorithm=gspo") == fingerprint("algorithm=grpo", "steps=9", "optimizer.learning_rate=1e-2")
     others = [
@@ -461,7 +461,7 @@ def test_a_cold_start_that_was_killed_is_finished_by_the_same_command_and_leaves
     code = f"{begin}; {rising}; {kill}; execute.execute(compose.plan(sys.argv[1:])[0])"
     words = [*SMALL, f"results_dir={tmp_path / 'killed'}", *words]
     done = subprocess.run([sys.executable, "-c", code, *words], check=False)
-    cache, name = tmp_path / "killed" / "cold_starts", cold_start.fingerprint(killed.config)
+    cache, name = tmp_path / "killed" / "cold_starts", killed.config.cold_start_fingerprint
     assert done.returncode == -signal.SIGKILL
     assert [path.name for path in cache.glob("*.safetensors")] == [f"{name}.partial.safetensors"]
     assert record.status(killed.folder) == "interrupted"

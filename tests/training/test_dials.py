@@ -93,7 +93,7 @@ def test_relative_noise_follows_the_spread_of_each_tokens_logits(model: PreTrain
 
 def test_the_dials_of_a_cold_start_name_it_and_those_of_a_run_do_not() -> None:
     (run,) = compose.plan([])
-    names = {cold_start.fingerprint(compose.plan([f"cold_start.{name}=0.5"])[0].config) for name in DIALS}
-    assert len(names | {cold_start.fingerprint(run.config)}) == 4
+    names = {compose.plan([f"cold_start.{name}=0.5"])[0].config.cold_start_fingerprint for name in DIALS}
+    assert len(names | {run.config.cold_start_fingerprint}) == 4
     turned = compose.plan(["optimizer.router_factor=2"])[0].config
-    assert cold_start.fingerprint(turned) == cold_start.fingerprint(run.config)
+    assert turned.cold_start_fingerprint == run.config.cold_start_fingerprint
