@@ -21,17 +21,6 @@ VERBS = {
     "import": ("trainers.command", "import the log of another trainer as a run"),
     "study": ("study.command", "verdicts of the reference study; study run and study list for its experiments"),
 }
-# Verbs of earlier versions → what replaced them.
-_REPLACED = {
-    "board": "steadymoe score --verify FOLDER",
-    "bundle": "steadymoe audit --bundle FILE, or steadymoe audit --conformance TENSORS",
-    "calibrate": "steadymoe run experiment=calibration, then steadymoe report",
-    "claims": "steadymoe study",
-    "figures": "steadymoe report --figure NAME, or --list",
-    "gates": "steadymoe study",
-    "speed": "make speed, or python -m steadymoe.bench.speed",
-    "submit": "steadymoe score algorithm=NAME --submit FOLDER",
-}
 
 
 def main() -> None:
@@ -83,8 +72,6 @@ def _run(words: list[str]) -> int:
     if verb in VERBS:
         # It reports too, and `steadymoe run` alone does not wait for matplotlib.
         module = "report.tuning" if verb == "run" and "--tune" in rest else VERBS[verb][0]
-    elif verb in _REPLACED:
-        raise UserError(f"there is no verb {verb}; use {_REPLACED[verb]}")
     else:
         raise UserError(f"there is no verb {verb!r}; {nearest(verb, list(VERBS), 'steadymoe --help')}")
     code: int = importlib.import_module(f"steadymoe.bench.{module}").main(rest)

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from test_execute import SMALL
 
 from steadymoe.bench import cli
-from steadymoe.bench.config import compose, fits, identity, validate
+from steadymoe.bench.config import compose, fits, identity, schema, validate
 from steadymoe.bench.runs import dry, execute, launch, progress, record
 from steadymoe.bench.support import atomic_files, revision
 
@@ -269,17 +269,6 @@ def test_a_verb_or_a_flag_that_there_is_not_is_answered_in_one_line(
     assert "\x1b" not in said
 
 
-@pytest.mark.parametrize("verb", sorted(cli._REPLACED))
-def test_a_removed_verb_names_its_replacement(
-    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert steadymoe(monkeypatch, verb, "--setting", "micro") == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert said.err.startswith("steadymoe: ")
-    assert cli._REPLACED[verb] in said.err
-
-
 def test_a_results_folder_that_cannot_be_written_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -516,6 +505,21 @@ def test_the_hash_covers_what_changes_numbers_and_nothing_else(monkeypatch: pyte
         "precision=bf16",
     ]
     assert len({hashed(), *map(hashed, others)}) == 1 + len(others)
+
+
+def test_a_new_field_changes_no_hash_at_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = compose.plan([])[0].plain
+    monkeypatch.setitem(schema.NEUTRAL, "optimizer.schedule", "constant")
+
+    def hashed(**schedule: str) -> str:
+        return identity.config_hash(plain | {"optimizer": plain["optimizer"] | schedule})
+
+    assert hashed(schedule="constant") == hashed() == compose.plan([])[0].config_hash
+    assert hashed(schedule="linear") != hashed()
+
+
+def test_a_field_with_a_default_is_neutral() -> None:
+    assert schema.NEUTRAL == {"algorithm.advantage": None, "routing.predictor_learning_rate": None}
 
 
 def test_settings_are_what_no_run_of_a_sweep_sweeps() -> None:

@@ -78,7 +78,7 @@ def hashed_fields(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def config_hash(config: Mapping[str, Any]) -> str:
     """Return 16 hex digits over everything that changes numbers; files count by their content, not their place."""
-    numbers = hashed_fields(flatten(config))
+    numbers = _not_neutral(hashed_fields(flatten(config)))
     if config["cold_start"]["path"] is not None:
         weights = Path(config["cold_start"]["path"]).read_bytes()
         numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
@@ -95,8 +95,15 @@ def config_hash(config: Mapping[str, Any]) -> str:
 def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
     """Return a hash of the fields that all runs of a sweep share: no seed, ``swept`` field or named config."""
     named = ("algorithm.", "model.", "task.", *(f"{group}." for group in OFF))
-    numbers = hashed_fields(flatten(config))
+    numbers = _not_neutral(hashed_fields(flatten(config)))
     return _digest({k: v for k, v in numbers.items() if not k.startswith(named) and k != "seed" and k not in swept})
+
+
+def _not_neutral(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``numbers`` without the fields at their neutral value, so that adding a field changes no recorded hash."""
+    from steadymoe.bench.config.schema import NEUTRAL  # pydantic, which `steadymoe status` need not wait for
+
+    return {key: value for key, value in numbers.items() if key not in NEUTRAL or NEUTRAL[key] != value}
 
 
 def _digest(numbers: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -297,6 +297,20 @@ class RunConfig(_Group):
             entropy_bonus=algorithm.entropy_bonus,
         )
 
+
+def _neutral(group: type, prefix: str = "") -> dict[str, Any]:
+    defaults: dict[str, Any] = {}
+    for each in fields(group):
+        if is_dataclass(each.type):
+            defaults |= _neutral(each.type, f"{prefix}{each.name}.")  # type: ignore[arg-type]
+        elif each.default is not MISSING:
+            defaults[f"{prefix}{each.name}"] = each.default
+    return defaults
+
+
+NEUTRAL = _neutral(RunConfig)
+"""Dotted key → default of every field that has one here. At this value a field is not hashed, so a new field with a
+default changes no recorded hash."""
 
 _CONFIG, _TUNING = TypeAdapter(RunConfig), TypeAdapter(Tuning)
 # Words of pydantic's messages → ours.

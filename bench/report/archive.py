@@ -37,7 +37,6 @@ NUMBERS = {
     "learning_rate": "optimizer.learning_rate",
 }
 KEYS += NUMBERS
-_MIGRATE = "python results/migrate.py brings it to today's"
 _TABLES = ("runs", "steps", "histograms", "evaluations", "tails")
 
 
@@ -59,7 +58,7 @@ def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.
         kept = [name for name, path in paths.items() if name not in columns.ADDED or path.exists()]
         tables = {"tails": tails(none())} | {name: all_visible(read_kept(paths[name])) for name in kept}
         if lacking := sorted({"origin", "collapse_rule"} - set(tables["runs"])):
-            raise Damaged(f"{folder / 'runs.parquet'} lacks {lacking[0]}: it is of an earlier version; {_MIGRATE}")
+            raise Damaged(f"{folder / 'runs.parquet'} lacks {lacking[0]}: it is of an earlier version of steadymoe")
         tables = tables if foreign else _from_trainer(tables, "")
     else:
         tables = {"runs": ended, "steps": steps(ended)}
