@@ -27,17 +27,14 @@ def settings(cls: Any = RunConfig, prefix: str = "") -> Iterator[tuple[str, data
     for field in dataclasses.fields(cls):
         yield f"{prefix}{field.name}", field
         if is_group(field):
-            yield from settings(
-                typing.get_args(field.type)[0] if field.name == "kl" else field.type, f"{prefix}{field.name}."
-            )
+            yield from settings(field.type, f"{prefix}{field.name}.")
 
 
 def is_group(field: dataclasses.Field[Any]) -> bool:
-    return dataclasses.is_dataclass(field.type) or field.name == "kl"
+    return dataclasses.is_dataclass(field.type)
 
 
 SETTINGS = dict(settings())
-CHECKED = [key for key in SETTINGS if not key.startswith("algorithm.kl.")]
 (PLANNED,) = compose.plan(["routing=pr2", "savings.sampler_as_old=null"])
 PLAIN = PLANNED.plain
 
@@ -67,7 +64,10 @@ def test_the_schema_has_the_fields_of_the_yamls_and_no_others() -> None:
     fields |= {f"routing.{key}" for routing in routings for key in routing}
     assert {key for key, field in SETTINGS.items() if not is_group(field)} == fields | OF_CLASSES
     assert {field.name for field in dataclasses.fields(Tuning)} == own["tuning"].keys()
-    assert all(SETTINGS[key].default in (dataclasses.MISSING, None) for key in CHECKED), "numbers stand in the YAML"
+    defaults = {key: field.default for key, field in SETTINGS.items() if field.default is not dataclasses.MISSING}
+    assert all(flatten(own).get(key) == default for key, default in defaults.items()), (
+        "what is not hashed is the default"
+    )
     assert [field.name for field in dataclasses.fields(Collapse)] == [field.name for field in dataclasses.fields(Rule)]
     assert Rule(**own["collapse"]) == Rule(), "imported runs and those of other trainers are judged by the same numbers"
 
@@ -91,11 +91,11 @@ def test_a_config_from_a_file_is_the_composed_config(words: list[str]) -> None:
     assert {key: type(value) for key, value in back.items()} == {key: type(flatten(made.plain)[key]) for key in back}
 
 
-@pytest.mark.parametrize("key", CHECKED)
+@pytest.mark.parametrize("key", SETTINGS)
 def test_another_type_a_missing_and_an_unknown_field_are_refused(key: str) -> None:
     usual = flatten(PLAIN).get(key)
     for value in (True, 1.5, "abc", [1.5], {"nothing": 1}, float("nan")):
-        of_class = isinstance(value, dict) and key in {*OF_CLASSES, "advantage", "algorithm.kl"}
+        of_class = isinstance(value, dict) and key in {*OF_CLASSES, "advantage"}
         free_text = isinstance(value, str) and key in ("cold_start.path", "start_from", "algorithm.correction")
         is_right_type = type(value) is type(usual) and value == value
         if not of_class and not free_text and not is_right_type:
@@ -110,7 +110,7 @@ def test_another_type_a_missing_and_an_unknown_field_are_refused(key: str) -> No
         read(plain)
     else:
         assert refusal(plain) == f"`{key}` is missing"
-    if is_group(SETTINGS[key]) and SETTINGS[key].name != "kl":
+    if is_group(SETTINGS[key]):
         assert refusal(changed(f"{key}.nothing", 1)) == f"unknown key `{key}.nothing`"
 
 
