@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import re
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
