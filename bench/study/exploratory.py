@@ -34,7 +34,7 @@ _TUNED_OVER = 7
 
 
 def speed_and_level(study: Recorded) -> pd.DataFrame:
-    """Return the differences of ``_IN_MEAN_REWARD`` in mean reward, final reward and held-out accuracy."""
+    """Return the differences of ``_IN_MEAN_REWARD`` in every outcome of ``effects.OF_RUNS``."""
     return pd.DataFrame(
         [
             {"outcome": letter, "compared": f"{arm.label} less {over.label}"}
@@ -45,7 +45,7 @@ def speed_and_level(study: Recorded) -> pd.DataFrame:
 
 
 def undecided_in_level(rows: pd.DataFrame, ends: Mapping[str, float] = MappingProxyType({"16 c": 0.05})) -> list[str]:
-    """Return the outcomes of ``speed_and_level`` that mean reward decides, and neither final reward nor accuracy does.
+    """Return the outcomes of ``speed_and_level`` that mean reward decides, and no other column does.
 
     Intervals are compared with 0, or with the bound of an outcome in ``ends``, which claims a difference within it.
     """
@@ -53,7 +53,7 @@ def undecided_in_level(rows: pd.DataFrame, ends: Mapping[str, float] = MappingPr
     is_open = rows[list(OF_RUNS)].apply(
         lambda column: [number.low <= bound <= number.high for number, bound in zip(column, bounds, strict=True)]
     )
-    chosen = ~is_open["mean reward"] & is_open["final reward"] & is_open["held-out accuracy"]
+    chosen = ~is_open["mean reward"] & is_open.drop(columns="mean reward").all(axis=1)
     return rows.loc[chosen, "outcome"].tolist()
 
 
