@@ -116,14 +116,18 @@ class Recorded:
         return self.at(arm, "reward", 1)
 
     def held_out(self, arm: Arm) -> pd.Series:
-        """Return held-out accuracy by seed, sampled without engine noise.
+        """Return held-out accuracy by seed: the last evaluation, sampled without engine noise."""
+        return self.numbers(arm, "eval_accuracy", "end")
 
-        It is the mean of a run's last five evaluations, as far as they lie in its second half.
+    def late_accuracy(self, arm: Arm) -> pd.Series:
+        """Return late accuracy by seed: the mean of a run's last five evaluations, as far as its second half has them.
+
+        A run that was evaluated only once in its second half has none.
         """
         steps = self.tables([arm])["steps"]
         evaluated = steps[steps["metric"] == "eval_accuracy"].sort_values("step")
-        late = evaluated[evaluated["step"] > evaluated["step"].max() / 2]
-        return late.groupby("seed")["value"].agg(partial(tables.one_number, how="last"))
+        late = evaluated[evaluated["step"] > evaluated["step"].max() / 2].groupby("seed")["value"]
+        return late.agg(partial(tables.one_number, how="last"))[late.size() > 1]
 
     def routing_share(self, arm: Arm) -> pd.Series:
         """Return ``tables.routing_share`` by seed."""

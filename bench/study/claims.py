@@ -265,6 +265,7 @@ _TABLE: Any = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_suffix("
 # Effect → the unit of its outcomes and the leg that they belong to; rewards and runs unless it is named here.
 _UNITS: dict[str, Any] = {
     "held-out accuracy": ("accuracy", "trajectory"),
+    "late accuracy": ("accuracy", "trajectory"),
     "held-out accuracy beside the dense twin": ("accuracy", "trajectory"),
     "usefulness": ("usefulness", "mechanism"),
     "gain": ("usefulness", "mechanism"),

@@ -16,7 +16,10 @@ from steadymoe.bench.study.arms import FRONTIER, RATES, TUNED
 from steadymoe.bench.study.experiments import TABLE
 
 # Outcome of runs → the method of ``Recorded`` with one number for each seed.
-OF_RUNS = {"mean reward": "mean_reward", "final reward": "final", "held-out accuracy": "held_out"}
+OF_RUNS = {
+    **{"mean reward": "mean_reward", "final reward": "final"},
+    **{"held-out accuracy": "held_out", "late accuracy": "late_accuracy"},
+}
 
 
 class NoNumber(Exception):

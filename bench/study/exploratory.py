@@ -28,13 +28,17 @@ _IN_MEAN_REWARD: dict[str, tuple[Arm, Arm]] = {
     "15 b": (arms.BALANCED, PAPERS_R2),
     "16 c": (GSPO, WIDE),
 }
-_STALE_RATE = 8e-4  # conf/experiment/stale.yaml
+STALE_RATE = 8e-4  # conf/experiment/stale.yaml
+# GRPO at *long*, at twice the rate that the tuning chose.
+_LONG_HIGH, _LONG_HIGH_R2 = (arms.ARMS[f"long, GRPO, lr 0.0004{replay}"] for replay in ("", " + R2"))
+# R2 and free routes at the highest rate of claim 27.
+_SLOWER = ("stale, GRPO + R2, lr 3e-4", "stale, GRPO, lr 3e-4")
 # The rollouts that the tuning compared: the steps that count of 192 updates.
 _TUNED_OVER = 7
 
 
 def speed_and_level(study: Recorded) -> pd.DataFrame:
-    """Return the differences of ``_IN_MEAN_REWARD`` in mean reward, final reward and held-out accuracy."""
+    """Return the differences of ``_IN_MEAN_REWARD`` in every outcome of ``effects.OF_RUNS``."""
     return pd.DataFrame(
         [
             {"outcome": letter, "compared": f"{arm.label} less {over.label}"}
@@ -45,7 +49,7 @@ def speed_and_level(study: Recorded) -> pd.DataFrame:
 
 
 def undecided_in_level(rows: pd.DataFrame, ends: Mapping[str, float] = MappingProxyType({"16 c": 0.05})) -> list[str]:
-    """Return the outcomes of ``speed_and_level`` that mean reward decides, and neither final reward nor accuracy does.
+    """Return the outcomes of ``speed_and_level`` that mean reward decides, and no other column does.
 
     Intervals are compared with 0, or with the bound of an outcome in ``ends``, which claims a difference within it.
     """
@@ -53,7 +57,7 @@ def undecided_in_level(rows: pd.DataFrame, ends: Mapping[str, float] = MappingPr
     is_open = rows[list(OF_RUNS)].apply(
         lambda column: [number.low <= bound <= number.high for number, bound in zip(column, bounds, strict=True)]
     )
-    chosen = ~is_open["mean reward"] & is_open["final reward"] & is_open["held-out accuracy"]
+    chosen = ~is_open["mean reward"] & is_open.drop(columns="mean reward").all(axis=1)
     return rows.loc[chosen, "outcome"].tolist()
 
 
@@ -62,6 +66,9 @@ def found(study: Recorded) -> dict[str, Any]:
 
     def reward(arm: Arm, over: Arm) -> Estimate:
         return paired(study, "mean reward", arm, over).estimate
+
+    def accuracy(arm: Arm, over: Arm) -> Estimate:
+        return paired(study, "held-out accuracy", arm, over).estimate
 
     leads = {
         (rate, updates): reward(FRONTIER["gspo", rate, updates], FRONTIER["grpo", rate, updates])
@@ -94,11 +101,13 @@ def found(study: Recorded) -> dict[str, Any]:
         "kl_factor": f"{kl_factor:.0f}",
         "length": f"{length:.0f}",
         "kl_response": f"{kl * length:.1f}",
-        "band": paired(study, "held-out accuracy", GSPO, WIDE).estimate,
-        "at_long": {
-            name: paired(study, "held-out accuracy", arm, arms.LONG_BEST["grpo"]).estimate
-            for name, arm in arms.LONG_BEST.items()
-        },
+        "band": accuracy(GSPO, WIDE),
+        "each_tuned": {of: paired(study, of, *(arms.STALE_BEST[name] for name in ("gspo", "grpo"))) for of in OF_RUNS},
+        "at_long": {name: accuracy(arm, arms.LONG_BEST["grpo"]) for name, arm in arms.LONG_BEST.items()},
+        "at_long_like_for_like": {name: accuracy(arm, _LONG_HIGH) for name, arm in arms.LONG_BEST.items()},
+        "higher_rate": accuracy(_LONG_HIGH, arms.LONG_BEST["grpo"]),
+        "replayed_at_long": [accuracy(_LONG_HIGH_R2, over) for over in (arms.LONG_BEST["grpo"], _LONG_HIGH)],
+        "tuning_at_long": _level_of_grpo(study),
         "at_stale": _tuned_at_stale(study),
         "order": f"{_rank_correlation(study):.2f}",
         "spread": {
@@ -109,10 +118,10 @@ def found(study: Recorded) -> dict[str, Any]:
             rate: reward(arms.ARMS[f"stale, GRPO + R2, lr {rate}"], arms.ARMS[free])
             for rate, free in (("2e-4", "stale, GRPO, tuned"), ("3e-4", "stale, GRPO, lr 3e-4"))
         },
+        "moved_slower": factor(*(_at(study, arms.ARMS[label], *_QUANTITIES[MOVED][:2]) for label in _SLOWER)).estimate,
         "slower_share": by_seed(study.routing_share(BEST["grpo"])).estimate,
         "at_selection": {
-            name: paired(study, "held-out accuracy", arms.SELECTION_BEST[name], arms.SELECTION_BEST["grpo"]).estimate
-            for name in ("gspo", "vespo")
+            name: accuracy(arms.SELECTION_BEST[name], arms.SELECTION_BEST["grpo"]) for name in ("gspo", "vespo")
         },
         "slow_lead": reward(arms.ARMS["GSPO, slow routers"], arms.ARMS["GRPO, slow routers"]),
         "speed": ", ".join(undecided_in_level(rows)),
@@ -124,6 +133,13 @@ def levels_over_rates(study: Recorded, experiment: str) -> pd.DataFrame:
     """Return ``tuning.table`` of an experiment, empty where nothing has run."""
     recorded = study.experiment(experiment)
     return tuning.table(recorded["runs"], recorded["steps"]) if len(recorded["runs"]) else pd.DataFrame()
+
+
+def _level_of_grpo(study: Recorded) -> dict[float, str]:
+    """The level of GRPO at each rate of ``long_tuning``."""
+    rows = levels_over_rates(study, "long_tuning")
+    rows = rows[rows["algorithm"] == "grpo"]
+    return {rate: f"{level.mean:.3f}" for rate, level in zip(rows["learning rate"], rows[tuning.LEVEL], strict=True)}
 
 
 def _tuned_at_stale(study: Recorded) -> str:
@@ -140,7 +156,7 @@ def _tuned_at_stale(study: Recorded) -> str:
 def _rank_correlation(study: Recorded) -> float:
     """Spearman's correlation of the levels at the rate of *stale* (``stale_tuning``) with those of ``STALE_BEST``."""
     rows = levels_over_rates(study, "stale_tuning")
-    high = rows[rows["learning rate"] == _STALE_RATE].set_index("algorithm")[tuning.LEVEL].map(lambda level: level.mean)
+    high = rows[rows["learning rate"] == STALE_RATE].set_index("algorithm")[tuning.LEVEL].map(lambda level: level.mean)
     best = pd.Series({name: float(study.held_out(arm).mean()) for name, arm in arms.STALE_BEST.items()})
     return float(high.corr(best, method="spearman"))
 

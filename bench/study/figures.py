@@ -1,5 +1,6 @@
 """The figures of claims: what the arms of one claim did, and the outcomes of all claims."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.score.arms import FROZEN
 from steadymoe.bench.study.arms import LONG, LONG_ON_POLICY
-from steadymoe.bench.study.exploratory import LEFT, MOVED, NEXT, SEEN, START
+from steadymoe.bench.study.exploratory import LEFT, MOVED, NEXT, SEEN, STALE_RATE, START
 
 AT_LONG = {arm.label for arm in (*LONG.values(), *LONG_ON_POLICY.values())}
 # Dial → label of its axis.
@@ -42,16 +43,25 @@ def arms(steps: pd.DataFrame, standings: pd.DataFrame) -> DataFigure:
     """The arms of a claim next to their controls: curves over gradient updates, and the primary outcome with its start.
 
     ``standings`` has a row for each arm, best first: arm, metric, outcome (its name), start and end, both Estimates,
-    and whether the arm has a curve.
+    and whether the arm has a curve. A row with too few seeds for an interval would look the most precise, and is left
+    out.
     """
     lines, (metric,), (outcome,) = looks.of_lines(steps), *(set(standings[name]) for name in ("metric", "outcome"))
     lines |= {arm: Look(looks.COLOURS[7], ":", "o") for arm in lines if arm == FROZEN.label}
     lines |= {arm: _of_routers(arm) for arm in lines if arm in AT_LONG}
+    named, n = _with_n({row.arm: row.end.n for row in standings.itertuples()})
+    steps, standings = (table.assign(arm=table["arm"].map(named)) for table in (steps, standings))
+    lines = {named[arm]: look for arm, look in lines.items()}
+    with_curves = standings.loc[standings["curve"], "arm"].tolist()
+    is_bare = standings["end"].map(lambda end: bool(np.isnan(end.low)))
+    left_out = standings.loc[is_bare, "arm"].tolist() if not is_bare.all() else []
+    standings = standings[~standings["arm"].isin(left_out)]
+    unpaired = [arm for arm in _unpaired(steps) if arm in (*with_curves, *standings["arm"])]
     with style.figure_style():
         height = max(2.4, 0.9 + 0.2 * len(standings))
         figure, axes = style.panels(1, 2, height, style.TWO_COLUMNS)
         most = int(steps["updates_per_rollout"].max())
-        steps = steps[steps["arm"].isin(standings.loc[standings["curve"], "arm"])]
+        steps = steps[steps["arm"].isin(with_curves)]
         for updates in sorted(steps["updates_per_rollout"].unique()):  # arms are smoothed over equally many updates
             alike = steps[steps["updates_per_rollout"] == updates]
             ours = {arm: look for arm, look in lines.items() if arm in set(alike["arm"])}
@@ -69,8 +79,29 @@ def arms(steps: pd.DataFrame, standings: pd.DataFrame) -> DataFigure:
         axes[1].set_xlabel(outcome)
         axes[1].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
         smoothed = f"{most * style.SMOOTHED_OVER} updates" if metric == "reward" else ""
-        caption = style.curves_caption(steps, smoothed=smoothed)
-        return style.finish(figure, axes[0], f"{caption} Right: means over seeds; bars: nominal 95 % interval.")
+        caption = style.curves_caption(steps, smoothed=smoothed).replace(style.seeds(steps), n)
+        caption += " Right: means over seeds; bars: nominal 95 % interval"
+        caption += f"; without one, left out: {'; '.join(left_out)}." if left_out else "."
+        if unpaired:
+            caption += f" Other seeds or cold starts, so not paired with the rest: {'; '.join(unpaired)}."
+        return style.finish(figure, axes[0], caption)
+
+
+def _with_n(counts: Mapping[str, int]) -> tuple[dict[str, str], str]:
+    """Return the names of rows, with n where it is not the most frequent one, and the caption's words on n."""
+    usual = max(counts.values(), key=list(counts.values()).count)
+    named = {name: name if n == usual else f"{name} (n = {n})" for name, n in counts.items()}
+    return named, f"n = {usual}" + ("" if set(counts.values()) == {usual} else " where no other is named")
+
+
+def _unpaired(steps: pd.DataFrame) -> list[str]:
+    """Return the arms that share at most half of their cold starts with the arm that shares most with the others."""
+    first = steps[(steps["metric"] == "eval_accuracy") & (steps["step"] == 0)]
+    starts = {str(arm): set(zip(ours["seed"], ours["value"], strict=True)) for arm, ours in first.groupby("arm")}
+    if not starts:
+        return []
+    most = max(starts.values(), key=lambda ours: sum(len(ours & others) for others in starts.values()))
+    return [arm for arm, ours in starts.items() if 2 * len(ours & most) <= len(ours)]
 
 
 def _of_routers(arm: str) -> Look:
@@ -154,7 +185,7 @@ def replay(table: pd.DataFrame) -> DataFigure:
         text = (
             f"Means over seeds, n = {n}; bars: nominal 95 % interval; open: free routes, filled: R2. Numbers: R2 less "
             "free (reward) or over free (×, geometric mean), seed by seed. Right: routers free, before and after a "
-            "rollout's updates."
+            f"rollout's updates, mean over the probed rollouts. All at a learning rate of {STALE_RATE:g}."
         )
         return style.finish(figure, None, text)
 
@@ -169,19 +200,22 @@ def outcomes(table: pd.DataFrame) -> DataFigure:
     """What papers claim, and what was seen: effect, 95 % interval, threshold and verdict.
 
     ``table`` has a row for each outcome, all of one unit: claim, outcome, unit, effect, side, threshold, upper,
-    verdict.
+    verdict. An effect without an interval is drawn open.
     """
     (unit,) = set(table["unit"])
     label = f"difference in {'mean reward' if unit == 'reward' else unit}"
     with style.figure_style():
         figure, (axis,) = style.panels(1, 1, 0.9 + 0.19 * len(table), style.TWO_COLUMNS)
         rows: list[Any] = list(table.itertuples())
-        named = [f"{row.claim}  {row.outcome.partition(', ')[2].replace(' less ', ' − ')}" for row in rows]
+        names = [f"{row.claim}  {row.outcome.partition(', ')[2].replace(' less ', ' − ')}" for row in rows]
+        shown, n = _with_n({name: row.effect.n for name, row in zip(names, rows, strict=True)})
+        named = [shown[name] for name in names]
         for y, row in enumerate(rows):
             index, mark = _VERDICTS[row.verdict]
             ends = {"threshold": row.threshold, "upper": row.upper}
             look = Look(looks.COLOURS[index], "-", mark)
-            style.dot(axis, named[y], y, row.effect, look, label, **ends, verdict=row.verdict)
+            is_open = bool(np.isnan(row.effect.low))
+            style.dot(axis, names[y], y, row.effect, look, label, is_open, **ends, verdict=row.verdict)
             for end, pointing in zip(ends.values(), ("<" if row.side == "below" else ">", "<"), strict=True):
                 axis.plot(end, y, "|", color="black", markersize=9)
                 axis.plot(end, y, pointing, color="black", markersize=2.6)
@@ -191,10 +225,9 @@ def outcomes(table: pd.DataFrame) -> DataFigure:
         axis.axvline(0, color="#999999", linewidth=0.6, zorder=0)
         style.named_rows(axis, named, top_down=True)
         axis.set_xlabel(label)
-        n = style.span([effect.n for effect in table["effect"]])
         what = "checkpoints" if unit == "usefulness" else "seeds"
         text = (
-            f"Mean differences, n = {n} {what}; bars: nominal 95 % interval. Black: the threshold and the claimed "
+            f"Mean differences over {what}, {n}; bars: nominal 95 % interval. Black: the threshold and the claimed "
             "side. The number before a comparison is the number of the claim."
         )
         return style.finish(figure, axis, text)

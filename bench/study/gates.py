@@ -182,7 +182,7 @@ def _mean(differences: pd.Series) -> Estimate:
 
 
 def _gain(study: Recorded, arm: Arm) -> Estimate:
-    """Held-out accuracy at the end (mean of the last five evaluations) less at the start."""
+    """Held-out accuracy less that of the cold start."""
     return _mean(study.held_out(arm) - study.numbers(arm, "eval_accuracy", "first"))
 
 

@@ -28,6 +28,7 @@ LEVELS = FigureSpec("levels", "level_over_rate", tuning.drawn, "long_tuning", ta
 SPECS = {spec.id: spec for spec in (OUTCOMES, ANSWER, DOSE, REPLAY, LEVELS)}
 # The units whose outcomes have a figure.
 DRAWN = ("reward", "accuracy", "usefulness")
+LATE = "late accuracy"
 
 
 class Verdicts:
@@ -92,14 +93,17 @@ class Verdicts:
         return write.table_texts("claims", pd.DataFrame(outcomes)) | write.table_texts("contrasts", self.contrasts)
 
     def arms(self, arms: Sequence[Arm], by_accuracy: bool = False) -> pd.DataFrame:
-        """Return a row for each arm that has run, best first: n, collapses, start, mean and final reward, accuracy.
+        """Return a row for each arm that has run, best first: n, collapses, start, mean and final reward, accuracies.
 
         With ``by_accuracy`` the start is a held-out accuracy, and the final one gives the order; else both are rewards.
+        Without an arm that has a late accuracy there is no such column.
         """
         recorded = self.recorded({arm.label: arm for arm in arms}.values())
         outcome = self.study.held_out if by_accuracy else self.study.mean_reward
         best_first = sorted(recorded, key=lambda arm: -float(outcome(arm).mean()))
-        return pd.DataFrame([self._arm_row(arm, by_accuracy) for arm in best_first])
+        rows = pd.DataFrame([self._arm_row(arm, by_accuracy) for arm in best_first])
+        has_late = len(rows) and any(number.n for number in rows[LATE])
+        return rows if has_late else rows.drop(columns=LATE, errors="ignore")
 
     def _arm_row(self, arm: Arm, by_accuracy: bool) -> dict[str, Any]:
         study, (collapsed, judged) = self.study, self.study.collapsed(arm)
@@ -108,6 +112,7 @@ class Verdicts:
             "mean reward": study.mean_reward(arm),
             "final reward": study.final(arm),
             "held-out accuracy": study.held_out(arm),
+            LATE: study.late_accuracy(arm),
         }
         bounds = columns.bounds("reward")
         first = {"arm": arm.label, "n": len(numbers["start"]), "collapsed": collapsed if judged else "–"}

@@ -187,12 +187,9 @@ def mean_rewards(name: str) -> pd.Series | None:
 
 
 def accuracies(name: str) -> pd.Series | None:
-    """The mean of the last five evaluations of the second half, by seed; None if the arm has not run."""
+    """The last evaluation, by seed; None if the arm has not run."""
     found = curves(name, "eval_accuracy")
-    if found is None:
-        return None
-    late = found[found["step"] > found["step"].max() / 2].sort_values("step")
-    return late.groupby("seed")["value"].apply(lambda x: x.iloc[-5:].mean())
+    return None if found is None else found.loc[found.groupby("seed")["step"].idxmax()].set_index("seed")["value"]
 
 
 def usefulness(name: str) -> pd.Series | None:

@@ -323,7 +323,6 @@ def test_the_headline_says_who_leads_whether_it_is_decided_and_what_collapsed() 
     assert "Collapsed: lost (3 of 3)." in said
     first = tables.headline(shown)
     assert first["arm"].tolist() == ["a", "b", "lost"]
-    # The last evaluation; "held-out accuracy" alone is the mean of the last five, as in the glossary.
     assert first.columns.tolist() == ["arm", "n", "final reward", "less a", "final held-out accuracy", "collapsed"]
     assert first["less a"].map(write.to_number).tolist()[1] == pytest.approx(-difference.mean)
     said = " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7], b=[0.6, 0.5, 0.6], c=[0.1, 0.2, 0.3])))

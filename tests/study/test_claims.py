@@ -313,6 +313,7 @@ def made(tmp_path: Path) -> Recorded:
             curves = {"reward": rewards(arm, seed), "tokens_sampled": [100.0 if arm is A else 50.0] * STEPS}
             curves |= {"clip_fraction": [0.01 * (seed + 1) * (20 if arm is B else 1)] * STEPS}
             curves |= {"grad_norm": [seed + 1.0] * STEPS, "prompts_sampled": [4.0] * STEPS}
+            curves |= {"eval_accuracy": [0.01 * step for step in range(1, STEPS + 1)]}
             curves |= {f"{stage}_seconds": [1.0] * STEPS for stage in ("rollout", "old_policy", "update")}
             curves |= {"log_ratio_moment_free": [4.0] * STEPS, "log_ratio_moment_pinned": [1.0] * STEPS}
             for metric, values in curves.items():
@@ -360,12 +361,66 @@ def test_the_numbers_of_arms_are_those_of_their_runs_paired_by_seed(made: Record
     assert twice.error == pytest.approx(np.sqrt(2 * np.var(counted, ddof=1) / 10))  # the variances add
     assert (twice.seeds, twice.degrees) == ((), pytest.approx(18))
     assert effects.fall(made, A).seeds == pytest.approx([0.4] * 10)
+    assert made.held_out(A).tolist() == pytest.approx([0.2] * 10)  # the last evaluation
+    assert made.late_accuracy(A).tolist() == pytest.approx([0.18] * 10)  # the mean of the last five
     assert made.routing_share(A).tolist() == pytest.approx([0.75] * 10)
     assert effects.routed(made, (A, B)).estimate.mean == pytest.approx(0.75)
     assert effects.routed(made, (A,), (B,)).estimate.mean == pytest.approx(0)
     assert made.tables([B, A])["runs"]["arm"].unique().tolist() == ["B", "A"]
     with pytest.raises(NotRun, match=r"C \(made\)"):
         made.final(Arm("C", "made", "cispo"))
+
+
+def test_a_run_with_one_evaluation_in_its_second_half_has_no_late_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("eval_accuracy", step, seed, step / 10) for step in (0, 4, 8) for seed in range(10)]
+    steps = pd.DataFrame(rows, columns=["metric", "step", "seed", "value"])
+    monkeypatch.setattr(Recorded, "tables", lambda study, arms: {"steps": steps})
+    assert NOWHERE.held_out(A).tolist() == [0.8] * 10
+    assert effects.paired(NOWHERE, "late accuracy", A, B).estimate.n == 0
+
+
+def standing(arm: str, n: int, low: float = 0.4) -> dict[str, object]:
+    numbers = {"start": Estimate(0.3, NAN, NAN, n), "end": Estimate(0.5, low, low + 0.2, n)}
+    return {"arm": arm, "outcome": "held-out accuracy", "metric": "eval_accuracy", "curve": arm != "beside"} | numbers
+
+
+def test_a_figure_names_n_that_differs_what_is_not_paired_and_draws_no_row_without_an_interval() -> None:
+    of_arms = {"A": range(10), "B": range(10), "C": range(6), "other seeds": range(200, 210), "beside": range(2)}
+    rows = [
+        {"arm": arm, "seed": seed, "algorithm": "grpo", "step": step, "metric": "eval_accuracy", "value": seed / 999}
+        | {"updates_per_rollout": 1, "prompts": 8}
+        for arm, seeds in of_arms.items()
+        for seed in seeds
+        for step in (0, 1)
+    ]
+    standings = [standing(arm, len(seeds), NAN if len(seeds) < 3 else 0.4) for arm, seeds in of_arms.items()]
+    figure = figures.arms(pd.DataFrame(rows), pd.DataFrame(standings))
+    assert [text.get_text() for text in figure.axes[1].get_yticklabels()] == ["A", "B", "C (n = 6)", "other seeds"]
+    caption = " ".join(figure.texts[-1].get_text().split())
+    assert "n = 10 where no other is named" in caption
+    assert "left out: beside (n = 2)." in caption
+    assert "not paired with the rest: other seeds." in caption
+
+
+def test_an_outcome_of_fewer_seeds_says_so_and_is_open_without_an_interval() -> None:
+    base = {"claim": 1, "unit": "accuracy", "side": "above", "threshold": 0.0, "upper": NAN, "verdict": "not decided"}
+    effects_of = {
+        "a less b": estimate(0.1, 0.2),
+        "c less d": estimate(0.1, 0.2),
+        "e less f": Estimate(0.1, NAN, NAN, 2),
+    }
+    rows = [base | {"outcome": f"held-out accuracy, {name}", "effect": of} for name, of in effects_of.items()]
+    figure = figures.outcomes(pd.DataFrame(rows))
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert labels == ["1  a − b", "1  c − d", "1  e − f (n = 2)"]
+    marks = [line for line in figure.axes[0].get_lines() if line.get_marker() == "s" and len(line.get_xdata())]
+    assert [line.get_markerfacecolor() == "white" for line in marks] == [False, False, True]
+
+
+def test_flat_alone_has_routers_of_another_size_than_its_other_weights() -> None:
+    # README and the page of claims: elsewhere a router factor of 1 is the equal relative step.
+    models = (ROOT / "conf" / "model").glob("*.yaml")
+    assert [path.stem for path in models if "router_scale:" in path.read_text()] == ["flat"]
 
 
 def test_the_area_of_a_metric_that_does_not_change_is_that_of_its_ranks(made: Recorded) -> None:
@@ -556,11 +611,12 @@ def test_the_best_setting_lies_inside_the_grid(monkeypatch: pytest.MonkeyPatch) 
 def test_an_outcome_that_differs_in_mean_reward_alone_is_told_from_a_difference_in_level() -> None:
     ahead, behind, unclear = estimate(0.05, 0.2), estimate(-0.2, -0.05), estimate(-0.1, 0.1)
     rows = [
-        ("speed", ahead, unclear, unclear),
-        ("level", ahead, ahead, unclear),
-        ("accuracy", behind, unclear, behind),
-        ("nothing", unclear, unclear, unclear),
-        ("within", estimate(-0.1, 0.02), ahead, unclear),
+        ("speed", ahead, unclear, unclear, unclear),
+        ("level", ahead, ahead, unclear, unclear),
+        ("accuracy", behind, unclear, behind, unclear),
+        ("late", behind, unclear, unclear, behind),
+        ("nothing", unclear, unclear, unclear, unclear),
+        ("within", estimate(-0.1, 0.02), ahead, unclear, unclear),
     ]
     table = pd.DataFrame(rows, columns=["outcome", *effects.OF_RUNS])
     assert exploratory.undecided_in_level(table) == ["speed"]
