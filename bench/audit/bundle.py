@@ -26,6 +26,8 @@ from steadymoe.bench.support.errors import UserError
 MOST_ROWS, MOST_BYTES = 2**16, 2**30
 # The most bytes of names of groups in one part of a parquet file, which a dictionary may repeat in every row.
 _MOST_TEXT = 2**22
+# A log-probability this far above 0 is 0: rounding of a logarithm of a sum.
+_ROUNDING = 1e-5
 _LOGPROBS = ("rollout_logprobs", "old_logprobs", "logprobs")
 COLUMNS = ("prompt", "response", "response_mask", "rewards", "groups", "minibatches", "advantages", *_LOGPROBS)
 _NEEDED = ("rewards", "groups", "logprobs", "old_logprobs or rollout_logprobs", "response or response_mask")
@@ -220,8 +222,10 @@ def _response(row: Mapping[str, Any]) -> dict[str, Any]:
         if len(values) == len(mask_W):
             values = values[at[0] : at[-1] + 1]
         numbers[name] = _values(values, name, torch.float32)
-        if name in _LOGPROBS and (numbers[name] > 0).any():
-            raise BadBundle(f"{name} must be logarithms of probabilities, at most 0")
+        if name in _LOGPROBS:
+            if (numbers[name] > _ROUNDING).any():
+                raise BadBundle(f"{name} must be logarithms of probabilities, at most 0")
+            numbers[name] = numbers[name].clamp(max=0.0)
     return {
         "group": group,
         "prompt": None if prompt is None else _values(prompt, "prompt").tolist(),

@@ -18,6 +18,7 @@ from steadymoe.bench.runs.record import Record
 from steadymoe.bench.statistics.collapse import Rule, detect
 from steadymoe.bench.support import blame
 from steadymoe.bench.support.seeding import derive
+from steadymoe.bench.support.text import visible
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint, cold_start, samples
 from steadymoe.bench.training.trainer import Trainer
@@ -144,19 +145,22 @@ def _resume_from(recorded: Record) -> int | None:
     """Return the step of the checkpoint in the folder; None to start anew.
 
     The checkpoint must be made with these library versions and this code, and no row up to it may be lost. If not,
-    ``run.json`` gives the reason under ``restarted``.
+    a line and ``run.json``, under ``restarted``, give the reason.
     """
     if not recorded.checkpoint.exists():
         return None
-    before = record.read_run(recorded.folder)
+    before, step = record.read_run(recorded.folder), checkpoint.step_of(recorded.checkpoint)
     if before is None or provenance.difference(before) != provenance.Difference(None, None, None):
-        recorded.run["restarted"] = "the library versions or the code have changed since its checkpoint"
-        return None
-    step = checkpoint.step_of(recorded.checkpoint)
-    if step is not None and not recorded.holds(step):
-        recorded.run["restarted"] = "rows of steps before its checkpoint are lost"
-        return None
-    return step
+        reason = "the library versions or the code have changed since its checkpoint"
+    elif step is None:
+        reason = "its checkpoint is damaged"
+    elif not recorded.holds(step):
+        reason = "rows of steps before its checkpoint are lost"
+    else:
+        return step
+    recorded.run["restarted"] = reason
+    print(f"steadymoe: {visible(recorded.folder)}: restarted at step 1, because {reason}", file=sys.stderr)
+    return None
 
 
 def _facts(run: compose.Run) -> dict[str, Any]:

@@ -32,18 +32,27 @@ DIFFERENCE: Bounds = (-1.0, 1.0)  # of two numbers in [0, 1]
 POSITIVE: Bounds = (0.0, np.inf)
 # Rounding may put a mean of scores this far beyond an end.
 _ROUNDING = 1e-9
+# The significant digits of an estimate: further ones are rounding, which differs between processors and decides ties.
+_DIGITS = 12
 # A variance below this counts as 0: it is the square of fp32's rounding.
 LEAST_LOG = 1e-14
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic over n seeds, usually their mean, with its 95 % interval [low, high]; nan below three seeds."""
+    """A statistic over n seeds, usually their mean, with its 95 % interval [low, high]; nan below three seeds.
+
+    Rounded to ``_DIGITS``, so that equal data give equal verdicts and tables on every processor.
+    """
 
     mean: float
     low: float
     high: float
     n: int
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "low", "high"):
+            object.__setattr__(self, name, float(f"{getattr(self, name):.{_DIGITS}g}"))
 
     def __str__(self) -> str:
         if self.n == 0:

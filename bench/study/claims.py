@@ -84,7 +84,8 @@ class Outcome:
         Both need a ``p`` of at most 5 %, corrected for the outcomes of the claim. Otherwise, and without a p, it
         is not decided.
         """
-        low, high = measured.estimate.low, measured.estimate.high
+        # Twelve decimals: a tie with a threshold must not be broken by rounding.
+        low, high = round(measured.estimate.low, 12), round(measured.estimate.high, 12)
         if np.isnan(low) or np.isnan(high) or not p <= LEVEL:
             return "not decided"
         least = -np.inf if self.side == "below" else self.threshold

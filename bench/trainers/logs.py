@@ -58,12 +58,13 @@ class Log:
     """Our column → the log's."""
     is_verl: bool
     notes: list[str]
-    """Rows that were left out or renumbered."""
+    """Rows that were left out, replaced or renumbered."""
 
 
 def read(path: Path, mapped: Mapping[str, str]) -> Log:
     """Read the log in a file; ``mapped`` is our column → the log's. Raises UserError, in one line, for a bad log."""
-    raw = list(_rows(path))
+    torn: list[str] = []
+    raw = list(_rows(path, torn))
     if not raw:
         raise UserError(f"{path.name} has no rows, so no steps")
     is_verl = all(row.keys() == {"step", "data"} and isinstance(row["data"], dict) for _, row in raw)
@@ -82,7 +83,7 @@ def read(path: Path, mapped: Mapping[str, str]) -> Log:
     steps, notes = _by_step(rows)
     if not any(_has_reward(row) for row in steps):
         raise UserError(f"{path.name} has no step with a reward")
-    return Log(steps, names, is_verl, notes)
+    return Log(steps, names, is_verl, torn + notes)
 
 
 def _names(present: Sequence[str], mapped: Mapping[str, str], is_verl: bool, file: str) -> dict[str, str]:
@@ -136,21 +137,29 @@ def _from_sums(row: Mapping[str, Any], place: str) -> dict[str, float]:
 
 
 def _by_step(rows: Sequence[tuple[str, dict[str, float]]]) -> tuple[list[dict[str, float]], list[str]]:
-    """Merge rows of the same step. Steps that start at 0 are renumbered, or step 0 is left out if it has no reward."""
+    """Merge rows of the same step; where a log goes back, the run was resumed, and later rows replace earlier ones.
+
+    Steps that start at 0 are renumbered, or step 0 is left out if it has no reward. Raises UserError for a log that
+    goes back as often as it has steps: another column must be the step.
+    """
     steps: list[dict[str, float]] = []
+    replaced, resumed = 0, []
     for place, row in rows:
         if "step" not in row:
             raise UserError(f"{place}: has no step")
         last = steps[-1] if steps else {"step": -1}
-        if row["step"] < last["step"]:
-            raise UserError(f"{place}: step {row['step']} comes after step {last['step']}; steps must rise")
-        if row["step"] > last["step"]:
-            steps.append(dict(row))
+        if row["step"] == last["step"] and (row.keys() & last.keys()) == {"step"}:
+            last |= row
             continue
-        if repeated := [name for name in row if name != "step" and name in last]:
-            raise UserError(f"{place}: a second {repeated[0]} of step {row['step']}")
-        last |= row
-    notes = []
+        if row["step"] <= last["step"]:
+            resumed.append(f"{place}: step {row['step']} comes after step {last['step']}")
+        while steps and steps[-1]["step"] >= row["step"]:
+            steps.pop()
+            replaced += 1
+        steps.append(dict(row))
+    if len(resumed) >= max(1, len(steps)):
+        raise UserError(f"{resumed[0]}, and so on; steps must rise, but where a run was resumed")
+    notes = [f"the run was resumed {len(resumed)} times; later rows replace {replaced} steps"] if resumed else []
     if steps[0]["step"] == 0 and _has_reward(steps[0]):
         steps = [row | {"step": row["step"] + 1} for row in steps]
         notes.append("the log counts steps from 0, the run from 1")
@@ -164,8 +173,8 @@ def _has_reward(row: Mapping[str, float]) -> bool:
     return math.isfinite(row.get("reward", math.nan))
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a file, each with its place for messages."""
+def _rows(path: Path, torn: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a file, each with its place for messages; a note on a torn last line goes to ``torn``."""
     if not path.is_file():
         raise UserError(f"there is no file {path}")
     if path.stat().st_size > MOST_BYTES:
@@ -176,7 +185,19 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path.name} is not UTF-8 text") from error
+    whole, _, last = text.rpartition("\n")
+    if last.strip() and (path.suffix == ".csv" or not _is_json(last)):
+        torn.append(f"left out: the last line, which has no line break and so may be torn: {last[:40]!r}")
+        text = whole
     yield from (_rows_of_jsonl if path.suffix == ".jsonl" else _rows_of_csv)(text, path.name)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _rows_of_jsonl(text: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from test_oracles import LOSSES
 from torch import Tensor
 
 from steadymoe.algorithms import Batch, LossOutput, PolicyLoss, load, names
@@ -47,14 +48,14 @@ def ppo(r: list[float], a: float, low: float, high: float, dual: float = math.in
     return values, slopes
 
 
-def cispo(r: list[float], a: float, p: list[float]) -> Pair:
-    weights = [min(max(x, 0.0), 1.2) for x in r]
+def cispo(r: list[float], a: float, p: list[float], cap: float = 1.2) -> Pair:
+    weights = [min(x, cap) for x in r]
     return [w * a * q for w, q in zip(weights, p, strict=True)], [w * a for w in weights]
 
 
-def gspo_token(r: list[float], a: float) -> Pair:
+def gspo_token(r: list[float], a: float, low: float = 3e-4, high: float = 4e-4) -> Pair:
     s = math.prod(r) ** (1 / len(r))
-    values, slopes = ppo([s], a, 3e-4, 4e-4)
+    values, slopes = ppo([s], a, low, high)
     return values * len(r), slopes * len(r)
 
 
@@ -339,6 +340,9 @@ EQUATIONS: dict[str, tuple[Callable[..., Pair], Callable[[int], float]]] = {
     ),
     "fspo_dual_clip": (lambda r, u, a, p: fspo_dual_clip(r, a), by_sum),
     # Presets whose equation no peer's oracle records.
+    "cispo@nemo-rl-0.7": (lambda r, u, a, p: cispo(r, a, p, 6.0), by_token),
+    "gspo@nemo-rl-0.6": (lambda r, u, a, p: gspo_token(r, a, 0.2, 0.2), by_response),
+    "reinforce_pp_baseline@nemo-rl-prorl-2.1": (lambda r, u, a, p: ([a * q for q in p], [a] * len(p)), by_token),
     "ipo@prime-rl-3418": (lambda r, u, a, p: ipo(u, a, p, 0.1, 1e-3), by_token),
     "minpro@xorl": (
         lambda r, u, a, p: ppo([min(r[:t], default=1.0) * x for t, x in enumerate(r)], a, 0.2, 0.28),
@@ -351,14 +355,16 @@ EQUATIONS: dict[str, tuple[Callable[..., Pair], Callable[[int], float]]] = {
         ),
         by_response,
     ),
-    "topr@verl-6986": (lambda r, u, a, p: topr([math.prod(r) ** (1 / len(r))], a, p), by_token),
+    "topr@verl-6986": (lambda r, u, a, p: topr([math.prod(r) ** (1 / len(r))], a, p), by_response),
 }
 WITHOUT_CLIP = {"reinforce", "rloo", "grpo_unclipped", "sapo", "vespo", "r2vpo", "score_centering", "r2vpo_fixed"}
+WITHOUT_CLIP |= {"reinforce_pp_baseline@nemo-rl-prorl-2.1"}
 CAPPED = {"cispo", "minpro", "topr", "score_centering_tis", "topr@roll", "topr@verl-6986"}
-CAPPED |= {"ipo@prime-rl-3418"}
+CAPPED |= {"ipo@prime-rl-3418", "cispo@nemo-rl-0.7"}
 # Nothing is beyond the edge of these where log-ratios are about 0.4.
 FAR = {"dppo", "dppo_kl", "minpro", "score_centering_tis", "score_centering_mis", "icepop", "ipo", "cppo"}
-FAR |= {"ipo@prime-rl-3418", "minpro@xorl", "dis_code"}  # the weight is bounded, the gradient stays
+FAR |= {"cispo@nemo-rl-0.7", "minpro@xorl", "dis_code"}
+FAR |= {"ipo@prime-rl-3418"}  # the weight is bounded, the gradient stays
 
 
 @pytest.mark.parametrize("scale", [0.0005, 0.02, 0.4, 1.5], ids=lambda scale: f"log-ratios of {scale}")
@@ -376,6 +382,24 @@ def test_value_and_gradient_are_those_of_the_equation(name: str, scale: float) -
         expected_grad_BT[i, :length] = -weight(length) * torch.tensor(slopes, dtype=torch.float64)
     assert loss == pytest.approx(expected, rel=1e-10, abs=1e-12)
     torch.testing.assert_close(grad_BT, expected_grad_BT, rtol=1e-9, atol=1e-12)
+
+
+def test_every_preset_is_compared_with_a_peer_or_with_its_equation() -> None:
+    peers = {name for name, _ in LOSSES.values()}
+    assert {name for name in names(presets=True) if "@" in name} <= peers | set(EQUATIONS)
+
+
+def test_topr_of_verls_pull_request_weighs_responses_alike() -> None:
+    one_BT = torch.full((2, 3), -1.0)
+    batch = Batch(
+        logprobs_BT=one_BT,
+        old_logprobs_BT=one_BT,
+        mask_BT=torch.tensor([[1, 0, 0], [1, 1, 1]]),
+        advantages_BT=torch.tensor([[1.0], [-1.0]]).expand(2, 3),
+    )
+    loss, grad_BT, _ = run(load("topr@verl-6986"), batch)
+    assert loss == pytest.approx(0, abs=1e-6)  # (1 − 3/3) / 2; a mean over tokens has (1 − 3) / 4
+    torch.testing.assert_close(grad_BT, torch.tensor([[-0.5, 0.0, 0.0], [1 / 6, 1 / 6, 1 / 6]]))
 
 
 @pytest.mark.parametrize("name", EQUATIONS)

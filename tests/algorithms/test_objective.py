@@ -709,8 +709,11 @@ EDGES: list[tuple[str, dict[str, Any], float, int, str]] = [
     ("sat", {}, 1.2, 1, "u"),  # the only token is at the quantile, not beyond it
     ("fspo_dual_clip", {"log_clip_high": 2.0}, 3.0, -1, "r"),
     ("minpro@xorl", {}, 1.28, 1, "r"),
+    ("gspo@nemo-rl-0.6", {}, 1.2, 1, "r"),
+    ("gspo@nemo-rl-0.6", {}, 0.8, -1, "r"),
+    ("ipo@prime-rl-3418", {"log_ratio_penalty": 0.0}, 1 / (1 + 0.1 * math.exp(3)), 1, "u"),
 ]
-BLIND = {"trm", "dis", "icepop", "ipo"}  # they mask both signs
+BLIND = {"trm", "dis", "icepop", "ipo", "ipo@prime-rl-3418"}  # they mask both signs
 
 
 @pytest.mark.parametrize(("name", "numbers", "edge", "sign", "unit"), EDGES)
@@ -738,6 +741,11 @@ def test_a_capped_weight_is_the_cap_beyond_it() -> None:
     assert slope(load("minirl", ratio_cap=None), one(2.0, r=1.0, u=8.0)) == pytest.approx(8 * 2)
     assert slope(load("aspo"), one(-2.0, r=4.0)) == pytest.approx(3 * -2)
     assert slope(load("aspo"), one(2.0, r=0.25)) == pytest.approx(3 * 2)
+
+
+@pytest.mark.parametrize("name", ["gspo@nemo-rl-0.6", "minpro@xorl"])
+def test_a_preset_without_a_dual_clip_keeps_the_gradient_of_a_bad_token_at_any_ratio(name: str) -> None:
+    assert slope(load(name), one(-2.0, r=100.0)) == pytest.approx(-200)
 
 
 def test_a_dual_clip_takes_the_gradient_of_a_bad_token_and_marks_it() -> None:

@@ -83,6 +83,19 @@ def test_parquet_and_rows_in_any_order_give_the_same_and_other_columns_are_named
     assert same(bundles.read(jsonl(tmp_path, interleaved))[0], bundle)
 
 
+def test_a_log_probability_above_0_by_rounding_is_0(tmp_path: Path) -> None:
+    rows = rollouts()
+    for name in LOGPROBS:
+        rows[0][name][0] = 2.4e-7
+    read, _ = bundles.read(jsonl(tmp_path, rows))
+    for values_BT in (read.rollout_logprobs_BT, read.old_logprobs_BT, read.logprobs_BT):
+        assert values_BT is not None
+        assert values_BT[0, 0] == 0
+    rows[0]["logprobs"][0] = 1e-3
+    with pytest.raises(BadBundle, match="row 1: logprobs must be logarithms of probabilities, at most 0"):
+        bundles.read(jsonl(tmp_path, rows))
+
+
 def as_trl(row: Row) -> Row:
     right = 9 - len(row["response"])
     padded = {name: row[name] + [math.nan] * right for name in LOGPROBS}

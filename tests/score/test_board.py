@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from committed import assert_same
 from test_cli import steadymoe
 
 from steadymoe.bench.score import board, command, entry, rerun, standard
@@ -284,4 +285,4 @@ def test_the_committed_entries_are_of_the_reference_study() -> None:
             assert each.by_seed(STABILITY, arm, "tokens").tolist() == study.tokens(run)[seeds].tolist()
             audited = GRADIENT.measure(study, audit).reindex(list(GRADIENT.seeds))
             assert each.by_seed(GRADIENT, arm).tolist() == pytest.approx(audited.tolist(), nan_ok=True)
-    assert (root / "board" / "board.html").read_text() == board.html(entries, board.table(entries))
+    assert_same(board.html(entries, board.table(entries)), (root / "board" / "board.html").read_text(), "board.html")

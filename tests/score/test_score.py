@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from committed import assert_same
 from scipy import stats
 from test_cli import steadymoe
 
@@ -90,7 +91,8 @@ def test_recorded_rows_are_compared_only_if_the_anchors_agree_with_their_records
 
 def test_the_committed_numbers_of_the_standard_are_those_of_the_reference_study(tmp_path: Path) -> None:
     reference.write_baselines(ROOT / "results" / "reference", tmp_path)
-    assert (tmp_path / standard.METADATA).read_text() == (standard.FOLDER / standard.METADATA).read_text()
+    written, committed = ((folder / standard.METADATA).read_text() for folder in (tmp_path, standard.FOLDER))
+    assert_same(written, committed, standard.METADATA)
     written, committed = (pd.read_parquet(folder / standard.OUTCOMES) for folder in (tmp_path, standard.FOLDER))
     pd.testing.assert_frame_equal(written, committed)
 

@@ -191,6 +191,51 @@ def test_rows_of_one_step_are_merged_and_a_log_may_count_from_0(tmp_path: Path) 
     assert logs.read(write_jsonl(tmp_path / "b.jsonl", rows), {}).rows[0] == {"step": 1, "reward": 0.1}
 
 
+def test_a_resumed_log_has_the_later_rows(tmp_path: Path, steady: Steady) -> None:
+    """Steps 1 2 3 4 3 4 5, the validation of a step in a row of its own."""
+    rows = [(step, first) for first in (0, 10) for step in ((1, 2, 3, 4) if first == 0 else (3, 4, 5))]
+    lines = [
+        {"step": step} | numbers
+        for step, first in rows
+        for numbers in ({"reward": (first + step) / 20}, {"eval_accuracy": (first + step) / 40})
+    ]
+    log = write_jsonl(tmp_path / "resumed.jsonl", lines)
+    code, out, _ = steady("import", log, *NAMES, "--results", tmp_path)
+    assert code == 0
+    assert "later rows replace 2 steps" in out
+    steps = record.read_table(facts_of(tmp_path)[0], "steps")
+    assert steps["step"].tolist() == [1, 2, 3, 4, 5]
+    assert steps["reward"].tolist() == [0.05, 0.1, 0.65, 0.7, 0.75]
+    assert steps["eval_accuracy"].tolist() == [0.025, 0.05, 0.325, 0.35, 0.375]
+    again = write_csv(tmp_path / "again.csv", ["step", "reward"], [[1, 0.1], [2, 0.2], [2, 0.3], [3, 0.4]])
+    assert [row["reward"] for row in logs.read(again, {}).rows] == [0.1, 0.3, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("a.jsonl", '{"step": 1, "reward": 1}\n{"step": 2, "rew'),
+        ("a.jsonl", '{"step": 1, "reward": 1}\n{"step": 2, "reward": 0.5'),
+        ("a.jsonl", '{"step": 1, "reward": 1}\n\0\0\0'),
+        ("a.csv", "step,reward\n1,1\n2"),
+        ("a.csv", "step,reward\n1,1\n2,0."),
+        ("a.csv", 'step,reward\n1,1\n2,"0'),
+    ],
+)
+def test_a_torn_last_line_is_left_out_and_noted(file: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text(content)
+    log = logs.read(tmp_path / file, {})
+    assert log.rows == [{"step": 1, "reward": 1}]
+    assert len(log.notes) == 1
+    assert log.notes[0].startswith("left out: the last line")
+
+
+def test_a_whole_last_line_of_jsonl_needs_no_line_break(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"step": 1, "reward": 1}\n{"step": 2, "reward": 0.5}')
+    log = logs.read(tmp_path / "a.jsonl", {})
+    assert ([row["reward"] for row in log.rows], log.notes) == ([1, 0.5], [])
+
+
 GOOD = "step,reward,loss\n1,1,0\n"
 
 
@@ -215,12 +260,13 @@ GOOD = "step,reward,loss\n1,1,0\n"
         ("a.csv", "step,reward,response_tokens\n1,0.5,1e19\n", [], "response_tokens must be a whole number"),
         ("a.csv", "step,reward\n1,1e308\n2,1e308\n", [], "reward must be between ±1e+100"),
         ("a.csv", "step,reward\n2,1\n1,1\n", [], "line 3: step 1 comes after step 2"),
-        ("a.csv", "step,reward\n1,1\n1,0\n", [], "line 3: a second reward of step 1"),
+        ("a.csv", "step,reward\n1,1\n1,0\n", [], "line 3: step 1 comes after step 1"),
+        ("a.csv", "step,reward\n1,1\n1,1\n1,1\n2,0\n2,0\n2,0\n", [], "line 3: step 1 comes after step 1"),
         ("a.csv", "step,reward,reward\n1,1,2\n", [], "'reward'"),
         ("a.csv", "step,reward\n1\n", [], "line 2: must have 2 values"),
         ("a.csv", "step,reward\n1,2,3\n", [], "line 2: must have 2 values"),
         ("a.csv", 'step,reward\n1,"1\n', [], "not CSV"),
-        ("a.jsonl", '{"step": 1, "reward": 1}\n{"step": 2, "rew', [], "line 2: not JSON"),
+        ("a.jsonl", '{"step": 1, "reward": 1}\n{"step": 2, "rew\n', [], "line 2: not JSON"),
         ("a.jsonl", "[1, 2]\n", [], "line 1: must be an object"),
         ("a.csv", b"step,reward\n1,\xff\n", [], "UTF-8"),
         ("a.jsonl", '{"step": 1, "data": {"critic/score/mean": 1, "actor/steadymoe/tokens": 2}}\n', [], "lack ratio_1"),
