@@ -40,22 +40,22 @@ check: $(READY)
 	$(BIN)/python -m pytest -m check -rs
 	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest -n auto --dist loadfile $(SENSITIVE)
 
-# The reference study, docs/protocol.md: up to twelve hours on two cores, four of them for its first group. `steadymoe study
+# The reference study, study/protocol.md: up to twelve hours on two cores, four of them for its first group. `python -m study
 # list` has its experiments. This and the next two can be stopped and resumed.
 reference: $(READY)
-	$(BIN)/steadymoe study run reference --keep results/reference
+	$(BIN)/python -m study run reference --keep results/reference
 	$(BIN)/python -m steadymoe.bench.score.reference results/reference results results/board
 	$(BIN)/steadymoe score --verify results/board --board results/board
 	$(MAKE) figures
 
-# The gates of the standard settings: docs/claims.md.
+# The gates of the standard settings: study/claims.md.
 gates: $(READY)
-	$(BIN)/steadymoe study run settings --keep results/reference
+	$(BIN)/python -m study run settings --keep results/reference
 	$(MAKE) figures
 
 # Every algorithm's gradient on frozen rollouts, and the clip atlas: docs/audit.md.
 audits: $(READY)
-	$(BIN)/steadymoe study run audits --keep results/reference
+	$(BIN)/python -m study run audits --keep results/reference
 	$(MAKE) figures
 
 # Every table, figure and verdict of results/reference again, from results/reference/data and results/reference/audits.
@@ -64,7 +64,7 @@ figures: $(READY)
 	for experiment in $(notdir $(wildcard results/reference/audits/*)); do \
 		$(BIN)/steadymoe audit report --results results/reference --experiment $$experiment --format png || exit; done
 	$(BIN)/steadymoe report --results results/reference --format png
-	$(BIN)/steadymoe study --results results/reference --pages docs --format png
+	$(BIN)/python -m study --results results/reference --pages study --format png
 	$(BIN)/python tests/report/linked.py > results/reference/.gitignore
 
 # mypy reads the packages under the names they are installed by: a git-ignored folder of links.
@@ -72,6 +72,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p .typecheck/steadymoe && for p in bench models algorithms plugins; do ln -sfn ../../$$p .typecheck/steadymoe/$$p; done
+	ln -sfn ../study .typecheck/study
 	$(BIN)/mypy
 
 # In an environment that has TRL. `make speed SETTING="micro stale"` measures these alone; with `RECORD=--record` it replaces

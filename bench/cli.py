@@ -6,6 +6,7 @@ import io
 import locale
 import os
 import sys
+from collections.abc import Callable
 
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
@@ -19,12 +20,11 @@ VERBS = {
     "score": ("score.command", "score an algorithm against the recorded baselines of a standard"),
     "audit": ("audit.command", "compare the gradients of many losses on the same frozen rollouts"),
     "import": ("trainers.command", "import the log of another trainer as a run"),
-    "study": ("study.command", "verdicts of the reference study; study run and study list for its experiments"),
 }
 
 
-def main() -> None:
-    """Run the verb of the command line and exit.
+def main(run: Callable[[list[str]], int] | None = None) -> None:
+    """Run the command line's arguments, by ``run`` if it is given, and exit.
 
     Exit codes: 0, 1 if a run failed, 2 for a request that cannot be met, 130 if interrupted, and 141, as other programs
     have it, if nobody reads the output any more (``| head``).
@@ -35,7 +35,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without π still gets the line
     try:
         try:
-            code = _run(sys.argv[1:])
+            code = (run or _run)(sys.argv[1:])
         finally:
             if sys.stdout is not None:  # closed by the shell: >&-
                 sys.stdout.flush()

@@ -24,7 +24,8 @@ from steadymoe.bench.support import external
 from steadymoe.bench.support.findings import ask
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md"]
+PAGES += [page for folder in ("docs", "study") for page in (ROOT / folder).glob("*.md")]
 README = (ROOT / "README.md").read_text()
 REFERENCE = ROOT / "results" / "reference"
 # Packages of an extra, which the environment of these tests need not have.

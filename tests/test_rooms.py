@@ -1,6 +1,7 @@
 """Imports between the folders of the suite go in one direction (docs/architecture.md)."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ ORDER = (
     ("report",),
     ("audit", "trainers", "speed"),
     ("score",),
-    ("study",),
     ("cli",),
 )
 ONE_FILE = ("cli", "speed")
@@ -54,6 +54,12 @@ def test_a_folder_imports_only_what_stands_left_of_it(room: str) -> None:
         if room_of(name) not in LEFT_OF[room] | {room}
     }
     assert not wrong
+
+
+def test_nothing_imports_the_study() -> None:
+    rooms = [BENCH, *(ROOT / room for room in AT_THE_ROOT)]
+    files = [path for room in rooms for path in room.rglob("*.py")]
+    assert not [path for path in files if re.search(r"^\s*(from|import) study\b", path.read_text(), re.MULTILINE)]
 
 
 def test_every_folder_has_a_place_in_the_order() -> None:

@@ -158,7 +158,7 @@ def bands(table: pd.DataFrame) -> DataFigure:
     names = _on_map(known)
     if not names:
         needed = "two symmetric bands of one algorithm with a usefulness at k above 0"
-        raise CannotDraw(f"it lacks {needed}: steadymoe study run audit_bands")
+        raise CannotDraw(f"it lacks {needed}")
     shown = known[known["algorithm"].isin(names)]
     shown = shown.assign(width=np.sqrt(shown["clip_low"] * shown["clip_high"])).sort_values("width")
     is_even = shown["clip_low"] == shown["clip_high"]

@@ -107,7 +107,6 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
         fits.check(config)
     axes = identity.axes(flat, reference, choices)
     modules = [str(value).rpartition(".")[0] for key, value in flat.items() if key.endswith("_target_")]
-    own = [word for word in words if not word.startswith(_OF_LAUNCHES)]
     return Run(
         config=config,
         plain=plain,
@@ -115,9 +114,14 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
         axes=axes,
         folder=_folder(config, [choices["algorithm"], choices["model"], choices["task"], identity.axes_name(axes)]),
         config_hash=identity.config_hash(plain),
-        command=external.prefix(choices, modules) + overrides.command_of(own),
+        command=external.prefix(choices, modules) + overrides.command_of(own(words)),
         words=tuple(words),
     )
+
+
+def own(words: Sequence[str]) -> list[str]:
+    """Return the words that are a part of the run, in place of its launch."""
+    return [word for word in words if not word.startswith(_OF_LAUNCHES)]
 
 
 def unchecked(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -269,10 +269,7 @@ def errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if group == "hydra/launcher" and name in _EXTRAS:
             raise ConfigError(f"{group}={name} needs its package: pip install 'steadymoe[{_EXTRAS[name]}]'") from error
-        of_study = "; the reference study's experiments: steadymoe study list" if group == "experiment" else ""
-        raise ConfigError(
-            f"there is no {group} {name!r}; {nearest(name, error.options or [], _HELP)}{of_study}"
-        ) from error
+        raise ConfigError(f"there is no {group} {name!r}; {nearest(name, error.options or [], _HELP)}") from error
     except OverrideParseException as error:
         key, _, value = str(error.override).partition("=")
         quoted = f"; a value with '=' needs quotes within quotes: '{key}=\"{value}\"'" if "=" in value else ""

@@ -20,7 +20,7 @@ from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, E
 
 CAPTION = (
     "Means over steps and seeds with a 95 % interval, next to the range published for real MoE models; factor: the "
-    "number over the nearer end of the range. docs/calibration.md has the sources. Quantities that were not recorded, "
+    "number over the nearer end of the range. study/calibration.md has the sources. Quantities that were not recorded, "
     "or that have no published range for the algorithm or engine, are left out."
 )
 # Settings in which an MoE and its dense twin may differ (beginnings of their keys): those of routers and of experts.

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from steadymoe.bench.config.overrides import CONF
 from steadymoe.bench.report import archive, collapses, figures, realism, tables, write
 from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec
 from steadymoe.bench.report.write import FORMATS
@@ -121,8 +120,7 @@ def figure_of(spec: FigureSpec, recorded: Tables, arms: Sequence[str] | None = N
 
 def command(spec: FigureSpec) -> str:
     """Return the command that makes the data of a figure."""
-    is_study = spec.id in FIGURES and not (CONF / "experiment" / f"{spec.experiment}.yaml").exists()
-    return f"steadymoe study run {spec.experiment}" if is_study else f"steadymoe run experiment={spec.experiment}"
+    return f"steadymoe run experiment={spec.experiment}"
 
 
 def listing(results: Path) -> pd.DataFrame:

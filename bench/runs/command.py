@@ -230,5 +230,6 @@ def _sweep(runs: Sequence[Run], words: Sequence[str]) -> str | None:
     """Return the command ``words`` that makes or resumes all ``runs``; None for a single run."""
     if len(runs) < 2:
         return None
-    prefixes = {run.command.partition("steadymoe ")[0] for run in runs}  # STEADYMOE_PATH, or nothing
+    # STEADYMOE_PATH, or nothing
+    prefixes = {run.command.removesuffix(command_of(compose.own(run.words))) for run in runs}
     return max(prefixes) + command_of(words)

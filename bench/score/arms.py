@@ -2,7 +2,7 @@
 
 from steadymoe.bench.score.recorded import Arm, Audited
 
-# Updates between the old policy and the audited weights (docs/protocol.md).
+# Updates between the old policy and the audited weights (study/protocol.md).
 DRIFT = 16
 
 # The bands of GRPO and of GSPO in GSPO's paper: 2507.18071, section 5.1.

@@ -270,7 +270,6 @@ def test_no_verb_but_run_imports_what_a_results_folder_names(
         ["report", "--figure", "fig02", "--experiment", "study", "--format", "svg"],
     ):
         assert steadymoe(monkeypatch, *words) == 0, words
-    assert steadymoe(monkeypatch, "study", "--format", "svg") == 2, "it has read the runs, and GRPO has not ended"
     assert Path("kept/data/study").is_dir()
     assert not (tmp_path / "executed").exists()
     assert not [module for module in sys.modules if module == "this" or module.startswith("evil_")]

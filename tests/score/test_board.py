@@ -216,7 +216,7 @@ def test_entries_are_ranked_by_their_difference_from_grpo_and_tuned_ones_apart(
     assert ("good" in published, "best" in tuned, "sapo" in lacking) == (True, True, True)
     assert 'data-number="nan' not in text
     assert re.search(r"(?<!\\)<script>x", text + markdown) is None
-    # The row of the frozen policy in docs/claims.md.
+    # The row of the frozen policy in study/claims.md.
     start = "begins at 0.368 [0.339, 0.395], and the mean reward of the frozen policy is 0.366 [0.344, 0.392]"
     assert start in capsys.readouterr().out
 

@@ -356,7 +356,7 @@ def test_welch_is_scipys_and_ignores_the_index() -> None:
 
 @pytest.mark.parametrize(("outcomes", "found"), [(1, 0.041), (2, 0.047), (3, 0.051), (4, 0.053), (6, 0.057)])
 def test_the_detectable_difference_is_that_of_the_protocol(outcomes: int, found: float) -> None:
-    # docs/protocol.md, "How many seeds": ten seeds, a standard deviation of 0.0415 of paired differences.
+    # study/protocol.md, "How many seeds": ten seeds, a standard deviation of 0.0415 of paired differences.
     assert comparisons.detectable(0.0415 / np.sqrt(10), 9, level=0.05 / outcomes) == pytest.approx(found, abs=6e-4)
 
 

@@ -14,11 +14,11 @@ from steadymoe.bench.report.figures import FigureSpec
 from steadymoe.bench.score.arms import DRIFT
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
-from steadymoe.bench.study import claims, exploratory, figures
-from steadymoe.bench.study.arms import FIRST_TESTBED
-from steadymoe.bench.study.claims import CLAIMS, LEGS, Claim, Dose, Finding, Leg, LegVerdict
-from steadymoe.bench.study.effects import Measurement
-from steadymoe.bench.study.gates import audited, blocking, gates, moe_effect
+from study import claims, exploratory, figures
+from study.arms import FIRST_TESTBED
+from study.claims import CLAIMS, LEGS, Claim, Dose, Finding, Leg, LegVerdict
+from study.effects import Measurement
+from study.gates import audited, blocking, gates, moe_effect
 
 OUTCOMES = FigureSpec("outcomes", "outcomes", figures.outcomes, "study", takes=("outcomes",))
 ANSWER = FigureSpec("answer", "answer", figures.arms, "study", takes=("steps", "standings"))

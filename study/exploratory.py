@@ -11,10 +11,10 @@ from steadymoe.bench.score.arms import DRIFT, GRPO, GSPO, GSPO_R2, OTHERS, PAPER
 from steadymoe.bench.score.recorded import NONE, Arm, Audited, Recorded
 from steadymoe.bench.statistics.comparisons import unpaired_ratio
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate
-from steadymoe.bench.study import arms
-from steadymoe.bench.study.arms import BEST, DIALLED, FRONTIER
-from steadymoe.bench.study.effects import OF_RUNS, by_seed, factor, paired, routed
-from steadymoe.bench.study.gates import NOISY, realism
+from study import arms
+from study.arms import BEST, DIALLED, FRONTIER
+from study.effects import OF_RUNS, by_seed, factor, paired, routed
+from study.gates import NOISY, realism
 
 # Outcomes in mean reward, by the protocol's letters, as the two arms that are compared.
 _IN_MEAN_REWARD: dict[str, tuple[Arm, Arm]] = {

@@ -12,8 +12,8 @@ from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.comparisons import ratio_of_means, welch
 from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, over_seeds, t_quantile
-from steadymoe.bench.study.arms import FRONTIER, RATES, TUNED
-from steadymoe.bench.study.experiments import TABLE
+from study.arms import FRONTIER, RATES, TUNED
+from study.experiments import TABLE
 
 # Outcome of runs → the method of ``Recorded`` with one number for each seed.
 OF_RUNS = {

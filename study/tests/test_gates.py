@@ -13,9 +13,9 @@ from steadymoe.bench.score.arms import GSPO_R2, PAPERS, PAPERS_R2
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
-from steadymoe.bench.study import command, experiments, gates, page
-from steadymoe.bench.study.arms import LONG, LONG_ON_POLICY, LONGER, SLOW
-from steadymoe.bench.study.gates import (
+from study import command, experiments, gates, page
+from study.arms import LONG, LONG_ON_POLICY, LONGER, SLOW
+from study.gates import (
     DENSE,
     DENSE_TWIN,
     DISTURBED,

@@ -16,8 +16,8 @@ from steadymoe.bench.report.realism import OVER_DENSE, ROWS, Realism, over_dense
 from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.estimates import DIFFERENCE, LEAST_FOR_INTERVAL, POSITIVE, Estimate, over_seeds, share
-from steadymoe.bench.study import arms, experiments
-from steadymoe.bench.study.effects import OF_RUNS, less
+from study import arms, experiments
+from study.effects import OF_RUNS, less
 
 Setting = Literal["learning", "stale", "long", "longer", "slow", "mismatch", "mismatch fp8"]
 State = Literal["passed", "failed", "not measured"]
@@ -82,7 +82,7 @@ class Need(NamedTuple):
 
 _LEARNS = Need("V1", "learning")
 _STRESS = (_LEARNS, *(Need(gate, "stale") for gate in ("V2", "V3", "V5", "V7")))
-# The gates of docs/protocol.md, "Gates", by their name in claims.yaml. The last one is of the claim's setting.
+# The gates of study/protocol.md, "Gates", by their name in claims.yaml. The last one is of the claim's setting.
 NEEDS: Mapping[str, tuple[Need, ...]] = {
     "": (),
     "learning": (_LEARNS,),

@@ -13,9 +13,9 @@ from steadymoe.bench.config.compose import Run
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.score import arms as standard_arms
 from steadymoe.bench.score.recorded import Arm
-from steadymoe.bench.study import arms, command, experiments, gates
-from steadymoe.bench.study.claims import CLAIMS
-from steadymoe.bench.study.experiments import PARTS, TABLE, Experiment
+from study import arms, command, experiments, gates
+from study.claims import CLAIMS
+from study.experiments import PARTS, TABLE, Experiment
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,10 +76,10 @@ def test_every_arm_is_one_that_an_experiment_runs() -> None:
 
 def test_pages_and_the_makefile_name_experiments_of_the_table() -> None:
     known = {*TABLE, *PARTS, *(row.recorded_as for row in TABLE.values()), "study_rates"}  # of the first edition
-    for page in (*(ROOT / "docs").glob("*.md"), ROOT / "Makefile"):
+    for page in (*(ROOT / "docs").glob("*.md"), *(ROOT / "study").glob("*.md"), ROOT / "Makefile"):
         text = page.read_text()
         named = set(re.findall(r"`(?:experiment=)?((?:study|gates)_\w+)`", text))
-        assert named | set(re.findall(r"^\t?\S*steadymoe study run (\w+)", text, re.MULTILINE)) <= known, page
+        assert named | set(re.findall(r"^\t?\S*python -m study run (\w+)", text, re.MULTILINE)) <= known, page
     assert {name for claim in CLAIMS for name in claim.experiments} <= TABLE.keys()
 
 
@@ -99,9 +99,9 @@ def test_each_part_has_the_seeds_of_the_protocol() -> None:
 def test_the_command_of_a_run_makes_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = compose.plan(["experiment=study_best", "seed=3", f"results_dir={tmp_path}"])[0]
     words = shlex.split(run.command)
-    assert words[:4] == ["steadymoe", "study", "run", "study_best"]
+    assert words[:5] == ["python", "-m", "study", "run", "study_best"]
     for arguments, shown in (
-        ([*words[3:], "--dry"], "1 runs: 1 to run"),
+        ([*words[4:], "--dry"], "1 runs: 1 to run"),
         (["study_best", "--dry", f"results_dir={tmp_path}"], "10 runs: 10 to run"),
         (["study_audit", "seed=305", f"results_dir={tmp_path}", "--dry"], f"{tmp_path}/audits/study_audit/"),
     ):
@@ -113,7 +113,8 @@ def test_the_command_of_a_run_makes_that_run(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize("row", [row for row in TABLE.values() if row.also], ids=lambda row: row.name)
 def test_the_command_of_a_run_makes_it_alone_in_an_experiment_of_several_sweeps(row: Experiment) -> None:
     for run in runs_of(row, f"seed={row.seeds[0]}"):
-        (again,) = runs_of(row, *shlex.split(run.command)[4:])
+        words = [word for word in shlex.split(run.command) if "=" in word and not word.startswith("experiment=")]
+        (again,) = runs_of(row, *words)
         assert again.folder == run.folder
 
 
@@ -158,9 +159,9 @@ def test_overrides_may_name_what_no_sweep_has() -> None:
 def test_a_wrong_argument_is_refused_in_one_line(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["steadymoe", "study", *words])
+    monkeypatch.setattr("sys.argv", ["study", *words])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        cli.main(command.main)
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 

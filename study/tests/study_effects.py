@@ -1,8 +1,8 @@
 """Effects of the reference study from its parquet files by pandas and numpy alone: means, differences, exact p.
 
-    python tests/oracles/study_effects.py > tests/recorded/study_effects.csv
+    python study/tests/study_effects.py > study/tests/study_effects.csv
 
-Nothing of steadymoe is imported, so that this is a second opinion on docs/claims.md. tests/report/test_reference.py
+Nothing of steadymoe is imported, so that this is a second opinion on study/claims.md. study/tests/test_reference.py
 runs it again, and compares it with its recorded output and with the table of claims.
 """
 

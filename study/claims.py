@@ -15,10 +15,10 @@ from steadymoe.bench.score.arms import CONTROLS
 from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import detectable, holm, sign_flip_p
 from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL
-from steadymoe.bench.study import arms, effects
-from steadymoe.bench.study.arms import ARMS, LOSSES, MAY_COLLAPSE
-from steadymoe.bench.study.effects import OF_RUNS, Effect, Measurement, NoNumber
-from steadymoe.bench.study.gates import NEEDS, Gate, Need
+from study import arms, effects
+from study.arms import ARMS, LOSSES, MAY_COLLAPSE
+from study.effects import OF_RUNS, Effect, Measurement, NoNumber
+from study.gates import NEEDS, Gate, Need
 
 Verdict = Literal["supported", "contradicted", "not decided", "not testable here", "not run"]
 Side = Literal["above", "below", "between"]
@@ -247,7 +247,7 @@ class Contrast(NamedTuple):
     """The same of losses at their best rates, added after ``effects`` had been seen."""
 
     def sign(self, study: Recorded, tuned: bool = False) -> tuple[list[Measurement], str]:
-        """Return the differences, and right, wrong, open or not run (docs/claims.md, "Published contrasts")."""
+        """Return the differences, and right, wrong, open or not run (study/claims.md, "Published contrasts")."""
         effects = self.tuned if tuned else self.effects
         if not effects:
             return [], ""

@@ -1,4 +1,4 @@
-"""``docs/claims.md``: what papers claim, what the recorded runs and gradients say, and the gates of the settings."""
+"""``study/claims.md``: what papers claim, what the recorded runs and gradients say, and the gates of the settings."""
 
 import re
 from collections import Counter
@@ -14,15 +14,15 @@ from steadymoe.bench.report.realism import to_table
 from steadymoe.bench.score.arms import CONTROLS, GRPO, GSPO, OTHERS, PAPERS, PAPERS_R2
 from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
-from steadymoe.bench.study import exploratory
-from steadymoe.bench.study.arms import DISTANCE, FIRST_TESTBED, ON_POLICY, TUNED
-from steadymoe.bench.study.claims import CLAIMS, LEGS, Claim, findings
-from steadymoe.bench.study.effects import NoNumber, best_setting
-from steadymoe.bench.study.gates import LEAST_KEPT, Gate, designs, kept, realism, seconds_an_update
-from steadymoe.bench.study.verdicts import DRAWN, SPECS, Verdicts, dose_rows, outcome_rows
+from study import exploratory
+from study.arms import DISTANCE, FIRST_TESTBED, ON_POLICY, TUNED
+from study.claims import CLAIMS, LEGS, Claim, findings
+from study.effects import NoNumber, best_setting
+from study.gates import LEAST_KEPT, Gate, designs, kept, realism, seconds_an_update
+from study.verdicts import DRAWN, SPECS, Verdicts, dose_rows, outcome_rows
 
 # A page that is named in a claim's limits, and its link from the page of claims.
-_LINKED, _LINK = re.compile(r"\bdocs/((\w+)\.md)"), r"[\2](\1)"
+_LINKED, _LINK = re.compile(r"\bdocs/((\w+)\.md)"), r"[\2](../docs/\1)"
 # A realism gate that misses its range by more than this factor is named above the table.
 _FAR = 5
 
@@ -33,7 +33,7 @@ def text(study: Recorded, verdicts: Verdicts | None, gates: Sequence[Gate], figu
     ``gates`` are the validity gates, ``figures`` is the path from the page's folder to the figures.
     """
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("steadymoe.bench.study", "."),
+        loader=jinja2.PackageLoader("study", "."),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,

@@ -1,6 +1,6 @@
 """The experiments of the reference study, rows of ``experiments.yaml``: runs, arms, `make reference` and pages follow.
 
-While `steadymoe study` runs, Hydra composes a row as it composes a file of ``conf/experiment``, which has what a user
+While `python -m study` runs, Hydra composes a row as it composes a file of ``conf/experiment``, which has what a user
 runs.
 """
 
@@ -152,7 +152,7 @@ class Experiment:
 _ROWS: Any = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_suffix(".yaml")), resolve=True)
 # Overrides by name, which rows share.
 CONSTANTS: dict[str, str] = _ROWS.pop("constants")
-# Experiments by the name of their part, which `steadymoe study run` takes too, and by their own.
+# Experiments by the name of their part, which `python -m study run` takes too, and by their own.
 PARTS = {
     part: tuple(Experiment(name, **{"base": name, **row}) for name, row in rows.items()) for part, rows in _ROWS.items()
 }
@@ -163,7 +163,7 @@ def register() -> None:
     """Let Hydra compose the table's experiments in this process."""
     for row in TABLE.values():
         if row.base != row.name:
-            add_experiment(row.name, row.node, ("steadymoe", "study", "run", row.name))
+            add_experiment(row.name, row.node, ("python", "-m", "study", "run", row.name))
 
 
 def chosen(names: Sequence[str]) -> list[Experiment]:
@@ -171,7 +171,7 @@ def chosen(names: Sequence[str]) -> list[Experiment]:
     known = {name: (row,) for name, row in TABLE.items()} | PARTS
     for name in names:
         if name not in known:
-            raise ConfigError(f"there is no experiment {name!r} in the study; see: steadymoe study list")
+            raise ConfigError(f"there is no experiment {name!r} in the study; see: python -m study list")
     return [row for name in names or PARTS for row in known[name]]
 
 

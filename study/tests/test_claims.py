@@ -20,11 +20,11 @@ from steadymoe.bench.score.recorded import NONE, Arm, Audited, NotRun, Recorded
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
-from steadymoe.bench.study import arms, claims, effects, exploratory, figures, gates, page
-from steadymoe.bench.study.claims import CLAIMS, CONTRASTS, Dose, Finding, Outcome, Verdict, findings, leg_verdict
-from steadymoe.bench.study.effects import Measurement
-from steadymoe.bench.study.gates import Gate, Need, State, blocking
-from steadymoe.bench.study.verdicts import dose_rows, outcome_rows
+from study import arms, claims, command, effects, exploratory, figures, gates, page
+from study.claims import CLAIMS, CONTRASTS, Dose, Finding, Outcome, Verdict, findings, leg_verdict
+from study.effects import Measurement
+from study.gates import Gate, Need, State, blocking
+from study.verdicts import dose_rows, outcome_rows
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = Recorded(ROOT / "results" / "reference")
@@ -236,7 +236,7 @@ def test_a_share_of_0_makes_no_ratio_infinite_in_silence() -> None:
 
 def test_the_table_of_claims_is_that_of_the_protocol() -> None:
     rows = {}
-    for line in (ROOT / "docs" / "protocol.md").read_text().splitlines():
+    for line in (ROOT / "study" / "protocol.md").read_text().splitlines():
         if cells := re.match(r"\| (\d+) (.*?) \| .*? \| (.*?) \| (.*) \|$", line):
             rows[int(cells[1])] = (f"{cells[2]}.", set(re.findall(r"`(\w+)`", cells[3])), cells[4])
     assert rows.keys() == {claim.number for claim in CLAIMS}
@@ -258,7 +258,7 @@ def test_the_table_of_claims_is_that_of_the_protocol() -> None:
 
 
 def test_the_gates_that_a_claim_needs_are_those_of_the_protocol_and_are_measured() -> None:
-    section = (ROOT / "docs" / "protocol.md").read_text().partition("\n## Gates\n")[2].partition("\n## ")[0]
+    section = (ROOT / "study" / "protocol.md").read_text().partition("\n## Gates\n")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| ([\d, ]+) \| (.*?) \|$", section, re.MULTILINE))
     numbers = {claim.number: claim for claim in CLAIMS}
     needs = {words: {numbers[int(n)].needs for n in of.split(", ")} for of, words in rows.items()}
@@ -466,13 +466,13 @@ def test_announcing_a_collapse_has_the_error_of_runs_whose_horizon_the_left_out_
 def test_without_runs_the_command_says_what_to_run_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["steadymoe", "study", "--results", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["study", "--results", str(tmp_path)])
     with pytest.raises(SystemExit) as stopped:
-        cli.main()
+        cli.main(command.main)
     assert stopped.value.code == 2
     message = capsys.readouterr().err
     assert "GRPO (study)" in message
-    assert "steadymoe study run" in message
+    assert "python -m study run" in message
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,8 +17,8 @@ from steadymoe.bench.score.arms import (
     WIDE,
 )
 from steadymoe.bench.score.recorded import Arm
-from steadymoe.bench.study import experiments
-from steadymoe.bench.study.experiments import CONSTANTS, TABLE
+from study import experiments
+from study.experiments import CONSTANTS, TABLE
 
 _RATE, _UPDATES = "optimizer.learning_rate", "updates_per_rollout"
 # The arms of claims and contrasts by their label in claims.yaml.
@@ -44,7 +44,7 @@ BALANCED = arm("GRPO 0.2/0.27, balanced", "study_router", "grpo", "routing=off")
 for _updates in TABLE["study_staleness"].values(_UPDATES):  # 16 are the study's own
     for _name in ("grpo", "gspo", *OTHERS):
         arm(f"{_name.upper()}, {_updates} updates", "study_staleness", _name, f"{_UPDATES}={_updates}")
-# The first edition's setting, whose mini-batches are so small that it also falls on policy (docs/calibration.md). On
+# The first edition's setting, whose mini-batches are so small that it also falls on policy (study/calibration.md). On
 # policy REINFORCE is GRPO without a clip.
 FIRST_TESTBED = (
     experiments.arm("GRPO unclipped, on policy", "first_testbed", "grpo_unclipped", f"{_UPDATES}=1"),

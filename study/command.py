@@ -1,4 +1,4 @@
-"""``steadymoe study``: the verdicts with their page and figures, the experiments, and their runs."""
+"""``python -m study``: the verdicts with their page and figures, the experiments, and their runs."""
 
 import os
 from argparse import RawDescriptionHelpFormatter
@@ -13,38 +13,38 @@ from steadymoe.bench.audit import command as audit
 from steadymoe.bench.report import report_page, tuning, write
 from steadymoe.bench.score.arms import GRPO, GSPO
 from steadymoe.bench.score.recorded import NotRun, Recorded
-from steadymoe.bench.study import experiments, page
-from steadymoe.bench.study.gates import gates
-from steadymoe.bench.study.verdicts import SPECS, Verdicts
 from steadymoe.bench.support import atomic_files, processes
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
+from study import experiments, page
+from study.gates import gates
+from study.verdicts import SPECS, Verdicts
 
 _HELP = """Verdicts of the reference study on what papers claim, from its recorded runs and audits:
 
-  steadymoe study                              from results/, as results/claims.md with tables and figures
-  steadymoe study --results results/reference --pages docs
-  steadymoe study list                         the experiments of the study
-  steadymoe study run NAME ...                 run some of them: steadymoe study run --help"""
-_RUN_HELP = """Run experiments of the reference study in order; without a NAME, all of them. `steadymoe study list` has
+  python -m study                              from results/, as results/claims.md with tables and figures
+  python -m study --results results/reference --pages docs
+  python -m study list                         the experiments of the study
+  python -m study run NAME ...                 run some of them: python -m study run --help"""
+_RUN_HELP = """Run experiments of the reference study in order; without a NAME, all of them. `python -m study list` has
 their names and the names of their parts. Rerunning the command skips finished runs and resumes interrupted ones. Other
 flags and overrides are those of `steadymoe run`. An override replaces its key in every sweep of an experiment; a sweep
 that fixes another value is left out. Overrides of all that a sweep varies mean this sweep alone:
 
-  steadymoe study run study study_paper --dry
-  steadymoe study run gates_stale algorithm=gspo seed=200
-  steadymoe study run reference --keep results/reference"""
+  python -m study run study study_paper --dry
+  python -m study run gates_stale algorithm=gspo seed=200
+  python -m study run reference --keep results/reference"""
 
 
 def main(words: list[str]) -> int:
-    """Run ``steadymoe study`` with these arguments and return the exit code. Raises UserError, OSError."""
+    """Run ``python -m study`` with these arguments and return the exit code. Raises UserError, OSError."""
     if words[:1] == ["run"]:
         return run(words[1:])
     if words == ["list"]:
         print(listing())
         return 0
-    parser = Parser(prog="steadymoe study", description=_HELP, formatter_class=RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m study", description=_HELP, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("results"), help="results folder (default: results)")
     parser.add_argument("--pages", type=Path, help="folder of claims.md (default: the results folder)")
     parser.add_argument(
@@ -59,7 +59,7 @@ def main(words: list[str]) -> int:
         summary, written = report(given.results, given.pages or given.results, given.format)
     except NotRun as missing:
         damaged = report_page.left_out(given.results)
-        how = damaged[0] if damaged else "run them: steadymoe study run reference"
+        how = damaged[0] if damaged else "run them: python -m study run reference"
         raise UserError(f"no ended runs of {missing} below {given.results}; {how}") from missing
     print("\n".join([summary, *(visible(f"wrote {path}") for path in written), *report_page.left_out(given.results)]))
     return 0
@@ -72,7 +72,7 @@ def run(words: Sequence[str]) -> int:
     Raises UserError for an unknown name, OSError where ``--keep`` names no folder.
     """
     usage = "%(prog)s [NAME ...] [KEY=VALUE ...] [--keep FOLDER] [--dry] [--redo] [--retry-failed]"
-    parser = Parser(prog="steadymoe study run", usage=usage, description=_RUN_HELP, allow_abbrev=False)
+    parser = Parser(prog="python -m study run", usage=usage, description=_RUN_HELP, allow_abbrev=False)
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="archive in this folder what a report needs")
     given, rest = parser.parse_known_args(words)

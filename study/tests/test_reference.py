@@ -16,13 +16,13 @@ from test_experiments import known_arms
 from steadymoe.bench.report import archive, report_page, write
 from steadymoe.bench.score.arms import FROZEN, GRPO, GSPO, PAPERS, UNCLIPPED
 from steadymoe.bench.score.recorded import Recorded
-from steadymoe.bench.study import arms, experiments, page
-from steadymoe.bench.study.claims import CLAIMS, LEGS, findings
-from steadymoe.bench.study.gates import Gate, Need
-from steadymoe.bench.study.verdicts import Verdicts
+from study import arms, experiments, page
+from study.claims import CLAIMS, LEGS, findings
+from study.gates import Gate, Need
+from study.verdicts import Verdicts
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
-DOCS = Path(__file__).parents[2] / "docs"
+STUDY = Path(__file__).parents[1]
 TABLES = REFERENCE / "tables"
 KEPT = archive.experiments(REFERENCE)
 # Recorded before data were kept: results/README.md.
@@ -81,10 +81,10 @@ def test_the_verdicts_are_those_of_the_data(verdicts: Verdicts, shown: str) -> N
     compare(verdicts.texts())
     for spec, named, data in verdicts.figures():
         compare(write.figure_texts(spec.stem(named), spec.figure(data), spec.caption))
-    committed = (DOCS / "claims.md").read_text()
+    committed = (STUDY / "claims.md").read_text()
     assert_same(shown, committed, "claims.md")
     for link in re.findall(r"\]\(([^)#]+)\)", committed):
-        assert (DOCS / link).exists(), link
+        assert (STUDY / link).exists(), link
     assert len(re.findall(r"\.png\)", committed)) == len(verdicts.figures())
 
 
@@ -135,7 +135,7 @@ def test_with_a_gate_failed_nothing_is_answered(verdicts: Verdicts) -> None:
 
 
 def test_the_readmes_table_and_count_of_verdicts_are_those_of_the_study(verdicts: Verdicts) -> None:
-    result = (DOCS.parent / "README.md").read_text().partition("## What was found")[2].partition("\n## ")[0]
+    result = (STUDY.parent / "README.md").read_text().partition("## What was found")[2].partition("\n## ")[0]
     long = arms.LONG_ON_POLICY
     higher = [arms.ARMS[f"long, GRPO, lr 0.0004{replay}"] for replay in ("", " + R2")]
     tuned = [arms.STALE_BEST[name] for name in ("grpo", "gspo", "vespo", "cispo", "sapo", "minirl", "topr")]
@@ -150,9 +150,9 @@ def test_the_readmes_table_and_count_of_verdicts_are_those_of_the_study(verdicts
 
 
 def test_the_second_opinion_agrees_with_the_table_of_claims(verdicts: Verdicts) -> None:
-    script = DOCS.parent / "tests" / "oracles" / "study_effects.py"
+    script = STUDY / "tests" / "study_effects.py"
     made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
-    assert_same(made, (DOCS.parent / "tests" / "recorded" / "study_effects.csv").read_text(), "study_effects.csv")
+    assert_same(made, (STUDY / "tests" / "study_effects.csv").read_text(), "study_effects.csv")
     known = {each.outcome.what: each for found in verdicts.findings.values() for each in found}
     compared = set()
     for row in pd.read_csv(io.StringIO(made)).itertuples():
