@@ -36,7 +36,7 @@ from steadymoe.algorithms.corrections import (
 )
 from steadymoe.algorithms.flash_reinforce import BatchMean
 from steadymoe.algorithms.objective import KL, Objective
-from steadymoe.bench.check.batches import ADVANTAGES, LENGTHS, RESPONSES, TOKENS, ragged
+from steadymoe.bench.check.batches import ADVANTAGES, LENGTHS, RESPONSES, TOKENS, part, ragged, without_tokens
 
 CORRECTIONS: list[Correction] = [
     TruncatedIS(),
@@ -599,6 +599,34 @@ def test_r2vpos_multiplier_follows_the_excess_of_the_variance_and_never_falls_be
     assert calm.state["multiplier"].item() == 0
 
 
+@pytest.mark.parametrize("rows", [RESPONSES, 0])
+@pytest.mark.parametrize("correction", [None, *CORRECTIONS], ids=str)
+def test_a_batch_without_a_token_has_no_loss_under_any_correction_and_addition(
+    correction: Correction | None, rows: int
+) -> None:
+    batch = part(without_tokens(ragged()), torch.arange(rows))
+    batch = replace(batch, responses=None, tokens=None)
+    for estimator in ("k1", "k2", "k3"):
+        added = objective(load("grpo"), correction, coefficient=0.1, estimator=estimator, entropy_bonus=0.1)
+        loss, grad_BT, _ = run(added, batch)
+        assert loss == 0
+        assert not grad_BT.any()
+
+
+@pytest.mark.parametrize("name", names(presets=True))
+def test_a_batch_without_a_token_changes_no_state(name: str) -> None:
+    """Neither one whose tokens are masked nor one without rows; the loss is 0."""
+    loss = load(name)
+    for rows in (RESPONSES, 0):
+        empty = part(without_tokens(ragged(top_k=loss.traits.top_k or 2)), torch.arange(rows))
+        value, grad_BT, output = run(loss, replace(empty, responses=None, tokens=None))
+        assert value == 0
+        assert not grad_BT.any()
+        assert {key: state.item() for key, state in output.state.items()} == {
+            key: pytest.approx(state.item()) for key, state in loss.initial_state().items()
+        }
+
+
 # --- advantages --------------------------------------------------------------------------------------
 
 REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.7, 0.7, 0.7, 0.7]])
@@ -715,6 +743,14 @@ for subtract in (False, True):
             math.sqrt(max(squares(tokens) / len(tokens), 1e-8)),
         )
     )
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+@pytest.mark.parametrize("advantage", EXACT, ids=str)
+def test_advantages_are_finite_with_one_token_and_with_none(advantage: Any, tokens: int) -> None:
+    lengths_PG = torch.zeros(2, 4, dtype=torch.long)
+    lengths_PG[0, 0] = tokens
+    assert advantage(REWARDS, lengths_PG).isfinite().all()
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 32, 256])
