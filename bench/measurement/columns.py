@@ -139,7 +139,7 @@ STEP = (
     Column("reference_kl", "k3 estimate of KL(π_old‖cold start) per response token; null without a KL term",
            unit="nats"),
     Column("groups_without_signal",
-           "share of sampled prompts whose responses all have the same reward, after length penalty and KL", share=True),
+           "share of sampled prompts with equal rewards of all responses, after length penalty and KL", share=True),
     Column("prompts_sampled",
            "prompts sampled to fill the step; more than rollout.prompts with dynamic sampling", kept=True),
     Column("response_length", "mean response tokens of the kept groups, the end token included", unit="tokens"),

@@ -710,8 +710,8 @@ def by_the_others(i: int, group: list[Fraction]) -> float:
     return float(group[i] - mean(others)) / (std(others) + 1e-6 if std(others) else 1)
 
 
-def whitened(value: Fraction, tokens: list[Fraction], divisor: float) -> float:
-    return float(value - mean(tokens)) / divisor
+def whitened(value: Fraction, tokens: list[Fraction], divisor: Callable[[list[Fraction]], float]) -> float:
+    return float(value - mean(tokens)) / divisor(tokens)
 
 
 def once_a_token(rollout: list[list[Fraction]], subtract: bool) -> list[Fraction]:
@@ -734,13 +734,13 @@ EXACT: dict[Any, Callable[[int, list[Fraction], list[list[Fraction]]], float]] =
 }
 for subtract in (False, True):
     EXACT[BatchWhitened(subtract_group_mean=subtract, epsilon=1e-8)] = lambda i, group, rollout, of=subtract: whitened(
-        group[i] - of * mean(group), tokens := once_a_token(rollout, of), math.sqrt(std(tokens) ** 2 + 1e-8)
+        group[i] - of * mean(group), once_a_token(rollout, of), lambda tokens: math.sqrt(std(tokens) ** 2 + 1e-8)
     )
     EXACT[BatchWhitenedPopulation(subtract_group_mean=subtract, epsilon=1e-8)] = lambda i, group, rollout, of=subtract: (
         whitened(
             group[i] - of * mean(group),
-            tokens := once_a_token(rollout, of),
-            math.sqrt(max(squares(tokens) / len(tokens), 1e-8)),
+            once_a_token(rollout, of),
+            lambda tokens: math.sqrt(max(squares(tokens) / len(tokens), 1e-8)),
         )
     )
 
