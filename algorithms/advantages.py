@@ -1,4 +1,4 @@
-"""Advantages from the rewards of a rollout. Shapes: P prompts, G responses to each prompt.
+"""Advantages from the rewards of a rollout. Shapes: P prompts, G responses to each prompt, O = G − 1 of the others.
 
 An advantage is a class. Its object is called with the rewards of the responses and with their lengths in tokens, both
 (P, G), and returns the advantages of the responses, (P, G).
@@ -50,7 +50,7 @@ class GroupMeanStd(_Divided):
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
         """Exactly 0 in a group of equal rewards; G must be at least 2."""
-        return _centred(rewards_PG) / (rewards_PG.std(-1, keepdim=True) + self.epsilon)
+        return _centred(rewards_PG) / (_above_lowest(rewards_PG).std(-1, keepdim=True) + self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,14 @@ class LeaveOneOutStd(_Divided):
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
         """Raises ValueError for fewer than 3 responses: a single other reward has no standard deviation."""
-        others = rewards_PG.shape[1] - 1
-        if others < 2:
+        responses = rewards_PG.shape[1]
+        if responses < 3:
             raise ValueError("LeaveOneOutStd needs at least 3 responses to a prompt")
-        differences_PGG = rewards_PG[:, None, :] - rewards_PG[:, :, None]  # every other reward less one's own
-        mean_PG = differences_PGG.sum(-1) / others
-        own_GG = torch.eye(others + 1, dtype=torch.bool, device=rewards_PG.device)
-        squares_PG = (differences_PGG - mean_PG[..., None]).square().masked_fill(own_GG, 0.0).sum(-1)
-        std_PG = (squares_PG / (others - 1)).sqrt()
-        # The mean of equal rewards can miss them by a rounding error, so the bound is not 0.
-        return torch.where(std_PG > 1e-6, -mean_PG / (std_PG + self.epsilon), -mean_PG)
+        others_GG = ~torch.eye(responses, dtype=torch.bool, device=rewards_PG.device)
+        others_PGO = rewards_PG[:, None].expand(-1, responses, -1)[:, others_GG].view(*rewards_PG.shape, -1)
+        difference_PG = (rewards_PG[..., None] - others_PGO).mean(-1)
+        std_PG = _above_lowest(others_PGO).std(-1)  # exactly 0 for equal rewards
+        return torch.where(std_PG > 0, difference_PG / (std_PG + self.epsilon), difference_PG)
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class GroupMeanBatchStd(_Divided):
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
         """Exactly 0 in a group of equal rewards."""
-        return _centred(rewards_PG) / (rewards_PG.std() + self.epsilon)
+        return _centred(rewards_PG) / (_above_lowest(rewards_PG.flatten()).std() + self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -98,16 +96,14 @@ class BatchWhitened(_Divided):
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
         """Exactly 0 if all rewards of the rollout are equal; a group of equal rewards may have an advantage."""
-        values_PG = _centred(rewards_PG) if self.subtract_group_mean else rewards_PG
+        values_PG = _centred(rewards_PG) if self.subtract_group_mean else rewards_PG - rewards_PG.min()
         tokens = lengths_PG.sum()
-        centred_PG = values_PG - (values_PG * lengths_PG).sum() / tokens
-        # As in ``_centred``: the mean of equal values can miss them by a rounding error, and 1/√ε magnifies it.
-        centred_PG = centred_PG.masked_fill((values_PG == values_PG[0, 0]).all(), 0.0)
+        centred_PG = values_PG - (values_PG * lengths_PG).sum() / tokens.clamp(min=1)
         return centred_PG * self._square((centred_PG.square() * lengths_PG).sum(), tokens).rsqrt()
 
     def _square(self, squares: Tensor, tokens: Tensor) -> Tensor:
         """Return the square of the divisor, from the sum of the squared deviations of all tokens."""
-        return squares / (tokens - 1) + self.epsilon
+        return squares / (tokens - 1).clamp(min=1) + self.epsilon
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,7 @@ class BatchWhitenedPopulation(BatchWhitened):
     """
 
     def _square(self, squares: Tensor, tokens: Tensor) -> Tensor:
-        return (squares / tokens).clamp(min=self.epsilon)
+        return (squares / tokens.clamp(min=1)).clamp(min=self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -131,6 +127,15 @@ class PlusMinus:
 
 
 def _centred(rewards_PG: Tensor) -> Tensor:
-    """r_i − mean_G; exactly 0 for equal rewards, whose mean can miss them by a rounding error, and 1/ε magnifies it."""
-    equal_P1 = (rewards_PG == rewards_PG[:, :1]).all(-1, keepdim=True)
-    return (rewards_PG - rewards_PG.mean(-1, keepdim=True)).masked_fill(equal_P1, 0.0)
+    """r_i − mean_G; exactly 0 for equal rewards."""
+    above_PG = _above_lowest(rewards_PG)
+    return above_PG - above_PG.mean(-1, keepdim=True)
+
+
+def _above_lowest(rewards: Tensor) -> Tensor:
+    """Return rewards less the lowest one along the last dimension, which changes no difference and no deviation.
+
+    Rounding is then relative to the spread of the rewards, not to their size: the mean of equal rewards can miss them
+    by a rounding error, which a division by ε magnifies.
+    """
+    return rewards - rewards.amin(-1, keepdim=True)

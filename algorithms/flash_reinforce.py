@@ -53,5 +53,5 @@ class BatchMean:
 
     def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
         """Return the advantages, (P, G); a group of equal rewards may have one, a rollout of equal rewards has none."""
-        equal = (rewards_PG == rewards_PG[0, 0]).all()  # the mean of equal rewards can miss them by a rounding error
-        return (rewards_PG - rewards_PG.mean()).masked_fill(equal, 0.0)
+        above_PG = rewards_PG - rewards_PG.min()  # rounding is then relative to the spread of the rewards
+        return above_PG - above_PG.mean()

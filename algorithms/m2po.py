@@ -5,6 +5,8 @@
     candidates, those of largest (log r)² first, as bring the mean of (log r)² over the others to at most τ; else M = 1
                                                                                             (2510.01161, algorithm 1)
 
+Candidates of equal (log r)² are masked together, as all tokens of a response are under a sequence ratio.
+
 Shaper: second-moment mask. Differs from PPO's clip: the bound depends on the whole mini-batch, and nothing is masked
 while the policy is close to the old one. The authors' own code turns τ into one clip band for PPO's min; AReaL masks
 without regard to signs. Both differ from the paper; this is the paper's version.
@@ -44,8 +46,8 @@ class M2PO(RatioLoss):
         low_BT, high_BT = ops.beyond(ratio_BT, batch.advantages_BT * batch.mask_BT, 1.0, 1.0)
         candidates_N = moment_BT[low_BT | high_BT].sort().values
         mean_N = candidates_N.cumsum(0) / torch.arange(1, len(candidates_N) + 1, device=candidates_N.device)
-        kept = int((mean_N <= self.max_second_moment).sum())  # the terms are sorted, so mean_N never falls
-        limit = candidates_N[kept - 1] if kept else -1.0
-        low_BT, high_BT = low_BT & (moment_BT > limit), high_BT & (moment_BT > limit)
+        masked_N = candidates_N[mean_N > self.max_second_moment]  # the terms are sorted, so mean_N never falls
+        limit = masked_N[0] if len(masked_N) else torch.inf
+        low_BT, high_BT = low_BT & (moment_BT >= limit), high_BT & (moment_BT >= limit)
         values_BT = (ratio_BT * batch.advantages_BT).masked_fill(low_BT | high_BT, 0.0)
         return Surrogate(values_BT, low_BT, high_BT)

@@ -49,7 +49,7 @@ class R2VPO(RatioLoss):
         ratio_BT, mask_BT = self.ratio_of(batch), batch.mask_BT.bool()
         excess_BT = (ratio_BT - 1).square() - self.max_variance
         counted_BT = excess_BT.detach() if batch.weights_BT is None else excess_BT.detach() * batch.weights_BT
-        excess = counted_BT[mask_BT].double().mean()
+        excess = counted_BT[mask_BT].double().sum() / mask_BT.sum().clamp(min=1)
         following = (multiplier + self.multiplier_step * excess).clamp(min=0)
         values_BT = ratio_BT * batch.advantages_BT - multiplier.to(ratio_BT) * excess_BT
         return Surrogate(values_BT, number=multiplier, state={"multiplier": following})

@@ -120,6 +120,15 @@ def class_of(config: Mapping[str, Any]) -> Any:
     return cls
 
 
+def float_fields(config: Mapping[str, Any]) -> set[str]:
+    """Return the fields that the dataclass behind a ``_target_`` says to be floats, or null; none without such one."""
+    try:
+        cls = class_of(config)
+        return {key for key, kind in typing.get_type_hints(cls).items() if float in (kind, *typing.get_args(kind))}
+    except (NameError, ValueError):
+        return set()
+
+
 def meant(key: str, known: list[str]) -> str:
     """Return the answer to an unknown field name: the field that was probably meant, and all fields."""
     near = [name for name in _ELSEWHERE.get(key, ()) if name in known] or difflib.get_close_matches(key, known)

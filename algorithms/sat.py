@@ -46,7 +46,8 @@ class SAT(HostedLoss):
         """min(r A, clip(r) A) with each token's own edges."""
         ratio_BT = self.host.ratio_of(batch)
         moved_BT = ratio_BT.detach().log()
-        usual = moved_BT.abs()[batch.mask_BT.bool()].quantile(self.quantile)
+        moved_N = moved_BT.abs()[batch.mask_BT.bool()]
+        usual = moved_N.quantile(self.quantile) if len(moved_N) else 0.0
         kernel_BT = 1 / (1 + (moved_BT / usual).square())
         high_BT, low_BT = (
             torch.where((side_BT > usual) & (usual > 0), kernel_BT, 1) for side_BT in (moved_BT, -moved_BT)

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steadymoe.algorithms import ops
+from steadymoe.algorithms.advantages import GroupMean
 from steadymoe.bench.audit.losses import Loss
 from steadymoe.bench.audit.rollouts import Frozen
 from steadymoe.bench.statistics.estimates import Estimate, mean_over_seeds, ratio_of_sums
@@ -44,8 +46,7 @@ def estimates(loss: Loss, frozen: Frozen, forced_LBFK: Tensor | None) -> Iterato
     rollout, old = frozen.rollout, frozen.old[loss.label]
     mask_BT = rollout.sequences.response_mask_BT.bool()
     scores_PR = rollout.scores_B.view(-1, loss.trainer.config.rollout.responses)
-    differ_P1 = scores_PR.amax(-1, keepdim=True) > scores_PR.amin(-1, keepdim=True)  # a mean of equal scores may round
-    sign_B = ((scores_PR - scores_PR.mean(-1, keepdim=True)).sign() * differ_P1).flatten()
+    sign_B = GroupMean()(scores_PR, mask_BT.sum(-1).view_as(scores_PR)).sign().flatten()
     anchors = dict(zip(ANCHORS, (old.logprobs_BT, rollout.logprobs_BT), strict=True))
     ratios: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = {
         (unit, anchor): [] for unit in UNITS for anchor in ANCHORS
@@ -57,12 +58,12 @@ def estimates(loss: Loss, frozen: Frozen, forced_LBFK: Tensor | None) -> Iterato
             log_MT = (now.logprobs_BT - logprobs_BT[part.rows_M]).double().masked_fill(~mask_MT, 0.0)
             sign_MT = sign_M[:, None].expand_as(log_MT)
             ratios[UNITS[0], anchor].append((log_MT[mask_MT].cpu().numpy(), sign_MT[mask_MT].cpu().numpy()))
-            mean_M = log_MT.sum(-1) / mask_MT.sum(-1)  # the log of GSPO's ratio: 2507.18071, eq. 7
-            ratios[UNITS[1], anchor].append((mean_M.cpu().numpy(), sign_M.cpu().numpy()))
+            mean_M, has_M = ops.sequence_log_ratio(log_MT, mask_MT), mask_MT.any(-1)
+            ratios[UNITS[1], anchor].append((mean_M[has_M].cpu().numpy(), sign_M[has_M].cpu().numpy()))
     for (unit, anchor), parts in ratios.items():
         for kind, estimate in _shares(parts):
             yield name(unit, anchor), kind, estimate
-    yield "all", "response_length", mean_over_seeds(mask_BT.sum(-1).double().tolist())
+    yield "all", "response_length", mean_over_seeds(mask_BT.sum(-1)[mask_BT.any(-1)].double().tolist())
 
 
 def _shares(parts: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[str, Estimate]]:

@@ -108,6 +108,11 @@ def with_empty_response(batch: Batch) -> Batch:
     return replace(longer, mask_BT=mask_BT)
 
 
+def without_tokens(batch: Batch) -> Batch:
+    """Return the batch with all of its tokens masked."""
+    return replace(batch, mask_BT=torch.zeros_like(batch.mask_BT))
+
+
 def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
     """Return the batch with its floating-point numbers in ``dtype``."""
     changed: dict[str, Any] = {

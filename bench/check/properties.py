@@ -34,6 +34,7 @@ from steadymoe.bench.check.batches import (
     ragged,
     reordered,
     with_empty_response,
+    without_tokens,
 )
 from steadymoe.bench.check.derivatives import gradient, gradients, random_direction, slopes
 from steadymoe.bench.support import blame
@@ -132,6 +133,19 @@ def masked_tokens(loss: PolicyLoss) -> str:
         rows = slice(RESPONSES)
         _check_unchanged(loss, batch, with_empty_response(batch), rows, "with a response without tokens")
     return "masked tokens inside responses, and a response without tokens, change nothing"
+
+
+def no_tokens(loss: PolicyLoss) -> str:
+    """Check that a batch without a token has loss and gradient 0, and leaves a state that is finite."""
+    by_field, output = gradients(loss, without_tokens(_batch(loss)))
+    found = {"loss": output.loss.detach()} | {f"gradient in {name}": values for name, values in by_field.items()}
+    for name, values in found.items():
+        if values.isnan().any() or values.any():
+            raise Fails(f"in a batch without a token the {name} is {float(values.abs().max()):.6g}, expected 0")
+    for name, values in output.state.items():
+        if not values.isfinite().all():
+            raise Fails(f"after a batch without a token the state {name} is not finite")
+    return "a batch without a token has loss and gradient 0"
 
 
 def order(loss: PolicyLoss) -> str:
@@ -249,6 +263,7 @@ _PROPERTIES: Mapping[str, Callable[[PolicyLoss], str]] = {
     "gradient": derivative,
     "padding": padding,
     "masked tokens": masked_tokens,
+    "no tokens": no_tokens,
     "order": order,
     "micro-batches": micro_batches,
     "zero advantage": zero_advantage,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from steadymoe.algorithms.registry import float_fields
 from steadymoe.bench.config import branch, identity, overrides
 from steadymoe.bench.config.identity import flatten, short
 from steadymoe.bench.config.overrides import key_of
@@ -218,12 +219,33 @@ def _derived(flat: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:
 
 
 def _with_floats(config: Mapping[str, Any], reference: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``config`` with 1 as 1.0 where the named configs have a float, so that both spellings are one run."""
-    return {
-        key: _with_floats(value, reference, f"{prefix}{key}.")
-        if isinstance(value, Mapping)
-        else float(value)
-        if isinstance(reference.get(f"{prefix}{key}"), float) and type(value) is int
-        else value
-        for key, value in config.items()
-    }
+    """``config`` with each number in one spelling, so that all its spellings are one run.
+
+    0.0 for −0.0, and 1.0 for 1 where a float belongs: where the named configs have one, or have null or nothing in a
+    field that its class says to be a float. A number that equals the named configs' own is spelled as theirs.
+    """
+    numbers = {}
+    for key, value in config.items():
+        like = reference.get(f"{prefix}{key}")
+        if isinstance(value, Mapping):
+            numbers[key] = _with_floats(value, reference, f"{prefix}{key}.")
+        elif like is None and type(value) is int and key in float_fields(config):
+            numbers[key] = float(value)
+        else:
+            numbers[key] = _spelled(value, like)
+    return numbers
+
+
+def _spelled(value: Any, like: Any) -> Any:
+    """Return a number in the spelling of ``like``; numbers in a list in the spelling of the numbers there."""
+    if isinstance(value, Mapping):
+        return {key: _spelled(each, None) for key, each in value.items()}
+    if isinstance(value, list):
+        others = list(like) if isinstance(like, list) else []
+        others += [next((each for each in others if isinstance(each, float)), None)] * (len(value) - len(others))
+        return [_spelled(*pair) for pair in zip(value, others, strict=False)]
+    if type(value) is float and type(like) is int and value == like:
+        return like
+    if type(value) is float or (type(value) is int and type(like) is float):
+        return float(value) + 0.0  # −0.0 + 0.0 is 0.0
+    return value

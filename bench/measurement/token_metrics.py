@@ -1,6 +1,6 @@
 """Columns from tensors with a value for each token, over the response tokens of a mini-batch or of a rollout.
 
-Shapes: B responses, T response positions, N response tokens, P prompts, G responses to each prompt.
+Shapes: B responses, T response positions, N response tokens, P prompts, K of them kept, G responses to each prompt.
 """
 
 import math
@@ -35,7 +35,7 @@ def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], dict
     """The ratio and clip columns of one gradient update, as scalars, and its histograms, as counts.
 
     ``token_ratio_variance`` is the variance of r = π_θ/π_old over response tokens; ``sequence_ratio_variance`` is the
-    variance over responses of s, the geometric mean of r over a response. Both are there for every loss. ``ess`` is
+    variance of s, the geometric mean of r over a response, over responses with tokens. Every loss has both. ``ess`` is
     the effective sample size per token, (Σr)² / (N Σr²), in (0, 1]. ``clip_fraction`` is the share of tokens that
     lose their gradient or are capped; a loss without a clip has no such column. The histograms count token log-ratios,
     and Var_i = (1/T) Σ_t (log r_t − log s_i)², the variance of the log-ratios within a response (SAPO, 2511.20347,
@@ -46,10 +46,11 @@ def of_update(batch: Batch, output: LossOutput) -> tuple[dict[str, Tensor], dict
         log_ratio_BT = log_ratio(batch.logprobs_BT, batch.get("old_logprobs_BT"))
         log_ratio_N = log_ratio_BT[mask_BT]
         ratio_N = log_ratio_N.exp()
+        has_token_B = mask_BT.any(-1)
         mean_B = sequence_log_ratio(log_ratio_BT, mask_BT)
-        ratio_B = mean_B.exp()
+        ratio_B = mean_B[has_token_B].exp()
         square_BT = torch.where(mask_BT, (log_ratio_BT - mean_B[:, None]).square(), 0.0)
-        variance_B = square_BT.sum(-1) / mask_BT.sum(-1)
+        variance_B = (square_BT.sum(-1) / mask_BT.sum(-1))[has_token_B]
         numbers = {
             "token_ratio_mean": ratio_N.mean(),
             "token_ratio_max": ratio_N.max(),
@@ -84,9 +85,9 @@ def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: T
 
     With Δ = log π_old − log μ and ρ = e^Δ: k1 = −E_μ[Δ] and k3 = E_μ[ρ − 1 − Δ], two estimates of KL(μ‖π_old)
     in nats (Schulman, "Approximating KL divergence", 2020); χ² = E_μ[ρ²] − 1 of tokens and, with the product of ρ
-    over a response, of responses; the effective sample size of ρ per token, not truncated; the mean of ρ and the share
-    of tokens with ρ outside [0.9, 1.1] (TRL, pull request 7269); the share of tokens with ρ or 1/ρ above 2 (R3's F(2));
-    the largest absolute Δ; Pearson's correlation of the two probabilities.
+    over a response, of responses with tokens; the effective sample size of ρ per token, not truncated; the mean of ρ
+    and the share of tokens with ρ outside [0.9, 1.1] (TRL, pull request 7269); the share of tokens with ρ or 1/ρ above
+    2 (R3's F(2)); the largest absolute Δ; Pearson's correlation of the two probabilities.
     """
     mask = mask_BT.bool()
     delta_BT = torch.where(mask, log_ratio(old_logprobs_BT, rollout_logprobs_BT), 0.0)
@@ -96,7 +97,7 @@ def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: T
         "rollout_kl_k1": -delta_N.mean(),
         "rollout_kl_k3": (delta_N.expm1() - delta_N).mean(),
         "rollout_chi2_token": rho_N.square().mean() - 1,
-        "rollout_chi2_sequence": (2 * product_log_ratio(delta_BT, mask_BT)).exp().mean() - 1,
+        "rollout_chi2_sequence": (2 * product_log_ratio(delta_BT, mask_BT)[mask.any(-1)]).exp().mean() - 1,
         "rollout_ess": rho_N.sum().square() / (rho_N.square().sum() * rho_N.numel()),
         "rollout_ratio_mean": rho_N.mean(),
         "rollout_outside_share": ((rho_N < 0.9) | (rho_N > 1.1)).float().mean(),
@@ -106,11 +107,16 @@ def of_mismatch(rollout_logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: T
     }
 
 
-def of_rewards(scores_PG: Tensor) -> dict[str, float]:
-    """The score columns of all responses sampled in a step. In a group without signal all scores are equal."""
+def of_rewards(scores_PG: Tensor, rewards_KG: Tensor) -> dict[str, float]:
+    """The score columns of all responses sampled in a step.
+
+    ``rewards_KG`` are what the advantages of the K kept groups are formed from, and these groups are the first of
+    ``scores_PG``. In a group without signal all rewards are equal, or all scores if it was dropped.
+    """
+    rewards_PG = torch.cat([rewards_KG, scores_PG[len(rewards_KG) :]])
     return {
         "reward": scores_PG.mean().item(),
-        "groups_without_signal": (scores_PG == scores_PG[:, :1]).all(-1).float().mean().item(),
+        "groups_without_signal": (rewards_PG == rewards_PG[:, :1]).all(-1).float().mean().item(),
         "prompts_sampled": len(scores_PG),
     }
 

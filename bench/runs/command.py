@@ -47,7 +47,7 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
         from steadymoe.bench.runs import dry  # pandas, which no other command needs
 
         processes = at_once(flags.overrides, flags.multirun)
-        _print(*dry.lines(runs, len(requested) - len(runs), processes))
+        _print(*_notes(runs), *dry.lines(runs, len(requested) - len(runs), processes))
         return 0
     _begin(runs, _sweep(runs, sweep))
     if flags.redo:
@@ -55,7 +55,7 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
         states = _states(runs)
     if left_out := len(requested) - len(runs):
         _print(f"--retry-failed skips {left_out} of {len(requested)} runs, which have not failed")
-    _print(*_skipped(runs, states), *_damaged(runs, states))
+    _print(*_notes(runs), *_skipped(runs, states), *_damaged(runs, states))
     waiting = [run for run in runs if not states[run.folder].has_ended]
     code = _launch(runs, waiting, flags) if waiting else 0
     if code == 130:
@@ -88,6 +88,17 @@ def _show(flags: argparse.Namespace) -> None:
     if several := swept(flags.overrides):
         raise ConfigError(f"{name} prints one config: give one value in {', '.join(several)}")
     launch.show([name, value, *flags.overrides])
+
+
+def _notes(runs: Sequence[Run]) -> list[str]:
+    """Return a line about a setting that is allowed and does not do what its name promises, if a run has one."""
+    terms = [run.config.algorithm.kl for run in runs]
+    if any(kl.coefficient > 0 and kl.place == "loss" and kl.estimator == "k1" for kl in terms):
+        return [
+            "note: with algorithm.kl.place=loss, estimator=k1 has an expected gradient of 0 on policy: it adds noise "
+            "and holds nothing back; choose k2 or k3, or place=reward"
+        ]
+    return []
 
 
 def _print(*lines: str) -> None:

@@ -22,6 +22,8 @@ from steadymoe.bench.statistics.estimates import (
     LEVEL,
     Bounds,
     Estimate,
+    are_equal,
+    are_zero,
     over_seeds,
     share,
     t_quantile,
@@ -113,7 +115,7 @@ def ratio_of_means(above: pd.Series, below: pd.Series) -> MeanRatio:
     A number of 0 (a clip that was never reached) would make the ratio of one seed 0 or infinite, and a geometric mean
     of ratios too; the ratio of means stays finite. Interval: ± t_{n−1} on the logarithm; its standard error is the
     standard error of the mean of a/ā − b/b̄ (the delta method, seeds paired). No interval below three seeds or if a
-    mean is 0. Raises ValueError for numbers below 0.
+    mean is 0, nor if all seeds agree. Raises ValueError for numbers below 0.
     """
     ours, theirs = _paired(above, below)
     n, zeros = len(ours), int(((ours == 0) | (theirs == 0)).sum())
@@ -124,8 +126,10 @@ def ratio_of_means(above: pd.Series, below: pd.Series) -> MeanRatio:
     ratio = float(ours.mean() / theirs.mean())
     if n < LEAST_FOR_INTERVAL or ratio == 0:
         return MeanRatio(Estimate(ratio, np.nan, np.nan, n), zeros)
-    error = (ours / ours.mean() - theirs / theirs.mean()).std(ddof=1) / np.sqrt(n)
-    factor = float(np.exp(t_quantile(LEVEL, n - 1) * error))
+    apart = ours / ours.mean() - theirs / theirs.mean()
+    if are_equal(1 + apart):  # what is rounding is told by the shares' size, which is about 1
+        return MeanRatio(Estimate(ratio, np.nan, np.nan, n), zeros)
+    factor = float(np.exp(t_quantile(LEVEL, n - 1) * apart.std(ddof=1) / np.sqrt(n)))
     return MeanRatio(Estimate(ratio, ratio / factor, ratio * factor, n), zeros)
 
 
@@ -143,7 +147,7 @@ class Welch(NamedTuple):
 def welch(a: pd.Series, b: pd.Series) -> Welch:
     """Return mean of a less mean of b with Welch's 95 % t interval (1947), for numbers that share nothing but an index.
 
-    Without an interval if a sample has fewer than three numbers; nan is left out.
+    Without an interval if a sample has fewer than three numbers, or if both are of equal numbers; nan is left out.
     """
     ours, theirs = (each.dropna().to_numpy(float) for each in (a, b))
     sizes = np.array([len(ours), len(theirs)])
@@ -152,7 +156,9 @@ def welch(a: pd.Series, b: pd.Series) -> Welch:
         return Welch(Estimate(apart, np.nan, np.nan, n), np.nan, np.nan)
     variances = np.array([ours.var(ddof=1), theirs.var(ddof=1)]) / sizes
     error = float(np.sqrt(variances.sum()))
-    degrees = float(error**4 / (variances**2 / (sizes - 1)).sum()) if error else float(sizes.sum() - 2)
+    if are_equal(ours) and are_equal(theirs):
+        return Welch(Estimate(apart, np.nan, np.nan, n), 0.0, float(sizes.sum() - 2))
+    degrees = float(error**4 / (variances**2 / (sizes - 1)).sum())
     half = float(student.ppf(0.975, degrees)) * error
     return Welch(Estimate(apart, apart - half, apart + half, n), error, degrees)
 
@@ -160,9 +166,12 @@ def welch(a: pd.Series, b: pd.Series) -> Welch:
 def unpaired_ratio(above: pd.Series, below: pd.Series) -> Estimate:
     """Return the ratio of two arms' geometric means, with the interval of ``welch`` on the logarithms.
 
-    A number below ``LEAST_LOG`` counts as ``LEAST_LOG``.
+    A number below ``LEAST_LOG`` counts as ``LEAST_LOG``; the ratio is 0, or nan, if all of one arm do.
     """
-    logs = welch(*(np.log(arm.clip(lower=LEAST_LOG)) for arm in (above, below))).estimate
+    ours, theirs = (arm.dropna() for arm in (above, below))
+    if are_zero(ours) or are_zero(theirs):
+        return Estimate(np.nan if are_zero(theirs) else 0.0, np.nan, np.nan, min(len(ours), len(theirs)))
+    logs = welch(*(np.log(arm.clip(lower=LEAST_LOG)) for arm in (ours, theirs))).estimate
     mean, low, high = (float(np.exp(part)) for part in (logs.mean, logs.low, logs.high))
     return Estimate(mean, low, high, logs.n)
 

@@ -3,7 +3,7 @@
 import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +24,7 @@ RESAMPLES = 9999
 # The words of a caption for the interval of a mean.
 INTERVAL = (
     "a nominal 95 % interval (Student's t, on the logit scale for numbers in [0, 1] and for their differences; a BCa "
-    "bootstrap from ten seeds on; no interval below three seeds, or if every seed is at an end of its range)"
+    "bootstrap from ten seeds on; no interval below three seeds, or if all are equal or at an end of their range)"
 )
 # The lowest and the highest possible value of a number.
 Bounds = tuple[float, float]
@@ -34,13 +34,15 @@ POSITIVE: Bounds = (0.0, np.inf)
 _ROUNDING = 1e-9
 # The significant digits of an estimate: further ones are rounding, which differs between processors and decides ties.
 _DIGITS = 12
-# A variance below this counts as 0: it is the square of fp32's rounding.
+# A variance up to this counts as 0: it is the square of fp32's rounding.
 LEAST_LOG = 1e-14
+# Equal numbers may differ by this share of the largest, by rounding.
+_EQUAL = 1e-12
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic over n seeds, usually their mean, with its 95 % interval [low, high]; nan below three seeds.
+    """A statistic over n seeds, usually their mean, with its 95 % interval [low, high]; nan where there is none.
 
     Rounded to ``_DIGITS``, so that equal data give equal verdicts and tables on every processor.
     """
@@ -61,6 +63,11 @@ class Estimate:
         return digits if np.isnan(self.low) else f"{digits} [{self.low:.3g}, {self.high:.3g}]"
 
 
+def are_equal(numbers: np.ndarray) -> bool:
+    """Return whether all numbers are equal up to rounding. Their spread is not known then: there is no interval."""
+    return not len(numbers) or float(np.ptp(numbers)) <= _EQUAL * float(np.abs(numbers).max())
+
+
 @functools.cache
 def t_quantile(level: float, degrees: int) -> float:
     """Return half the width of Student's ``level`` interval in standard errors; cached."""
@@ -75,11 +82,11 @@ def mean_over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds |
     numbers = np.asarray(values, dtype=float)
     n = len(numbers)
     if log:
-        return _exponential(mean_over_seeds(np.log(numbers.clip(min=LEAST_LOG)).tolist()))
+        return _geometric(numbers, mean_over_seeds)
     bounds = _holding(numbers, bounds)
     mean = float(numbers.mean()) if n else np.nan
     half = np.nan
-    if n >= LEAST_FOR_INTERVAL and not _at_ends(numbers, bounds):
+    if n >= LEAST_FOR_INTERVAL and not are_equal(numbers) and not _at_ends(numbers, bounds):
         half = t_quantile(LEVEL, n - 1) * float(numbers.std(ddof=1)) / math.sqrt(n)
     return Estimate(mean, *within(mean, half, bounds), n)
 
@@ -90,9 +97,12 @@ def within(mean: float, half: float, bounds: Bounds | None = None) -> tuple[floa
     The scale is log((x − a)/(b − x)): the logit for (0, 1), twice the inverse hyperbolic tangent for (−1, 1); without
     an upper end the scale is log(x − a). ``half`` is multiplied by the scale's slope at the mean (the delta method).
     The interval is therefore about the mean of the numbers themselves, seeds at 0 or 1 included, and not about the mean
-    of their logits (Korn and Graubard 1998 do this for shares in surveys). nan if the mean is at an end.
+    of their logits (Korn and Graubard 1998 do this for shares in surveys). nan if the mean is at an end, and if
+    ``half`` is 0, to rounding: a spread that was not seen is not known.
     """
-    if bounds is None or half == 0 or np.isnan(half):
+    if np.isnan(half) or half <= _EQUAL * abs(mean):
+        return np.nan, np.nan
+    if bounds is None:
         return mean - half, mean + half
     a, b = bounds
     if not a < mean < b:
@@ -116,9 +126,18 @@ def _at_ends(numbers: np.ndarray, bounds: Bounds | None) -> bool:
     return bounds is not None and bool(np.isin(numbers, bounds).all())
 
 
-def _exponential(of_logs: Estimate) -> Estimate:
-    mean, low, high = (float(np.exp(part)) for part in (of_logs.mean, of_logs.low, of_logs.high))
-    return Estimate(mean, low, high, of_logs.n)
+def are_zero(numbers: np.ndarray | pd.Series) -> bool:
+    """Return whether all numbers, of which there is one, count as 0 where their logarithm is taken."""
+    return bool(len(numbers)) and float(np.max(numbers)) <= LEAST_LOG * (1 + _ROUNDING)
+
+
+def _geometric(numbers: np.ndarray, of: Callable[[Sequence[float]], Estimate]) -> Estimate:
+    """Return the estimate ``of`` logarithms, mapped back."""
+    if are_zero(numbers):
+        return Estimate(0.0, np.nan, np.nan, len(numbers))
+    logs = of(np.log(numbers.clip(min=LEAST_LOG)).tolist())
+    mean, low, high = (float(np.exp(part)) for part in (logs.mean, logs.low, logs.high))
+    return Estimate(mean, low, high, logs.n)
 
 
 def over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None = None) -> Estimate:
@@ -128,25 +147,23 @@ def over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None
     order. From three to nine seeds: Student's interval.
 
     With ``log`` the mean is computed on logarithms and mapped back: a geometric mean with a positive interval, for
-    variances. A value below ``LEAST_LOG`` then counts as ``LEAST_LOG``.
+    variances. A value below ``LEAST_LOG`` then counts as ``LEAST_LOG``, and the mean is 0 if all do.
 
     ``bounds`` are the lowest and the highest possible value, (0, 1) for a reward. t intervals then stay ``within`` the
     bounds (the bootstrap does so by itself), and there is no interval if every seed is at an end. Bounds are ignored if
-    a number lies outside them.
+    a number lies outside them. Equal numbers have no interval either.
     """
     numbers = np.sort(np.asarray(values, dtype=float))
     if log:
-        return _exponential(over_seeds(np.log(numbers.clip(min=LEAST_LOG)).tolist()))
+        return _geometric(numbers, over_seeds)
     n, bounds = len(numbers), _holding(numbers, bounds)
     mean = float(numbers.mean()) if n else np.nan
-    if _at_ends(numbers, bounds):
+    if are_equal(numbers) or _at_ends(numbers, bounds):
         return Estimate(mean, np.nan, np.nan, n)
-    if n >= LEAST_FOR_BOOTSTRAP and np.ptp(numbers) > 0:
+    if n >= LEAST_FOR_BOOTSTRAP:
         return Estimate(mean, *_bootstrap_interval(numbers), n)
     half = np.nan
-    if n >= LEAST_FOR_INTERVAL and np.ptp(numbers) == 0:
-        half = 0.0
-    elif n >= LEAST_FOR_INTERVAL:
+    if n >= LEAST_FOR_INTERVAL:
         half = t_quantile(LEVEL, n - 1) * float(np.sqrt(np.square(numbers - mean).sum() / (n * (n - 1))))
     return Estimate(mean, *within(mean, half, bounds), n)
 

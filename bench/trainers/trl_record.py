@@ -24,7 +24,8 @@ class _TRLStep(StepRows):
 
     def add_sampled(self, row: Row, scores_PG: Tensor, measured: Measured) -> None:
         """Add numbers of the rollout, the scores of its groups, and its measurements."""
-        self._step_row |= token_metrics.of_rewards(scores_PG) | token_metrics.to_floats(measured.overall) | row
+        self._step_row |= token_metrics.of_rewards(scores_PG, scores_PG)
+        self._step_row |= token_metrics.to_floats(measured.overall) | row
         self._add(0, measured)
 
 

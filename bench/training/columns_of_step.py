@@ -165,12 +165,18 @@ class StepRows:
         """How many gradient updates have been added."""
         return len(self._updates)
 
-    def add_rollout(self, rollout: Rollout, scores_PG: Tensor, tokens_sampled: int, shown: Measured) -> None:
-        """The groups to train on, their measurements, and scores and token count of all that was sampled."""
+    def add_rollout(
+        self, rollout: Rollout, rewards_B: Tensor, scores_PG: Tensor, tokens_sampled: int, shown: Measured
+    ) -> None:
+        """The groups to train on, their rewards and measurements, and scores and token count of all that was sampled.
+
+        The scores of the groups to train on come first.
+        """
         mask_BT = rollout.sequences.response_mask_BT
-        self._step_row |= token_metrics.of_rewards(scores_PG) | token_metrics.to_floats(shown.overall)
+        self._step_row |= token_metrics.of_rewards(scores_PG, rewards_B.view(-1, scores_PG.shape[1]))
+        self._step_row |= token_metrics.to_floats(shown.overall)
         self._step_row |= {
-            "response_length": mask_BT.sum().item() / len(mask_BT),
+            "response_length": mask_BT.sum().item() / max(1, int(mask_BT.any(-1).sum())),
             "response_tokens": int(mask_BT.sum()),
         }
         self._step_row["tokens_sampled"] = tokens_sampled

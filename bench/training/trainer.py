@@ -78,7 +78,7 @@ class Trainer:
 
         with clock("probe_seconds"):
             probe, measured_rollout = self.probe(step, rollout, old, recomputed)
-        rows.add_rollout(rollout, scores_PG, tokens_sampled, measured_rollout)
+        rows.add_rollout(rollout, rewards_B, scores_PG, tokens_sampled, measured_rollout)
         rows.add_rewards(rewards_B, rollout, old)
 
         diverged_at_update = None
@@ -151,6 +151,8 @@ class Trainer:
     def sample(self, step: int) -> tuple[Rollout, Tensor, int]:
         """Return the groups to train on; the scores (prompts, responses) and the token count of all sampled groups.
 
+        The groups to train on come first.
+
         With ``algorithm.sampling.max_rollouts`` above 1, groups whose scores are all equal are dropped and replaced
         from further rollouts, up to this number of rollouts (dynamic sampling, DAPO, 2503.14476, eq. 11). If too few
         groups with different scores are found, dropped groups fill the remaining places.
@@ -171,9 +173,9 @@ class Trainer:
         tokens = sum(int(part.sequences.response_mask_BT.sum()) for part in parts)
         if rounds == 1:
             return parts[0], scores_PG, tokens
-        kept_P = (~signal_P).int().argsort(stable=True)[:prompts]  # groups with signal first, in their order
-        rows_B = (kept_P[:, None] * responses + torch.arange(responses, device=kept_P.device)).flatten()
-        return join(parts).rows(rows_B), scores_PG, tokens
+        order_P = (~signal_P).int().argsort(stable=True)  # groups with signal first, in their order
+        rows_PG = order_P[:, None] * responses + torch.arange(responses, device=order_P.device)
+        return join(parts).rows(rows_PG[:prompts].flatten()), scores_PG[order_P], tokens
 
     def minibatches(self, step: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each mini-batch: whole groups, in a seeded order."""

@@ -1,7 +1,11 @@
 """Corrections, the KL term and the entropy bonus of an objective; mini-batches in parts; switches; the advantages."""
 
+import itertools
 import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -32,7 +36,7 @@ from steadymoe.algorithms.corrections import (
 )
 from steadymoe.algorithms.flash_reinforce import BatchMean
 from steadymoe.algorithms.objective import KL, Objective
-from steadymoe.bench.check.batches import ADVANTAGES, LENGTHS, RESPONSES, TOKENS, ragged
+from steadymoe.bench.check.batches import ADVANTAGES, LENGTHS, RESPONSES, TOKENS, part, ragged, without_tokens
 
 CORRECTIONS: list[Correction] = [
     TruncatedIS(),
@@ -595,6 +599,34 @@ def test_r2vpos_multiplier_follows_the_excess_of_the_variance_and_never_falls_be
     assert calm.state["multiplier"].item() == 0
 
 
+@pytest.mark.parametrize("rows", [RESPONSES, 0])
+@pytest.mark.parametrize("correction", [None, *CORRECTIONS], ids=str)
+def test_a_batch_without_a_token_has_no_loss_under_any_correction_and_addition(
+    correction: Correction | None, rows: int
+) -> None:
+    batch = part(without_tokens(ragged()), torch.arange(rows))
+    batch = replace(batch, responses=None, tokens=None)
+    for estimator in ("k1", "k2", "k3"):
+        added = objective(load("grpo"), correction, coefficient=0.1, estimator=estimator, entropy_bonus=0.1)
+        loss, grad_BT, _ = run(added, batch)
+        assert loss == 0
+        assert not grad_BT.any()
+
+
+@pytest.mark.parametrize("name", names(presets=True))
+def test_a_batch_without_a_token_changes_no_state(name: str) -> None:
+    """Neither one whose tokens are masked nor one without rows; the loss is 0."""
+    loss = load(name)
+    for rows in (RESPONSES, 0):
+        empty = part(without_tokens(ragged(top_k=loss.traits.top_k or 2)), torch.arange(rows))
+        value, grad_BT, output = run(loss, replace(empty, responses=None, tokens=None))
+        assert value == 0
+        assert not grad_BT.any()
+        assert {key: state.item() for key, state in output.state.items()} == {
+            key: pytest.approx(state.item()) for key, state in loss.initial_state().items()
+        }
+
+
 # --- advantages --------------------------------------------------------------------------------------
 
 REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.7, 0.7, 0.7, 0.7]])
@@ -628,6 +660,9 @@ def test_leave_one_out_with_the_others_deviation() -> None:
     assert_close(advantages_PG[1], torch.zeros(4), atol=1e-6, rtol=0)
     # The others agree: not divided.
     assert LeaveOneOutStd()(torch.tensor([[1.0, 0.0, 0.0]]), torch.ones(1, 3))[0, 0] == 1.0
+    for reward in (0.01 * n for n in range(1, 1200)):
+        found = LeaveOneOutStd()(torch.tensor([[reward] * 7 + [0.0]]), torch.ones(1, 8))[0, 7]
+        assert found.item() == pytest.approx(-reward)
 
 
 def test_whitening_counts_a_response_once_for_each_of_its_tokens() -> None:
@@ -655,6 +690,88 @@ def test_whitened_equal_rewards_are_exactly_zero(cls: type[BatchWhitened], subtr
         for reward in (0.7, 0.1, 1.0):
             rewards_PG = torch.full((prompts, 8), reward)
             assert not cls(subtract_group_mean=subtract)(rewards_PG, lengths_PG).any()
+
+
+def mean(numbers: list[Fraction]) -> Fraction:
+    return sum((count * number for number, count in Counter(numbers).items()), Fraction(0)) / len(numbers)
+
+
+def squares(numbers: list[Fraction]) -> Fraction:
+    centre, counts = mean(numbers), Counter(numbers)
+    return sum((count * (number - centre) ** 2 for number, count in counts.items()), Fraction(0))
+
+
+def std(numbers: list[Fraction]) -> float:
+    return math.sqrt(squares(numbers) / (len(numbers) - 1))
+
+
+def by_the_others(i: int, group: list[Fraction]) -> float:
+    others = group[:i] + group[i + 1 :]
+    return float(group[i] - mean(others)) / (std(others) + 1e-6 if std(others) else 1)
+
+
+def whitened(value: Fraction, tokens: list[Fraction], divisor: Callable[[list[Fraction]], float]) -> float:
+    return float(value - mean(tokens)) / divisor(tokens)
+
+
+def once_a_token(rollout: list[list[Fraction]], subtract: bool) -> list[Fraction]:
+    """The values of two groups, whose responses have two tokens, and the first of each group three."""
+    shifted = [[value - subtract * centre for value in group] for group in rollout for centre in [mean(group)]]
+    return [value for group in shifted for value in [group[0], *(value for value in group for _ in range(2))]]
+
+
+# Advantage → its definition in exact arithmetic, from a response's place in its group, its group and the rollout.
+EXACT: dict[Any, Callable[[int, list[Fraction], list[list[Fraction]]], float]] = {
+    GroupMean(): lambda i, group, _: float(group[i] - mean(group)),
+    LeaveOneOut(): lambda i, group, _: float(group[i] - mean(group[:i] + group[i + 1 :])),
+    GroupMeanStd(epsilon=1e-6): lambda i, group, _: float(group[i] - mean(group)) / (std(group) + 1e-6),
+    LeaveOneOutStd(epsilon=1e-6): lambda i, group, _: by_the_others(i, group),
+    GroupMeanBatchStd(epsilon=1e-6): lambda i, group, rollout: (
+        float(group[i] - mean(group)) / (std([*rollout[0], *rollout[1]]) + 1e-6)
+    ),
+    BatchMean(): lambda i, group, rollout: float(group[i] - mean([*rollout[0], *rollout[1]])),
+    PlusMinus(): lambda i, group, _: float(2 * group[i] - 1),
+}
+for subtract in (False, True):
+    EXACT[BatchWhitened(subtract_group_mean=subtract, epsilon=1e-8)] = lambda i, group, rollout, of=subtract: whitened(
+        group[i] - of * mean(group), once_a_token(rollout, of), lambda tokens: math.sqrt(std(tokens) ** 2 + 1e-8)
+    )
+    EXACT[BatchWhitenedPopulation(subtract_group_mean=subtract, epsilon=1e-8)] = lambda i, group, rollout, of=subtract: (
+        whitened(
+            group[i] - of * mean(group),
+            once_a_token(rollout, of),
+            lambda tokens: math.sqrt(max(squares(tokens) / len(tokens), 1e-8)),
+        )
+    )
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+@pytest.mark.parametrize("advantage", EXACT, ids=str)
+def test_advantages_are_finite_with_one_token_and_with_none(advantage: Any, tokens: int) -> None:
+    lengths_PG = torch.zeros(2, 4, dtype=torch.long)
+    lengths_PG[0, 0] = tokens
+    assert advantage(REWARDS, lengths_PG).isfinite().all()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 32, 256])
+@pytest.mark.parametrize("advantage", EXACT, ids=str)
+def test_rounding_is_relative_to_the_spread_of_rewards(advantage: Any, size: int) -> None:
+    """Two groups, in which all rewards are equal but one, or all are equal, far from 0 or not, in fp32."""
+    if isinstance(advantage, LeaveOneOutStd) and size < 3:
+        pytest.skip("needs two others")
+    lengths_PG = torch.full((2, size), 2)
+    lengths_PG[:, 0] = 3
+    for apart, offset in itertools.product((1e-3, -1e-3, 1.0, 6.42, 35.1, 1e6), (0.0, 1e4, -1e4)):
+        rewards_PG = torch.full((2, size), offset)
+        rewards_PG[0, 0] += apart
+        rollout = [[Fraction(reward) for reward in group] for group in rewards_PG.tolist()]
+        found_PG, formula = advantage(rewards_PG, lengths_PG), EXACT[advantage]
+        expected_PG = torch.empty(2, size)
+        expected_PG[0, 0] = formula(0, rollout[0], rollout)
+        expected_PG[0, 1:], expected_PG[1] = formula(1, rollout[0], rollout), formula(0, rollout[1], rollout)
+        assert_close(found_PG, expected_PG, rtol=1e-5, atol=1e-6 * float(expected_PG.abs().max()), msg=f"{rewards_PG}")
+        if type(advantage) in (GroupMean, LeaveOneOut, GroupMeanStd, LeaveOneOutStd, GroupMeanBatchStd):
+            assert not found_PG[1].any()  # exactly
 
 
 # --- edges -------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def test_every_shipped_algorithm_passes_or_states_why_it_differs(name: str) -> N
     found = list(ask({"fields": lambda: command.check_fields(given), **properties.of(load(name))}))
     assert [each.line for each in found if not each.passed] == []
     told = {each.name: each.sentence for each in found}
-    assert len(told) == 10
+    assert len(told) == 11
     for line, (words, who) in STATED.items():
         assert (words in told[line]) == (name in who or name.partition("@")[0] in who), told[line]
     unneeded = {line for line, sentence in told.items() if "though" in sentence}
@@ -141,7 +141,13 @@ def mean_over_all_rows(self: Any, values_BT: Tensor, batch: Batch) -> Tensor:
 
 def mean_over_signals(self: Any, values_BT: Tensor, batch: Batch) -> Tensor:
     """Over the responses with a signal that are there, not over those of the mini-batch."""
-    return ops.masked_mean_T(values_BT, batch.mask_BT)[batch.advantages_BT.any(-1)].mean()
+    signals_B = batch.advantages_BT.any(-1)
+    return ops.masked_mean_T(values_BT, batch.mask_BT)[signals_B].sum() / signals_B.sum().clamp(min=1)
+
+
+def mean_over_tokens(self: Any, values_BT: Tensor, batch: Batch) -> Tensor:
+    """nan without tokens."""
+    return values_BT[batch.mask_BT.bool()].mean()
 
 
 WHOLE = property(lambda self: Traits(whole_minibatch=True, zero_advantage_is_free=False))
@@ -162,6 +168,10 @@ FAULTS: dict[str, tuple[TokenLoss, dict[str, str]]] = {
     "counts empty responses": (
         made(push, aggregate=mean_over_all_rows, traits=WHOLE),
         {"masked tokens": "with a response without tokens the loss is"},
+    ),
+    "mean of nothing": (
+        made(push, aggregate=mean_over_tokens, traits=WHOLE),
+        {"no tokens": "the loss is nan, expected 0"},
     ),
     "first row is apart": (
         made(first_row_is_apart, traits=WHOLE),

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe import algorithms
 from steadymoe.bench.config import compose, identity, overrides
-from steadymoe.bench.runs import execute, record
+from steadymoe.bench.runs import command, execute, record
 from steadymoe.bench.score import standard
 
 SHORT = [
@@ -183,3 +183,14 @@ def test_an_experiment_says_its_command_and_number_of_runs(name: str) -> None:
     assert f"{len(runs)} {made}" in text
     others = {part.experiment: part.folder for part in standard.PARTS}
     assert yaml.safe_load(text)["experiment_name"] == others.get(name, name)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "place", "coefficient", "noted"),
+    [("k1", "loss", 0.1, 1), ("k1", "loss", 0.0, 0), ("k1", "reward", 0.1, 0), ("k2", "loss", 0.1, 0)],
+)
+def test_a_kl_term_that_holds_nothing_back_is_noted(estimator: str, place: str, coefficient: float, noted: int) -> None:
+    kl = f"{{estimator: {estimator}, place: {place}, coefficient: {coefficient}}}"
+    notes = command._notes(compose.plan([f"algorithm.kl={kl}"]))
+    assert len(notes) == noted
+    assert all("estimator=k1" in line for line in notes)

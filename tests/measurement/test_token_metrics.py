@@ -146,8 +146,34 @@ def test_correction_columns_are_means_over_response_tokens() -> None:
 
 
 def test_reward_columns_closed_form() -> None:
-    columns = token_metrics.of_rewards(torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]]))
+    scores_PG = torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
+    columns = token_metrics.of_rewards(scores_PG, scores_PG)
     assert columns == {"reward": 0.5, "groups_without_signal": 0.5, "prompts_sampled": 4}
+
+
+def test_a_group_has_the_signal_of_the_rewards_that_are_used_and_a_dropped_one_that_of_its_scores() -> None:
+    scores_PG = torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
+    rewards_KG = torch.tensor([[1.0, 0.5], [0.0, 0.0]])  # a penalty gives a signal, another one takes it away
+    columns = token_metrics.of_rewards(scores_PG, rewards_KG)
+    assert columns == {"reward": 0.5, "groups_without_signal": 0.5, "prompts_sampled": 4}
+    columns = token_metrics.of_rewards(scores_PG[:2], rewards_KG[:1])
+    assert columns["groups_without_signal"] == 0
+
+
+def test_a_response_without_tokens_has_no_weight() -> None:
+    rows = [[0.4, 0.4], [0.2, 0.2]]
+    (plain, counts), (padded, padded_counts) = of_update(rows), of_update([*rows, []])
+    assert plain["sequence_ratio_variance"] == pytest.approx(0.018282, rel=1e-4)
+    assert padded == plain
+    for name in counts:
+        assert torch.equal(counts[name], padded_counts[name])
+    mask_BT = torch.tensor([[1, 1], [1, 1], [0, 0]])
+    rollout_BT = torch.tensor([[-2.0, -1.0], [-3.0, -1.5], [-2.0, -2.0]])
+    delta_BT = torch.tensor([[0.4, 0.4], [0.2, 0.2], [9.0, 9.0]])
+    of = token_metrics.of_mismatch
+    whole = token_metrics.to_floats(of(rollout_BT, rollout_BT + delta_BT, mask_BT))
+    assert whole["rollout_chi2_sequence"] == pytest.approx((math.exp(1.6) + math.exp(0.8)) / 2 - 1)
+    assert whole == token_metrics.to_floats(of(rollout_BT[:2], (rollout_BT + delta_BT)[:2], mask_BT[:2]))
 
 
 def test_a_step_has_the_mean_of_its_updates_but_the_largest_of_a_maximum() -> None:

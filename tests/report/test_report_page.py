@@ -408,7 +408,7 @@ def test_a_variance_is_averaged_on_a_logarithmic_scale() -> None:
     np.testing.assert_allclose(
         [estimate.mean, estimate.low, estimate.high], np.exp([plain.mean, plain.low, plain.high])
     )
-    assert estimates.mean_over_seeds([0.0, 0.0, 0.0], log=True).mean == pytest.approx(estimates.LEAST_LOG)
+    assert estimates.mean_over_seeds([0.0, 0.0, 0.0], log=True).mean == 0
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])

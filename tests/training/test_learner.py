@@ -321,6 +321,18 @@ def test_a_step_counts_all_that_was_sampled_and_trains_on_what_is_left(
     assert row["response_tokens"] < row["tokens_sampled"] <= 8 * 8 * 5
 
 
+def test_a_group_that_only_the_length_penalty_tells_apart_has_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(tmp_path, "algorithm=dapo", "algorithm.sampling.max_rollouts=1")
+    scripted_scores(made, [[NONE] * 4] * 2, monkeypatch)
+    rollout = made.sample(1)[0]
+    lengths_PG = rollout.sequences.response_mask_BT.sum(-1).view(4, 8).clamp(min=4)  # punished from the fifth token on
+    (row,) = made.step(1).rows["steps"]
+    expected = (lengths_PG == lengths_PG[:, :1]).all(-1).float().mean()
+    assert row["groups_without_signal"] == expected < 1
+
+
 def test_rollouts_of_different_widths_are_joined_on_their_tokens(model: PreTrainedModel, task: Chain) -> None:
     decoding = Decoding(engine=Truncated(top_k=8, replay_mask=True), top_k=3, gates=True)
     prompts = ("1+2+3=", "1+2+3*4-5=")
