@@ -25,11 +25,16 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # What takes longer: every algorithm learns, and its table is committed; task=reasoning_gym, which needs a C compiler; the
-# losses alone in a new environment. Last, the tests that rounding or the draw of their data could turn, with torch's
-# plainest kernels and with other data: a bound that fits one processor or one draw alone fails here.
+# losses alone in a new environment. Last, a bound or a number that fits one processor or one draw alone: the whole suite
+# once with the plainest kernels of torch and numpy together, and what rounding or the draw could turn once more with
+# AVX2 and with other data. NPY_DISABLE_CPU_FEATURES may name only features that numpy dispatches and the processor has.
 SENSITIVE := $(addprefix tests/,training/test_savings.py training/test_packing.py training/test_learner.py \
 	training/test_sampling.py models/test_models.py models/test_families.py models/test_backends.py \
 	models/test_routing.py models/test_predictor.py measurement/test_token_metrics.py)
+COMMITTED := $(addprefix tests/,report/test_reference.py audit/test_recorded_audits.py score/test_board.py \
+	engines/test_against_vllm.py)
+DISPATCHED := $(BIN)/python -c 'from numpy._core._multiarray_umath import __cpu_dispatch__ as names, \
+	__cpu_features__ as has; print(*filter(has.get, names))'
 check: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,reasoning]'
 	$(BIN)/python -m pytest -k reasoning_gym
@@ -38,6 +43,9 @@ check: $(READY)
 	$(BIN)/steadymoe report --experiment every_algorithm --keep results/reference
 	$(BIN)/steadymoe report --experiment every_algorithm --results results/reference
 	$(BIN)/python -m pytest -m check -rs
+	NPY_DISABLE_CPU_FEATURES="$$($(DISPATCHED))" ATEN_CPU_CAPABILITY=default \
+		$(BIN)/python -m pytest -n auto --dist worksteal
+	ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m pytest -n auto --dist worksteal $(SENSITIVE) $(COMMITTED)
 	ATEN_CPU_CAPABILITY=default STEADYMOE_TEST_SEED=1 $(BIN)/python -m pytest -n auto --dist loadfile $(SENSITIVE)
 
 # The reference study, study/protocol.md: up to twelve hours on two cores, four of them for its first group. `python -m study

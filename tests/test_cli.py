@@ -142,6 +142,7 @@ def test_null_for_none_and_a_hosts_numbers_are_taken(words: list[str]) -> None:
             ["-m", "algorithm=grpo,gspo", "--cfg", "job"],
             "--cfg prints one config: give one value in algorithm=grpo,gspo",
         ),
+        (["--shell-completion", "install=bash"], "so this is left out"),
         (["-m", "seed=0,1", "updates_per_rollout=8,7"], "updates_per_rollout (7)"),  # one wrong point stops the sweep
         (["--retry-failed", "-m", "seed=0,1"], "--retry-failed: none of 2 runs has failed"),
     ],

@@ -1,9 +1,11 @@
 """The way in from Python: what docs/commands.md shows, and that the command line means the same."""
 
+import io
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pandas as pd
@@ -34,7 +36,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     folder, names = tmp_path_factory.mktemp("python"), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        exec(script.replace(size, ", ".join(map(repr, TINY))), names)  # our own page
+        with (
+            redirect_stdout(io.StringIO()) as printed,
+            pd.option_context("display.max_columns", 2),
+        ):  # a narrow terminal
+            exec(script.replace(size, ", ".join(map(repr, TINY))), names)  # our own page
+        names["printed"] = printed.getvalue()
     return folder, names
 
 
@@ -57,6 +64,9 @@ def test_the_script_of_the_page_trains_reads_and_draws(
         gained = recorded["reward"].iloc[-1] - recorded["reward"].iloc[0]
         assert names["table"].loc[(run["arm"], 0), "gained reward"] == gained
         assert len(pd.read_parquet(f"{run['folder']}/updates.parquet")) == 4
+    assert "..." not in names["printed"]
+    printed = names["printed"].partition("gained reward")[2].split()
+    assert all(printed.count(heading) == 2 for heading in ("mean", "min", "max"))
     drawn = names["drawn"]
     assert isinstance(drawn, Figure)
     assert {"grpo", "gspo"} <= set(drawn.numbers["series"])

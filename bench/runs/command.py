@@ -68,6 +68,8 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
 
 def _flags(words: list[str]) -> argparse.Namespace:
     """Parse the arguments of the verb; all but its flags are Hydra overrides."""
+    if {"--shell-completion", "-sc"} & set(words):
+        raise ConfigError("--shell-completion: Hydra completes programs without verbs, so this is left out; see --help")
     parser = Parser(prog="steadymoe run", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")

@@ -175,19 +175,24 @@ def _missing(planned: Plan) -> dict[str, int]:
 
 
 def _progress(planned: Plan, known: Baselines) -> list[str]:
-    """Return lines on the finished and missing runs and audits, and how long they take."""
+    """Return lines on the finished and missing runs and audits, and how long they take by the standard's records."""
     missing, count = _missing(planned), len(planned.audits)
     processes = at_once(planned.run_commands[planned.own_label][1:], True)
     lines = {
-        STABILITY.name: dry.lines(planned.all_runs, 0, processes),
+        STABILITY.name: [dry.lines(planned.all_runs, 0, processes)[0]],
         GRADIENT.name: [f"{count} audits: {missing[GRADIENT.name]} to do, {count - missing[GRADIENT.name]} done"],
     }
-    for part in PARTS:
+    total = 0.0
+    for part, most in ((STABILITY, processes or 1), (GRADIENT, 1)):
         if missing[part.name]:
             facts = known.metadata[part.name]
+            together = min(most, missing[part.name])
+            minutes = missing[part.name] * facts["minutes"] / together
+            total += minutes
             pace = f"one {part.one} took {facts['minutes']} minutes of one core on {facts['machine']}"
-            lines[part.name] = [*lines[part.name], pace]
-    return [f"{name}: {line}" for name, of_part in lines.items() for line in of_part]
+            lines[part.name].append(f"about {minutes:.0f} minutes, {together} at once; {pace}")
+    whole = [f"in all: about {total:.0f} minutes and the cold starts"] if total else []
+    return [f"{name}: {line}" for name, of_part in lines.items() for line in of_part] + whole
 
 
 def submit(arguments: argparse.Namespace) -> int:

@@ -59,6 +59,7 @@ def gate(name: str, state: State) -> Gate:
         ("above 0", -0.3, -0.1, "contradicted"),
         ("above 0", -0.1, 0.1, "not decided"),
         ("above 0", 0.0, 0.1, "not decided"),  # the threshold itself is on neither side
+        ("above 0", 1e-17, 0.1, "not decided"),  # nor is one that rounding has moved
         ("above 0", NAN, NAN, "not decided"),
         ("above 0", 0.1, np.inf, "supported"),  # a cost that was never reached
         ("below 0", -0.3, -0.1, "supported"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import linked
 import pytest
-from committed import assert_same
+from committed import assert_same, assert_same_picture
 
 from steadymoe.bench.audit import archive, report, tables
 
@@ -14,13 +14,15 @@ KEPT = sorted(path.parent.name for path in (REFERENCE / "audits").glob("*/audits
 
 
 @pytest.mark.parametrize("experiment", KEPT)
-def test_kept_tables_are_those_of_the_archive(experiment: str, tmp_path: Path) -> None:
+def test_kept_tables_and_pictures_are_those_of_the_archive(experiment: str, tmp_path: Path) -> None:
     (tmp_path / "audits").symlink_to(REFERENCE / "audits")
-    made = {path.name: path for path in report.write(tmp_path, experiment, formats=[]).files}
-    kept = {path.name for path in linked.kept() if path.parent.name == "tables"}
+    made = {path.name: path for path in report.write(tmp_path, experiment, formats=["png"]).files}
     assert made
-    for name in made.keys() & kept:
-        assert_same(made[name].read_text(), (REFERENCE / "tables" / name).read_text(), name)
+    for kept in [path for path in linked.kept() if path.name in made]:
+        if kept.suffix == ".png":
+            assert_same_picture(made[kept.name], REFERENCE / kept)
+        else:
+            assert_same(made[kept.name].read_text(), (REFERENCE / kept).read_text(), kept.name)
 
 
 def test_the_recorded_audits_are_there() -> None:

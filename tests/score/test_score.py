@@ -169,9 +169,13 @@ def test_dry_prints_what_is_missing_and_runs_nothing(score: Score, tmp_path: Pat
     assert code == 0
     assert "stability: 40 runs: 40 to run" in out  # SAPO, GRPO, GSPO, frozen
     assert "gradient: 10 audits: 10 to do, 0 done" in out
-    for one in ("stability: one run", "gradient: one audit"):
-        (minutes,) = re.findall(rf"{one} took (.*) minutes of one core", out)
-        assert 0.2 < float(minutes) < 10
+    parts = re.findall(r"(\w+): about (\d+) minutes, (\d+) at once; one \w+ took (.*) minutes of one core", out)
+    assert [part for part, *_ in parts] == ["stability", "gradient"]
+    for count, (_, minutes, at_once, one) in zip((40, 10), parts, strict=True):
+        assert float(minutes) == pytest.approx(count * float(one) / int(at_once), abs=0.51)
+    (whole,) = re.findall(r"in all: about (\d+) minutes", out)
+    assert len(re.findall(r"about \d+", out)) == 3  # no second estimate beside them
+    assert float(whole) == pytest.approx(sum(float(minutes) for _, minutes, *_ in parts), abs=1.1)
     assert "stability: 3 runs: 3 to run" in score("algorithm=grpo", "--quick", "--dry")[1]  # GRPO is its own anchor
     assert score("algorithm=dapo", "--dry", "algorithm.sampling.max_rollouts=1")[0] == 0
     assert not list(tmp_path.iterdir())

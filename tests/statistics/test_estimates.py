@@ -464,3 +464,11 @@ def test_a_ratio_of_means_covers_as_often_as_it_says() -> None:
         found = comparisons.ratio_of_means(pd.Series(above), pd.Series(below)).estimate
         held.append(found.low <= 3 <= found.high)
     assert 0.92 < np.mean(held) < 0.98
+
+
+def test_an_estimate_has_no_digits_of_rounding() -> None:
+    """A tie with a threshold, or half way between two printed numbers, is one on every processor."""
+    below, above = (estimates.Estimate(0.04955 * (1 + sign * 1e-15), 0.0, 0.3 - sign * 1e-16, 3) for sign in (-1, 1))
+    assert below == above
+    assert str(below) == str(above)
+    assert below.high >= 0.3
