@@ -14,7 +14,7 @@ from typing import Any
 
 from steadymoe.algorithms.registry import float_fields
 from steadymoe.bench.config import branch, identity, overrides
-from steadymoe.bench.config.identity import flatten, short
+from steadymoe.bench.config.identity import flatten, shortener
 from steadymoe.bench.config.overrides import key_of
 from steadymoe.bench.config.schema import RunConfig, read
 from steadymoe.bench.config.validate import check
@@ -61,11 +61,11 @@ def labels(runs: Sequence[Run]) -> list[str]:
     parts = [{**run.choices, **run.axes} for run in runs]
     keys = dict.fromkeys(key for part in parts for key in part)
     differing = [key for key in keys if key == "algorithm" or len({str(part.get(key)) for part in parts}) > 1]
-    values = {key: [part[key] for part in parts if key in part] for key in differing}
+    label_of = {key: shortener(part[key] for part in parts if key in part) for key in differing}
 
     def label(run: Run, part: Mapping[str, Any]) -> str:
         words = [
-            str(part[key]) if key in run.choices else f"{key}={short(part[key], values[key])}"
+            str(part[key]) if key in run.choices else f"{key}={label_of[key](part[key])}"
             for key in differing
             if key in part
         ]

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -119,21 +120,26 @@ def axes_name(axes: Mapping[str, Any]) -> str:
     return f"{harmless[: _LONGEST_AXES - 9]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def short(value: Any, among: Iterable[Any]) -> str:
-    """Return a value as a label shows it.
+def shortener(among: Iterable[Any]) -> Callable[[Any], str]:
+    """Return the function from each of the values ``among`` to its label.
 
     A path is shortened to as few of its last parts as tell it from the other paths in ``among``, without
     ``.safetensors``. A last part of 16 hex digits or more is cut to eight, if eight tell it from the others.
     """
-    if not isinstance(value, str) or "/" not in value:
-        return str(value)
-    others = {other for other in among if isinstance(other, str) and other != value}
-    parts = PurePosixPath(value).parts
-    for count in range(1, len(parts) + 1):
+    texts = [value for value in dict.fromkeys(filter(_is_text, among)) if PurePosixPath(value).parts]
+    waiting, labels = {text: len(PurePosixPath(text).parts) for text in texts if "/" in text}, {}
+    for count in range(1, max(waiting.values(), default=0) + 1):
         for cut in (8, None):
-            if all(_tail(other, count, cut) != _tail(value, count, cut) for other in others):
-                return _tail(value, count, cut)
-    return value
+            tails = {text: _tail(text, count, cut) for text in texts} if waiting else {}
+            times = Counter(tails.values())
+            told = {text for text, length in waiting.items() if count <= length and times[tails[text]] == 1}
+            labels |= {text: tails[text] for text in told}
+            waiting = {text: length for text, length in waiting.items() if text not in told}
+    return lambda value: labels.get(value, value) if _is_text(value) else str(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _tail(path: str, count: int, cut: int | None) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from steadymoe.bench.config.identity import NO_NUMBERS, flatten, settings_hash, short
+from steadymoe.bench.config.identity import NO_NUMBERS, flatten, settings_hash, shortener
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.runs import record
 from steadymoe.bench.runs.lifecycle import Damaged
@@ -306,10 +306,10 @@ def name_arms(frame: pd.DataFrame) -> pd.Series:
     differing = [key for key in keys if len({str(each.get(key)) for each in axes}) > 1]
     last = Counter(key.rpartition(".")[2] for key in differing)
     names_of = {key: key if last[end := key.rpartition(".")[2]] > 1 else end for key in differing}
-    values = {key: [each[key] for each in axes if key in each] for key in differing}
+    label_of = {key: shortener(each[key] for each in axes if key in each) for key in differing}
     names = [
         visible(
-            " ".join(row + [f"{names_of[key]}={short(each[key], values[key])}" for key in differing if key in each])
+            " ".join(row + [f"{names_of[key]}={label_of[key](each[key])}" for key in differing if key in each])
         )
         for row, each in zip(frame[varying].to_numpy().tolist(), axes, strict=True)
     ]

@@ -170,7 +170,8 @@ def refuse_others(runs: Sequence[Run], may_redo: bool = False) -> States:
 
     Raises ConfigError where a folder holds a run of another config or, without ``may_redo``, ended by other code.
     """
-    return {run.folder: record.state_of(run, may_redo) for run in runs}
+    with provenance.unchanging():
+        return {run.folder: record.state_of(run, may_redo) for run in runs}
 
 
 def redo(runs: Sequence[Run]) -> list[str]:
@@ -216,7 +217,8 @@ def _skipped(runs: Sequence[Run], states: States) -> list[str]:
     """Return lines on ended runs: how many, whose code cannot be compared, and which lack a checkpoint to keep."""
     ended = [run for run in runs if states[run.folder].has_ended]
     lines = [f"{len(ended)} of {len(runs)} runs have finished before and are skipped"] if ended else []
-    unknown = [why for run in ended if (why := provenance.difference(states[run.folder].facts).unknown)]
+    with provenance.unchanging():
+        unknown = [why for run in ended if (why := provenance.difference(states[run.folder].facts).unknown)]
     lacking = sum(map(_lacks_checkpoint, ended))
     if unknown:
         lines.append(f"the code of {len(unknown)} of them cannot be compared ({'; '.join(dict.fromkeys(unknown))})")

@@ -47,10 +47,14 @@ def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]
 def _minutes(runs: Sequence[Run], states: Mapping[Path, record.State], processes: int | None) -> str:
     """Return the time of all remaining steps, at the pace of finished runs here or, failing that, of reference runs."""
     paces, reference = _paces(Path(runs[0].config.results_dir)), _reference()
+    guesses: dict[tuple[Any, ...], float | None] = {}
     seconds, guessed = 0.0, 0
     for run in runs:
         alike = paces.get(_cost(run.plain), [])
-        pace = sum(alike) / len(alike) if alike else _guess(run, reference)
+        size = _size(run)
+        if not alike and size not in guesses:
+            guesses[size] = _guess(*size, reference)
+        pace = sum(alike) / len(alike) if alike else guesses[size]
         if pace is None:
             return f"minutes: unknown; no run of model={run.choices['model']} on {run.config.device} is recorded"
         state = states[run.folder]
@@ -73,22 +77,30 @@ def _reference() -> pd.DataFrame:
     return runs.assign(pace=runs["wall_seconds"] / runs["steps"])
 
 
-def _guess(run: Run, reference: pd.DataFrame) -> float | None:
-    """Return seconds per step: the median of the reference runs most like ``run``; None if none is of its model.
+def _size(run: Run) -> tuple[str, str, str, int, int, int]:
+    """Return what ``_guess`` looks at: device, model, task, prompts, responses, updates per rollout."""
+    config = run.config
+    sizes = (config.rollout.prompts, config.rollout.responses, config.updates_per_rollout)
+    return (config.device, run.choices["model"], run.choices["task"], *sizes)
+
+
+def _guess(
+    device: str, model: str, task: str, prompts: int, responses: int, updates: int, reference: pd.DataFrame
+) -> float | None:
+    """Return seconds per step: the median of the reference runs most like ``_size``; None if none is of its model.
 
     Of the same model they are, if possible, of the same task, then of the same rollout and updates. The time of a step
     grows with its responses.
     """
-    config = run.config
-    alike = reference[(reference["model"] == run.choices["model"]) & (config.device == "cpu")]
-    sizes = {"prompts": config.rollout.prompts, "responses": config.rollout.responses}
-    for wanted in ({"task": run.choices["task"]}, sizes | {"updates_per_rollout": config.updates_per_rollout}):
+    alike = reference[(reference["model"] == model) & (device == "cpu")]
+    sizes = {"prompts": prompts, "responses": responses, "updates_per_rollout": updates}
+    for wanted in ({"task": task}, sizes):
         same = alike[(alike[list(wanted)] == pd.Series(wanted)).all(axis=1)]
         alike = same if len(same) else alike
     if alike.empty:
         return None
     per_response = alike["pace"] / (alike["prompts"] * alike["responses"])
-    return float(per_response.median() * config.rollout.prompts * config.rollout.responses)
+    return float(per_response.median() * prompts * responses)
 
 
 def _cold_starts(runs: Sequence[Run]) -> str:

@@ -100,9 +100,9 @@ def misaligned(steps: "pd.DataFrame") -> str | None:
     return ", ".join(found) or None
 
 
-def misaligned_run(folder: Path) -> str | None:
-    """Return ``misaligned`` of the run in a folder; None for a run that replays nothing or cannot be read."""
-    if record.known(folder).get("routing") in (None, "off", "freeze"):
+def misaligned_run(folder: Path, facts: Mapping[str, Any]) -> str | None:
+    """Return ``misaligned`` of the run in a folder with these ``facts``; None if it replays nothing or is unreadable."""
+    if facts.get("routing") in (None, "off", "freeze"):
         return None
     try:
         return misaligned(record.read_table(folder, "steps"))

@@ -4,10 +4,12 @@
 TRAINING_VERSION.
 """
 
+import functools
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,6 +28,21 @@ TRAINING_VERSION = 2
 
 # What any loss goes through, whatever its own file imports.
 _EVERY_LOSS = [source.SUITE / "algorithms" / f"{name}.py" for name in ("batch", "loss", "objective", "ops", "parts")]
+
+
+# Within ``unchanging``: names of classes → the hash of their code, or which of their modules lie outside.
+_known: dict[Any, Any] | None = None
+
+
+@contextmanager
+def unchanging() -> Iterator[None]:
+    """Take the code on disk as unchanging until the end of the context: code that many runs share is read once."""
+    global _known
+    before, _known = _known, {}
+    try:
+        yield
+    finally:
+        _known = before
 
 
 @dataclass(frozen=True)
@@ -78,9 +95,16 @@ def code_hash(config: Mapping[str, Any]) -> str | None:
     The hash covers the syntax trees (``source.digest``) of the classes' files and of the local modules that they
     import; imports from installed packages do not count. None if a class's file is missing or cannot be read.
     """
+    key = (*_targets(_losses(config)), None, *_targets(config))
+    known = {} if _known is None else _known
+    if key not in known:
+        known[key] = _hash_of([_module(target) for target in _targets(_losses(config))], config)
+    return known[key]
+
+
+def _hash_of(modules: Sequence[str], config: Mapping[str, Any]) -> str | None:
     try:
-        targets = [_module(target) for target in _targets(_losses(config))]
-        found = source.reachable([*targets, *_outside(config)], _counts)
+        found = source.reachable([*modules, *_outside(config)], _counts)
         return None if found is None else source.digest([*found.values(), *_EVERY_LOSS])
     except (ValueError, OSError):
         return None
@@ -124,6 +148,7 @@ def facts(plain: Mapping[str, Any], experts: str | None, device: str, threads: i
     }
 
 
+@functools.cache
 def processor() -> str:
     """Return the name of this machine's processor."""
     if Path("/proc/cpuinfo").exists():
@@ -143,6 +168,7 @@ def machine(device: str, threads: int) -> dict[str, Any]:
     return facts
 
 
+@functools.cache
 def _version(package: str) -> str:
     try:
         return version(package)

@@ -22,7 +22,8 @@ def main(words: list[str]) -> int:
     results = parser.parse_args(words).results
     if not results.is_dir():
         raise UserError(f"there is no folder {results}; start some runs with: steadymoe run experiment=quickstart")
-    print("\n".join(lines(results)))
+    with provenance.unchanging():
+        print("\n".join(lines(results)))
     return 0
 
 
@@ -85,7 +86,7 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
             continue
         from steadymoe.bench.runs import outcome  # tables, which no other line needs
 
-        if (fault := outcome.misaligned_run(run)) is not None:
+        if (fault := outcome.misaligned_run(run, states[run].facts)) is not None:
             lines.append(f"  replay is misaligned: {visible(run.relative_to(folder.parent))} ({fault})")
     lines += [f"  {unknown[why]} ended with code that cannot be compared: {visible(why)}" for why in unknown]
     return lines
