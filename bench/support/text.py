@@ -25,7 +25,8 @@ def nearest(name: str, known: Sequence[str], where: str) -> str:
     """Return a hint for an unknown name: all names if they are few, else the nearest three and ``where`` all are."""
     if len(known) <= _FEW:
         return f"choose from {', '.join(known)}"
-    return f"did you mean {', '.join(difflib.get_close_matches(name, known, n=3, cutoff=0.0))}? {where} lists all"
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.0)
+    return f"did you mean {', '.join(near)}? {where} lists all"
 
 
 def markdown(text: Any) -> str:
