@@ -12,6 +12,7 @@ from hydra.utils import instantiate
 from transformers import PreTrainedModel
 
 from steadymoe.bench.config import branch, compose, identity
+from steadymoe.bench.config.fits import need_device
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.runs import loggers, progress, provenance, record
 from steadymoe.bench.runs.record import Record
@@ -61,6 +62,7 @@ def execute(run: compose.Run) -> str:
 
 def _train(run: compose.Run, recorded: Record) -> None:
     config = run.config
+    need_device(config.device)
     torch.set_num_threads(config.threads)
     resume_from = _resume_from(recorded)
     recorded.begin(resume_from)
