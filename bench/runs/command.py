@@ -50,7 +50,7 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
         from steadymoe.bench.runs import dry  # pandas, which no other command needs
 
         processes = at_once(flags.overrides, flags.multirun)
-        _print(*dry.lines(runs, len(requested) - len(runs), processes))
+        _print(*dry.lines(runs, len(requested) - len(runs), processes), *dry.shortened(dry.plan(runs, states)))
         return 0
     _begin(runs, _sweep(runs, sweep))
     if flags.redo:

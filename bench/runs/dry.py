@@ -32,7 +32,7 @@ _ACTIONS = {
 
 
 def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]:
-    """Return the plan of a command: its runs by status, the minutes of their steps, cold starts to train, each run.
+    """Return the runs of a command by status, the minutes of their steps, and the cold starts to train.
 
     ``skipped`` is the number of runs that ``--retry-failed`` leaves out; ``processes`` is the number of runs at once,
     None for a cluster. Nothing on disk is touched.
