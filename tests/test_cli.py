@@ -537,11 +537,11 @@ def test_folders_hold_the_overrides_that_differ_from_the_named_configs() -> None
         (made,) = compose.plan([*words])
         return str(made.folder).partition("/results/runs/")[2]
 
-    assert folder() == "default/grpo/tiny/chain/seed=0"
-    assert folder("steps=100", "seed=3") == "default/grpo/tiny/chain/seed=3"  # the default is no axis
+    assert folder() == "default/grpo/flat/sort/seed=0"
+    assert folder("steps=30", "seed=3") == "default/grpo/flat/sort/seed=3"  # the default is no axis
     assert folder("optimizer.max_grad_norm=1", "checkpoint_every=3") == folder()
     assert folder("updates_per_rollout=16", "optimizer.learning_rate=1e-3", "experiment_name=a") == (
-        "a/grpo/tiny/chain/optimizer.learning_rate=0.001,updates_per_rollout=16/seed=0"
+        "a/grpo/flat/sort/optimizer.learning_rate=0.001,updates_per_rollout=16/seed=0"
     )
     assert folder("experiment=quickstart", "algorithm=gspo", "seed=2") == "quickstart/gspo/flat/sort/seed=2"
     name = identity.axes_name({"cold_start.path": "../a b;$c"})

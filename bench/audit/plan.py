@@ -12,9 +12,9 @@ from steadymoe.bench.audit import losses, measure
 from steadymoe.bench.audit.rollouts import NEUTRAL
 from steadymoe.bench.config import compose, fits
 from steadymoe.bench.config.compose import ConfigError, Run
+from steadymoe.bench.config.fits import need_device
 from steadymoe.bench.config.overrides import key_of
 from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.config.fits import need_device
 from steadymoe.bench.runs import lifecycle, provenance
 from steadymoe.bench.support import atomic_files, source
 

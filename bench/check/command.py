@@ -33,7 +33,7 @@ examples:
 
 The properties: docs/commands.md#check; a loss of your own: docs/your_algorithm.md"""
 # The update that the loss is timed in, and its largest share; a built-in loss takes 3 % at most.
-_UPDATE = ("algorithm=grpo", "model=micro")
+_UPDATE = ("algorithm=grpo", "model=micro", "task=chain")
 _ROUNDS, _LARGEST = 7, 0.1
 SECTIONS = ("loss", "advantage")
 

@@ -16,7 +16,7 @@ from steadymoe.bench.config.overrides import at_once, command_of, swept
 from steadymoe.bench.runs import launch, lifecycle, outcome, progress, provenance, record
 from steadymoe.bench.support import processes
 from steadymoe.bench.support.arguments import Parser
-from steadymoe.bench.support.text import visible
+from steadymoe.bench.support.text import shortened, visible
 
 States = Mapping[Path, record.State]
 """Run folder → state."""
@@ -43,14 +43,14 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
         _show(flags)
         return 0
     launch.refuse_absent_cluster(flags.overrides)
-    _print(*dry.shortened([f"left out: {point}" for point in left_out]))
+    _print(*shortened([f"left out: {point}" for point in left_out]))
     states = refuse_others(requested, may_redo=flags.redo)
     runs = _failed(requested, states) if flags.retry_failed else requested
     if flags.dry:
         from steadymoe.bench.runs import dry  # pandas, which no other command needs
 
         processes = at_once(flags.overrides, flags.multirun)
-        _print(*dry.lines(runs, len(requested) - len(runs), processes), *dry.shortened(dry.plan(runs, states)))
+        _print(*dry.lines(runs, len(requested) - len(runs), processes), *shortened(dry.plan(runs, states)))
         return 0
     _begin(runs, _sweep(runs, sweep))
     if flags.redo:

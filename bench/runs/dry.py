@@ -18,8 +18,6 @@ _COSTS = ["model", "task", "rollout", "savings", "probe", "evaluation", "routing
 _COSTS += ["updates_per_rollout", "device", "precision", "experts", "compile", "threads", "measure", "microbatch"]
 # The committed runs of the reference study, with their times; a wheel does not carry them.
 _REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "data"
-# The plan names at most this many runs.
-_MOST_LINES = 20
 # Status → what the command does about such runs.
 _ACTIONS = {
     "missing": "to run",
@@ -47,12 +45,6 @@ def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]
         return [summary]
     unchecked = "losses, models and memory are checked when the command runs, before anything is written"
     return [summary, _minutes(to_make, states, processes), *_cold_starts(to_make), unchecked]
-
-
-def shortened(lines: Sequence[str]) -> list[str]:
-    """Return the first ``_MOST_LINES`` lines, and how many more there are."""
-    further = len(lines) - _MOST_LINES
-    return [*lines[:_MOST_LINES], *([f"… and {further} more"] if further > 0 else [])]
 
 
 def plan(runs: Sequence[Run], states: Mapping[Path, record.State]) -> list[str]:

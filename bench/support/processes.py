@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -57,6 +56,8 @@ def in_processes(function: Callable[..., T], *arguments: Sequence[Any]) -> list[
     processes = min(len(arguments[0]), cores)
     if processes < 2:
         return list(map(function, *arguments))
+    from concurrent.futures import ProcessPoolExecutor  # the command line imports this module, too
+
     # At Ctrl-C a terminal interrupts the processes too: they end at once, and this one alone says so.
     with ProcessPoolExecutor(processes, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)) as pool:
         return list(pool.map(partial(_call, function), *arguments))
