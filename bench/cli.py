@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
 
@@ -35,7 +36,8 @@ def main(run: Callable[[list[str]], int] | None = None) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without π still gets the line
     try:
         try:
-            code = (run or _run)(sys.argv[1:])
+            with processes.interruptible():
+                code = (run or _run)(sys.argv[1:])
         finally:
             if sys.stdout is not None:  # closed by the shell: >&-
                 sys.stdout.flush()
@@ -46,6 +48,10 @@ def main(run: Callable[[list[str]], int] | None = None) -> None:
         _fail("interrupted", 130)
     except (UserError, OSError) as error:  # an OSError: a folder that cannot be written, a full disk
         _fail(str(error))
+    except SystemExit as error:
+        if blame.users_code(error) is not None:  # sys.exit() in a user's loss is no success
+            _fail(blame.sentence(error), 1)
+        raise
     sys.exit(code)
 
 

@@ -51,12 +51,12 @@ COMPILED = "compile=true"
 # model, task and mini-batch of conf/experiment/, whose 16 and 8 updates would take too long here. tokens…: longer
 # responses on flat; a response to a chain has one token per operand.
 SETTINGS = {
-    "micro": "model=micro updates_per_rollout=4",
-    "tiny": "model=tiny updates_per_rollout=4",
+    "micro": "model=micro task=chain updates_per_rollout=4",
+    "tiny": "model=tiny task=chain updates_per_rollout=4",
     "stale": "model=flat updates_per_rollout=2 task=sort task.min_length=4 task.max_length=8",
     "long": "model=flat updates_per_rollout=2 rollout.minibatch_prompts=8 task=ledger",
 } | {
-    f"tokens{tokens}": f"model=flat updates_per_rollout=2 rollout.prompts={prompts} task.spare_tokens=0 "
+    f"tokens{tokens}": f"model=flat task=chain updates_per_rollout=2 rollout.prompts={prompts} task.spare_tokens=0 "
     f"task.min_operands={tokens} task.max_operands={tokens} model.config.max_position_embeddings=1024"
     for tokens, prompts in ((50, 16), (200, 4))
 }

@@ -131,7 +131,7 @@ class Experiment:
         groups = groups | chosen | {key: value for key, value in point.items() if key in groups}
         for group, name in groups.items():
             if name is not None:
-                named = named | {f"{group}.{key}": value for key, value in _named(Path(group) / name)[0].items()}
+                named = named | _named(Path(group) / name)[0]
         named = named | sets
         axes = {key: value for key, value in point.items() if key not in groups and named.get(key) != value}
         axes |= {group: groups[group] for group, off in OFF.items() if groups[group] != off}
@@ -190,11 +190,14 @@ def arm(label: str, experiment: str, algorithm: str, overrides: str = "") -> Arm
 @cache
 def _named(config: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
     """Return what a named config sets, with its bases: dotted key → value, and config group → name."""
-    row = TABLE.get(config.name) if config.parent.name == "experiment" else None
+    group, prefix = config.parent.name, ""
+    row = TABLE.get(config.name) if group == "experiment" else None
     if row is not None and row.base != row.name:
         node = row.node
     else:
-        node = OmegaConf.to_container(OmegaConf.load(CONF / f"{config}.yaml"), resolve=False)  # type: ignore[assignment]
+        text = (CONF / f"{config}.yaml").read_text()
+        node = OmegaConf.to_container(OmegaConf.create(text), resolve=False)  # type: ignore[assignment]
+        prefix = f"{group}." if group and not text.startswith("# @package _global_") else ""
     values: dict[str, Any] = {}
     groups: dict[str, str | None] = {}
     for default in node.pop("defaults", ()):
@@ -204,4 +207,4 @@ def _named(config: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
             inherited, theirs = _named(config.parent / default)
             values, groups = values | inherited, groups | theirs
     node.pop("hydra", None)
-    return values | flatten(node), groups
+    return values | flatten(node, prefix), groups

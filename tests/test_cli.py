@@ -58,15 +58,29 @@ WRONG = {
     "algorithm.kl.estimator=3": "`algorithm.kl.estimator` must be text",
     "algorithm.kl.coefficient=inf": "`algorithm.kl.coefficient` must be a finite number",
     "log=mlflow": "`log` must be 'tensorboard' or 'wandb'",
-    "correction=null": "Config group override must be a string",
+    "correction=null": "correction takes one name, got null; correction=none turns it off",
+    "routing=null": "routing takes one name, got null; routing=off turns it off",
+    "algorithm=[grpo]": "algorithm takes one name, got [grpo]; did you mean grpo",
+    "experiment=[stale]": "experiment takes one name, got [stale]",
+    "model=3": "model takes one name, got 3",
+    "algorithm={a:1}": "algorithm takes one name",
+    "algorithm=GRPO": "did you mean grpo",
+    "+model=micro": "model has a choice already",
+    "+seed=1": "seed is in the config already",
+    "seed=interval(0,3)": "seed=interval(0,3) has no end of values",
+    "seed=range(0,3,0)": "seed=range(0,3,0) has a step of 0",
+    "seed=choice()": "values are swept as a,b,c",
+    "optimizer=[1]": "`optimizer` holds something else than [1]",
+    "algorithm.loss=3": "`algorithm.loss` must be a group of fields, got 3",
+    "algorithm.loss.clip_high.x=2": "algorithm.loss.clip_high has no fields",
+    "hydra.launcher=3": "a launcher is chosen by its name",
     "advantage=mean": "choose from batch_mean, batch_whitened, group_mean, ",
     "algorithm=reinforce_pp_baseline@nemo-rl-prorl-2.1": "requires correction=seq_mask_tis updates_per_rollout=1",
     "algorithm=cispo@nemo-rl-0.7": "cispo@nemo-rl-0.7 requires correction=is",
     "+algorithm.loss.clip=1": "GRPO has no 'clip'; did you mean clip_low?",
     "algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMeanStd": "GroupMeanStd has no ",
     "algorithm.loss._target_=steadymoe.algorithms.nowhere.GRPO": "steadymoe.algorithms.nowhere",
-    "task.modulus=30": "task.modulus must be 2 to 10",
-    "task.min_operands=9": "task.min_operands <= task.max_operands",
+    "task.min_length=9": "task.min_length <= task.max_length",
     "cold_start.path=nowhere.safetensors": "nowhere.safetensors",
     "cold_start.accuracy_low=0.7": "must be below cold_start.accuracy_high",
     "experiment_name=../up": "experiment_name may hold",
@@ -143,6 +157,12 @@ def test_null_for_none_and_a_hosts_numbers_are_taken(words: list[str]) -> None:
             "--cfg prints one config: give one value in algorithm=grpo,gspo",
         ),
         (["--shell-completion", "install=bash"], "so this is left out"),
+        (
+            ["-m", "algorithm=grpo,reinforce", "algorithm.loss.clip_high=0.3"],
+            "algorithm=reinforce has no loss.clip_high; its fields are",
+        ),
+        (["-m", "task=sort,chain", "task.modulus=7"], "task=sort has no modulus"),
+        (["-m", "algorithm=[grpo],gspo"], "algorithm takes one name, got [grpo]"),
         (["-m", "seed=0,1", "updates_per_rollout=8,7"], "updates_per_rollout (7)"),  # one wrong point stops the sweep
         (["--retry-failed", "-m", "seed=0,1"], "--retry-failed: none of 2 runs has failed"),
     ],
@@ -152,6 +172,41 @@ def test_wrong_words_together_are_answered_in_one_line_and_touch_nothing(
     words: list[str], answer: str, refusal_of: Callable[..., str]
 ) -> None:
     assert answer in refusal_of(*words)
+
+
+def test_combinations_that_cannot_be_are_left_out_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", "routing=off,freeze", "optimizer.router_factor=.1,1", "--dry"]
+    assert steadymoe(monkeypatch, "run", *words) == 0
+    left_out, summary, *_ = capsys.readouterr().out.splitlines()
+    assert left_out.startswith("left out: routing=freeze optimizer.router_factor=0.1: routing=freeze keeps routers")
+    assert summary == "3 runs: 3 to run"
+    # A plan that cannot say so refuses the sweep.
+    with pytest.raises(compose.ConfigError, match="keeps routers"):
+        compose.plan(words[1:3], multirun=True)
+
+
+def test_the_users_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for word in ("results_dir=~/x", "results_dir='~/x'"):
+        (made,) = compose.plan([word])
+        assert made.folder.is_relative_to(tmp_path / "x" / "runs")
+        assert compose.plan(["results_dir=" + str(tmp_path / "x")])[0].config_hash == made.config_hash
+
+
+def test_a_gpu_is_looked_for_where_a_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL, "device=cuda", "results_dir=results"]
+    assert steadymoe(monkeypatch, "run", *words, "--dry") == 0
+    capfd.readouterr()
+    assert steadymoe(monkeypatch, "run", *words) == 1
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("steadymoe: failed: ")]
+    assert "torch finds no CUDA device here" in line
 
 
 def test_memory_is_what_the_bound_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +269,14 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert said[0] == "4 runs: 1 damaged (rerun; the old files are kept), 1 finished (skipped), 2 to run"
     # Three runs of six steps of 100 seconds, two at once.
     assert said[1].startswith("minutes: about 15.0, 2 at once, at the pace of finished runs")
-    assert said[1].endswith("plus 3 cold starts")
+    assert said[2] == "cold starts: 3 to train, not in these minutes; 0 cached"
+    for number, line in enumerate(said[3:], start=1):
+        assert f"seed={number}, learning rate 0.0003: " in line
+        assert line.endswith(f"/seed={number}")
+    assert len(said) == 6
+    assert steadymoe(monkeypatch, *words, "seed=range(1,31)") == 0
+    said = capfd.readouterr().out.splitlines()
+    assert (len(said), said[-1]) == (24, "… and 10 more")
     assert steadymoe(monkeypatch, *words, "rollout.responses=16") == 0
     assert "minutes: unknown" in capfd.readouterr().out
     assert files() == before
@@ -475,11 +537,11 @@ def test_folders_hold_the_overrides_that_differ_from_the_named_configs() -> None
         (made,) = compose.plan([*words])
         return str(made.folder).partition("/results/runs/")[2]
 
-    assert folder() == "default/grpo/tiny/chain/seed=0"
-    assert folder("steps=100", "seed=3") == "default/grpo/tiny/chain/seed=3"  # the default is no axis
+    assert folder() == "default/grpo/flat/sort/seed=0"
+    assert folder("steps=30", "seed=3") == "default/grpo/flat/sort/seed=3"  # the default is no axis
     assert folder("optimizer.max_grad_norm=1", "checkpoint_every=3") == folder()
     assert folder("updates_per_rollout=16", "optimizer.learning_rate=1e-3", "experiment_name=a") == (
-        "a/grpo/tiny/chain/optimizer.learning_rate=0.001,updates_per_rollout=16/seed=0"
+        "a/grpo/flat/sort/optimizer.learning_rate=0.001,updates_per_rollout=16/seed=0"
     )
     assert folder("experiment=quickstart", "algorithm=gspo", "seed=2") == "quickstart/gspo/flat/sort/seed=2"
     name = identity.axes_name({"cold_start.path": "../a b;$c"})

@@ -12,6 +12,7 @@ from steadymoe.bench.audit import losses, measure
 from steadymoe.bench.audit.rollouts import NEUTRAL
 from steadymoe.bench.config import compose, fits
 from steadymoe.bench.config.compose import ConfigError, Run
+from steadymoe.bench.config.fits import need_device
 from steadymoe.bench.config.overrides import key_of
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.runs import lifecycle, provenance
@@ -107,6 +108,7 @@ def plan(overrides: Sequence[str]) -> list[PlannedAudit]:
             )
     runs = compose.plan([*overrides, f"algorithm={NEUTRAL}"], multirun=True)
     for run in runs:
+        need_device(run.config.device)
         _check(run)
     composed: dict[str, dict[str, Run]] = {}
     planned = []

@@ -17,7 +17,7 @@ from steadymoe.bench.config import compose, schema
 from steadymoe.bench.config.compose import ConfigError
 from steadymoe.bench.config.overrides import key_of
 from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.support import blame
+from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.findings import Fails, ask
 from steadymoe.bench.support.text import visible
@@ -33,7 +33,7 @@ examples:
 
 The properties: docs/commands.md#check; a loss of your own: docs/your_algorithm.md"""
 # The update that the loss is timed in, and its largest share; a built-in loss takes 3 % at most.
-_UPDATE = ("algorithm=grpo", "model=micro")
+_UPDATE = ("algorithm=grpo", "model=micro", "task=chain")
 _ROUNDS, _LARGEST = 7, 0.1
 SECTIONS = ("loss", "advantage")
 
@@ -104,7 +104,9 @@ def read(overrides: Sequence[str]) -> Algorithm:
         if isinstance(loss, PolicyLoss) and not isinstance(loss.traits, Traits):
             raise TypeError(f"traits of {type(loss).__name__} must be a Traits, got {type(loss.traits).__name__}")
         Objective(loss=loss, correction=Uncorrected(), kl=KL())  # refuses what is not a loss
-    except (Exception, SystemExit) as error:  # a user's module can raise anything
+    except BaseException as error:  # a user's module can raise anything
+        if processes.is_interrupt(error):
+            raise
         plain_error = isinstance(error, (ConfigError, TypeError, ValueError))
         text = str(error) if plain_error else blame.sentence(error)
         raise ConfigError(" ".join(text.split())) from error
@@ -156,7 +158,9 @@ def _check_share(config: RunConfig) -> str:
     """Time the loss within an update. Raises Fails if its share is too large."""
     try:
         measured = share.share(config, _ROUNDS)
-    except Exception as error:  # a user's loss can raise anything
+    except BaseException as error:  # a user's loss can raise anything
+        if processes.is_interrupt(error):
+            raise
         raise Fails(blame.sentence(error)) from error
     text = f"forward and backward take {measured:.1%} of an update of micro"
     if not measured <= _LARGEST:

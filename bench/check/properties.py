@@ -37,7 +37,7 @@ from steadymoe.bench.check.batches import (
     without_tokens,
 )
 from steadymoe.bench.check.derivatives import gradient, gradients, random_direction, slopes
-from steadymoe.bench.support import blame
+from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.findings import Ends, Fails
 
 # In float64 another order of the same additions differs by less.
@@ -282,7 +282,9 @@ def _check(prop: Callable[[PolicyLoss], str], loss: PolicyLoss) -> str:
         return prop(loss)
     except Fails:
         raise
-    except Exception as error:  # a user's loss can raise anything
+    except BaseException as error:  # a user's loss can raise anything, SystemExit too
+        if processes.is_interrupt(error):
+            raise
         # A loss that cannot be called at all would fail every other property with the same line.
         raise (Ends if prop is shapes else Fails)(blame.sentence(error)) from error
 

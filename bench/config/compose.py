@@ -25,6 +25,8 @@ from steadymoe.bench.support.errors import ConfigError
 _OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
 # Linux takes paths of 4095 bytes; what is left serves the names of the files in a run's folder.
 _LONGEST_PATH = 3900
+# If the first points of a sweep, this many, are all refused, the others are not tried.
+_HOPELESS = 100
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,32 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return [label(run, part) for run, part in zip(runs, parts, strict=True)]
 
 
-def plan(words: Sequence[str], multirun: bool = False, with_parts: bool = True) -> list[Run]:
+def plan(
+    words: Sequence[str], multirun: bool = False, with_parts: bool = True, left_out: list[str] | None = None
+) -> list[Run]:
     """Return the runs that ``words`` (Hydra overrides) ask for, each checked. Raises ConfigError.
 
-    Without ``with_parts`` only names, types, bounds and fields are checked, and torch is not imported.
+    Without ``with_parts`` only names, types, bounds and fields are checked, and torch is not imported. A point of a
+    sweep that cannot be, although each of its values can be elsewhere in the sweep, is named in ``left_out``; without
+    such a list it is an error, as a value is that no point can have.
     """
+    runs, refused = [], []
     with overrides.composing(words):
-        runs = [run(point, with_parts) for point in overrides.points(words, multirun)]
+        points = overrides.points(words, multirun)
+        for point in points:
+            try:
+                with overrides.errors_in_one_line(point):
+                    runs.append(run(point, with_parts))
+            except ConfigError as error:
+                refused.append((point, error))
+                if left_out is None or (not runs and len(refused) == _HOPELESS):
+                    raise refused[0][1] from None
+    possible = {word for each in runs for word in each.words}
+    shared = set(points[0]).intersection(*points)
+    for point, error in refused:
+        if left_out is None or not possible.issuperset(point):
+            raise error
+        left_out.append(f"{' '.join(word for word in point if word not in shared)}: {error}")
     seen: set[Path] = set()
     for each in runs:
         if each.folder in seen:
@@ -190,12 +211,14 @@ def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
 
 
 def _with_absolute_paths(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """``plain`` with absolute paths of checkpoints, so that one file is one arm."""
+    """``plain`` with absolute paths of checkpoints, so that one file is one arm, and without ``~``."""
     placed = dict(plain)
     for group in ("cold_start", "model"):
         fields = plain.get(group)
         if isinstance(fields, dict) and isinstance(path := fields.get("path"), str):
             placed[group] = fields | {"path": str(Path(path).expanduser().resolve())}
+    if isinstance(plain.get("results_dir"), str):
+        placed["results_dir"] = os.path.expanduser(plain["results_dir"])  # a Path would make "" the current folder
     if isinstance(plain.get("start_from"), str):
         placed["start_from"] = branch.read(plain["start_from"]).text
     return placed

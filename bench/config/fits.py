@@ -69,10 +69,17 @@ def of_task(config: RunConfig) -> tuple[Task, bool]:
     return task, routed
 
 
-def _machine(config: RunConfig) -> None:
-    """Raise ConfigError for a device, package or compiler that this machine does not have."""
-    if config.device == "cuda" and not torch.cuda.is_available():
+def need_device(device: str) -> None:
+    """Raise ConfigError for a device that this machine does not have.
+
+    The runs of a sweep may begin on another machine than the one that composes it, and look for their GPU there.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch finds no CUDA device here; use device=cpu")
+
+
+def _machine(config: RunConfig) -> None:
+    """Raise ConfigError for a package or compiler that this machine does not have."""
     if config.experts == megablocks.NAME and (why := megablocks.reason_against(config.device)) is not None:
         raise ConfigError(f"experts={megablocks.NAME}: {why}")
     if config.compile:
@@ -241,6 +248,8 @@ def memory_needs(config: RunConfig, task: Task) -> dict[str, int]:
 
 def check_memory(config: RunConfig, task: Task) -> None:
     """Raise ValueError, in one line, if a part of the run cannot fit into the memory of its device."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        return  # the run will look for its GPU where it begins
     there = capacity(config.device)
     for what, needed in memory_needs(config, task).items():
         if needed > there:

@@ -19,7 +19,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, RangeSweep
+from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -27,8 +27,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from steadymoe.bench.config.identity import flatten, is_name
-from steadymoe.bench.support import blame, external
+from steadymoe.bench.config.identity import OFF, flatten, is_name
+from steadymoe.bench.support import blame, external, processes
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.text import nearest
 
@@ -178,12 +178,16 @@ def _values(overrides: Sequence[str], words: Sequence[str]) -> dict[str, list[st
     """
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     found = {}
-    for each in parser.parse_overrides(list(overrides)):
+    for each in parser.parse_overrides([_with_home(word) for word in overrides]):
         key, word = each.get_key_element(), each.input_line
         if not each.is_sweep_override():
             found[key] = [f"{key}={each.get_value_element_as_str()}"]
             continue
         values = each.value()
+        if isinstance(values, IntervalSweep):
+            raise ConfigError(f"{word} has no end of values; list some, {key}=1,2,3, or use range(first,end,step)")
+        if isinstance(values, RangeSweep) and values.step == 0:
+            raise ConfigError(f"{word} has a step of 0")
         # Hydra would make a list of a range to shuffle it.
         counted = values.range() if isinstance(values, RangeSweep) else each.sweep_string_iterator()
         if sum(1 for _ in itertools.islice(counted, MOST_POINTS + 1)) > MOST_POINTS:
@@ -200,6 +204,8 @@ def _values(overrides: Sequence[str], words: Sequence[str]) -> dict[str, list[st
 
 def _refuse_launcher(launcher: DictConfig) -> None:
     """Raise ConfigError for what joblib would stop at with a traceback."""
+    if not isinstance(launcher, DictConfig):
+        raise ConfigError(f"a launcher is chosen by its name, hydra/launcher=joblib; got hydra.launcher={launcher}")
     if launcher.get("n_jobs") == 0:
         raise ConfigError("hydra.launcher.n_jobs must be a number of processes, or -1 for one on each core; got 0")
     if launcher.get("backend") not in (None, "loky"):
@@ -207,8 +213,10 @@ def _refuse_launcher(launcher: DictConfig) -> None:
 
 
 def _settings(words: Sequence[str]) -> DictConfig:
+    """Return the config of the words without several values, and without fields of groups that have several names."""
     several = swept(words)
-    return _composed([word for word in words if word not in several])
+    groups = {key_of(word) for word in several}
+    return _composed([word for word in words if word not in several and key_of(word).split(".")[0] not in groups])
 
 
 def _composed(words: Sequence[str]) -> DictConfig:
@@ -218,6 +226,9 @@ def _composed(words: Sequence[str]) -> DictConfig:
     so once for each set of named configs, and the values are changed in a copy. If not, or if this fails, Hydra gets
     all words.
     """
+    words = [_with_home(word) for word in words]
+    for each in map(_parsed, words):
+        _refuse_choice(each)
     others = [word for word in words if not _is_named(word)]
     if all(_changes_value(_parsed(word)) for word in others):
         config: DictConfig = pickle.loads(_merged(tuple(filter(_is_named, words)), external.versions()))
@@ -228,6 +239,25 @@ def _composed(words: Sequence[str]) -> DictConfig:
         except OmegaConfBaseException:
             pass  # Hydra says why
     return hydra.compose("config", list(words), return_hydra_config=True)
+
+
+def _with_home(word: str) -> str:
+    """Return an override with the user's folder for ``~``, which a shell leaves in ``key=~/folder``."""
+    return re.sub(r"(?<=[=,])~(?=[/,@]|$)", lambda _: str(Path.home()), word)
+
+
+def _refuse_choice(each: Override) -> None:
+    """Raise ConfigError if an override gives a config group something other than one name."""
+    group, value = each.key_or_group, each.value()
+    if each.is_delete() or group not in _groups(external.versions()):
+        return
+    if each.is_add() and not each.is_force_add():
+        raise ConfigError(f"{group} has a choice already; leave + out: {group}={value}")
+    if isinstance(value, (list, bool, int, float)) or value is None:
+        off = f"; {group}={OFF[group]} turns it off" if value in (None, False) and OFF.get(group) else ""
+        options = GlobalHydra.instance().config_loader().get_group_options(group)
+        given = each.get_value_element_as_str()
+        raise ConfigError(f"{group} takes one name, got {given}{off}; {nearest(given, options, _HELP)}")
 
 
 def _is_named(word: str) -> bool:
@@ -248,7 +278,7 @@ def _changes_value(each: Override) -> bool:
 
 @functools.cache
 def _parsed(word: str) -> Override:
-    return OverridesParser.create().parse_overrides([word])[0]
+    return OverridesParser.create().parse_overrides([_with_home(word)])[0]
 
 
 @functools.cache
@@ -307,24 +337,41 @@ def errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
         raise ConfigError(f"there is no {group} {name!r}; {nearest(name, error.options or [], _HELP)}") from error
     except OverrideParseException as error:
         key, _, value = str(error.override).partition("=")
-        quoted = f"; a value with '=' needs quotes within quotes: '{key}=\"{value}\"'" if "=" in value else ""
-        raise ConfigError(f"cannot read {error.override!r} as key=value{quoted}") from error
+        hint = f"; a value with '=' needs quotes within quotes: '{key}=\"{value}\"'" if "=" in value else ""
+        if re.fullmatch(r"\w+\(.*\)", value):
+            hint = "; values are swept as a,b,c, as range(first,end,step) or as glob(pattern)"
+        raise ConfigError(f"cannot read {error.override!r} as key=value{hint}") from error
     except InstantiationException as error:
         raise ConfigError(_line(error.__cause__ or error)) from error
     except (HydraException, OmegaConfBaseException, TypeError, ValueError, OverflowError) as error:
-        message = _line(error)
-        unknown = re.search(r"Could not override '([^']+)'", message)
-        if unknown is None:
-            raise ConfigError(message) from error
-        raise ConfigError(f"there is no {unknown[1]!r} in the config; {_choices(unknown[1], words)}") from error
-    except (Exception, SystemExit) as error:  # a module that calls sys.exit() must not end the suite in silence
-        if isinstance(error, Exception) and blame.users_code(error) is None:
+        raise ConfigError(_plain(_line(error), words)) from error
+    except BaseException as error:  # a module that calls sys.exit() must not end the suite in silence
+        if processes.is_interrupt(error) or (isinstance(error, Exception) and blame.users_code(error) is None):
             raise
         raise ConfigError(blame.sentence(error)) from error
 
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+def _plain(message: str, words: Sequence[str]) -> str:
+    """Return a message of Hydra in the suite's words, if it is one of those that are easily provoked."""
+    if unknown := re.search(r"Could not override '([^']+)'", message):
+        inner = re.search(r"full_key: (\S+)", message)  # of algorithm={a:1} it is algorithm.a
+        key = inner[1] if inner and inner[1].startswith(f"{unknown[1]}.") else unknown[1]
+        group, _, field = key.partition(".")
+        if key in _groups(external.versions()):
+            return f"{key} takes one name, {key}=NAME, or some of its fields; see {_HELP}"
+        chosen = next((word.partition("=")[2] for word in words if word.startswith(f"{group}=")), None)
+        lacks = f"{group}={chosen} has no {field}" if field and chosen else f"there is no {key!r} in the config"
+        return f"{lacks}; {_choices(key, words)}"
+    if wrong := re.search(r"Error merging override (\S+)", message):
+        key = key_of(wrong[1])
+        return f"`{key}` holds something else than {wrong[1].partition('=')[2]}: see {_HELP} for its fields"
+    if added := re.search(r"An item is already at '([^']+)'", message):
+        return f"{added[1]} is in the config already; leave + out: {added[1]}=VALUE"
+    return message
 
 
 def _choices(unknown: str, words: Sequence[str]) -> str:
@@ -353,6 +400,8 @@ def _of_loss(unknown: str, words: Sequence[str]) -> str:
     swept = [word for word in named if word.startswith("algorithm=") and set(word) & set(",(")]
     numbers: Any = compose([word for word in named if word not in swept])[0]
     for part in parent.split("."):
-        numbers = numbers.get(part, {})
+        numbers = numbers.get(part) if isinstance(numbers, Mapping) else None
+    if not isinstance(numbers, Mapping) or "_target_" not in numbers:
+        return f"{parent} has no fields"
     known = [field.name for field in dataclasses.fields(class_of(numbers))]
     return f"+ adds a field that the YAML leaves out: +{unknown}" if name in known else meant(name, known)

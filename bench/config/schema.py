@@ -326,6 +326,7 @@ _PLAIN = {
     "a valid boolean": "true or false",
     "a valid string": "text",
     "a valid tuple": "a list",
+    "a valid dictionary": "a group of fields",
     " after validation, not 0": "",
     " after validation, not 1": "",
 }

@@ -14,8 +14,9 @@ from steadymoe.bench.config import branch, compose, identity, tuning
 from steadymoe.bench.config.compose import ConfigError, Run
 from steadymoe.bench.config.overrides import at_once, command_of, swept
 from steadymoe.bench.runs import launch, lifecycle, outcome, progress, provenance, record
+from steadymoe.bench.support import processes
 from steadymoe.bench.support.arguments import Parser
-from steadymoe.bench.support.text import visible
+from steadymoe.bench.support.text import shortened, visible
 
 States = Mapping[Path, record.State]
 """Run folder → state."""
@@ -34,13 +35,15 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
     sweep = [*(["--tune"] if flags.tune else ["-m"] if flags.multirun else []), *flags.overrides]
     if flags.tune:
         flags.overrides, flags.multirun = tuning.overrides(flags.overrides), True
-    requested = compose.plan(flags.overrides, flags.multirun, with_parts=not flags.dry)
+    left_out: list[str] = []
+    requested = compose.plan(flags.overrides, flags.multirun, with_parts=not flags.dry, left_out=left_out)
     if flags.tune:
         tuning.check(requested)
     if flags.cfg or flags.info:
         _show(flags)
         return 0
     launch.refuse_absent_cluster(flags.overrides)
+    _print(*shortened([f"left out: {point}" for point in left_out]))
     states = refuse_others(requested, may_redo=flags.redo)
     runs = _failed(requested, states) if flags.retry_failed else requested
     if flags.dry:
@@ -48,13 +51,14 @@ def main(words: list[str], report: Callable[[Sequence[Run]], None] | None = None
 
         processes = at_once(flags.overrides, flags.multirun)
         _print(*_notes(runs), *dry.lines(runs, len(requested) - len(runs), processes))
+        _print(*shortened(dry.plan(runs, states)))
         return 0
     _begin(runs, _sweep(runs, sweep))
     if flags.redo:
         _print(*redo(runs))
         states = _states(runs)
-    if left_out := len(requested) - len(runs):
-        _print(f"--retry-failed skips {left_out} of {len(requested)} runs, which have not failed")
+    if skipped := len(requested) - len(runs):
+        _print(f"--retry-failed skips {skipped} of {len(requested)} runs, which have not failed")
     _print(*_notes(runs), *_skipped(runs, states), *_damaged(runs, states))
     waiting = [run for run in runs if not states[run.folder].has_ended]
     code = _launch(runs, waiting, flags) if waiting else 0
@@ -114,7 +118,7 @@ def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: argparse.Namespa
     Returns 0, 1 if a launcher has lost a job, 130 if interrupted.
     """
     # SIGTERM, by which a batch system ends a job, counts as Ctrl-C: it stops the workers too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, processes.interrupt)
     try:
         with progress.watch(runs):
             launch.launch(waiting, flags.overrides, flags.multirun)

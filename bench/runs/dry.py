@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from steadymoe.bench.config import compose
 from steadymoe.bench.config.compose import Run
 from steadymoe.bench.config.identity import flatten
 from steadymoe.bench.runs import provenance, record
@@ -29,7 +30,7 @@ _ACTIONS = {
 
 
 def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]:
-    """Return the number of runs of each status, what the command does about them, and the minutes of their steps.
+    """Return the runs of a command by status, the minutes of their steps, and the cold starts to train.
 
     ``skipped`` is the number of runs that ``--retry-failed`` leaves out; ``processes`` is the number of runs at once,
     None for a cluster. Nothing on disk is touched.
@@ -40,8 +41,21 @@ def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]
     parts += [f"{skipped} skipped"] if skipped else []
     to_make = [run for run in runs if states[run.folder].status not in (*record.ENDED, "running")]
     summary = f"{len(runs) + skipped} runs: {', '.join(parts)}"
+    if not to_make:
+        return [summary]
     unchecked = "losses, models and memory are checked when the command runs, before anything is written"
-    return [summary, _minutes(to_make, states, processes), unchecked] if to_make else [summary]
+    return [summary, _minutes(to_make, states, processes), *_cold_starts(to_make), unchecked]
+
+
+def plan(runs: Sequence[Run], states: Mapping[Path, record.State]) -> list[str]:
+    """Return a line for each run to make: what it is, its learning rate, its folder."""
+    runs = [run for run in runs if states[run.folder].status not in (*record.ENDED, "running")]
+    names, here = compose.labels(runs), Path.cwd()
+    return [
+        f"  {name}, learning rate {run.config.optimizer.learning_rate:g}: "
+        f"{run.folder.relative_to(here) if run.folder.is_relative_to(here) else run.folder}"
+        for name, run in zip(names, runs, strict=True)
+    ]
 
 
 def _minutes(runs: Sequence[Run], states: Mapping[Path, record.State], processes: int | None) -> str:
@@ -66,7 +80,7 @@ def _minutes(runs: Sequence[Run], states: Mapping[Path, record.State], processes
     source = "at the pace of finished runs with these settings"
     if guessed:
         source = f"a rough estimate: {guessed} of {len(runs)} runs at the pace of reference runs on other machines"
-    return f"minutes: about {seconds / at_once / 60:.1f}, {how}, {source}{_cold_starts(runs)}"
+    return f"minutes: about {seconds / at_once / 60:.1f}, {how}, {source}"
 
 
 def _reference() -> pd.DataFrame:
@@ -103,12 +117,12 @@ def _guess(
     return float(per_response.median() * prompts * responses)
 
 
-def _cold_starts(runs: Sequence[Run]) -> str:
-    """Name the cold starts that must be trained before the steps; the pace does not contain them."""
+def _cold_starts(runs: Sequence[Run]) -> list[str]:
+    """Return a line with the number of cold starts that must be trained before the steps, if there are any."""
     configs = [run.config for run in runs if run.config.has_own_cold_start]
     files = {Path(config.results_dir) / "cold_starts" / f"{config.cold_start_fingerprint}.json" for config in configs}
     absent = sum(not file.exists() for file in files)
-    return f", plus {absent} cold starts" if absent else ""
+    return [f"cold starts: {absent} to train, not in these minutes; {len(files) - absent} cached"] if files else []
 
 
 def _paces(results: Path) -> dict[str, list[float]]:

@@ -12,11 +12,12 @@ from hydra.utils import instantiate
 from transformers import PreTrainedModel
 
 from steadymoe.bench.config import branch, compose, identity
+from steadymoe.bench.config.fits import need_device
 from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.runs import loggers, progress, provenance, record
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.statistics.collapse import Rule, detect
-from steadymoe.bench.support import blame
+from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.support.text import visible
 from steadymoe.bench.tasks import Task
@@ -28,9 +29,9 @@ from steadymoe.models import build, pretrained
 def execute(run: compose.Run) -> str:
     """Bring a run to its end, from its checkpoint if it has one, and return its status.
 
-    A run that has ended is left as it is. A run that another process holds is left too (status ``running``). An
-    exception inside a run is written to ``run.json`` as ``failed`` and does not stop other runs. Raises ConfigError if
-    the folder holds a run of another config.
+    A run that has ended is left as it is. A run that another process holds is left too (status ``running``). Whatever
+    a run raises, SystemExit too, is written to ``run.json`` as ``failed`` and does not stop other runs; Ctrl-C and
+    SIGTERM do. Raises ConfigError if the folder holds a run of another config.
     """
     state = record.state_of(run)
     if state.has_ended or (run.config.retry == "failed" and state.status != "failed"):
@@ -45,15 +46,15 @@ def execute(run: compose.Run) -> str:
                 recorded.put_aside(state.damage)
             try:
                 _train(run, recorded)
-            except Exception as error:
+            except BaseException as error:  # a user's code may call sys.exit()
+                if processes.is_interrupt(error):
+                    recorded.update(status="interrupted")
+                    raise
                 try:
                     recorded.update(status="failed", error=blame.failure(error))
                 except OSError:  # a full disk, say: the old run.json stays, and its status is not an end
                     print(f"steadymoe: {run.folder}: {blame.failure(error)}", file=sys.stderr)
                     return "failed"
-            except BaseException:
-                recorded.update(status="interrupted")
-                raise
             return recorded.run["status"]
     except Timeout:
         return "running"
@@ -61,6 +62,7 @@ def execute(run: compose.Run) -> str:
 
 def _train(run: compose.Run, recorded: Record) -> None:
     config = run.config
+    need_device(config.device)
     torch.set_num_threads(config.threads)
     resume_from = _resume_from(recorded)
     recorded.begin(resume_from)

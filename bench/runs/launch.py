@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 from steadymoe.bench.config import overrides
 from steadymoe.bench.config.compose import ConfigError, Run
-from steadymoe.bench.support import external
+from steadymoe.bench.support import external, processes
 
 # How often a sweep is relaunched by itself after one of its workers was killed.
 _RELAUNCHES = 3
@@ -94,7 +94,8 @@ def _job(_: DictConfig) -> str:
     os.chdir(hydra_config.runtime.cwd)  # a Ray cluster's workers begin elsewhere, and results_dir may be relative
     external.make_importable()
     (path,) = hydra_config.overrides.task
-    return execute(Run.load(Path(path)))
+    with processes.interruptible():
+        return execute(Run.load(Path(path)))
 
 
 def execute(run: Run) -> str:

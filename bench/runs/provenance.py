@@ -164,7 +164,8 @@ def machine(device: str, threads: int) -> dict[str, Any]:
     if device == "cuda":
         import torch  # seconds, which `steadymoe status` need not wait
 
-        facts["gpu"] = torch.cuda.get_device_name()
+        if torch.cuda.is_available():
+            facts["gpu"] = torch.cuda.get_device_name()
     return facts
 
 

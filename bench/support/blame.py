@@ -7,7 +7,7 @@ from pathlib import Path
 _NOT_THE_USERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def failure(error: Exception) -> str:
+def failure(error: BaseException) -> str:
     """Return the traceback of an error; its last line also names the place in the user's own code, if any.
 
     The place is the deepest frame outside the suite, Python and installed packages. A SyntaxError names a file and a
@@ -28,7 +28,8 @@ def users_code(error: BaseException) -> str | None:
     """``file, line n`` of the deepest frame of an error outside the suite, Python and installed packages."""
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
+        spec = frame.f_globals.get("__spec__")  # has the name of a module that is run with ``python -m``
+        file, module = frame.f_code.co_filename, str(getattr(spec, "name", frame.f_globals.get("__name__")))
         if module.split(".")[0] != "steadymoe" and Path(file).is_file() and not file.startswith(_NOT_THE_USERS):
             place = f"{file}, line {line}"
     return place

@@ -1,12 +1,50 @@
-"""Independent calls, spread over all cores."""
+"""Independent calls, spread over all cores, and what ends a process: the user, or the user's code."""
 
 import os
 import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any, TypeVar
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+from steadymoe.bench.support import blame
 
 T = TypeVar("T")
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, unlike a KeyboardInterrupt that code raises by itself."""
+
+
+def interrupt(*_: Any) -> NoReturn:
+    """Handle a signal that ends the process."""
+    raise Interrupted
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise ``Interrupted`` at Ctrl-C until the block ends, unless Ctrl-C is ignored or handled otherwise."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether the user ended the process; outside ``interruptible``, any KeyboardInterrupt counts."""
+    unknown = signal.getsignal(signal.SIGINT) is not interrupt
+    return isinstance(error, Interrupted) or (unknown and isinstance(error, KeyboardInterrupt))
+
+
+def ends(error: BaseException) -> bool:
+    """Return whether an error would end the process, as ``sys.exit()`` in a user's code does."""
+    return not isinstance(error, Exception) and not is_interrupt(error)
 
 
 def in_processes(function: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
@@ -18,6 +56,17 @@ def in_processes(function: Callable[..., T], *arguments: Sequence[Any]) -> list[
     processes = min(len(arguments[0]), cores)
     if processes < 2:
         return list(map(function, *arguments))
+    from concurrent.futures import ProcessPoolExecutor  # the command line imports this module, too
+
     # At Ctrl-C a terminal interrupts the processes too: they end at once, and this one alone says so.
     with ProcessPoolExecutor(processes, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)) as pool:
-        return list(pool.map(function, *arguments))
+        return list(pool.map(partial(_call, function), *arguments))
+
+
+def _call(function: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return function(*arguments)
+    except BaseException as error:
+        if ends(error):  # a SystemExit would end the caller too, in silence
+            raise RuntimeError(blame.sentence(error)) from error
+        raise

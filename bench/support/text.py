@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _OF_MARKDOWN = "\\|<`*"
 # Names that an error lists in full.
 _FEW = 8
+# Lines of a list that a terminal shows.
+_MOST_LINES = 20
 
 
 def visible(text: Any) -> str:
@@ -25,7 +27,14 @@ def nearest(name: str, known: Sequence[str], where: str) -> str:
     """Return a hint for an unknown name: all names if they are few, else the nearest three and ``where`` all are."""
     if len(known) <= _FEW:
         return f"choose from {', '.join(known)}"
-    return f"did you mean {', '.join(difflib.get_close_matches(name, known, n=3, cutoff=0.0))}? {where} lists all"
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.0)
+    return f"did you mean {', '.join(near)}? {where} lists all"
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """Return the first lines, and how many more there are."""
+    further = len(lines) - _MOST_LINES
+    return [*lines[:_MOST_LINES], *([f"… and {further} more"] if further > 0 else [])]
 
 
 def markdown(text: Any) -> str:

@@ -4,15 +4,20 @@ Generators and texts come in; prompts, answers and rewards go out, never tensors
 ``algorithms`` at most.
 """
 
+import math
+import reprlib
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 # One prompt in this many is held out. A checksum of the prompt's text decides.
 _HELD_OUT = 8
+
+# A larger score is infinite in float32.
+_LARGEST_SCORE = float(np.finfo(np.float32).max)
 
 # After this many draws in a row without a usable prompt there is no such prompt.
 _MOST_DRAWS = 1000
@@ -42,6 +47,21 @@ class Task(Protocol):
     def score(self, prompt: str, response: str, finished: bool) -> float:
         """The reward in [0, 1]; 0 for a malformed or unfinished response. ``finished``: the end token was sampled."""
         ...
+
+
+def score(task: Task, prompt: str, response: str, finished: bool) -> float:
+    """Score a response as a float. Raises ValueError, in one line, for what is not a finite number."""
+    value: Any = task.score(prompt, response, finished)
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not abs(number) <= _LARGEST_SCORE:  # NaN too
+        raise ValueError(
+            f"{type(task).__name__}.score must return a finite number, got {reprlib.repr(value)} for the prompt "
+            f"{reprlib.repr(prompt)} and the response {reprlib.repr(response)}"
+        )
+    return number
 
 
 def is_held_out(prompt: str) -> bool:

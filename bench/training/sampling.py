@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from transformers import BatchEncoding, PreTrainedModel
 
 from steadymoe.algorithms.parts import dimensions, joined, joined_by
-from steadymoe.bench.tasks import Task
+from steadymoe.bench.tasks import Task, score
 from steadymoe.bench.training.decoding import Decoder
 from steadymoe.bench.training.forward import Sequences, autocast
 from steadymoe.models.engine import Engine, Exact
@@ -119,7 +119,7 @@ def roll_out(
     generator: torch.Generator,
     decoding: Decoding = Decoding(),
 ) -> Rollout:
-    """Sample ``responses`` answers to each prompt and score them. Raises as ``sample`` does."""
+    """Sample ``responses`` answers to each prompt and score them. Raises as ``sample`` and ``score`` do."""
     repeated = [prompt for prompt in prompts for _ in range(responses)]
     end = task.tokenizer.eos_token_id
     encoded = task.tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt").to(model.device)
@@ -131,7 +131,7 @@ def roll_out(
     for prompt, row_T, length in zip(repeated, responses_BT.tolist(), lengths_B.tolist(), strict=True):
         finished = row_T[length - 1] == end
         text = task.tokenizer.decode(row_T[: length - finished])
-        scores.append(task.score(prompt, str(text), finished))
+        scores.append(score(task, prompt, str(text), finished))
     return replace(rollout, scores_B=torch.tensor(scores, device=model.device))
 
 

@@ -72,16 +72,17 @@ def test_an_algorithm_outside_the_checkout_is_checked_and_each_fault_has_its_lin
     assert printed.out.splitlines()[-1] == "half_clipped passes 8 of 11"
 
 
-@pytest.mark.parametrize("body", ["self.ratio_of(batch) * batch.advantages_BT", "1 / 0"])
+@pytest.mark.parametrize("body", ["self.ratio_of(batch) * batch.advantages_BT", "1 / 0", "exit(0)", "stop()"])
 def test_a_loss_that_cannot_be_called_has_one_line_and_the_rest_is_skipped(
     body: str, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = mine / "my_losses.py"
-    code.write_text(re.sub(r"return ops\.clipped_surrogate\(.*\)", f"return {body}", code.read_text()))
+    text = re.sub(r"return ops\.clipped_surrogate\(.*\)", f"return {body}", code.read_text())
+    code.write_text(f"{text}\n\ndef stop():\n    raise KeyboardInterrupt\n")
     assert steadymoe(monkeypatch, "check", "algorithm=half_clipped") == 1
     _, shapes, count = capsys.readouterr().out.splitlines()
     assert shapes.startswith("FAILS   shapes: ")
-    assert ("must return a Surrogate" in shapes) == (body != "1 / 0")
+    assert ("must return a Surrogate" in shapes) == body.startswith("self")
     assert count.startswith("half_clipped passes 1 of 11; 9 were")
 
 
@@ -102,6 +103,7 @@ WRONG = {
     "algorithm=grpo algorithm.loss._target_=steadymoe.algorithms.advantages.GroupMean": "got GroupMean",
     "algorithm=broken": "broken.Broken (ZeroDivisionError: division by zero, ",
     "algorithm=exiting": "SystemExit: 0 (",
+    "algorithm=leaving": "SystemExit: 0 (",
     "algorithm=traitless": "must be a Traits, got Named",
     "algorithm=stateful": "Stateful has a state",
     "algorithm=raising": "KeyError: 'no number' (",
@@ -128,6 +130,11 @@ class Stateful(GRPO):
 class Raising(GRPO):
     def __post_init__(self):
         raise KeyError("no number")
+
+@dataclass(frozen=True, kw_only=True)
+class Leaving(GRPO):
+    def __post_init__(self):
+        raise SystemExit(0)
 """
 
 
@@ -139,7 +146,7 @@ def test_bad_input_is_one_line_and_touches_nothing(
     (mine / "exiting.py").write_text("import sys\n\nsys.exit(0)\n")
     (mine / "odd_losses.py").write_text(BASE)
     targets = {"broken": "broken.Broken", "exiting": "exiting.Exiting"}
-    targets |= {name: f"odd_losses.{name.capitalize()}" for name in ("traitless", "stateful", "raising")}
+    targets |= {name: f"odd_losses.{name.capitalize()}" for name in ("traitless", "stateful", "raising", "leaving")}
     for name, target in targets.items():
         text = (mine / "conf" / "algorithm" / "half_clipped.yaml").read_text().replace("my_losses.HalfClipped", target)
         (mine / "conf" / "algorithm" / f"{name}.yaml").write_text(text)

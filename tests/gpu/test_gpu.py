@@ -15,7 +15,7 @@ from steadymoe.models import build, megablocks
 
 WITHOUT = not torch.cuda.is_available()
 TINY = {"micro": "model=micro"}
-SHORT = "rollout.prompts=4 rollout.responses=4 updates_per_rollout=2 task.max_operands=3"
+SHORT = "rollout.prompts=4 rollout.responses=4 updates_per_rollout=2 task=chain task.max_operands=3"
 
 
 def updates(results: Path, device: str, *more: str) -> pd.DataFrame:

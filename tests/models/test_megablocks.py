@@ -114,6 +114,7 @@ def test_experts_without_a_token_get_a_gradient_of_zero_and_disturb_nobody(name:
 def test_a_run_trains_through_it_as_through_the_usual_back_end_and_to_the_same_bit_again(tmp_path: Path) -> None:
     tiny = [
         f"device={DEVICE}",
+        "task=chain",
         "task.max_operands=2",
         "steps=1",
         "rollout.prompts=2",

@@ -26,7 +26,8 @@ TOKENS_BS = torch.tensor([[2, 3, 4, 5, 6], [7, 8, 9, 10, 11]])
 
 
 def shipped(name: str) -> dict[str, Any]:
-    return yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())["config"]
+    numbers = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
+    return numbers.get("model", numbers)["config"]  # flat sets its cold start too
 
 
 def make(numbers: dict[str, Any], seed: int = 0) -> PreTrainedModel:

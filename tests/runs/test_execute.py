@@ -32,6 +32,7 @@ SMALL = [
     "model=micro",
     "model.config.num_hidden_layers=2",
     "model.config.hidden_size=32",
+    "task=chain",
     "task.min_operands=2",
     "task.max_operands=3",
     "task.modulus=3",

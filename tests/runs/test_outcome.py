@@ -40,6 +40,18 @@ class Runaway(RatioLoss):
         return Surrogate(batch.logprobs_BT * float("nan"))
 
 
+class Bare(BaseException):
+    """No Exception."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaving(RatioLoss):
+    error: str = "SystemExit"
+
+    def surrogate(self, batch: Batch) -> Surrogate:
+        raise {"SystemExit": SystemExit(0), "KeyboardInterrupt": KeyboardInterrupt(), "Bare": Bare("no")}[self.error]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fussy(Silent):
     def __post_init__(self) -> None:
@@ -57,8 +69,8 @@ def losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, "odd_losses", raising=False)
     (tmp_path / "odd_losses.py").write_text(LOSSES)
     (tmp_path / "conf" / "algorithm").mkdir(parents=True)
-    for name in ("Silent", "Broken", "Runaway", "Fussy"):
-        text = f"loss:\n  _target_: odd_losses.{name}\n"
+    for name in ("Silent", "Broken", "Runaway", "Leaving", "Fussy"):
+        text = f"loss:\n  _target_: odd_losses.{name}\n" + ("  error: SystemExit\n" if name == "Leaving" else "")
         text += "advantage:\n  _target_: steadymoe.algorithms.advantages.GroupMean\n"
         (tmp_path / "conf" / "algorithm" / f"{name.lower()}.yaml").write_text(text)
     return tmp_path
@@ -96,6 +108,26 @@ def test_the_end_of_a_run_says_what_was_silent_what_diverged_and_where_a_users_l
     told = "Nothing to learn from: silent (seed 0): gradient norm 0 in every update."
     assert told in capfd.readouterr().out
     assert told in (losses / "results" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_a_loss_that_ends_the_process_fails_its_run_and_no_other(
+    launcher: str, losses: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STEADYMOE_PATH", str(losses))
+    words = ["-m", *TWO_STEPS, f"hydra/launcher={launcher}", "algorithm=leaving,silent"]
+    assert steadymoe(monkeypatch, "run", *words) == 1
+    printed = capfd.readouterr()
+    assert "1 failed, 1 finished" in printed.out
+    place = f"({losses}/odd_losses.py, line {line_of('raise {')})"
+    (line,) = [each for each in printed.err.splitlines() if each.startswith("steadymoe: failed: ")]
+    assert line.startswith("steadymoe: failed: SystemExit: 0")
+    assert line.endswith(place)
+    if launcher == "basic":
+        for error in ("KeyboardInterrupt", "Bare"):
+            words = ["algorithm=leaving", f"algorithm.loss.error={error}", f"results_dir=results/{error}"]
+            assert steadymoe(monkeypatch, "run", *TWO_STEPS, *words) == 1
+            assert place in capfd.readouterr().err
 
 
 def test_a_module_or_class_that_is_wrong_and_a_section_that_is_missing_are_told_in_one_line_before_anything_runs(

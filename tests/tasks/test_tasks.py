@@ -4,6 +4,7 @@
 """
 
 import re
+import reprlib
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,7 @@ from torch.testing import assert_close
 
 from steadymoe.bench.config import compose
 from steadymoe.bench.config.schema import ConfigError
-from steadymoe.bench.tasks import Task, is_held_out
+from steadymoe.bench.tasks import Task, is_held_out, score
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.tasks.characters import character_tokenizer
 from steadymoe.bench.tasks.countdown import Countdown
@@ -24,7 +25,7 @@ from steadymoe.bench.tasks.ledger import Ledger
 from steadymoe.bench.tasks.selection import Selection
 from steadymoe.bench.tasks.sort import Sort
 from steadymoe.bench.training.forward import forward
-from steadymoe.bench.training.sampling import sample
+from steadymoe.bench.training.sampling import roll_out, sample
 from steadymoe.models import build
 
 TASKS: dict[str, tuple[type, dict[str, Any]]] = {
@@ -376,6 +377,47 @@ def test_prompts_and_responses_beyond_the_models_positions_are_refused_unless_it
     # By the family's own name.
     assert build.check({"_target_": "transformers.GPT2Config", "n_positions": 20}).positions == 20
     assert build.check({"_target_": "transformers.BloomConfig"}).positions is None
+
+
+# --- scores of any task ----------------------------------------------------------------------------------------------
+
+
+class Scored(Sort):
+    """Sorting with one score for everything."""
+
+    value: Any
+
+    def score(self, prompt: str, response: str, finished: bool) -> Any:
+        """Return ``value``."""
+        return self.value
+
+
+def scored(value: Any) -> Scored:
+    task = Scored(symbols="0123456789", min_length=3, max_length=4, spare_tokens=2)
+    task.value = value
+    return task
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [(1, 1.0), (True, 1.0), (np.float32(0.5), 0.5), (np.bool_(False), 0.0), (-2, -2.0)]
+)
+def test_a_score_becomes_a_float(value: Any, number: float) -> None:
+    task = scored(value)
+    assert isinstance(score(task, "12=", "21", True), float)
+    model = build.build(MICRO, task.tokenizer, 0, "cpu")
+    rollout = roll_out(model, task, ["12=", "34="], 2, torch.Generator().manual_seed(0))
+    assert rollout.scores_B.dtype == torch.float32
+    assert rollout.scores_B.tolist() == [number] * 4
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -float("inf"), 1e300, 10**400, "1", b"1", [1], 1j])
+def test_a_score_that_is_no_finite_number_is_told_with_task_prompt_and_value(value: Any) -> None:
+    task = scored(value)
+    model = build.build(MICRO, task.tokenizer, 0, "cpu")
+    with pytest.raises(ValueError, match=r"^Scored\.score must return a finite number, got .*'12='") as told:
+        roll_out(model, task, ["12="], 2, torch.Generator().manual_seed(0))
+    assert reprlib.repr(value) in str(told.value)
+    assert "\n" not in str(told.value)
 
 
 # --- tokenizer -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pandas as pd
 
 from steadymoe.bench.report.figures import curves, looks, points, routing, stability, style
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.support import external
+from steadymoe.bench.support import external, processes
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, without_mathematics
 
@@ -159,7 +159,9 @@ def _own(folders: tuple[Path, ...]) -> dict[str, FigureSpec]:
     for path in (path for folder in folders for path in sorted(folder.glob("*figures.py"))):
         try:
             specs = runpy.run_path(str(path))["FIGURES"]
-        except (Exception, SystemExit) as error:  # a user's own code
+        except BaseException as error:  # a user's own code
+            if processes.is_interrupt(error):
+                raise
             raise CannotDraw(f"{path}: {type(error).__name__}: {' '.join(str(error).split())}") from error
         for spec in specs:
             names = {name for known in (FIGURES | own).values() for name in (known.id, known.name)}
