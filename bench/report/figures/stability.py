@@ -103,7 +103,7 @@ def gain_map(steps: pd.DataFrame) -> DataFigure:
     with style.figure_style():
         size, light = (rows, 2, 0.6 + (0.55 + 0.22 * len(ys)) * rows, style.TWO_COLUMNS), (-0.6 * most, 0.6 * most)
         figure, panels = _grids(
-            size, cells, "method", (keys[1], keys[2], "mean"), "gain in reward", "+.2f", light, "PuOr", (-most, most)
+            size, cells, "method", (keys[1], keys[2], "mean"), "gain in reward", "+z.2f", light, "PuOr", (-most, most)
         )
         for method, axis in panels.items():
             for x, y in marked:

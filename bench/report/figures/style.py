@@ -5,6 +5,7 @@ A helper that draws numbers also notes them in ``DataFigure.numbers``, so that a
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
 
 def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
     """Draw a curve, and its band if ``data`` has low and high; ``data``: x, mean, low, high, n."""
-    marks: Any = {"marker": look.marker, "markersize": 2.6, "markevery": max(1, len(data) // 6)} if look.marked else {}
+    marks: Any = look.mark | {"markersize": 3, "markevery": max(1, len(data) // 6)} if look.marked else {}
     axis.plot(data["x"], data["mean"], linestyle=look.dashes, color=look.colour, linewidth=1.2, label=name, **marks)
     if "low" in data:
         axis.fill_between(data["x"], data["low"], data["high"], color=look.colour, alpha=0.13, linewidth=0)
@@ -130,8 +131,8 @@ def dot(
         axis.plot([estimate.low, estimate.high], heights, color=look.colour, linewidth=1.1, zorder=1)
     else:
         numbers = {key: number for key, number in numbers.items() if key not in ("low", "high")}
-    face = "white" if is_open else look.colour
-    axis.plot(estimate.mean, row, look.marker, color=look.colour, markerfacecolor=face, markersize=4.5)
+    mark: Any = replace(look, fill="none").mark if is_open else look.mark
+    axis.plot(estimate.mean, row, linestyle="none", color=look.colour, markersize=4.5, **mark)
     note(axis, name, pd.DataFrame([numbers]), panel)
 
 
