@@ -49,6 +49,8 @@ COLLAPSED = (
     "Collapsed: runs that collapsed or met a number that is not finite, by today's rule (– if the runs are too short "
     "for the rule); recorded: the verdict that the runs recorded when they ended, by the rule of that day."
 )
+# What a choice is called that does nothing.
+OFF = {"off", "none", "exact"}
 # Averaged over seeds on a logarithmic scale.
 GEOMETRIC = ("token_ratio_variance", "sequence_ratio_variance")
 CAPTION = (
@@ -99,6 +101,19 @@ def run_numbers(steps: pd.DataFrame, metric: str, how: str, keys: Sequence[str] 
     return curves.agg(lambda curve: one_number(curve, how))
 
 
+def line_names(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
+    """Return the name of each row's line, in the words of an arm's name: the algorithm, and the ``keys`` that vary.
+
+    A choice that is off has no word. A model stands without its key.
+    """
+    names = rows["algorithm"].astype(str)
+    for key in [key for key in keys if rows[key].nunique() > 1]:
+        values = rows[key].astype(str)
+        names = names + (" " if key == "model" else f" {key}=") + values.where(~values.isin(OFF), "")
+        names = names.str.removesuffix(f" {key}=")
+    return names
+
+
 def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the final reward of every run: arm, seed, value."""
     return run_numbers(steps, "reward", "last", ["arm", "seed"]).reset_index()
@@ -141,8 +156,8 @@ LEADERBOARD = {
 }
 LEADERBOARD_CAPTION = (
     f"Ranked by final reward. Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of "
-    "seeds. p: paired t test of the difference in final reward from the best arm, Holm-corrected for all pairs of arms. "
-    f"{DECIDED} Numbers of a run: start is the reward of the first step, before any update, final reward is "
+    "seeds. p: paired t test of the difference in final reward from the best arm, Holm-corrected for all pairs of "
+    f"arms. {DECIDED} Numbers of a run: start is the reward of the first step, before any update, final reward is "
     f"the mean of the last {LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} Both columns are "
     "shares of runs."
 )
@@ -224,7 +239,8 @@ PART_OF_THE_GAIN = 0.9
 COMPARED = ("updates", "samples", "tokens", "seconds")
 HEAD_TO_HEAD_CAPTION = (
     f"Every arm against the best arm (highest final reward) over their shared seeds, with {INTERVAL}; arms share the "
-    f"cold start of a shared seed. p: paired t test, Holm-corrected for all pairs of arms. {DECIDED} p of collapse: log-rank test of the steps to a collapse by today's rule, corrected in the same way; it "
+    f"cold start of a shared seed. p: paired t test, Holm-corrected for all pairs of arms. {DECIDED} p of collapse: "
+    "log-rank test of the steps to a collapse by today's rule, corrected in the same way; it "
     "treats runs as independent. Better: P(arm > best) + P(equal)/2 over seeds (Clopper and Pearson's interval). "
     "Held-out wins: the share of held-out prompts that the arm answers better minus the share that the best arm "
     "answers better. The "

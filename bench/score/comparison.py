@@ -29,8 +29,8 @@ from steadymoe.bench.support.text import visible
 CAPTION = (
     "Mean over seeds (checkpoints for gradients) with its 95 % interval. Differences from algorithms that ran here are "
     "paired by seed; those from recorded ones, which ran on the standard's machine, are differences of means. Tokens: "
-    "sampled per run, mean over seeds. p: t test, paired or Welch's like the difference; Holm-corrected over the rows of "
-    f"a part. {DECIDED} No number sums up the parts."
+    "sampled per run, mean over seeds. p: t test, paired or Welch's like the difference; Holm-corrected over the rows "
+    f"of a part. {DECIDED} No number sums up the parts."
 )
 # Below this p the anchors of a machine are another population than the recorded ones.
 _OTHER_MACHINE = 0.01

@@ -8,6 +8,7 @@ replay on, another number) keeps colour and mark; its mark is open, and its line
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import matplotlib as mpl
@@ -35,8 +36,6 @@ ALGORITHMS = (
     *("score_centering", "score_centering_tis", "score_centering_mis", "dis", "dis_code", "icepop", "ipo", "mis_po"),
     *("sat", "sat_gspo", "cppo", "flash_reinforce", "r2vpo_fixed", "fspo_dual_clip"),
 )
-# These words in the name of a line mean that a choice is off; the line is the plain algorithm.
-_OFF = {"off", "none", "exact"}
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,14 @@ def of_lines(table: pd.DataFrame, column: str = "arm") -> dict[str, Look]:
     return {line: look.with_marks() for line, look in lines.items()} if len(lines) > TOGETHER else lines
 
 
+def groups(lines: Mapping[str, Look]) -> list[dict[str, Look]]:
+    """Return the lines in as few groups as hold ``TOGETHER`` each, of about equal size."""
+    count = max(1, -(-len(lines) // TOGETHER))
+    names = list(lines)
+    ends = [round(len(names) * part / count) for part in range(count + 1)]
+    return [{name: lines[name] for name in names[low:high]} for low, high in pairwise(ends)]
+
+
 def reference(lines: Mapping[str, Look]) -> str:
     """Return the line to compare with: plain GRPO if there is such a line, else the first line."""
     grpo = of_algorithm("grpo").with_marks()
@@ -121,8 +128,7 @@ def _variant(name: str, algorithm: str) -> str:
     """Return the words in the name of a line besides its algorithm; "" for the plain algorithm."""
     rest, (base, _, preset) = name.casefold().replace(" ", "_"), algorithm.casefold().partition("@")
     rest = rest.removeprefix(algorithm.casefold()).removeprefix(base)
-    words = [word for word in rest.split("_") if word not in _OFF]
-    return "_".join([preset, *words]).strip("_")
+    return f"{preset}_{rest.strip('_')}".strip("_")
 
 
 def _varied(plain: Look, index: int) -> Look:
