@@ -76,7 +76,7 @@ def test_reward_is_drawn_over_the_sampled_tokens() -> None:
     np.testing.assert_allclose(line.get_xdata(), [200, 400])
     np.testing.assert_allclose(line.get_ydata(), [0.6, 0.625])  # smoothed over the two steps
     np.testing.assert_allclose(shown(figure, 1)["gspo"], [0.5, 0.5])
-    assert figure.axes[1].get_xlabel() == "sampled tokens"
+    assert figure.axes[-1].get_xlabel() == "sampled tokens"
 
 
 def test_differences_are_at_equal_compute_where_curves_are_over_compute() -> None:
@@ -101,7 +101,9 @@ def test_a_caption_names_lines_that_hide_each_other() -> None:
         {"reward": reward, "token_ratio_variance": reward}, arms(algorithm=["grpo"], routing=["r2", "r3"])
     )
     other = long_table({"reward": lambda arm, seed: 0.1}, arms(algorithm=["grpo"], routing=["off"]))
-    assert "Equal to the bit, in one line: grpo r2 and grpo r3." in said(curves.replay(pd.concat([equal, other])))
+    assert "Equal to the bit, in one line: grpo r2 and grpo r3." in said(
+        curves.replay(pd.concat([equal, other], ignore_index=True))
+    )
     assert "Equal" not in said(curves.replay(other))
 
 

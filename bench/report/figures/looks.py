@@ -101,12 +101,14 @@ def of_lines(table: pd.DataFrame, column: str = "arm") -> dict[str, Look]:
     line style and the same fill of its marks. More than ``TOGETHER`` lines all have marks.
     """
     pairs = table[[column, "algorithm"]].astype(str).drop_duplicates(column).sort_values(column)
-    variants = [(line, algorithm, _variant(line, algorithm)) for line, algorithm in pairs.to_numpy().tolist()]
-    order = sorted({variant for _, _, variant in variants})
-    lines = {
-        line: _varied(of_algorithm(algorithm.partition("@")[0]), order.index(variant))
-        for line, algorithm, variant in variants
-    }
+    variants = [
+        (line, algorithm.partition("@")[0], _variant(line, algorithm)) for line, algorithm in pairs.to_numpy().tolist()
+    ]
+    is_full = len({variant for *_, variant in variants}) > len(_ALL_STYLES) * (len(_FILLS) - 1)
+    lines = {}
+    for line, base, variant in variants:  # if there are too many variants, each algorithm has an order of its own
+        order = sorted({other for _, its, other in variants if its == base or not is_full})
+        lines[line] = _varied(of_algorithm(base), order.index(variant))
     return {line: look.with_marks() for line, look in lines.items()} if len(lines) > TOGETHER else lines
 
 

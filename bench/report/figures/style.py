@@ -124,7 +124,7 @@ def stacks(groups: int, count: int, height: float, **settings: Any) -> tuple[Dat
     The panels of one group stand below each other in a column, each of this ``height``, those of more side by side.
     """
     if groups > 1:
-        return blocks(groups, count, 1.6, **settings)
+        return blocks(groups, count, height if count == 1 else 1.6, **settings)
     figure, axes = panels(count, 1, height * count, **settings)
     return figure, [axes]
 
