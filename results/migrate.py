@@ -18,8 +18,10 @@ from typing import Any
 
 import pandas as pd
 
+from steadymoe.bench.audit import archive as audit_archives
 from steadymoe.bench.audit import plan as audits
 from steadymoe.bench.config import compose, identity
+from steadymoe.bench.report import archive as archives
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.support import atomic_files
 
@@ -59,7 +61,8 @@ def run(path: Path) -> None:
 
 
 def archive(path: Path) -> None:
-    """Migrate the ``runs.parquet`` of an archived experiment."""
+    """Migrate the ``runs.parquet`` of an archived experiment, and bind its tables together."""
+    archives.refuse_mixed(path.parent)
     runs = pd.read_parquet(path)
     for name, value in ADDED_COLUMNS.items():
         runs[name] = runs.get(name, value)
@@ -69,6 +72,7 @@ def archive(path: Path) -> None:
         runs.loc[place, "config"] = json.dumps(config, sort_keys=True)
         runs.loc[place, ["config_hash", "config_without_seed"]] = hashes(config)
     atomic_files.write(path, partial(runs.to_parquet, index=False, compression="zstd"))
+    archives.bind(path.parent)
 
 
 def audit(path: Path) -> None:
@@ -77,11 +81,9 @@ def audit(path: Path) -> None:
 
 
 def audit_archive(path: Path) -> None:
-    """Migrate the ``audits.json`` of an archived experiment."""
+    """Migrate the ``audits.json`` of an archived experiment, and bind it to the table."""
     made = json.loads(path.read_text())
-    made["audits"] = [_audit(each) for each in made["audits"]]
-    text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-    atomic_files.write(path, partial(Path.write_text, data=text))
+    audit_archives.write_facts(path.parent, made["unfinished"], [_audit(each) for each in made["audits"]])
 
 
 def _audit(facts: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from steadymoe.bench.config.identity import flatten, short
 from steadymoe.bench.config.overrides import key_of
 from steadymoe.bench.config.schema import ConfigError, RunConfig, read
 from steadymoe.bench.config.validate import check
-from steadymoe.bench.support import atomic_files, external
+from steadymoe.bench.support import atomic_files, external, regular_files
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
 _OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
@@ -173,7 +173,10 @@ def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
         raise ConfigError(f"{folder} is not a folder below {experiment}")
     if len(os.fsencode(folder)) > _LONGEST_PATH:
         raise ConfigError(f"results_dir makes paths of more than {_LONGEST_PATH} bytes: {folder}")
-    return folder
+    try:
+        return regular_files.refuse_links(folder, Path(config.results_dir).absolute())
+    except regular_files.NotRegular as error:
+        raise ConfigError(str(error)) from error
 
 
 def _with_absolute_paths(plain: Mapping[str, Any]) -> dict[str, Any]:
