@@ -197,7 +197,10 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
     runs, steps = tables["runs"], tables["steps"]
     if not set(runs["status"]) <= set(record.ENDED):
         yield "runs has one that has not ended"
-    if runs[[*ARM_KEYS, "arm", "origin", "collapse_rule"]].isna().any(axis=None) or runs["arm"].str.len().max() > _LONGEST_ARM:
+    if (
+        runs[[*ARM_KEYS, "arm", "origin", "collapse_rule"]].isna().any(axis=None)
+        or runs["arm"].str.len().max() > _LONGEST_ARM
+    ):
         yield "runs: its arms must be named"
     finite = steps[steps["metric"].isin(["reward", "eval_accuracy", *collapse.FINITE])]
     if not np.isfinite(finite["value"]).all() or not np.isfinite(tables["evaluations"]["score"]).all():

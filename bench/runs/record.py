@@ -110,9 +110,10 @@ def _wrong(facts: dict[str, Any]) -> str | None:
     lost = facts["diverged"] is not None and facts["config"]["steps"] - facts["diverged"]["step"]
     if not 0 <= lost <= _MOST_STEPS:
         return "diverged: it lies outside of the run"
-    longest = {name: _LONGEST_NAME for name in _NAMES}
-    if (place := next((key for key in facts if not _is_plain(facts[key], longest.get(key, _LONGEST))), None)) is not None:
-        return place
+    longest = dict.fromkeys(_NAMES, _LONGEST_NAME)
+    for name, value in facts.items():
+        if not _is_plain(value, longest.get(name, _LONGEST)):
+            return f"{name[:_LONGEST_NAME]}: a text is too long, or a number too large"
     return None if facts["status"] in STATUSES else f"status: {facts['status']!r}"
 
 

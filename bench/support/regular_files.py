@@ -59,7 +59,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_json(path: Path, most: int = MOST_FACTS) -> Any:
-    """Return the content of a JSON file. Raises as ``opened`` does, and ValueError for anything but JSON, or deep one."""
+    """Return the content of a JSON file. Raises as ``opened`` and ``parse_json`` do."""
     return parse_json(read_bytes(path, most))
 
 
