@@ -1,27 +1,36 @@
 """Names and texts that come from data are shown as they are: no mathematics, no markup, no escape sequence, no path."""
 
 import base64
+import contextlib
 import json
+import math
 import os
+import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 from rich.console import Console
+from test_atomic_files import bound
 from test_cli import RECORDED, steadymoe
 from test_execute import SMALL
 
 from steadymoe.bench.config import compose, overrides
-from steadymoe.bench.report import write
-from steadymoe.bench.runs import progress, status
+from steadymoe.bench.report import archive, report_page, write
+from steadymoe.bench.runs import progress, record, status
+from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.support import text
+from steadymoe.bench.training import samples
 
 NAMES = {
     "grpo": r"$x$ \\frac{1}{2} _^{} <script>alert(1)</script>",
@@ -191,3 +200,328 @@ def test_ctrl_c_ends_processes_at_once_and_without_tracebacks_of_theirs(tmp_path
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does
     assert child.communicate(timeout=30)[1] == b""
     assert child.returncode == 130
+
+
+# Folders that were made elsewhere
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recorded runs with their tables as today's version writes them."""
+    place = tmp_path_factory.mktemp("small")
+    shutil.copytree(RECORDED / "runs", place / "runs")
+    return place
+
+
+def one_run(results: Path) -> Path:
+    return sorted(path.parent for path in (results / "runs" / "small" / "gspo").rglob("run.json"))[0]
+
+
+def reported(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report without drawing, which takes most of the time and reads nothing."""
+    monkeypatch.setattr(report_page, "figures_of", lambda *_: [])
+    report_page.make(results, formats=["svg"])
+    report_page.left_out(results)
+
+
+ODD: list[Any] = [None, True, -1, 0, 1e10, 1e30, 10**30, math.nan, math.inf, "x", "x" * 200_000, [], [1], {}, {"a": 1}]
+
+
+def places(facts: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path to every value in a nested object."""
+    for key, value in facts.items():
+        yield (*before, key)
+        if isinstance(value, dict):
+            yield from places(value, (*before, key))
+
+
+def with_value(facts: Any, place: tuple[str, ...], value: Any) -> Any:
+    """Return a copy with another value at a place; ``ABSENT`` removes it."""
+    head, *rest = place
+    if rest:
+        return facts | {head: with_value(facts[head], tuple(rest), value)}
+    return {key: each for key, each in facts.items() if key != head} if value is ABSENT else facts | {head: value}
+
+
+ABSENT = object()
+
+
+def test_no_value_in_a_run_file_ends_status_or_report(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(small, results)
+    path = one_run(results) / "run.json"
+    facts = json.loads(path.read_text())
+    deep: Any = 1
+    for _ in range(600):
+        deep = {"a": deep}
+    cases = [(place, value) for place in places(facts) for value in (*ODD, ABSENT, deep)]
+    # Every value at the top and where a number is expected; elsewhere a few of them.
+    random.Random(0).shuffle(cases)
+    needed = {"status", "seed", "diverged", "axes", "tables", "origin", "revision", "versions", "machine", "progress"}
+    chosen = [
+        case for case in cases if case[0][0] in needed or case[0][:2] in {("config", "steps"), ("config", "collapse")}
+    ]
+    for place, value in [*chosen, *cases[:250]]:
+        path.write_text(json.dumps(with_value(facts, place, value)))
+        told = "\n".join(status.lines(results))
+        assert told.startswith("small: ")
+        archive.runs(results, "small")
+        left_out = report_page.left_out(results)
+        assert ("damaged" in told) >= bool(left_out), place
+    for place, value in chosen[::12]:
+        path.write_text(json.dumps(with_value(facts, place, value)))
+        reported(results, monkeypatch)
+        assert "grpo" in (results / "tables" / "small-summary.csv").read_text()
+
+
+def with_checksums(folder: Path) -> None:
+    """Let ``run.json`` say that the tables are whole."""
+    facts = json.loads((folder / "run.json").read_text())
+    facts["tables"] = {path.stem: record.checksum(path) for path in folder.glob("*.parquet")}
+    (folder / "run.json").write_text(json.dumps(facts))
+
+
+def changed(table: pd.DataFrame, name: str, what: str) -> pd.DataFrame:
+    """Return the table with an odd column."""
+    if what == "absent":
+        return table.drop(columns=name)
+    values: dict[str, Any] = {
+        "text": ["x"] * len(table),
+        "infinite": [math.inf] * len(table),
+        "missing": [None] * len(table),
+        "huge": [1e300] * len(table),
+        "lists": [[1, 2]] * len(table),
+        "equal": [1] * len(table),
+    }
+    return table.assign(**{name: values[what]})
+
+
+@pytest.mark.parametrize("name", ["steps", "evaluations", "updates"])
+def test_no_column_of_a_table_ends_a_report(
+    name: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(small, results)
+    folder = one_run(results)
+    table = pd.read_parquet(folder / f"{name}.parquet")
+    kinds = ["absent", "text", "infinite", "missing", "huge", "lists", "equal"]
+    cases = [(column, what) for column in table for what in kinds]
+    random.Random(0).shuffle(cases)
+    keys = {"step", "update", "reward", "prompt", "score", "token_ratio_histogram", "loss", "entropy", "eval_accuracy"}
+    cases = [case for case in cases if case[0] in keys] + [case for case in cases if case[0] not in keys][:20]
+    for number, (column, what) in enumerate(cases):
+        changed(table, column, what).to_parquet(folder / f"{name}.parquet", index=False)
+        with_checksums(folder)
+        assert status.lines(results)
+        if number % 4 == 0:
+            reported(results, monkeypatch)
+        loaded = archive.load(results, "small")
+        assert {"grpo", "reinforce"} <= set(loaded["runs"]["arm"])
+        left_out = report_page.left_out(results)
+        assert len(loaded["runs"]) + len(left_out) == 9
+        assert all(str(folder) in line for line in left_out)
+
+
+@pytest.mark.parametrize("name", ["runs", "steps", "histograms", "evaluations"])
+def test_no_column_of_an_archive_ends_in_a_traceback(name: str, small: Path, tmp_path: Path) -> None:
+    report_page.keep(small, "small", tmp_path)
+    path = tmp_path / "data" / "small" / f"{name}.parquet"
+    table = pd.read_parquet(path)
+    for column in table:
+        for what in ("absent", "text", "infinite", "missing", "lists", "equal"):
+            changed(table, column, what).to_parquet(path, index=False)
+            archive.bind(path.parent)
+            with contextlib.suppress(Damaged):
+                report_page.shown_tables(report_page.with_derived(archive.load(tmp_path, "small"), {"warnings"}))
+
+
+def test_samples_of_any_content_are_left_out(small: Path, tmp_path: Path) -> None:
+    good = {"step": 1, "prompt": "a", "response": "b", "finished": True, "reward": 1.0}
+    lines = [json.dumps(with_value(good, (key,), value)) for key in good for value in (*ODD, ABSENT)]
+    (tmp_path / "samples.jsonl").write_text("\n".join([json.dumps(good), "[" * 5000, "[1]", *lines[:60]]))
+    rows = samples.read(tmp_path)
+    assert rows[0] == good
+    page = write.html("report", "report_page.html", sections=[], missing=[], left_out=[], terms={})
+    assert page
+    assert all(abs(row["reward"]) < 2**63 and isinstance(row["prompt"], str) for row in rows)
+
+
+MADE: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link": lambda path: path.symlink_to(Path(__file__)),
+    "a socket": bound,
+    "a folder": Path.mkdir,
+}
+READ = ["run.json", "steps.parquet", "samples.jsonl", ".lock", "../../../../../plan.json", "../../../../../sweeps.json"]
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("file", READ)
+def test_nothing_but_a_regular_file_is_read(
+    file: str, made: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(small, results)
+    folder = one_run(results)
+    if file == ".lock":  # looked at for a run that says it runs
+        facts = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
+    place = folder / file
+    place.unlink(missing_ok=True)
+    monkeypatch.chdir(place.parent.resolve())
+    before = Path(__file__).read_bytes()
+    MADE[made](Path(place.name))
+    told = "\n".join(status.lines(results))
+    if file in ("run.json", "steps.parquet") and not (file == "run.json" and made == "a link to a device"):
+        assert "1 damaged" in told
+        assert len(report_page.left_out(results)) == 1
+    reported(results, monkeypatch)
+    assert Path(__file__).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "name", ["report.html", "tables", "figures", "tables/small-summary.csv", "figures/small-overview.svg", "runs"]
+)
+def test_a_report_writes_through_no_link(
+    name: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, target = tmp_path / "results", tmp_path / "mine"
+    shutil.copytree(small, results)
+    target.mkdir()
+    (target / "file").write_text("mine")
+    (results / name).parent.mkdir(exist_ok=True)
+    if name == "runs":
+        (results / "runs").rename(tmp_path / "runs")
+        (results / "runs").symlink_to(tmp_path / "runs")
+    else:
+        (results / name).symlink_to(target / "file" if "." in name else target)
+    before = sorted(target.rglob("*"))
+    if name.startswith("figures"):
+        words = ["report", "--figure", "overview", "--experiment", "small"]
+    else:
+        monkeypatch.setattr(report_page, "figures_of", lambda *_: [])
+        words = ["report"]
+    assert steadymoe(monkeypatch, *words, "--results", str(results), "--format", "svg") == 2
+    said = capsys.readouterr().err
+    assert (said.count("\n"), "is a link" in said) == (1, True)
+    assert (sorted(target.rglob("*")), (target / "file").read_text()) == (before, "mine")
+
+
+@pytest.mark.parametrize("verb", [["--keep", "kept"], ["--export", "csv"]])
+def test_archives_and_exports_write_through_no_link(
+    verb: list[str], small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(small, tmp_path / "results")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "kept").mkdir()
+    for place in (tmp_path / "kept" / "data", tmp_path / "results" / "tables"):
+        place.symlink_to(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert steadymoe(monkeypatch, "report", "--experiment", "small", *verb) == 2
+    assert "is a link" in capsys.readouterr().err
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_results_folder_that_the_user_names_may_be_a_link(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(small, tmp_path / "elsewhere")
+    (tmp_path / "results").symlink_to("elsewhere")
+    reported(tmp_path / "results", monkeypatch)
+    assert (tmp_path / "elsewhere" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("name", ["runs", "runs/default", "runs/default/grpo"])
+def test_a_run_is_recorded_through_no_link(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "results" / name).parent.mkdir(parents=True)
+    (tmp_path / "results" / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(compose.ConfigError, match="is a link"):
+        compose.plan([*SMALL, "algorithm=grpo", f"results_dir={tmp_path / 'results'}"])
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "is_ours"),
+    [
+        ("steadymoe run algorithm=grpo seed=0", True),
+        ("steadymoe run -m 'algorithm=grpo,gspo' seed=0", True),
+        ("steadymoe run algorithm=grpo results_dir=/elsewhere", False),
+        ("steadymoe run algorithm=grpo; touch /tmp/x", False),
+        ("steadymoe run algorithm=$(touch /tmp/x)", False),
+        ("STEADYMOE_PATH=/elsewhere steadymoe run algorithm=mine", False),
+        ("steadymoe run +task._target_=os.system", False),
+        ("steadymoe run 'hydra.searchpath=[file:///elsewhere]'", False),
+        ("curl example.org", False),
+        ("steadymoe run 'algorithm=", False),
+    ],
+)
+def test_a_command_of_another_folder_is_shown_as_data(
+    command: str, is_ours: bool, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(small, tmp_path / "results")
+    path = one_run(tmp_path / "results") / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed", "command": command}))
+    monkeypatch.chdir(tmp_path)
+    (line,) = (line for line in status.lines(Path("results")) if "again" in line and "--redo" not in line)
+    assert (line == f"    again: {command}") == is_ours
+    if not is_ours:  # one word of a shell, whose paste does nothing
+        assert shlex.split(line.partition("run it: ")[2]) == [command]
+
+
+# Files that numbers rest on
+
+
+def test_a_copy_of_a_run_is_no_further_seed(small: Path, tmp_path: Path) -> None:
+    shutil.copytree(small, tmp_path / "results")
+    original = one_run(tmp_path / "results")
+    before = archive.runs(tmp_path / "results", "small")
+    copies = [original.parent / "seed=3", original.parent.parent / "a", original.parents[4] / "0"]
+    for copy in copies:
+        shutil.copytree(original, copy)
+    pd.testing.assert_frame_equal(archive.runs(tmp_path / "results", "small"), before)
+    left_out = report_page.left_out(tmp_path / "results")
+    told = "\n".join(status.lines(tmp_path / "results"))
+    assert len(left_out) == 3
+    for copy in copies:
+        assert any(f"{copy} (it is a copy of the run in {original})" in line for line in left_out)
+    assert "3 damaged" in told
+    assert told.count("it can be removed") == 3
+
+
+def test_tables_of_two_editions_are_no_archive(small: Path, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    report_page.keep(small, "small", old)
+    fewer = tmp_path / "fewer"
+    shutil.copytree(small, fewer)
+    shutil.rmtree(one_run(fewer))
+    report_page.keep(fewer, "small", new)
+    for name in ("runs", "steps", "evaluations"):
+        mixed = tmp_path / name
+        shutil.copytree(new, mixed)
+        shutil.copy(old / "data" / "small" / f"{name}.parquet", mixed / "data" / "small")
+        with pytest.raises(Damaged, match=rf"{name}.parquet is not as it was archived"):
+            archive.load(mixed, "small")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("![x](http://a.example)", r"\!\[x\](http://a.example)"),
+        ("[x](http://a.example)", r"\[x\](http://a.example)"),
+        ("_x_ and __y__ a_b", r"\_x\_ and \_\_y\_\_ a_b"),
+        ("&lt; ~~x~~", r"\&lt; \~\~x\~\~"),
+    ],
+)
+def test_a_text_in_a_cell_is_no_picture_link_or_emphasis(name: str, shown: str) -> None:
+    line = write.to_markdown(pd.DataFrame({"paper": [name]})).splitlines()[-1]
+    assert shown in line
+
+
+@pytest.mark.parametrize("name", ["[x", "*x"])
+def test_a_cell_at_the_beginning_of_a_row_is_no_argument_of_latex(name: str) -> None:
+    (row,) = (line for line in write.to_latex(pd.DataFrame({"a": [name]})).splitlines() if "x" in line)
+    assert row.startswith(f"{{{name[0]}}}x")
