@@ -59,12 +59,16 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("moe_layers", "experts", "top_k"), (0, MOST)),
     **dict.fromkeys(("config.steps", "config.updates_per_rollout", "diverged.step"), (1, MOST)),
     **dict.fromkeys(("config.rollout.prompts", "config.rollout.responses"), (1, MOST)),
-    "wall_seconds": (0, 1e12),
+    **dict.fromkeys(("progress.step", "progress.steps"), (0, MOST)),
+    **dict.fromkeys(("wall_seconds", "progress.seconds_per_step"), (0, 1e12)),
     "config.optimizer.learning_rate": (0, 1e12),
     "config.engine.strength": (-1e12, 1e12),
 }
 # Facts that need not be there, each with its type.
-_MAY_HAVE: lifecycle.Fields = {"origin": str, "config.collapse": dict, "progress": dict, "tables": dict, "error": str}
+_MAY_HAVE: lifecycle.Fields = {
+    **dict.fromkeys(("config.collapse", "progress", "tables"), dict),
+    **dict.fromkeys(("origin", "error", "config.experts"), str),
+}
 # The longest name, and text of any other fact.
 _LONGEST_NAME, _LONGEST = 1000, 10**5
 _NAMES = ("experiment", "algorithm", "correction", "routing", "engine", "model", "task", "axes_name", "origin")
