@@ -270,13 +270,16 @@ def test_no_value_in_a_run_file_ends_status_or_report(
         path.write_text(json.dumps(with_value(facts, place, value)))
         state = record.look(path.parent)
         assert (state.damage or "").count("\n") == 0
-        if state.status != "damaged" and (taken := taken + 1) <= 40 and place != ("status",):
+        if state.status != "damaged" and (taken := taken + 1) <= 20 and place != ("status",):
             assert status.lines(results)[0].startswith("small: ")
             listed = report_page._listed(collapse.judged(archive.runs(results, "small"), archive.steps(archive.none())))
             assert len(listed) == 4, place
     path.write_text(json.dumps(facts | {"config": facts["config"] | {"collapse": {"reward_fraction": 1e30}}}))
     reported(results, monkeypatch)
-    assert pd.read_csv(results / "tables" / "small-summary.csv")["n"].tolist() == [2, 1]
+    assert pd.read_csv(results / "tables" / "small-summary.csv").set_index("arm")["n"].to_dict() == {
+        "grpo": 2,
+        "gspo": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -336,7 +339,7 @@ def test_no_column_of_a_table_ends_a_report(
     cases = [(column, what) for column in table for what in kinds]
     random.Random(0).shuffle(cases)
     keys = {"step", "update", "reward", "prompt", "score", "token_ratio_histogram", "loss", "entropy", "eval_accuracy"}
-    cases = [case for case in cases if case[0] in keys][:16] + [case for case in cases if case[0] not in keys][:4]
+    cases = [case for case in cases if case[0] in keys][:9] + [case for case in cases if case[0] not in keys][:2]
     for number, (column, what) in enumerate(cases):
         changed(table, column, what).to_parquet(folder / f"{name}.parquet", index=False)
         with_checksums(folder)
@@ -357,19 +360,19 @@ def test_no_column_of_an_archive_ends_in_a_traceback(name: str, small: Path, tmp
     table = pd.read_parquet(path)
     cases = [(column, what) for column in table for what in ("absent", "text", "infinite", "missing", "lists", "equal")]
     random.Random(0).shuffle(cases)
-    refused = 0
-    for column, what in cases[:40]:
+    said: list[str] = []
+    for column, what in cases[:20]:
         changed(table, column, what).to_parquet(path, index=False)
         archive.bind(path.parent)
         try:
             loaded = archive.load(tmp_path, "small")
         except Damaged as error:
-            refused += 1
-            assert str(error).count("\n") == 0
+            said.append(str(error))
             continue
-        if refused % 8 == 0:
+        if len(said) % 8 == 0:
             report_page.shown_tables(report_page.with_derived(loaded, {"warnings"}))
-    assert refused > 10
+    assert len(said) > 5
+    assert "\n" not in "".join(said)
 
 
 def test_samples_of_any_content_are_left_out(small: Path, tmp_path: Path) -> None:
@@ -482,7 +485,7 @@ def test_a_run_is_recorded_through_no_link(name: str, tmp_path: Path, monkeypatc
     ("command", "is_ours"),
     [
         ("steadymoe run algorithm=grpo seed=0", True),
-        ("steadymoe run -m 'algorithm=grpo,gspo' seed=0", True),
+        ("steadymoe run -m algorithm=grpo,gspo seed=0", True),
         ("steadymoe run algorithm=grpo results_dir=/elsewhere", False),
         ("steadymoe run algorithm=grpo; touch /tmp/x", False),
         ("steadymoe run algorithm=$(touch /tmp/x)", False),

@@ -182,16 +182,19 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
         for column in _COLUMNS[name]:
             values = table[column].dropna()
             if column not in _NUMBERS:
-                if not isinstance(values.dtype, pd.StringDtype) and not all(isinstance(x, str) for x in values):
+                is_text = isinstance(values.dtype, pd.StringDtype) or all(isinstance(value, str) for value in values)
+                if not is_text or (name != "runs" and len(values) < len(table)):
                     yield f"{name}: {column} must hold texts"
                 continue
-            numbers = pd.to_numeric(values, errors="coerce").astype(float)
-            if numbers.isna().any() or (numbers.abs().between(record.LARGEST, np.inf, "neither")).any():
+            if not all(map(_is_number, values.unique() if values.dtype != object else values)):
+                yield f"{name}: {column} must hold numbers"
+            numbers = values.astype(float)
+            if (numbers.abs().between(record.LARGEST, np.inf, "neither")).any():
                 yield f"{name}: {column} must hold numbers"
             if column in _COUNTS and not (len(values) == len(table) and numbers.between(0, _COUNTS[column]).all()):
                 yield f"{name}: {column} must be a count in every row"
-        if name != "runs" and not set(table["arm"]) <= set(tables["runs"]["arm"]):
-            yield f"{name} has an arm that runs lacks"
+        if not _pairs(table) <= _pairs(tables["runs"]):
+            yield f"{name} has a run that runs lacks"
         if name in _UNIQUE and table.duplicated(_UNIQUE[name]).any():
             yield f"{name}: no two rows may have the same {', '.join(_UNIQUE[name])}"
     runs, steps = tables["runs"], tables["steps"]
@@ -203,15 +206,24 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
     ):
         yield "runs: its arms must be named"
     finite = steps[steps["metric"].isin(["reward", "eval_accuracy", *collapse.FINITE])]
-    if not np.isfinite(finite["value"]).all() or not np.isfinite(tables["evaluations"]["score"]).all():
+    values = [*finite["value"], *tables["evaluations"]["score"]]
+    if not np.isfinite(np.asarray(values, float)).all():
         yield "rewards must be finite"
-    if not set(runs["arm"]) <= set(steps.loc[steps["metric"] == "reward", "arm"]):
-        yield "runs has an arm without a reward"
+    if not _pairs(runs) <= _pairs(steps[steps["metric"] == "reward"]):
+        yield "runs has a run without a reward"
     for text in runs["collapse_rule"].unique():
         if record.rule(_object(text)) is None:
             yield f"runs: {text[:80]!r} is no rule of collapse"
     if not all(_object(text) for text in runs["config"].dropna().unique()):
         yield "runs: config must be JSON"
+
+
+def _pairs(table: pd.DataFrame) -> set[tuple[Any, ...]]:
+    return set(table[["arm", "seed"]].drop_duplicates().itertuples(index=False, name=None))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _object(text: Any) -> dict[str, Any]:
