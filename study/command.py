@@ -136,7 +136,7 @@ def report(results: Path, pages: Path, formats: Sequence[str]) -> tuple[str, lis
         summary += [write.to_markdown(verdicts.summary()), verdicts.counts()]
         figures = verdicts.figures()
     to_figures = Path(os.path.relpath(results / "figures", pages)).as_posix()
-    written = write.files(results / "tables", texts)
+    written = write.files(results, texts, "tables")
     written += write.files(pages, {"claims.md": page.text(study, verdicts, measured, to_figures)})
     draw_one = partial(_draw, results, tuple(dict.fromkeys((*formats, "png"))))
     drawn: list[list[Path]] = []

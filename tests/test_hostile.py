@@ -1,27 +1,37 @@
 """Names and texts that come from data are shown as they are: no mathematics, no markup, no escape sequence, no path."""
 
 import base64
+import functools
 import json
+import math
 import os
+import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 from rich.console import Console
+from test_atomic_files import bound
 from test_cli import RECORDED, steadymoe
 from test_execute import SMALL
 
 from steadymoe.bench.config import compose, overrides
-from steadymoe.bench.report import write
-from steadymoe.bench.runs import progress, status
+from steadymoe.bench.report import archive, report_page, write
+from steadymoe.bench.runs import progress, provenance, record, status
+from steadymoe.bench.runs.lifecycle import Damaged
+from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import text
+from steadymoe.bench.training import samples
 
 NAMES = {
     "grpo": r"$x$ \\frac{1}{2} _^{} <script>alert(1)</script>",
@@ -78,7 +88,7 @@ def test_a_cell_of_a_table_is_one_cell_in_markdown_and_in_latex(name: str) -> No
     assert "<script>" not in shown[2].replace("\\<", "")
     rows = write.to_latex(table).splitlines()
     (first,) = (line for line in rows if line.endswith(r"& 1 \\"))
-    plain = first.replace(r"\textbackslash{}", "").replace(r"\textbar{}", "").replace(r"\textasciicircum{}", "")
+    plain = re.sub(r"\\text[a-z]+\{\}", "", first)
     assert not re.search(r"(?<!\\)[$%#_{}^]", plain)
     assert all(letter.isprintable() for letter in first)
 
@@ -191,3 +201,364 @@ def test_ctrl_c_ends_processes_at_once_and_without_tracebacks_of_theirs(tmp_path
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does
     assert child.communicate(timeout=30)[1] == b""
     assert child.returncode == 130
+
+
+# Folders that were made elsewhere
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results folder of two runs of GRPO and two of GSPO."""
+    place = tmp_path_factory.mktemp("small")
+    for algorithm in ("grpo", "gspo"):
+        for path in sorted((RECORDED / "runs" / "small" / algorithm).rglob("run.json"))[:2]:
+            shutil.copytree(path.parent, place / path.parent.relative_to(RECORDED))
+    return place
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask for the versions of the libraries once."""
+    monkeypatch.setattr(provenance, "versions", functools.cache(provenance.versions))
+
+
+def one_run(results: Path) -> Path:
+    return sorted(path.parent for path in (results / "runs" / "small" / "gspo").rglob("run.json"))[0]
+
+
+def reported(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report without drawing, which takes most of the time and reads nothing."""
+    monkeypatch.setattr(report_page, "figures_of", lambda *_: [])
+    report_page.make(results, formats=["svg"])
+    report_page.left_out(results)
+
+
+ODD: list[Any] = [None, True, -1, 0, 1e10, 1e30, 10**30, math.nan, math.inf, "x", "x" * 200_000, [], [1], {}, {"a": 1}]
+
+
+def places(facts: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path to every value in a nested object."""
+    for key, value in facts.items():
+        yield (*before, key)
+        if isinstance(value, dict):
+            yield from places(value, (*before, key))
+
+
+def with_value(facts: Any, place: tuple[str, ...], value: Any) -> Any:
+    """Return a copy with another value at a place; ``ABSENT`` removes it."""
+    head, *rest = place
+    if rest:
+        return facts | {head: with_value(facts[head], tuple(rest), value)}
+    return {key: each for key, each in facts.items() if key != head} if value is ABSENT else facts | {head: value}
+
+
+ABSENT = object()
+
+
+def test_no_value_in_a_run_file_ends_status_or_report(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(small, results)
+    path = one_run(results) / "run.json"
+    facts = json.loads(path.read_text())
+    deep = functools.reduce(lambda inner, _: {"a": inner}, range(600), {})
+    cases = [(place, value) for place in places(facts) for value in (*ODD, ABSENT, deep)]
+    random.Random(0).shuffle(cases)
+    taken = 0
+    for place, value in cases:
+        path.write_text(json.dumps(with_value(facts, place, value)))
+        state = record.look(path.parent)
+        assert (state.damage or "").count("\n") == 0
+        if state.status != "damaged" and (taken := taken + 1) <= 20 and place != ("status",):
+            assert status.lines(results)[0].startswith("small: ")
+            listed = report_page._listed(collapse.judged(archive.runs(results, "small"), archive.steps(archive.none())))
+            assert len(listed) == 4, place
+    path.write_text(json.dumps(facts | {"config": facts["config"] | {"collapse": {"reward_fraction": 1e30}}}))
+    reported(results, monkeypatch)
+    assert pd.read_csv(results / "tables" / "small-summary.csv").set_index("arm")["n"].to_dict() == {
+        "grpo": 2,
+        "gspo": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("config", "steps"), 10**10),
+        (("config", "collapse"), [1]),
+        (("config", "collapse", "patience_updates"), 1e30),
+        (("seed",), True),
+        (("diverged",), {"reason": "not finite", "step": -(10**9)}),
+        (("axes",), {"x" * 5000: 1}),
+        (("axes",), functools.reduce(lambda inner, _: {"a": inner}, range(600), {})),
+        (("algorithm",), "x" * 5000),
+        (("wall_seconds",), math.nan),
+    ],
+)
+def test_an_odd_run_file_is_damage_by_name(place: tuple[str, ...], value: Any, small: Path, tmp_path: Path) -> None:
+    shutil.copytree(small, tmp_path / "results")
+    path = one_run(tmp_path / "results") / "run.json"
+    path.write_text(json.dumps(with_value(json.loads(path.read_text()), place, value)))
+    (line,) = report_page.left_out(tmp_path / "results")
+    assert str(path.parent) in line
+    assert "1 damaged" in status.lines(tmp_path / "results")[0]
+
+
+def with_checksums(folder: Path) -> None:
+    """Let ``run.json`` say that the tables are whole."""
+    facts = json.loads((folder / "run.json").read_text())
+    facts["tables"] = {path.stem: record.checksum(path) for path in folder.glob("*.parquet")}
+    (folder / "run.json").write_text(json.dumps(facts))
+
+
+def changed(table: pd.DataFrame, name: str, what: str) -> pd.DataFrame:
+    """Return the table with an odd column."""
+    if what == "absent":
+        return table.drop(columns=name)
+    values: dict[str, Any] = {
+        "text": ["x"] * len(table),
+        "infinite": [math.inf] * len(table),
+        "missing": [None] * len(table),
+        "huge": [1e300] * len(table),
+        "lists": [[1, 2]] * len(table),
+        "equal": [1] * len(table),
+    }
+    return table.assign(**{name: values[what]})
+
+
+@pytest.mark.parametrize("name", ["steps", "evaluations", "updates"])
+def test_no_column_of_a_table_ends_a_report(
+    name: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(small, results)
+    folder = one_run(results)
+    table = pd.read_parquet(folder / f"{name}.parquet")
+    kinds = ["absent", "text", "infinite", "missing", "huge", "lists", "equal"]
+    cases = [(column, what) for column in table for what in kinds]
+    random.Random(0).shuffle(cases)
+    keys = {"step", "update", "reward", "prompt", "score", "token_ratio_histogram", "loss", "entropy", "eval_accuracy"}
+    cases = [case for case in cases if case[0] in keys][:9] + [case for case in cases if case[0] not in keys][:2]
+    for number, (column, what) in enumerate(cases):
+        changed(table, column, what).to_parquet(folder / f"{name}.parquet", index=False)
+        with_checksums(folder)
+        assert status.lines(results)
+        if number % 10 == 0:
+            reported(results, monkeypatch)
+        loaded = archive.load(results, "small")
+        assert loaded["runs"]["arm"].tolist().count("grpo") == 2
+        left_out = report_page.left_out(results)
+        assert len(loaded["runs"]) + len(left_out) == 4
+        assert all(str(folder) in line for line in left_out)
+
+
+@pytest.mark.parametrize("name", ["runs", "steps", "histograms", "evaluations"])
+def test_no_column_of_an_archive_ends_in_a_traceback(name: str, small: Path, tmp_path: Path) -> None:
+    report_page.keep(small, "small", tmp_path)
+    path = tmp_path / "data" / "small" / f"{name}.parquet"
+    table = pd.read_parquet(path)
+    cases = [(column, what) for column in table for what in ("absent", "text", "infinite", "missing", "lists", "equal")]
+    random.Random(0).shuffle(cases)
+    said: list[str] = []
+    for column, what in cases[:20]:
+        changed(table, column, what).to_parquet(path, index=False)
+        archive.bind(path.parent)
+        try:
+            loaded = archive.load(tmp_path, "small")
+        except Damaged as error:
+            said.append(str(error))
+            continue
+        if len(said) % 8 == 0:
+            report_page.shown_tables(report_page.with_derived(loaded, {"warnings"}))
+    assert len(said) > 5
+    assert "\n" not in "".join(said)
+
+
+def test_samples_of_any_content_are_left_out(small: Path, tmp_path: Path) -> None:
+    good = {"step": 1, "prompt": "a", "response": "b", "finished": True, "reward": 1.0}
+    lines = [json.dumps(with_value(good, (key,), value)) for key in good for value in (*ODD, ABSENT)]
+    (tmp_path / "samples.jsonl").write_text("\n".join([json.dumps(good), "[" * 5000, "[1]", *lines[:60]]))
+    rows = samples.read(tmp_path)
+    assert rows[0] == good
+    assert all(abs(row["reward"]) < 2**63 and isinstance(row["prompt"], str) for row in rows)
+
+
+MADE: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link": lambda path: path.symlink_to(Path(__file__)),
+    "a socket": bound,
+    "a folder": Path.mkdir,
+}
+READ = ["run.json", "steps.parquet", "samples.jsonl", ".lock", "../../../../../plan.json", "../../../../../sweeps.json"]
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("file", READ)
+def test_nothing_but_a_regular_file_is_read(
+    file: str, made: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(small, results)
+    folder = one_run(results)
+    if file == ".lock":  # looked at for a run that says it runs
+        facts = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
+    place = folder / file
+    place.unlink(missing_ok=True)
+    monkeypatch.chdir(place.parent.resolve())
+    before = Path(__file__).read_bytes()
+    MADE[made](Path(place.name))
+    told = "\n".join(status.lines(results))
+    if file in ("run.json", "steps.parquet") and not (file == "run.json" and made == "a link to a device"):
+        assert "1 damaged" in told
+        assert len(report_page.left_out(results)) == 1
+    (ended,) = report_page.ended(results, None).values()
+    assert report_page._samples(ended["runs"])["samples"] == []
+    assert Path(__file__).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "name", ["report.html", "tables", "figures", "tables/small-summary.csv", "figures/small-overview.svg", "runs"]
+)
+def test_a_report_writes_through_no_link(
+    name: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, target = tmp_path / "results", tmp_path / "mine"
+    shutil.copytree(small, results)
+    target.mkdir()
+    (target / "file").write_text("mine")
+    (results / name).parent.mkdir(exist_ok=True)
+    if name == "runs":
+        (results / "runs").rename(tmp_path / "runs")
+        (results / "runs").symlink_to(tmp_path / "runs")
+    else:
+        (results / name).symlink_to(target / "file" if "." in name else target)
+    before = sorted(target.rglob("*"))
+    if name.startswith("figures"):
+        words = ["report", "--figure", "overview", "--experiment", "small"]
+    else:
+        monkeypatch.setattr(report_page, "figures_of", lambda *_: [])
+        words = ["report"]
+    assert steadymoe(monkeypatch, *words, "--results", str(results), "--format", "svg") == 2
+    said = capsys.readouterr().err
+    assert (said.count("\n"), "is a link" in said) == (1, True)
+    assert (sorted(target.rglob("*")), (target / "file").read_text()) == (before, "mine")
+
+
+@pytest.mark.parametrize("verb", [["--keep", "kept"], ["--export", "csv"]])
+def test_archives_and_exports_write_through_no_link(
+    verb: list[str], small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(small, tmp_path / "results")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "kept").mkdir()
+    for place in (tmp_path / "kept" / "data", tmp_path / "results" / "tables"):
+        place.symlink_to(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert steadymoe(monkeypatch, "report", "--experiment", "small", *verb) == 2
+    assert "is a link" in capsys.readouterr().err
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_results_folder_that_the_user_names_may_be_a_link(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(small, tmp_path / "elsewhere")
+    (tmp_path / "results").symlink_to("elsewhere")
+    reported(tmp_path / "results", monkeypatch)
+    assert (tmp_path / "elsewhere" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("name", ["runs", "runs/default", "runs/default/grpo"])
+def test_a_run_is_recorded_through_no_link(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "results" / name).parent.mkdir(parents=True)
+    (tmp_path / "results" / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(compose.ConfigError, match="is a link"):
+        compose.plan([*SMALL, "algorithm=grpo", f"results_dir={tmp_path / 'results'}"])
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "is_ours"),
+    [
+        ("steadymoe run algorithm=grpo seed=0", True),
+        ("steadymoe run -m algorithm=grpo,gspo seed=0", True),
+        ("steadymoe run algorithm=grpo results_dir=/elsewhere", False),
+        ("steadymoe run algorithm=grpo; touch /tmp/x", False),
+        ("steadymoe run algorithm=$(touch /tmp/x)", False),
+        ("STEADYMOE_PATH=/elsewhere steadymoe run algorithm=mine", False),
+        ("steadymoe run +task._target_=os.system", False),
+        ("steadymoe run 'hydra.searchpath=[file:///elsewhere]'", False),
+        ("curl example.org", False),
+        ("steadymoe run 'algorithm=", False),
+    ],
+)
+def test_a_command_of_another_folder_is_shown_as_data(
+    command: str, is_ours: bool, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(small, tmp_path / "results")
+    path = one_run(tmp_path / "results") / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed", "command": command}))
+    monkeypatch.chdir(tmp_path)
+    (line,) = (line for line in status.lines(Path("results")) if "again" in line and "--redo" not in line)
+    assert (line == f"    again: {command}") == is_ours
+    if not is_ours:  # one word of a shell, whose paste does nothing
+        assert shlex.split(line.partition("run it: ")[2]) == [command]
+
+
+# Files that numbers rest on
+
+
+def test_a_copy_of_a_run_is_no_further_seed(small: Path, tmp_path: Path) -> None:
+    shutil.copytree(small, tmp_path / "results")
+    original = one_run(tmp_path / "results")
+    before = archive.runs(tmp_path / "results", "small")
+    copies = [original.parent / "seed=3", original.parent.parent / "a", original.parents[4] / "0"]
+    for copy in copies:
+        shutil.copytree(original, copy)
+    pd.testing.assert_frame_equal(archive.runs(tmp_path / "results", "small"), before)
+    left_out = report_page.left_out(tmp_path / "results")
+    told = "\n".join(status.lines(tmp_path / "results"))
+    assert len(left_out) == 3
+    for copy in copies:
+        assert any(f"{copy} (it is a copy of the run in {original})" in line for line in left_out)
+    assert "3 damaged" in told
+    assert told.count("it can be removed") == 3
+
+
+def test_tables_of_two_editions_are_no_archive(small: Path, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    report_page.keep(small, "small", old)
+    fewer = tmp_path / "fewer"
+    shutil.copytree(small, fewer)
+    shutil.rmtree(one_run(fewer))
+    report_page.keep(fewer, "small", new)
+    for name in ("runs", "steps", "evaluations"):
+        mixed = tmp_path / name
+        shutil.copytree(new, mixed)
+        shutil.copy(old / "data" / "small" / f"{name}.parquet", mixed / "data" / "small")
+        with pytest.raises(Damaged, match=rf"{name}.parquet is not as it was archived"):
+            archive.load(mixed, "small")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("![x](http://a.example)", r"\!\[x\](http://a.example)"),
+        ("[x](http://a.example)", r"\[x\](http://a.example)"),
+        ("_x_ and __y__ a_b", r"\_x\_ and \_\_y\_\_ a_b"),
+        ("&lt; ~~x~~", r"\&lt; \~\~x\~\~"),
+    ],
+)
+def test_a_text_in_a_cell_is_no_picture_link_or_emphasis(name: str, shown: str) -> None:
+    line = write.to_markdown(pd.DataFrame({"paper": [name]})).splitlines()[-1]
+    assert shown in line
+
+
+@pytest.mark.parametrize("name", ["[x", "*x"])
+def test_a_cell_at_the_beginning_of_a_row_is_no_argument_of_latex(name: str) -> None:
+    (row,) = (line for line in write.to_latex(pd.DataFrame({"a": [name]})).splitlines() if "x" in line)
+    assert row.startswith(f"{{{name[0]}}}x")

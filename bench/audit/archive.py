@@ -19,8 +19,9 @@ from steadymoe.bench.audit.gradients import BLOCKS
 from steadymoe.bench.audit.measure import COLUMNS, table_path
 from steadymoe.bench.config import identity
 from steadymoe.bench.report import archive
+from steadymoe.bench.runs import record
 from steadymoe.bench.runs.lifecycle import Damaged
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import all_visible, visible
 
@@ -63,7 +64,7 @@ def load(results: Path, experiment: str) -> Archive:
     """
     if not identity.is_name(experiment):
         raise NoAudits(f"{experiment!r} is not the name of an experiment")
-    place = results / "audits" / experiment
+    place = regular_files.refuse_links(results / "audits" / experiment, results)
     folders = sorted(path.parent for path in place.glob("**/audit.json") if any(path.parent.glob("k=*.parquet")))
     if folders:
         return _joined(place, folders)
@@ -72,11 +73,16 @@ def load(results: Path, experiment: str) -> Archive:
     rows = archive.read_kept(place / _TABLE)
     tables.refuse_lacking(rows, place / _TABLE, [*COLUMNS, *ADDED])
     try:
-        facts = json.loads((place / _PROVENANCE).read_text())
-        unfinished = [visible(str(line)) for line in facts["unfinished"]]
-        return Archive(all_visible(tables.with_gain(rows)), unfinished, list(facts["audits"]))
+        facts = regular_files.read_json(place / _PROVENANCE)
+        unfinished, made = [visible(str(line)) for line in facts["unfinished"]], list(facts["audits"])
+        is_whole = record.checksum(place / _TABLE) == facts["checksum"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{place / _PROVENANCE} is damaged: it should say what made the audits") from error
+        raise Damaged(
+            f"{place / _PROVENANCE} is damaged, or of an earlier version of steadymoe: it should say what made the audits"
+        ) from error
+    if not is_whole:
+        raise Damaged(f"{place / _TABLE} is damaged, or of another edition than {_PROVENANCE}; archive it again")
+    return Archive(all_visible(tables.with_gain(rows)), unfinished, made)
 
 
 def keep(results: Path, experiment: str, to: Path) -> tuple[Path, list[str]]:
@@ -86,8 +92,9 @@ def keep(results: Path, experiment: str, to: Path) -> tuple[Path, list[str]]:
     the cut; replicates stay for snr and usefulness. Raises as ``load`` does.
     """
     audits = load(results, experiment)
-    path = to / "audits" / experiment / _TABLE
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = regular_files.folder(to, "audits", experiment) / _TABLE
+    for name in (_TABLE, _PROVENANCE):
+        atomic_files.replaceable(path.with_name(name))
     rows = audits.rows[audits.rows["quantity"] != "gain"]
     is_whole = ~rows["block"].isin(BLOCKS)
     rows = rows[is_whole | ((rows["cut"] == "before") & rows["quantity"].isin(_BY_BLOCK))]
@@ -98,9 +105,15 @@ def keep(results: Path, experiment: str, to: Path) -> tuple[Path, list[str]]:
         start = facts["config"].get("start_from")
         if isinstance(start, str):
             facts["config"] = facts["config"] | {"start_from": start.partition("/runs/")[2] or start}
-    text = json.dumps({"unfinished": audits.unfinished, "audits": audits.made}, indent=1, ensure_ascii=False)
-    atomic_files.write(path.with_name(_PROVENANCE), partial(Path.write_text, data=f"{text}\n"))
+    write_facts(path.parent, audits.unfinished, audits.made)
     return path, audits.unfinished
+
+
+def write_facts(folder: Path, unfinished: Sequence[str], made: Sequence[Mapping[str, Any]]) -> None:
+    """Write what made the audits of an archive, with the checksum of its table."""
+    facts = {"unfinished": unfinished, "audits": made, "checksum": record.checksum(folder / _TABLE)}
+    text = json.dumps(facts, indent=1, ensure_ascii=False)
+    atomic_files.write(folder / _PROVENANCE, partial(Path.write_text, data=f"{text}\n"))
 
 
 def _joined(place: Path, folders: Sequence[Path]) -> Archive:
@@ -127,7 +140,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     """Return the content of ``audit.json`` as far as it is read here. Raises Damaged."""
     path = folder / "audit.json"
     try:
-        facts: dict[str, Any] = json.loads(path.read_text())
+        facts: dict[str, Any] = regular_files.read_json(path)
         config, losses = facts["config"], [*facts["arms"].values(), *facts["losses"].values()]
         is_audit = all(isinstance(part, Mapping) for part in [config, config["engine"], *losses])
         is_audit &= isinstance(config["audit"]["drift"], list) and isinstance(facts["command"], str)

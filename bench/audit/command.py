@@ -154,7 +154,7 @@ def _bundle(arguments: argparse.Namespace) -> int:
     if ignored:
         print(visible(f"ignored columns: {', '.join(ignored)}"))
     if arguments.csv is not None:
-        atomic_files.write(arguments.csv, partial(audited.to_csv, index=False))
+        atomic_files.write(arguments.csv.resolve(), partial(audited.to_csv, index=False))
         print(visible(f"wrote {arguments.csv}"))
     return 0
 

@@ -3,10 +3,12 @@
 ``checkpoint_keep=20`` keeps the trunk's checkpoint of step 20; ``start_from=<folder of the trunk>@20`` begins there.
 """
 
-import json
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
+
+from steadymoe.bench.support import regular_files
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,17 @@ def read(start_from: str) -> Start:
 def check(start: Start) -> None:
     """Raise ValueError, in one line, if there is no kept checkpoint where ``start`` says."""
     facts = start.trunk / "run.json"
-    if not facts.is_file():
-        raise ValueError(f"start_from: there is no run in {start.trunk}")
     try:
-        told = json.loads(facts.read_text())
+        told = regular_files.read_json(facts)
         steps, command = int(told["config"]["steps"]), str(told["command"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except FileNotFoundError as error:
+        raise ValueError(f"start_from: there is no run in {start.trunk}") from error
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"start_from: {facts} is not of a run") from error
     if steps < start.step:
         raise ValueError(f"start_from: the run in {start.trunk} has {steps} steps, fewer than {start.step}")
     if not start.checkpoint.is_file():
         raise ValueError(
-            f"start_from: no checkpoint of step {start.step} is kept in {start.trunk}; make one with: "
-            f"{command} checkpoint_keep={start.step} --redo"
+            f"start_from: no checkpoint of step {start.step} is kept in {start.trunk}; make one by adding "
+            f"checkpoint_keep={start.step} --redo to its command, {shlex.quote(command)}"
         )

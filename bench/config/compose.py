@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steadymoe.algorithms.registry import float_fields
 from steadymoe.bench.config import branch, identity, overrides
 from steadymoe.bench.config.identity import flatten, shortener
 from steadymoe.bench.config.overrides import key_of
 from steadymoe.bench.config.schema import RunConfig, read
 from steadymoe.bench.config.validate import check
-from steadymoe.bench.support import atomic_files, external
+from steadymoe.bench.support import atomic_files, external, regular_files
 from steadymoe.bench.support.errors import ConfigError
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
@@ -207,7 +206,10 @@ def _folder(config: RunConfig, parts: Sequence[str]) -> Path:
         raise ConfigError(f"{folder} is not a folder below {experiment}")
     if len(os.fsencode(folder)) > _LONGEST_PATH:
         raise ConfigError(f"results_dir makes paths of more than {_LONGEST_PATH} bytes: {folder}")
-    return folder
+    try:
+        return regular_files.refuse_links(folder, Path(config.results_dir).absolute())
+    except regular_files.NotRegular as error:
+        raise ConfigError(str(error)) from error
 
 
 def _with_absolute_paths(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,11 +254,20 @@ def _with_floats(config: Mapping[str, Any], reference: Mapping[str, Any], prefix
         like = reference.get(f"{prefix}{key}")
         if isinstance(value, Mapping):
             numbers[key] = _with_floats(value, reference, f"{prefix}{key}.")
-        elif like is None and type(value) is int and key in float_fields(config):
+        elif like is None and type(value) is int and _is_float(config, key):
             numbers[key] = float(value)
         else:
             numbers[key] = _spelled(value, like)
     return numbers
+
+
+def _is_float(config: Mapping[str, Any], key: str) -> bool:
+    """Return whether the class that ``config`` names, if any, says that a field is a float."""
+    if "_target_" not in config:
+        return False
+    from steadymoe.algorithms.registry import float_fields  # imports torch
+
+    return key in float_fields(config)
 
 
 def _spelled(value: Any, like: Any) -> Any:

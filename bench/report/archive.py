@@ -6,9 +6,10 @@ be committed, and enough for ``steadymoe report``.
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,10 +17,10 @@ import pyarrow as pa
 
 from steadymoe.bench.config.identity import NO_NUMBERS, flatten, settings_hash, shortener
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.runs import record
+from steadymoe.bench.runs import lifecycle, record
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics import collapse
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import all_visible, visible
 
@@ -37,7 +38,30 @@ NUMBERS = {
     "learning_rate": "optimizer.learning_rate",
 }
 KEYS += NUMBERS
+# The most characters of an arm's name.
+_LONGEST_ARM = 10_000
 _TABLES = ("runs", "steps", "histograms", "evaluations", "tails")
+# The file of an archive that binds its tables together: file name → checksum. It is written last.
+CHECKSUMS = "checksums.json"
+# What an archive holds: the columns of each table, those that are numbers, and those that no two rows share.
+_FACTS = ("config_hash", "config_without_seed", "algorithm_code", "versions", "revision", "machine", "command")
+_ENDS = ("status", "origin", "collapse_rule", "config", "settings", "diverged_reason", "diverged_step")
+_COLUMNS = {
+    "runs": [*KEYS, *SIZES, *_FACTS, *_ENDS, "steps", "wall_seconds", "tokens_sampled"],
+    "steps": [*KEYS, "step", "metric", "value"],
+    "histograms": [*KEYS, "metric", "bin", "count"],
+    "evaluations": ["arm", "seed", "prompt", "score"],
+    "tails": ["arm", "seed", *columns.TABLES["tails"]],
+}
+_NUMBERS = {"seed", "strength", *SIZES, *NUMBERS, "steps", "wall_seconds", "tokens_sampled", "diverged_step"}
+_NUMBERS |= {"step", "value", "bin", "count", "score", *columns.TABLES["tails"]} - {"token"}
+_UNIQUE = {
+    "runs": ["arm", "seed"],
+    "steps": ["arm", "seed", "step", "metric"],
+    "histograms": ["arm", "seed", "metric", "bin"],
+}
+# Counts, which are neither missing nor beyond these bounds.
+_COUNTS = {"seed": 2**63 - 1, **dict.fromkeys(("steps", "updates_per_rollout", "step", "bin"), record.MOST)}
 
 
 def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.DataFrame]:
@@ -54,11 +78,7 @@ def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.
     ended = ended if foreign else ended[_origins(ended) == ""]
     folder = results / "data" / experiment
     if ended.empty and is_known and folder.is_dir():
-        paths = {name: folder / f"{name}.parquet" for name in _TABLES}
-        kept = [name for name, path in paths.items() if name not in columns.ADDED or path.exists()]
-        tables = {"tails": tails(none())} | {name: all_visible(read_kept(paths[name])) for name in kept}
-        if lacking := sorted({"origin", "collapse_rule"} - set(tables["runs"])):
-            raise Damaged(f"{folder / 'runs.parquet'} lacks {lacking[0]}: it is of an earlier version of steadymoe")
+        tables = _kept(folder)
         tables = tables if foreign else _from_trainer(tables, "")
     else:
         tables = {"runs": ended, "steps": steps(ended)}
@@ -68,8 +88,8 @@ def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.
 
 def experiments(results: Path) -> list[str]:
     """Return the names of the experiments below ``runs/`` and ``data/``, sorted."""
-    folders = [*(results / "runs").glob("*"), *(results / "data").glob("*")]
-    return sorted({folder.name for folder in folders if folder.is_dir()})
+    places = [regular_files.refuse_links(results / name, results) for name in ("runs", "data")]
+    return sorted({folder.name for place in places for folder in place.glob("*") if folder.is_dir()})
 
 
 def one_trainer(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
@@ -93,7 +113,7 @@ def _origins(runs: pd.DataFrame) -> pd.Series:
 def read_kept(path: Path) -> pd.DataFrame:
     """Return a table of an archive. Raises Damaged if it cannot be read."""
     try:
-        return pd.read_parquet(path)
+        return regular_files.read_parquet(path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Damaged(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 
@@ -106,12 +126,112 @@ def keep(tables: dict[str, pd.DataFrame], experiment: str, to: Path) -> list[Pat
     tables = dict(tables)
     tables["runs"] = tables["runs"].drop(columns=["folder", "axes_values", "numbers"], errors="ignore")
     tables["steps"] = tables["steps"][tables["steps"]["metric"].isin(columns.kept())]
-    folder = to / "data" / experiment
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in _TABLES:
-        write = partial(tables[name].reset_index(drop=True).to_parquet, index=False, compression="zstd")
-        atomic_files.write(folder / f"{name}.parquet", write)
-    return [folder / f"{name}.parquet" for name in _TABLES]
+    folder = regular_files.folder(to, "data", experiment)
+    paths = [folder / f"{name}.parquet" for name in _TABLES]
+    for path in [*paths, folder / CHECKSUMS]:
+        atomic_files.replaceable(path)
+    for path in paths:
+        write = partial(tables[path.stem].reset_index(drop=True).to_parquet, index=False, compression="zstd")
+        atomic_files.write(path, write)
+    return [*paths, bind(folder)]
+
+
+def bind(folder: Path) -> Path:
+    """Write the checksums of an archive's tables, which belong together, and return the file."""
+    checksums = {path.name: record.checksum(path) for path in sorted(folder.glob("*.parquet"))}
+    atomic_files.write_json(folder / CHECKSUMS, checksums)
+    return folder / CHECKSUMS
+
+
+def refuse_mixed(folder: Path) -> None:
+    """Raise Damaged if a table of an archive is not the one of its checksums."""
+    for name, checksum in (lifecycle.read(folder / CHECKSUMS, {}) or {}).items():
+        try:
+            is_whole = Path(name).name == name and record.checksum(folder / name) == checksum
+        except OSError as error:
+            raise Damaged(f"{folder / name} cannot be read: {error}") from error
+        if not is_whole:
+            raise Damaged(
+                f"{folder / name} is not as it was archived: it is damaged, or of another edition than the files "
+                f"beside it, by {CHECKSUMS}; archive the experiment again"
+            )
+
+
+def _kept(folder: Path) -> dict[str, pd.DataFrame]:
+    """Return the tables of an archive. Raises Damaged unless they are whole and of one edition."""
+    if (checksums := lifecycle.read(folder / CHECKSUMS, {})) is None:
+        raise Damaged(f"{folder} lacks {CHECKSUMS}: it is of an earlier version of steadymoe")
+    paths = {name: folder / f"{name}.parquet" for name in _TABLES if f"{name}.parquet" in checksums}
+    refuse_mixed(folder)
+    if lacking := [name for name in _TABLES if name not in paths and name not in columns.ADDED]:
+        raise Damaged(f"{folder / CHECKSUMS} lacks {lacking[0]}.parquet")
+    tables = {"tails": tails(none())} | {name: all_visible(read_kept(path)) for name, path in paths.items()}
+    if lacking := sorted({"origin", "collapse_rule"} - set(tables["runs"])):
+        raise Damaged(f"{folder / 'runs.parquet'} lacks {lacking[0]}: it is of an earlier version of steadymoe")
+    if why := next(_wrong(tables), None):
+        raise Damaged(f"{folder}: {why}")
+    return tables
+
+
+def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
+    """Yield what no archive holds; the first of these may hide others."""
+    for name, table in tables.items():
+        if lacking := [column for column in _COLUMNS[name] if column not in table]:
+            yield f"{name} lacks {lacking[0]}"
+        for column in _COLUMNS[name]:
+            values = table[column].dropna()
+            if column not in _NUMBERS:
+                is_text = isinstance(values.dtype, pd.StringDtype) or all(isinstance(value, str) for value in values)
+                if not is_text or (name != "runs" and len(values) < len(table)):
+                    yield f"{name}: {column} must hold texts"
+                continue
+            if not all(map(_is_number, values.unique() if values.dtype != object else values)):
+                yield f"{name}: {column} must hold numbers"
+            numbers = values.astype(float)
+            if (numbers.abs().between(record.LARGEST, np.inf, "neither")).any():
+                yield f"{name}: {column} must hold numbers"
+            if column in _COUNTS and not (len(values) == len(table) and numbers.between(0, _COUNTS[column]).all()):
+                yield f"{name}: {column} must be a count in every row"
+        if not _pairs(table) <= _pairs(tables["runs"]):
+            yield f"{name} has a run that runs lacks"
+        if name in _UNIQUE and table.duplicated(_UNIQUE[name]).any():
+            yield f"{name}: no two rows may have the same {', '.join(_UNIQUE[name])}"
+    runs, steps = tables["runs"], tables["steps"]
+    if not set(runs["status"]) <= set(record.ENDED):
+        yield "runs has one that has not ended"
+    if (
+        runs[[*ARM_KEYS, "arm", "origin", "collapse_rule"]].isna().any(axis=None)
+        or runs["arm"].str.len().max() > _LONGEST_ARM
+    ):
+        yield "runs: its arms must be named"
+    finite = steps[steps["metric"].isin(["reward", "eval_accuracy", *collapse.FINITE])]
+    values = [*finite["value"], *tables["evaluations"]["score"]]
+    if not np.isfinite(np.asarray(values, float)).all():
+        yield "rewards must be finite"
+    if not _pairs(runs) <= _pairs(steps[steps["metric"] == "reward"]):
+        yield "runs has a run without a reward"
+    for text in runs["collapse_rule"].unique():
+        if record.rule(_object(text)) is None:
+            yield f"runs: {text[:80]!r} is no rule of collapse"
+    if not all(_object(text) for text in runs["config"].dropna().unique()):
+        yield "runs: config must be JSON"
+
+
+def _pairs(table: pd.DataFrame) -> set[tuple[Any, ...]]:
+    return set(table[["arm", "seed"]].drop_duplicates().itertuples(index=False, name=None))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _object(text: Any) -> dict[str, Any]:
+    """Return the object in a text of JSON; empty for anything else."""
+    try:
+        found = regular_files.parse_json(text)
+    except (ValueError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def refuse_to_lose(runs: pd.DataFrame, experiment: str, to: Path) -> None:
@@ -119,7 +239,7 @@ def refuse_to_lose(runs: pd.DataFrame, experiment: str, to: Path) -> None:
 
     A run of equal arm and seed takes another's place, whatever its config.
     """
-    path = to / "data" / experiment / "runs.parquet"
+    path = regular_files.refuse_links(to / "data" / experiment / "runs.parquet", to)
     if not path.exists():
         return
     old, new = (
@@ -143,11 +263,10 @@ def runs(results: Path, experiment: str) -> pd.DataFrame:
     All texts are made ``visible``, except the paths in ``folder``.
     """
     rows, folders = [], []
-    for folder in _folders(results, experiment):
-        status = record.status(folder)
+    for folder, state in _states(results, experiment).items():
+        status, facts = state.status, state.facts
         if status == "damaged":
             continue  # ``damaged`` and `steadymoe status` report it
-        facts = record.read_run(folder) or {}
         numbers = flatten(facts["config"])
         revision = facts["revision"] or {"commit": "", "changed": False}
         rows.append(
@@ -158,7 +277,7 @@ def runs(results: Path, experiment: str) -> pd.DataFrame:
                 "status": status,
                 "diverged_reason": (facts["diverged"] or {}).get("reason"),
                 "diverged_step": (facts["diverged"] or {}).get("step"),
-                "collapse_rule": collapse.Rule(**facts["config"].get("collapse", {})).text(),
+                "collapse_rule": collapse.Rule(**facts["config"].get("collapse") or {}).text(),
                 "steps": facts["config"]["steps"],
                 "wall_seconds": facts.get("wall_seconds"),
                 "tokens_sampled": facts.get("tokens"),
@@ -197,12 +316,36 @@ def none() -> pd.DataFrame:
 
 def damaged(results: Path, experiment: str) -> dict[Path, str]:
     """Return damaged run folder of an experiment → reason. Tables and figures leave these runs out."""
-    reasons = {folder: record.damage(folder) for folder in _folders(results, experiment)}
-    return {folder: reason for folder, reason in reasons.items() if reason is not None}
+    place = results / "runs" / experiment
+    if place.is_symlink():
+        return {place: "it is a link, and no link in a results folder is followed"}
+    return {folder: state.damage for folder, state in _states(results, experiment).items() if state.damage is not None}
 
 
-def _folders(results: Path, experiment: str) -> list[Path]:
-    return sorted(path.parent for path in (results / "runs" / experiment).glob("**/run.json"))
+def _states(results: Path, experiment: str) -> dict[Path, record.State]:
+    """Return run folder → state; a run that has ended is damaged too if its tables do not hold what it says."""
+    place = regular_files.refuse_links(results / "runs", results) / experiment
+    folders = [] if place.is_symlink() else sorted(path.parent for path in place.glob("**/run.json"))
+    return {folder: _read_through(folder, state) for folder, state in record.states(folders).items()}
+
+
+def _read_through(folder: Path, state: record.State) -> record.State:
+    try:
+        if state.has_ended:
+            _tables(folder)
+    except Damaged as error:
+        return record.State("damaged", {}, str(error))
+    return state
+
+
+def _tables(folder: Path) -> Mapping[str, pd.DataFrame]:
+    """Return the tables of an ended run; they are read once. Raises Damaged."""
+    return _tables_of(folder, (folder / "run.json").stat().st_mtime_ns)  # it is written last
+
+
+@lru_cache(maxsize=4096)
+def _tables_of(folder: Path, changed: int) -> Mapping[str, pd.DataFrame]:
+    return record.read_tables(folder, record.read_run(folder) or {})
 
 
 def tidy(runs: pd.DataFrame) -> pd.DataFrame:
@@ -260,7 +403,7 @@ def histograms(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _read(runs: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return one table of all ``runs``, concatenated; the column ``run`` is the place of the run in ``runs``."""
-    tables = [record.read_table(Path(folder), name) for folder in runs["folder"]]
+    tables = [_tables(Path(folder))[name] for folder in runs["folder"]]
     if not tables:
         return pd.DataFrame(columns=["run", *columns.TABLES[name]])
     return pd.concat([table.assign(run=place) for place, table in enumerate(tables)], ignore_index=True)
@@ -308,9 +451,7 @@ def name_arms(frame: pd.DataFrame) -> pd.Series:
     names_of = {key: key if last[end := key.rpartition(".")[2]] > 1 else end for key in differing}
     label_of = {key: shortener(each[key] for each in axes if key in each) for key in differing}
     names = [
-        visible(
-            " ".join(row + [f"{names_of[key]}={label_of[key](each[key])}" for key in differing if key in each])
-        )
+        visible(" ".join(row + [f"{names_of[key]}={label_of[key](each[key])}" for key in differing if key in each]))
         for row, each in zip(frame[varying].to_numpy().tolist(), axes, strict=True)
     ]
     return pd.Series(names, index=frame.index)

@@ -13,7 +13,7 @@ from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, Figu
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.statistics import collapse
-from steadymoe.bench.support import atomic_files, processes
+from steadymoe.bench.support import atomic_files, processes, regular_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import nearest, visible
 from steadymoe.bench.training import samples
@@ -171,6 +171,7 @@ def make(
     Figures are written in ``formats``, and as svg for the page. With ``experiment`` only the figures of this experiment
     are reported as missing. Raises as ``ended`` does.
     """
+    atomic_files.replaceable(results / "report.html")  # before the minutes that its content takes
     recorded = ended(results, experiment, arms)
     specs = {id: spec for id, spec in figures.every().items() if experiment in (None, spec.experiment)}
     missing = {id: f"ended runs of {spec.experiment}" for id, spec in specs.items()}
@@ -230,7 +231,7 @@ def _section(
         listed = archive.runs(results, name).merge(runs[["folder", *collapse.JUDGED]], how="left", on="folder")
     listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(data)
-    files = write.files(results / "tables", texts(name, shown, listed))
+    files = write.files(results, texts(name, shown, listed), "tables")
     drawn: list[dict[str, Any]] = []
     lacking: dict[str, str] = {}
     for spec in figures_of(name, alone):
@@ -239,7 +240,7 @@ def _section(
             continue
         figure = spec.figure(data)
         written = write.figure(results, spec.stem(name), figure, spec.caption, formats)
-        svg = next(path for path in written if path.suffix == ".svg").read_bytes()
+        svg = regular_files.read_bytes(next(path for path in written if path.suffix == ".svg"))
         of_page = {"id": spec.id, "name": spec.name, "caption": spec.caption, "svg": base64.b64encode(svg).decode()}
         drawn.append(of_page | {"width": f"{figure.get_figwidth() * 8:g}rem"})
         files += written
@@ -322,8 +323,7 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
     if not runs:
         raise NothingToReport(f"{results / 'data'} holds tables without their runs, and cannot be exported")
     tidy = archive.tidy(pd.concat(runs))
-    path = results / "tables" / f"{experiment or 'all'}-tidy.{suffix}"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = regular_files.folder(results, "tables") / f"{experiment or 'all'}-tidy.{suffix}"
     atomic_files.write(path, partial(tidy.to_parquet if suffix == "parquet" else tidy.to_csv, index=False))
     return path
 

@@ -6,7 +6,7 @@ Recipe for a module that has something to show::
 
     paths = write.figure(results, "audit-dose", dose(rows), CAPTION, formats)  # and its numbers
     paths += write.table(results, "audit-ranking", ranking, CAPTION)  # tables/audit-ranking.{md,csv,tex}
-    paths += write.files(pages, {"claims.md": text})  # whole pages
+    paths += write.files(pages, {"claims.md": text})  # whole pages, in the folder that the user named
     write.section(readme, "findings", text)  # what stands between two markers of a page
     page = write.html("score", "page.html", tables=tables)  # bench/score/page.html, based on bench/report/base.html
 
@@ -27,7 +27,7 @@ import pandas as pd
 
 from steadymoe.bench.statistics.efficiency import CostRatio
 from steadymoe.bench.statistics.estimates import Estimate
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import markdown, visible
 
@@ -40,7 +40,8 @@ _LONGEST = 60
 # Characters that LaTeX reads as commands, and characters that its usual fonts lack.
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
 _LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"–": "--", "−": "$-$", "²": "$^2$", "₀": "$_0$", "₁": "$_1$"}
-_LATEX |= {"π": r"$\pi$", "θ": r"$\theta$", "χ": r"$\chi$", "≥": r"$\geq$", "≤": r"$\leq$"}
+_LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "≥": r"$\geq$", "≤": r"$\leq$"}
+_LATEX |= {"π": r"$\pi$", "θ": r"$\theta$", "χ": r"$\chi$"}
 
 
 def formats(text: str | None) -> list[str]:
@@ -54,9 +55,12 @@ def formats(text: str | None) -> list[str]:
 # Files
 
 
-def files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    """Write ``texts`` (file name → text) to ``folder`` and return the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+def files(root: Path, texts: Mapping[str, str], below: str = "") -> list[Path]:
+    """Write ``texts`` (file name → text) to the folder ``root``, or one below it, and return the paths.
+
+    Nothing is written through a link below ``root``, because a results folder may have been made elsewhere.
+    """
+    folder = regular_files.folder(root, below)
     for name, text in texts.items():
         atomic_files.write(folder / name, partial(Path.write_text, data=text))
     return [folder / name for name in texts]
@@ -66,18 +70,18 @@ def figure(
     results: Path, stem: str, drawn: "DataFigure", caption: str = "", formats: Sequence[str] = FORMATS
 ) -> list[Path]:
     """Write a figure to ``results/figures`` in each format and its numbers to ``results/tables``; return the paths."""
-    paths = [results / "figures" / f"{stem}.{suffix}" for suffix in formats]
+    folder = regular_files.folder(results, "figures")
+    paths = [folder / f"{stem}.{suffix}" for suffix in formats]
     for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
         atomic_files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
-    return paths + files(results / "tables", figure_texts(stem, drawn, caption))
+    return paths + files(results, figure_texts(stem, drawn, caption), "tables")
 
 
 def table(
     results: Path, stem: str, rows: pd.DataFrame, caption: str = "", kinds: Sequence[str] = ("md", "csv", "tex")
 ) -> list[Path]:
     """Write a table to ``results/tables`` and return the paths."""
-    return files(results / "tables", table_texts(stem, rows, caption, kinds))
+    return files(results, table_texts(stem, rows, caption, kinds), "tables")
 
 
 def figure_texts(stem: str, drawn: "DataFigure", caption: str = "") -> dict[str, str]:
@@ -105,7 +109,7 @@ def section(page: Path, name: str, text: str) -> None:
 
     Raises ValueError for a page without these markers.
     """
-    before, begin, rest = page.read_text().partition(f"<!-- begin {name} -->\n")
+    before, begin, rest = regular_files.read_bytes(page).decode().partition(f"<!-- begin {name} -->\n")
     _, end, after = rest.partition(f"<!-- end {name} -->")
     if not (begin and end):
         raise ValueError(f"{page} lacks the markers <!-- begin {name} --> and <!-- end {name} -->")
@@ -149,7 +153,8 @@ def to_number(cell: Any) -> Any:
 
 def to_markdown(rows: pd.DataFrame) -> str:
     """Return the table for people; every cell is one line and is escaped, so that it shows letter by letter."""
-    shown = rows.map(lambda cell: markdown(to_text(cell))).rename(columns=markdown)
+    shown = rows.map(lambda cell: markdown(cell) if isinstance(cell, str) else to_text(cell).replace("<", "\\<"))
+    shown = shown.rename(columns=markdown)
     return shown.to_markdown(index=False, disable_numparse=True)
 
 
@@ -174,5 +179,9 @@ def to_latex(rows: pd.DataFrame, caption: str = "") -> str:
 
 
 def latex_escape(text: Any) -> str:
-    """Return ``text`` in one line, escaped so that LaTeX prints it letter by letter."""
-    return "".join(_LATEX.get(letter, letter) for letter in visible(text))
+    r"""Return ``text`` in one line, escaped so that LaTeX prints it letter by letter.
+
+    The end of a row, ``\\``, takes a star or a bracket that follows for its own.
+    """
+    escaped = "".join(_LATEX.get(letter, letter) for letter in visible(text))
+    return f"{{{escaped[0]}}}{escaped[1:]}" if escaped.startswith(("*", "[")) else escaped

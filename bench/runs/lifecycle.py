@@ -13,7 +13,6 @@ Runs, audits and imported runs are recorded in folders with a file of facts. A r
 never began.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from steadymoe.bench.config import identity
 from steadymoe.bench.runs import provenance
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -41,17 +40,22 @@ class Damaged(UserError, ValueError):
 def read(file: Path, fields: Fields) -> dict[str, Any] | None:
     """Return the facts in ``file``, or None without such a file. Raises Damaged unless they have all ``fields``."""
     try:
-        facts = json.loads(file.read_text())
+        facts = regular_files.read_json(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise Damaged(f"{file} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(facts, dict):
         raise Damaged(f"{file} holds {type(facts).__name__}, not facts")
-    wrong = next((place for place, kind in fields.items() if not isinstance(at(facts, place), kind)), None)
+    wrong = next((place for place, kind in fields.items() if not is_a(at(facts, place), kind)), None)
     if wrong is not None:
         raise Damaged(f"{file} has no proper {wrong}")
     return facts
+
+
+def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Return whether ``value`` is of a type of JSON; true and false are no numbers."""
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def at(facts: Any, place: str) -> Any:
@@ -87,15 +91,16 @@ def refuse(folder: Path, before: Mapping[str, Any] | None, now: Mapping[str, Any
 def hold(folder: Path, seconds: float = 0) -> FileLock:
     """Return the folder's lock, for ``with``. Raises filelock.Timeout if another process has it for ``seconds``."""
     folder.mkdir(parents=True, exist_ok=True)
-    return FileLock(folder / ".lock", timeout=seconds)
+    return FileLock(atomic_files.replaceable(folder / ".lock"), timeout=seconds)
 
 
 def is_held(folder: Path) -> bool:
     """Return whether a process holds the folder. Nothing is written."""
-    if not (folder / ".lock").exists():
-        return False  # FileLock would create the file
+    lock = folder / ".lock"
+    if lock.is_symlink() or not lock.is_file():
+        return False  # FileLock would create the file, or empty what a link names
     try:
-        with FileLock(folder / ".lock", timeout=0):
+        with FileLock(lock, timeout=0):
             return False
     except (Timeout, OSError):  # OSError: no permission to take the lock, so the recorded status counts
         return True
@@ -105,10 +110,10 @@ def put_away(folder: Path, results: Path, where: str) -> Path:
     """Move the content of ``folder``, except its lock, to a new folder below ``results/where``; return that folder."""
     below = folder.relative_to(results.absolute())
     below = below.relative_to("runs") if below.parts[0] == "runs" else below
-    number, place = 1, results.absolute() / where / below
+    number, place = 1, regular_files.folder(results.absolute(), where, *below.parts)
     while (place / str(number)).exists():
         number += 1
-    (place / str(number)).mkdir(parents=True)
+    (place / str(number)).mkdir()
     for path in sorted(folder.iterdir(), key=lambda path: path.name != "run.json"):  # without it the rest is no run
         if path.name != ".lock":
             path.replace(place / str(number) / path.name)
@@ -123,10 +128,9 @@ def remember(runs: Sequence["Run"], sweep: str | None = None) -> None:
     """
     for experiment in {run.config.experiment_name for run in runs}:
         ours = [run for run in runs if run.config.experiment_name == experiment]
-        folder = Path(ours[0].config.results_dir).absolute() / "runs" / experiment
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = regular_files.folder(Path(ours[0].config.results_dir).absolute(), "runs", experiment)
         commands = {str(run.folder.relative_to(folder)): run.command for run in ours}
-        with FileLock(folder / ".plan.lock"):
+        with FileLock(atomic_files.replaceable(folder / ".plan.lock")):
             _add(folder / _PLAN, commands)
             if sweep is not None:
                 _add(folder / _SWEEPS, dict.fromkeys(commands, sweep))

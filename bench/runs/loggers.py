@@ -4,7 +4,6 @@ The run's own record is written first, and no number of a run depends on a logge
 ``logged.json`` holds the last step sent, so that steps repeated after an interruption are not sent again.
 """
 
-import json
 import os
 import shutil
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import atomic_files, regular_files
 
 # Each table with its own count from 1, of steps and of gradient updates of the whole run.
 _TABLES = ("steps", "updates")
@@ -65,7 +64,7 @@ def sending(config: RunConfig, folder: Path, resumed: bool) -> Iterator[Callable
         if not resumed:  # the rows begin again, and so does the log
             mark.unlink(missing_ok=True)
             shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-        sent |= json.loads(mark.read_text()) if mark.exists() else {}
+        sent |= regular_files.read_json(mark) if mark.exists() else {}
         opened.append(_tensorboard(folder) if config.log == "tensorboard" else _wandb(folder, config, sent["id"]))
     try:
         yield send

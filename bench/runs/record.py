@@ -6,7 +6,10 @@ killed, the rows of its finished steps are on disk.
 
 import hashlib
 import json
-from dataclasses import dataclass
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,7 +19,8 @@ from steadymoe.bench.config import branch
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.runs import lifecycle
 from steadymoe.bench.runs.lifecycle import Damaged, at
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.statistics.collapse import FINITE, Rule
+from steadymoe.bench.support import atomic_files, regular_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +52,32 @@ _OR_NULL: dict[str, dict[str, type]] = {
     "diverged": {"reason": str, "step": int},
 }
 
+# The largest count, and the most steps that a run may lack at its end: tables add rows for them.
+MOST, _MOST_STEPS = 10**9, 10**6
+# Numbers that a run's facts may have, each with its bounds; those of ``_FIELDS`` must be there.
+_BOUNDS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("seed", "training_version", "tokens", "parameters", "active_parameters"), (0, 2**63 - 1)),
+    **dict.fromkeys(("moe_layers", "experts", "top_k"), (0, MOST)),
+    **dict.fromkeys(("config.steps", "config.updates_per_rollout", "diverged.step"), (1, MOST)),
+    **dict.fromkeys(("config.rollout.prompts", "config.rollout.responses"), (1, MOST)),
+    **dict.fromkeys(("progress.step", "progress.steps"), (0, MOST)),
+    **dict.fromkeys(("wall_seconds", "progress.seconds_per_step"), (0, 1e12)),
+    "config.optimizer.learning_rate": (0, 1e12),
+    "config.engine.strength": (-1e12, 1e12),
+}
+# Facts that need not be there, each with its type.
+_MAY_HAVE: lifecycle.Fields = {
+    **dict.fromkeys(("config.collapse", "progress", "tables"), dict),
+    **dict.fromkeys(("origin", "error", "config.experts"), str),
+}
+# The longest name, and text of any other fact.
+_LONGEST_NAME, _LONGEST = 1000, 10**5
+_NAMES = ("experiment", "algorithm", "correction", "routing", "engine", "model", "task", "axes_name", "origin")
+# The columns of each table that tell its rows apart.
+_KEYS = {"steps": ["step"], "updates": ["step", "update"], "layers": ["step", "update", "layer"]}
+# The longest histogram, and the largest number: the sum of squares is still a float.
+_MOST_BINS, LARGEST = 10_000, 1e100
+
 # A look at the status of a run holds its lock for a moment, so a process that wants to run it waits this long.
 _PROBE_SECONDS = 3
 
@@ -66,12 +96,49 @@ def _wrong(facts: dict[str, Any]) -> str | None:
     """Return the first fact beyond ``_FIELDS`` that is not as a run writes it."""
     for place, kind in _FIELDS_OF_OURS.items():
         value = at(facts, place)
-        if not isinstance(value, kind) and not (value is None and facts.get("origin")):
+        if not lifecycle.is_a(value, kind) and not (value is None and facts.get("origin")):
             return place
     for name, inner in _OR_NULL.items():
-        if facts.get(name) is not None and not all(isinstance(at(facts[name], key), inner[key]) for key in inner):
+        if name not in facts:
             return name
+        if facts[name] is not None and not all(lifecycle.is_a(at(facts[name], key), inner[key]) for key in inner):
+            return name
+    for place, kind in _MAY_HAVE.items():
+        if at(facts, place) is not None and not isinstance(at(facts, place), kind):
+            return place
+    for place, (low, high) in _BOUNDS.items():
+        value = at(facts, place)
+        if value is not None and not (lifecycle.is_a(value, (int, float)) and low <= value <= high):
+            return f"{place}: it must be a number from {low:g} to {high:g}"
+    if rule(at(facts, "config.collapse") or {}) is None:
+        return "config.collapse"
+    lost = facts["diverged"] is not None and facts["config"]["steps"] - facts["diverged"]["step"]
+    if not 0 <= lost <= _MOST_STEPS:
+        return "diverged: it lies outside of the run"
+    longest = dict.fromkeys(_NAMES, _LONGEST_NAME)
+    for name, value in facts.items():
+        if not _is_plain(value, longest.get(name, _LONGEST)):
+            return f"{name[:_LONGEST_NAME]}: a text is too long, or a number too large"
     return None if facts["status"] in STATUSES else f"status: {facts['status']!r}"
+
+
+def rule(numbers: Mapping[str, Any]) -> Rule | None:
+    """Return the rule of collapse with these numbers; None if it has none of them, or if they are odd."""
+    is_rule = numbers.keys() <= {field.name for field in fields(Rule)} and all(
+        lifecycle.is_a(value, (int, float)) and 0 <= value <= MOST for value in numbers.values()
+    )
+    return Rule(**numbers) if is_rule else None
+
+
+def _is_plain(value: Any, longest: int) -> bool:
+    """Return whether a value of JSON holds bounded texts and whole numbers alone."""
+    if isinstance(value, dict):
+        return _is_plain(list(value), _LONGEST_NAME) and _is_plain(list(value.values()), longest)
+    if isinstance(value, list):
+        return all(_is_plain(each, longest) for each in value)
+    if isinstance(value, str):
+        return len(value) <= longest
+    return not isinstance(value, int) or abs(value) < 2**63
 
 
 def known(folder: Path) -> dict[str, Any]:
@@ -149,9 +216,34 @@ def ended(how: dict[str, Any] | None) -> str:
     return "diverged" if how["reason"] == "not finite" else "collapsed"
 
 
+def states(folders: Iterable[Path]) -> dict[Path, State]:
+    """Return run folder → state. Of a run and its copies, one folder has it, and the others are damaged.
+
+    A run belongs where its facts say: a copy would count as a further seed.
+    """
+    found = {folder: look(folder) for folder in folders}
+    first: dict[tuple[str, ...], Path] = {}
+    for folder in sorted(found, key=lambda folder: (not _is_at_its_place(folder, found[folder].facts), folder)):
+        state = found[folder]
+        if state.facts and (original := first.setdefault(_place(state.facts), folder)) != folder:
+            found[folder] = State("damaged", {}, f"it is a copy of the run in {original}")
+    return found
+
+
+def _place(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the folders in which a run is recorded."""
+    names = (facts[key] for key in ("experiment", "algorithm", "model", "task", "axes_name"))
+    return (*filter(None, names), f"seed={facts['seed']}")
+
+
+def _is_at_its_place(folder: Path, facts: Mapping[str, Any]) -> bool:
+    return bool(facts) and folder.parts[-len(_place(facts)) :] == _place(facts)
+
+
 def checksum(path: Path) -> str:
     """Return the first 16 hex digits of the SHA-256 of a file's bytes. Raises OSError if it cannot be read."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    with regular_files.opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _damaged_table(folder: Path, facts: dict[str, Any]) -> str | None:
@@ -161,7 +253,7 @@ def _damaged_table(folder: Path, facts: dict[str, Any]) -> str | None:
         return "it has no checksums of its tables"
     for table in columns.TABLES:
         path = folder / f"{table}.parquet"
-        if table in columns.ADDED and table not in recorded and not path.exists():
+        if table in columns.ADDED and table not in recorded and not os.path.lexists(path):
             continue  # recorded before the suite had this table
         try:
             if checksum(path) != recorded.get(table):
@@ -182,9 +274,12 @@ def read_table(folder: Path, table: str) -> "pd.DataFrame":
     import pyarrow.parquet as pq
 
     path = folder / f"{table}.parquet"
-    if path.exists():
+    if os.path.lexists(path):
         try:
-            return pq.read_table(path, schema=_schema(table)).to_pandas()
+            with regular_files.opened(path) as file:
+                regular_files.refuse_large(path, pq.ParquetFile(file).metadata)
+                file.seek(0)
+                return pq.read_table(file, schema=_schema(table)).to_pandas()
         except (pa.ArrowException, OSError, ValueError) as error:
             why = " ".join(str(error).split())
             raise Damaged(f"{path} cannot be read ({why}); remove {folder} to rerun it") from error
@@ -194,6 +289,49 @@ def read_table(folder: Path, table: str) -> "pd.DataFrame":
         steps = [row["step"] for row in _read_rows(folder, "steps")]
         rows = [row for row in rows if row["step"] <= max(steps, default=0)]
     return _to_arrow(rows, table).to_pandas()
+
+
+def read_tables(folder: Path, facts: Mapping[str, Any]) -> "dict[str, pd.DataFrame]":
+    """Return the tables of an ended run, without its layers. Raises Damaged if one does not hold what the run says."""
+    tables = {name: read_table(folder, name) for name in columns.TABLES if name != "layers"}
+    for name, table in tables.items():
+        if why := next(_wrong_in(name, table, facts), None):
+            raise Damaged(f"{folder / name}.parquet: {why}")
+    return tables
+
+
+def _wrong_in(name: str, table: "pd.DataFrame", facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what no run writes in a table; the first of these may hide others."""
+    import numpy as np
+
+    last = facts["config"]["steps"]
+    for column in columns.TABLES[name].values():
+        values = table[column.name]
+        if column.type == "list<int64>":
+            lengths = {len(each) for each in values.dropna()}
+            if len(lengths) > 1 or not all(np.all(np.asarray(each, float) >= 0) for each in values.dropna()):
+                yield f"{column.name} must be counts of the same bins in every row"
+            if max(lengths, default=0) > _MOST_BINS:
+                yield f"{column.name} has more than {_MOST_BINS} bins"
+        elif column.type == "string":
+            if values.isna().any() or values.str.len().max() > _LONGEST:
+                yield f"{column.name} must be a text of at most {_LONGEST} characters in every row"
+        elif column.type == "float64" and (values.abs().between(LARGEST, math.inf, "neither")).any():
+            yield f"{column.name} has a number beyond ±{LARGEST:g}"
+    low = 0 if name == "evaluations" else 1
+    if not table["step"].between(low, last).all():
+        yield f"step must be a whole number from {low} to {last} in every row"
+    if name in _KEYS and (table[_KEYS[name]].isna().any(axis=None) or table.duplicated(_KEYS[name]).any()):
+        yield f"{', '.join(_KEYS[name])} must be there, and no two rows may have the same"
+    end = facts["diverged"]["step"] if facts["diverged"] and facts["diverged"]["reason"] == "not finite" else math.inf
+    if name == "steps":
+        before = table[table["step"] < end]
+        if np.isinf(before[list(FINITE)].to_numpy(float)).any():
+            yield f"{', '.join(FINITE)} must be finite in a run that has not diverged"
+        if before["reward"].isna().all() and end > 1:
+            yield "it has no reward"
+    if name == "evaluations" and not np.isfinite(table["score"]).all():
+        yield "score must be finite in every row"
 
 
 class Record:
@@ -272,7 +410,7 @@ class Record:
             unknown = {name for row in rows[table] for name in row} - columns.TABLES[table].keys()
             if unknown:
                 raise KeyError(f"columns that {table} does not have: {sorted(unknown)}")
-            with (self.folder / f"{table}.jsonl").open("a") as file:
+            with atomic_files.replaceable(self.folder / f"{table}.jsonl").open("a") as file:
                 file.write("".join(_line(row) for row in rows[table]))
 
     def update(self, **facts: Any) -> None:
@@ -307,10 +445,10 @@ def _line(row: Row) -> str:
 
 
 def _read_rows(folder: Path, table: str) -> list[Row]:
-    path = folder / f"{table}.jsonl"
-    if not path.exists():
+    try:
+        lines = regular_files.read_bytes(folder / f"{table}.jsonl").decode().splitlines(keepends=True)
+    except FileNotFoundError:
         return []
-    lines = path.read_text().splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()  # torn by a kill
     return [json.loads(line) for line in lines]

@@ -1,11 +1,15 @@
 """``steadymoe status``: how many runs of each experiment have ended, and the commands of the other runs."""
 
+import os
+import shlex
 from collections import Counter
 from pathlib import Path
 
 from steadymoe.bench.runs import lifecycle, provenance, record
+from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
+from steadymoe.bench.support.external import VARIABLE
 from steadymoe.bench.support.text import visible
 
 # The statuses of runs that their command can still make.
@@ -31,7 +35,7 @@ def states_of(folder: Path) -> dict[Path, record.State]:
     """Return run folder → state for every run of an experiment, planned runs without a folder included."""
     recorded = {path.parent for path in folder.glob("**/run.json")}
     planned = {folder / name for name in lifecycle.planned(folder)[0]}
-    return {run: record.look(run) for run in sorted(recorded | planned)}
+    return record.states(sorted(recorded | planned))
 
 
 def lines(results: Path) -> list[str]:
@@ -39,9 +43,11 @@ def lines(results: Path) -> list[str]:
 
     Code that the runs name is read at most, never imported.
     """
-    folders = sorted(path for path in (results / "runs").glob("*") if path.is_dir())
+    place = regular_files.refuse_links(results / "runs", results)
+    folders = sorted(path for path in place.glob("*") if path.is_dir() and not path.is_symlink())
     by_experiment = {folder: states for folder in folders if (states := states_of(folder))}
-    lines = []
+    links = sorted(path for path in place.glob("*") if path.is_symlink())
+    lines = [f"{visible(path)} is a link, and no link in a results folder is followed" for path in links]
     for folder in folders:
         plan, why = lifecycle.planned(folder)
         if why is not None:
@@ -65,7 +71,8 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
     sweeps = lifecycle.sweeps(folder)
     for sweep, n in Counter(sweeps[name] for name in to_do if name in sweeps).items():
         if n > 1:  # the command of one run stands below its folder
-            lines.append(f"  resume {'all' if n == len(to_do) else f'{n} of'} {len(to_do)}: {visible(sweep)}")
+            which = f"{'all' if n == len(to_do) else f'{n} of'} {len(to_do)}"
+            lines.append(f"  {_shown(f'resume {which}', sweep, folder)}")
     for run, state in states.items():
         where, facts = visible(run.relative_to(folder.parent)), state.facts
         command = facts.get("command") or plan.get(str(run.relative_to(folder)))
@@ -75,12 +82,12 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
             if state.status == "failed":
                 lines += [f"    {visible(line)}" for line in str(facts.get("error") or "").strip().splitlines()[-1:]]
             if command is not None:
-                lines.append(f"    again: {visible(command)}")
+                lines.append(f"    {_shown('again', command, folder)}")
             else:
                 lines.append(f"    no command is known that makes it; it can be removed: {visible(run)}")
         elif run in stale:
             lines.append(f"  stale: {where} ({visible(stale[run])})")
-            lines.append(f"    again: {visible(command)} --redo")
+            lines.append(f"    {_shown('again', f'{command} --redo', folder)}")
     for run in differences:
         if states[run].facts["routing"] in ("off", "freeze"):
             continue
@@ -90,3 +97,33 @@ def _experiment_lines(folder: Path, states: dict[Path, record.State], plan: dict
             lines.append(f"  replay is misaligned: {visible(run.relative_to(folder.parent))} ({fault})")
     lines += [f"  {unknown[why]} ended with code that cannot be compared: {visible(why)}" for why in unknown]
     return lines
+
+
+def _shown(what: str, command: str, experiment: Path) -> str:
+    """Return ``what: command`` for a command to paste; one that another folder's file names is quoted, as data."""
+    if _is_ours(command, experiment.parents[1]):
+        return f"{what}: {visible(command)}"
+    return f"{what}, recorded elsewhere, read it before you run it: {shlex.quote(visible(command))}"
+
+
+def _is_ours(command: str, results: Path) -> bool:
+    """Return whether a recorded command can do no more than make runs below ``results`` with the suite's code.
+
+    A results folder may have been made elsewhere. Such a command is one ``steadymoe run`` as a shell reads it, without
+    classes, folders of code or settings of Hydra that it chooses itself, and its runs lie in this folder.
+    """
+    own = f"{VARIABLE}={shlex.quote(os.environ.get(VARIABLE, ''))} "
+    command = command.removeprefix(own)
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return False
+    is_run = words[:2] == ["steadymoe", "run"] or words[:3] == ["steadymoe", "study", "run"]
+    if not is_run or shlex.join(words) != command:
+        return False
+    if any(word.startswith("-") and word not in ("-m", "--tune", "--redo") for word in words):
+        return False
+    if any("_target_" in word or ("hydra" in word and not word.startswith("hydra/launcher=")) for word in words):
+        return False
+    places = [word.partition("=")[2] for word in words if word.startswith("results_dir=")] or ["results"]
+    return Path(places[-1]).expanduser().resolve() == results.resolve()

@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -15,9 +16,10 @@ from steadymoe.bench.score.entry import BadEntry, Entry
 from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Baselines, Part
 from steadymoe.bench.statistics.comparisons import paired_difference
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.text import visible
 
+_CHECKED = "checked.json"
 CAPTION = (
     "Each part: the outcome, and the outcome less GRPO's on the same machine, paired by seed, with 95 % intervals; n "
     "counts seeds, of gradients checkpoints. Entries are ranked by the first difference. Tokens: sampled per run, mean "
@@ -26,30 +28,33 @@ CAPTION = (
 )
 
 
-def rerun_entries(entries: Sequence[Entry]) -> bool:
-    """Repeat two seeds of each entry and save the verdicts next to its folder; return whether all were repeated."""
-    verdicts = []
+def rerun_entries(entries: Sequence[Entry], verdicts: dict[str, str], folder: Path | None) -> bool:
+    """Repeat two seeds of each entry and return whether all were repeated.
+
+    ``verdicts`` gets hash of an entry → verdict, and is saved in the ``folder`` of the board, if there is one.
+    """
     for number, entry in enumerate(entries, start=1):
         print(visible(f"[{number}/{len(entries)}] {entry.name}: check and two seeds"), file=sys.stderr, flush=True)
-        verdicts.append(rerun.verdict(entry))
-        atomic_files.write_json(_checked(entry), _verdicts(entry) | {entry.digest: verdicts[-1]})
-    return all(verdict.startswith(rerun.REPEATED) for verdict in verdicts)
+        verdicts[entry.digest] = rerun.verdict(entry)
+        if folder is not None:
+            write.files(folder, {_CHECKED: json.dumps(verdicts, indent=1) + "\n"})
+    return all(verdicts[entry.digest].startswith(rerun.REPEATED) for entry in entries)
 
 
-def _checked(entry: Entry) -> Path:
-    """Return the file of verdicts beside the entry's folder, which may be named ``.``."""
-    return entry.folder.resolve().parent / "checked.json"
+def verdicts(folder: Path | None) -> dict[str, str]:
+    """Return hash of an entry → verdict of its rerun, as saved in the ``folder`` of a board; empty without one.
 
-
-def _verdicts(entry: Entry) -> dict[str, str]:
-    """Read hash of an entry → verdict of its rerun. Raises BadEntry for a file that holds something else."""
-    path = _checked(entry)
+    Raises BadEntry for a file that holds something else.
+    """
+    if folder is None:
+        return {}
     try:
-        return {str(digest): str(verdict) for digest, verdict in json.loads(path.read_text()).items()}
+        found = regular_files.read_json(folder / _CHECKED)
+        return {str(digest): str(verdict) for digest, verdict in found.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:
-        raise BadEntry(f"{path} does not hold verdicts of --run; remove it") from error
+        raise BadEntry(f"{folder / _CHECKED} does not hold verdicts of --run; remove it") from error
 
 
 def less_grpo(entry: Entry, part: Part) -> Estimate:
@@ -57,14 +62,17 @@ def less_grpo(entry: Entry, part: Part) -> Estimate:
     return paired_difference(entry.by_seed(part), entry.by_seed(part, "grpo"), bounds=part.difference_bounds)
 
 
-def table(entries: Sequence[Entry]) -> pd.DataFrame:
-    """Return a row for each entry: untuned ones first, the highest difference from GRPO in the first part first."""
+def table(entries: Sequence[Entry], verdicts: Mapping[str, str] = MappingProxyType({})) -> pd.DataFrame:
+    """Return a row for each entry: untuned ones first, the highest difference from GRPO in the first part first.
+
+    ``verdicts`` is hash of an entry → verdict of its rerun on this machine.
+    """
     known = standard.baselines()
     ranked = sorted(entries, key=lambda entry: (bool(entry.about["tuning"]), -less_grpo(entry, PARTS[0]).mean))
-    return pd.DataFrame([_row(entry, known) for entry in ranked])
+    return pd.DataFrame([_row(entry, known, verdicts.get(entry.digest, "unchecked")) for entry in ranked])
 
 
-def _row(entry: Entry, known: Baselines) -> dict[str, Any]:
+def _row(entry: Entry, known: Baselines, verdict: str) -> dict[str, Any]:
     row: dict[str, Any] = {"entry": visible(entry.name), "tuned": "yes" if entry.about["tuning"] else "no"}
     for part in PARTS:
         difference = less_grpo(entry, part)
@@ -77,7 +85,7 @@ def _row(entry: Entry, known: Baselines) -> dict[str, Any]:
     here = {label: entry.by_seed(PARTS[0], name) for name, label in ANCHORS.items()}
     agree, _ = comparison.anchors_agree(here, {label: recorded[label] for label in here}, here)
     row["anchors"] = "agree" if agree else "differ from the recorded ones"
-    row["repeated"] = visible(_verdicts(entry).get(entry.digest, "unchecked"))[:80]
+    row["repeated"] = visible(verdict)[:80]
     lengths = {"paper": 80, "machine": 80, "revision": 12}
     return row | {key: visible(entry.about[key])[:length] for key, length in lengths.items()}
 

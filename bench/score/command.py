@@ -18,6 +18,7 @@ from steadymoe.bench.score import board, comparison, entry, plan, standard
 from steadymoe.bench.score.plan import Plan
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.score.standard import ANCHORS, GRADIENT, PARTS, STABILITY, VERSION, Baselines, changed_setting
+from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import visible
 
@@ -109,7 +110,8 @@ def score(overrides: Sequence[str], quick: bool = False, dry_run: bool = False, 
     parts = [comparison.compare(part, planned, recorded, known) for part in PARTS]
     notes = ["A first look: three seeds and one checkpoint decide little."] if planned.quick else []
     notes += [note for part in parts for note in part.notes]
-    folder = _RESULTS / "scores" / (f"{VERSION}-quick" if planned.quick else VERSION) / planned.name
+    version = f"{VERSION}-quick" if planned.quick else VERSION
+    folder = regular_files.folder(_RESULTS, "scores", version, planned.name)
     command = shlex.join(["steadymoe", "score", *planned.overrides, *(["--quick"] if planned.quick else [])])
     paths = comparison.write_page(parts, notes, command, folder)
     for line in [*comparison.text(parts).splitlines(), *notes, *(f"wrote {path}" for path in paths)]:
@@ -224,11 +226,13 @@ def submit(arguments: argparse.Namespace) -> int:
 def verify(folders: Sequence[Path], run: bool = False, to: Path | None = None) -> int:
     """Verify entries, repeat some of their runs if asked, print the board, and write it to the folder ``to``.
 
-    Raises BadEntry or Damaged.
+    The verdicts of reruns are kept with the board in ``to``, never with the entries, which are a stranger's. Raises
+    BadEntry or Damaged.
     """
     entries = entry.load(folders)
-    repeated = board.rerun_entries(entries) if run else True
-    rows = board.table(entries)
+    verdicts = board.verdicts(to)
+    repeated = board.rerun_entries(entries, verdicts, to) if run else True
+    rows = board.table(entries, verdicts)
     print(board.text(rows))
     for path in board.write_board(entries, rows, to) if to else []:
         print(visible(f"wrote {path}"))

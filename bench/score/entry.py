@@ -7,6 +7,7 @@ none of its code. The folder is a stranger's: everything is checked before it is
 import hashlib
 import json
 import math
+import os
 import re
 import shlex
 import shutil
@@ -26,7 +27,7 @@ from steadymoe.bench.check import command as check
 from steadymoe.bench.config import identity
 from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Part
-from steadymoe.bench.support import external
+from steadymoe.bench.support import external, regular_files
 from steadymoe.bench.support.errors import UserError
 
 _ABOUT, _DATA, _README = "entry.json", "outcomes.csv", "README.md"
@@ -122,10 +123,10 @@ def submit(
 
 def first_updates(run: Path) -> dict[str, Any]:
     """Return a hash of the cold start's weights, and loss and gradient norm of the first updates, of a run's folder."""
-    facts = json.loads((run / "run.json").read_text())
+    facts = regular_files.read_json(run / "run.json")
     results = next(parent for parent in run.parents if parent.name == "runs").parent
     weights = results / "cold_starts" / f"{facts['cold_start']['fingerprint']}.safetensors"
-    updates = pd.read_parquet(run / "updates.parquet", columns=["loss", "grad_norm"]).head(_UPDATES)
+    updates = regular_files.read_parquet(run / "updates.parquet", ["loss", "grad_norm"]).head(_UPDATES)
     return {"cold_start": _hash(weights)[:16]} | {key: updates[key].tolist() for key in ("loss", "grad_norm")}
 
 
@@ -179,7 +180,9 @@ def load(folders: Sequence[Path]) -> list[Entry]:
         if not folder.is_dir():
             raise BadEntry(f"{folder} is not a folder")
         below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        for place in [folder] if (folder / _ABOUT).exists() or not below else below:
+        for path in below:
+            regular_files.refuse_links(path, folder)
+        for place in [folder] if os.path.lexists(folder / _ABOUT) or not below else below:
             entry = read(place)
             if entry.name in entries:
                 raise BadEntry(f"{place} and {entries[entry.name].folder} are both entries of {entry.name}")
@@ -232,8 +235,8 @@ def _about(folder: Path) -> dict[str, Any]:
     """Read ``entry.json``. Raises BadEntry."""
     path = folder / _ABOUT
     try:
-        about = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
+        about = regular_files.read_json(path, _LARGEST)
+    except ValueError as error:
         raise BadEntry(f"{path} is not JSON: {' '.join(str(error).split())}") from error
     if problem := next(_problems(about), None):
         raise BadEntry(f"{path}: {problem}")
@@ -329,4 +332,5 @@ def _algorithm(overrides: Sequence[str]) -> str:
 
 
 def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with regular_files.opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

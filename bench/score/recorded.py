@@ -16,6 +16,7 @@ from steadymoe.bench.audit import archive as audits
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.report import archive, realism, tables
 from steadymoe.bench.statistics.estimates import Estimate
+from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.errors import UserError
 
 NONE = Estimate(np.nan, np.nan, np.nan, 0)
@@ -163,7 +164,8 @@ class Recorded:
         """A reading of the archived `steadymoe calibrate`, and what its n counts; n is 0 without one."""
         if not self._calibration.exists():
             return NONE, ""
-        readings = pd.read_csv(self._calibration)
+        with regular_files.opened(self._calibration) as file:
+            readings = pd.read_csv(file)
         (found,) = readings[(readings["key"] == key) & (readings["of"].fillna("") == of)].to_dict("records")
         return Estimate(*(found[name] for name in ("mean", "low", "high", "n"))), found["unit"]
 

@@ -4,7 +4,6 @@ This runs the entry's code, in processes of its own and from a copy: nothing is 
 only their results.
 """
 
-import json
 import math
 import os
 import secrets
@@ -22,6 +21,7 @@ from steadymoe.bench.score.entry import OWN, Entry, first_updates
 from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.score.standard import STABILITY, changed_setting
 from steadymoe.bench.statistics.estimates import t_quantile
+from steadymoe.bench.support import regular_files
 
 REPEATED = "repeated"
 # Seeds that are rerun, of the entry and of GRPO: the entry is ranked by the difference of the two.
@@ -105,7 +105,8 @@ def compare(entry: Entry, results: Path, seeds: Sequence[int]) -> str:
 
 def _runs(results: Path, experiment: str) -> dict[int, _Run]:
     """Return seed → run of an experiment with one arm."""
-    files = {path.parent: json.loads(path.read_text()) for path in (results / "runs" / experiment).rglob("run.json")}
+    paths = (results / "runs" / experiment).rglob("run.json")
+    files = {path.parent: regular_files.read_json(path) for path in paths}
     facts = next(iter(files.values()))
     recorded, arm = Recorded(results), Arm("", experiment, facts["algorithm"], facts["axes"])
     outcomes = STABILITY.measure(recorded, arm)

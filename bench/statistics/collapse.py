@@ -3,12 +3,16 @@
 The rule counts in gradient updates, so runs with different staleness are judged after the same amount of training.
 """
 
+from __future__ import annotations  # `steadymoe status` reads a rule, and waits for neither numpy nor pandas
+
 import json
 import math
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import pandas as pd
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
 
 # Columns that every run has at every step. A run ends when one of these numbers is not finite.
 FINITE = ("reward", "loss", "entropy", "grad_norm")
@@ -43,7 +47,7 @@ class Rule:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> "Rule":
+    def from_text(cls, text: str) -> Rule:
         """Read the rule that ``text`` wrote."""
         return cls(**json.loads(text))
 
@@ -89,6 +93,8 @@ def judge(steps: pd.DataFrame, rule: Rule, updates_per_rollout: int) -> Judgemen
     ``solved_reward`` and below the reward of the first step. The step of a collapse is the first step of its streak. If
     several events happen at the same step, the first in this list is named.
     """
+    import numpy as np
+
     window, patience = rule.window(updates_per_rollout), rule.patience(updates_per_rollout)
     steps = steps.sort_values("step")
     number = steps["step"].to_numpy()
@@ -111,6 +117,8 @@ def judge(steps: pd.DataFrame, rule: Rule, updates_per_rollout: int) -> Judgemen
 
 def _falls(sound: pd.DataFrame, rule: Rule, window: int, patience: int) -> dict[str, np.ndarray]:
     """Event of ``judge`` → for each step whether it counts towards the event, in the order of ``judge``'s list."""
+    import numpy as np
+
     if sound.empty:
         return {}
     reward = sound["reward"].to_numpy(float)
@@ -134,6 +142,8 @@ def _falls(sound: pd.DataFrame, rule: Rule, window: int, patience: int) -> dict[
 
 def _streaks(seen: np.ndarray) -> np.ndarray:
     """The number of true values in a row up to each place."""
+    import numpy as np
+
     total = seen.cumsum()
     return total - np.maximum.accumulate(np.where(seen, 0, total))
 
@@ -145,6 +155,9 @@ def judged(runs: pd.DataFrame, steps: pd.DataFrame, rule: Rule | None = None) ->
     numbers of its own config (its column ``collapse_rule``). The event *not finite* is taken from the run's record,
     because archived tables drop numbers that are not finite.
     """
+    import numpy as np
+    import pandas as pd
+
     chosen = steps[steps["metric"].isin(FINITE)]
     wide = chosen.pivot_table("value", ["arm", "seed", "step"], "metric", aggfunc="first", observed=True)
     # A metric that was not archived cannot break a rule.

@@ -6,15 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from steadymoe.bench.support import regular_files
 
-def write(path: Path, writer: Callable[[Path], object]) -> None:
+
+def write(path: Path, writer: Callable[[Path], object], root: Path | None = None) -> None:
     """Let ``writer`` fill a temporary file next to ``path`` and rename it over ``path``.
 
-    A crash at any moment leaves the old file, or none, and at most a stray ``*.tmp``. A symlink stays; the file it
-    points to is replaced. Raises FileExistsError where ``replaceable`` does.
+    A crash at any moment leaves the old file, or none, and at most a stray ``*.tmp``. Raises as ``replaceable`` does;
+    ``path.resolve()`` writes through a link that the user has named.
     """
-    path = replaceable(path)
+    replaceable(path, root)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)  # a writer would follow a link
     try:
         writer(temporary)
         os.replace(temporary, path)
@@ -22,17 +25,18 @@ def write(path: Path, writer: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any, root: Path | None = None) -> None:
     """Write ``content`` as indented JSON, atomically. Raises TypeError for content that JSON cannot express."""
-    write(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"))
+    write(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"), root)
 
 
-def replaceable(path: Path) -> Path:
-    """Return the file that ``path`` names, links followed; it need not exist.
+def replaceable(path: Path, root: Path | None = None) -> Path:
+    """Return ``path``, which need not exist; ``root`` is the folder that the user named, by default that of ``path``.
 
-    Raises FileExistsError for what a rename would destroy: a device, a folder, a pipe, a socket, a link to itself.
+    Raises FileExistsError for what must not be written over: a link at or between ``root`` and ``path``, a device, a
+    folder, a pipe, a socket.
     """
-    target = Path(os.path.realpath(path))
-    if target.is_symlink() or (path.exists() and not path.is_file()):
-        raise FileExistsError(f"{path} is not a regular file and is not overwritten; choose another path")
-    return target
+    regular_files.refuse_links(path, path.parent if root is None else root)
+    if path.exists() and not path.is_file():
+        raise regular_files.NotRegular(f"{path} is not a regular file and is not overwritten; choose another path")
+    return path

@@ -3,6 +3,7 @@
 from __future__ import annotations  # pandas takes half a second, and `steadymoe --help` needs none of it
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-# Characters that would break a Markdown table, or begin code, emphasis or HTML in one of its cells.
-_OF_MARKDOWN = "\\|<`*"
+# What would break a Markdown table, or begin code, emphasis, a link, a picture, an entity or HTML in one of its cells;
+# an underscore between letters begins nothing.
+_OF_MARKDOWN = re.compile(r"[\\|<`*\[\]&~]|!(?=\[)|(?<![^\W_])_|_(?![^\W_])")
 # Names that an error lists in full.
 _FEW = 8
 # Lines of a list that a terminal shows.
@@ -39,7 +41,7 @@ def shortened(lines: Sequence[str]) -> list[str]:
 
 def markdown(text: Any) -> str:
     """``text`` escaped for a cell of a Markdown table, so that the cell shows it letter by letter."""
-    return "".join(f"\\{letter}" if letter in _OF_MARKDOWN else letter for letter in visible(text))
+    return _OF_MARKDOWN.sub(lambda found: f"\\{found[0]}", visible(text))
 
 
 def without_mathematics(table: pd.DataFrame) -> pd.DataFrame:

@@ -8,6 +8,7 @@ import csv
 import difflib
 import json
 import math
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +115,7 @@ def _number(value: Any, column: str | None, what: str) -> float | None:
     try:
         number = float("no number" if isinstance(value, bool) else value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{what} must be a number; got {str(value)[:40]!r}") from error
+        raise UserError(f"{what} must be a number; got {reprlib.repr(value)}") from error
     if column is None:
         return number
     if _COLUMNS[column] == "int64":

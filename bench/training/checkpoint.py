@@ -1,20 +1,23 @@
 """Checkpoints hold what a run needs to go on: weights, optimizer moments, the state of loss and sampler, the step.
 
 They hold no state of randomness: every draw has a generator made from (seed, stage, step). Moments are saved by the
-names of their parameters, so a checkpoint does not depend on the order and the grouping of the parameters.
+names of their parameters, so a checkpoint does not depend on the order and the grouping of the parameters. A file has
+the checksum of its tensors, and one whose tensors are others is never used.
 """
 
+import hashlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.seeding import torch_generator
 from steadymoe.bench.training.learner import Learner
 from steadymoe.models import balancing
@@ -28,7 +31,44 @@ def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
     if learner.predictor is not None:
         tensors |= {f"predictor/{name}": value.clone() for name, value in learner.predictor.state_dict().items()}
     tensors |= {f"sampler/{name}": value.clone() for name, value in sampler.state().items()}
-    atomic_files.write(path, lambda temporary: save_file(tensors, temporary, metadata={"after_step": str(step)}))
+    write_tensors(path, tensors, {"after_step": str(step)})
+
+
+class DamagedTensors(ValueError):
+    """A file does not hold the tensors that were saved; the message is one line."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors, texts about them, and the checksum of the tensors, atomically."""
+    texts = {**metadata, "sha256": _checksum(tensors)}
+    atomic_files.write(path, lambda temporary: save_file(dict(tensors), temporary, metadata=texts))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return what ``write_tensors`` wrote. Raises DamagedTensors for other tensors, and OSError.
+
+    A file of an earlier version has no checksum.
+    """
+    regular_files.opened(path, sys.maxsize).close()  # no link, no pipe
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except SafetensorError as error:
+        raise DamagedTensors(f"{path} is damaged: {' '.join(str(error).split())}") from error
+    if "sha256" in metadata and metadata["sha256"] != _checksum(tensors):
+        raise DamagedTensors(f"{path} is damaged: its tensors are not those that were saved")
+    return tensors, metadata
+
+
+def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def training_state(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, torch.Tensor]:
@@ -73,8 +113,8 @@ def restore_training(model: PreTrainedModel, optimizer: Optimizer, tensors: Mapp
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
-    """Return all tensors of a checkpoint, by their keys."""
-    return load_file(path)
+    """Return all tensors of a checkpoint, by their keys. Raises as ``read_tensors`` does."""
+    return read_tensors(path)[0]
 
 
 def _section(kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -83,25 +123,22 @@ def _section(kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
 
 
 def step_of(path: Path) -> int | None:
-    """Return the step of a checkpoint, read from its header; None if there is no checkpoint or it is damaged."""
+    """Return the step of a checkpoint; None if there is no checkpoint or it is damaged."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return int(file.metadata()["after_step"])
-    except (OSError, SafetensorError, TypeError, KeyError, ValueError):
+        return int(read_tensors(path)[1]["after_step"])
+    except (OSError, KeyError, ValueError):
         return None
 
 
 def load(path: Path, learner: Learner, sampler: Sampler) -> int:
     """Load the file that ``save`` wrote into ``learner`` and ``sampler``; returns its step."""
-    with safe_open(path, framework="pt") as file:
-        step = int(file.metadata()["after_step"])
-    tensors = tensors_of(path)
+    tensors, metadata = read_tensors(path)
     restore_training(learner.model, learner.optimizer, tensors)
     learner.remember(_section("loss", tensors))
     if learner.predictor is not None:
         learner.predictor.load_state_dict(_section("predictor", tensors))
     sampler.load(_section("sampler", tensors))
-    return step
+    return int(metadata["after_step"])
 
 
 def moments(optimizer: Optimizer) -> dict[str, Tensor]:

@@ -5,6 +5,8 @@ once for each model, task and seed, and shared by all algorithms: their comparis
 """
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,15 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_model, save_file, save_model
+from safetensors.torch import load_model, save_model
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from steadymoe.algorithms.ops import aggregate
 from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint
@@ -47,9 +48,10 @@ def load_or_make(
 ) -> dict[str, Any]:
     """Bring ``model`` to its cold start: from ``cold_start.path``, from ``cache``, or by training it now.
 
-    Returns what is known of it (accuracy, updates). Of two runs that want the same cold start at once,
+    Returns what is known of it (accuracy, updates, checksum). Of two runs that want the same cold start at once,
     one makes it and the other waits. One that was interrupted goes on after its last check, to the same bytes.
-    ``on_check`` is told of every check. Raises ColdStartError if training misses its band.
+    A cached one whose weights are not those that were trained is put aside and trained again. ``on_check`` is told of
+    every check. Raises ColdStartError if training misses its band.
     """
     if config.cold_start.path is not None:
         load_model(model, config.cold_start.path, device=str(model.device))
@@ -57,21 +59,53 @@ def load_or_make(
     name = config.cold_start_fingerprint
     weights, facts = cache / f"{name}.safetensors", cache / f"{name}.json"
     partial = cache / f"{name}.partial.safetensors"
-    cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / f".{name}.lock"):
-        if not facts.exists():
+    regular_files.folder(cache.parent, cache.name)
+    with FileLock(atomic_files.replaceable(cache / f".{name}.lock")):
+        damaged = _damaged(facts, weights)
+        if damaged is not None:
+            facts.unlink()
+            if os.path.lexists(weights):
+                weights.replace(weights.with_name(f"{weights.name}.damaged"))
+        if not os.path.lexists(facts):
             try:
                 outcome = train(model, task, config, on_check, partial)
                 atomic_files.write(weights, lambda temporary: save_model(model, str(temporary)))
+                outcome |= {"sha256": _checksum(weights)} | ({} if damaged is None else {"rebuilt": damaged})
             except ColdStartError as error:  # the same config would fail alike: nobody else need try
                 outcome = {"error": str(error)}
             atomic_files.write_json(facts, outcome)  # last: its presence says that the weights are whole
         partial.unlink(missing_ok=True)
-        outcome = json.loads(facts.read_text())
+        outcome = regular_files.read_json(facts)
         if "error" in outcome:
             raise ColdStartError(outcome["error"])
         load_model(model, weights, device=str(model.device))
         return outcome
+
+
+def _damaged(facts: Path, weights: Path) -> str | None:
+    """Return why a cached cold start is not the one that was trained; None if it is, or if there is none.
+
+    One of an earlier version has no checksum; it gets that of its weights.
+    """
+    try:
+        outcome = regular_files.read_json(facts)
+        if "error" in outcome:
+            return None
+        checksum = _checksum(weights)
+    except FileNotFoundError:
+        return "its weights were gone" if os.path.lexists(facts) else None
+    except (OSError, ValueError, TypeError) as error:
+        return f"it could not be read: {error}"
+    if "sha256" not in outcome:
+        atomic_files.write_json(facts, outcome | {"sha256": checksum})
+    elif outcome["sha256"] != checksum:
+        return f"its weights were damaged, and are kept in {weights.name}.damaged"
+    return None
+
+
+def _checksum(path: Path) -> str:
+    with regular_files.opened(path, sys.maxsize) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def train(
@@ -145,18 +179,15 @@ def _update(
 def _keep(partial: Path, model: PreTrainedModel, optimizer: Optimizer, checks: Checks) -> None:
     """Write what an interrupted cold start goes on with. Randomness needs nothing: see ``seeding``."""
     tensors, metadata = checkpoint.training_state(model, optimizer), {"checks": json.dumps(checks)}
-    atomic_files.write(partial, lambda temporary: save_file(tensors, temporary, metadata=metadata))
+    checkpoint.write_tensors(partial, tensors, metadata)
 
 
 def _resume(partial: Path, model: PreTrainedModel, optimizer: Optimizer) -> Checks:
     """Restore what ``_keep`` wrote and return its checks; none where there is no such file, or a damaged one."""
-    if not partial.exists():
-        return []
     try:
-        with safe_open(partial, framework="pt") as file:
-            checks = [(int(update), float(accuracy)) for update, accuracy in json.loads(file.metadata()["checks"])]
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, KeyError, TypeError, ValueError):
+        tensors, metadata = checkpoint.read_tensors(partial)
+        checks = [(int(update), float(accuracy)) for update, accuracy in json.loads(metadata["checks"])]
+    except (OSError, KeyError, TypeError, ValueError):
         return []
     try:
         checkpoint.restore_training(model, optimizer, tensors)

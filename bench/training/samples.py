@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import atomic_files, regular_files
 
 if TYPE_CHECKING:
     from steadymoe.bench.tasks import Task
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 PROMPTS, RESPONSES, CHARACTERS = 4, 2, 200
 # The most bytes that are read of one run: up to four bytes of UTF-8 for each character, and the keys.
 _MOST_BYTES = 3 * PROMPTS * RESPONSES * (2 * 4 * CHARACTERS + 200)
+
+# Beyond the largest number of a sample; nan is none.
+_LARGEST = 2.0**63
 
 Row = dict[str, Any]
 
@@ -54,30 +57,35 @@ def keep_until(folder: Path, step: int | None) -> None:
 
 def append(folder: Path, rows: list[Row]) -> None:
     """Add the samples of one step."""
-    with _path(folder).open("a", encoding="utf-8") as file:
+    with atomic_files.replaceable(_path(folder)).open("a", encoding="utf-8") as file:
         file.write("".join(map(_line, rows)))
 
 
 def read(folder: Path) -> list[Row]:
     """Return the samples of a run in their order; empty for a run without samples."""
-    path = _path(folder)
-    if not path.is_file():
+    try:
+        with regular_files.opened(_path(folder)) as file:
+            text = file.read(_MOST_BYTES).decode("utf-8", errors="replace")
+    except OSError:
         return []
-    with path.open("rb") as file:
-        text = file.read(_MOST_BYTES).decode("utf-8", errors="replace")
     rows = []
     for line in text.splitlines():
         try:
-            row = json.loads(line)
+            row = regular_files.parse_json(line)
         except ValueError:  # torn by a kill, or no sample
             continue
-        if isinstance(row, Mapping) and all(isinstance(row.get(key), kind) for key, kind in _KINDS.items()):
+        if isinstance(row, Mapping) and all(_is_a(row.get(key), kind) for key, kind in _KINDS.items()):
             texts = {key: _bounded(row[key]) for key in ("prompt", "response")}
             rows.append({key: row[key] for key in _KINDS} | texts)
     return rows
 
 
 _KINDS: dict[str, Any] = {"step": int, "prompt": str, "response": str, "finished": bool, "reward": int | float}
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind in (str, bool) or (is_number and not abs(value) >= _LARGEST))
 
 
 def _path(folder: Path) -> Path:

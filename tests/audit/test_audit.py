@@ -1,6 +1,7 @@
 """``steadymoe audit`` at tiny size: its files are made once, its numbers are a run's, wrong words touch nothing."""
 
 import json
+import shutil
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_a_killed_audit_resumes_to_the_same_bytes(
     after: str, missing: list[int], asked: plan.PlannedAudit, results: Path, folder: Path, tmp_path: Path
 ) -> None:
     """From the same cold start, in another folder; after the last table a kill leaves the facts begun."""
-    (tmp_path / "cold_starts").symlink_to(results / "cold_starts")
+    shutil.copytree(results / "cold_starts", tmp_path / "cold_starts")
     there = replace(asked.run.config, results_dir=str(tmp_path))
     again = replace(asked, run=replace(asked.run, config=there), folder=tmp_path / "audit")
 
@@ -326,7 +327,7 @@ def test_what_cannot_be_audited_is_refused_in_one_line_before_any_work(
 def test_a_mid_run_audit_begins_at_the_weights_and_moments_of_its_trunk(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "cold_starts").symlink_to(results / "cold_starts")
+    shutil.copytree(results / "cold_starts", tmp_path / "cold_starts")
     words = [word for word in WORDS if not word.startswith(("audit.", "+audit.", "experiment_name"))]
     trunk = [*words, f"results_dir={tmp_path}", "steps=2", "checkpoint_keep=2", "algorithm=grpo_unclipped"]
     (run,) = compose.plan(trunk)

@@ -109,7 +109,11 @@ def test_an_archive_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path)
     results = small(tmp_path)
     (path, *_) = report_page.keep(results, "small", results)
     shutil.rmtree(results / "runs")
+    (results / "data" / "small" / archive.CHECKSUMS).unlink()
+    with pytest.raises(Damaged, match=r"lacks checksums.json"):
+        archive.load(results, "small")
     pd.read_parquet(path).drop(columns="origin").to_parquet(path, index=False)
+    archive.bind(path.parent)
     with pytest.raises(Damaged, match=r"lacks origin: .* earlier version"):
         archive.load(results, "small")
 

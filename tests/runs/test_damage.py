@@ -15,7 +15,7 @@ from steadymoe.bench.config import compose
 from steadymoe.bench.measurement.columns import TABLES
 from steadymoe.bench.report import archive, report_page
 from steadymoe.bench.runs import execute, lifecycle, record, status
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.training import checkpoint
 
 
@@ -222,7 +222,7 @@ def test_what_was_kept_and_is_broken_is_answered_in_one_line(
     for verb in (["report"], ["report", "--figure", "fig02", "--experiment", "small"]):
         assert steadymoe(monkeypatch, *verb, "--results", str(tmp_path / "kept")) == 2
         said = capsys.readouterr().err
-        assert "steps.parquet cannot be read" in said
+        assert "steps.parquet is not as it was archived" in said
         assert said.count("\n") == 1
 
 
@@ -243,14 +243,14 @@ def test_a_folder_that_is_not_ours_to_lock_is_told_as_its_run_says(
 def test_a_run_file_that_may_not_be_read_is_damage(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, read = moved(finished, tmp_path), Path.read_text
+    folder, opened = moved(finished, tmp_path), regular_files.opened
 
-    def refuses(path: Path, *words: str) -> str:  # root may read anything
+    def refuses(path: Path, *most: int) -> object:  # root may read anything
         if path.name == "run.json":
             raise PermissionError(13, "Permission denied", str(path))
-        return read(path, *words)
+        return opened(path, *most)
 
-    monkeypatch.setattr(Path, "read_text", refuses)
+    monkeypatch.setattr(regular_files, "opened", refuses)
     assert "Permission denied" in str(record.damage(folder))
     told = status.lines(tmp_path)
     assert told[0] == "default: 1 damaged"

@@ -185,15 +185,31 @@ def test_no_code_of_an_entry_is_run_unless_asked(tmp_path: Path, monkeypatch: py
     board.html(entries, board.table(entries))
     assert not (tmp_path / "ran").exists()
     monkeypatch.chdir(folder)
-    assert command.verify([Path()], run=True) == 1
+    assert command.verify([Path()], run=True, to=tmp_path / "out") == 1
     assert (tmp_path / "ran").exists()
     assert entry.read(folder).name == "mine"  # nothing was added to it, no compiled module
-    assert board.table(entries)["repeated"].tolist() == ["its algorithm cannot be built"]  # and saved
+    known = board.verdicts(tmp_path / "out")
+    assert board.table(entries, known)["repeated"].tolist() == ["its algorithm cannot be built"]  # and saved
     rewrite(folder, paper="another")
-    assert board.table(entry.load([folder]))["repeated"].tolist() == ["unchecked"]
-    (tmp_path / "board" / "checked.json").write_text("[")
+    assert board.table(entry.load([folder]), known)["repeated"].tolist() == ["unchecked"]
+    (tmp_path / "out" / "checked.json").write_text("[")
     with pytest.raises(BadEntry, match=r"checked\.json does not hold verdicts"):
-        board.table(entries)
+        board.verdicts(tmp_path / "out")
+
+
+def test_a_verdict_that_comes_with_an_entry_is_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "board", "mine")
+    claimed = json.dumps({entry.read(folder).digest: "repeated (seeds 0, 1)"})
+    for place in (tmp_path / "board", tmp_path):
+        (place / "checked.json").write_text(claimed)
+    monkeypatch.chdir(tmp_path)
+    for named in (folder, folder.parent):
+        assert command.verify([named]) == 0
+        assert command.verify([named], to=tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert ("unchecked" in said, "| repeated (" in said) == (True, False)
 
 
 def test_entries_are_ranked_by_their_difference_from_grpo_and_tuned_ones_apart(

@@ -301,7 +301,7 @@ def _check_the_tutorial(small: Path, score: Score) -> None:
 def _repeats(results: Path, to: Path) -> Path:
     """The runs of ``same`` and of GRPO as ``--run`` makes them: two experiments, each of one arm."""
     to.mkdir()
-    (to / "cold_starts").symlink_to(results / "cold_starts")
+    shutil.copytree(results / "cold_starts", to / "cold_starts")
     for arm, algorithm in (("yours", "same"), ("grpo", "grpo")):
         for path in (results / "runs").glob(f"*/{algorithm}/**/run.json"):
             if json.loads(path.read_text())["axes"]["optimizer.learning_rate"]:  # not the frozen policy

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_cli import steadymoe
 
-from steadymoe.bench.support import atomic_files
+from steadymoe.bench.support import atomic_files, regular_files
 
 
 def device(path: Path) -> None:
@@ -48,24 +48,45 @@ def test_what_is_not_a_regular_file_is_refused_and_stays(
     place = tmp_path / "claims.md"
     MAKE[kind](place)
     before, names = place.lstat(), sorted(tmp_path.iterdir())
-    with pytest.raises(FileExistsError, match="not a regular file"):
+    with pytest.raises(FileExistsError, match=r"not a regular file|is a link"):
         atomic_files.write_json(place, 1)
     assert steadymoe(monkeypatch, "study", "--pages", ".") == 2  # before it looks for anything to show
     said = capsys.readouterr().err
-    assert (said.count("\n"), "not a regular file" in said) == (1, True)
+    assert (said.count("\n"), "claims.md is " in said) == (1, True)
     after = place.lstat()
     assert (after.st_mode, after.st_ino, after.st_rdev) == (before.st_mode, before.st_ino, before.st_rdev)
     assert sorted(tmp_path.iterdir()) == names
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_link_stays_and_the_file_that_it_names_is_written(there: bool, tmp_path: Path) -> None:
+def test_a_link_is_not_followed_unless_the_user_names_it(there: bool, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     target, link = tmp_path / "elsewhere" / "page.json", tmp_path / "link"
     if there:
         target.write_text("old")
     link.symlink_to(target)
-    atomic_files.write_json(link, 1)
+    with pytest.raises(FileExistsError, match="is a link"):
+        atomic_files.write_json(link, 1)
     assert link.is_symlink()
+    assert (target.read_text() if target.exists() else None) == ("old" if there else None)
+    atomic_files.write_json(link.resolve(), 1)
     assert target.read_text() == "1\n"
     assert sorted(tmp_path.rglob("*")) == [target.parent, target, link]
+
+
+def test_a_folder_that_is_a_link_is_followed_as_a_root_and_not_below_one(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "root").symlink_to("elsewhere")
+    assert regular_files.folder(tmp_path / "root", "tables").is_dir()
+    (tmp_path / "root" / "figures").symlink_to(tmp_path)
+    with pytest.raises(FileExistsError, match="figures is a link"):
+        regular_files.folder(tmp_path / "root", "figures", "deeper")
+    assert not (tmp_path / "deeper").exists()
+
+
+def test_a_temporary_file_that_is_a_link_is_replaced(tmp_path: Path) -> None:
+    target, place = tmp_path / "target", tmp_path / "page.json"
+    target.write_text("mine")
+    (tmp_path / f".page.json.{os.getpid()}.tmp").symlink_to(target)
+    atomic_files.write_json(place, 1)
+    assert (target.read_text(), place.read_text()) == ("mine", "1\n")

@@ -42,7 +42,12 @@ from steadymoe.bench.training.trainer import Trainer
 
 EXPERIMENT = "side_by_side"
 WORDS = ("model=micro", "task=sort", "algorithm=gspo", "advantage=group_mean", f"experiment_name={EXPERIMENT}")
-WORDS += ("task.min_length=3", "cold_start.learning_rate=1e-3", "cold_start.accuracy_low=0.4", "cold_start.accuracy_high=0.6")
+WORDS += (
+    "task.min_length=3",
+    "cold_start.learning_rate=1e-3",
+    "cold_start.accuracy_low=0.4",
+    "cold_start.accuracy_high=0.6",
+)
 WORDS += ("engine=temperature", "task.symbols='012345678'")  # 12 tokens: tied embeddings cannot be sharded unequally
 SIZES = ("steps=6", "rollout.prompts=16", "updates_per_rollout=4", "optimizer.learning_rate=1e-3")
 # Columns that are no measurement, or of time, or of a probe's responses, which are others in the adapter.

@@ -1,0 +1,106 @@
+"""Files of a folder that may have been made elsewhere: no link is followed, only regular files are opened.
+
+A folder that the user names may itself be a link; nothing below it may be one. Sizes are bounded before anything is
+read, and so are the depth of JSON and what a parquet file decodes to.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# The most bytes of a file of facts, of any other file, and of what a parquet file decodes to.
+MOST_FACTS, MOST_BYTES = 2**24, 2**30
+# The most levels of JSON: a config has about five.
+_DEEPEST = 32
+
+
+class NotRegular(FileExistsError):
+    """A path below a folder is, or leads through, a link, or is no regular file; the message is one line."""
+
+
+def refuse_links(path: Path, root: Path) -> Path:
+    """Return ``path``. Raises NotRegular if it, or a folder between ``root`` and it, is a link."""
+    below = root
+    for part in path.relative_to(root).parts:
+        below /= part
+        if below.is_symlink():
+            raise NotRegular(f"{below} is a link; no link below {root} is followed: remove it, or name its target")
+    return path
+
+
+def folder(root: Path, *names: str) -> Path:
+    """Create the folder ``root/…`` and return it. Raises as ``refuse_links`` does."""
+    below = root.joinpath(*names)
+    root.mkdir(parents=True, exist_ok=True)
+    refuse_links(below, root).mkdir(parents=True, exist_ok=True)
+    return below
+
+
+def opened(path: Path, most: int = MOST_BYTES) -> BinaryIO:
+    """Open a regular file for reading. Raises NotRegular, FileNotFoundError or, above ``most`` bytes, OSError."""
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise NotRegular(f"{path} is {'a link' if stat.S_ISLNK(found.st_mode) else 'not a regular file'}")
+    if found.st_size > most:
+        raise OSError(f"{path} has {found.st_size} bytes; at most {most} are read")
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file. Raises as ``opened`` does."""
+    with opened(path, most) as file:
+        return file.read(most)
+
+
+def read_json(path: Path, most: int = MOST_FACTS) -> Any:
+    """Return the content of a JSON file. Raises as ``opened`` and ``parse_json`` do."""
+    return parse_json(read_bytes(path, most))
+
+
+def parse_json(text: bytes | str) -> Any:
+    """Return the value of a JSON text. Raises ValueError for anything else, and for more than a few levels."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it has too many levels") from error
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > _DEEPEST:
+            raise ValueError(f"it has more than {_DEEPEST} levels")
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [value for values in inner for value in values]
+    return value
+
+
+def read_parquet(path: Path, columns: Sequence[str] | None = None) -> "pd.DataFrame":
+    """Return a parquet file as pandas writes and reads it, or some of its ``columns``.
+
+    Raises as ``opened`` does, OSError for one that decodes to too much, and pyarrow's errors (ValueError, OSError).
+    """
+    import pandas as pd
+    import pyarrow.parquet as pq
+
+    with opened(path) as file:
+        refuse_large(path, pq.ParquetFile(file).metadata)
+        file.seek(0)
+        return pd.read_parquet(file, columns=None if columns is None else list(columns))
+
+
+def refuse_large(path: Path, metadata: Any) -> None:
+    """Raise OSError if the parquet file with this ``metadata`` decodes to more than ``MOST_BYTES``.
+
+    A few bytes can encode a long run of one value, so the size of the file does not bound what it decodes to.
+    """
+    size = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for part in map(group.column, range(group.num_columns)):
+            size += max(8 * part.num_values, part.total_uncompressed_size)
+    if size > MOST_BYTES:
+        raise OSError(f"{path} decodes to {size} bytes; at most {MOST_BYTES} are read")
