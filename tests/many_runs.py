@@ -1,4 +1,4 @@
-"""Many run folders from the nine recorded ones, for tests of cost and by hand: ``python tests/many_runs.py FOLDER 1000``.
+"""Many run folders from the nine recorded ones, for tests of cost: ``python tests/many_runs.py FOLDER 1000``.
 
 The copies are valid runs: seeds, learning rates, rewards and hashes differ, and checksums are those of their tables.
 """

@@ -78,7 +78,7 @@ def load(results: Path, experiment: str) -> Archive:
         is_whole = record.checksum(place / _TABLE) == facts["checksum"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Damaged(
-            f"{place / _PROVENANCE} is damaged, or of an earlier version of steadymoe: it should say what made the audits"
+            f"{place / _PROVENANCE} is damaged or of an earlier version: it should say what made the audits"
         ) from error
     if not is_whole:
         raise Damaged(f"{place / _TABLE} is damaged, or of another edition than {_PROVENANCE}; archive it again")

@@ -101,7 +101,7 @@ def misaligned(steps: "pd.DataFrame") -> str | None:
 
 
 def misaligned_run(folder: Path, facts: Mapping[str, Any]) -> str | None:
-    """Return ``misaligned`` of the run in a folder with these ``facts``; None if it replays nothing or is unreadable."""
+    """Return ``misaligned`` of the run in a folder with these ``facts``; None if nothing is replayed or readable."""
     if facts.get("routing") in (None, "off", "freeze"):
         return None
     try:

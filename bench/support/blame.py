@@ -5,6 +5,7 @@ import traceback
 from pathlib import Path
 
 _NOT_THE_USERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_PACKAGES = {"site-packages", "dist-packages"}  # also of another environment that this one sees
 
 
 def failure(error: BaseException) -> str:
@@ -30,6 +31,7 @@ def users_code(error: BaseException) -> str | None:
     for frame, line in traceback.walk_tb(error.__traceback__):
         spec = frame.f_globals.get("__spec__")  # has the name of a module that is run with ``python -m``
         file, module = frame.f_code.co_filename, str(getattr(spec, "name", frame.f_globals.get("__name__")))
-        if module.split(".")[0] != "steadymoe" and Path(file).is_file() and not file.startswith(_NOT_THE_USERS):
+        is_installed = file.startswith(_NOT_THE_USERS) or not _PACKAGES.isdisjoint(Path(file).parts)
+        if module.split(".")[0] != "steadymoe" and Path(file).is_file() and not is_installed:
             place = f"{file}, line {line}"
     return place

@@ -4,6 +4,7 @@ A policy that has learnt the format, is right about half of the time, and has en
 once for each model, task and seed, and shared by all algorithms: their comparison is paired.
 """
 
+import hashlib
 import json
 import os
 import sys

@@ -736,12 +736,11 @@ for subtract in (False, True):
     EXACT[BatchWhitened(subtract_group_mean=subtract, epsilon=1e-8)] = lambda i, group, rollout, of=subtract: whitened(
         group[i] - of * mean(group), once_a_token(rollout, of), lambda tokens: math.sqrt(std(tokens) ** 2 + 1e-8)
     )
-    EXACT[BatchWhitenedPopulation(subtract_group_mean=subtract, epsilon=1e-8)] = lambda i, group, rollout, of=subtract: (
-        whitened(
-            group[i] - of * mean(group),
-            once_a_token(rollout, of),
-            lambda tokens: math.sqrt(max(squares(tokens) / len(tokens), 1e-8)),
-        )
+    population = BatchWhitenedPopulation(subtract_group_mean=subtract, epsilon=1e-8)
+    EXACT[population] = lambda i, group, rollout, of=subtract: whitened(
+        group[i] - of * mean(group),
+        once_a_token(rollout, of),
+        lambda tokens: math.sqrt(max(squares(tokens) / len(tokens), 1e-8)),
     )
 
 

@@ -67,9 +67,7 @@ def test_arms_are_named_by_what_differs() -> None:
 def test_paths_and_hashes_are_short_in_the_names_of_arms() -> None:
     one, other = "/data/" + "a" * 90 + "/0123456789abcdef.safetensors", "/data/b/fedcba9876543210.safetensors"
     assert identity.shortener([one, other])(one) == "01234567"
-    assert (
-        identity.shortener([one, one.replace("89abcdef", "00000000")])(one) == "0123456789abcdef"
-    )  # eight would not do
+    assert identity.shortener([one, one.replace("89abcdef", "00000000")])(one) == "0123456789abcdef"
     assert (
         identity.shortener(["/a/x/start.safetensors", "/a/y/start.safetensors"])("/a/x/start.safetensors") == "x/start"
     )
