@@ -544,6 +544,19 @@ def test_tables_of_two_editions_are_no_archive(small: Path, tmp_path: Path) -> N
             archive.load(mixed, "small")
 
 
+def test_a_damaged_archive_is_left_out_by_name(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report_page.keep(small, "small", tmp_path)
+    shutil.copytree(tmp_path / "data" / "small", tmp_path / "data" / "other")
+    (tmp_path / "data" / "other" / "steps.parquet").write_text("no table")
+    monkeypatch.setattr(report_page, "figures_of", lambda *_: [])
+    made = report_page.make(tmp_path, formats=["svg"])
+    assert any(line.startswith("left out, damaged: ") and "other/steps.parquet" in line for line in made.missing)
+    assert "other/steps.parquet" in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "tables" / "small-summary.csv").exists()
+    with pytest.raises(Damaged):
+        report_page.make(tmp_path, "other")
+
+
 @pytest.mark.parametrize(
     ("name", "shown"),
     [

@@ -12,6 +12,7 @@ from steadymoe.bench.report import archive, collapses, figures, realism, tables,
 from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome
+from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, processes, regular_files
 from steadymoe.bench.support.errors import UserError
@@ -30,13 +31,26 @@ class NothingToReport(UserError):
 # Data
 
 
-def ended(results: Path, experiment: str | None, arms: Sequence[str] | None = None) -> dict[str, Tables]:
+def ended(
+    results: Path, experiment: str | None, arms: Sequence[str] | None = None, lost: list[str] | None = None
+) -> dict[str, Tables]:
     """Return the tables of ``archive.load`` of one experiment, or of each that has an ended run; of ``arms`` or all.
 
-    Raises NothingToReport if no run has ended, CannotDraw for an unknown arm, Damaged if tables cannot be read.
+    Raises NothingToReport if no run has ended, CannotDraw for an unknown arm, Damaged if an archive is damaged. Where
+    others are left, ``lost`` gets a line for it instead.
     """
     names = archive.experiments(results) if experiment is None else [experiment]
-    recorded = {name: archive.load(results, name, foreign=True) for name in names}
+    recorded: dict[str, Tables] = {}
+    damages: list[Damaged] = []
+    for name in names:
+        try:
+            recorded[name] = archive.load(results, name, foreign=True)
+        except Damaged as error:
+            damages.append(error)
+    if damages and (lost is None or len(damages) == len(names)):
+        raise damages[0]
+    if lost is not None:
+        lost += [f"left out, damaged: {visible(error)}" for error in damages]
     recorded = {name: choose(tables, arms) for name, tables in recorded.items() if not tables["runs"].empty}
     if recorded:
         return recorded
@@ -157,7 +171,7 @@ class Report(NamedTuple):
     table: str
     """The summary tables as Markdown."""
     missing: list[str]
-    """One line for each figure that was not drawn, with the data that it lacks."""
+    """One line for each figure that was not drawn, with the data that it lacks, and for each damaged archive."""
 
 
 def make(
@@ -172,7 +186,8 @@ def make(
     are reported as missing. Raises as ``ended`` does.
     """
     atomic_files.replaceable(results / "report.html")  # before the minutes that its content takes
-    recorded = ended(results, experiment, arms)
+    lost: list[str] = []
+    recorded = ended(results, experiment, arms, lost)
     specs = {id: spec for id, spec in figures.every().items() if experiment in (None, spec.experiment)}
     missing = {id: f"ended runs of {spec.experiment}" for id, spec in specs.items()}
     one = partial(_section, results, tuple(dict.fromkeys((*formats, "svg"))), arms, len(recorded) == 1)
@@ -187,11 +202,11 @@ def make(
         "report_page.html",
         sections=sections,
         missing=absent,
-        left_out=left_out(results, experiment),
+        left_out=lost + left_out(results, experiment),
         terms=tables.TERMS | outcome.TERMS,
     )
     files = [path for section in sections for path in section["files"]] + write.files(results, {"report.html": page})
-    return Report(files, "\n".join(section["text"] for section in sections), absent)
+    return Report(files, "\n".join(section["text"] for section in sections), absent + lost)
 
 
 def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:

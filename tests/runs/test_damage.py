@@ -213,6 +213,50 @@ def test_a_checkpoint_cut_in_half_restarts_the_run_which_says_so(
     assert record.read_table(made.folder, "steps")["step"].tolist() == list(range(1, 7))
 
 
+def flip(path: Path) -> None:
+    """Flip one bit of the last tensor."""
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_cold_start_with_a_flipped_bit_is_trained_again(finished: Path, tmp_path: Path) -> None:
+    folder = moved(finished, tmp_path)
+    (weights,) = (tmp_path / "cold_starts").glob("*.safetensors")
+    before = weights.read_bytes()
+    flip(weights)
+    made = planned(tmp_path, "steps=2", "experiment_name=again")
+    assert execute.execute(made) == "finished"
+    assert weights.read_bytes() == before
+    assert "damaged" in record.known(made.folder)["cold_start"]["rebuilt"]
+    assert_same(folder, made.folder)
+    weights.unlink()
+    assert execute.execute(planned(tmp_path, "steps=2", "experiment_name=third")) == "finished"
+    assert weights.read_bytes() == before
+
+
+def test_a_cold_start_of_an_earlier_version_gets_its_checksum(finished: Path, tmp_path: Path) -> None:
+    moved(finished, tmp_path)
+    (facts,) = (tmp_path / "cold_starts").glob("*.json")
+    known = json.loads(facts.read_text())
+    facts.write_text(json.dumps({key: value for key, value in known.items() if key != "sha256"}))
+    made = planned(tmp_path, "steps=2", "experiment_name=again")
+    assert execute.execute(made) == "finished"
+    assert json.loads(facts.read_text()) == known
+    assert "rebuilt" not in record.known(made.folder)["cold_start"]
+
+
+def test_a_kept_checkpoint_with_a_flipped_bit_is_not_used(tmp_path: Path) -> None:
+    path = interrupted(tmp_path).folder / "checkpoint.safetensors"
+    tensors, metadata = checkpoint.read_tensors(path)
+    checkpoint.write_tensors(tmp_path / "again.safetensors", tensors, metadata)
+    assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
+    flip(path)
+    with pytest.raises(checkpoint.DamagedTensors, match="its tensors are not those that were saved"):
+        checkpoint.tensors_of(path)
+    assert checkpoint.step_of(path) is None
+
+
 def test_what_was_kept_and_is_broken_is_answered_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
