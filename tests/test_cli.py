@@ -270,13 +270,13 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     # Three runs of six steps of 100 seconds, two at once.
     assert said[1].startswith("minutes: about 15.0, 2 at once, at the pace of finished runs")
     assert said[2] == "cold starts: 3 to train, not in these minutes; 0 cached"
-    for number, line in enumerate(said[3:], start=1):
+    for number, line in enumerate(said[4:], start=1):
         assert f"seed={number}, learning rate 0.0003: " in line
         assert line.endswith(f"/seed={number}")
-    assert len(said) == 6
+    assert len(said) == 7
     assert steadymoe(monkeypatch, *words, "seed=range(1,31)") == 0
     said = capfd.readouterr().out.splitlines()
-    assert (len(said), said[-1]) == (24, "… and 10 more")
+    assert (len(said), said[-1]) == (25, "… and 10 more")
     assert steadymoe(monkeypatch, *words, "rollout.responses=16") == 0
     assert "minutes: unknown" in capfd.readouterr().out
     assert files() == before
@@ -419,7 +419,7 @@ def test_what_contributing_keeps_outside_the_suite_runs_as_it_is_told_there(tmp_
             ["bash", "-c", line], cwd=tmp_path, env=os.environ | home, capture_output=True, text=True, check=False
         )
 
-    done = run_(*(word for word in SMALL if not word.startswith(("model=", "task."))))
+    done = run_(*(word for word in SMALL if not word.startswith(("model=", "task"))))
     assert done.returncode == 0, done.stderr
     assert "2 finished" in done.stdout
     (made,) = tmp_path.glob("results/runs/reversal/half_clipped/shallow/reverse/**/run.json")
