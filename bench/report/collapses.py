@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.measurement import columns
+from steadymoe.bench.report.tables import line_names
 from steadymoe.bench.statistics import early_warning, survival
 from steadymoe.bench.statistics.collapse import Rule, judged
 from steadymoe.bench.statistics.frontier import frontier
@@ -64,7 +65,7 @@ def survival_curves(runs: pd.DataFrame) -> pd.DataFrame:
 def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return two tables over a full grid of X and Y: each algorithm's share of stable runs, and its frontier.
 
-    Shares: x, y, stable, n, arm. Frontiers: x, y, arm. ``arm`` is a name of ``_names``.
+    Shares: x, y, stable, n, arm. Frontiers: x, y, arm. ``arm`` is a name of ``tables.line_names``.
 
     A grid often consists of many short runs. If a run is too short for the rule of its config, ``SHORT_RULE`` judges
     all runs. Empty if the runs are no such grid, or if they are too short for ``SHORT_RULE``. An algorithm whose grid
@@ -78,7 +79,7 @@ def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> tuple[pd.DataFrame, pd
     if (runs["judged_until"] == 0).any():
         return none
     found = []
-    for name, ours in runs.groupby(_names(runs)):
+    for name, ours in runs.groupby(line_names(runs, ("routing", "correction", "engine", "model"))):
         with suppress(ValueError):  # a grid with holes (some runs have not ended), or with a third axis
             own = frontier(ours.assign(stable=ours["collapsed_step"].isna()), X, Y)
             found.append([table.assign(arm=str(name)) for table in own])
@@ -86,13 +87,6 @@ def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> tuple[pd.DataFrame, pd
         return none
     shares, lines = (pd.concat(tables, ignore_index=True) for tables in zip(*found, strict=True))
     return shares, lines
-
-
-def _names(runs: pd.DataFrame) -> pd.Series:
-    """Return the name of each run's frontier: algorithm, then routing, correction, engine and model if they vary."""
-    keys = ("algorithm", "routing", "correction", "engine", "model")
-    varying = [key for key in keys if key == "algorithm" or runs[key].nunique() > 1]
-    return runs[varying].agg(" ".join, axis=1)
 
 
 def early_warnings(steps: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

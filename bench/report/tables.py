@@ -9,7 +9,14 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.measurement import columns
-from steadymoe.bench.statistics.comparisons import holm, probability_of_improvement, ranking
+from steadymoe.bench.statistics.comparisons import (
+    DECIDED,
+    LEAST_TO_DECIDE,
+    holm,
+    is_decided,
+    probability_of_improvement,
+    ranking,
+)
 from steadymoe.bench.statistics.efficiency import METRICS, Reached, cost_ratio, cost_to_reward, costs, win_rate
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
 from steadymoe.bench.statistics.survival import logrank, of_runs
@@ -42,6 +49,8 @@ COLLAPSED = (
     "Collapsed: runs that collapsed or met a number that is not finite, by today's rule (– if the runs are too short "
     "for the rule); recorded: the verdict that the runs recorded when they ended, by the rule of that day."
 )
+# What a choice is called that does nothing.
+OFF = {"off", "none", "exact"}
 # Averaged over seeds on a logarithmic scale.
 GEOMETRIC = ("token_ratio_variance", "sequence_ratio_variance")
 CAPTION = (
@@ -92,6 +101,19 @@ def run_numbers(steps: pd.DataFrame, metric: str, how: str, keys: Sequence[str] 
     return curves.agg(lambda curve: one_number(curve, how))
 
 
+def line_names(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
+    """Return the name of each row's line, in the words of an arm's name: the algorithm, and the ``keys`` that vary.
+
+    A choice that is off has no word. A model stands without its key.
+    """
+    names = rows["algorithm"].astype(str)
+    for key in [key for key in keys if rows[key].nunique() > 1]:
+        values = rows[key].astype(str)
+        names = names + (" " if key == "model" else f" {key}=") + values.where(~values.isin(OFF), "")
+        names = names.str.removesuffix(f" {key}=")
+    return names
+
+
 def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the final reward of every run: arm, seed, value."""
     return run_numbers(steps, "reward", "last", ["arm", "seed"]).reset_index()
@@ -134,8 +156,8 @@ LEADERBOARD = {
 }
 LEADERBOARD_CAPTION = (
     f"Ranked by final reward. Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of "
-    "seeds. p: exact sign-flip test of the paired differences in final reward from the best arm, Holm-corrected for "
-    "all pairs of arms. Numbers of a run: start is the reward of the first step, before any update, final reward is "
+    "seeds. p: paired t test of the difference in final reward from the best arm, Holm-corrected for all pairs of "
+    f"arms. {DECIDED} Numbers of a run: start is the reward of the first step, before any update, final reward is "
     f"the mean of the last {LAST_STEPS} steps, drift and variance are medians over steps. {COLLAPSED} Both columns are "
     "shares of runs."
 )
@@ -217,8 +239,8 @@ PART_OF_THE_GAIN = 0.9
 COMPARED = ("updates", "samples", "tokens", "seconds")
 HEAD_TO_HEAD_CAPTION = (
     f"Every arm against the best arm (highest final reward) over their shared seeds, with {INTERVAL}; arms share the "
-    "cold start of a shared seed. p: exact sign-flip test of the paired differences, Holm-corrected for all pairs of "
-    "arms; p of collapse: log-rank test of the steps to a collapse by today's rule, corrected in the same way; it "
+    f"cold start of a shared seed. p: paired t test, Holm-corrected for all pairs of arms. {DECIDED} p of collapse: "
+    "log-rank test of the steps to a collapse by today's rule, corrected in the same way; it "
     "treats runs as independent. Better: P(arm > best) + P(equal)/2 over seeds (Clopper and Pearson's interval). "
     "Held-out wins: the share of held-out prompts that the arm answers better minus the share that the best arm "
     "answers better. The "
@@ -314,6 +336,8 @@ def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dic
 
 # The most arms that a sentence names.
 _MOST_NAMED = 4
+# A lead of no more than this is rounding.
+_LEVEL = 1e-9
 HEADLINE_CAPTION = (
     "Mean over n seeds with a nominal 95 % interval. Differences are paired, seed by seed. Collapsed: number of runs, "
     "by today's rule."
@@ -323,8 +347,8 @@ TERMS = {
     "arm": "Runs that differ in their seed alone.",
     "final reward": f"Mean reward of the last {LAST_STEPS} steps.",
     "interval": f"{INTERVAL[0].upper()}{INTERVAL[1:]}.",
-    "decided": "The interval of the paired difference excludes 0. The leading arm was picked by its result, and the "
-    "interval is not corrected for that; the p-values under Head to head are.",
+    "decided": f"{DECIDED} p is that of Head to head: paired t test, Holm-corrected for all pairs of arms, because the "
+    "leading arm was picked by its result.",
 }
 
 
@@ -333,14 +357,11 @@ def sentences(shown: Shown) -> list[str]:
     best = shown["leaderboard"][0].iloc[0]
     lines = [f"{best['arm']} has the highest final reward: {best['final reward']}, n = {best['n']}."]
     if differences := _differences(shown):
-        (second, behind), *rest = differences.items()
-        lead = Estimate(-behind.mean, -behind.high, -behind.low, behind.n)
-        verdict = "decided" if _is_decided(lead) else "not decided, the interval includes 0"
-        verdict = "not decided, there is no interval" if np.isnan(lead.low) else verdict
-        lines.append(f"It leads {second}, the next arm, by {lead}, n = {lead.n}: {verdict}.")
-        clear = [arm for arm, difference in rest if _is_decided(difference)]
-        if clear and not _is_decided(lead):
-            lines.append(f"Its lead over {_named(clear, f'of the other {len(differences)} arms')} is decided.")
+        rows = shown["head_to_head"][0]
+        decided = [row["arm"] for row in rows.to_dict("records") if is_decided(row["p (Holm)"], row["n"])]
+        lines.append(_lead(rows.iloc[0]))
+        if decided and rows["arm"].iloc[0] not in decided:
+            lines.append(f"Its lead over {_named(decided, f'of the other {len(differences)} arms')} is decided.")
     summary = shown["summary"][0]
     if summary["collapsed"].isna().all():
         return [*lines, "The runs are too short for the rule of collapse."]
@@ -351,6 +372,21 @@ def sentences(shown: Shown) -> list[str]:
     if falling := int(summary["falling"].sum()):
         lines.append(f"{falling} more {'was' if falling == 1 else 'were'} falling at the end.")
     return lines
+
+
+def _lead(row: pd.Series) -> str:
+    """Return how far the best arm is ahead of the next one, the arm of ``row``, and whether that is decided."""
+    second, behind, n = f"{row['arm']}, the next arm", row["final reward, difference"], row["n"]
+    if n == 0:
+        return f"It shares no seed with {second}: not compared."
+    lead = Estimate(-behind.mean, -behind.high, -behind.low, n)
+    if not lead.mean > _LEVEL:
+        return f"It is level with {second}, n = {n}."
+    line = f"It leads {second}, by {lead}, n = {n}"
+    if n < LEAST_TO_DECIDE:
+        few = ("one seed decides", "two seeds decide", "three seeds decide", "four seeds decide")[n - 1]
+        return f"{line}{', on every seed' if row['better'].mean == 0 else ''}; {few} nothing."
+    return f"{line}: {'' if is_decided(row['p (Holm)'], n) else 'not '}decided, p (Holm) = {row['p (Holm)']:.2g}."
 
 
 def _named(arms: Sequence[str], counted: str) -> str:
@@ -370,7 +406,3 @@ def _differences(shown: Shown) -> dict[str, Estimate]:
     """Return arm → its final reward less the best arm's, the highest first."""
     rows = shown["head_to_head"][0] if "head_to_head" in shown else pd.DataFrame(columns=["arm"])
     return dict(zip(rows["arm"], rows.get("final reward, difference", ()), strict=True))
-
-
-def _is_decided(difference: Estimate) -> bool:
-    return difference.low > 0 or difference.high < 0

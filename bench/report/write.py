@@ -138,7 +138,7 @@ def _cells(rows: pd.DataFrame) -> list[list[dict[str, Any]]]:
 def to_text(cell: Any) -> str:
     """Return a cell for people: an estimate with its interval, a number to three digits, – for no number."""
     if isinstance(cell, float):
-        return "–" if np.isnan(cell) else f"{float(f'{cell:.12g}'):.3g}"  # a tie is one on every processor
+        return "–" if np.isnan(cell) else f"{float(f'{cell:.12g}'):z.3g}"  # a tie is one on every processor
     return str(cell)
 
 

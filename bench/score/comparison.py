@@ -14,22 +14,28 @@ from steadymoe.bench.report import write
 from steadymoe.bench.score.plan import Plan
 from steadymoe.bench.score.recorded import NONE, Arm, Recorded
 from steadymoe.bench.score.standard import ANCHORS, VERSION, Baselines, Part
-from steadymoe.bench.statistics.comparisons import holm, p_value, paired_difference, sign_flip_p, welch
+from steadymoe.bench.statistics.comparisons import (
+    DECIDED,
+    holm,
+    is_decided,
+    p_value,
+    paired_difference,
+    sign_flip_p,
+    welch,
+)
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds
 from steadymoe.bench.support.text import visible
 
 CAPTION = (
     "Mean over seeds (checkpoints for gradients) with its 95 % interval. Differences from algorithms that ran here are "
     "paired by seed; those from recorded ones, which ran on the standard's machine, are differences of means. Tokens: "
-    "sampled per run, mean over seeds. p: sign flips for paired differences, else Welch's; Holm over the rows of a "
-    "part; below 0.05 a difference is decided. No number sums up the parts."
+    "sampled per run, mean over seeds. p: t test, paired or Welch's like the difference; Holm-corrected over the rows "
+    f"of a part. {DECIDED} No number sums up the parts."
 )
 # Below this p the anchors of a machine are another population than the recorded ones.
 _OTHER_MACHINE = 0.01
 # With fewer seeds no two anchors can reach that p: with nine the smallest is 2 · 2/2⁹.
 _LEAST_SEEDS = 9
-# Below this corrected p a difference is decided.
-_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,8 @@ def compare_outcomes(
     that ran here replaces its record. Differences, own less other, from arms of this machine are paired by seed; those
     from recorded arms are differences of means, or NONE if they are not ``comparable``.
 
-    Returned columns: algorithm, source (``here`` or ``recorded``), outcome, difference, p (sign flips for a paired
-    difference, else Welch's), corrected (p by Holm), verdict.
+    Returned columns: algorithm, source (``here`` or ``recorded``), outcome, difference, p
+    (``comparisons.p_value``), corrected (p by Holm), verdict.
     """
     rows = []
     for arm, numbers in (dict(recorded) | dict(here)).items():
@@ -106,7 +112,7 @@ def compare_outcomes(
 def _verdict(difference: Estimate, corrected: float) -> str:
     if not difference.n:
         return "–"
-    if not corrected < _LEVEL:
+    if not is_decided(corrected, difference.n):
         return "not decided"
     return "yours is higher" if difference.mean > 0 else "yours is lower"
 
@@ -190,7 +196,7 @@ def chart(levels: Mapping[str, Estimate], lines: Mapping[str, float], own: str |
     return {
         "points": points,
         "lines": {name: place(value) for name, value in lines.items()},
-        "ticks": {f"{tick:.3g}": place(tick) for tick in ticks},
+        "ticks": {f"{tick:z.3g}": place(tick) for tick in ticks},
     }
 
 

@@ -30,10 +30,16 @@ from steadymoe.bench.statistics.estimates import (
 # Up to this many differences ``sign_flip_p`` tries every pattern of signs (half a million); beyond it draws patterns.
 MOST_ENUMERATED = 20
 SIGNS_DRAWN = 99_999
+# Differences that vary by less, relative to the numbers, vary by rounding.
+_ROUNDING = 1e-12
 # ``seeds_needed`` stops its search here.
 MOST_SEEDS = 100_000
-# The probability with which ``detectable`` and ``seeds_needed`` find a difference, and the level of their test.
+# The probability with which ``detectable`` and ``seeds_needed`` find a difference, and the level of every test.
 POWER, ALPHA = 0.8, 0.05
+# Fewer seeds decide nothing, whatever their p.
+LEAST_TO_DECIDE = 5
+# The rule of ``is_decided``, for captions.
+DECIDED = f"A difference is decided if p is below {ALPHA:g} and it has at least {LEAST_TO_DECIDE} seeds."
 
 
 def _paired(a: pd.Series, b: pd.Series) -> tuple[np.ndarray, np.ndarray]:
@@ -178,6 +184,14 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
     return corrected
 
 
+def is_decided(corrected: float, n: int) -> bool:
+    """Return whether a difference over ``n`` seeds is decided; ``corrected`` is its ``p_value`` after ``holm``.
+
+    The one rule of reports and scores. Holm's correction is over all comparisons of the table.
+    """
+    return n >= LEAST_TO_DECIDE and corrected < ALPHA
+
+
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Test whether each difference is as likely as its negative; two-sided p (Fisher 1935, section 21).
 
@@ -242,13 +256,16 @@ def seeds_needed(differences: Sequence[float], effect: float) -> int:
 
 
 def p_value(a: pd.Series, b: pd.Series) -> float:
-    """Return the two-sided p of equal means: ``sign_flip_p`` over shared seeds, or Welch's t test if there are none.
+    """Return the two-sided p of equal means: the paired t test over shared seeds, or Welch's if there are none.
 
-    nan below three seeds.
+    Differences that do not vary have no t; their p is ``sign_flip_p``. nan below three seeds.
     """
     ours, theirs = _paired(a, b)
     if len(ours) >= LEAST_FOR_INTERVAL:
-        return sign_flip_p((ours - theirs).tolist())
+        apart, nothing = ours - theirs, _ROUNDING * np.abs([ours, theirs]).max()
+        if np.ptp(apart) <= nothing:
+            return sign_flip_p([apart.mean() if abs(apart.mean()) > nothing else 0.0] * len(apart))
+        return float(scipy_stats.ttest_rel(ours, theirs).pvalue)
     if min(a.count(), b.count()) < LEAST_FOR_INTERVAL or len(ours):
         return np.nan
     return float(scipy_stats.ttest_ind(a.dropna(), b.dropna(), equal_var=False).pvalue)

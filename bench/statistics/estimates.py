@@ -57,8 +57,8 @@ class Estimate:
     def __str__(self) -> str:
         if self.n == 0:
             return "–"
-        digits = f"{self.mean:.3g}"
-        return digits if np.isnan(self.low) else f"{digits} [{self.low:.3g}, {self.high:.3g}]"
+        digits = f"{self.mean:z.3g}"
+        return digits if np.isnan(self.low) else f"{digits} [{self.low:z.3g}, {self.high:z.3g}]"
 
 
 @functools.cache

@@ -99,7 +99,7 @@ def test_replay_has_a_frontier_of_its_own() -> None:
     runs = pd.concat([off, replayed], ignore_index=True)
     is_hole = (runs["algorithm"] == "gspo") & (runs["routing"] == "r3") & (runs["updates_per_rollout"] == 8)
     _, lines = collapses.frontiers(runs[~is_hole | (runs["learning_rate"] < 4e-3)], NO_STEPS)
-    assert of_lines(lines) == {"grpo off": [8, 2 * np.sqrt(2)], "grpo r3": [8, 8], "gspo off": [8, 8]}
+    assert of_lines(lines) == {"grpo": [8, 2 * np.sqrt(2)], "grpo routing=r3": [8, 8], "gspo": [8, 8]}
 
 
 def test_a_frontier_of_short_runs_is_judged_by_a_shorter_rule() -> None:

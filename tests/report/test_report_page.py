@@ -315,29 +315,43 @@ def shown_of(**rewards: list[float]) -> dict[str, tuple[pd.DataFrame, str]]:
 
 
 def test_the_headline_says_who_leads_whether_it_is_decided_and_what_collapsed() -> None:
-    shown = shown_of(a=[0.5, 0.6, 0.7], b=[0.3, 0.4, 0.52], lost=[0.2, 0.3, 0.1])
+    shown = shown_of(a=[0.5, 0.6, 0.7, 0.5, 0.6], b=[0.3, 0.4, 0.52, 0.3, 0.4], lost=[0.2, 0.3, 0.1, 0.2, 0.2])
     said = " ".join(tables.sentences(shown))
-    difference = estimates.over_seeds([0.2, 0.2, 0.18], bounds=estimates.DIFFERENCE)
-    assert said.startswith("a has the highest final reward: 0.6 [")
-    assert f"It leads b, the next arm, by {difference}, n = 3: decided." in said
-    assert "Collapsed: lost (3 of 3)." in said
+    difference = estimates.over_seeds([0.2, 0.2, 0.18, 0.2, 0.2], bounds=estimates.DIFFERENCE)
+    assert said.startswith("a has the highest final reward: 0.58 [")
+    assert f"It leads b, the next arm, by {difference}, n = 5: decided, p (Holm) = " in said
+    assert "Collapsed: lost (5 of 5)." in said
     first = tables.headline(shown)
     assert first["arm"].tolist() == ["a", "b", "lost"]
     assert first.columns.tolist() == ["arm", "n", "final reward", "less a", "final held-out accuracy", "collapsed"]
     assert first["less a"].map(write.to_number).tolist()[1] == pytest.approx(-difference.mean)
-    said = " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7], b=[0.6, 0.5, 0.6], c=[0.1, 0.2, 0.3])))
-    assert "not decided, the interval includes 0. Its lead over c is decided. No run collapsed." in said
-    assert "not decided, there is no interval" in " ".join(tables.sentences(shown_of(a=[0.5, 0.6], b=[0.1, 0.2])))
+    levels: dict[str, list[float]] = {"a": [0.5, 0.6, 0.7, 0.5, 0.6], "b": [0.6, 0.5, 0.6, 0.5, 0.6]}
+    said = " ".join(tables.sentences(shown_of(**levels, c=[0.1, 0.2, 0.3, 0.15, 0.1])))
+    assert re.search(r"n = 5: not decided, p \(Holm\) = 0\.\d+\. Its lead over c is decided\. No run collapsed\.", said)
     assert "leads" not in " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7])))
 
 
+def test_fewer_than_five_seeds_decide_nothing_and_equal_arms_are_level() -> None:
+    said = " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7], b=[0.3, 0.4, 0.52], c=[0.1, 0.2, 0.3])))
+    assert "n = 3, on every seed; three seeds decide nothing." in said
+    assert "decided" not in said
+    said = " ".join(tables.sentences(shown_of(a=[0.5, 0.6], b=[0.6, 0.1])))
+    assert "n = 2; two seeds decide nothing." in said
+    for seeds in ([0.5, 0.6, 0.7], [0.5] * 6):
+        said = " ".join(tables.sentences(shown_of(a=seeds, b=seeds)))
+        assert f"It is level with b, the next arm, n = {len(seeds)}." in said
+        assert "-0" not in said
+    assert str(estimates.Estimate(-0.0, -0.0, 0.0, 3)) == "0 [0, 0]"
+
+
 def test_the_headline_counts_arms_that_are_too_many_to_name() -> None:
-    low = {f"low{number}": [0.1, 0.2, 0.3] for number in range(6)}
-    said = " ".join(tables.sentences(shown_of(a=[0.5, 0.6, 0.7], b=[0.6, 0.5, 0.6], **low)))
+    low = {f"low{number}": [0.1, 0.2, 0.3, 0.12, 0.21, 0.13, 0.2] for number in range(6)}
+    level = {"a": [0.5, 0.6, 0.7, 0.5, 0.6, 0.6, 0.5], "b": [0.6, 0.5, 0.6, 0.5, 0.6, 0.7, 0.4]}
+    said = " ".join(tables.sentences(shown_of(**level, **low)))
     assert "Its lead over 6 of the other 7 arms is decided." in said
-    shown = shown_of(a=[0.5, 0.6, 0.7], **low)
+    shown = shown_of(a=level["a"], **low)
     shown["summary"][0]["collapsed"] = [0, 3, 3, 3, 2, 1, 0]
-    assert "Collapsed: 5 arms, 12 of 21 runs." in " ".join(tables.sentences(shown))
+    assert "Collapsed: 5 arms, 12 of 49 runs." in " ".join(tables.sentences(shown))
 
 
 def edit(path: Path, **facts: object) -> None:

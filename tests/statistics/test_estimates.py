@@ -321,9 +321,11 @@ def test_the_ranking_compares_with_the_best_and_corrects_for_all_pairs() -> None
     found = comparisons.ranking(numbers).set_index("arm")
     assert found.index.tolist() == ["high", "middle", "low"]
     assert np.isnan(found.loc["high", "p"])
-    assert found.loc["low", "p"] == 2 / 2**4  # lower in all four seeds
-    assert found.loc["middle", "p"] == 8 / 2**4  # 0.05, 0, -0.02 and 0.05: the signs of 0 and 0.02 are free
-    assert found.loc["low", "p_corrected"] == pytest.approx(comparisons.holm([2 / 16, 8 / 16, 2 / 16])[0])
+    pairs = [("high", "middle"), ("high", "low"), ("middle", "low")]
+    by_arm = {arm: group.set_index("seed")["value"] for arm, group in numbers.groupby("arm")}
+    paired = [float(scipy_stats.ttest_rel(by_arm[one], by_arm[other]).pvalue) for one, other in pairs]
+    assert found.loc[["middle", "low"], "p"].tolist() == pytest.approx(paired[:2])
+    assert found.loc[["middle", "low"], "p_corrected"].tolist() == pytest.approx(comparisons.holm(paired)[:2])
     assert found.loc["low", "difference"].high < 0
 
 
@@ -331,8 +333,21 @@ def test_without_shared_seeds_the_test_is_welchs_and_below_three_there_is_none()
     a, b = by_seed(1.0, 2.0, 4.0), by_seed(2.0, 7.0, 9.0, 3.0, first=10)
     assert comparisons.p_value(a, b) == pytest.approx(scipy_stats.ttest_ind(a, b, equal_var=False).pvalue)
     assert np.isnan(comparisons.p_value(a[:2], b))
+
+
+def test_differences_that_do_not_vary_have_the_p_of_sign_flips() -> None:
+    a = by_seed(0.1, 0.2, 0.7)
     assert comparisons.p_value(a, a) == 1.0
-    assert comparisons.p_value(a, a + 1) == 0.25
+    assert comparisons.p_value(a, a + 1e-17) == 1.0
+    assert comparisons.p_value(a, a * (1 + 1e-15)) == 1.0, "rounding is no difference"
+    assert comparisons.p_value(a, a + 0.1) == 0.25
+
+
+def test_a_difference_is_decided_from_five_seeds_on_below_a_p_of_a_twentieth() -> None:
+    assert comparisons.is_decided(0.049, 5)
+    assert not comparisons.is_decided(1e-6, 4)
+    assert not comparisons.is_decided(0.05, 10)
+    assert not comparisons.is_decided(np.nan, 10)
 
 
 def test_welch_is_scipys_and_ignores_the_index() -> None:

@@ -17,9 +17,6 @@ from steadymoe.bench.support.text import nearest, without_mathematics
 
 __all__ = ["FIGURES", "CannotDraw", "DataFigure", "FigureSpec", "every", "find", "looks", "style"]
 
-# More lines than this cannot be told apart.
-_MOST_LINES = 8
-
 
 class CannotDraw(UserError):
     """A figure or its data do not exist; the message says what to do."""
@@ -41,8 +38,6 @@ class FigureSpec:
     """Columns of which at least one has two values."""
     records: tuple[str, ...] = ()
     """Metrics that some run records."""
-    lines: tuple[str, ...] = ()
-    """Columns whose combinations are the lines of a panel: at most ``_MOST_LINES``."""
     only: tuple[str, ...] = ()
     """The only columns, besides the seed, in which runs may differ."""
     rule: Callable[[pd.DataFrame], str | None] = lambda steps: None
@@ -72,8 +67,6 @@ class FigureSpec:
             yield f"runs with 2 values of {' or '.join(self.varies_one)}"
         if self.records and (unrecorded := [name for name in self.records if name not in set(steps["metric"])]):
             yield f"runs that record {', '.join(unrecorded)}"
-        if self.lines and (count := len(steps[[*self.lines]].drop_duplicates())) > _MOST_LINES:
-            yield f"at most {_MOST_LINES} lines ({count} are too many): choose some with --arms"
         if self.only and steps.groupby([*self.only], dropna=False)["arm"].nunique().max() > 1:
             yield f"runs that differ in nothing but {', '.join(self.only)} and the seed"
         if missing := self.rule(steps):
@@ -111,16 +104,16 @@ _SURVIVAL, _FRONTIER = ("survival_curves", "steps"), ("frontier_grid", "frontier
 _GRID = ("learning_rate", "updates_per_rollout")
 # fmt: off
 _LIST = [
-    FigureSpec("overview", "overview", curves.overview, "quickstart", records=("reward",), lines=_ARM),
+    FigureSpec("overview", "overview", curves.overview, "quickstart", records=("reward",)),
     FigureSpec("fig01", "reward_compute", curves.reward_compute, "quickstart",
-               varies=("arm", "algorithm"), records=("reward",), lines=_ARM),
-    FigureSpec("fig02", "clip_fraction", points.clip_fraction, "quickstart", records=("clip_fraction",), lines=_ARM),
-    FigureSpec("fig03", "replay", curves.replay, "replay", varies=("routing",), records=("reward",), lines=_ARM),
-    FigureSpec("fig04", "staleness_panels", curves.staleness_panels, "minirl", varies=_STALE, records=_KL, lines=_LINE),
+               varies=("arm", "algorithm"), records=("reward",)),
+    FigureSpec("fig02", "clip_fraction", points.clip_fraction, "quickstart", records=("clip_fraction",)),
+    FigureSpec("fig03", "replay", curves.replay, "replay", varies=("routing",), records=("reward",)),
+    FigureSpec("fig04", "staleness_panels", curves.staleness_panels, "minirl", varies=_STALE, records=_KL),
     FigureSpec("fig05", "staleness_grid", curves.staleness_grid, "staleness", varies=(*_STALE, "algorithm")),
-    FigureSpec("fig06", "survival", stability.survival, "collapse", lines=_ARM, takes=_SURVIVAL),
+    FigureSpec("fig06", "survival", stability.survival, "collapse", takes=_SURVIVAL),
     FigureSpec("fig07", "mismatch", curves.mismatch, "mismatch",
-               varies=("arm", "algorithm"), records=_KL, lines=_ARM, rule=_has_mismatch),
+               varies=("arm", "algorithm"), records=_KL, rule=_has_mismatch),
     FigureSpec("fig08", "ratio_distributions", routing.ratio_distributions, "twins",
                rule=_has_twins, takes=("histograms",)),
     FigureSpec("fig09", "best_last", points.best_last, "best_last", varies=_ARM, records=("reward",)),
@@ -132,7 +125,7 @@ _LIST = [
     FigureSpec("fig12", "frontier", stability.frontier, "frontier", takes=_FRONTIER),
     FigureSpec("fig13", "early_warning", stability.early_warning, "frontier", takes=("roc", "warnings")),
     FigureSpec("fig14", "dose_response", points.dose_response, "dose",
-               varies=("strength",), records=_KL, lines=(*_LINE, "model"), only=(*_LINE, "model", "strength"),
+               varies=("strength",), records=_KL, only=(*_LINE, "model", "strength"),
                rule=_has_one_engine),
     FigureSpec("fig15", "gain_map", stability.gain_map, "frontier_stale",
                varies=_GRID, records=("reward", "eval_accuracy"), only=("algorithm", "model", *_GRID)),

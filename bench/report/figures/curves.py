@@ -5,10 +5,12 @@ Below ten seeds a figure has no bands: it shows each seed as a thin line, and it
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from steadymoe.bench.measurement import columns
+from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
@@ -18,6 +20,7 @@ from steadymoe.bench.statistics import estimates
 LEAST_CLIPPED = 1e-3
 _OVERVIEW = ("reward", "expert_change_rate", "token_ratio_variance", "clip_fraction")
 _LOGARITHMIC = {"token_ratio_variance", "rollout_kl_k3"}
+_STALE_LABELS = {"eval_accuracy": "held-out score", "rollout_kl_k3": columns.short("rollout_kl_k3")}
 # A variance below this is one of rounding.
 _NOTHING = 10 * estimates.LEAST_LOG
 
@@ -28,24 +31,29 @@ def overview(steps: pd.DataFrame) -> DataFigure:
     A metric that no run recorded (``measure=little``, a dense model) has no panel.
     """
     lines = looks.of_lines(steps)
-    base = compared(steps, lines)
+    groups, base = looks.groups(lines), compared(steps, lines)
     recorded = set(steps["metric"])
     shown = [metric for metric in _OVERVIEW if metric in recorded]
     rows = -(-len(shown) // 2)
     with style.figure_style():
         more = 0 if base is None else 1
-        figure, axes = style.panels(rows + more, 2, 2.1 * rows + 2.0 * more, style.TWO_COLUMNS)
-        for axis, metric in zip(axes, shown, strict=False):
-            curves(axis, steps, metric, lines)
-            if metric == "clip_fraction":
-                axis.set_yscale("symlog", linthresh=LEAST_CLIPPED)
-        if len(shown) % 2:  # an empty place in the grid of panels
+        if len(groups) > 1:
+            figure, blocks = style.blocks(len(groups), len(shown), 1.7)
+        else:
+            figure, axes = style.panels(rows + more, 2, 2.1 * rows + 2.0 * more, style.TWO_COLUMNS)
+            blocks = [axes]
+        for axes, group in zip(blocks, groups, strict=True):
+            for axis, metric in zip(axes, shown, strict=False):
+                curves(axis, steps, metric, group)
+                if metric == "clip_fraction":
+                    axis.set_yscale("symlog", linthresh=LEAST_CLIPPED)
+        if len(groups) == 1 and len(shown) % 2:  # an empty place in the grid of panels
             axes[len(shown)].remove()
         if base is not None:
             differences(axes[2 * rows], steps, "reward", lines)
             differences(axes[2 * rows + 1], steps, "eval_accuracy", lines)
         notes = " Clipped shares: the plain mean." + style.without_clip(steps) if "clip_fraction" in shown else ""
-        notes += style.below(steps, "token_ratio_variance", _NOTHING)
+        notes += style.below(steps, "token_ratio_variance", _NOTHING) + style.covered(steps, shown)
         return style.finish(figure, axes[0], style.curves_caption(steps, True, base) + notes)
 
 
@@ -56,7 +64,7 @@ def reward_compute(steps: pd.DataFrame) -> DataFigure:
 
 def replay(steps: pd.DataFrame) -> DataFigure:
     """Reward and token-ratio variance with and without routing replay (GSPO, 2507.18071, figure 3)."""
-    return _column(steps.assign(arm=line_names(steps, ["algorithm", "routing"])), ("reward", "token_ratio_variance"))
+    return _column(steps, ("reward", "token_ratio_variance"))
 
 
 def mismatch(steps: pd.DataFrame) -> DataFigure:
@@ -69,29 +77,29 @@ def _column(
 ) -> DataFigure:
     """Draw one panel per metric, below each other, and with few seeds a panel of differences in reward."""
     lines = looks.of_lines(steps)
-    base = compared(steps, lines)
+    groups, base = looks.groups(lines), compared(steps, lines)
     count = len(metrics) + (base is not None)
     with style.figure_style():
-        figure, axes = style.panels(count, 1, 1.8 * count)
-        last = axes[len(metrics) - 1]
-        for axis, metric in zip(axes, metrics, strict=False):
-            curves(axis, steps, metric, lines, x=x)
-            if axis is not last:
-                axis.sharex(last)
-                axis.tick_params(labelbottom=False)
-                axis.set_xlabel("")
-        last.set_xlabel(x_label)
-        if base is not None:
-            differences(axes[-1], steps, "reward", lines)
+        figure, stacks = style.stacks(len(groups), count, 1.8, sharex=True)
+        for axes, group in zip(stacks, groups, strict=True):
+            for axis, metric in zip(axes, metrics, strict=False):
+                curves(axis, steps, metric, group, x=x)
+            if base is not None:
+                differences(axes[-1], steps, "reward", group, x=x)
+            for axis in axes:
+                axis.set_xlabel(x_label if axis in style.lowest(axes) else "")
         text = style.curves_caption(steps, not _LOGARITHMIC.isdisjoint(metrics), base)
-        return style.finish(figure, axes[0], text + style.unsmoothed(metrics))
+        text += f" Δ at equal {x_label}." if x is not None and base is not None else ""
+        return style.finish(figure, axes[0], text + style.unsmoothed(metrics) + style.covered(steps, metrics))
 
 
 def staleness_panels(steps: pd.DataFrame) -> DataFigure:
     """Held-out score, sampler–trainer KL, reward and entropy, a block for each staleness (MiniRL, figures 2 to 4)."""
-    steps = steps.assign(arm=line_names(steps, ["algorithm", "routing", "correction"]))
+    steps = steps.assign(arm=tables.line_names(steps, ["routing", "correction"]))
     lines, metrics = looks.of_lines(steps), ("eval_accuracy", "rollout_kl_k3", "reward", "entropy")
     staleness, base = sorted(steps["updates_per_rollout"].unique()), compared(steps, lines)
+    if len(lines) > looks.TOGETHER:
+        return _staleness_rows(steps, lines, staleness, metrics)
     rows = 2 if base is None else 3
     with style.figure_style():
         figure, axes = style.panels(rows * len(staleness), 2, (1.17 * rows * len(staleness)) + 0.3)
@@ -99,8 +107,7 @@ def staleness_panels(steps: pd.DataFrame) -> DataFigure:
             ours = steps[steps["updates_per_rollout"] == updates]
             places = axes[2 * rows * block : 2 * rows * (block + 1)]
             for axis, metric in zip(places, metrics, strict=False):
-                label = columns.short(metric) if metric == "rollout_kl_k3" else columns.label(metric)
-                label = "held-out score" if metric == "eval_accuracy" else label
+                label = _STALE_LABELS.get(metric) or columns.label(metric)
                 curves(axis, ours, metric, lines, panel=f"N = {updates:g}, {label}")
                 axis.set_ylabel(label)
             for above, axis in zip(places[:4:2], places[4:], strict=False):
@@ -114,38 +121,59 @@ def staleness_panels(steps: pd.DataFrame) -> DataFigure:
         return style.finish(figure, axes[0], style.curves_caption(steps, True, base) + style.unsmoothed(metrics))
 
 
+def _staleness_rows(
+    steps: pd.DataFrame, lines: dict[str, Look], staleness: list[float], metrics: Sequence[str]
+) -> DataFigure:
+    """Draw ``staleness_panels`` of more lines than a panel holds: a block for some lines, a row for each staleness."""
+    groups = looks.groups(lines)
+    with style.figure_style():
+        figure, blocks = style.blocks(len(groups), len(metrics), 1.3, len(staleness), sharex="row", sharey="col")
+        for axes, group in zip(blocks, groups, strict=True):
+            for place, axis in enumerate(axes):
+                updates, metric = staleness[place // len(metrics)], metrics[place % len(metrics)]
+                label = _STALE_LABELS.get(metric) or columns.label(metric)
+                ours = steps[steps["updates_per_rollout"] == updates]
+                curves(axis, ours, metric, group, panel=f"N = {updates:g}, {label}")
+                axis.set_ylabel(label)
+                axis.set_title(f"N = {updates:g}" if metric == metrics[0] else "", loc="left", fontweight="bold")
+                axis.set_xlabel(axis.get_xlabel() if place >= len(axes) - len(metrics) else "")
+        return style.finish(figure, axes[0], style.curves_caption(steps, True) + style.unsmoothed(metrics))
+
+
 def staleness_grid(steps: pd.DataFrame) -> DataFigure:
     """Reward over gradient updates, a panel for each method and a line for each staleness (VESPO, figure 3).
 
     With few seeds, panels below show each seed's difference from the least staleness at equal numbers of updates.
     """
-    names = line_names(steps, ["algorithm", "routing", "correction"])
+    names = tables.line_names(steps, ["routing", "correction"])
     methods, staleness = sorted(set(names)), sorted(steps["updates_per_rollout"].unique())
     lines = looks.ordered(f"N = {updates:g}" for updates in staleness)
     # Steps are counted in gradient updates, so that lines are compared after equal training.
     steps = steps.assign(method=names, arm="N = " + steps["updates_per_rollout"].map("{:g}".format))
     steps = steps.assign(step=steps["step"] * steps["updates_per_rollout"])
-    base = compared(steps, lines)
-    rows, kinds = -(-len(methods) // 2), 1 if base is None else 2
+    across, width = style.across(len(methods))
+    base = compared(steps, lines) if width == style.ONE_COLUMN else None
+    rows, kinds = -(-len(methods) // across), 1 if base is None else 2
     with style.figure_style():
-        figure, axes = style.panels(rows * kinds, 2, 1.55 * rows * kinds + 0.5, sharex=True)
-        for place in sorted(range(len(axes)), key=lambda place: place // 2 % kinds):  # all rewards, then differences
-            axis, row, kind, right = axes[place], place // 2 // kinds, place // 2 % kinds, place % 2
-            if axis is not axes[2 * kind]:
-                axis.sharey(axes[2 * kind])
-            if 2 * row + right >= len(methods):  # an empty place in the grid of panels
+        figure, axes = style.panels(rows * kinds, across, 1.55 * rows * kinds + 0.5, width, sharex=True)
+        for place in sorted(range(len(axes)), key=lambda place: place // across % kinds):  # rewards, then differences
+            axis, row, kind, right = axes[place], place // across // kinds, place // across % kinds, place % across
+            if axis is not axes[across * kind]:
+                axis.sharey(axes[across * kind])
+            if across * row + right >= len(methods):  # an empty place in the grid of panels
                 axis.remove()
                 continue
-            method = methods[2 * row + right]
+            method = methods[across * row + right]
             ours = steps[steps["method"] == method]
             if kind == 0:
                 curves(axis, ours, "reward", lines, panel=method)
-                axis.set_title(method)
+                style.title(axis, method)
             else:
                 differences(axis, ours, "reward", lines, panel=method)
-            axis.set_xlabel("gradient updates")
-            axis.tick_params(labelbottom=True)
+            is_lowest = kind == kinds - 1 and across * (row + 1) + right >= len(methods)
+            axis.set_xlabel("gradient updates" if is_lowest else "")
             axis.set_ylabel("" if right else axis.get_ylabel())
+            axis.tick_params(labelbottom=is_lowest, labelleft=not right)
         text = style.curves_caption(steps.assign(arm=names + " " + steps["arm"]), against=base)
         return style.finish(figure, axes[0], text, "updates per rollout")
 
@@ -169,8 +197,8 @@ def curves(
     axis.set_xlabel("step (rollout)")
     axis.set_ylabel(columns.label(metric))
     over = smoothed_over or style.smoothed_over(metric)
+    few_seeds, steps = style.few_seeds(steps), steps[steps["arm"].isin(lines)]
     means = estimates.curves(steps, metric, over, log, columns.bounds(metric))
-    few_seeds = style.few_seeds(steps)
     single = _seeds(steps, metric, log, over) if few_seeds else means.iloc[:0].assign(seed=0)
 
     def placed(rows: pd.DataFrame) -> pd.DataFrame:
@@ -191,8 +219,14 @@ def curves(
             axis.set_ylim(bottom=0.5 * some["mean"].min())
 
 
-def differences(axis: Axes, steps: pd.DataFrame, metric: str, lines: dict[str, Look], panel: str = "") -> None:
-    """Draw each arm minus the reference arm at the same seed and step: one thin line per seed, and their mean."""
+def differences(
+    axis: Axes, steps: pd.DataFrame, metric: str, lines: dict[str, Look], panel: str = "", x: pd.Series | None = None
+) -> None:
+    """Draw each arm minus the reference arm at the same seed and step: one thin line per seed, and their mean.
+
+    With ``x`` (indexed by arm and step) the arms are compared at equal x: an arm's curve is interpolated to the places
+    of the reference arm, as far as the arm has come.
+    """
     base, label = looks.reference(lines), f"Δ {columns.label(metric)}"
     single = _seeds(steps, metric, False, style.smoothed_over(metric))
     wide = single.pivot(index=["seed", "step"], columns="arm", values="mean")
@@ -201,21 +235,35 @@ def differences(axis: Axes, steps: pd.DataFrame, metric: str, lines: dict[str, L
         if arm == base or not {arm, base} <= set(wide):
             continue
         name = f"{arm} − {base}"
-        apart = (wide[arm] - wide[base]).dropna().rename("mean").reset_index().rename(columns={"step": "x"})
-        for seed, ours in apart.groupby("seed"):
-            style.thin(axis, name, seed, ours[["x", "mean"]], look, panel or label)
+        ours = wide[arm] if x is None else _moved(wide[arm], x[arm], x[base])
+        apart = (ours - wide[base]).dropna().rename("mean").reset_index().rename(columns={"step": "x"})
+        apart = apart if x is None else apart.assign(x=x[base].reindex(apart["x"]).to_numpy())
+        for seed, own in apart.groupby("seed"):
+            style.thin(axis, name, seed, own[["x", "mean"]], look, panel or label)
         mean = apart.groupby("x")["mean"].agg(["mean", "count"]).reset_index().rename(columns={"count": "n"})
         style.line(axis, name, mean, look, panel or label)
     axis.set_xlabel("step (rollout)")
     axis.set_ylabel(label)
 
 
+def _moved(curves: pd.Series, x: pd.Series, to: pd.Series) -> pd.Series:
+    """Return curves over seed and step at the x of another arm (``to``, by step); nan beyond the last x of their own.
+
+    Every curve begins at x = 0 with its first value.
+    """
+    parts = {}
+    for seed, own in curves.dropna().groupby(level="seed"):
+        at = x.reindex(own.index.get_level_values("step")).to_numpy()
+        parts[seed] = pd.Series(np.interp(to, at, own, right=np.nan), to.index)
+    return pd.concat(parts, names=["seed", "step"])
+
+
 def compared(steps: pd.DataFrame, lines: dict[str, Look]) -> str | None:
     """Return the reference arm for differences seed by seed.
 
-    None from ten seeds on, and if no arm shares a seed with the reference.
+    None from ten seeds on, if no arm shares a seed with the reference, and for more lines than a panel holds.
     """
-    if len(lines) < 2 or not style.few_seeds(steps):
+    if not 2 <= len(lines) <= looks.TOGETHER or not style.few_seeds(steps):
         return None
     base = looks.reference(lines)
     seeds = steps.groupby("arm")["seed"].agg(set)
@@ -240,12 +288,3 @@ def sampled_tokens(steps: pd.DataFrame) -> pd.Series:
     every = steps[["arm", "seed", "step"]].drop_duplicates().sort_values(["arm", "seed", "step"])
     spent = spent.reindex(pd.MultiIndex.from_frame(every), fill_value=0.0)
     return spent.groupby(level=["arm", "seed"]).cumsum().groupby(level=["arm", "step"]).mean()
-
-
-def line_names(steps: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """Return the name of each row's line: the algorithm, and the ``keys`` that vary."""
-    names = steps["algorithm"].astype(str)
-    for key in keys:
-        if key != "algorithm" and steps[key].nunique() > 1:
-            names = names + " " + steps[key].astype(str)
-    return names

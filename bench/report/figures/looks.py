@@ -1,13 +1,15 @@
-"""The colour, line style and mark of a line: an algorithm looks the same in every figure; a variant adds a mark.
+"""The colour, line style and mark of a line: an algorithm looks the same in every figure; a variant has open marks.
 
 There are more algorithms than colours that can be told apart, so an algorithm is known by its colour and its line
-style together. A variant of an algorithm (a preset, routing replay on, another number) keeps the colour and has
-another line style and a mark.
+style together, and in a figure of points by its colour and its mark. A variant of an algorithm (a preset, routing
+replay on, another number) keeps colour and mark; its mark is open, and its line style is another.
 """
 
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
@@ -15,10 +17,15 @@ import pandas as pd
 # Okabe and Ito's palette without its yellow (distinguishable without colour vision), and line styles for print.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F"]
 STYLES = ["-", "--", "-.", ":"]
-# In place of them from the 33rd line on: on and off lengths, in line widths.
-_MORE_STYLES = [(0, (7, 2, 1, 2, 1, 2)), (0, (9, 4)), (0, (2, 2)), (0, (1, 4))]
 Dashes = str | tuple[int, tuple[int, ...]]
+# In place of them from the 33rd line on: on and off lengths, in line widths.
+_MORE_STYLES: list[Dashes] = [(0, (7, 2, 1, 2, 1, 2)), (0, (9, 4)), (0, (2, 2)), (0, (1, 4))]
+_ALL_STYLES: list[Dashes] = [*STYLES, *_MORE_STYLES]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
+# The most lines of one panel, and the most that go without marks: more cannot be told apart.
+TOGETHER = 8
+# How the marks of variants are filled, for a round through the line styles each; the last is that of users' algorithms.
+_FILLS = ["none", "left", "bottom", "right", "top"]
 # Every shipped algorithm, eight a line: its place gives its look. Algorithms of one line differ in colour, because they
 # are compared most. A new algorithm goes to the end, so that no other look changes.
 ALGORITHMS = (
@@ -29,8 +36,6 @@ ALGORITHMS = (
     *("score_centering", "score_centering_tis", "score_centering_mis", "dis", "dis_code", "icepop", "ipo", "mis_po"),
     *("sat", "sat_gspo", "cppo", "flash_reinforce", "r2vpo_fixed", "fspo_dual_clip"),
 )
-# These words in the name of a line mean that a choice is off; the line is the plain algorithm.
-_OFF = {"off", "none", "exact"}
 
 
 @dataclass(frozen=True)
@@ -43,17 +48,26 @@ class Look:
     """The mark of a point."""
     marked: bool = False
     """Whether a curve shows the mark too."""
+    fill: str = "full"
+    """Which part of the mark is filled: a ``fillstyle`` of matplotlib."""
 
     def with_marks(self) -> "Look":
         """Return the look of a curve that shows the marks."""
         return replace(self, marked=True)
 
+    @property
+    def mark(self) -> dict[str, Any]:
+        """Return how matplotlib draws the mark."""
+        if self.fill == "none":
+            return {"marker": self.marker, "markerfacecolor": "white"}
+        return {"marker": self.marker, "fillstyle": self.fill, "markerfacecoloralt": "white"}
+
 
 def look(index: int) -> Look:
     """Return the look of the ``index``-th line, for lines without an order."""
-    styles = _styles(index // (len(COLOURS) * len(STYLES)))
-    style = styles[(index + index // len(COLOURS)) % len(styles)]
-    return Look(COLOURS[index % len(COLOURS)], style, MARKERS[index % len(MARKERS)])
+    styles = _MORE_STYLES if index // (len(COLOURS) * len(STYLES)) % 2 else STYLES
+    place = index + index // len(COLOURS)  # lines of one colour differ in style and mark
+    return Look(COLOURS[index % len(COLOURS)], styles[place % len(styles)], MARKERS[place % len(MARKERS)])
 
 
 def ramp(index: int, of: int) -> Look:
@@ -69,53 +83,59 @@ def ordered(names: Iterable[str]) -> dict[str, Look]:
 
 
 def of_algorithm(name: str) -> Look:
-    """Return the look of an algorithm, the same in every figure. A user's own algorithm gets a look from its name."""
+    """Return the look of an algorithm, the same in every figure.
+
+    A user's own algorithm gets a look from its name, with marks filled like no shipped algorithm's.
+    """
     if name in ALGORITHMS:
         return look(ALGORITHMS.index(name))
     number = zlib.crc32(name.encode())
     marker = MARKERS[number // 32 % len(MARKERS)]
-    return Look(COLOURS[number % len(COLOURS)], STYLES[number // 8 % len(STYLES)], marker, marked=True)
+    return Look(COLOURS[number % len(COLOURS)], STYLES[number // 8 % len(STYLES)], marker, True, _FILLS[-1])
 
 
 def of_lines(table: pd.DataFrame, column: str = "arm") -> dict[str, Look]:
     """Return line → look, in the order of names: ``table`` has the line's name in ``column``, and its ``algorithm``.
 
     Words in the name besides the algorithm name a variant. The same variant of two algorithms has the same shift of
-    line style and mark.
+    line style and the same fill of its marks. More than ``TOGETHER`` lines all have marks.
     """
     pairs = table[[column, "algorithm"]].astype(str).drop_duplicates(column).sort_values(column)
-    variants = [(line, algorithm, _variant(line, algorithm)) for line, algorithm in pairs.to_numpy().tolist()]
-    order = sorted({variant for _, _, variant in variants})
-    return {
-        line: _varied(of_algorithm(algorithm.partition("@")[0]), order.index(variant))
-        for line, algorithm, variant in variants
-    }
+    variants = [
+        (line, algorithm.partition("@")[0], _variant(line, algorithm)) for line, algorithm in pairs.to_numpy().tolist()
+    ]
+    is_full = len({variant for *_, variant in variants}) > len(_ALL_STYLES) * (len(_FILLS) - 1)
+    lines = {}
+    for line, base, variant in variants:  # if there are too many variants, each algorithm has an order of its own
+        order = sorted({other for _, its, other in variants if its == base or not is_full})
+        lines[line] = _varied(of_algorithm(base), order.index(variant))
+    return {line: look.with_marks() for line, look in lines.items()} if len(lines) > TOGETHER else lines
+
+
+def groups(lines: Mapping[str, Look]) -> list[dict[str, Look]]:
+    """Return the lines in as few groups as hold ``TOGETHER`` each, of about equal size."""
+    count = max(1, -(-len(lines) // TOGETHER))
+    names = list(lines)
+    ends = [round(len(names) * part / count) for part in range(count + 1)]
+    return [{name: lines[name] for name in names[low:high]} for low, high in pairwise(ends)]
 
 
 def reference(lines: Mapping[str, Look]) -> str:
     """Return the line to compare with: plain GRPO if there is such a line, else the first line."""
-    grpo = of_algorithm("grpo")
-    return next((name for name, its in lines.items() if its == grpo), next(iter(lines)))
-
-
-def _styles(round_: int) -> list[Dashes]:
-    """Return the line styles of the algorithms of one round through all colours and line styles."""
-    return [*_MORE_STYLES] if round_ % 2 else [*STYLES]
+    grpo = of_algorithm("grpo").with_marks()
+    return next((name for name, its in lines.items() if its.with_marks() == grpo), next(iter(lines)))
 
 
 def _variant(name: str, algorithm: str) -> str:
     """Return the words in the name of a line besides its algorithm; "" for the plain algorithm."""
     rest, (base, _, preset) = name.casefold().replace(" ", "_"), algorithm.casefold().partition("@")
     rest = rest.removeprefix(algorithm.casefold()).removeprefix(base)
-    words = [word for word in rest.split("_") if word not in _OFF]
-    return "_".join([preset, *words]).strip("_")
+    return f"{preset}_{rest.strip('_')}".strip("_")
 
 
 def _varied(plain: Look, index: int) -> Look:
     """Return the look of the ``index``-th variant of ``plain``; index 0 is ``plain`` itself."""
     if index == 0:
         return plain
-    styles = _styles(plain.dashes not in STYLES)
-    style = styles[(styles.index(plain.dashes) + index) % len(styles)]
-    marker = MARKERS[(MARKERS.index(plain.marker) + index) % len(MARKERS)]
-    return Look(plain.colour, style, marker, marked=True)
+    style = _ALL_STYLES[(_ALL_STYLES.index(plain.dashes) + index) % len(_ALL_STYLES)]
+    return Look(plain.colour, style, plain.marker, True, _FILLS[index // len(_ALL_STYLES) % (len(_FILLS) - 1)])

@@ -1,12 +1,14 @@
 """Figures of one number per run: bars, dumbbells, and lines over an axis of the experiment."""
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
 
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
-from steadymoe.bench.report.figures.curves import LEAST_CLIPPED, compared, line_names
+from steadymoe.bench.report.figures.curves import LEAST_CLIPPED, compared
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
@@ -20,21 +22,22 @@ def clip_fraction(steps: pd.DataFrame) -> DataFigure:
     """Share of clipped tokens, one bar per algorithm (GSPO, 2507.18071, figure 2), logarithmic, a dot for each seed."""
     chosen = steps[steps["metric"] == "clip_fraction"]
     with style.figure_style():
-        figure, (axis,) = style.panels(1, 1, 2.2)
-        axis.set_ylabel(columns.label("clip_fraction"))
-        for arm, look in looks.of_lines(steps).items():
+        arms = sorted(set(chosen["arm"]))  # a loss without a clip has no bar
+        names, lines = style.wrapped(arms), looks.of_lines(steps)
+        figure, (axis,) = style.panels(1, 1, 0.7 + style.height_of(names))
+        axis.set_xlabel(columns.label("clip_fraction"))
+        for row, arm in enumerate(arms):
             seeds = chosen[chosen["arm"] == arm].groupby("seed")["value"].mean()
-            if seeds.empty:
-                continue  # a loss without a clip has no bar
             estimate = estimates.over_seeds(seeds.tolist(), bounds=columns.bounds("clip_fraction"))
-            axis.bar(arm, estimate.mean, color=look.colour, alpha=0.6, width=0.6)
-            axis.plot([arm] * len(seeds), seeds, ".", color="black", markersize=3.5)
-            axis.annotate(f"{estimate.mean:.2g}", (arm, seeds.max()), (0, 5), textcoords="offset points", ha="center")
-            style.note(axis, arm, pd.DataFrame([vars(estimate)]))
-        axis.set_yscale("symlog", linthresh=LEAST_CLIPPED)
-        axis.set_ylim(0, 2.5)
-        axis.tick_params(axis="x", labelrotation=30 if chosen["arm"].nunique() > 4 else 0)
-        axis.grid(visible=False, axis="x")
+            axis.barh(row, estimate.mean, color=lines[arm].colour, alpha=0.6, height=0.6)
+            axis.plot(seeds, [row] * len(seeds), ".", color="black", markersize=3.5)
+            place: Any = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+            axis.annotate(f"{estimate.mean:.2g}", (seeds.max(), row), **place)
+            style.note(axis, arm, pd.DataFrame([vars(estimate)]), columns.label("clip_fraction"))
+        axis.set_xscale("symlog", linthresh=LEAST_CLIPPED)
+        axis.set_xlim(0, 4)
+        axis.set_xticks([0, 1e-3, 1e-2, 1e-1, 1])
+        style.named_rows(axis, names, top_down=True)
         text = f"Bar: mean over steps and seeds ({style.seeds(steps)}); dots: seeds.{style.without_clip(steps)}"
         return style.finish(figure, None, text)
 
@@ -48,7 +51,8 @@ def best_last(steps: pd.DataFrame) -> DataFigure:
     base, few_seeds = compared(steps, lines), style.few_seeds(steps)
     with style.figure_style():
         width = style.ONE_COLUMN if base is None else style.TWO_COLUMNS
-        figure, axes = style.panels(1, 1 if base is None else 2, 0.8 + 0.2 * len(arms), width, sharey=True)
+        names = style.wrapped(arms)
+        figure, axes = style.panels(1, 1 if base is None else 2, 0.8 + style.height_of(names), width, sharey=True)
         for row, arm in enumerate(arms):
             look = lines[arm]
             if few_seeds:
@@ -67,7 +71,7 @@ def best_last(steps: pd.DataFrame) -> DataFigure:
                 style.dot(axes[1], f"{arm} − {base}", row, mean, Look(look.colour, "-", "s"), "Δ last", False, False)
         for face, marker, name in (("white", "o", "best"), ("black", "s", "last")):
             axes[0].plot([], [], marker, color="black", markerfacecolor=face, markersize=4.5, label=name)
-        style.named_rows(axes[0], arms.tolist())
+        style.named_rows(axes[0], names)
         axes[0].set_xlabel(columns.label("reward"))
         if base is not None:
             axes[1].grid(visible=False, axis="y")
@@ -80,22 +84,24 @@ def best_last(steps: pd.DataFrame) -> DataFigure:
 
 def dose_response(steps: pd.DataFrame) -> DataFigure:
     """Final reward, sampler–trainer divergence and token-ratio variance against the strength of the rollout engine."""
-    steps = steps.assign(line=line_names(steps, ["algorithm", "routing", "correction", "model"]))
+    steps = steps.assign(line=tables.line_names(steps, ["routing", "correction", "model"]))
     lines = looks.of_lines(steps, "line")
-    base = compared(steps.assign(arm=steps["line"]), lines)
+    groups, base = looks.groups(lines), compared(steps.assign(arm=steps["line"]), lines)
     (engine,) = set(steps["engine"]) - {"exact"}
     keys = ["line", "strength", "seed"]
     with style.figure_style():
-        figure, axes = style.panels(3 + (base is not None), 1, 4.9 + 1.5 * (base is not None), sharex=True)
+        figure, stacks = style.stacks(len(groups), 3 + (base is not None), 1.6, sharex=True)
         rewards = tables.run_numbers(steps, "reward", "last", keys)
-        against(axes[0], rewards, "final reward", lines, bounds=columns.bounds("reward"))
-        for axis, metric in zip(axes[1:], ("rollout_kl_k3", "token_ratio_variance"), strict=False):
-            numbers = tables.run_numbers(steps, metric, "median", keys)
-            against(axis, numbers, columns.short(metric), lines, log=True, bounds=columns.bounds(metric))
-        axes[1].set_ylim(bottom=_LEAST_KL)
-        if base is not None:
-            against(axes[3], rewards, "Δ final reward", lines, base=base)
-        axes[-1].set_xlabel(f"strength of {engine}")
+        for axes, group in zip(stacks, groups, strict=True):
+            against(axes[0], rewards, "final reward", group, bounds=columns.bounds("reward"))
+            for axis, metric in zip(axes[1:], ("rollout_kl_k3", "token_ratio_variance"), strict=False):
+                numbers = tables.run_numbers(steps, metric, "median", keys)
+                against(axis, numbers, columns.short(metric), group, log=True, bounds=columns.bounds(metric))
+            axes[1].set_ylim(bottom=_LEAST_KL)
+            if base is not None:
+                against(axes[3], rewards, "Δ final reward", group, base=base)
+            for axis in style.lowest(axes):
+                axis.set_xlabel(f"strength of {engine}")
         number = (
             f"its last {tables.LAST_STEPS} steps for the final reward, else the median over steps; a KL below "
             f"{_LEAST_KL:g} is rounding, as with an exact engine, and lies below the panel"

@@ -1,7 +1,5 @@
 """Figures of the choices of routers, and of their effect on importance ratios."""
 
-import textwrap
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,7 +7,6 @@ from matplotlib.axes import Axes
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
-from steadymoe.bench.report.figures.curves import line_names
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.points import against
 from steadymoe.bench.report.figures.style import DataFigure
@@ -30,26 +27,28 @@ def ratio_distributions(histograms: pd.DataFrame) -> DataFigure:
     ``histograms`` is ``archive.histograms``.
     """
     alone = histograms["algorithm"].nunique() == 1
-    names = histograms["model"] if alone else line_names(histograms, ["algorithm", "model"])
+    names = histograms["model"] if alone else tables.line_names(histograms, ["model"])
     named = histograms.assign(line=names)
     lines = looks.ordered(sorted(set(names))) if alone else looks.of_lines(named, "line")
+    groups = looks.groups(lines)
     with style.figure_style():
-        figure, axes = style.panels(2, 1, 3.8)
+        figure, stacks = style.stacks(len(groups), 2, 1.9)
         token = np.array(columns.LOG_RATIO_EDGES, dtype=np.float32)
-        _densities(axes[0], named, "token_ratio_histogram", token, 0.05, lines, "share of tokens")
-        axes[0].set_yscale("log")
-        axes[0].set_xlabel("log π_θ/π_old of a token")
         decades, metric = (
             np.array(columns.LOG10_VARIANCE_EDGES, dtype=np.float32),
             "sequence_log_ratio_variance_histogram",
         )
-        _densities(axes[1], named, metric, decades, 0.25, lines, "share of responses")
-        axes[1].set_xlabel("log₁₀ of the variance of a response's token log-ratios")
+        for (of_tokens, of_responses), group in zip(stacks, groups, strict=True):
+            _densities(of_tokens, named, "token_ratio_histogram", token, 0.05, group, "share of tokens")
+            of_tokens.set_yscale("log")
+            of_tokens.set_xlabel("log π_θ/π_old of a token")
+            _densities(of_responses, named, metric, decades, 0.25, group, "share of responses")
+            of_responses.set_xlabel("log₁₀ of the variance of a response's token log-ratios")
         text = (
             f"Share of all updates and seeds, {style.seeds(histograms)}; no smoothing, no interval. Bins: 0.05 above, "
             "a quarter of a decade below; the outermost are open."
         )
-        return style.finish(figure, axes[0], text + style.design(histograms))
+        return style.finish(figure, of_tokens, text + style.design(histograms))
 
 
 def _densities(
@@ -85,15 +84,15 @@ def drift(steps: pd.DataFrame) -> DataFigure:
     varying = [axis for axis in AXES if steps[axis].nunique() > 1]
     metric = "expert_change_rate"
     with style.figure_style():
-        figure, axes = style.panels(len(varying), 1, 0.5 + 1.75 * len(varying))
-        for place, (panel, x) in enumerate(zip(axes, varying, strict=True)):
+        found = []
+        for place, x in enumerate(varying):
             others = [*varying[place + 1 :], *varying[:place]]
             by, fixed = (others[0], others[1:]) if others else (None, [])
             shown = steps
             for key in fixed:
                 occurring = sorted(shown[key].unique())
                 shown = shown[shown[key] == occurring[len(occurring) // 2]]
-            names = line_names(shown, ["algorithm", "routing"])
+            names = tables.line_names(shown, ["routing"])
             is_one = names.nunique() == 1
             if by is not None:
                 values = sorted(shown[by].unique())
@@ -103,11 +102,21 @@ def drift(steps: pd.DataFrame) -> DataFigure:
             in_order = by is not None and is_one
             lines = looks.ordered(texts.values()) if in_order else looks.of_lines(shown, "line")
             numbers = tables.run_numbers(shown, metric, "median", ["line", x, "seed"])
-            against(panel, numbers, columns.label(metric), lines, bounds=columns.bounds(metric))
-            _ticks(panel, steps, x, AXES[x], log=x != "moe_layers")
-            panel.set_ylim(bottom=0)
-            if names.nunique() > 1:
-                style.legend(panel, AXES[by] if by is not None and in_order else None)
+            title = AXES[by] if by is not None and in_order else None
+            found += [(x, numbers, group, title) for group in looks.groups(lines)]
+        across = 1 if len(found) == len(varying) else 2
+        rows = -(-len(found) // across)
+        figure, axes = style.panels(rows, across, 0.5 + 1.75 * rows, style.ONE_COLUMN * across)
+        legends = []
+        for axis, (x, numbers, group, title) in zip(axes, found, strict=False):
+            against(axis, numbers, columns.label(metric), group, bounds=columns.bounds(metric))
+            _ticks(axis, steps, x, AXES[x], log=x != "moe_layers")
+            axis.set_ylim(bottom=0)
+            if len(group) > 1 or across > 1:
+                legends.append(style.legend(axis, title))
+        style.leave_room(figure, legends, rows)
+        for axis in axes[len(found) :]:
+            axis.remove()
         middle = "; a setting that no axis of a panel shows has its middle value" if len(varying) > 2 else ""
         return style.finish(figure, None, style.points_caption(steps, f"median over steps{middle}"))
 
@@ -130,7 +139,7 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
     """
     steps = steps[steps["experts"] > 0]
     x = "moe_layers" if steps["moe_layers"].nunique() > 1 else "experts"
-    names, experts, lines = line_names(steps, ["algorithm", "routing", "engine"]), steps["experts"].astype(int), None
+    names, experts, lines = tables.line_names(steps, ["routing", "engine"]), steps["experts"].astype(int), None
     if x == "moe_layers" and names.nunique() == 1:
         names = experts.astype(str) + " experts"
         lines = looks.ordered(f"{count} experts" for count in sorted(set(experts)))
@@ -138,13 +147,16 @@ def attribution(steps: pd.DataFrame) -> DataFigure:
         names = names + " " + experts.astype(str) + " experts"
     steps = steps.assign(line=names)
     lines = lines or looks.of_lines(steps, "line")
+    groups = looks.groups(lines)
+    wide = tables.run_means(steps, ["line", x], ["log_ratio_moment_changed", "log_ratio_moment_unchanged"])
+    wide = wide[(wide > 0).all(axis=1)]
     with style.figure_style():
-        figure, axes = style.panels(2, 1, 3.6, sharex=True)
-        against(axes[0], tables.routing_share(steps, ["line", x]), "share of routing", lines)
-        wide = tables.run_means(steps, ["line", x], ["log_ratio_moment_changed", "log_ratio_moment_unchanged"])
-        wide = wide[(wide > 0).all(axis=1)]
-        against(axes[1], wide.iloc[:, 0] / wide.iloc[:, 1], "E[(log r)²], changed/unchanged", lines, log=True)
-        _ticks(axes[1], steps, x, SIZES[x], log=x == "experts")
+        figure, stacks = style.stacks(len(groups), 2, 1.8, sharex=True)
+        for axes, group in zip(stacks, groups, strict=True):
+            against(axes[0], tables.routing_share(steps, ["line", x]), "share of routing", group)
+            against(axes[1], wide.iloc[:, 0] / wide.iloc[:, 1], "E[(log r)²], changed/unchanged", group, log=True)
+            for axis in style.lowest(axes):
+                _ticks(axis, steps, x, SIZES[x], log=x == "experts")
         return style.finish(figure, axes[0], style.points_caption(steps, "moments over all of its updates", log=True))
 
 
@@ -163,7 +175,7 @@ def tail(steps: pd.DataFrame, tails: pd.DataFrame) -> DataFigure:
     largest = tails.sort_values("log_ratio", key=abs, ascending=False, kind="stable").head(_LARGEST)
     is_changed = largest["layers_changed"] > 0
     with style.figure_style():
-        figure, axes = style.panels(1, 2, 1.4 + sum(0.2 + 0.1 * name.count("\n") for name in names), style.TWO_COLUMNS)
+        figure, axes = style.panels(1, 2, 1.4 + style.height_of(names), style.TWO_COLUMNS)
         bars, tokens = axes
         for row, (arm, ours) in enumerate(arms.items()):
             means = {str(name): over_seeds(ours[name].dropna().tolist(), bounds=(0.0, 1.0)) for name in ours}
@@ -219,5 +231,4 @@ def _changed(steps: pd.DataFrame) -> pd.Series:
 def _distinct(arms: list[str]) -> list[str]:
     """Return the names of arms, wrapped, without the words after the first that all of them share."""
     shared = set.intersection(*(set(arm.split()[1:]) for arm in arms)) if len(arms) > 1 else set()
-    names = (" ".join(word for word in arm.split() if word not in shared) for arm in arms)
-    return [textwrap.fill(name, 26, break_long_words=False) for name in names]
+    return style.wrapped((" ".join(word for word in arm.split() if word not in shared) for arm in arms), 1.3)

@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
@@ -21,26 +22,27 @@ def survival(curves: pd.DataFrame, steps: pd.DataFrame) -> DataFigure:
     ``curves``: ``collapses.survival_curves``. ``steps`` names the algorithm of each arm.
     """
     few_seeds = curves["n"].max() < estimates.LEAST_FOR_BOOTSTRAP
+    judged = set(curves["arm"])  # the others are too short
+    groups = looks.groups({arm: look for arm, look in looks.of_lines(steps).items() if arm in judged})
     with style.figure_style():
-        figure, (axis,) = style.panels(1, 1, 2.3)
-        axis.set_ylabel("runs not collapsed (share)")
-        for arm, look in looks.of_lines(steps).items():
-            curve = curves[curves["arm"] == arm].sort_values("step")
-            if curve.empty:  # too short to be judged
-                continue
-            drawn: Any = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1.2}
-            drawn |= {"marker": look.marker if look.marked else None, "markersize": 2.6}
-            name = f"{arm}: {curve['collapsed'].iloc[0]} of {curve['n'].iloc[0]} collapsed"
-            axis.step(curve["step"], curve["survival"], where="post", label=name, **drawn)
-            shown = curve.rename(columns={"step": "x", "survival": "mean"})[["x", "mean", "low", "high", "n"]]
-            if few_seeds:
-                shown = shown.drop(columns=["low", "high"])
-            else:
-                band = curve[["step", "low", "high"]].to_numpy().T
-                axis.fill_between(*band, step="post", color=look.colour, alpha=0.08, linewidth=0)
-            style.note(axis, str(arm), shown)
-        axis.set_ylim(0, 1.04)
-        axis.set_xlabel("step (rollout)")
+        figure, stacks = style.stacks(len(groups), 1, 2.3)
+        for (axis,), group in zip(stacks, groups, strict=True):
+            axis.set_ylabel("runs not collapsed (share)")
+            for arm, look in group.items():
+                curve = curves[curves["arm"] == arm].sort_values("step")
+                drawn: Any = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1.2}
+                drawn |= look.mark | {"markersize": 3} if look.marked else {}
+                name = f"{arm}: {curve['collapsed'].iloc[0]} of {curve['n'].iloc[0]} collapsed"
+                axis.step(curve["step"], curve["survival"], where="post", label=name, **drawn)
+                shown = curve.rename(columns={"step": "x", "survival": "mean"})[["x", "mean", "low", "high", "n"]]
+                if few_seeds:
+                    shown = shown.drop(columns=["low", "high"])
+                else:
+                    band = curve[["step", "low", "high"]].to_numpy().T
+                    axis.fill_between(*band, step="post", color=look.colour, alpha=0.08, linewidth=0)
+                style.note(axis, str(arm), shown)
+            axis.set_ylim(0, 1.04)
+            axis.set_xlabel("step (rollout)")
         n = style.span(curves.groupby("arm")["n"].max().tolist())
         shaded = "every step down is a seed" if few_seeds else "shaded: its nominal 95 % interval"
         text = f"Kaplan–Meier estimate over seeds, n = {n}; {shaded}; runs that ended stable are censored."
@@ -56,9 +58,10 @@ def frontier(grid: pd.DataFrame, line: pd.DataFrame, steps: pd.DataFrame) -> Dat
     """
     xs, ys = sorted(grid["x"].unique()), sorted(grid["y"].unique())
     arms = sorted(grid["arm"].unique())
-    rows = -(-len(arms) // min(2, len(arms)))
+    across, width = style.across(len(arms))
+    rows = -(-len(arms) // across)
     with style.figure_style():
-        size = (rows, min(2, len(arms)), 0.5 + 1.7 * rows)
+        size = (rows, across, 0.5 + 1.7 * rows, width)
         figure, panels = _grids(size, grid, "arm", ("x", "y", "stable"), "stable runs (share)", ".2g", (0.55, np.inf))
         for arm, axis in panels.items():
             own = line[line["arm"] == arm].dropna().sort_values("x")
@@ -85,8 +88,7 @@ def gain_map(steps: pd.DataFrame) -> DataFigure:
     The gain is the mean reward of the last ``_LAST_UPDATES`` updates' rollouts less the held-out accuracy of the cold
     start. A frame marks the experiment's own setting.
     """
-    several = steps["model"].nunique() > 1
-    names = steps["algorithm"] + (" " + steps["model"] if several else "")
+    names = tables.line_names(steps, ["model"])
     keys = ["method", "learning_rate", "updates_per_rollout", "seed"]
     steps = steps.assign(method=names, update=steps["step"] * steps["updates_per_rollout"])
     rewards = steps[steps["metric"] == "reward"]
@@ -99,11 +101,13 @@ def gain_map(steps: pd.DataFrame) -> DataFigure:
     most = cells["mean"].abs().max()
     own = steps[~steps["axes"].str.contains("learning_rate|updates_per_rollout")]
     marked = {(xs.index(x), ys.index(y)) for x, y in own[keys[1:3]].drop_duplicates().itertuples(index=False)}
-    rows = -(-cells["method"].nunique() // 2)
+    across, _ = style.across(cells["method"].nunique())
+    rows = -(-cells["method"].nunique() // across)
     with style.figure_style():
-        size, light = (rows, 2, 0.6 + (0.55 + 0.22 * len(ys)) * rows, style.TWO_COLUMNS), (-0.6 * most, 0.6 * most)
+        width = style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS
+        size, light = (rows, across, 0.6 + (0.55 + 0.22 * len(ys)) * rows, width), (-0.6 * most, 0.6 * most)
         figure, panels = _grids(
-            size, cells, "method", (keys[1], keys[2], "mean"), "gain in reward", "+.2f", light, "PuOr", (-most, most)
+            size, cells, "method", (keys[1], keys[2], "mean"), "gain in reward", "+z.2f", light, "PuOr", (-most, most)
         )
         for method, axis in panels.items():
             for x, y in marked:
@@ -138,16 +142,19 @@ def _grids(
     x, y, value = keys
     figure, axes = style.panels(*size, sharex=True, sharey=True)
     names = sorted(cells[by].unique())
-    for axis, name in zip(axes, names, strict=False):
+    for place, (axis, name) in enumerate(zip(axes, names, strict=False)):
         wide = cells[cells[by] == name].pivot(index=y, columns=x, values=value)
         wide = wide.reindex(index=sorted(cells[y].unique()), columns=sorted(cells[x].unique()))
-        axis.set_title(name)
-        axis.set_xlabel("learning rate")
+        style.title(axis, name)
         axis.set_ylabel("updates per rollout")
         image = style.heatmap(axis, wide, text, light, cmap=colours, vmin=ends[0], vmax=ends[1])
+        if place + size[1] >= len(names):  # no panel stands below it
+            axis.tick_params(labelbottom=True)
+            axis.set_xlabel("learning rate")
     for axis in axes[len(names) :]:
         axis.remove()
-    figure.colorbar(image, ax=axes[: len(names)], label=label, shrink=0.9)
+    shrink = min(0.9, 3 / figure.get_figheight())
+    figure.colorbar(image, ax=axes[: len(names)], label=label, shrink=shrink)
     return figure, dict(zip(names, axes, strict=False))
 
 

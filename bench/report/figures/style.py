@@ -5,6 +5,7 @@ A helper that draws numbers also notes them in ``DataFigure.numbers``, so that a
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from PIL import Image
 
-from steadymoe.bench.report.figures.looks import Look
+from steadymoe.bench.report.figures.looks import TOGETHER, Look
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.support.text import as_recorded
 
 # Widths in inches: one column of a two-column page, and the whole page.
 ONE_COLUMN, TWO_COLUMNS = 3.4, 6.8
+# In inches: a character, a line of text, the handle of a legend's entry with its padding, a legend of one line.
+_CHARACTER, _LINE, _HANDLE, _ONE_LINE = 0.05, 0.11, 0.45, 0.22
 # The number of steps over which each seed's curve is averaged before seeds are averaged.
 SMOOTHED_OVER = 5
 FIGURE_STYLE: Any = {
@@ -54,6 +57,9 @@ class DataFigure(Figure):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.noted: list[pd.DataFrame] = []
+        self.blocks: list[list[Axes]] = []
+        """The axes of each block (``blocks``); none for a figure that is not split."""
+        self.rows_of_blocks = 1
 
     @property
     def numbers(self) -> pd.DataFrame:
@@ -84,6 +90,50 @@ def panels(
     return figure, list(figure.subplots(rows, columns, squeeze=False, **settings).flat)
 
 
+def across(count: int) -> tuple[int, float]:
+    """Return how many of ``count`` panels stand side by side, and the width of their figure."""
+    return (min(2, count), ONE_COLUMN) if count <= TOGETHER else (4, TWO_COLUMNS)
+
+
+def title(axis: Axes, name: str) -> None:
+    """Write a name above a panel, in as many lines as it needs."""
+    figure, (_, columns, *_) = axis.get_figure(root=True), axis.get_subplotspec().get_geometry()
+    axis.set_title(*wrapped([name], figure.get_figwidth() / columns - 0.4))
+
+
+def blocks(count: int, columns: int, height: float, rows: int = 1, **settings: Any) -> tuple[DataFigure, list[list]]:
+    """Return a figure over the whole page with the same panels ``count`` times, and the axes of each block.
+
+    A block holds some of the lines and its own legend; ``finish`` gives the panels of all blocks the same limits.
+    ``height`` is that of a row of panels. Blocks of one panel stand side by side.
+    """
+    across = 2 if columns == 1 else 1
+    down = -(-count // across)
+    figure = DataFigure(figsize=(TWO_COLUMNS, height * rows * down), layout="constrained")
+    figure.rows_of_blocks, parts = down, figure.subfigures(down, across, squeeze=False).flat
+    figure.blocks = [
+        list(part.subplots(rows, columns, squeeze=False, **settings).flat)
+        for part, _ in zip(parts, range(count), strict=False)
+    ]
+    return figure, figure.blocks
+
+
+def stacks(groups: int, count: int, height: float, **settings: Any) -> tuple[DataFigure, list[list]]:
+    """Return a figure of ``count`` panels for each group of lines, and the axes of each group.
+
+    The panels of one group stand below each other in a column, each of this ``height``, those of more side by side.
+    """
+    if groups > 1:
+        return blocks(groups, count, height if count == 1 else 1.6, **settings)
+    figure, axes = panels(count, 1, height * count, **settings)
+    return figure, [axes]
+
+
+def lowest(axes: Sequence[Axes]) -> list[Axes]:
+    """Return the axes that have no panel below them."""
+    return [axis for axis in axes if axis.get_subplotspec().is_last_row()]
+
+
 def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
     """Keep ``data`` (x, mean, …) among the numbers of the axis's figure."""
     figure = axis.get_figure(root=True)
@@ -95,7 +145,7 @@ def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
 
 def line(axis: Axes, name: str, data: pd.DataFrame, look: Look, panel: str = "") -> None:
     """Draw a curve, and its band if ``data`` has low and high; ``data``: x, mean, low, high, n."""
-    marks: Any = {"marker": look.marker, "markersize": 2.6, "markevery": max(1, len(data) // 6)} if look.marked else {}
+    marks: Any = look.mark | {"markersize": 3, "markevery": max(1, len(data) // 6)} if look.marked else {}
     axis.plot(data["x"], data["mean"], linestyle=look.dashes, color=look.colour, linewidth=1.2, label=name, **marks)
     if "low" in data:
         axis.fill_between(data["x"], data["low"], data["high"], color=look.colour, alpha=0.13, linewidth=0)
@@ -130,9 +180,20 @@ def dot(
         axis.plot([estimate.low, estimate.high], heights, color=look.colour, linewidth=1.1, zorder=1)
     else:
         numbers = {key: number for key, number in numbers.items() if key not in ("low", "high")}
-    face = "white" if is_open else look.colour
-    axis.plot(estimate.mean, row, look.marker, color=look.colour, markerfacecolor=face, markersize=4.5)
+    mark: Any = replace(look, fill="none").mark if is_open else look.mark
+    axis.plot(estimate.mean, row, linestyle="none", color=look.colour, markersize=4.5, **mark)
     note(axis, name, pd.DataFrame([numbers]), panel)
+
+
+def wrapped(names: Iterable[str], width: float = 1.5) -> list[str]:
+    """Return names in lines of at most ``width`` inches; the usual one leaves a row of marks half a column."""
+    most = max(8, int(width / _CHARACTER))
+    return [textwrap.fill(name, most) for name in names]
+
+
+def height_of(names: Sequence[str]) -> float:
+    """Return the height of rows with these names, in inches."""
+    return max(0.9, len(names) * max(0.1 + _LINE * (1 + name.count("\n")) for name in names))
 
 
 def named_rows(axis: Axes, names: Sequence[str], top_down: bool = False) -> None:
@@ -273,20 +334,64 @@ def below(steps: pd.DataFrame, metric: str, least: float) -> str:
     return f" Below the logarithmic panel: {names}." if names else ""
 
 
+def covered(steps: pd.DataFrame, metrics: Iterable[str]) -> str:
+    """Return the sentence that names arms whose numbers are equal to the bit, because a line hides the others."""
+    wide = steps[steps["metric"].isin(list(metrics))].pivot(
+        index="arm", columns=["metric", "seed", "step"], values="value"
+    )
+    alike = [" and ".join(same) for same in wide.index.groupby([row.tobytes() for row in wide.to_numpy()]).values()]
+    hidden = [names for names in alike if " and " in names]
+    return f" Equal to the bit, in one line: {'; '.join(hidden)}." if hidden else ""
+
+
 def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str | None = None) -> DataFigure:
-    """Add the legend above the panels and the caption below them."""
+    """Add the legend above the panels, in a split figure above each block, and the caption below them.
+
+    A legend of more than a line makes the figure higher, so that the panels keep their height.
+    """
+    for place in zip(*figure.blocks, strict=True):
+        _same_limits(place)
+        for axis in place:
+            axis.set_ylabel(*wrapped([axis.get_ylabel()], 0.8))
     for axis in figure.axes:
         _ticks(axis)
-    wide = figure.get_figwidth() > ONE_COLUMN
     if legend_from is not None:
-        handles, labels = legend_from.get_legend_handles_labels()
-        longest = max(map(len, labels), default=1)
-        # A character is about 0.05 inches, a handle and its padding 0.45.
-        columns = max(1, min(len(labels), int(figure.get_figwidth() / (0.05 * longest + 0.45))))
-        figure.legend(handles, labels, loc="outside upper center", ncols=columns, title=title)
-    wrapped = textwrap.fill(text, 135 if wide else 70, break_on_hyphens=False)
-    figure.text(0.5, -0.02, wrapped, ha="center", va="top", fontsize=6.5, color="#444444")
+        first = [axes[0] for axes in figure.blocks] or [legend_from]
+        leave_room(figure, [_legend_above(axis, title) for axis in first], figure.rows_of_blocks)
+    filled = textwrap.fill(text, 135 if figure.get_figwidth() > ONE_COLUMN else 70, break_on_hyphens=False)
+    below = -0.05 / figure.get_figheight()
+    figure.text(0.5, below, filled, ha="center", va="top", fontsize=6.5, color="#444444")
     return figure
+
+
+def _same_limits(axes: Iterable[Axes]) -> None:
+    """Give panels of one metric the widest limits of any of them."""
+    axes = [axis for axis in axes if axis.has_data()]
+    for get, set_ in (("get_xlim", "set_xlim"), ("get_ylim", "set_ylim")) if axes else ():
+        lows, highs = zip(*(getattr(axis, get)() for axis in axes), strict=True)
+        for axis in axes:
+            getattr(axis, set_)(min(lows), max(highs))
+
+
+def leave_room(figure: DataFigure, legends: Sequence[Legend], rows: int) -> None:
+    """Make a figure higher by what the highest of its legends takes beyond one line, in each of ``rows``."""
+    highest = max((legend.get_window_extent().height / figure.dpi for legend in legends), default=0.0)
+    figure.set_figheight(figure.get_figheight() + max(0.0, highest - _ONE_LINE) * rows)
+
+
+def _legend_above(axis: Axes, title: str | None) -> Legend:
+    """Add the legend of an axis above its figure or block."""
+    parent = axis.get_figure(root=False)
+    handles, labels = axis.get_legend_handles_labels()
+    labels, columns = _in_columns(labels, parent.bbox.width / parent.dpi)
+    return parent.legend(handles, labels, loc="outside upper center", ncols=columns, title=title)
+
+
+def _in_columns(labels: Sequence[str], width: float) -> tuple[list[str], int]:
+    """Return the labels of a legend of this ``width`` in inches, wrapped, and the number of its columns."""
+    lines = wrapped(labels, width - _HANDLE)
+    longest = max((len(line) for label in lines for line in label.split("\n")), default=1)
+    return lines, max(1, min(len(lines), int(width / (_CHARACTER * longest + _HANDLE))))
 
 
 class _OneNotation(ticker.Formatter):
@@ -318,11 +423,11 @@ def _ticks(axis: Axes) -> None:
         each.set_minor_formatter(ticker.NullFormatter())
 
 
-def legend(axis: Axes, title: str | None = None) -> Legend:
+def legend(axis: Axes, title: str | None = None, width: float = ONE_COLUMN) -> Legend:
     """A legend above its panel, so that it covers no data; an ending common to all labels can be the ``title``."""
     handles, labels = axis.get_legend_handles_labels()
     if title is not None:
         labels = [label.removesuffix(f" {title}") for label in labels]
-    columns = len(labels) if max(map(len, labels)) < 12 else 1
+    labels, columns = _in_columns(labels, width)
     place: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
     return axis.legend(handles, labels, ncols=columns, title=title, title_fontsize=6.5, **place)
