@@ -52,8 +52,11 @@ def test_rows_are_sorted_by_outcome_paired_with_what_ran_here_and_p_is_corrected
     grpo, same, mine = rows["difference"][["GRPO", "same", "mine"]]
     assert (grpo.mean, same.mean, mine) == (pytest.approx(-0.4), 0, NONE)
     assert grpo.high < 0
-    assert rows.loc["GRPO", "p"] == 2 / 2**10
-    assert rows.loc[["GRPO", "GSPO"], "corrected"].tolist() == [3 * 2 / 2**10] * 2  # "empty" counts as no comparison
+    assert rows.loc["GRPO", "p"] == 2 / 2**10  # it does not vary: sign flips
+    gspo = float(stats.ttest_rel(flipped, GSPO).pvalue)
+    assert rows.loc["GSPO", "p"] == pytest.approx(gspo)
+    # "empty" counts as no comparison.
+    assert rows.loc[["GRPO", "GSPO"], "corrected"].tolist() == pytest.approx([2 * 2 / 2**10, 3 * gspo])
     assert rows["verdict"].tolist() == ["yours is lower"] * 2 + ["–", "not decided", "–"]
 
 
@@ -64,6 +67,9 @@ def test_a_difference_of_means_is_welchs() -> None:
     assert row["difference"].mean == pytest.approx(-0.15)
     assert row["difference"].high - row["difference"].mean == pytest.approx(half, rel=1e-3)
     assert row["p"] == pytest.approx(stats.ttest_ind(GRPO, GSPO, equal_var=False).pvalue)
+    four = compared({"mine": GRPO[:4]}, {"GSPO": GSPO}).loc["GSPO"]
+    assert four["corrected"] < 0.001
+    assert four["verdict"] == "not decided", "fewer than five seeds"
     few = compared({"mine": GRPO[:2]}, {"GSPO": GSPO}).loc["GSPO"]
     assert np.isnan([few["difference"].low, few["p"]]).all()
     assert few["verdict"] == "not decided"

@@ -231,4 +231,4 @@ def _changed(steps: pd.DataFrame) -> pd.Series:
 def _distinct(arms: list[str]) -> list[str]:
     """Return the names of arms, wrapped, without the words after the first that all of them share."""
     shared = set.intersection(*(set(arm.split()[1:]) for arm in arms)) if len(arms) > 1 else set()
-    return style.wrapped((" ".join(word for word in arm.split() if word not in shared) for arm in arms), 1.3)
+    return style.wrapped(" ".join(word for word in arm.split() if word not in shared) for arm in arms)

@@ -105,7 +105,7 @@ def gain_map(steps: pd.DataFrame) -> DataFigure:
     rows = -(-cells["method"].nunique() // across)
     with style.figure_style():
         width = style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS
-        size, light = (rows, across, 0.6 + (0.55 + 0.22 * len(ys)) * rows, width), (-0.6 * most, 0.6 * most)
+        size, light = (rows, across, 0.6 + (0.7 + 0.22 * len(ys)) * rows, width), (-0.6 * most, 0.6 * most)
         figure, panels = _grids(
             size, cells, "method", (keys[1], keys[2], "mean"), "gain in reward", "+z.2f", light, "PuOr", (-most, most)
         )

@@ -188,12 +188,13 @@ def dot(
 def wrapped(names: Iterable[str], width: float = 1.5) -> list[str]:
     """Return names in lines of at most ``width`` inches; the usual one leaves a row of marks half a column."""
     most = max(8, int(width / _CHARACTER))
-    return [textwrap.fill(name, most) for name in names]
+    whole = (textwrap.wrap(name, most, break_long_words=False) for name in names)  # a word breaks if alone too long
+    return ["\n".join(part for line in lines for part in textwrap.wrap(line, most)) for lines in whole]
 
 
 def height_of(names: Sequence[str]) -> float:
     """Return the height of rows with these names, in inches."""
-    return max(0.5, len(names) * max(0.1 + _LINE * (1 + name.count("\n")) for name in names))
+    return max(1.1, len(names) * max(0.1 + _LINE * (1 + name.count("\n")) for name in names))
 
 
 def named_rows(axis: Axes, names: Sequence[str], top_down: bool = False) -> None:
