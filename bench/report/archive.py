@@ -241,14 +241,15 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     """
     table = pd.concat([_cold_start(runs), _read(runs, "steps")], ignore_index=True)
     table = table.drop(columns=[name for name in table if str(name).endswith("_histogram")])
-    lost = []
+    lost, ends = [], {}
     for place, run in enumerate(runs.to_dict("records")):
         if run["diverged_reason"] == "not finite":
-            last = (table["run"] == place) & (table["step"] == run["diverged_step"])
-            table.loc[last, "reward"] = table.loc[last, "reward"].fillna(0.0)  # the step could not be sampled
-            table.loc[last, "eval_accuracy"] = 0.0
-            missing = range(int(run["diverged_step"]) + 1, int(run["steps"]) + 1)
+            ends[place] = int(run["diverged_step"])
+            missing = range(ends[place] + 1, int(run["steps"]) + 1)
             lost.append(pd.DataFrame({"run": place, "step": missing, "reward": 0.0, "eval_accuracy": 0.0}))
+    last = table["step"] == table["run"].map(ends)
+    table.loc[last, "reward"] = table.loc[last, "reward"].fillna(0.0)  # the step could not be sampled
+    table.loc[last, "eval_accuracy"] = 0.0
     table = pd.concat([table, *(each for each in lost if len(each))], ignore_index=True)
     long = table.melt(id_vars=["run", "step"], var_name="metric", value_name="value").dropna(subset="value")
     return _with_keys(runs, long)[[*KEYS, "step", "metric", "value"]]
