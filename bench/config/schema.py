@@ -4,11 +4,12 @@
 ``RunConfig`` of a composed config.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from importlib.metadata import version
+from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -35,6 +36,8 @@ _LARGEST = 2**63 - 1
 _MOST_STEPS = 1_000_000
 # OpenMP crashes the process where it cannot create this many threads.
 _MOST_THREADS = 1024
+# One command asks for the versions of a thousand runs.
+version = functools.cache(metadata.version)
 # Raised when training/cold_start.py makes another cold start of the same config.
 _COLD_START_VERSION = 1
 

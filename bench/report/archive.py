@@ -40,6 +40,8 @@ NUMBERS = {
 KEYS += NUMBERS
 # The most characters of an arm's name.
 _LONGEST_ARM = 10_000
+# How many runs are exported at a time.
+_RUNS_OF_A_PIECE = 20
 _TABLES = ("runs", "steps", "histograms", "evaluations", "tails")
 # The file of an archive that binds its tables together: file name → checksum. It is written last.
 CHECKSUMS = "checksums.json"
@@ -73,8 +75,7 @@ def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.
     accident. The tables are empty for an unknown experiment. Raises Damaged if one cannot be read.
     """
     is_known = experiment in experiments(results)
-    ended = runs(results, experiment) if is_known else none()
-    ended = ended[ended["status"].isin(record.ENDED)]
+    ended = ended_runs(results, experiment) if is_known else none()
     ended = ended if foreign else ended[_origins(ended) == ""]
     folder = results / "data" / experiment
     if ended.empty and is_known and folder.is_dir():
@@ -309,6 +310,12 @@ def runs(results: Path, experiment: str) -> pd.DataFrame:
     return frame.assign(arm=name_arms(frame))
 
 
+def ended_runs(results: Path, experiment: str) -> pd.DataFrame:
+    """Return the rows of ``runs`` that have ended, those of other trainers too."""
+    table = runs(results, experiment)
+    return table[table["status"].isin(record.ENDED)]
+
+
 def none() -> pd.DataFrame:
     """Return the empty table of ``runs``."""
     return pd.DataFrame(columns=[*KEYS, "status", "origin", "folder", "diverged_reason"])
@@ -348,16 +355,23 @@ def _tables_of(folder: Path, changed: int) -> Mapping[str, pd.DataFrame]:
     return record.read_tables(folder, record.read_run(folder) or {})
 
 
-def tidy(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return every number of the steps and updates of ``runs``: ``KEYS``, step, update, metric, value.
+def tidy(runs: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yield every number of the steps and updates of ``runs``, in pieces: ``KEYS``, step, update, metric, value.
 
-    ``update`` is missing in a row of a step. The rows of steps come first, then the rows of updates, run by run.
+    ``update`` is missing in a row of a step. The rows of steps come first, then the rows of updates, run by run. The
+    first piece is empty; all have its types.
     """
-    updates = _read(runs, "updates").melt(id_vars=["run", "step", "update"], var_name="metric", value_name="value")
-    parts = [steps(runs).assign(update=None), _with_keys(runs, updates.dropna(subset="value"))]
+    names = sorted({*columns.TABLES["steps"], *columns.TABLES["updates"]})
+    texts = {key: sorted(runs[key].unique()) for key in ("arm", *ARM_KEYS)} | {"metric": names}
+    types = {key: pd.CategoricalDtype(values) for key, values in texts.items()} | {"update": "Int64"}
+    few = [runs[first : first + _RUNS_OF_A_PIECE] for first in range(0, len(runs), _RUNS_OF_A_PIECE)]
     ordered = [*KEYS, "step", "update", "metric", "value"]
-    long = pd.concat([part[ordered] for part in parts], ignore_index=True)
-    return long.astype({"update": "Int64"} | dict.fromkeys(("metric", "arm", *ARM_KEYS), "category"))
+    yield runs[KEYS].assign(step=0, update=None, metric=None, value=0.0).astype(types)[ordered][:0]
+    for some in few:
+        yield steps(some).assign(update=None).astype(types)[ordered]
+    for some in few:
+        updates = _read(some, "updates").melt(id_vars=["run", "step", "update"], var_name="metric", value_name="value")
+        yield _with_keys(some, updates.dropna(subset="value")).astype(types)[ordered]
 
 
 def steps(runs: pd.DataFrame) -> pd.DataFrame:
@@ -370,14 +384,15 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     """
     table = pd.concat([_cold_start(runs), _read(runs, "steps")], ignore_index=True)
     table = table.drop(columns=[name for name in table if str(name).endswith("_histogram")])
-    lost = []
+    lost, ends = [], {}
     for place, run in enumerate(runs.to_dict("records")):
         if run["diverged_reason"] == "not finite":
-            last = (table["run"] == place) & (table["step"] == run["diverged_step"])
-            table.loc[last, "reward"] = table.loc[last, "reward"].fillna(0.0)  # the step could not be sampled
-            table.loc[last, "eval_accuracy"] = 0.0
-            missing = range(int(run["diverged_step"]) + 1, int(run["steps"]) + 1)
+            ends[place] = int(run["diverged_step"])
+            missing = range(ends[place] + 1, int(run["steps"]) + 1)
             lost.append(pd.DataFrame({"run": place, "step": missing, "reward": 0.0, "eval_accuracy": 0.0}))
+    last = table["step"] == table["run"].map(ends)
+    table.loc[last, "reward"] = table.loc[last, "reward"].fillna(0.0)  # the step could not be sampled
+    table.loc[last, "eval_accuracy"] = 0.0
     table = pd.concat([table, *(each for each in lost if len(each))], ignore_index=True)
     long = table.melt(id_vars=["run", "step"], var_name="metric", value_name="value").dropna(subset="value")
     return _with_keys(runs, long)[[*KEYS, "step", "metric", "value"]]

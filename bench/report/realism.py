@@ -174,12 +174,19 @@ def measure(data: Mapping[str, pd.DataFrame]) -> list[Realism]:
     runs, measured = data["runs"], []
     if data["steps"].empty:
         return []
-    steps = dict(iter(data["steps"].groupby("arm", observed=True)))
+    read = data["steps"][["arm", "seed", "step", "metric", "value", "responses"]]
+    steps = dict(iter(read.groupby("arm", observed=True)))
     ours = {str(arm): group for arm, group in runs.groupby("arm", observed=True) if arm in steps}
-    for arm, group in ours.items():
-        twins = [name for name, other in ours.items() if is_twin(other.iloc[0], group.iloc[0])]
+    firsts = {arm: group.iloc[0] for arm, group in ours.items()}
+    of_model: dict[str, list[str]] = {}
+    for arm, run in firsts.items():
+        of_model.setdefault(run["model"], []).append(arm)
+    fitting = {row.query: set(runs.query(row.query)["arm"]) for row in ROWS if row.query}
+    for arm, run in firsts.items():
+        twins = [name for name in of_model.get(f"dense_{run['model']}", ()) if is_twin(firsts[name], run)]
         measured += [Realism(OVER_DENSE, "", arm, over_dense(steps[arm], steps[name])) for name in twins]
-        measured += [Realism(row, "", arm, row.measure(steps[arm])) for row in ROWS if row.applies(group)]
+        asked = [row for row in ROWS if arm in fitting.get(row.query, [arm])]
+        measured += [Realism(row, "", arm, row.measure(steps[arm])) for row in asked]
     return sorted((each for each in measured if each.number.n), key=lambda each: int(each.gate[1:] or 99))
 
 

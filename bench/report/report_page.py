@@ -334,12 +334,14 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
 
     Raises NothingToReport if no run of the experiment has ended, or if the archive alone is left of the runs.
     """
-    runs = [tables["runs"] for tables in ended(results, experiment).values() if "folder" in tables["runs"]]
+    names = archive.experiments(results) if experiment is None else [experiment]
+    runs = [found for name in names if len(found := archive.ended_runs(results, name))]
     if not runs:
+        ended(results, experiment)
         raise NothingToReport(f"{results / 'data'} holds tables without their runs, and cannot be exported")
-    tidy = archive.tidy(pd.concat(runs))
+    tidy = archive.tidy(pd.concat(runs, ignore_index=True))
     path = regular_files.folder(results, "tables") / f"{experiment or 'all'}-tidy.{suffix}"
-    atomic_files.write(path, partial(tidy.to_parquet if suffix == "parquet" else tidy.to_csv, index=False))
+    atomic_files.write(path, partial(write.pieces, suffix=suffix, parts=tidy))
     return path
 
 

@@ -97,7 +97,8 @@ def one_number(curve: pd.Series, how: str) -> float:
 
 def run_numbers(steps: pd.DataFrame, metric: str, how: str, keys: Sequence[str] = ("seed",)) -> pd.Series:
     """Return ``one_number`` of each run that has the metric, by ``keys``, which tell one run from another."""
-    curves = steps[steps["metric"] == metric].sort_values("step").groupby([*keys], observed=True)["value"]
+    chosen = steps.loc[steps["metric"] == metric, [*keys, "step", "value"]].sort_values("step")
+    curves = chosen.groupby([*keys], observed=True)["value"]
     return curves.agg(lambda curve: one_number(curve, how))
 
 
@@ -124,9 +125,8 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
     ``runs`` has the columns of ``collapse.judged``.
     """
-    rows = []
-    for arm in sorted(runs["arm"].unique()):
-        ours = runs[runs["arm"] == arm]
+    rows, estimates = [], _estimates(steps, SUMMARY)
+    for arm, ours in runs.groupby("arm"):
         row: dict[str, object] = {
             "arm": arm,
             "n": len(ours),
@@ -134,7 +134,7 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
             "collapsed (recorded)": int((ours["status"] != "finished").sum()),
             "falling": _judged(ours, "falling_since").sum(min_count=1),
         }
-        rows.append(row | _estimates(steps, arm, SUMMARY))
+        rows.append(row | estimates(str(arm)))
     rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
     return pd.DataFrame(rows, columns=["arm", "n", "collapsed", "collapsed (recorded)", "falling", *SUMMARY])
 
@@ -171,9 +171,9 @@ def leaderboard(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """
     ranked = ranking(final_rewards(steps), bounds=columns.bounds("reward"))
     p_values = dict(zip(ranked["arm"], ranked["p_corrected"], strict=True))
-    rows = []
+    rows, estimates_of = [], _estimates(steps, LEADERBOARD)
     for arm, ours in runs.groupby("arm"):
-        estimates = _estimates(steps, str(arm), LEADERBOARD)
+        estimates = estimates_of(str(arm))
         row: dict[str, object] = {"arm": arm, "n": len(ours)}
         row |= {column: estimates.pop(column) for column in ("start", "final reward")}
         row |= {"p (Holm)": p_values[str(arm)], "collapsed": float(_judged(ours, "collapsed_step").mean())}
@@ -193,15 +193,15 @@ def models(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     routed = runs[runs["experts"] > 0]
     if routed["model"].nunique() < 2:
         return pd.DataFrame()
-    rows = []
+    rows, estimates_of = [], _estimates(steps, MODELS)
+    shares = routing_share(steps, ["arm"])
     for arm, ours in routed.groupby("arm"):
         sizes = {name: int(ours[name].iloc[0]) for name in ("parameters", "active_parameters", "moe_layers")}
         chosen = f"{int(ours['top_k'].iloc[0])} of {int(ours['experts'].iloc[0])}"
         row = {"arm": arm, "n": len(ours)} | sizes | {"experts": chosen}
-        shares = routing_share(steps[steps["arm"] == arm], [])
-        estimates = _estimates(steps, str(arm), MODELS)
+        estimates, shared = estimates_of(str(arm)), shares[shares.index.get_level_values("arm") == arm]
         reward = estimates.pop("final reward")
-        rows.append(row | estimates | {"share of routing": over_seeds(shares.tolist()), "final reward": reward})
+        rows.append(row | estimates | {"share of routing": over_seeds(shared.tolist()), "final reward": reward})
     return pd.DataFrame(rows).rename(columns=lambda name: str(name).replace("_", " "))
 
 
@@ -222,14 +222,18 @@ def run_means(steps: pd.DataFrame, keys: list[str], metrics: list[str]) -> pd.Da
     return means.reindex(columns=metrics).dropna()
 
 
-def _estimates(steps: pd.DataFrame, arm: str, numbers: dict[str, tuple[str, str]]) -> dict[str, object]:
-    """Return column → ``Estimate`` over the seeds of an arm; ``numbers`` is like ``SUMMARY``."""
-    ours = steps[steps["arm"] == arm]
-    estimates: dict[str, object] = {}
-    for column, (metric, how) in numbers.items():
-        values = run_numbers(ours, metric, how).tolist()
-        estimates[column] = over_seeds(values, log=metric in GEOMETRIC, bounds=columns.bounds(metric))
-    return estimates
+def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> Callable[[str], dict[str, object]]:
+    """Return the function from an arm to column → ``Estimate`` over its seeds; ``numbers`` is like ``SUMMARY``."""
+    of_runs = {column: run_numbers(steps, *number, ["arm", "seed"]) for column, number in numbers.items()}
+    by_arm = {column: {str(arm): rows for arm, rows in values.groupby("arm")} for column, values in of_runs.items()}
+
+    def of(arm: str) -> dict[str, object]:
+        return {
+            column: over_seeds(by_arm[column].get(arm, ()), metric in GEOMETRIC, columns.bounds(metric))
+            for column, (metric, _) in numbers.items()
+        }
+
+    return of
 
 
 # Head to head
@@ -267,7 +271,9 @@ def head_to_head(steps: pd.DataFrame, runs: pd.DataFrame, evaluations: pd.DataFr
     goal = target(steps, finals[best].mean())
     costs_of = {}
     if goal is not None:
-        costs_of = {str(arm): spent(steps[steps["arm"] == arm], ours, goal) for arm, ours in runs.groupby("arm")}
+        spending = steps.loc[steps["metric"].isin(["reward", *METRICS]), ["arm", "seed", "step", "metric", "value"]]
+        of_arm = {str(arm): rows for arm, rows in spending.groupby("arm")}
+        costs_of = {str(arm): spent(of_arm[str(arm)], ours, goal) for arm, ours in runs.groupby("arm")}
     answers = {str(arm): each for arm, each in evaluations.groupby("arm")}
     p_collapse = _log_rank(runs, best)
     rows = []
@@ -319,8 +325,9 @@ def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dic
     by_unit: dict[str, dict[int, Reached]] = {unit: {} for unit in COMPARED}
     steps = steps[steps["metric"].isin(["reward", *METRICS])]
     counted = ["tokens_sampled"] if "tokens_sampled" in set(steps["metric"]) else list(METRICS)
+    of_seed = dict(iter(steps.groupby("seed")))
     for run in runs.to_dict("records"):
-        ours = steps[steps["seed"] == run["seed"]]
+        ours = of_seed.get(run["seed"], steps[:0])
         wide = ours.pivot(index="step", columns="metric", values="value").sort_index().reset_index()
         wide = wide.reindex(columns=["step", "reward", *METRICS])
         wide = wide.dropna(subset=counted, how="all")  # no step took place after a number that was not finite

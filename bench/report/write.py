@@ -16,14 +16,17 @@ Cells may be texts, numbers, ``Estimate`` and ``CostRatio``: rounding and escapi
 band), ``dot`` (an estimate with its interval), ``stacked`` (bars).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from steadymoe.bench.statistics.efficiency import CostRatio
 from steadymoe.bench.statistics.estimates import Estimate
@@ -82,6 +85,21 @@ def table(
 ) -> list[Path]:
     """Write a table to ``results/tables`` and return the paths."""
     return files(results, table_texts(stem, rows, caption, kinds), "tables")
+
+
+def pieces(path: Path, suffix: str, parts: Iterator[pd.DataFrame]) -> None:
+    """Write a table that comes in parts as one file; ``suffix`` is parquet or csv. The first part gives the types."""
+    first = next(parts)
+    if suffix == "csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            first.to_csv(file, index=False)
+            for part in parts:
+                part.to_csv(file, index=False, header=False)
+        return
+    schema = pa.Schema.from_pandas(first, preserve_index=False)
+    with pq.ParquetWriter(path, schema) as writer:
+        for part in chain([first] if len(first) else [], parts):
+            writer.write_table(pa.Table.from_pandas(part, schema=schema, preserve_index=False))
 
 
 def figure_texts(stem: str, drawn: "DataFigure", caption: str = "") -> dict[str, str]:

@@ -127,8 +127,10 @@ def findings_of_arms(steps: "pd.DataFrame") -> list[str]:
     """``findings`` for every run of the long ``steps`` of ``archive``: one line for each arm and reason."""
     metrics = steps[steps["metric"].isin(_READ)]
     seeds: dict[tuple[str, str, str], list[str]] = {}
-    for (arm, seed), rows in metrics.groupby(["arm", "seed"], sort=False, observed=True):
-        wide = rows.pivot_table(index="step", columns="metric", values="value").reindex(columns=list(_READ))
-        for finding, why in findings(wide).items():
+    keys = ["arm", "seed", "step"]
+    wide = metrics.pivot_table(index=keys, columns="metric", values="value", observed=True).reindex(columns=list(_READ))
+    of_runs = dict(iter(wide.groupby(level=keys[:2], observed=True)))
+    for arm, seed in metrics[keys[:2]].drop_duplicates().itertuples(index=False):
+        for finding, why in findings(of_runs[arm, seed]).items():
             seeds.setdefault((finding, str(arm), why), []).append(str(seed))
     return [f"{finding}: {arm} (seed {', '.join(found)}): {why}" for (finding, arm, why), found in seeds.items()]

@@ -5,6 +5,7 @@
 every interval treats a seed with all its runs as one replicate.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -39,16 +40,22 @@ class Alarm:
 
 
 def extremes(
-    steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int = 1, *, falls: bool = False
+    steps: pd.DataFrame,
+    runs: pd.DataFrame,
+    metric: str,
+    least_lead: int = 1,
+    *,
+    falls: bool = False,
+    horizon: float | None = None,
 ) -> pd.DataFrame:
     """Of every run the most alarming value of a metric while a warning is still one: arm, seed, collapsed, extreme.
 
     A run that collapses at step c is looked at up to step c − ``least_lead``; −∞ if that is before its first
-    value. A stable run is looked at up to the last step at which any collapsing run is, and to its end if none
-    collapses: it has at least as many steps to cross as those, which makes false alarms likelier, not rarer.
+    value. A stable run is looked at up to ``horizon``, usually the last step at which any collapsing run is, and to
+    its end if none collapses: it has at least as many steps to cross as those, which makes false alarms likelier.
     A metric that ``falls`` before a collapse has its sign turned, so that higher is always worse.
     """
-    early = _while_early(steps, runs, metric, least_lead, falls)
+    early = _while_early(steps, runs, metric, least_lead, falls, horizon)
     worst = early.groupby(["arm", "seed"])["alarm"].max().rename("extreme").reset_index()
     joined = runs[["arm", "seed", "collapsed"]].merge(worst, how="left", on=["arm", "seed"])
     measured = steps.loc[steps["metric"] == metric, ["arm", "seed"]].drop_duplicates()
@@ -102,8 +109,13 @@ def auc(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, *, falls: bool = F
     """
     steps = steps[steps["metric"] == metric]
 
-    def worst(runs: pd.DataFrame) -> pd.DataFrame:
-        return extremes(steps, runs, metric, falls=falls)
+    @functools.cache
+    def up_to(horizon: float) -> pd.DataFrame:
+        return extremes(steps, runs, metric, falls=falls, horizon=horizon)
+
+    def worst(some: pd.DataFrame) -> pd.DataFrame:
+        every = up_to(_horizon(some, 1))
+        return every[every["seed"].isin(some["seed"].unique())]  # ``jackknife`` leaves out whole seeds
 
     whole = worst(runs)
     seeds, gone = whole["seed"].unique().tolist(), whole["collapsed"].notna()
@@ -147,10 +159,17 @@ def _share(runs: pd.DataFrame, threshold: float) -> Estimate:
     return clustered_share(beyond["sum"].tolist(), beyond["count"].tolist())
 
 
-def _while_early(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int, falls: bool) -> pd.DataFrame:
+def _horizon(runs: pd.DataFrame, least_lead: int) -> float:
+    until = runs["collapsed"] - least_lead
+    return float(until.max()) if until.notna().any() else np.inf
+
+
+def _while_early(
+    steps: pd.DataFrame, runs: pd.DataFrame, metric: str, least_lead: int, falls: bool, horizon: float | None = None
+) -> pd.DataFrame:
     """The rows of ``extremes``: arm, seed, step, collapsed, and the metric as ``alarm``, where higher is worse."""
     until = runs["collapsed"] - least_lead
-    horizon = until.max() if until.notna().any() else np.inf
+    horizon = _horizon(runs, least_lead) if horizon is None else horizon
     chosen = steps.loc[steps["metric"] == metric, ["arm", "seed", "step", "value"]].dropna(subset="value")
     chosen = chosen.merge(runs[["arm", "seed", "collapsed"]].assign(until=until.fillna(horizon)), on=["arm", "seed"])
     chosen = chosen[chosen["step"] <= chosen["until"]]

@@ -65,8 +65,8 @@ class FigureSpec:
                 yield f"runs with 2 values of {key}"
         if self.varies_one and all(steps[key].nunique() < 2 for key in self.varies_one):
             yield f"runs with 2 values of {' or '.join(self.varies_one)}"
-        if self.records and (unrecorded := [name for name in self.records if name not in set(steps["metric"])]):
-            yield f"runs that record {', '.join(unrecorded)}"
+        if self.records and (unrecorded := set(self.records).difference(steps["metric"].unique())):
+            yield f"runs that record {', '.join(name for name in self.records if name in unrecorded)}"
         if self.only and steps.groupby([*self.only], dropna=False)["arm"].nunique().max() > 1:
             yield f"runs that differ in nothing but {', '.join(self.only)} and the seed"
         if missing := self.rule(steps):
