@@ -6,6 +6,7 @@ the checksum of its tensors, and one whose tensors are others is never used.
 """
 
 import hashlib
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,27 +35,32 @@ def save(path: Path, learner: Learner, sampler: Sampler, step: int) -> None:
     write_tensors(path, tensors, {"after_step": str(step)})
 
 
+_ABOUT = "about"
+
+
 class DamagedTensors(ValueError):
     """A file does not hold the tensors that were saved; the message is one line."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
     """Write tensors, texts about them, and the checksum of the tensors, atomically."""
-    texts = {**metadata, "sha256": _checksum(tensors)}
-    atomic_files.write(path, lambda temporary: save_file(dict(tensors), temporary, metadata=texts))
+    # One text, because safetensors writes several in any order, and equal checkpoints have equal bytes.
+    about = {_ABOUT: json.dumps({**metadata, "sha256": _checksum(tensors)})}
+    atomic_files.write(path, lambda temporary: save_file(dict(tensors), temporary, metadata=about))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return what ``write_tensors`` wrote. Raises DamagedTensors for other tensors, and OSError.
 
-    A file of an earlier version has no checksum.
+    A file of an earlier version has its texts side by side, and no checksum.
     """
     regular_files.opened(path, sys.maxsize).close()  # no link, no pipe
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
+            metadata = json.loads(metadata[_ABOUT]) if _ABOUT in metadata else metadata
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except SafetensorError as error:
+    except (SafetensorError, ValueError) as error:
         raise DamagedTensors(f"{path} is damaged: {' '.join(str(error).split())}") from error
     if "sha256" in metadata and metadata["sha256"] != _checksum(tensors):
         raise DamagedTensors(f"{path} is damaged: its tensors are not those that were saved")

@@ -36,7 +36,7 @@ def test_programs_get_each_number_in_a_column_of_its_own() -> None:
 def test_a_table_is_escaped_for_markdown_latex_and_html() -> None:
     line = write.to_markdown(ROWS).splitlines()[-1]
     assert line.count(" | ") == 3
-    assert r"a\|b~c^d {e} $f# π²\\n\<b>" in line
+    assert r"a\|b\~c^d {e} $f# π²\\n\<b>" in line
     latex = write.to_latex(ROWS, "of 100 %")
     assert r"\begin{tabular}{lrrr}" in latex
     rows = [text for text in latex.splitlines() if text.endswith(r"\\")]
