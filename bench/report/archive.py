@@ -338,21 +338,20 @@ def _states(results: Path, experiment: str) -> dict[Path, record.State]:
 
 def _read_through(folder: Path, state: record.State) -> record.State:
     try:
-        if state.has_ended:
-            _tables(folder)
-    except Damaged as error:
-        return record.State("damaged", {}, str(error))
-    return state
-
-
-def _tables(folder: Path) -> Mapping[str, pd.DataFrame]:
-    """Return the tables of an ended run; they are read once. Raises Damaged."""
-    return _tables_of(folder, (folder / "run.json").stat().st_mtime_ns)  # it is written last
+        why = _why_odd(folder, (folder / "run.json").stat().st_mtime_ns) if state.has_ended else None  # written last
+    except OSError as error:
+        why = str(error)
+    return state if why is None else record.State("damaged", {}, why)
 
 
 @lru_cache(maxsize=4096)
-def _tables_of(folder: Path, changed: int) -> Mapping[str, pd.DataFrame]:
-    return record.read_tables(folder, record.read_run(folder) or {})
+def _why_odd(folder: Path, changed: int) -> str | None:
+    """Return why the tables of an ended run are not those of its facts; None if they are."""
+    try:
+        record.read_tables(folder, record.read_run(folder) or {})
+    except Damaged as error:
+        return str(error)
+    return None
 
 
 def tidy(runs: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -418,7 +417,7 @@ def histograms(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _read(runs: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return one table of all ``runs``, concatenated; the column ``run`` is the place of the run in ``runs``."""
-    tables = [_tables(Path(folder))[name] for folder in runs["folder"]]
+    tables = [record.read_table(Path(folder), name) for folder in runs["folder"]]
     if not tables:
         return pd.DataFrame(columns=["run", *columns.TABLES[name]])
     return pd.concat([table.assign(run=place) for place, table in enumerate(tables)], ignore_index=True)

@@ -30,8 +30,8 @@ TRAINING_VERSION = 2
 _EVERY_LOSS = [source.SUITE / "algorithms" / f"{name}.py" for name in ("batch", "loss", "objective", "ops", "parts")]
 
 
-# Within ``unchanging``: names of classes → the hash of their code, or which of their modules lie outside.
-_known: dict[Any, Any] | None = None
+# Within ``unchanging``: names of classes → what ``_code`` returns.
+_known: dict[tuple[str | None, ...], tuple[str | None, list[str]]] | None = None
 
 
 @contextmanager
@@ -78,10 +78,10 @@ def difference(facts: Mapping[str, Any]) -> Difference:
     code = unknown = None
     if not recorded:
         unknown = "its code was not found"
-    elif (now := code_hash(config)) is None:
+    elif (now := _code(config)[0]) is None:
         unknown = "its code is not at hand; STEADYMOE_PATH says where your own is"
     elif now != recorded:
-        code = "other code of its algorithm" if not _outside(config) else "other code of its algorithm, task or engine"
+        code = "other code of its algorithm" if not _code(config)[1] else "other code of its algorithm, task or engine"
     if unknown is None and training != TRAINING_VERSION:
         code = f"other training code (version {training}; now {TRAINING_VERSION})"
     then, now_here = facts["versions"], versions(config.get("experts"))
@@ -95,16 +95,22 @@ def code_hash(config: Mapping[str, Any]) -> str | None:
     The hash covers the syntax trees (``source.digest``) of the classes' files and of the local modules that they
     import; imports from installed packages do not count. None if a class's file is missing or cannot be read.
     """
-    key = (*_targets(_losses(config)), None, *_targets(config))
-    known = {} if _known is None else _known
+    return _code(config)[0]
+
+
+def _code(config: Mapping[str, Any]) -> tuple[str | None, list[str]]:
+    """Return ``code_hash`` and ``_outside``, which depend on the names of classes alone."""
+    losses, known = _targets(_losses(config)), {} if _known is None else _known
+    key = (*losses, None, *_targets(config))
     if key not in known:
-        known[key] = _hash_of([_module(target) for target in _targets(_losses(config))], config)
+        outside = _outside(config)
+        known[key] = (_hash_of([*map(_module, losses), *outside]), outside)
     return known[key]
 
 
-def _hash_of(modules: Sequence[str], config: Mapping[str, Any]) -> str | None:
+def _hash_of(modules: Sequence[str]) -> str | None:
     try:
-        found = source.reachable([*modules, *_outside(config)], _counts)
+        found = source.reachable(modules, _counts)
         return None if found is None else source.digest([*found.values(), *_EVERY_LOSS])
     except (ValueError, OSError):
         return None

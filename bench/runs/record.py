@@ -242,8 +242,11 @@ def _is_at_its_place(folder: Path, facts: Mapping[str, Any]) -> bool:
 
 def checksum(path: Path) -> str:
     """Return the first 16 hex digits of the SHA-256 of a file's bytes. Raises OSError if it cannot be read."""
+    digest = hashlib.sha256()
     with regular_files.opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        while part := file.read(2**16):  # hashlib.file_digest clears 256 KiB for each file, however small
+            digest.update(part)
+    return digest.hexdigest()[:16]
 
 
 def _damaged_table(folder: Path, facts: dict[str, Any]) -> str | None:
