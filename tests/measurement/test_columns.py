@@ -15,7 +15,7 @@ NEW = columns.Column(
     "largest spread of a token",
     label="spread of tokens",
     short="spread",
-    type=pa.int64(),
+    type="int64",
     over_updates="largest",
     worse="lower",
     share=True,

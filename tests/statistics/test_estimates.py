@@ -65,7 +65,7 @@ def test_from_ten_seeds_the_interval_is_scipys_bca_bootstrap_a_little_wider() ->
     expected = scipy_stats.bootstrap(
         (np.sort(values),), np.mean, n_resamples=9999, confidence_level=wider, rng=np.random.default_rng(0)
     ).confidence_interval
-    assert (found.low, found.high) == (expected.low, expected.high)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-11)
 
 
 def test_where_bca_is_undefined_the_interval_is_still_one() -> None:
@@ -120,12 +120,12 @@ def test_the_order_of_seeds_changes_nothing_and_an_interval_scales_with_its_numb
     first = estimates.over_seeds(values)
     shuffled = values.copy()
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert estimates.over_seeds(shuffled) == first
+    np.testing.assert_array_equal(list(vars(estimates.over_seeds(shuffled)).values()), list(vars(first).values()))
     assert np.isnan(first.low) or first.low - 1e-9 <= first.mean <= first.high + 1e-9
     # Twice is exact in binary; adding something would round, and BCa counts resamples that tie with the estimate.
     twice = estimates.over_seeds([2 * value for value in values])
     np.testing.assert_allclose(
-        [twice.mean, twice.low, twice.high], [2 * x for x in (first.mean, first.low, first.high)], rtol=1e-12
+        [twice.mean, twice.low, twice.high], [2 * x for x in (first.mean, first.low, first.high)], rtol=1e-11
     )
 
 
@@ -135,7 +135,7 @@ def test_the_order_of_seeds_changes_nothing_and_an_interval_scales_with_its_numb
 def test_an_interval_of_rewards_stays_in_0_and_1_and_is_that_of_the_delta_method_on_the_logit_scale() -> None:
     values = [0.6, 0.9, 0.99]  # three seeds of a run that learns: Student's t gives 0.830 [0.319, 1.34]
     found = estimates.over_seeds(values, bounds=(0.0, 1.0))
-    assert found.mean == np.mean(values)
+    assert found.mean == pytest.approx(np.mean(values), rel=1e-11)
     assert 0 < found.low < found.mean < found.high < 1
     error = np.std(values, ddof=1) / np.sqrt(3) / (found.mean * (1 - found.mean))
     ends = scipy_stats.logistic.cdf(
@@ -152,7 +152,7 @@ def test_where_every_seed_is_at_an_end_there_is_no_interval() -> None:
     for values in ([1.0] * 3, [0.0] * 5, [1.0, 1.0, 0.0], [0.0] * 9 + [1.0] * 3):
         found = estimates.over_seeds(values, bounds=(0.0, 1.0))
         assert np.isnan([found.low, found.high]).all()
-        assert found.mean == np.mean(values)
+        assert found.mean == pytest.approx(np.mean(values), rel=1e-11)
         assert np.isnan(estimates.mean_over_seeds(values, bounds=(0.0, 1.0)).low)
     assert np.isnan(estimates.over_seeds([0.5] * 3, bounds=(0.0, 1.0)).low)
 
