@@ -132,7 +132,7 @@ def blocks(table: pd.DataFrame) -> DataFigure:
     with style.figure_style():
         figure, axes = style.panels(len(routings), 1, height, style.TWO_COLUMNS, sharex=True, sharey=True)
         for axis, (routing, label) in zip(axes, routings.items(), strict=True):
-            here = shares[shares["routing"] == routing].sort_values("loss")
+            here = shares[shares["routing"] == routing].sort_values("loss", kind="stable")
             style.stacked(
                 axis, here.pivot(index="loss", columns="block", values="mean").reindex(losses)[named], colours
             )
@@ -160,7 +160,7 @@ def bands(table: pd.DataFrame) -> DataFigure:
         needed = "two symmetric bands of one algorithm with a usefulness at k above 0"
         raise CannotDraw(f"it lacks {needed}")
     shown = known[known["algorithm"].isin(names)]
-    shown = shown.assign(width=np.sqrt(shown["clip_low"] * shown["clip_high"])).sort_values("width")
+    shown = shown.assign(width=np.sqrt(shown["clip_low"] * shown["clip_high"])).sort_values("width", kind="stable")
     is_even = shown["clip_low"] == shown["clip_high"]
     routings, drifts = _routings(shown), {k: f"k = {k}" for k in sorted(shown["k"].unique())}
     lines = {name: (_UNITS.get(name, name), looks.of_algorithm(name)) for name in names}
@@ -218,7 +218,12 @@ def clip_shares(rows: pd.DataFrame, anchor: str) -> DataFigure:
 
 def _by_length(rows: pd.DataFrame) -> dict[tuple[str, float], str]:
     """Return (setting, strength) → title of each column, by the mean length of the responses."""
-    lengths = rows[rows["quantity"] == "response_length"].groupby(["setting", "strength"])["value"].mean().sort_values()
+    lengths = (
+        rows[rows["quantity"] == "response_length"]
+        .groupby(["setting", "strength"])["value"]
+        .mean()
+        .sort_values(kind="stable")
+    )
     keys = cast(list[tuple[str, float]], lengths.index.tolist())
     titles = {key: f"responses of {length:.0f} tokens" for key, length in zip(keys, lengths, strict=True)}
     if len(set(titles.values())) < len(titles):

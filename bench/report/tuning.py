@@ -94,7 +94,9 @@ def drawn(rows: pd.DataFrame) -> DataFigure:
     with style.figure_style():
         figure, axes = _panels(len(looks_of)) if apart else style.panels(1, 1, 2.4)
         best = rows[rows["best"] != ""].set_index("arm")[LEVEL].map(lambda estimate: estimate.mean)
-        ranked = [[arm] for arm in best.sort_values(ascending=False).index] if apart else [list(looks_of)]
+        ranked = (
+            [[arm] for arm in best.sort_values(ascending=False, kind="stable").index] if apart else [list(looks_of)]
+        )
         starts = {start.mean: start for start in rows["start"]}.values()
         for axis, arms in zip(axes, ranked, strict=True):
             if apart:

@@ -262,7 +262,7 @@ def curves(
     ``steps`` is ``archive.steps``. Each seed's curve is first averaged over the last ``window`` steps. With ``log``
     both averages are geometric. ``bounds``: see ``over_seeds``. An arm's n falls where seeds ended early.
     """
-    chosen = steps.loc[steps["metric"] == metric, ["arm", "seed", "step", "value"]].sort_values("step")
+    chosen = steps.loc[steps["metric"] == metric, ["arm", "seed", "step", "value"]].sort_values("step", kind="stable")
     if log:
         chosen = chosen.assign(value=np.log(chosen["value"].clip(lower=LEAST_LOG)))
     smooth = chosen.groupby(["arm", "seed"])["value"].rolling(window, min_periods=1).mean()

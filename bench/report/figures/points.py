@@ -46,7 +46,7 @@ def best_last(steps: pd.DataFrame) -> DataFigure:
     """Best against last reward of each method, the widest fall on top (GEPO's columns Best and Last)."""
     last, fall = (tables.run_numbers(steps, "reward", how, ["arm", "seed"]) for how in ("last", "fall"))
     ends = {"best": last + fall, "last": last}
-    arms = (ends["best"] - last).groupby(level="arm").mean().sort_values().index
+    arms = (ends["best"] - last).groupby(level="arm").mean().sort_values(kind="stable").index
     lines = looks.of_lines(steps)
     base, few_seeds = compared(steps, lines), style.few_seeds(steps)
     with style.figure_style():
