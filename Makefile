@@ -31,7 +31,7 @@ test: $(READY)
 SENSITIVE := $(addprefix tests/,training/test_savings.py training/test_packing.py training/test_learner.py \
 	training/test_sampling.py models/test_models.py models/test_families.py models/test_backends.py \
 	models/test_routing.py models/test_predictor.py measurement/test_token_metrics.py)
-COMMITTED := $(addprefix tests/,report/test_reference.py audit/test_recorded_audits.py score/test_board.py \
+COMMITTED := study/tests/test_reference.py $(addprefix tests/,audit/test_recorded_audits.py score/test_board.py \
 	engines/test_against_vllm.py)
 DISPATCHED := $(BIN)/python -c 'from numpy._core._multiarray_umath import __cpu_dispatch__ as names, \
 	__cpu_features__ as has; print(*filter(has.get, names))'
