@@ -422,16 +422,18 @@ class Record:
         self.run |= facts | {"wall_seconds": round(self._seconds_before + seconds, 3)}
         atomic_files.write_json(self.folder / "run.json", self.run)
 
-    def end(self, diverged: dict[str, Any] | None, **facts: Any) -> None:
+    def end(self, diverged: dict[str, Any] | None, whole: "Mapping[str, pa.Table] | None" = None, **facts: Any) -> None:
         """Turn the rows into parquet, write the status, and delete the files that only a resume needs.
 
         ``diverged``: reason, step and update of a collapse or of a number that is not finite; None for neither.
+        ``whole`` are tables, or the columns of them that have values, that were not appended row by row.
         """
         import pyarrow.parquet as pq
 
         checksums = {}
         for table in columns.TABLES:
-            arrow, path = _to_arrow(_read_rows(self.folder, table), table), self.folder / f"{table}.parquet"
+            path, given = self.folder / f"{table}.parquet", (whole or {}).get(table)
+            arrow = _to_arrow(_read_rows(self.folder, table), table) if given is None else _with_all(given, table)
             atomic_files.write(path, partial(pq.write_table, arrow))
             checksums[table] = checksum(path)
         self.run["tables"] = checksums
@@ -463,6 +465,16 @@ def _schema(table: str) -> "pa.Schema":
     types = {"list<int64>": pa.list_(pa.int64())}
     columns_of = columns.TABLES[table].items()
     return pa.schema([(name, types.get(column.type) or pa.type_for_alias(column.type)) for name, column in columns_of])
+
+
+def _with_all(arrow: "pa.Table", table: str) -> "pa.Table":
+    """Return a table with all columns of its schema; those that it lacks are empty."""
+    import pyarrow as pa
+
+    schema = _schema(table)
+    lacking = {type_: pa.nulls(len(arrow), type_) for type_ in set(schema.types)}
+    parts = [arrow[name] if name in arrow.column_names else lacking[schema.field(name).type] for name in schema.names]
+    return pa.table(parts, schema=schema)
 
 
 def _to_arrow(rows: list[Row], table: str) -> "pa.Table":

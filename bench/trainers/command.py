@@ -2,14 +2,15 @@
 
 import argparse
 import hashlib
-import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from steadymoe.bench.config import identity
 from steadymoe.bench.runs.record import Record
@@ -42,40 +43,51 @@ def main(words: list[str]) -> int:
         if name in _RESERVED or not identity.is_name(name):
             raise UserError(f"--axis: a name is letters and digits, and none of {', '.join(_RESERVED)}; got {name!r}")
     log = logs.read(arguments.file, mapped)
-    rows, diverged, notes = outcome(log.rows, arguments.updates)
+    steps, diverged, notes = outcome(log.steps, arguments.updates)
     facts = _facts(arguments, axes, log)
     folder = run_folder.free_folder(arguments.results, facts)
     with Record(folder, facts) as record:
         record.begin(None)
-        record.append({"steps": rows})
-        record.end(diverged)
+        record.end(diverged, {"steps": steps})
     names = ", ".join(ours if ours == theirs else f"{ours} ({theirs})" for ours, theirs in log.names.items())
-    for line in (f"read {len(rows)} steps of {arguments.file.name}: {names}", *log.notes, *notes, f"wrote {folder}"):
+    for line in (f"read {len(steps)} steps of {arguments.file.name}: {names}", *log.notes, *notes, f"wrote {folder}"):
         print(visible(line))
     return 0
 
 
-def outcome(
-    rows: Sequence[dict[str, float]], updates: int
-) -> tuple[list[dict[str, float]], dict[str, Any] | None, list[str]]:
-    """Return the rows up to the end of the run, how it diverged (None if it did not), and notes on dropped numbers.
+def outcome(steps: pa.Table, updates: int) -> tuple[pa.Table, dict[str, Any] | None, list[str]]:
+    """Return the steps up to the end of the run, how it diverged (None if it did not), and notes on dropped numbers.
 
-    If every row from some step on has a number of ``FINITE`` that is nan or infinite, the run diverged at that step.
+    If every step from some step on has a number of ``FINITE`` that is nan or infinite, the run diverged at that step.
     Earlier ones, as where a trainer skips an update, count as missing. The rule of collapse reads the columns that are
     there; ``updates`` is the number of updates per step.
     """
-    broken = [[name for name in FINITE if not math.isfinite(row.get(name, 0.0))] for row in rows]
-    end = max((place for place, names in enumerate(broken) if not names), default=-1) + 1
-    whole, notes = [], []
-    for row, names in zip(rows[:end], broken, strict=False):
-        whole.append({name: value for name, value in row.items() if name not in names})
-        notes += [f"{name} of step {row['step']:g} is not finite, so it counts as missing" for name in names]
-    notes = [*notes[:5], f"{len(notes) - 5} more numbers are not finite"] if len(notes) > 5 else notes
-    if end < len(rows):
-        last = rows[end]
-        return [*whole, last], {"reason": "not finite", "step": int(last["step"]), "update": None}, notes
+    recorded = [name for name in FINITE if name in steps.column_names]
+    broken = {name: pc.invert(pc.fill_null(pc.is_finite(steps[name]), True)).to_numpy() for name in recorded}
+    is_broken = np.logical_or.reduce(list(broken.values()))
+    end = int(np.flatnonzero(~is_broken)[-1]) + 1 if not is_broken.all() else 0
+    whole, places = steps[:end], np.flatnonzero(is_broken[:end])
+    numbers = whole["step"]
+    notes = [
+        f"{name} of step {numbers[int(place)].as_py():g} is not finite, so it counts as missing"
+        for place in places[:6]
+        for name in recorded
+        if broken[name][place]
+    ]
+    count = sum(int(each[:end].sum()) for each in broken.values())
+    notes = [*notes[:5], f"{count - 5} more numbers are not finite"] if count > 5 else notes
+    for name in recorded:
+        left = pc.if_else(pa.array(broken[name][:end]), None, whole[name])
+        whole = whole.set_column(whole.column_names.index(name), name, left)
+    if end < len(steps):
+        last = int(steps["step"][end].as_py())
+        return (
+            pa.concat_tables([whole, steps[end : end + 1]]),
+            {"reason": "not finite", "step": last, "update": None},
+            notes,
+        )
     # A missing column cannot break the rule, as in collapse.judged.
-    table = pd.DataFrame(whole).reindex(columns=["step", *FINITE]).ffill().fillna(1.0)
+    table = whole.select(["step", *recorded]).to_pandas().reindex(columns=["step", *FINITE]).ffill().fillna(1.0)
     return whole, run_folder.collapse(table, updates), notes
 
 
@@ -89,7 +101,7 @@ def _facts(arguments: argparse.Namespace, axes: dict[str, str], log: logs.Log) -
         "seed": arguments.seed,
         "device": run_folder.UNKNOWN,
         "engine": {},
-        "steps": int(log.rows[-1]["step"]),
+        "steps": int(log.steps["step"][-1].as_py()),
         "updates_per_rollout": arguments.updates,
         "rollout": {name: value for name, value in rollout.items() if value is not None},
         "optimizer": {name: value for name, value in optimizer.items() if value is not None},

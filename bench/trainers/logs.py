@@ -6,13 +6,17 @@ its line. Missing values stay missing.
 
 import csv
 import difflib
+import functools
 import json
 import math
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from steadymoe.bench.measurement import columns
 from steadymoe.bench.support.errors import UserError
@@ -22,6 +26,10 @@ from steadymoe.plugins import verl
 MOST_BYTES = 2**28
 # The largest step or count: tables have 64-bit integers, also for the product of two.
 MOST = 10**9
+# A table of more rows decodes to more than is read of one file.
+MOST_STEPS = 10**6
+# How many rows are held as rows; the others are columns.
+_ROWS_OF_A_PIECE = 10_000
 # The largest number of any other column: the sum of its squares is still a float.
 _LARGEST = 1e100
 # The columns of a step that a log can have, without histograms.
@@ -53,8 +61,8 @@ _VERL = {
 class Log:
     """The numbers of a log under the suite's column names."""
 
-    rows: list[dict[str, float]]
-    """One row per step; steps rise from 1 or later. A missing number has no key; a number may be nan or infinite."""
+    steps: pa.Table
+    """One row per step; steps rise from 1 or later. A missing number is null; a number may be nan or infinite."""
     names: dict[str, str]
     """Our column → the log's."""
     is_verl: bool
@@ -64,26 +72,32 @@ class Log:
 
 def read(path: Path, mapped: Mapping[str, str]) -> Log:
     """Read the log in a file; ``mapped`` is our column → the log's. Raises UserError, in one line, for a bad log."""
+    present: dict[str, None] = {}
+    inner: dict[str, None] = {}
     torn: list[str] = []
-    raw = list(_rows(path, torn))
-    if not raw:
+    is_empty, is_verl = True, True
+    for _, row in _rows(path, torn):
+        is_empty = False
+        is_verl = is_verl and row.keys() == {"step", "data"} and isinstance(row["data"], dict)
+        present |= dict.fromkeys(row)
+        inner |= dict.fromkeys(row["data"]) if is_verl else {}
+    if is_empty:
         raise UserError(f"{path.name} has no rows, so no steps")
-    is_verl = all(row.keys() == {"step", "data"} and isinstance(row["data"], dict) for _, row in raw)
-    if is_verl:  # orjson writes nan and infinities as null
-        numbers = [
-            {name: math.nan if value is None else value for name, value in row["data"].items()} for _, row in raw
-        ]
-        raw = [(place, data | {"step": row["step"]}) for (place, row), data in zip(raw, numbers, strict=True)]
-    present = list(dict.fromkeys(name for _, row in raw for name in row))
-    names = _names(present, mapped, is_verl, path.name)
-    rows = []
-    for place, row in raw:
-        known = {ours: _number(row.get(theirs), ours, f"{place}: {theirs}") for ours, theirs in names.items()}
+    names = _names([*inner, "step"] if is_verl else list(present), mapped, is_verl, path.name)
+
+    def known(row: dict[str, Any], place: str) -> dict[str, float]:
+        if is_verl:  # orjson writes nan and infinities as null
+            data = {name: math.nan if value is None else value for name, value in row["data"].items()}
+            row = data | {"step": row["step"]}
+        numbers = {ours: _number(row.get(theirs), ours, f"{place}: {theirs}") for ours, theirs in names.items()}
         from_sums = {name: value for name, value in _from_sums(row, place).items() if name not in mapped}
-        rows.append((place, {name: value for name, value in known.items() if value is not None} | from_sums))
-    steps, notes = _by_step(rows)
-    if not any(_has_reward(row) for row in steps):
+        return {name: value for name, value in numbers.items() if value is not None} | from_sums
+
+    steps, notes = _by_step((place, known(row, place)) for place, row in _rows(path, []))
+    if "reward" not in steps.column_names or not pc.any(pc.is_finite(steps["reward"])).as_py():
         raise UserError(f"{path.name} has no step with a reward")
+    if len(steps) > MOST_STEPS:
+        raise UserError(f"{path.name} has {len(steps)} steps; the limit is {MOST_STEPS}")
     return Log(steps, names, is_verl, torn + notes)
 
 
@@ -137,14 +151,15 @@ def _from_sums(row: Mapping[str, Any], place: str) -> dict[str, float]:
         raise UserError(f"{place}: the sums of a loss of steadymoe lack {error.args[0]}") from error
 
 
-def _by_step(rows: Sequence[tuple[str, dict[str, float]]]) -> tuple[list[dict[str, float]], list[str]]:
+def _by_step(rows: Iterable[tuple[str, dict[str, float]]]) -> tuple[pa.Table, list[str]]:
     """Merge rows of the same step; where a log goes back, the run was resumed, and later rows replace earlier ones.
 
     Steps that start at 0 are renumbered, or step 0 is left out if it has no reward. Raises UserError for a log that
     goes back as often as it has steps: another column must be the step.
     """
+    before: list[pa.Table] = []  # steps but for the last ones, in columns: rows take ten times the memory
     steps: list[dict[str, float]] = []
-    replaced, resumed = 0, []
+    replaced, resumed, where = 0, 0, ""
     for place, row in rows:
         if "step" not in row:
             raise UserError(f"{place}: has no step")
@@ -153,25 +168,40 @@ def _by_step(rows: Sequence[tuple[str, dict[str, float]]]) -> tuple[list[dict[st
             last |= row
             continue
         if row["step"] <= last["step"]:
-            resumed.append(f"{place}: step {row['step']} comes after step {last['step']}")
-        while steps and steps[-1]["step"] >= row["step"]:
-            steps.pop()
-            replaced += 1
+            resumed += 1
+            where = where or f"{place}: step {row['step']} comes after step {last['step']}"
+            while steps and steps[-1]["step"] >= row["step"]:
+                steps.pop()
+                replaced += 1
+            while not steps and before:
+                table = before.pop()
+                left = pc.sum(pc.less(table["step"], row["step"])).as_py()
+                replaced += len(table) - left
+                before += [table[:left]] if left else []
+                if left:
+                    break
+        if len(steps) >= _ROWS_OF_A_PIECE:
+            before.append(_in_columns(steps))
+            steps = []
         steps.append(dict(row))
-    if len(resumed) >= max(1, len(steps)):
-        raise UserError(f"{resumed[0]}, and so on; steps must rise, but where a run was resumed")
-    notes = [f"the run was resumed {len(resumed)} times; later rows replace {replaced} steps"] if resumed else []
-    if steps[0]["step"] == 0 and _has_reward(steps[0]):
-        steps = [row | {"step": row["step"] + 1} for row in steps]
+    table = pa.concat_tables([*before, _in_columns(steps)], promote_options="default")
+    if resumed >= max(1, len(table)):
+        raise UserError(f"{where}, and so on; steps must rise, but where a run was resumed")
+    notes = [f"the run was resumed {resumed} times; later rows replace {replaced} steps"] if resumed else []
+    first = table[:1].to_pylist()[0]
+    if first["step"] == 0 and math.isfinite(math.nan if first.get("reward") is None else first["reward"]):
+        table = table.set_column(table.column_names.index("step"), "step", pc.add(table["step"], 1))
         notes.append("the log counts steps from 0, the run from 1")
-    elif steps[0]["step"] == 0:
-        steps = steps[1:]
+    elif first["step"] == 0:
+        table = table[1:]
         notes.append("left out: step 0, before training, which has no reward")
-    return [row for row in steps if len(row) > 1], notes
+    others = [table[name].is_valid() for name in table.column_names if name != "step"]
+    return table.filter(functools.reduce(pc.or_, others)) if others else table[:0], notes
 
 
-def _has_reward(row: Mapping[str, float]) -> bool:
-    return math.isfinite(row.get("reward", math.nan))
+def _in_columns(rows: Sequence[dict[str, float]]) -> pa.Table:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: pa.array([row.get(name) for row in rows], _COLUMNS[name]) for name in names})
 
 
 def _rows(path: Path, torn: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -182,15 +212,20 @@ def _rows(path: Path, torn: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(f"{path.name} has {path.stat().st_size} bytes; the limit is {MOST_BYTES}")
     if path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"{path.name} must be a .jsonl or .csv file")
+    lines = _lines(path, torn)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        yield from (_rows_of_jsonl if path.suffix == ".jsonl" else _rows_of_csv)(lines, path.name)
     except UnicodeDecodeError as error:
         raise UserError(f"{path.name} is not UTF-8 text") from error
-    whole, _, last = text.rpartition("\n")
-    if last.strip() and (path.suffix == ".csv" or not _is_json(last)):
-        torn.append(f"left out: the last line, which has no line break and so may be torn: {last[:40]!r}")
-        text = whole
-    yield from (_rows_of_jsonl if path.suffix == ".jsonl" else _rows_of_csv)(text, path.name)
+
+
+def _lines(path: Path, torn: list[str]) -> Iterator[str]:
+    with path.open(encoding="utf-8-sig") as file:
+        for line in file:
+            if not line.endswith("\n") and line.strip() and (path.suffix == ".csv" or not _is_json(line)):
+                torn.append(f"left out: the last line, which has no line break and so may be torn: {line[:40]!r}")
+            else:
+                yield line
 
 
 def _is_json(text: str) -> bool:
@@ -201,8 +236,8 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _rows_of_jsonl(text: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(text.split("\n"), start=1):
+def _rows_of_jsonl(lines: Iterator[str], file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -214,8 +249,8 @@ def _rows_of_jsonl(text: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]
         yield f"{file}, line {number}", row
 
 
-def _rows_of_csv(text: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    reader = csv.DictReader(text.splitlines(), strict=True)
+def _rows_of_csv(lines: Iterator[str], file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    reader = csv.DictReader(lines, strict=True)
     try:
         header = reader.fieldnames or []
         if repeated := [name for name in header if header.count(name) > 1]:

@@ -185,10 +185,15 @@ def test_a_collapse_and_a_divergence_are_found(tmp_path: Path, steady: Steady) -
 def test_rows_of_one_step_are_merged_and_a_log_may_count_from_0(tmp_path: Path) -> None:
     rows = [{"step": 0, "reward": 0.1}, {"step": 0, "eval_accuracy": 0.2}, {"step": 2, "reward": 0.3, "note": "x"}]
     log = logs.read(write_jsonl(tmp_path / "a.jsonl", rows), {})
-    assert log.rows == [{"step": 1, "reward": 0.1, "eval_accuracy": 0.2}, {"step": 3, "reward": 0.3}]
+    missing = {"eval_accuracy": None}
+    assert log.steps.to_pylist() == [
+        {"step": 1, "reward": 0.1, "eval_accuracy": 0.2},
+        {"step": 3, "reward": 0.3} | missing,
+    ]
     assert (len(log.notes), log.is_verl) == (1, False)
     rows[0], rows[1] = {"step": 0, "eval_accuracy": 0.2}, {"step": 1, "reward": 0.1}
-    assert logs.read(write_jsonl(tmp_path / "b.jsonl", rows), {}).rows[0] == {"step": 1, "reward": 0.1}
+    first = logs.read(write_jsonl(tmp_path / "b.jsonl", rows), {}).steps.to_pylist()[0]
+    assert first == {"step": 1, "reward": 0.1} | missing
 
 
 def test_a_resumed_log_has_the_later_rows(tmp_path: Path, steady: Steady) -> None:
@@ -208,7 +213,7 @@ def test_a_resumed_log_has_the_later_rows(tmp_path: Path, steady: Steady) -> Non
     assert steps["reward"].tolist() == [0.05, 0.1, 0.65, 0.7, 0.75]
     assert steps["eval_accuracy"].tolist() == [0.025, 0.05, 0.325, 0.35, 0.375]
     again = write_csv(tmp_path / "again.csv", ["step", "reward"], [[1, 0.1], [2, 0.2], [2, 0.3], [3, 0.4]])
-    assert [row["reward"] for row in logs.read(again, {}).rows] == [0.1, 0.3, 0.4]
+    assert [row["reward"] for row in logs.read(again, {}).steps.to_pylist()] == [0.1, 0.3, 0.4]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +230,7 @@ def test_a_resumed_log_has_the_later_rows(tmp_path: Path, steady: Steady) -> Non
 def test_a_torn_last_line_is_left_out_and_noted(file: str, content: str, tmp_path: Path) -> None:
     (tmp_path / file).write_text(content)
     log = logs.read(tmp_path / file, {})
-    assert log.rows == [{"step": 1, "reward": 1}]
+    assert log.steps.to_pylist() == [{"step": 1, "reward": 1}]
     assert len(log.notes) == 1
     assert log.notes[0].startswith("left out: the last line")
 
@@ -233,7 +238,7 @@ def test_a_torn_last_line_is_left_out_and_noted(file: str, content: str, tmp_pat
 def test_a_whole_last_line_of_jsonl_needs_no_line_break(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"step": 1, "reward": 1}\n{"step": 2, "reward": 0.5}')
     log = logs.read(tmp_path / "a.jsonl", {})
-    assert ([row["reward"] for row in log.rows], log.notes) == ([1, 0.5], [])
+    assert ([row["reward"] for row in log.steps.to_pylist()], log.notes) == ([1, 0.5], [])
 
 
 GOOD = "step,reward,loss\n1,1,0\n"

@@ -1,0 +1,185 @@
+"""What a command does grows no faster than the runs: operations are counted, and nothing is timed."""
+
+import importlib.metadata
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+import many_runs
+import pandas as pd
+import pytest
+
+from steadymoe.bench.config import compose, identity
+from steadymoe.bench.report import archive, realism, report_page, tables
+from steadymoe.bench.runs import dry, provenance, status
+from steadymoe.bench.support import regular_files, source
+from steadymoe.bench.trainers import command, logs
+
+FEW, MANY = 10, 60
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Number of runs → a results folder with so many."""
+    folders = {n: tmp_path_factory.mktemp(f"runs{n}") for n in (FEW, MANY)}
+    for n, folder in folders.items():
+        many_runs.make(folder, n)
+    return folders
+
+
+class Calls:
+    """Counts the calls of functions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch, self.counts = monkeypatch, Counter[str]()
+
+    def of(self, owner: Any, name: str) -> None:
+        """Count the calls of ``owner.name``."""
+        function: Callable[..., Any] = getattr(owner, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.counts[name] += 1
+            return function(*args, **kwargs)
+
+        self.monkeypatch.setattr(owner, name, counted)
+
+    def during(self, function: Callable[[], Any]) -> Counter[str]:
+        """Return the calls while ``function`` runs."""
+        self.counts.clear()
+        function()
+        return Counter(self.counts)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+def test_status_reads_each_file_once_and_looks_for_shared_code_once(results: dict[int, Path], calls: Calls) -> None:
+    calls.of(regular_files, "opened")
+    calls.of(source, "find")
+    with provenance.unchanging():
+        few, many = (calls.during(lambda n=n: status.main(["--results", str(results[n])])) for n in (FEW, MANY))
+    assert few["find"] == many["find"] > 0
+    assert (many["opened"] - few["opened"]) % (MANY - FEW) == 0
+    assert many["opened"] - few["opened"] <= 6 * (MANY - FEW)  # run.json and five tables
+
+
+def test_code_that_changes_is_seen_by_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEADYMOE_PATH", str(tmp_path))
+    config = {"algorithm": {"loss": {"_target_": "own_loss.Own"}}}
+    hashes = []
+    for number in (1, 2):
+        (tmp_path / "own_loss.py").write_text(f"class Own:\n    number = {number}\n")
+        with provenance.unchanging():
+            hashes += [provenance.code_hash(config), provenance.code_hash(config)]
+    assert hashes[0] == hashes[1] != hashes[2] == hashes[3]
+    assert None not in hashes
+
+
+def test_points_that_differ_in_values_are_composed_once(tmp_path: Path, calls: Calls) -> None:
+    words = ["algorithm=grpo,gspo", "model=micro", "experiment_name=x", f"results_dir={tmp_path}"]
+    compose.plan([*words, "seed=0"], True)  # fills the caches of this process
+    calls.of(hydra, "compose")
+    calls.of(dry, "_guess")
+    calls.of(importlib.metadata, "version")
+    counted = [
+        calls.during(lambda n=n: dry.lines(compose.plan([*words, f"seed=range({n})"], True), 0, 1)) for n in (5, 30)
+    ]
+    assert counted[0] == counted[1]
+    assert counted[0]["_guess"] == 1
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["optimizer.learning_rate=1", "optimizer.learning_rate=3e-4", "threads=2", "savings.sampler_as_old=10", "log=null",
+     "model.config.hidden_size=64", "results_dir='a b'", "evaluation.permuted_routes=true", "advantage=null",
+     "rollout={prompts:8,responses:4}"],
+)  # fmt: skip
+def test_a_value_changed_without_hydra_is_that_of_hydra(word: str) -> None:
+    words = ["algorithm=gspo", "model=micro", word]
+    with compose.overrides.composing(words):
+        plain, choices = compose.overrides.compose(words)
+        config = hydra.compose("config", words, return_hydra_config=True)
+        assert (plain, choices) == compose.overrides._as_plain(config)
+
+
+def test_labels_of_paths_take_one_look_at_each_path(calls: Calls) -> None:
+    calls.of(identity, "_tail")
+    counts = []
+    for n in (10, 100):
+        paths = [f"/data/{number:03}/start.safetensors" for number in range(n)]
+        counts.append(
+            calls.during(lambda paths=paths: [identity.shortener(paths)(path) for path in paths[:1]])["_tail"]
+        )
+    assert counts[1] == 10 * counts[0] > 0
+
+
+def test_an_export_holds_a_few_runs_at_a_time(results: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "_RUNS_OF_A_PIECE", 7)
+    runs = archive.ended_runs(results[MANY], "many")
+    pieces = list(archive.tidy(runs))
+    assert len({str(piece.dtypes.to_dict()) for piece in pieces}) == 1
+    assert max(len(piece[["arm", "seed"]].drop_duplicates()) for piece in pieces) == 7
+    monkeypatch.setattr(archive, "_RUNS_OF_A_PIECE", MANY)
+    whole = pd.concat(archive.tidy(runs), ignore_index=True)
+    pd.testing.assert_frame_equal(pd.concat(pieces, ignore_index=True), whole)
+    monkeypatch.setattr(archive, "_RUNS_OF_A_PIECE", 7)
+    exported = pd.read_parquet(report_page.export(results[MANY], "many", "parquet"))
+    pd.testing.assert_frame_equal(exported, whole)
+    text = pd.read_csv(report_page.export(results[MANY], "many", "csv"), float_precision="round_trip")
+    assert text["value"].tolist() == whole["value"].tolist()
+
+
+def test_a_report_looks_for_each_number_once_whatever_the_number_of_arms(
+    results: dict[int, Path], calls: Calls
+) -> None:
+    loaded = {n: archive.load(results[n], "many") for n in (FEW, MANY)}
+    calls.of(tables, "run_numbers")
+    calls.of(pd.DataFrame, "query")
+
+    def of(n: int) -> None:
+        steps, runs = loaded[n]["steps"], loaded[n]["runs"]
+        tables.summary(steps, runs)
+        tables.leaderboard(steps, runs)
+        tables.head_to_head(steps, runs, loaded[n]["evaluations"])
+
+    few, many = (calls.during(lambda n=n: of(n)) for n in (FEW, MANY))
+    assert few == many
+    few, many = (calls.during(lambda n=n: realism.measure(loaded[n])) for n in (FEW, MANY))
+    assert few["query"] == many["query"] > 0
+
+
+def rows_of(path: Path, n: int) -> Path:
+    path.write_text("step,reward,entropy\n" + "".join(f"{step},0.5,{step / n}\n" for step in range(1, n + 1)))
+    return path
+
+
+def test_an_imported_log_is_held_in_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_ROWS_OF_A_PIECE", 500)
+    peaks = []
+    for n in (4_000, 40_000):
+        log = rows_of(tmp_path / f"{n}.csv", n)
+        tracemalloc.start()
+        names = ["--algorithm", "a", "--model", "m", "--task", "t", "--updates", "1", "--experiment", f"e{n}"]
+        assert command.main([str(log), *names, "--results", str(tmp_path)]) == 0
+        peaks.append(tracemalloc.get_traced_memory()[1] / n)
+        tracemalloc.stop()
+    assert peaks[1] < 150  # bytes of a step: the columns of the rule of collapse; a row is a dict of 500
+
+
+def test_pieces_of_a_log_are_merged_and_replaced_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [*range(20), *range(12, 25), *range(3, 30)]
+    log = tmp_path / "log.csv"
+    log.write_text(
+        "step,reward,loss\n" + "".join(f"{step},{place},\n{step},,{place}\n" for place, step in enumerate(steps))
+    )
+    whole = logs.read(log, {})
+    monkeypatch.setattr(logs, "_ROWS_OF_A_PIECE", 4)
+    pieces = logs.read(log, {})
+    assert pieces.steps.to_pylist() == whole.steps.to_pylist()
+    assert pieces.notes == whole.notes
+    assert [row["reward"] for row in whole.steps.to_pylist()] == [0, 1, 2, *range(33, 60)]
