@@ -271,7 +271,7 @@ def test_a_dry_run_tells_runs_and_minutes_and_touches_nothing(
     assert said[1].startswith("minutes: about 15.0, 2 at once, at the pace of finished runs")
     assert said[2] == "cold starts: 3 to train, not in these minutes; 0 cached"
     for number, line in enumerate(said[4:], start=1):
-        assert f"seed={number}, learning rate 0.0003: " in line
+        assert f"seed={number}, learning rate 0.001: " in line
         assert line.endswith(f"/seed={number}")
     assert len(said) == 7
     assert steadymoe(monkeypatch, *words, "seed=range(1,31)") == 0

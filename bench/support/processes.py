@@ -12,6 +12,9 @@ from steadymoe.bench.support import blame
 
 T = TypeVar("T")
 
+# Holds an entry inside ``interruptible``.
+_tells: list[bool] = []
+
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM, unlike a KeyboardInterrupt that code raises by itself."""
@@ -24,22 +27,24 @@ def interrupt(*_: Any) -> NoReturn:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise ``Interrupted`` at Ctrl-C until the block ends, unless Ctrl-C is ignored or handled otherwise."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+    """Tell Ctrl-C from a KeyboardInterrupt that code raises, until the block ends; not where others handle Ctrl-C."""
+    before, in_main = signal.getsignal(signal.SIGINT), threading.current_thread() is threading.main_thread()
+    if not in_main or before not in (signal.default_int_handler, signal.SIG_IGN):
         yield
         return
-    signal.signal(signal.SIGINT, interrupt)
+    if before is not signal.SIG_IGN:  # of a shell's background jobs
+        signal.signal(signal.SIGINT, interrupt)
+    _tells.append(True)
     try:
         yield
     finally:
+        _tells.pop()
         signal.signal(signal.SIGINT, before)
 
 
 def is_interrupt(error: BaseException) -> bool:
     """Return whether the user ended the process; outside ``interruptible``, any KeyboardInterrupt counts."""
-    unknown = signal.getsignal(signal.SIGINT) is not interrupt
-    return isinstance(error, Interrupted) or (unknown and isinstance(error, KeyboardInterrupt))
+    return isinstance(error, Interrupted if _tells else KeyboardInterrupt)
 
 
 def ends(error: BaseException) -> bool:
