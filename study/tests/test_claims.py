@@ -464,6 +464,13 @@ def test_announcing_a_collapse_has_the_error_of_runs_whose_horizon_the_left_out_
     assert effects.announces(NOWHERE, [A, B], "grad_norm", 11).estimate.mean == pytest.approx(0.25 - 0.125)
 
 
+def test_a_page_that_is_a_link_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "claims.md").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError, match=r"claims.md is a link"):
+        command.main(["--results", str(tmp_path), "--pages", str(tmp_path)])
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_without_runs_the_command_says_what_to_run_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
