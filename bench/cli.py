@@ -49,7 +49,7 @@ def main(run: Callable[[list[str]], int] | None = None) -> None:
     except (UserError, OSError) as error:  # an OSError: a folder that cannot be written, a full disk
         _fail(str(error))
     except SystemExit as error:
-        if blame.users_code(error) is not None:  # sys.exit() in a user's loss is no success
+        if run is None and blame.users_code(error) is not None:  # sys.exit() in a user's loss is no success
             _fail(blame.sentence(error), 1)
         raise
     sys.exit(code)

@@ -1,5 +1,6 @@
 """What papers claim: thresholds, verdicts, and the numbers they stand on."""
 
+import json
 import re
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from steadymoe.bench.audit.measure import COLUMNS
 from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.report import archive
 from steadymoe.bench.report.realism import Realism
+from steadymoe.bench.runs import record
 from steadymoe.bench.score.arms import WIDE
 from steadymoe.bench.score.recorded import NONE, Arm, Audited, NotRun, Recorded
 from steadymoe.bench.statistics import early_warning
@@ -328,6 +330,7 @@ def made(tmp_path: Path) -> Recorded:
     }
     archive.keep(tables, "made", tmp_path)
     tables["steps"].to_parquet(tmp_path / "data" / "made" / "steps.parquet")  # what archive keeps leaves some out
+    archive.bind(tmp_path / "data" / "made")
     return Recorded(tmp_path)
 
 
@@ -508,7 +511,8 @@ def audited(tmp_path: Path) -> Recorded:
     folder = tmp_path / "audits" / "made"
     folder.mkdir(parents=True)
     pd.DataFrame(rows).to_parquet(folder / "audits.parquet")
-    (folder / "audits.json").write_text('{"unfinished": [], "audits": []}')
+    facts = {"unfinished": [], "audits": [], "checksum": record.checksum(folder / "audits.parquet")}
+    (folder / "audits.json").write_text(json.dumps(facts))
     return Recorded(tmp_path)
 
 

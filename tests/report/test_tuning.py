@@ -17,6 +17,7 @@ from steadymoe.bench.config import tuning as config
 from steadymoe.bench.config.overrides import CONF
 from steadymoe.bench.report import tuning
 from steadymoe.bench.runs import execute, record, status
+from steadymoe.bench.support import processes
 from steadymoe.bench.training.trainer import Trainer
 
 
@@ -151,7 +152,7 @@ def test_a_tuning_that_was_interrupted_goes_on_and_reports_at_its_end(
     assert not list(tmp_path.iterdir())
 
     def stops(self: Trainer, number: int) -> Any:
-        raise KeyboardInterrupt
+        raise processes.Interrupted
 
     monkeypatch.setattr(Trainer, "step", stops)
     assert steadymoe(monkeypatch, "run", "--tune", *words) == 130
