@@ -300,7 +300,7 @@ def test_the_pace_of_a_first_run_is_guessed_from_the_most_alike_reference_runs(
 
     def pace(*words: str) -> float | None:
         (run,) = compose.plan(["model=micro", "task=chain", "rollout.responses=8", *words])
-        return dry._guess(run, dry._reference())
+        return dry._guess(*dry._size(run), dry._reference())
 
     assert pace("rollout.prompts=16", "updates_per_rollout=4") == pytest.approx(12)
     assert pace("rollout.prompts=32", "updates_per_rollout=8") == pytest.approx(100)

@@ -120,10 +120,10 @@ def jackknife(statistic: Statistic, groups: int, is_defined: bool = True) -> Jac
 
 
 def from_replicates(value: float, replicates: Sequence[float]) -> Jackknifed:
-    """Return an estimate with its 95 % interval; without one if replicates are none, all equal, or not all finite."""
+    """Return an estimate with its 95 % interval; without one if there are no replicates or one is not finite."""
     replicates_G, groups = np.asarray(replicates, dtype=float), len(replicates)
     half = math.nan
-    if groups > 1 and np.isfinite(replicates_G).all() and not estimates.are_equal(replicates_G):
+    if groups > 1 and np.isfinite(replicates_G).all():
         error = math.sqrt((groups - 1) / groups * float(np.square(replicates_G - replicates_G.mean()).sum()))
         half = estimates.t_quantile(0.95, groups - 1) * error
     return Jackknifed(value, value - half, value + half, tuple(replicates_G.tolist()))

@@ -16,7 +16,7 @@ from steadymoe.bench.config import branch, identity, overrides
 from steadymoe.bench.config.identity import flatten, shortener
 from steadymoe.bench.config.overrides import key_of
 from steadymoe.bench.config.schema import RunConfig, read
-from steadymoe.bench.config.validate import check
+from steadymoe.bench.config.validate import check, check_names
 from steadymoe.bench.support import atomic_files, external, regular_files
 from steadymoe.bench.support.errors import ConfigError
 
@@ -126,6 +126,7 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
         from steadymoe.bench.config import fits  # imports torch and transformers
 
         fits.check(config)
+    check_names(flat, reference)
     axes = identity.axes(flat, reference, choices)
     modules = [str(value).rpartition(".")[0] for key, value in flat.items() if key.endswith("_target_")]
     return Run(

@@ -93,6 +93,7 @@ def compose(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
 
     Raises ConfigError if a config is chosen by a path: what is chosen names the run's folder.
     """
+    words = _sound(words)
     others = [_parsed(word) for word in words if not _is_named(word)]
     if all(map(_changes_value, others)):
         shared = _plain_of(tuple(filter(_is_named, words)), external.versions())
@@ -226,9 +227,7 @@ def _composed(words: Sequence[str]) -> DictConfig:
     so once for each set of named configs, and the values are changed in a copy. If not, or if this fails, Hydra gets
     all words.
     """
-    words = [_with_home(word) for word in words]
-    for each in map(_parsed, words):
-        _refuse_choice(each)
+    words = _sound(words)
     others = [word for word in words if not _is_named(word)]
     if all(_changes_value(_parsed(word)) for word in others):
         config: DictConfig = pickle.loads(_merged(tuple(filter(_is_named, words)), external.versions()))
@@ -239,6 +238,14 @@ def _composed(words: Sequence[str]) -> DictConfig:
         except OmegaConfBaseException:
             pass  # Hydra says why
     return hydra.compose("config", list(words), return_hydra_config=True)
+
+
+def _sound(words: Sequence[str]) -> list[str]:
+    """Return ``words`` with the user's folder for ``~``. Raises ConfigError if a group is given no name."""
+    words = [_with_home(word) for word in words]
+    for each in map(_parsed, words):
+        _refuse_choice(each)
+    return words
 
 
 def _with_home(word: str) -> str:

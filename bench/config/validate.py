@@ -31,7 +31,6 @@ def check(config: RunConfig, flat: Mapping[str, Any], reference: Mapping[str, An
     _relations(config)
     _places(config)
     _log(config)
-    _names(flat, reference)
 
 
 def _as_in_yaml(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
@@ -115,7 +114,7 @@ def _log(config: RunConfig) -> None:
             raise ConfigError(f"log={config.log} needs its package: pip install 'steadymoe[{config.log}]'") from error
 
 
-def _names(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
+def check_names(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
     """Raise ConfigError for a routing or an engine that would be recorded under the name of another choice."""
     for key in ("routing.replay", "engine._target_", "engine.dtype"):
         if flat.get(key) != reference.get(key):

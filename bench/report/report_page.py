@@ -334,7 +334,7 @@ def export(results: Path, experiment: str | None, suffix: str) -> Path:
 
     Raises NothingToReport if no run of the experiment has ended, or if the archive alone is left of the runs.
     """
-    names = archive.experiments(results) if experiment is None else [experiment]
+    names = [name for name in archive.experiments(results) if experiment in (None, name)]
     runs = [found for name in names if len(found := archive.ended_runs(results, name))]
     if not runs:
         ended(results, experiment)

@@ -328,6 +328,10 @@ def made(tmp_path: Path) -> Recorded:
         **{name: pd.DataFrame({"arm": []}) for name in ("histograms", "tails")},
         "evaluations": pd.DataFrame(answers, columns=["arm", "seed", "prompt", "score"]),
     }
+    for name, table in tables.items():
+        for column in archive._COLUMNS[name]:
+            if column not in table:
+                table[column] = None if column == "config" else 0 if column in archive._NUMBERS else ""
     archive.keep(tables, "made", tmp_path)
     tables["steps"].to_parquet(tmp_path / "data" / "made" / "steps.parquet")  # what archive keeps leaves some out
     archive.bind(tmp_path / "data" / "made")

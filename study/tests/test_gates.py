@@ -48,7 +48,7 @@ class Made(Recorded):
         """Rewards that go from ``start`` to ``end`` at once; seeds differ by ``spread`` around it."""
         shifts = spread * np.linspace(-1, 1, seeds)[:, None]
         # Or paired differences would all be equal, and have no interval.
-        shifts = shifts + 1e-8 * np.random.default_rng(len(self.arms)).normal(size=(seeds, 1))
+        shifts = shifts + 1e-10 * np.random.default_rng(len(self.arms)).normal(size=(seeds, 1))
         rewards = np.concatenate([np.full((seeds, 1), start), np.full((seeds, STEPS - 1), end) + shifts], axis=1)
         accuracies = np.concatenate([np.full((seeds, 1), start), np.full((seeds, 5), end) + shifts], axis=1)
         self.arms[self.key(arm)] = rewards, accuracies

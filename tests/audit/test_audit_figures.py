@@ -15,6 +15,7 @@ from test_figures import said, shown
 from steadymoe.bench.audit import archive, figures, report, tables
 from steadymoe.bench.audit.gradients import BLOCKS
 from steadymoe.bench.audit.measure import COLUMNS
+from steadymoe.bench.runs import record
 
 BANDS = (1e-3, 0.1)
 LOSSES: dict[str, dict[str, Any]] = {
@@ -237,6 +238,8 @@ def test_a_name_from_data_begins_no_formula_and_no_markup(tmp_path: Path, result
     path, _ = archive.keep(results, "noise", tmp_path)
     rows = pd.read_parquet(path)
     rows.assign(loss=rows["loss"].replace("gspo", "a$_b$|<b>")).to_parquet(path)
+    facts = json.loads(path.with_name("audits.json").read_text()) | {"checksum": record.checksum(path)}
+    path.with_name("audits.json").write_text(json.dumps(facts))
     report.write(tmp_path, "noise", ["svg"], losses=["grpo", "a$_b$|<b>"])
     assert "a$_b$|&lt;b&gt;</text>" in (tmp_path / "figures" / "noise-audit-part-ranked.svg").read_text()
     assert "a$_b$\\|\\<b>" in (tmp_path / "tables" / "noise-audit-part-ranking.md").read_text()

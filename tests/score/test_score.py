@@ -51,7 +51,6 @@ def test_rows_are_sorted_by_outcome_paired_with_what_ran_here_and_p_is_corrected
     assert set(rows["source"]) == {"here"}
     grpo, same, mine = rows["difference"][["GRPO", "same", "mine"]]
     assert (grpo.mean, same.mean, mine) == (pytest.approx(-0.4), 0, NONE)
-    assert grpo.high < 0
     assert rows.loc["GRPO", "p"] == 2 / 2**10  # it does not vary: sign flips
     gspo = float(stats.ttest_rel(flipped, GSPO).pvalue)
     assert rows.loc["GSPO", "p"] == pytest.approx(gspo)
@@ -80,7 +79,7 @@ def test_recorded_rows_are_compared_only_if_the_anchors_agree_with_their_records
     close = {"GRPO": GRPO + by_seed(*NOISE[::-1] / 3), "GSPO": GSPO}
     agree, note = comparison.anchors_agree(close, recorded, anchors)
     assert agree
-    assert "GSPO here less recorded: 0 [0, 0], n 10" in note
+    assert "GSPO here less recorded: 0, n 10" in note
     agree, note = comparison.anchors_agree(close | {"GSPO": GSPO + 0.02}, recorded, anchors)
     assert not agree
     assert "GSPO here less recorded: 0.02" in note

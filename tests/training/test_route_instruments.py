@@ -137,6 +137,7 @@ def reported_from_the_archive_as_from_the_runs(folder: Path) -> None:
     drawn, again = (report_page.figure_of(FIGURES["fig16"], each).numbers for each in (data, kept))
     pd.testing.assert_frame_equal(drawn, again)
     (folder / "kept" / "data" / experiment / "tails.parquet").unlink()  # an archive of an earlier version
+    archive.bind(folder / "kept" / "data" / experiment)
     for without in (folder / "kept", folder / "plain"):
         with pytest.raises(CannotDraw, match="fig16 lacks the table tails"):
             report_page.figure_of(FIGURES["fig16"], archive.load(without, experiment))

@@ -159,7 +159,8 @@ def test_only_the_audited_rollout_of_an_audit_is_truncated(tmp_path: Path) -> No
 
 
 def test_masks_count_towards_memory(tmp_path: Path) -> None:
-    (made,) = compose.plan([*REPLAY, f"results_dir={tmp_path}"])
+    (made,) = compose.plan([*REPLAY, "model=micro", "task=chain", f"results_dir={tmp_path}"])
     task = trainer(tmp_path, *WORDS).task
     (masks,) = (size for key, size in memory_needs(made.config, task).items() if key.startswith("engine.replay_mask"))
-    assert masks == 32 * 8 * task.max_new_tokens * len(task.tokenizer)
+    responses = made.config.rollout.prompts * made.config.rollout.responses
+    assert masks == responses * task.max_new_tokens * len(task.tokenizer)
