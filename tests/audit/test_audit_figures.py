@@ -16,6 +16,7 @@ from steadymoe.bench.audit import archive, figures, report, tables
 from steadymoe.bench.audit.gradients import BLOCKS
 from steadymoe.bench.audit.measure import COLUMNS
 from steadymoe.bench.runs import record
+from steadymoe.bench.support.text import markdown
 
 BANDS = (1e-3, 0.1)
 LOSSES: dict[str, dict[str, Any]] = {
@@ -242,4 +243,4 @@ def test_a_name_from_data_begins_no_formula_and_no_markup(tmp_path: Path, result
     path.with_name("audits.json").write_text(json.dumps(facts))
     report.write(tmp_path, "noise", ["svg"], losses=["grpo", "a$_b$|<b>"])
     assert "a$_b$|&lt;b&gt;</text>" in (tmp_path / "figures" / "noise-audit-part-ranked.svg").read_text()
-    assert "a$_b$\\|\\<b>" in (tmp_path / "tables" / "noise-audit-part-ranking.md").read_text()
+    assert markdown("a$_b$|<b>") in (tmp_path / "tables" / "noise-audit-part-ranking.md").read_text()

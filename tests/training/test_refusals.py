@@ -24,7 +24,7 @@ REFUSED = {
     "engine=truncated engine.min_p=1.0": "min_p must be at least 0 and below 1",
     "engine=truncated engine.strength=0.5": "strength of truncated is 1, or 0 to keep every token",
     "engine=truncated engine.top_p=1": "keeps every token",
-    "engine=truncated engine.top_k=16": "top_k=16 leaves out nothing of 16 tokens",
+    "engine=truncated engine.top_k=16": "top_k=16 leaves out nothing of 13 tokens",
     "engine=truncated engine.strength=0 engine.replay_mask=true": "without truncation there is no mask",
     "engine=truncated engine.top_p=1 engine.replay_mask=true": "keeps every token",
     "engine=bf16 +engine.replay_mask=true": "Rounding has no 'replay_mask'",
@@ -39,7 +39,7 @@ REFUSED = {
     "routing=pr2 routing.predictor_learning_rate=0": "routing.predictor_learning_rate` must be above 0",
     "model=dense_micro cold_start.aux_loss=0.02": "dense and has no routers: cold_start.aux_loss",
     "model=dense_micro optimizer.router_factor=5": "dense and has no routers: optimizer.router_factor",
-    "+model.config.router_scale=0": "router_scale must be a number above 0; got 0",
+    "model=micro +model.config.router_scale=0": "router_scale must be a number above 0; got 0",
     "cold_start.router_factor=0": "`cold_start.router_factor` must be above 0",
     "routing=freeze optimizer.router_factor=5": "routing=freeze keeps routers",
     # Numbers of a family.
