@@ -180,7 +180,7 @@ def dot(
         axis.plot([estimate.low, estimate.high], heights, color=look.colour, linewidth=1.1, zorder=1)
     else:
         numbers = {key: number for key, number in numbers.items() if key not in ("low", "high")}
-    mark: Any = replace(look, fill="none").mark if is_open else look.mark
+    mark: Any = replace(look, fill="none" if is_open else "full").mark  # here the fill is no part of an arm's look
     axis.plot(estimate.mean, row, linestyle="none", color=look.colour, markersize=4.5, **mark)
     note(axis, name, pd.DataFrame([numbers]), panel)
 
