@@ -118,8 +118,7 @@ def _is_ours(command: str, results: Path) -> bool:
         words = shlex.split(command)
     except ValueError:
         return False
-    is_run = words[:2] == ["steadymoe", "run"] or words[:3] == ["steadymoe", "study", "run"]
-    if not is_run or shlex.join(words) != command:
+    if words[:2] != ["steadymoe", "run"] or shlex.join(words) != command:
         return False
     if any(word.startswith("-") and word not in ("-m", "--tune", "--redo") for word in words):
         return False
