@@ -129,8 +129,7 @@ def _number(value: Any, column: str | None, what: str) -> float | None:
     try:
         number = float("no number" if isinstance(value, bool) else value)
     except (TypeError, ValueError, OverflowError) as error:
-        shown = value if isinstance(value, str) else reprlib.repr(value)
-        raise UserError(f"{what} must be a number; got {shown[:40]!r}") from error
+        raise UserError(f"{what} must be a number; got {reprlib.repr(value)}") from error
     if column is None:
         return number
     if _COLUMNS[column] == "int64":
