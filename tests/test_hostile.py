@@ -266,7 +266,7 @@ def test_no_value_in_a_run_file_ends_status_or_report(
     cases = [(place, value) for place in places(facts) for value in (*ODD, ABSENT, deep)]
     random.Random(0).shuffle(cases)
     taken = 0
-    for place, value in cases:
+    for place, value in cases[:600]:
         path.write_text(json.dumps(with_value(facts, place, value)))
         state = record.look(path.parent)
         assert (state.damage or "").count("\n") == 0
