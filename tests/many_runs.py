@@ -49,8 +49,7 @@ def make(results: Path, n: int, seeds: int = 3, repeats: int = 1) -> None:
                 noise = generator.normal(0, 0.05, len(long))
                 long = long.assign(reward=(long["reward"] + noise).clip(0, 1), eval_accuracy=long["eval_accuracy"])
             path = folder / f"{name}.parquet"
-            schema = pa.schema([(column, of.type) for column, of in columns.TABLES[name].items()])
-            pq.write_table(pa.Table.from_pandas(long, schema=schema, preserve_index=False), path)
+            pq.write_table(pa.Table.from_pandas(long, schema=record._schema(name), preserve_index=False), path)
             run["tables"][name] = record.checksum(path)
         (folder / "run.json").write_text(json.dumps(run))
 
