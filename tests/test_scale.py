@@ -96,7 +96,7 @@ def test_points_that_differ_in_values_are_composed_once(tmp_path: Path, calls: C
 @pytest.mark.parametrize(
     "word",
     ["optimizer.learning_rate=1", "optimizer.learning_rate=3e-4", "threads=2", "savings.sampler_as_old=10", "log=null",
-     "model.config.hidden_size=64", "results_dir='a b'", "evaluation.permuted_routes=true", "advantage=null",
+     "model.config.hidden_size=64", "results_dir='a b'", "evaluation.permuted_routes=true",
      "rollout={prompts:8,responses:4}"],
 )  # fmt: skip
 def test_a_value_changed_without_hydra_is_that_of_hydra(word: str) -> None:

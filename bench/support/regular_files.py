@@ -55,7 +55,7 @@ def opened(path: Path, most: int = MOST_BYTES) -> BinaryIO:
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """Return the content of a file. Raises as ``opened`` does."""
     with opened(path, most) as file:
-        return file.read(most)
+        return file.read(min(most, os.fstat(file.fileno()).st_size))  # ``read`` asks for all its bytes beforehand
 
 
 def read_json(path: Path, most: int = MOST_FACTS) -> Any:
