@@ -49,7 +49,7 @@ def arms(steps: pd.DataFrame, standings: pd.DataFrame) -> DataFigure:
     lines, (metric,), (outcome,) = looks.of_lines(steps), *(set(standings[name]) for name in ("metric", "outcome"))
     lines |= {arm: Look(looks.COLOURS[7], ":", "o") for arm in lines if arm == FROZEN.label}
     lines |= {arm: _of_routers(arm) for arm in lines if arm in AT_LONG}
-    named, n = _with_n({row.arm: row.end.n for row in standings.itertuples()})
+    named, n = _with_n({arm: end.n for arm, end in zip(standings["arm"], standings["end"], strict=True)})
     steps, standings = (table.assign(arm=table["arm"].map(named)) for table in (steps, standings))
     lines = {named[arm]: look for arm, look in lines.items()}
     with_curves = standings.loc[standings["curve"], "arm"].tolist()

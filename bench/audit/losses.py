@@ -81,7 +81,14 @@ def truth(model: PreTrainedModel, task: Task, config: RunConfig) -> Loss:
     loss = {"_target_": f"{Reinforce.__module__}.{Reinforce.__name__}", "aggregation": "seq-mean-token-sum"}
     advantage = {"_target_": f"{LeaveOneOut.__module__}.{LeaveOneOut.__name__}"}
     overlong = replace(config.algorithm.overlong, penalty=0.0)
-    algorithm = replace(config.algorithm, loss=loss, advantage=advantage, kl=KL(), entropy_bonus=0.0, overlong=overlong)
+    algorithm = replace(
+        config.algorithm,
+        loss=loss,
+        advantage=advantage,
+        kl=KL(),  # type: ignore[arg-type]
+        entropy_bonus=0.0,
+        overlong=overlong,
+    )
     (reference,) = on_model(model, task, {TRUTH: replace(config, algorithm=algorithm, advantage=None)})
     return reference
 

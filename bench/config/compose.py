@@ -97,10 +97,10 @@ def plan(
                     raise refused[0][1] from None
     possible = {word for each in runs for word in each.words}
     shared = set(points[0]).intersection(*points)
-    for point, error in refused:
+    for point, reason in refused:
         if left_out is None or not possible.issuperset(point):
-            raise error
-        left_out.append(f"{' '.join(word for word in point if word not in shared)}: {error}")
+            raise reason
+        left_out.append(f"{' '.join(word for word in point if word not in shared)}: {reason}")
     seen: set[Path] = set()
     for each in runs:
         if each.folder in seen:
@@ -250,7 +250,7 @@ def _with_floats(config: Mapping[str, Any], reference: Mapping[str, Any], prefix
     0.0 for −0.0, and 1.0 for 1 where a float belongs: where the named configs have one, or have null or nothing in a
     field that its class says to be a float. A number that equals the named configs' own is spelled as theirs.
     """
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for key, value in config.items():
         like = reference.get(f"{prefix}{key}")
         if isinstance(value, Mapping):

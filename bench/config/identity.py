@@ -127,7 +127,8 @@ def shortener(among: Iterable[Any]) -> Callable[[Any], str]:
     ``.safetensors``. A last part of 16 hex digits or more is cut to eight, if eight tell it from the others.
     """
     texts = [value for value in dict.fromkeys(filter(_is_text, among)) if PurePosixPath(value).parts]
-    waiting, labels = {text: len(PurePosixPath(text).parts) for text in texts if "/" in text}, {}
+    waiting = {text: len(PurePosixPath(text).parts) for text in texts if "/" in text}
+    labels: dict[Any, str] = {}
     for count in range(1, max(waiting.values(), default=0) + 1):
         for cut in (8, None):
             tails = {text: _tail(text, count, cut) for text in texts} if waiting else {}

@@ -8,7 +8,7 @@ Timing columns end in ``_seconds`` or ``_per_second``; with ``threads=1`` they a
 config."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 # A step of torch.linspace in fp32, from whose edges every recorded histogram was counted.
 _FP32_BIN = 0.05000000074505806
@@ -20,7 +20,7 @@ LOG10_VARIANCE_EDGES = tuple(-8 + i / 4 for i in range(33))
 VARIANCE_EDGES = tuple(10.0**exponent for exponent in LOG10_VARIANCE_EDGES)
 _LOG_RATIO_BINS = f"below −1, {len(LOG_RATIO_EDGES) - 1} bins of 0.05, above 1"
 _VARIANCE_BINS = f"below 1e-8, {len(VARIANCE_EDGES) - 1} bins of a quarter of a decade, above 1"
-_COUNTS = "list<int64>"
+_COUNTS: Final = "list<int64>"
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,7 @@ def _estimates(steps: pd.DataFrame, numbers: dict[str, tuple[str, str]]) -> Call
 
     def of(arm: str) -> dict[str, object]:
         return {
-            column: over_seeds(by_arm[column].get(arm, ()), metric in GEOMETRIC, columns.bounds(metric))
+            column: over_seeds([*by_arm[column].get(arm, ())], metric in GEOMETRIC, columns.bounds(metric))
             for column, (metric, _) in numbers.items()
         }
 

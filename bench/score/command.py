@@ -31,7 +31,7 @@ _EXAMPLES = """\
 examples:
   steadymoe score algorithm=vespo --quick      ten minutes on two cores: three seeds next to GRPO
   steadymoe score algorithm=vespo --dry        what has run, what is missing, how long it takes
-  steadymoe score algorithm=vespo              the whole score, an hour and a half
+  steadymoe score algorithm=vespo              the whole score, about an hour
   steadymoe score algorithm=vespo --submit entries/vespo --paper 2602.10693 --equation 5
   steadymoe score --verify results/board       check submitted scores and print the board
 

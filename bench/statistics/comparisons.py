@@ -6,7 +6,7 @@ The numbers of an arm are a series indexed by seed, one number per seed.
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -49,7 +49,8 @@ def _paired(a: pd.Series, b: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of both arms at their shared seeds, (S,) each. Raises ValueError if a seed occurs twice in an arm."""
     if a.index.has_duplicates or b.index.has_duplicates:
         raise ValueError("an arm has two numbers for one seed")
-    ours, theirs = a.dropna().astype(float).to_dict(), b.dropna().astype(float).to_dict()
+    by_seed: list[dict[Any, float]] = [each.dropna().astype(float).to_dict() for each in (a, b)]
+    ours, theirs = by_seed
     shared = sorted(ours.keys() & theirs.keys())  # a join of pandas takes a millisecond, and arms make many pairs
     return np.array([ours[seed] for seed in shared], float), np.array([theirs[seed] for seed in shared], float)
 

@@ -4,12 +4,13 @@ A folder that the user names may itself be a link; nothing below it may be one. 
 read, and so are the depth of JSON and what a parquet file decodes to.
 """
 
+import io
 import json
 import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +43,7 @@ def folder(root: Path, *names: str) -> Path:
     return below
 
 
-def opened(path: Path, most: int = MOST_BYTES) -> BinaryIO:
+def opened(path: Path, most: int = MOST_BYTES) -> io.BufferedReader:
     """Open a regular file for reading. Raises NotRegular, FileNotFoundError or, above ``most`` bytes, OSError."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):

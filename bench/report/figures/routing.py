@@ -106,7 +106,9 @@ def drift(steps: pd.DataFrame) -> DataFigure:
             found += [(x, numbers, group, title) for group in looks.groups(lines)]
         across = 1 if len(found) == len(varying) else 2
         rows = -(-len(found) // across)
-        figure, axes = style.panels(rows, across, 0.5 + 1.75 * rows, style.ONE_COLUMN * across)
+        is_wide = across > 1 or any(style.is_long(name) for _, _, group, _ in found for name in group)
+        width = style.TWO_COLUMNS if is_wide else style.ONE_COLUMN
+        figure, axes = style.panels(rows, across, 0.5 + 1.75 * rows, width)
         legends = []
         for axis, (x, numbers, group, title) in zip(axes, found, strict=False):
             against(axis, numbers, columns.label(metric), group, bounds=columns.bounds(metric))

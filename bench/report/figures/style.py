@@ -97,8 +97,11 @@ def across(count: int) -> tuple[int, float]:
 
 def title(axis: Axes, name: str) -> None:
     """Write a name above a panel, in as many lines as it needs."""
-    figure, (_, columns, *_) = axis.get_figure(root=True), axis.get_subplotspec().get_geometry()
-    axis.set_title(*wrapped([name], figure.get_figwidth() / columns - 0.4))
+    figure, place = axis.get_figure(root=True), axis.get_subplotspec()
+    assert figure is not None
+    assert place is not None
+    (text,) = wrapped([name], figure.get_figwidth() / place.get_geometry()[1] - 0.4)
+    axis.set_title(text)
 
 
 def blocks(count: int, columns: int, height: float, rows: int = 1, **settings: Any) -> tuple[DataFigure, list[list]]:
@@ -131,7 +134,7 @@ def stacks(groups: int, count: int, height: float, **settings: Any) -> tuple[Dat
 
 def lowest(axes: Sequence[Axes]) -> list[Axes]:
     """Return the axes that have no panel below them."""
-    return [axis for axis in axes if axis.get_subplotspec().is_last_row()]
+    return [axis for axis in axes if (place := axis.get_subplotspec()) and place.is_last_row()]
 
 
 def note(axis: Axes, series: str, data: pd.DataFrame, panel: str = "") -> None:
@@ -340,8 +343,10 @@ def covered(steps: pd.DataFrame, metrics: Iterable[str]) -> str:
     wide = steps[steps["metric"].isin(list(metrics))].pivot(
         index="arm", columns=["metric", "seed", "step"], values="value"
     )
-    alike = [" and ".join(same) for same in wide.index.groupby([row.tobytes() for row in wide.to_numpy()]).values()]
-    hidden = [names for names in alike if " and " in names]
+    alike: dict[bytes, list[str]] = {}
+    for arm, row in zip(wide.index, wide.to_numpy(), strict=True):
+        alike.setdefault(row.tobytes(), []).append(arm)
+    hidden = [" and ".join(arms) for _, arms in sorted(alike.items()) if len(arms) > 1]
     return f" Equal to the bit, in one line: {'; '.join(hidden)}." if hidden else ""
 
 
@@ -382,10 +387,15 @@ def leave_room(figure: DataFigure, legends: Sequence[Legend], rows: int) -> None
 
 def _legend_above(axis: Axes, title: str | None) -> Legend:
     """Add the legend of an axis above its figure or block."""
-    parent = axis.get_figure(root=False)
+    parent = axis.figure
     handles, labels = axis.get_legend_handles_labels()
     labels, columns = _in_columns(labels, parent.bbox.width / parent.dpi)
     return parent.legend(handles, labels, loc="outside upper center", ncols=columns, title=title)
+
+
+def is_long(name: str) -> bool:
+    """Return whether a name needs more than a line in the legend of a figure of one column."""
+    return "\n" in wrapped([name], ONE_COLUMN - _HANDLE)[0]
 
 
 def _in_columns(labels: Sequence[str], width: float) -> tuple[list[str], int]:
