@@ -206,8 +206,7 @@ def _wrong(tables: Mapping[str, pd.DataFrame]) -> Iterator[str]:
     ):
         yield "runs: its arms must be named"
     finite = steps[steps["metric"].isin(["reward", "eval_accuracy", *collapse.FINITE])]
-    scores = [*finite["value"], *tables["evaluations"]["score"]]
-    if not np.isfinite(np.asarray(scores, float)).all():
+    if not np.isfinite(np.asarray([*finite["value"], *tables["evaluations"]["score"]], float)).all():
         yield "rewards must be finite"
     if not _pairs(runs) <= _pairs(steps[steps["metric"] == "reward"]):
         yield "runs has a run without a reward"

@@ -115,7 +115,7 @@ def drift(steps: pd.DataFrame) -> DataFigure:
             _ticks(axis, steps, x, AXES[x], log=x != "moe_layers")
             axis.set_ylim(bottom=0)
             if len(group) > 1 or across > 1:
-                legends.append(style.legend(axis, title))
+                legends.append(style.legend(axis, title, width / across))
         style.leave_room(figure, legends, rows)
         for axis in axes[len(found) :]:
             axis.remove()
