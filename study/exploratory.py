@@ -10,7 +10,7 @@ from steadymoe.bench.report import tuning
 from steadymoe.bench.score.arms import DRIFT, GRPO, GSPO, GSPO_R2, OTHERS, PAPERS, PAPERS_R2, WIDE
 from steadymoe.bench.score.recorded import NONE, Arm, Audited, Recorded
 from steadymoe.bench.statistics.comparisons import unpaired_ratio
-from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate
+from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate, over_seeds
 from study import arms
 from study.arms import BEST, DIALLED, FRONTIER
 from study.effects import OF_RUNS, by_seed, factor, paired, routed
@@ -151,6 +151,31 @@ def _tuned_at_stale(study: Recorded) -> str:
         if name != "grpo"
     }
     return ", ".join(f"{label} {leads[label]}" for label in sorted(leads, key=lambda label: -leads[label].mean))
+
+
+def tuned(study: Recorded) -> pd.DataFrame:
+    """Return README's table: tuned losses, highest at 7 tokens first, then the dense twin and the start.
+
+    For both lengths of response: learning rate, held-out accuracy, and the same less GRPO's.
+    """
+    dense = {"dense twin, on policy": arms.LONG_ON_POLICY["dense"]}
+    by_length = (("7 tokens", arms.STALE_BEST, {}), ("61 tokens", arms.LONG_BEST, dense))
+    ends = pd.Series({name: float(study.held_out(arm).mean()) for name, arm in arms.STALE_BEST.items()})
+    ranked = ends.sort_values(ascending=False).index
+    rows: dict[str, dict[str, Any]] = {name: {"loss": arms.STALE_BEST[name].label.split(", ")[1]} for name in ranked}
+    for length, losses, beside in by_length:
+        for name, arm in (losses | beside).items():
+            (rate,) = study.tables([arm])["runs"]["learning_rate"].unique()
+            row = rows.setdefault(name, {"loss": name})
+            row[f"rate, {length}"] = f"{rate:.0e}".replace("e-0", "e-")
+            row[f"accuracy, {length}"] = over_seeds(study.held_out(arm).tolist(), bounds=(0.0, 1.0))
+            if name in losses and name != "grpo":
+                row[f"less GRPO, {length}"] = paired(study, "held-out accuracy", arm, losses["grpo"]).estimate
+    start = rows.setdefault("start", {"loss": "start, and frozen policy"})
+    for length, losses, _ in by_length:
+        first = study.numbers(losses["grpo"], "eval_accuracy", "first")
+        start[f"accuracy, {length}"] = over_seeds(first.tolist(), bounds=(0.0, 1.0))
+    return pd.DataFrame(list(rows.values())).fillna("–")
 
 
 def _rank_correlation(study: Recorded) -> float:

@@ -14,9 +14,9 @@ from committed import assert_same
 from test_experiments import known_arms
 
 from steadymoe.bench.report import archive, report_page, write
-from steadymoe.bench.score.arms import FROZEN, GRPO, GSPO, PAPERS, UNCLIPPED
+from steadymoe.bench.score.arms import GRPO
 from steadymoe.bench.score.recorded import Recorded
-from study import arms, experiments, page
+from study import arms, experiments, exploratory, page
 from study.claims import CLAIMS, LEGS, findings
 from study.gates import Gate, Need
 from study.verdicts import Verdicts
@@ -136,16 +136,8 @@ def test_with_a_gate_failed_nothing_is_answered(verdicts: Verdicts) -> None:
 
 def test_the_readmes_table_and_count_of_verdicts_are_those_of_the_study(verdicts: Verdicts) -> None:
     result = (STUDY.parent / "README.md").read_text().partition("## What was found")[2].partition("\n## ")[0]
-    long = arms.LONG_ON_POLICY
-    higher = [arms.ARMS[f"long, GRPO, lr 0.0004{replay}"] for replay in ("", " + R2")]
-    tuned = [arms.STALE_BEST[name] for name in ("grpo", "gspo", "vespo", "cispo", "sapo", "minirl", "topr")]
-    settings = {
-        "7 tokens": (arms.ON_POLICY, *tuned, GSPO, PAPERS, FROZEN, UNCLIPPED),
-        "61 tokens": (long["dense"], long["slow routers"], *arms.LONG_BEST.values(), *higher),
-    }
-    rows = [verdicts.arms(each, by_accuracy=True).assign(responses=name) for name, each in settings.items()]
-    table = pd.concat(rows)[["responses", "arm", "n", "collapsed", "start", "held-out accuracy"]]
-    assert write.to_markdown(table) in result, write.to_markdown(table)
+    table = write.to_markdown(exploratory.tuned(verdicts.study))
+    assert table in result, table
     assert verdicts.counts() in result
 
 
