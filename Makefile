@@ -10,11 +10,11 @@ MEGABLOCKS := $(VENV)/megablocks
 .PHONY: quickstart test check reference gates audits figures lint speed oracles megablocks test-megablocks check-launchers \
 	check-losses check-trainers side-by-side engines gpu clean
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml integrations/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "steadymoe needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (choose another with PYTHON=python3.12)")'
 	$(PYTHON) -m venv $(if $(WHEELS),--system-site-packages) $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check \
-		$(if $(WHEELS),--no-index --find-links $(WHEELS) --no-build-isolation,--constraint constraints.txt) --editable '.[dev]'
+		$(if $(WHEELS),--no-index --find-links $(WHEELS) --no-build-isolation,--constraint constraints.txt) --editable '.[dev]' --editable ./integrations
 	touch $(READY)
 
 quickstart: $(READY)
@@ -31,8 +31,8 @@ test: $(READY)
 SENSITIVE := $(addprefix tests/,training/test_savings.py training/test_packing.py training/test_learner.py \
 	training/test_sampling.py models/test_models.py models/test_families.py models/test_backends.py \
 	models/test_routing.py models/test_predictor.py measurement/test_token_metrics.py)
-COMMITTED := study/tests/test_reference.py $(addprefix tests/,audit/test_recorded_audits.py score/test_board.py \
-	engines/test_against_vllm.py)
+COMMITTED := study/tests/test_reference.py integrations/tests/test_against_vllm.py \
+	$(addprefix tests/,audit/test_recorded_audits.py score/test_board.py)
 DISPATCHED := $(BIN)/python -c 'from numpy._core._multiarray_umath import __cpu_dispatch__ as names, \
 	__cpu_features__ as has; print(*filter(has.get, names))'
 check: $(READY)
@@ -79,7 +79,7 @@ figures: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	mkdir -p .typecheck/steadymoe && for p in bench models algorithms plugins; do ln -sfn ../../$$p .typecheck/steadymoe/$$p; done
+	mkdir -p .typecheck/steadymoe && for p in bench models algorithms integrations; do ln -sfn ../../$$p .typecheck/steadymoe/$$p; done
 	ln -sfn ../study .typecheck/study
 	$(BIN)/mypy
 
@@ -139,26 +139,27 @@ check-launchers: $(READY)
 	$(BIN)/python -m pytest -m launchers tests/runs/test_launchers.py
 	$(BIN)/python -m pytest tests/runs/test_loggers.py
 
-# The losses alone, losses/pyproject.toml, in a new environment with what pip adds to them: torch, PyYAML and their own.
+# The losses alone, integrations/losses, in a new environment with what pip adds to them: torch, PyYAML and their own.
 check-losses: $(READY)
-	$(BIN)/python -m pytest -m bare tests/test_packaging.py
+	$(BIN)/python -m pytest -m bare tests/test_packaging.py integrations/tests/test_builds.py
 
 # The suite inside TRL's trainer, on one process and on two of gloo; the losses alone inside verl, which excludes the suite.
 check-trainers: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
-	$(ORACLES)/trl/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[trl]' pytest
-	$(ORACLES)/trl/bin/python -m pytest -m trl tests/trainers
-	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps ./losses
+	$(ORACLES)/trl/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable . --editable './integrations[trl]' pytest
+	$(ORACLES)/trl/bin/python -m pytest -m trl integrations/tests
+	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps ./integrations/losses
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check PyYAML pytest datasets pillow
-	$(ORACLES)/verl/bin/python -m pytest -m verl --noconftest tests/trainers/test_verl.py
+	$(ORACLES)/verl/bin/python -m pytest -m verl --noconftest integrations/tests/test_verl.py
 
 # Recorded anew in results/trainers: the same frozen rollouts through three trainers.
 side-by-side: $(ORACLES)/trl/.ready
-	$(ORACLES)/trl/bin/python tests/trainers/side_by_side.py results/trainers
+	$(ORACLES)/trl/bin/python integrations/tests/side_by_side.py results/trainers
 
 # The simulated engines beside vLLM, which needs other versions of torch and transformers (3.5 GB). Its own torchvision,
 # torchaudio and torchcodec do not import beside its torch, and nothing here needs them.
 engines: $(READY) $(ORACLES)/vllm/.ready
-	$(BIN)/python tests/engines/against_vllm.py results/engines $(ORACLES)/vllm/bin/python
+	$(BIN)/python integrations/engines/against_vllm.py results/engines $(ORACLES)/vllm/bin/python
 
 $(ORACLES)/vllm/.ready:
 	$(PYTHON) -m venv $(ORACLES)/vllm
@@ -171,4 +172,5 @@ gpu: $(READY)
 	$(BIN)/python tests/gpu/stages.py results/gpu
 
 clean:
-	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info losses/build losses/*.egg-info
+	rm -rf $(VENV) $(ORACLES) .typecheck build dist *.egg-info integrations/build integrations/*.egg-info \
+		integrations/losses/build integrations/losses/*.egg-info

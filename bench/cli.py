@@ -20,7 +20,6 @@ VERBS = {
     "check": ("check.command", "check a loss, built-in or your own, property by property"),
     "score": ("score.command", "score an algorithm against the recorded baselines of a standard"),
     "audit": ("audit.command", "compare the gradients of many losses on the same frozen rollouts"),
-    "import": ("trainers.command", "import the log of another trainer as a run"),
 }
 
 
@@ -78,6 +77,8 @@ def _run(words: list[str]) -> int:
     if verb in VERBS:
         # It reports too, and `steadymoe run` alone does not wait for matplotlib.
         module = "report.tuning" if verb == "run" and "--tune" in rest else VERBS[verb][0]
+    elif verb == "import":
+        raise UserError("import is now steadymoe-integrations import (pip install ./integrations)")
     else:
         raise UserError(f"there is no verb {verb!r}; {nearest(verb, list(VERBS), 'steadymoe --help')}")
     code: int = importlib.import_module(f"steadymoe.bench.{module}").main(rest)

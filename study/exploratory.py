@@ -158,8 +158,9 @@ def tuned(study: Recorded) -> pd.DataFrame:
 
     For both lengths of response: learning rate, held-out accuracy, and the same less GRPO's.
     """
+    none: dict[str, Arm] = {}
     dense = {"dense twin, on policy": arms.LONG_ON_POLICY["dense"]}
-    by_length = (("7 tokens", arms.STALE_BEST, {}), ("61 tokens", arms.LONG_BEST, dense))
+    by_length = (("7 tokens", arms.STALE_BEST, none), ("61 tokens", arms.LONG_BEST, dense))
     ends = pd.Series({name: float(study.held_out(arm).mean()) for name, arm in arms.STALE_BEST.items()})
     ranked = ends.sort_values(ascending=False).index
     rows: dict[str, dict[str, Any]] = {name: {"loss": arms.STALE_BEST[name].label.split(", ")[1]} for name in ranked}

@@ -25,11 +25,11 @@ from steadymoe.bench.support.findings import ask
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md"]
-PAGES += [page for folder in ("docs", "study") for page in (ROOT / folder).glob("*.md")]
+PAGES += [page for folder in ("docs", "study", "integrations") for page in (ROOT / folder).glob("*.md")]
 README = (ROOT / "README.md").read_text()
 REFERENCE = ROOT / "results" / "reference"
 # Packages of an extra, which the environment of these tests need not have.
-EXTRAS = {"accelerate", "datasets", "trl", "register_verl"}
+EXTRAS = {"accelerate", "datasets", "trl", "trainer", "register"}
 # A user's own files, which pages show and the checkout does not have.
 USERS = {"conf/algorithm/half_clipped.yaml", "conf/algorithm/mine.yaml", "conf/task/reverse.yaml"}
 USERS |= {"conf/model/shallow.yaml", "conf/experiment/reversal.yaml"}
@@ -80,9 +80,10 @@ def test_the_index_has_every_page_once() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_and_module_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
-    folders = "bench|models|algorithms|plugins|tests|conf|losses|examples"
+    folders = "bench|models|algorithms|integrations|tests|conf|examples"
     files = set(re.findall(rf"(?<![\w/.<])(?:{folders})/[\w/@.<>-]+\.\w+", text)) - USERS
-    missing = {name for name in files if "<" not in name and not (ROOT / name).exists()}
+    places = (ROOT, page.parent)
+    missing = {name for name in files if "<" not in name and not any((place / name).exists() for place in places)}
     for name in set(re.findall(r"\bsteadymoe(?:\.\w+)+", text)):
         try:
             pkgutil.resolve_name(name)

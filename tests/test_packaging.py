@@ -1,28 +1,21 @@
-"""The wheel holds every package, config and template; the command line works from it; the losses alone need torch."""
+"""The wheel holds every package, config and template, and the command line works from it."""
 
-import json
-import re
-import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
-from email.message import Message
-from email.parser import Parser
-from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("algorithms", "models", "plugins", "bench", "conf")
+PACKAGES = ("algorithms", "models", "bench", "conf")
 
 
 def test_the_list_of_packages_is_the_tree() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {path.parent.relative_to(ROOT) for name in PACKAGES[:4] for path in (ROOT / name).rglob("*.py")}
+    folders = {path.parent.relative_to(ROOT) for name in PACKAGES[:3] for path in (ROOT / name).rglob("*.py")}
     assert set(listed) == {"steadymoe.conf", *("steadymoe." + ".".join(folder.parts) for folder in folders)}
 
 
@@ -36,7 +29,7 @@ def pip(*words: str | Path) -> str:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the tree, since a build leaves files beside its pyproject.toml."""
     source = tmp_path_factory.mktemp("source")
-    for name in (*PACKAGES, "losses"):
+    for name in (*PACKAGES, "integrations"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("build", "*.egg-info"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
@@ -53,12 +46,6 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(source, tmp_path_factory.mktemp("wheel"))
 
 
-@pytest.fixture(scope="module")
-def losses(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the losses alone."""
-    return build(source / "losses", tmp_path_factory.mktemp("losses"))
-
-
 def test_the_wheel_holds_every_module_config_and_template(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     wanted = {
@@ -68,6 +55,7 @@ def test_the_wheel_holds_every_module_config_and_template(wheel: Path) -> None:
         if path.suffix in (".py", ".yaml", ".html", ".parquet", ".json")
     }
     assert wanted <= held
+    assert {name.split("/")[1] for name in held if name.startswith("steadymoe/")} == set(PACKAGES)
     assert not [name for name in held if name.split("/")[0] in PACKAGES]  # no bare `models` beside others' packages
 
 
@@ -83,111 +71,3 @@ def test_the_command_composes_from_the_wheel(wheel: Path, tmp_path: Path) -> Non
     where, runs = done.stdout.split()
     assert where.startswith(str(tmp_path / "site"))
     assert runs == "9"
-
-
-# --- the losses alone --------------------------------------------------------------------------------
-
-SCRIPT = Path(__file__).parent / "losses_alone.py"
-
-
-def metadata(wheel: Path) -> Message:
-    archive = zipfile.ZipFile(wheel)
-    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-    return Parser().parsestr(archive.read(name).decode())
-
-
-def needed(*names: str) -> dict[str, Distribution]:
-    """The installed distributions of these names and, in turn, of what they require here."""
-    found: dict[str, Distribution] = {}
-    waiting = list(names)
-    while waiting:
-        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if name in found:
-            continue
-        found[name] = distribution(name)
-        requirements = map(Requirement, found[name].requires or [])
-        waiting += [each.name for each in requirements if not each.marker or each.marker.evaluate({"extra": ""})]
-    return found
-
-
-def test_the_losses_alone_are_the_equations_and_their_numbers(losses: Path) -> None:
-    archive = zipfile.ZipFile(losses)
-    folders = ("algorithms", "plugins", "conf/algorithm", "conf/advantage", "conf/correction")
-    wanted = {
-        f"steadymoe/{path.relative_to(ROOT)}": path.read_bytes()
-        for folder in folders
-        for path in (ROOT / folder).iterdir()
-        if path.suffix in (".py", ".yaml")
-    }
-    held = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
-    assert held == wanted
-    (licence,) = (name for name in archive.namelist() if name.endswith("/LICENSE"))
-    assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
-
-
-def test_the_losses_alone_are_the_same_project_and_version_and_require_less(losses: Path, wheel: Path) -> None:
-    small, whole = metadata(losses), metadata(wheel)
-    assert small["Name"] == whole["Name"]
-    assert small["Version"] == f"{whole['Version']}+losses"
-    for field in ("Requires-Python", "License-Expression", "Author"):
-        assert small[field] == whole[field]
-    assert small.get_all("Requires-Dist") == ["torch>=2.6", "PyYAML"]
-
-
-def test_both_builds_announce_the_plugin_of_verl(losses: Path, wheel: Path) -> None:
-    for each in (losses, wheel):
-        archive = zipfile.ZipFile(each)
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
-        said = archive.read(name).decode()
-        assert "[verl.plugins]\nsteadymoe = steadymoe.plugins.register_verl\n" in f"{said}\n"
-        assert "steadymoe/plugins/register_verl.py" in archive.namelist()
-
-
-def test_the_losses_alone_give_the_suites_numbers_where_only_torch_and_yaml_are(losses: Path, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    zipfile.ZipFile(losses).extractall(site)
-    for each in needed("torch", "PyYAML").values():
-        for name in {file.parts[0] for file in each.files or []} - {"..", "__pycache__"}:
-            if not (site / name).exists():
-                (site / name).symlink_to(str(each.locate_file(name)))
-    code = (
-        f"import importlib.util as i, runpy, sys; sys.path.append({str(site)!r})\n"
-        "others = ('transformers', 'hydra', 'omegaconf', 'pandas', 'numpy', 'steadymoe.bench', 'steadymoe.models')\n"
-        "assert not [name for name in others if i.find_spec(name)]\n"
-        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
-    )
-    # -S: no site-packages; -I: nothing of the environment or of this folder.
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    assert answer["version"] == metadata(losses)["Version"]
-    assert answer["conf"] == str(site / "steadymoe" / "conf")
-    assert answer["numbers"] == runpy.run_path(str(SCRIPT))["numbers"]()
-
-
-def test_either_build_replaces_the_other_whole(losses: Path, wheel: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
-    (site,) = tmp_path.glob("lib/python*/site-packages")
-    for each in (losses, wheel, losses):
-        pip("--python", tmp_path, "install", "--no-deps", "--no-index", "--no-compile", each)
-        held = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
-        written = {name for name in held if Path(name).name in ("INSTALLER", "REQUESTED", "direct_url.json")}
-        assert held - written == set(zipfile.ZipFile(each).namelist())
-    pip("--python", tmp_path, "uninstall", "--yes", "steadymoe")
-    assert not [path for path in site.rglob("*") if path.is_file()]
-
-
-@pytest.mark.bare
-def test_the_losses_alone_in_a_new_environment(losses: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
-    before = {each["name"] for each in json.loads(pip("--python", tmp_path, "list", "--format", "json"))}
-    pip("--python", tmp_path, "install", "--constraint", ROOT / "constraints.txt", losses)
-    after = {
-        each["name"].lower().replace("_", "-")
-        for each in json.loads(pip("--python", tmp_path, "list", "--format", "json"))
-    }
-    assert after - before == {"steadymoe", *needed("torch", "PyYAML")} - before
-    pip("--python", tmp_path, "check")
-    done = subprocess.run([tmp_path / "bin" / "python", "-I", SCRIPT], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["numbers"] == runpy.run_path(str(SCRIPT))["numbers"]()

@@ -10,17 +10,17 @@ ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "bench"
 ORDER = (
     ("support", "algorithms", "models", "statistics"),
-    ("tasks", "plugins"),
+    ("tasks",),
     ("measurement", "config"),
     ("training",),
     ("runs", "check"),
     ("report",),
-    ("audit", "trainers", "speed"),
+    ("audit", "speed"),
     ("score",),
     ("cli",),
 )
 ONE_FILE = ("cli", "speed")
-AT_THE_ROOT = ("algorithms", "models", "plugins")
+AT_THE_ROOT = ("algorithms", "models")
 LEFT_OF = {
     room: {left for rooms in ORDER[:place] for left in rooms} for place, rooms in enumerate(ORDER) for room in rooms
 }
@@ -56,10 +56,11 @@ def test_a_folder_imports_only_what_stands_left_of_it(room: str) -> None:
     assert not wrong
 
 
-def test_nothing_imports_the_study() -> None:
+def test_nothing_imports_the_study_or_the_integrations() -> None:
     rooms = [BENCH, *(ROOT / room for room in AT_THE_ROOT)]
     files = [path for room in rooms for path in room.rglob("*.py")]
-    assert not [path for path in files if re.search(r"^\s*(from|import) study\b", path.read_text(), re.MULTILINE)]
+    foreign = re.compile(r"^\s*(from|import) (study|steadymoe\.integrations)\b", re.MULTILINE)
+    assert not [path for path in files if foreign.search(path.read_text())]
 
 
 def test_every_folder_has_a_place_in_the_order() -> None:
@@ -75,9 +76,9 @@ def test_the_way_in_from_python_stands_on_top_and_imports_when_it_is_called() ->
     assert all(isinstance(node, ast.ImportFrom) for node in at_once)
 
 
-def test_plugins_import_only_what_the_losses_alone_hold() -> None:
-    names = {name for path in (ROOT / "plugins").glob("*.py") for name in imported(path)}
-    assert {room_of(name) for name in names} == {"algorithms", "plugins"}
+def test_the_losses_in_verl_import_only_what_the_losses_alone_hold() -> None:
+    names = {name for path in (ROOT / "integrations" / "verl").glob("*.py") for name in imported(path)}
+    assert all(name.startswith(("steadymoe.algorithms.", "steadymoe.integrations.verl.")) for name in names)
 
 
 def test_training_takes_of_config_the_schema_alone() -> None:

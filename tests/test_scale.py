@@ -1,7 +1,6 @@
 """What a command does grows no faster than the runs: operations are counted, and nothing is timed."""
 
 import importlib.metadata
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from steadymoe.bench.config import compose, identity
 from steadymoe.bench.report import archive, realism, report_page, tables
 from steadymoe.bench.runs import dry, provenance, status
 from steadymoe.bench.support import regular_files, source
-from steadymoe.bench.trainers import command, logs
 
 FEW, MANY = 10, 60
 
@@ -151,35 +149,3 @@ def test_a_report_looks_for_each_number_once_whatever_the_number_of_arms(
     assert few == many
     few, many = (calls.during(lambda n=n: realism.measure(loaded[n])) for n in (FEW, MANY))
     assert few["query"] == many["query"] > 0
-
-
-def rows_of(path: Path, n: int) -> Path:
-    path.write_text("step,reward,entropy\n" + "".join(f"{step},0.5,{step / n}\n" for step in range(1, n + 1)))
-    return path
-
-
-def test_an_imported_log_is_held_in_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_ROWS_OF_A_PIECE", 500)
-    peaks = []
-    for n in (4_000, 40_000):
-        log = rows_of(tmp_path / f"{n}.csv", n)
-        tracemalloc.start()
-        names = ["--algorithm", "a", "--model", "m", "--task", "t", "--updates", "1", "--experiment", f"e{n}"]
-        assert command.main([str(log), *names, "--results", str(tmp_path)]) == 0
-        peaks.append(tracemalloc.get_traced_memory()[1] / n)
-        tracemalloc.stop()
-    assert peaks[1] < 150  # bytes of a step: the columns of the rule of collapse; a row is a dict of 500
-
-
-def test_pieces_of_a_log_are_merged_and_replaced_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = [*range(20), *range(12, 25), *range(3, 30)]
-    log = tmp_path / "log.csv"
-    log.write_text(
-        "step,reward,loss\n" + "".join(f"{step},{place},\n{step},,{place}\n" for place, step in enumerate(steps))
-    )
-    whole = logs.read(log, {})
-    monkeypatch.setattr(logs, "_ROWS_OF_A_PIECE", 4)
-    pieces = logs.read(log, {})
-    assert pieces.steps.to_pylist() == whole.steps.to_pylist()
-    assert pieces.notes == whole.notes
-    assert [row["reward"] for row in whole.steps.to_pylist()] == [0, 1, 2, *range(33, 60)]

@@ -1,4 +1,4 @@
-"""``steadymoe audit``: measure gradients, report them, audit another trainer's rollouts, check its route replay."""
+"""``steadymoe audit``: measure gradients of many losses on the same frozen rollouts, and report them."""
 
 import argparse
 import sys
@@ -7,19 +7,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
 
-FIXTURE = Path("results/reference/conformance")
 _MEASURE = """Measure the gradients of many losses on the same frozen rollouts, after k neutral updates.
 
   steadymoe audit experiment=audit seed=300,301 'audit.algorithms=[grpo,gspo]'
   steadymoe audit report --experiment audit           tables and figures over checkpoints
-  steadymoe audit --bundle rollouts.jsonl --algorithms grpo,gspo
-                                                      each loss's gradient on another trainer's rollouts
-  steadymoe audit --conformance tensors.safetensors   does another trainer replay routes?
 
 Takes the overrides of `steadymoe run`, except the algorithm; several values make several audits. Each is saved to
 <results_dir>/audits/<experiment>/…/seed=<n>/. Rerun the command to resume."""
@@ -27,42 +22,32 @@ _REPORT = """Write tables and figures of an experiment's audits, over checkpoint
 
   steadymoe audit report --experiment audit --losses grpo,gspo --against gspo --drift 16
   steadymoe audit report --experiment audit --keep archive    archive the data, and draw nothing"""
-# Mode → the arguments that go with it.
-_MODES = {
-    "measure": {"overrides", "dry", "redo"},
-    "bundle": {"bundle", "algorithms", "advantage", "names", "map", "csv"},
-    "conformance": {"conformance", "fixture"},
+# An argument that has left → the command that does its work.
+_MOVED = {
+    "--bundle": "steadymoe-integrations audit FILE",
+    "--conformance": "steadymoe-integrations conformance TENSORS",
 }
 
 
 def main(words: list[str]) -> int:
     """Run ``steadymoe audit`` and return the exit code.
 
-    0: done; 1: a measurement failed or a property fails; 130: interrupted. Raises UserError for an invalid request.
+    0: done; 1: a measurement failed; 130: interrupted. Raises UserError for an invalid request.
     """
     if words[:1] == ["report"]:
         return _report(_report_parser().parse_args(words[1:]))
-    parser = _parser()
-    arguments = parser.parse_args(words)
-    mode = parser.mode(arguments, _MODES)
-    return {"measure": _measure, "bundle": _bundle, "conformance": _conformance}[mode](arguments)
+    for word in words:
+        if moved := _MOVED.get(word.partition("=")[0]):
+            raise UserError(f"audit {word} is now {moved} (pip install ./integrations)")
+    return _measure(_parser().parse_args(words))
 
 
 def _parser() -> Parser:
-    """Return the parser of everything but ``report``."""
+    """Return the parser of the measurement."""
     parser = Parser(prog="steadymoe audit", description=_MEASURE, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
     parser.add_argument("--dry", action="store_true", help="print what exists and what would run")
     parser.add_argument("--redo", action="store_true", help="measure everything again")
-    theirs = parser.add_argument_group("another trainer's rollouts (docs/audit.md#rollouts-of-another-trainer)")
-    theirs.add_argument("--bundle", type=Path, metavar="FILE", help="a .jsonl or .parquet file, one row per response")
-    theirs.add_argument("--algorithms", metavar="A,B", default="grpo,gspo", help="algorithms or presets, by name")
-    theirs.add_argument("--advantage", metavar="NAME", help="from conf/advantage (default: the file's, else GRPO's)")
-    theirs.add_argument("--names", choices=("trl", "verl"), help="column names of this trainer's batch")
-    theirs.add_argument("--map", action="append", default=[], metavar="OURS=THEIRS", help="rename a column; repeatable")
-    theirs.add_argument("--csv", type=Path, metavar="FILE", help="write every estimate to this file")
-    theirs.add_argument("--conformance", type=Path, metavar="TENSORS", help="check a trainer's tensors (.safetensors)")
-    theirs.add_argument("--fixture", type=Path, default=FIXTURE, help=f"the conformance folder (default: {FIXTURE})")
     return parser
 
 
@@ -141,28 +126,3 @@ def _report(arguments: argparse.Namespace) -> int:
     for line in [*(f"wrote {path}" for path in written.files), *written.missing]:
         print(visible(line))
     return 0
-
-
-def _bundle(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.audit import bundle, without_model
-
-    advantage = without_model.load_advantage(arguments.advantage)
-    rollouts, ignored = bundle.read(arguments.bundle, bundle.names(arguments.names, arguments.map))
-    losses = without_model.losses([name.strip() for name in arguments.algorithms.split(",")])
-    audited = without_model.audit(rollouts, losses, advantage)
-    print(without_model.text(audited))
-    if ignored:
-        print(visible(f"ignored columns: {', '.join(ignored)}"))
-    if arguments.csv is not None:
-        atomic_files.write(arguments.csv.resolve(), partial(audited.to_csv, index=False))
-        print(visible(f"wrote {arguments.csv}"))
-    return 0
-
-
-def _conformance(arguments: argparse.Namespace) -> int:
-    from steadymoe.bench.audit import conformance
-
-    findings = conformance.check(arguments.fixture, arguments.conformance)
-    for finding in findings:
-        print(finding.line)
-    return 0 if all(finding.passed for finding in findings) else 1

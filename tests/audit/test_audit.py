@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from conftest import MICRO
 from filelock import FileLock, Timeout
+from fixtures import MICRO
 from test_cli import steadymoe
 from test_execute import SMALL, planned
 from transformers import PreTrainedModel
@@ -290,9 +290,8 @@ REFUSED = {
     "missing checkpoint": (["start_from=nowhere@3"], "there is no run in"),
     "no gradient": ([f'+audit.arms.none="algorithm=grpo algorithm.loss._target_={__name__}.Nothing"'], "no gradient"),
     "a flag": (["--fast"], "--fast"),
-    "algorithms beside a config": (["experiment=audit", "--algorithms", "grpo"], "--algorithms requires --bundle"),
-    "a fixture beside a config": (["experiment=audit", "--fixture", "x"], "--fixture requires --conformance"),
-    "redo of a bundle": (["--bundle", "x.jsonl", "--redo"], "--redo does not go with --bundle"),
+    "a bundle": (["--bundle", "x.jsonl"], "is now steadymoe-integrations audit FILE"),
+    "tensors": (["--conformance=x"], "is now steadymoe-integrations conformance TENSORS"),
     "nothing": (["audit.algorithms=[]"], "audit.algorithms"),
     "a number for a list": (["audit.drift=3"], "must be a list"),
     "a text for a number": (["audit.router_scale=[a]"], "must be a number, got 'a'"),

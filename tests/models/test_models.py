@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import MICRO
+from fixtures import MICRO
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MICRO
+from fixtures import MICRO
 from safetensors.torch import load_file, save_file
 from test_compiled import compiles
 from test_execute import SMALL

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MICRO
+from fixtures import MICRO
 from torch.testing import assert_close
 
 from steadymoe.bench.config import compose

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import MICRO
+from fixtures import MICRO
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel

@@ -1,5 +1,0 @@
-"""The suite's losses and instruments inside other trainers (docs/on_your_trainer.md).
-
-A trainer brings rollouts, optimizer and processes. The suite brings the loss, the routes and the columns, and writes a
-run folder that ``steadymoe status`` and ``steadymoe report`` read.
-"""

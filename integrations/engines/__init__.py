@@ -1,0 +1,1 @@
+"""The simulated engines next to vLLM."""

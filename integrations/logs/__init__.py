@@ -1,0 +1,1 @@
+"""The log of another trainer as a run folder: ``steadymoe-integrations import``."""

@@ -1,0 +1,3 @@
+"""The fixtures of all tests: tests/fixtures.py."""
+
+from fixtures import *  # noqa: F403

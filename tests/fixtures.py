@@ -1,0 +1,101 @@
+"""Shared by all tests: a small task and model, and one thread, so that results are the same to the bit.
+
+The environment variable STEADYMOE_TEST_SEED is added to every seed that a test or a run in its process gives to a
+generator of torch or numpy: the same tests on other prompts, weights, samples and noise. 0, the default, adds nothing.
+Tests that compare with committed numbers hold at 0 alone.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from steadymoe.bench import cli
+from steadymoe.bench.runs import launch
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.models import build
+
+SHIFT = int(os.environ.get("STEADYMOE_TEST_SEED", "0"))
+
+
+class Shifted(torch.Generator):
+    """A generator that starts elsewhere."""
+
+    def manual_seed(self, seed: int) -> Self:
+        """Start from ``seed + SHIFT``."""
+        super().manual_seed(seed + SHIFT)
+        return self
+
+
+def shift_seeds() -> None:
+    """Add ``SHIFT`` to every seed from now on; a generator without a seed stays without."""
+    of_torch, of_numpy = torch.manual_seed, np.random.default_rng
+
+    def default_rng(seed: Any = None) -> np.random.Generator:
+        return of_numpy(seed + SHIFT if isinstance(seed, int) else seed)
+
+    torch.Generator = Shifted  # type: ignore[misc]
+    torch.manual_seed = lambda seed: of_torch(seed + SHIFT)
+    np.random.default_rng = default_rng
+
+
+if SHIFT:
+    shift_seeds()
+
+MICRO = {
+    "_target_": "transformers.Qwen3MoeConfig",
+    "num_hidden_layers": 3,
+    "hidden_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+    "initializer_range": 0.15,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """More threads than one are not reproducible to the bit."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def refusal_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """The one line on stderr with which ``steadymoe run`` refuses words: exit code 2, no training, no file touched."""
+
+    def answer(*words: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("trained"))
+        monkeypatch.setattr(sys, "argv", ["steadymoe", "run", *words])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        said = capsys.readouterr()
+        assert (stopped.value.code, said.out, said.err.count("\n")) == (2, "", 1)
+        assert list(tmp_path.iterdir()) == []
+        return said.err
+
+    return answer
+
+
+@pytest.fixture(scope="session")
+def task() -> Chain:
+    """Short chains modulo 6."""
+    return Chain(min_operands=3, max_operands=5, modulus=6, spare_tokens=2)
+
+
+@pytest.fixture
+def model(task: Chain) -> PreTrainedModel:
+    """A fresh random MoE model, smaller than micro."""
+    return build.build(MICRO, task.tokenizer, seed=0, device="cpu")
