@@ -86,7 +86,7 @@ lint: $(READY)
 # In an environment that has TRL. `make speed SETTING="micro stale"` measures these alone; with `RECORD=--record` it replaces
 # them in the committed numbers.
 speed: $(ORACLES)/trl/.ready
-	$(ORACLES)/trl/bin/python -m steadymoe.bench.speed $(if $(SETTING),--setting $(SETTING)) $(RECORD)
+	$(ORACLES)/trl/bin/python -m steadymoe.integrations.speed $(if $(SETTING),--setting $(SETTING)) $(RECORD)
 
 # What TRL and verl compute, recorded anew for tests/algorithms/test_oracles.py. verl needs transformers below 5.11 and TRL is
 # measured with this project's, so each has an environment; of verl's requirements only what its losses import.

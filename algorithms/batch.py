@@ -143,7 +143,7 @@ class LossOutput:
 
     Attributes:
         loss: a scalar to minimise.
-        metrics: tensors that ``steadymoe.bench.measurement.token_metrics`` reduces to columns: ``clipped_low_BT`` and
+        metrics: tensors that ``steadymoe.bench.training.token_metrics`` reduces to columns: ``clipped_low_BT`` and
             ``clipped_high_BT`` from a loss with a clip, ``weights_BT`` under a correction, ``loss_number``.
         state: what the loss wants back as ``Batch.state`` next time.
     """

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from steadymoe.bench.config.compose import Run
     from steadymoe.bench.report.figures import DataFigure
+    from steadymoe.bench.runs.compose import Run
 
 __all__ = ["figure", "plan", "results", "run"]
 
@@ -28,8 +28,8 @@ def plan(*overrides: str) -> "list[Run]":
 
     Raises ConfigError, in one line, for a wrong word or a config that cannot work.
     """
-    from steadymoe.bench.config import compose
-    from steadymoe.bench.config.overrides import swept
+    from steadymoe.bench.runs import compose
+    from steadymoe.bench.runs.overrides import swept
 
     return compose.plan(overrides, multirun=bool(swept(overrides)))
 

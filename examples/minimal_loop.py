@@ -24,9 +24,9 @@ import yaml
 
 from steadymoe.algorithms import Batch, load
 from steadymoe.algorithms.advantages import GroupMeanStd
-from steadymoe.bench.measurement import routing_drift, token_metrics
 from steadymoe.bench.support.seeding import derive, numpy_generator, torch_generator
 from steadymoe.bench.tasks.sort import Sort
+from steadymoe.bench.training import routing_drift, token_metrics
 from steadymoe.bench.training.cold_start import demonstrate
 from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.sampling import roll_out

@@ -11,8 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from steadymoe.bench.config import identity
-from steadymoe.bench.runs import provenance, record
+from steadymoe.bench.runs import identity, provenance, record
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.statistics.collapse import Rule, detect
 from steadymoe.bench.support import blame

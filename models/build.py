@@ -49,7 +49,7 @@ _WITHOUT_EFFECT = {
 _LARGEST = 100_000
 
 # Implementations of experts, by their names in transformers' registry; the default first. The same list stands in
-# bench/config/schema.py, which does not import transformers.
+# bench/schema.py, which does not import transformers.
 EXPERTS = ("grouped_mm", "eager", megablocks.NAME)
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from omegaconf import OmegaConf
 from scipy.stats import t  # type: ignore[attr-defined]  # defined at run time
 
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.score.arms import CONTROLS
 from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import detectable, holm, sign_flip_p
 from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL
+from steadymoe.bench.training import columns
 from study import arms, effects
 from study.arms import ARMS, LOSSES, MAY_COLLAPSE
 from study.effects import OF_RUNS, Effect, Measurement, NoNumber

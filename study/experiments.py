@@ -15,10 +15,10 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from steadymoe.bench.config import branch
-from steadymoe.bench.config.compose import ConfigError
-from steadymoe.bench.config.identity import OFF, flatten
-from steadymoe.bench.config.overrides import CONF, MOST_POINTS, add_experiment, errors_in_one_line
+from steadymoe.bench.runs import branch
+from steadymoe.bench.runs.compose import ConfigError
+from steadymoe.bench.runs.identity import OFF, flatten
+from steadymoe.bench.runs.overrides import CONF, MOST_POINTS, add_experiment, errors_in_one_line
 from steadymoe.bench.score.recorded import Arm
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import report_page, tuning, write
 from steadymoe.bench.report.figures import FigureSpec
 from steadymoe.bench.score.arms import DRIFT
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
+from steadymoe.bench.training import columns
 from study import claims, exploratory, figures
 from study.arms import FIRST_TESTBED
 from study.claims import CLAIMS, LEGS, Claim, Dose, Finding, Leg, LegVerdict

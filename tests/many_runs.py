@@ -13,9 +13,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from steadymoe.bench.config import identity
-from steadymoe.bench.measurement import columns
-from steadymoe.bench.runs import provenance, record
+from steadymoe.bench.runs import identity, provenance, record
+from steadymoe.bench.training import columns
 
 RECORDED = Path(__file__).parent / "recorded" / "results" / "runs" / "small"
 

@@ -21,9 +21,8 @@ from rich.console import Console
 from safetensors.torch import save_file
 from test_execute import SMALL
 
-from steadymoe.bench import cli
-from steadymoe.bench.config import compose, fits, identity, schema, validate
-from steadymoe.bench.runs import dry, execute, launch, progress, record
+from steadymoe.bench import cli, schema
+from steadymoe.bench.runs import compose, dry, execute, fits, identity, launch, progress, record, validate
 from steadymoe.bench.support import atomic_files, revision
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import generate
 import pytest
 from test_execute import SMALL
 
@@ -15,11 +16,9 @@ from steadymoe import bench
 from steadymoe.algorithms import names, provenance
 from steadymoe.bench import cli
 from steadymoe.bench.check import command as check
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.overrides import CONF, composing, swept
-from steadymoe.bench.measurement import columns_page
-from steadymoe.bench.report import algorithm_page
 from steadymoe.bench.report.figures import FIGURES
+from steadymoe.bench.runs import compose
+from steadymoe.bench.runs.overrides import CONF, composing, swept
 from steadymoe.bench.support import external
 from steadymoe.bench.support.findings import ask
 
@@ -177,8 +176,8 @@ def test_the_page_of_figures_has_every_figure_its_command_and_its_experiment() -
 @pytest.mark.parametrize(
     ("page", "generated"),
     [
-        ("algorithms.md", algorithm_page.markdown),
-        ("metrics.md", columns_page.section),
+        ("algorithms.md", generate.algorithms_page),
+        ("metrics.md", generate.columns_section),
     ],
 )
 def test_a_generated_page_or_section_is_fresh(page: str, generated: Callable[[], str]) -> None:
@@ -186,7 +185,7 @@ def test_a_generated_page_or_section_is_fresh(page: str, generated: Callable[[],
 
 
 def test_every_config_group_is_on_the_page_of_choices() -> None:
-    assert {"algorithm", *algorithm_page._GROUPS} == {path.name for path in CONF.iterdir() if path.is_dir()}
+    assert {"algorithm", *generate._GROUPS} == {path.name for path in CONF.iterdir() if path.is_dir()}
 
 
 def test_the_architecture_names_every_folder() -> None:

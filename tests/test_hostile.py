@@ -25,9 +25,8 @@ from test_atomic_files import bound
 from test_cli import RECORDED, steadymoe
 from test_execute import SMALL
 
-from steadymoe.bench.config import compose, overrides
 from steadymoe.bench.report import archive, report_page, write
-from steadymoe.bench.runs import progress, provenance, record, status
+from steadymoe.bench.runs import compose, overrides, progress, provenance, record, status
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import text

@@ -64,7 +64,7 @@ def test_the_command_composes_from_the_wheel(wheel: Path, tmp_path: Path) -> Non
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
         "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in str(f).lower()]\n"
-        "import steadymoe.bench.config.compose as c\n"
+        "import steadymoe.bench.runs.compose as c\n"
         "print(c.__file__); print(len(c.plan(['experiment=quickstart'])))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)

@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from test_execute import SMALL
 
 from steadymoe import bench
-from steadymoe.bench.config import compose, schema
-from steadymoe.bench.config.schema import ConfigError
+from steadymoe.bench import schema
 from steadymoe.bench.report.figures import CannotDraw
 from steadymoe.bench.report.report_page import NothingToReport
-from steadymoe.bench.runs import lifecycle, record
+from steadymoe.bench.runs import compose, lifecycle, record
+from steadymoe.bench.schema import ConfigError
 from steadymoe.models import build
 
 ROOT = Path(__file__).parent.parent

@@ -11,15 +11,15 @@ BENCH = ROOT / "bench"
 ORDER = (
     ("support", "algorithms", "models", "statistics"),
     ("tasks",),
-    ("measurement", "config"),
+    ("schema",),
     ("training",),
-    ("runs", "check"),
-    ("report",),
-    ("audit", "speed"),
+    ("runs",),
+    ("report", "check"),
+    ("audit",),
     ("score",),
     ("cli",),
 )
-ONE_FILE = ("cli", "speed")
+ONE_FILE = ("cli", "schema")
 AT_THE_ROOT = ("algorithms", "models")
 LEFT_OF = {
     room: {left for rooms in ORDER[:place] for left in rooms} for place, rooms in enumerate(ORDER) for room in rooms
@@ -79,8 +79,3 @@ def test_the_way_in_from_python_stands_on_top_and_imports_when_it_is_called() ->
 def test_the_losses_in_verl_import_only_what_the_losses_alone_hold() -> None:
     names = {name for path in (ROOT / "integrations" / "verl").glob("*.py") for name in imported(path)}
     assert all(name.startswith(("steadymoe.algorithms.", "steadymoe.integrations.verl.")) for name in names)
-
-
-def test_training_takes_of_config_the_schema_alone() -> None:
-    names = {name for path in (BENCH / "training").glob("*.py") for name in imported(path)}
-    assert {name.split(".")[3] for name in names if name.startswith("steadymoe.bench.config.")} <= {"schema"}

@@ -11,9 +11,8 @@ import many_runs
 import pandas as pd
 import pytest
 
-from steadymoe.bench.config import compose, identity
 from steadymoe.bench.report import archive, realism, report_page, tables
-from steadymoe.bench.runs import dry, provenance, status
+from steadymoe.bench.runs import compose, dry, identity, provenance, status
 from steadymoe.bench.support import regular_files, source
 
 FEW, MANY = 10, 60

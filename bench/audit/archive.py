@@ -17,9 +17,8 @@ import pandas as pd
 from steadymoe.bench.audit import tables
 from steadymoe.bench.audit.gradients import BLOCKS
 from steadymoe.bench.audit.measure import COLUMNS, table_path
-from steadymoe.bench.config import identity
 from steadymoe.bench.report import archive
-from steadymoe.bench.runs import record
+from steadymoe.bench.runs import identity, record
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.errors import UserError

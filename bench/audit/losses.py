@@ -12,10 +12,10 @@ from steadymoe.algorithms.objective import KL
 from steadymoe.algorithms.reinforce import Reinforce
 from steadymoe.bench.check import batches
 from steadymoe.bench.check.derivatives import gradient
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.compose import ConfigError, Run
-from steadymoe.bench.config.identity import is_name
-from steadymoe.bench.config.schema import Audit, RunConfig
+from steadymoe.bench.runs import compose
+from steadymoe.bench.runs.compose import ConfigError, Run
+from steadymoe.bench.runs.identity import is_name
+from steadymoe.bench.schema import Audit, RunConfig
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.trainer import Trainer

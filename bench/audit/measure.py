@@ -19,9 +19,8 @@ from steadymoe.bench.audit.gradients import WHOLE, Sums
 from steadymoe.bench.audit.losses import TRUTH, Loss
 from steadymoe.bench.audit.rollouts import Frozen
 from steadymoe.bench.audit.tokens import ALL, Tokens
-from steadymoe.bench.config import branch
-from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.runs import execute
+from steadymoe.bench.runs import branch, execute
+from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.statistics.estimates import Estimate, mean_over_seeds
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training.learner import Learner

@@ -10,12 +10,11 @@ from typing import Any
 
 from steadymoe.bench.audit import losses, measure
 from steadymoe.bench.audit.rollouts import NEUTRAL
-from steadymoe.bench.config import compose, fits
-from steadymoe.bench.config.compose import ConfigError, Run
-from steadymoe.bench.config.fits import need_device
-from steadymoe.bench.config.overrides import key_of
-from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.runs import lifecycle, provenance
+from steadymoe.bench.runs import compose, fits, lifecycle, provenance
+from steadymoe.bench.runs.compose import ConfigError, Run
+from steadymoe.bench.runs.fits import need_device
+from steadymoe.bench.runs.overrides import key_of
+from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import atomic_files, source
 
 # The code that decides the numbers of an audit, apart from the training code.

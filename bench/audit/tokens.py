@@ -15,9 +15,9 @@ from torch import Tensor
 from steadymoe.bench.audit.gradients import Slopes
 from steadymoe.bench.audit.losses import Loss
 from steadymoe.bench.audit.rollouts import Frozen
-from steadymoe.bench.measurement import routing_drift, token_metrics
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.statistics.estimates import POSITIVE, Estimate
+from steadymoe.bench.training import routing_drift, token_metrics
 from steadymoe.bench.training.forward import Forward
 from steadymoe.bench.training.microbatches import MicroBatch
 

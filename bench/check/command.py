@@ -12,11 +12,12 @@ import torch
 from steadymoe.algorithms import PolicyLoss, Traits, build, class_of, meant
 from steadymoe.algorithms.corrections import Uncorrected
 from steadymoe.algorithms.objective import KL, Objective
+from steadymoe.bench import schema
 from steadymoe.bench.check import properties, share
-from steadymoe.bench.config import compose, schema
-from steadymoe.bench.config.compose import ConfigError
-from steadymoe.bench.config.overrides import key_of
-from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.runs import compose
+from steadymoe.bench.runs.compose import ConfigError
+from steadymoe.bench.runs.overrides import key_of
+from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.findings import Fails, ask

@@ -9,7 +9,7 @@ import torch
 from hydra.utils import instantiate
 
 from steadymoe.bench.check.derivatives import OF_POLICY
-from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.training.microbatches import MicroBatch
 from steadymoe.bench.training.trainer import Trainer

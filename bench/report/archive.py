@@ -15,14 +15,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from steadymoe.bench.config.identity import NO_NUMBERS, flatten, settings_hash, shortener
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.runs import lifecycle, record
+from steadymoe.bench.runs.identity import NO_NUMBERS, flatten, settings_hash, shortener
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import all_visible, visible
+from steadymoe.bench.training import columns
 
 # The columns that tell one run from another, besides its seed.
 ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]

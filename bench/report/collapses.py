@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report.tables import line_names
 from steadymoe.bench.statistics import early_warning, survival
 from steadymoe.bench.statistics.collapse import Rule, judged
 from steadymoe.bench.statistics.frontier import frontier
+from steadymoe.bench.training import columns
 
 # The metrics that may warn of a collapse.
 WARNINGS = (

@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.config.identity import flatten
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import tables
+from steadymoe.bench.runs.identity import flatten
 from steadymoe.bench.statistics.comparisons import unpaired_ratio
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate, over_seeds
+from steadymoe.bench.training import columns
 
 CAPTION = (
     "Means over steps and seeds with a 95 % interval, next to the range published for real MoE models; factor: the "

@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.statistics.comparisons import (
     DECIDED,
     LEAST_TO_DECIDE,
@@ -20,6 +19,7 @@ from steadymoe.bench.statistics.comparisons import (
 from steadymoe.bench.statistics.efficiency import METRICS, Reached, cost_ratio, cost_to_reward, costs, win_rate
 from steadymoe.bench.statistics.estimates import INTERVAL, Estimate, over_seeds
 from steadymoe.bench.statistics.survival import logrank, of_runs
+from steadymoe.bench.training import columns
 
 # A table and its caption, by kind (``report_page.shown_tables``).
 Shown = Mapping[str, tuple[pd.DataFrame, str]]

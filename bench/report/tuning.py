@@ -9,17 +9,17 @@ import pandas as pd
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 
-from steadymoe.bench.config.compose import Run
-from steadymoe.bench.config.overrides import command_of
-from steadymoe.bench.config.tuning import RATE
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, tables, write
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.runs import command, record
+from steadymoe.bench.runs.compose import Run
+from steadymoe.bench.runs.overrides import command_of
+from steadymoe.bench.runs.tuning import RATE
 from steadymoe.bench.statistics.comparisons import ranking
 from steadymoe.bench.statistics.estimates import INTERVAL, over_seeds
 from steadymoe.bench.support.text import visible, without_mathematics
+from steadymoe.bench.training import columns
 
 # The level of a run. Not the mean of its last evaluations: a short run has few, and the first is of the cold start.
 LEVEL = "final held-out accuracy"

@@ -1,5 +1,6 @@
-"""Runs on disk: they are planned, launched, executed, recorded and resumed here, and have a status.
+"""From the words of a command line to runs on disk.
 
-Checked runs come in; run folders below ``results/runs`` go out. This folder may import support, config, tasks,
-measurement, statistics, training, algorithms and models.
+Hydra overrides come in. ``compose`` makes checked runs of them, each with its folder, its hash and the command that
+makes it again; a wrong word is answered in one line before anything is written. Then runs are planned, launched,
+executed, recorded and resumed, and have a status: run folders below ``results/runs`` go out.
 """

@@ -10,10 +10,20 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from steadymoe.bench.config import branch, compose, identity, tuning
-from steadymoe.bench.config.compose import ConfigError, Run
-from steadymoe.bench.config.overrides import at_once, command_of, swept
-from steadymoe.bench.runs import launch, lifecycle, outcome, progress, provenance, record
+from steadymoe.bench.runs import (
+    branch,
+    compose,
+    identity,
+    launch,
+    lifecycle,
+    outcome,
+    progress,
+    provenance,
+    record,
+    tuning,
+)
+from steadymoe.bench.runs.compose import ConfigError, Run
+from steadymoe.bench.runs.overrides import at_once, command_of, swept
 from steadymoe.bench.support import processes
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import shortened, visible

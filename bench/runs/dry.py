@@ -7,10 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.compose import Run
-from steadymoe.bench.config.identity import flatten
-from steadymoe.bench.runs import provenance, record
+from steadymoe.bench.runs import compose, provenance, record
+from steadymoe.bench.runs.compose import Run
+from steadymoe.bench.runs.identity import flatten
 
 # The settings that decide the time of a step. Losses cost little next to a forward, so an algorithm counts only with
 # its ``sampling``.

@@ -11,11 +11,10 @@ from filelock import Timeout
 from hydra.utils import instantiate
 from transformers import PreTrainedModel
 
-from steadymoe.bench.config import branch, compose, identity
-from steadymoe.bench.config.fits import need_device
-from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.runs import loggers, progress, provenance, record
+from steadymoe.bench.runs import branch, compose, identity, loggers, progress, provenance, record
+from steadymoe.bench.runs.fits import need_device
 from steadymoe.bench.runs.record import Record
+from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.statistics.collapse import Rule, detect
 from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.seeding import derive

@@ -21,8 +21,8 @@ from hydra.core.utils import run_job
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from steadymoe.bench.config import overrides
-from steadymoe.bench.config.compose import ConfigError, Run
+from steadymoe.bench.runs import overrides
+from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.support import external, processes
 
 # How often a sweep is relaunched by itself after one of its workers was killed.

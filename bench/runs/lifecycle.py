@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from steadymoe.bench.config import identity
-from steadymoe.bench.runs import provenance
+from steadymoe.bench.runs import identity, provenance
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from steadymoe.bench.config.compose import Run
+    from steadymoe.bench.runs.compose import Run
 
 Fields = Mapping[str, type | tuple[type, ...]]
 """Dotted place in a file of facts → type."""

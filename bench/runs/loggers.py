@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import atomic_files, regular_files
 
 # Each table with its own count from 1, of steps and of gradient updates of the whole run.

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.runs import record
+from steadymoe.bench.runs import compose, record
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from steadymoe.bench.config.compose import Run, labels
 from steadymoe.bench.runs import record
+from steadymoe.bench.runs.compose import Run, labels
 from steadymoe.bench.support.text import visible
 
 # What ``run.json`` calls the three numbers of a check of a cold start (``training.cold_start.OnCheck``).

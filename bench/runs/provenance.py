@@ -1,11 +1,6 @@
-"""The provenance of a run: the code of its algorithm, the training code, the libraries, the machine.
-
-``python -m steadymoe.bench.runs.provenance > tests/recorded/training_code.json`` records the code that belongs to
-TRAINING_VERSION.
-"""
+"""The provenance of a run: the code of its algorithm, the training code, the libraries, the machine."""
 
 import functools
-import json
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench.config.identity import flatten
+from steadymoe.bench.runs.identity import flatten
 from steadymoe.bench.support import source
 from steadymoe.bench.support.revision import revision
 
@@ -92,8 +87,8 @@ def difference(facts: Mapping[str, Any]) -> Difference:
 def code_hash(config: Mapping[str, Any]) -> str | None:
     """Return a hash of the code that users change: loss, advantage, correction, their own tasks and engines.
 
-    The hash covers the syntax trees (``source.digest``) of the classes' files and of the local modules that they
-    import; imports from installed packages do not count. None if a class's file is missing or cannot be read.
+    The hash covers the classes' files and the local modules that they import, comments too; imports from installed
+    packages do not count. None if a class's file is missing or cannot be read.
     """
     return _code(config)[0]
 
@@ -114,25 +109,6 @@ def _hash_of(modules: Sequence[str]) -> str | None:
         return None if found is None else source.digest([*found.values(), *_EVERY_LOSS])
     except (ValueError, OSError):
         return None
-
-
-def training_code() -> dict[str, Any]:
-    """``version``: TRAINING_VERSION. ``modules``: file → hash of every module that can change recorded numbers."""
-    roots = [
-        "training.trainer",
-        "training.cold_start",
-        *(f"tasks.{path.stem}" for path in (source.SUITE / "bench/tasks").glob("[a-z]*.py")),
-    ]
-    found = source.reachable(
-        [*(f"steadymoe.bench.{name}" for name in roots), "steadymoe.models.pretrained"],
-        # Not the way in from Python, whose functions import every folder.
-        lambda module, file: module != "steadymoe.bench" and source.is_of_suite(file, "bench", "models"),
-    )
-    files = sorted((found or {}).values())
-    return {
-        "version": TRAINING_VERSION,
-        "modules": {file.relative_to(source.SUITE).as_posix(): source.digest([file]) for file in files},
-    }
 
 
 def versions(experts: str | None) -> dict[str, str]:
@@ -212,7 +188,3 @@ def _counts(module: str, file: Path) -> bool:
     if source.is_of_suite(file):
         return source.is_of_suite(file, "algorithms") and module != "steadymoe.algorithms"
     return not source.is_installed(file)
-
-
-if __name__ == "__main__":
-    print(json.dumps(training_code(), indent=2))

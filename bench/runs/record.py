@@ -15,18 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steadymoe.bench.config import branch
-from steadymoe.bench.measurement import columns
-from steadymoe.bench.runs import lifecycle
+from steadymoe.bench.runs import branch, lifecycle
 from steadymoe.bench.runs.lifecycle import Damaged, at
 from steadymoe.bench.statistics.collapse import FINITE, Rule
 from steadymoe.bench.support import atomic_files, regular_files
+from steadymoe.bench.training import columns
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from steadymoe.bench.config.compose import Run
+    from steadymoe.bench.runs.compose import Run
 
 # A run with one of these statuses is complete and never changes.
 ENDED = ("finished", "collapsed", "diverged")

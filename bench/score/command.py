@@ -9,11 +9,10 @@ from pathlib import Path
 from steadymoe.bench.audit import command as audit
 from steadymoe.bench.audit import plan as audits
 from steadymoe.bench.check import command as check
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.compose import ConfigError
-from steadymoe.bench.config.overrides import at_once
 from steadymoe.bench.runs import command as runs
-from steadymoe.bench.runs import dry, record
+from steadymoe.bench.runs import compose, dry, record
+from steadymoe.bench.runs.compose import ConfigError
+from steadymoe.bench.runs.overrides import at_once
 from steadymoe.bench.score import board, comparison, entry, plan, standard
 from steadymoe.bench.score.plan import Plan
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded

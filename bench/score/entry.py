@@ -24,7 +24,7 @@ import pandas as pd
 
 from steadymoe.algorithms import names
 from steadymoe.bench.check import command as check
-from steadymoe.bench.config import identity
+from steadymoe.bench.runs import identity
 from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Part
 from steadymoe.bench.support import external, regular_files

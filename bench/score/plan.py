@@ -7,7 +7,7 @@ from functools import cached_property
 
 from steadymoe.bench.audit import plan as audits
 from steadymoe.bench.check import command as check
-from steadymoe.bench.config import compose, identity
+from steadymoe.bench.runs import compose, identity
 from steadymoe.bench.score.recorded import Arm, Audited
 from steadymoe.bench.score.standard import ANCHORS, FROZEN, GRADIENT, STABILITY, Part
 

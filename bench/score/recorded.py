@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.audit import archive as audits
-from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.report import archive, realism, tables
+from steadymoe.bench.runs.identity import axes_name
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.errors import UserError

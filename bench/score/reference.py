@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.audit import archive as audits
-from steadymoe.bench.config import compose
+from steadymoe.bench.runs import compose
 from steadymoe.bench.score import arms, entry
 from steadymoe.bench.score.entry import OWN
 from steadymoe.bench.score.recorded import Arm, Audited, NotRun, Recorded

@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from steadymoe.bench.config import identity
-from steadymoe.bench.config.compose import ConfigError
+from steadymoe.bench.runs import identity
+from steadymoe.bench.runs.compose import ConfigError
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.score import arms
 from steadymoe.bench.score.recorded import Recorded

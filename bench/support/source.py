@@ -1,4 +1,4 @@
-"""Python source, read and never executed: the file of a module, its imports, and a hash of its statements."""
+"""Python source, read and never executed: the file of a module, its imports, and a hash of files."""
 
 import ast
 import functools
@@ -6,7 +6,6 @@ import hashlib
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable
-from itertools import groupby
 from pathlib import Path
 
 from steadymoe.bench.support import external
@@ -65,7 +64,13 @@ def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> di
         found[module] = file
     while waiting:
         module = waiting.pop()
-        for name in _imports(_content(found[module]), module, found[module].name == "__init__.py"):
+        try:
+            imported = _imports(found[module].read_bytes(), module, found[module].name == "__init__.py")
+        except (SyntaxError, RecursionError, MemoryError) as error:
+            raise ValueError(
+                f"{found[module]} is not valid Python {sys.version_info.major}.{sys.version_info.minor}"
+            ) from error
+        for name in imported:
             if name not in found and (file := find(name)) is not None and follow(name, file):
                 found[name] = file
                 waiting.append(name)
@@ -73,64 +78,16 @@ def reachable(modules: Iterable[str], follow: Callable[[str, Path], bool]) -> di
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Return a hash of the syntax trees of ``files``, wherever they lie: ``ast1:`` and 16 hex digits.
-
-    The hash ignores comments, docstrings, blank lines, line breaks and the version of Python. It changes with every
-    name. Raises ValueError for a file that is not valid Python here, and OSError for a file that cannot be read.
-    """
-    each = sorted(_hash(_content(file)) for file in set(files))
-    return "ast1:" + hashlib.sha256("".join(each).encode()).hexdigest()[:16]
-
-
-def _content(file: Path) -> bytes:
-    """Return what a file holds, once it is known to be Python."""
-    content = file.read_bytes()
-    try:
-        _parsed(content)
-    except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{file} is not valid Python {sys.version_info.major}.{sys.version_info.minor}") from error
-    return content
-
-
-# Whoever asks about one run asks about the next, whose code is mostly the same: each content is read into a tree once.
-_parsed = functools.cache(ast.parse)
-
-
-@functools.cache
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(_canonical(_parsed(content)).encode()).hexdigest()
-
-
-def _canonical(node: object) -> str:
-    """Return a syntax tree as text, without no-op statements and empty fields (some Pythons add some)."""
-    if isinstance(node, list):
-        return "[" + ",".join(_canonical(each) for each in node if not _does_nothing(each)) + "]"
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    if isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty text, and may split what others join
-        parts = [each.value if isinstance(each, ast.Constant) else each for each in node.values]
-        texts = [
-            "".join(map(str, run)) if is_text else _canonical(list(run))
-            for is_text, run in groupby((part for part in parts if part != ""), lambda part: isinstance(part, str))
-        ]
-        return f"JoinedStr({texts!r})"
-    fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, []) and name != "kind"]
-    if isinstance(node, ast.Constant) and node.value is None:
-        fields = [("value", None)]
-    return type(node).__name__ + "(" + ",".join(f"{name}={_canonical(value)}" for name, value in fields) + ")"
-
-
-def _does_nothing(node: object) -> bool:
-    """Return whether a statement is a docstring, another bare string, or ``pass``."""
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    return is_text or isinstance(node, ast.Pass)
+    """Return a hash of what ``files`` hold, wherever they lie: ``files:`` and 16 hex digits. Raises OSError."""
+    each = sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in set(files))
+    return "files:" + hashlib.sha256("".join(each).encode()).hexdigest()[:16]
 
 
 @functools.cache
 def _imports(content: bytes, module: str, is_package: bool) -> frozenset[str]:
     """Return every module but Python's own that a file may import: ``from a import b`` may import ``a`` and ``a.b``."""
     names: set[str] = set()
-    for node in ast.walk(_parsed(content)):
+    for node in ast.walk(ast.parse(content)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -1,6 +1,5 @@
-"""Training: cold start, rollout, updates, evaluation.
+"""Training: cold start, rollout, updates, evaluation, and what is measured of them.
 
-A typed config, a model and a task come in; the rows of one step after another go out. The only files written here are
-checkpoints, cold starts and samples. This folder may import every folder left of it (docs/architecture.md), but from
-``config`` only the schema.
+A typed config, a model and a task come in; the rows of one step after another go out. ``columns`` defines every
+column. The only files written here are checkpoints, cold starts and samples.
 """

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from steadymoe.algorithms.ops import aggregate
-from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task

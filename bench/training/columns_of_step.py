@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from steadymoe.algorithms import ops
-from steadymoe.bench.measurement import routing_drift, token_metrics
+from steadymoe.bench.training import routing_drift, token_metrics
 from steadymoe.bench.training.forward import Forward
 from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import Rollout

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.parts import joined
-from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.measurement import token_metrics
+from steadymoe.bench.schema import RunConfig
+from steadymoe.bench.training import token_metrics
 from steadymoe.bench.training.columns_of_step import Measured, routing_columns
 from steadymoe.bench.training.forward import Forward, router_losses
 from steadymoe.bench.training.microbatches import Forwards, MicroBatch

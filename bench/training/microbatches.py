@@ -11,9 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms.objective import Objective
-from steadymoe.bench.config.schema import RunConfig
-from steadymoe.bench.measurement import token_metrics
-from steadymoe.bench.training import packing
+from steadymoe.bench.schema import RunConfig
+from steadymoe.bench.training import packing, token_metrics
 from steadymoe.bench.training.forward import Extras, Forward, Sequences, forward
 from steadymoe.bench.training.packing import Layout
 from steadymoe.bench.training.sampling import Rollout

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steadymoe.bench.measurement import routing_drift, token_metrics
+from steadymoe.bench.training import routing_drift, token_metrics
 from steadymoe.bench.training.forward import Extras, Forward, Sequences, forward
 from steadymoe.bench.training.sampling import Rollout, check_routes
 from steadymoe.models.routing import routers

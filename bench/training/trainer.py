@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import build, ops
-from steadymoe.bench.config.schema import Overlong, RunConfig
+from steadymoe.bench.schema import Overlong, RunConfig
 from steadymoe.bench.support.clock import Clock
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task

@@ -30,18 +30,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.bench import plan
-from steadymoe.bench.config import branch
-from steadymoe.bench.config.compose import Run
-from steadymoe.bench.measurement import routing_drift, token_metrics
 from steadymoe.bench.report import write
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.runs import execute, record
+from steadymoe.bench.runs import branch, execute, record
+from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.statistics.estimates import Estimate, over_seeds
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
-from steadymoe.bench.training import checkpoint
+from steadymoe.bench.training import checkpoint, routing_drift, token_metrics
 from steadymoe.bench.training.forward import Sequences, forward
 from steadymoe.bench.training.sampling import Decoding, Rollout, roll_out
 from steadymoe.models.engine import Sampler

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from steadymoe.bench.config import identity
+from steadymoe.bench.runs import identity
 from steadymoe.bench.runs.record import Record
 from steadymoe.bench.statistics.collapse import FINITE
 from steadymoe.bench.support.arguments import Parser

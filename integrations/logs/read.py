@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.support.errors import UserError
+from steadymoe.bench.training import columns
 from steadymoe.integrations.verl import losses as verl
 
 # The most bytes of a file.

@@ -22,8 +22,8 @@ from steadymoe import algorithms
 from steadymoe.algorithms import Batch, LossOutput, PolicyLoss
 from steadymoe.algorithms.advantages import GroupMeanStd
 from steadymoe.bench.check.derivatives import gradient
-from steadymoe.bench.config.overrides import CONF
 from steadymoe.bench.report import write
+from steadymoe.bench.runs.overrides import CONF
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate, mean_over_seeds
 from steadymoe.integrations.rollouts.bundle import BadBundle, Bundle
 

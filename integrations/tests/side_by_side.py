@@ -29,12 +29,12 @@ from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
 from steadymoe.bench import plan
-from steadymoe.bench.config.compose import Run
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import report_page
 from steadymoe.bench.runs import execute, record
+from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.seeding import numpy_generator
+from steadymoe.bench.training import columns
 from steadymoe.bench.training.microbatches import MicroBatch
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.bench.training.trainer import Trainer

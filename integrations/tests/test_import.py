@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from steadymoe.bench import cli
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive
 from steadymoe.bench.runs import record
 from steadymoe.bench.score.recorded import Arm, Recorded
+from steadymoe.bench.training import columns
 from steadymoe.integrations import command as integrations
 from steadymoe.integrations.logs import command
 from steadymoe.integrations.logs import read as logs

@@ -17,9 +17,8 @@ pytest.importorskip("trl")
 from trl_runs import PROBED, Frozen, assert_equal, disturb, folder_of, rollout_parts, tables, trainer
 
 from steadymoe.algorithms import Batch, load
-from steadymoe.bench.measurement import routing_drift, token_metrics
 from steadymoe.bench.runs import record
-from steadymoe.bench.training import columns_of_step
+from steadymoe.bench.training import columns_of_step, routing_drift, token_metrics
 from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.integrations.trl import moments

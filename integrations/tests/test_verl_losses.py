@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from steadymoe.algorithms import Batch, load, names
-from steadymoe.bench.measurement import token_metrics
+from steadymoe.bench.training import token_metrics
 from steadymoe.integrations.verl import check as check_verl
 from steadymoe.integrations.verl import losses as verl
 

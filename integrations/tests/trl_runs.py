@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 from trl import GRPOConfig
 
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.runs import record
 from steadymoe.bench.tasks.sort import Sort
+from steadymoe.bench.training import columns
 from steadymoe.integrations.trl.trainer import SteadyGRPOTrainer
 from steadymoe.models import build
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.ops import kl_estimate, log_ratio, product_log_ratio
-from steadymoe.bench.measurement import columns, routing_drift, token_metrics
+from steadymoe.bench.training import columns, routing_drift, token_metrics
 from steadymoe.bench.training.columns_of_step import Measured
 from steadymoe.integrations.verl.ratio_moments import ratio_columns, ratio_sums
 from steadymoe.models.routing import Routed, log_softmax

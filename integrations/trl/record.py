@@ -8,9 +8,9 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
 
-from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.support.clock import Clock
 from steadymoe.bench.support.errors import UserError
+from steadymoe.bench.training import token_metrics
 from steadymoe.bench.training.columns_of_step import Measured, Row, StepRows
 from steadymoe.bench.training.probes import UpdateProbe
 from steadymoe.integrations.run_folder import LiveRecord

@@ -13,7 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from steadymoe.algorithms import PolicyLoss, build, load, names
 from steadymoe.algorithms.objective import KL, Objective
-from steadymoe.bench.config.overrides import CONF
+from steadymoe.bench.runs.overrides import CONF
 from steadymoe.bench.support.errors import UserError
 from steadymoe.integrations.verl.requirements import missing
 from steadymoe.models.contract import OutsideContractError, moe_layers

@@ -13,10 +13,10 @@ import pytest
 from steadymoe.bench import cli
 from steadymoe.bench.audit.archive import ADDED
 from steadymoe.bench.audit.measure import COLUMNS
-from steadymoe.bench.config.identity import axes_name
 from steadymoe.bench.report import archive
 from steadymoe.bench.report.realism import Realism
 from steadymoe.bench.runs import record
+from steadymoe.bench.runs.identity import axes_name
 from steadymoe.bench.score.arms import WIDE
 from steadymoe.bench.score.recorded import NONE, Arm, Audited, NotRun, Recorded
 from steadymoe.bench.statistics import early_warning

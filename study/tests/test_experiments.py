@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from steadymoe.bench import cli
-from steadymoe.bench.config import compose, identity
-from steadymoe.bench.config.compose import Run
-from steadymoe.bench.config.identity import axes_name
+from steadymoe.bench.runs import compose, identity
+from steadymoe.bench.runs.compose import Run
+from steadymoe.bench.runs.identity import axes_name
 from steadymoe.bench.score import arms as standard_arms
 from steadymoe.bench.score.recorded import Arm
 from study import arms, command, experiments, gates

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steadymoe.bench.config import compose
 from steadymoe.bench.report.realism import to_table
+from steadymoe.bench.runs import compose
 from steadymoe.bench.score.arms import GSPO_R2, PAPERS, PAPERS_R2
 from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.collapse import Rule

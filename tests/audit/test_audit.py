@@ -20,9 +20,8 @@ from steadymoe.algorithms import Batch, Surrogate
 from steadymoe.algorithms.grpo import GRPO
 from steadymoe.bench.audit import measure, plan, rollouts, tables
 from steadymoe.bench.audit.tokens import deciles
-from steadymoe.bench.config import compose, identity
-from steadymoe.bench.config.compose import ConfigError
-from steadymoe.bench.runs import execute
+from steadymoe.bench.runs import compose, execute, identity
+from steadymoe.bench.runs.compose import ConfigError
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build

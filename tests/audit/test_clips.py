@@ -15,9 +15,9 @@ from test_figures import said, shown
 from test_gradients import Scene, moved, scene
 
 from steadymoe.bench.audit import archive, clip_atlas, clips, figures, plan, report
-from steadymoe.bench.measurement import token_metrics
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.statistics.estimates import Estimate
+from steadymoe.bench.training import token_metrics
 
 ALONE = [word for word in WORDS if not word.startswith(("audit.algorithms", "+audit.arms"))]
 ALONE += ["audit.algorithms=[]", "audit.clips=true"]

@@ -17,7 +17,7 @@ from steadymoe.algorithms import Batch, ClippedLoss, RatioLoss, Surrogate, Token
 from steadymoe.bench.check import command, properties, share
 from steadymoe.bench.check.batches import in_dtype, interleaved, padded, part, ragged, reordered
 from steadymoe.bench.check.derivatives import gradient, random_direction, slopes
-from steadymoe.bench.config import compose
+from steadymoe.bench.runs import compose
 from steadymoe.bench.support.findings import Fails, ask
 
 ALGORITHMS = Path(__file__).parents[2] / "conf" / "algorithm"

@@ -13,8 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.runs import execute
+from steadymoe.bench.runs import compose, execute
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import cold_start
 from steadymoe.models import megablocks

@@ -11,8 +11,7 @@ from test_routing import E, K, L, other_routes
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from steadymoe.bench.config import branch
-from steadymoe.bench.runs import execute
+from steadymoe.bench.runs import branch, execute
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import checkpoint
 from steadymoe.models import balancing, build

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench.config import compose
+from steadymoe.bench.runs import compose
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import checkpoint

@@ -15,9 +15,8 @@ from test_execute import SMALL
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.schema import ConfigError
-from steadymoe.bench.runs import execute, record
+from steadymoe.bench.runs import compose, execute, record
+from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.models import build, compiled, pretrained
 

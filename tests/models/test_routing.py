@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench.config import overrides
-from steadymoe.bench.measurement import routing_drift
+from steadymoe.bench.runs import overrides
 from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training import routing_drift
 from steadymoe.bench.training.columns_of_step import rollout_columns
 from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.microbatches import Forwards

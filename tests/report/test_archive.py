@@ -7,12 +7,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from steadymoe.bench.config import identity
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import archive, report_page
+from steadymoe.bench.runs import identity
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.support.errors import UserError
+from steadymoe.bench.training import columns
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "results"
 

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steadymoe.bench.config import overrides
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import figures, tables, write
 from steadymoe.bench.report.figures import FIGURES, curves, looks, points, routing, stability, style
+from steadymoe.bench.runs import overrides
 from steadymoe.bench.statistics import estimates
+from steadymoe.bench.training import columns
 
 USUAL = {
     "algorithm": "grpo",

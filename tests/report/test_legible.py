@@ -8,8 +8,8 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 from test_figures import arms, long_table
 
-from steadymoe.bench.config import overrides
 from steadymoe.bench.report.figures import FIGURES, style
+from steadymoe.bench.runs import overrides
 from steadymoe.bench.statistics.estimates import Estimate
 
 # Presets too; the longest name has 40 characters.

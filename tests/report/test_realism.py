@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import realism
 from steadymoe.bench.report.realism import OVER_DENSE, ROWS, Realism
+from steadymoe.bench.runs import compose
 from steadymoe.bench.statistics.estimates import Estimate
+from steadymoe.bench.training import columns
 
 SEEDS, RESPONSES = (0, 1, 2), 4
 # Every column of the table, constant over steps and seeds.

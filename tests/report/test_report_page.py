@@ -13,10 +13,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from steadymoe.bench.config import identity
 from steadymoe.bench.report import archive, figures, report_page, tables, write
 from steadymoe.bench.report.figures import FIGURES
-from steadymoe.bench.runs import record
+from steadymoe.bench.runs import identity, record
 from steadymoe.bench.statistics import collapse, estimates
 from steadymoe.bench.support import external
 from steadymoe.bench.training import samples

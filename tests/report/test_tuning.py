@@ -12,11 +12,10 @@ from omegaconf import OmegaConf
 from test_cli import steadymoe
 from test_execute import SMALL
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.config import tuning as config
-from steadymoe.bench.config.overrides import CONF
 from steadymoe.bench.report import tuning
-from steadymoe.bench.runs import execute, record, status
+from steadymoe.bench.runs import compose, execute, record, status
+from steadymoe.bench.runs import tuning as config
+from steadymoe.bench.runs.overrides import CONF
 from steadymoe.bench.support import processes
 from steadymoe.bench.training.trainer import Trainer
 

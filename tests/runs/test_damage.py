@@ -11,12 +11,11 @@ import pytest
 from test_cli import RECORDED, steadymoe
 from test_execute import SMALL, assert_same, planned
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.measurement.columns import TABLES
 from steadymoe.bench.report import archive, report_page
-from steadymoe.bench.runs import execute, lifecycle, record, status
+from steadymoe.bench.runs import compose, execute, lifecycle, record, status
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.training import checkpoint
+from steadymoe.bench.training.columns import TABLES
 
 
 @pytest.fixture(scope="module")

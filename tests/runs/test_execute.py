@@ -18,12 +18,11 @@ from pandas.testing import assert_frame_equal
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.objective import Objective
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.schema import ConfigError
-from steadymoe.bench.measurement.columns import TABLES
-from steadymoe.bench.runs import execute, outcome, record
+from steadymoe.bench.runs import compose, execute, outcome, record
+from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint, cold_start, samples
+from steadymoe.bench.training.columns import TABLES
 from steadymoe.bench.training.trainer import Trainer
 from steadymoe.models import build
 
@@ -457,7 +456,7 @@ def test_a_cold_start_that_was_killed_is_finished_by_the_same_command_and_leaves
     whole, killed = planned(tmp_path / "whole", *words), planned(tmp_path / "killed", *words)
     rising = "cold_start._accuracy = lambda *a: a[4] / 40"  # of the updates, so that the third check is in the band
     kill = "cold_start._keep = lambda *a, keep=cold_start._keep: (keep(*a), os.kill(os.getpid(), 9))"
-    begin = "import os, sys; from steadymoe.bench.config import compose; from steadymoe.bench.runs import execute; "
+    begin = "import os, sys; from steadymoe.bench.runs import compose, execute; "
     begin += "from steadymoe.bench.training import cold_start"
     code = f"{begin}; {rising}; {kill}; execute.execute(compose.plan(sys.argv[1:])[0])"
     words = [*SMALL, f"results_dir={tmp_path / 'killed'}", *words]

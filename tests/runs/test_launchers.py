@@ -11,8 +11,7 @@ import pytest
 from test_execute import assert_same
 from test_sweeps import at_work, holds, launched, runs_of, wait_for
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.runs import record
+from steadymoe.bench.runs import compose, record
 
 pytestmark = pytest.mark.launchers
 

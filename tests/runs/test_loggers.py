@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from test_execute import assert_same, planned
 
-from steadymoe.bench.config import compose, validate
-from steadymoe.bench.runs import execute, loggers, record
+from steadymoe.bench.runs import compose, execute, loggers, record, validate
 from steadymoe.bench.training.trainer import Trainer
 
 

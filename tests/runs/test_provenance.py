@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import training_code
 from test_cli import steadymoe
 from test_execute import SMALL, planned
 
-from steadymoe.bench.config import compose
 from steadymoe.bench.report import report_page
 from steadymoe.bench.report.figures import FIGURES
-from steadymoe.bench.runs import command, execute, provenance, record, status
+from steadymoe.bench.runs import command, compose, execute, provenance, record, status
 from steadymoe.bench.support import atomic_files, external, source
 from steadymoe.bench.training import checkpoint
 
@@ -81,7 +81,7 @@ def recorded(made: compose.Run, **changes: Any) -> None:
 def test_what_code_does_is_compared_and_not_how_it_is_told(tmp_path: Path) -> None:
     def digest(text: str) -> str:
         (tmp_path / "a.py").write_text(text)
-        return source.digest([tmp_path / "a.py"])
+        return training_code.statements(tmp_path / "a.py")
 
     code = 'class A:\n    """Doc."""\n\n    x: int = 1\n    """Its x."""\n\n    def f(self, y): return -y * 2.0\n'
     same = [
@@ -106,17 +106,17 @@ def test_the_hash_of_a_file_is_the_same_in_every_version_of_python(tmp_path: Pat
         "def h(x: int): yield lambda: {**x, 1: None}, x[1:, None]",
     )
     (tmp_path / "a.py").write_text("\n".join(lines))
-    assert source.digest([tmp_path / "a.py"]) == "ast1:d3f7af0a3be9c2ae"
+    assert training_code.statements(tmp_path / "a.py") == "ast1:d3f7af0a3be9c2ae"
 
 
 def test_a_loss_is_its_file_and_what_it_imports_and_nothing_else(mine: Path) -> None:
     settings = config("mine")
     before = provenance.code_hash(settings)
     (mine / "unread.py").write_text("x = 1\n")
-    (mine / "my_signs.py").write_text("# a comment\nSIGN = 1\n")
     assert provenance.code_hash(settings) == before
-    (mine / "my_signs.py").write_text("SIGN = -1\n")
-    assert provenance.code_hash(settings) not in (before, None)
+    for edit in ("SIGN = -1\n", "# a comment\nSIGN = 1\n"):
+        (mine / "my_signs.py").write_text(edit)
+        assert provenance.code_hash(settings) not in (before, None)
     (mine / "my_signs.py").write_text("SIGN = \n")
     assert provenance.code_hash(settings) is None
     (mine / "my_signs.py").unlink()
@@ -277,12 +277,12 @@ def test_no_verb_but_run_imports_what_a_results_folder_names(
 
 
 def test_the_training_code_is_what_its_version_stands_for() -> None:
-    then, now = json.loads(TRAINING.read_text()), provenance.training_code()
+    then, now = json.loads(TRAINING.read_text()), training_code.training_code()
     changed = sorted({file for file, _ in then["modules"].items() ^ now["modules"].items()})
     assert then == now, (
         f"training code has changed: {', '.join(changed) or 'its version'}. If a run records the same numbers as "
         "before (make one again and compare) record the code; if not, raise provenance.TRAINING_VERSION first: "
-        "python -m steadymoe.bench.runs.provenance > tests/recorded/training_code.json"
+        "python tests/runs/training_code.py > tests/recorded/training_code.json"
     )
     assert {"bench/training/trainer.py", "bench/tasks/sort.py", "models/engine.py"} <= now["modules"].keys()
     assert "bench/cli.py" not in now["modules"]

@@ -19,8 +19,7 @@ from omegaconf import OmegaConf
 from test_cli import steadymoe
 from test_execute import SMALL, assert_same, planned
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.runs import execute, launch, lifecycle, record, status
+from steadymoe.bench.runs import compose, execute, launch, lifecycle, record, status
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.trainer import Trainer

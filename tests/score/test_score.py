@@ -19,7 +19,7 @@ from test_cli import steadymoe
 
 from steadymoe.bench import results
 from steadymoe.bench.audit import plan as audits
-from steadymoe.bench.config import compose
+from steadymoe.bench.runs import compose
 from steadymoe.bench.runs.lifecycle import Damaged
 from steadymoe.bench.score import board, command, comparison, entry, plan, reference, rerun, standard
 from steadymoe.bench.score.recorded import NONE

@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadymoe.bench.config import compose, overrides
-from steadymoe.bench.config.schema import ConfigError
+from steadymoe.bench.runs import compose, overrides
+from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.statistics import collapse
 from steadymoe.bench.statistics.collapse import Collapse, Rule
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import tables
 from steadymoe.bench.statistics import comparisons, estimates
+from steadymoe.bench.training import columns
 
 NUMBERS = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=3, max_size=14)
 

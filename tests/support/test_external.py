@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from test_cli import steadymoe
 
-from steadymoe.bench.config import compose, overrides
-from steadymoe.bench.config.schema import ConfigError
+from steadymoe.bench.runs import compose, overrides
+from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.support import external, source
 
 

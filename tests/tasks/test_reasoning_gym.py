@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.schema import ConfigError
+from steadymoe.bench.runs import compose
+from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.tasks import is_held_out
 from steadymoe.bench.tasks.reasoning_gym import ReasoningGym
 

@@ -15,8 +15,8 @@ import torch
 from fixtures import MICRO
 from torch.testing import assert_close
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.schema import ConfigError
+from steadymoe.bench.runs import compose
+from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.tasks import Task, is_held_out, score
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.tasks.characters import character_tokenizer

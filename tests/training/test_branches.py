@@ -11,9 +11,8 @@ from pandas.testing import assert_frame_equal
 from safetensors.torch import load_file
 from test_execute import planned, tables
 
-from steadymoe.bench.config import branch, compose
-from steadymoe.bench.config.schema import ConfigError
-from steadymoe.bench.runs import execute, record
+from steadymoe.bench.runs import branch, compose, execute, record
+from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.training import checkpoint
 from steadymoe.models import build
 

@@ -9,7 +9,7 @@ from test_learner import trainer, updated
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from steadymoe.bench.config import compose
+from steadymoe.bench.runs import compose
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import cold_start
 from steadymoe.bench.training.forward import Sequences, forward, router_losses

@@ -14,9 +14,8 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms.parts import dimensions_of
-from steadymoe.bench.config import identity
-from steadymoe.bench.config.schema import Overlong
-from steadymoe.bench.runs import execute, record
+from steadymoe.bench.runs import execute, identity, record
+from steadymoe.bench.schema import Overlong
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import checkpoint

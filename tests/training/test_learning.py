@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from steadymoe import algorithms
-from steadymoe.bench.config import compose
 from steadymoe.bench.report import archive, tables, write
-from steadymoe.bench.runs import execute, record
+from steadymoe.bench.runs import compose, execute, record
 from steadymoe.bench.statistics import estimates
 
 CORE_SIX = ("grpo", "gspo", "dapo", "cispo", "minirl", "dppo")

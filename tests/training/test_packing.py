@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from steadymoe.bench.config import compose
+from steadymoe.bench.runs import compose
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import packing
 from steadymoe.bench.training.forward import Forward, Sequences, forward

@@ -2,8 +2,8 @@
 
 import pytest
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.schema import ConfigError
+from steadymoe.bench.runs import compose
+from steadymoe.bench.schema import ConfigError
 
 REFUSED = {
     # Engines.

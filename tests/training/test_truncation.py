@@ -14,10 +14,9 @@ from torch.testing import assert_close
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from steadymoe.bench.audit import rollouts
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.fits import memory_needs
-from steadymoe.bench.measurement import token_metrics
-from steadymoe.bench.runs import record
+from steadymoe.bench.runs import compose, record
+from steadymoe.bench.runs.fits import memory_needs
+from steadymoe.bench.training import token_metrics
 from steadymoe.bench.training.forward import forward
 from steadymoe.bench.training.sampling import Rollout
 from steadymoe.bench.training.trainer import Trainer

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
+from steadymoe.bench.training import columns
 
 # Shares of clipped tokens are drawn on a logarithmic scale that turns linear below this, so that 0 is shown.
 LEAST_CLIPPED = 1e-3

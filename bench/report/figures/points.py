@@ -5,7 +5,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.curves import LEAST_CLIPPED, compared
@@ -13,6 +12,7 @@ from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
 from steadymoe.bench.statistics.estimates import Bounds, Estimate
+from steadymoe.bench.training import columns
 
 # A divergence between sampler and trainer below this is rounding.
 _LEAST_KL = 1e-6

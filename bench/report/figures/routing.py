@@ -4,13 +4,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from steadymoe.bench.measurement import columns
 from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.points import against
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics.estimates import over_seeds
+from steadymoe.bench.training import columns
 
 # Axis of figure 10 → its label.
 AXES = {"updates_per_rollout": "updates per rollout", "learning_rate": "learning rate", "moe_layers": "MoE layers"}

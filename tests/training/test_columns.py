@@ -3,12 +3,13 @@
 import subprocess
 import sys
 
+import generate
 import pyarrow as pa
 import pytest
 import torch
 
-from steadymoe.bench.measurement import columns, columns_page, token_metrics
 from steadymoe.bench.runs import record
+from steadymoe.bench.training import columns, token_metrics
 
 NEW = columns.Column(
     "spread",
@@ -39,7 +40,7 @@ def test_one_more_line_is_one_more_column_everywhere() -> None:
     assert columns.bounds("spread") == (0.0, 1.0)
     assert columns.falls("spread")
     assert (columns.label("spread"), columns.short("spread")) == ("spread of tokens", "spread")
-    assert "| `spread` | largest spread of a token | 0 to 1 |" in columns_page.section()
+    assert "| `spread` | largest spread of a token | 0 to 1 |" in generate.columns_section()
     assert "largest of the updates" in columns.TABLES["steps"]["spread"].meaning
 
 

@@ -24,8 +24,8 @@ from safetensors import SafetensorError, safe_open
 
 from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_class
-from steadymoe.bench.config import branch
-from steadymoe.bench.config.schema import EXPERTS, RunConfig
+from steadymoe.bench.runs import branch
+from steadymoe.bench.schema import EXPERTS, RunConfig
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.seeding import numpy_generator
 from steadymoe.bench.tasks import Task

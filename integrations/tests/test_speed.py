@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from test_execute import SMALL
 
-from steadymoe.bench import speed
-from steadymoe.bench.config import compose
+from steadymoe.bench.runs import compose
+from steadymoe.integrations import speed
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / speed.PAGE).read_text()
 RECORDED = json.loads((ROOT / speed.RECORDED).read_text())
 TINY = " ".join(word for word in SMALL if not word.startswith(("steps", "evaluation", "cold_start", "algorithm")))

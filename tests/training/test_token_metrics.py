@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from steadymoe.algorithms import Batch, LossOutput
-from steadymoe.bench.measurement import columns, routing_drift, token_metrics
 from steadymoe.bench.support import seeding
+from steadymoe.bench.training import columns, routing_drift, token_metrics
 from steadymoe.bench.training.probes import attribution
 from steadymoe.models.selection import NO_ROUTE
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from steadymoe.bench.config import compose, identity
+from steadymoe.bench.runs import compose, identity
 
 
 def only(tmp_path: Path, *words: str) -> compose.Run:

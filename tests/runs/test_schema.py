@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from steadymoe.bench.config import compose, overrides
-from steadymoe.bench.config.identity import flatten
-from steadymoe.bench.config.schema import Collapse, ConfigError, RunConfig, Tuning, read
+from steadymoe.bench.runs import compose, overrides
+from steadymoe.bench.runs.identity import flatten
+from steadymoe.bench.schema import Collapse, ConfigError, RunConfig, Tuning, read
 from steadymoe.bench.statistics.collapse import Rule
 
 ROOT = Path(__file__).parents[2]

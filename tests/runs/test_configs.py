@@ -12,8 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe import algorithms
-from steadymoe.bench.config import compose, identity, overrides
-from steadymoe.bench.runs import command, execute, record
+from steadymoe.bench.runs import command, compose, execute, identity, overrides, record
 from steadymoe.bench.score import standard
 
 SHORT = [

@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench.config.identity import LONGEST_NAME
-from steadymoe.bench.config.schema import RunConfig
+from steadymoe.bench.runs.identity import LONGEST_NAME
+from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support.errors import ConfigError
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list"}

@@ -1,4 +1,4 @@
-"""Time a rollout step of this suite, TRL and plain transformers: ``make speed``, ``python -m steadymoe.bench.speed``.
+"""Time a rollout step of this suite, TRL and plain transformers: ``make speed``.
 
 A step samples G responses to each of P prompts and takes a few gradient updates on them. All trainers start from the
 same untrained weights and take turns, so that other work on the machine slows all of them. Scores are random, so that
@@ -28,10 +28,9 @@ import torch
 from hydra.utils import instantiate
 from transformers import GenerationConfig, PreTrainedModel
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.schema import RunConfig
 from steadymoe.bench.report import write
-from steadymoe.bench.runs import provenance
+from steadymoe.bench.runs import compose, provenance
+from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import atomic_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.seeding import derive, numpy_generator, torch_generator
@@ -359,7 +358,7 @@ def _cells(numbers: Mapping[str, Any]) -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write speed.json and print its table; exit with code 2 for wrong arguments and without a compiler."""
     parser = argparse.ArgumentParser(
-        prog="python -m steadymoe.bench.speed",
+        prog="python -m steadymoe.integrations.speed",
         description="Time a rollout step of this suite, TRL and plain transformers.",
     )
     parser.add_argument("--setting", nargs="+", default=list(SETTINGS), choices=SETTINGS, help="default: all")

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steadymoe.bench.config import branch, identity, overrides
-from steadymoe.bench.config.identity import flatten, shortener
-from steadymoe.bench.config.overrides import key_of
-from steadymoe.bench.config.schema import RunConfig, read
-from steadymoe.bench.config.validate import check, check_names
+from steadymoe.bench.runs import branch, identity, overrides
+from steadymoe.bench.runs.identity import flatten, shortener
+from steadymoe.bench.runs.overrides import key_of
+from steadymoe.bench.runs.validate import check, check_names
+from steadymoe.bench.schema import RunConfig, read
 from steadymoe.bench.support import atomic_files, external, regular_files
 from steadymoe.bench.support.errors import ConfigError
 
@@ -123,7 +123,7 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
     _needed(config, choices)
     check(config, flat, reference)
     if with_parts:
-        from steadymoe.bench.config import fits  # imports torch and transformers
+        from steadymoe.bench.runs import fits  # imports torch and transformers
 
         fits.check(config)
     check_names(flat, reference)

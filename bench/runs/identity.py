@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from steadymoe.bench.config import branch
+from steadymoe.bench.runs import branch
 
 # Fields that change nothing that a run records. They are no axis of its folder and no part of its hash.
 NO_NUMBERS = (
@@ -102,7 +102,7 @@ def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
 
 def _not_neutral(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``numbers`` without the fields at their neutral value, so that adding a field changes no recorded hash."""
-    from steadymoe.bench.config.schema import NEUTRAL  # pydantic, which `steadymoe status` need not wait for
+    from steadymoe.bench.schema import NEUTRAL  # pydantic, which `steadymoe status` need not wait for
 
     return {key: value for key, value in numbers.items() if key not in NEUTRAL or NEUTRAL[key] != value}
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from steadymoe.bench.config import compose
-from steadymoe.bench.config.overrides import key_of, settings, swept
-from steadymoe.bench.config.schema import read, read_tuning
+from steadymoe.bench.runs import compose
+from steadymoe.bench.runs.overrides import key_of, settings, swept
+from steadymoe.bench.schema import read, read_tuning
 from steadymoe.bench.support.errors import ConfigError
 
 RATE = "optimizer.learning_rate"

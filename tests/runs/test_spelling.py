@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from steadymoe.bench.config import compose
+from steadymoe.bench.runs import compose
 
 # Two spellings of one run, and the words that both need.
 SPELLINGS = [

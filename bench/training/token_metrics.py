@@ -11,7 +11,7 @@ from torch import Tensor
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.ops import log_ratio, product_log_ratio, sequence_log_ratio
-from steadymoe.bench.measurement import columns
+from steadymoe.bench.training import columns
 
 # The edges of histograms in fp32, as values are.
 _LOG_RATIO_EDGES = torch.tensor(columns.LOG_RATIO_EDGES, dtype=torch.float32)
