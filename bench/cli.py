@@ -49,7 +49,7 @@ def main(run: Callable[[list[str]], int] | None = None) -> None:
         _fail(str(error))
     except SystemExit as error:
         if run is None and blame.users_code(error) is not None:  # sys.exit() in a user's loss is no success
-            _fail(blame.sentence(error), 1)
+            _fail(blame.one_line(error), 1)
         raise
     sys.exit(code)
 
@@ -62,7 +62,7 @@ def _fail(message: str, code: int = 2) -> None:
 def _run(words: list[str]) -> int:
     """Run a command and return its exit code. Raises UserError for an unknown verb."""
     if not words:
-        raise UserError(f"a verb is missing: {', '.join(VERBS)}; see: steadymoe --help")
+        raise UserError(f"missing command: {', '.join(VERBS)}; see: steadymoe --help")
     verb, *rest = words
     if verb in ("-h", "--help"):
         lines = [f"  {name:8}{help_line}" for name, (_, help_line) in VERBS.items()]
@@ -80,7 +80,7 @@ def _run(words: list[str]) -> int:
     elif verb == "import":
         raise UserError("import is now steadymoe-integrations import (pip install ./integrations)")
     else:
-        raise UserError(f"there is no verb {verb!r}; {nearest(verb, list(VERBS), 'steadymoe --help')}")
+        raise UserError(f"unknown command {verb!r}; {nearest(verb, list(VERBS), 'steadymoe --help')}")
     code: int = importlib.import_module(f"steadymoe.bench.{module}").main(rest)
     return code
 

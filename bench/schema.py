@@ -33,9 +33,9 @@ EXPERTS = ("grouped_mm", "eager", "megablocks")
 # A larger whole number does not fit torch or a table's column.
 _LARGEST = 2**63 - 1
 # A run of more steps would not see its end: the recorded runs have at most a few hundred.
-_MOST_STEPS = 1_000_000
+_MAX_STEPS = 1_000_000
 # OpenMP crashes the process where it cannot create this many threads.
-_MOST_THREADS = 1024
+_MAX_THREADS = 1024
 # One command asks for the versions of a thousand runs.
 version = functools.cache(metadata.version)
 # Raised when training/cold_start.py makes another cold start of the same config.
@@ -207,7 +207,7 @@ class Audit(_Group):
 
     algorithms: Annotated[tuple[str, ...], _UNIQUE]
     arms: Mapping[str, Any]
-    drift: Annotated[tuple[Annotated[StrictInt, Field(ge=0, le=_MOST_STEPS)], ...], _NOT_EMPTY, _UNIQUE]
+    drift: Annotated[tuple[Annotated[StrictInt, Field(ge=0, le=_MAX_STEPS)], ...], _NOT_EMPTY, _UNIQUE]
     routing: Annotated[tuple[Annotated[str, _one_of("free", "r2", "r3")], ...], _NOT_EMPTY, _UNIQUE]
     router_scale: Annotated[tuple[Positive, ...], _NOT_EMPTY, _UNIQUE]
     clips: StrictBool
@@ -238,9 +238,9 @@ class RunConfig(_Group):
     precision: Literal["fp32", "bf16"]
     experts: Annotated[str, _one_of(*EXPERTS)]
     compile: StrictBool
-    threads: Annotated[StrictInt, Field(ge=1, le=_MOST_THREADS)]
-    steps: Annotated[StrictInt, Field(ge=1, le=_MOST_STEPS)]
-    total_updates: Annotated[StrictInt, Field(ge=1, le=_MOST_STEPS)] | None
+    threads: Annotated[StrictInt, Field(ge=1, le=_MAX_THREADS)]
+    steps: Annotated[StrictInt, Field(ge=1, le=_MAX_STEPS)]
+    total_updates: Annotated[StrictInt, Field(ge=1, le=_MAX_STEPS)] | None
     updates_per_rollout: Count
     rollout: Rollout
     advantage: Mapping[str, Any] | None

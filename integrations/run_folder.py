@@ -64,7 +64,7 @@ def free_folder(results: Path, run: Mapping[str, Any]) -> Path:
     """
     names = [run[key] for key in ("experiment", "algorithm", "model", "task", "axes_name")]
     folder = results.joinpath("runs", *names, f"seed={run['seed']}")
-    state = record.look(folder)
+    state = record.read_state(folder)
     advice = "choose another experiment or axes, or remove that folder"
     if state.has_ended or state.status in ("damaged", "running"):
         raise UserError(f"{folder} holds a run that is {state.status}; {advice}")

@@ -33,7 +33,7 @@ FAMILIES = (
     "Glm4MoeConfig",
 )
 # torch's own limit is 8 graphs of a function in a process; a worker of a sweep may meet more models than that.
-_MOST_GRAPHS = 256
+_MAX_GRAPHS = 256
 _ONE_QUERY = "one_query"
 # What a loader raises on half a file.
 _OF_DAMAGE = (ImportError, OSError, EOFError, SyntaxError, pickle.UnpicklingError)
@@ -124,7 +124,7 @@ def compile_layers(model: PreTrainedModel) -> None:
     """Compile each decoder layer of ``model``, at the first forward that needs it; nothing undoes this."""
     _begin(cache_folder())
     limits: Any = torch._dynamo.config
-    limits.recompile_limit = limits.accumulated_recompile_limit = _MOST_GRAPHS
+    limits.recompile_limit = limits.accumulated_recompile_limit = _MAX_GRAPHS
     # torch would load a probe from the cache, and write code without vectors, whose sums round otherwise, if that probe
     # is half a file or takes long. What the processor has is enough.
     torch._inductor.config.cpp.vec_isa_ok = True

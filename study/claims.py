@@ -13,11 +13,11 @@ from scipy.stats import t  # type: ignore[attr-defined]  # defined at run time
 from steadymoe.bench.score.arms import CONTROLS
 from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import detectable, holm, sign_flip_p
-from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL
+from steadymoe.bench.statistics.estimates import MIN_FOR_INTERVAL
 from steadymoe.bench.training import columns
 from study import arms, effects
 from study.arms import ARMS, LOSSES, MAY_COLLAPSE
-from study.effects import OF_RUNS, Effect, Measurement, NoNumber
+from study.effects import RUN_METRICS, Effect, Measurement, NoNumber
 from study.gates import NEEDS, Gate, Need
 
 Verdict = Literal["supported", "contradicted", "not decided", "not testable here", "not run"]
@@ -71,7 +71,7 @@ class Outcome:
         """
         n, error, degrees = len(measured.seeds), measured.error, measured.degrees
         if n:
-            reached = n >= LEAST_FOR_INTERVAL and 2 ** (1 - n) <= level
+            reached = n >= MIN_FOR_INTERVAL and 2 ** (1 - n) <= level
             error, degrees = float(np.std(measured.seeds, ddof=1) / np.sqrt(n)) if reached else np.nan, n - 1
         if np.isnan(error):
             return np.nan
@@ -286,8 +286,8 @@ def effect(row: Mapping[str, Any]) -> tuple[str, Effect]:
     (name, of), *_ = row.items()
     labels = [of] if isinstance(of, str) else of
     less, over = (f"{name}, {word.join(labels[:2])}" for word in (" less ", " over "))
-    if name in (*OF_RUNS, "usefulness", "gain"):
-        known: Mapping[str, Any] = ARMS if name in OF_RUNS else LOSSES
+    if name in (*RUN_METRICS, "usefulness", "gain"):
+        known: Mapping[str, Any] = ARMS if name in RUN_METRICS else LOSSES
         first, second, *twins = (known[label] for label in labels)
         if twins:
             ours = (first, second)

@@ -16,7 +16,7 @@ from study.arms import FRONTIER, RATES, TUNED
 from study.experiments import TABLE
 
 # Outcome of runs → the method of ``Recorded`` with one number for each seed.
-OF_RUNS = {
+RUN_METRICS = {
     **{"mean reward": "mean_reward", "final reward": "final"},
     **{"held-out accuracy": "held_out", "late accuracy": "late_accuracy"},
 }
@@ -70,21 +70,21 @@ def factor(above: pd.Series, below: pd.Series) -> Measurement:
     return Measurement(over_seeds(ratios.tolist(), log=True), tuple(np.log(ratios)))
 
 
-def less(study: Recorded, of: str, arm: Arm | Audited, over: Arm | Audited) -> pd.Series:
-    """Return one number of an arm less another's, by seed: of ``OF_RUNS``, or of gradients after ``DRIFT`` updates."""
+def difference(study: Recorded, of: str, arm: Arm | Audited, over: Arm | Audited) -> pd.Series:
+    """Return one number of an arm less another's, by seed: of ``RUN_METRICS``, or of gradients after ``DRIFT``."""
 
     def numbers(one: Arm | Audited) -> pd.Series:
         if isinstance(one, Audited):
             return study.gradient(one, of, DRIFT)
-        series: pd.Series = getattr(study, OF_RUNS[of])(one)
+        series: pd.Series = getattr(study, RUN_METRICS[of])(one)
         return series
 
     return numbers(arm) - numbers(over)
 
 
 def paired(study: Recorded, of: str, arm: Arm | Audited, over: Arm | Audited) -> Measurement:
-    """Return ``less``, paired by seed or, for gradients, by checkpoint."""
-    return by_seed(less(study, of, arm, over), DIFFERENCE if of in OF_RUNS else None)
+    """Return ``difference``, paired by seed or, for gradients, by checkpoint."""
+    return by_seed(difference(study, of, arm, over), DIFFERENCE if of in RUN_METRICS else None)
 
 
 def interaction(
@@ -94,7 +94,7 @@ def interaction(
 
     A seed of two models is two cold starts that share nothing, so the models are compared by ``comparisons.welch``.
     """
-    return _unpaired(less(study, of, *ours), less(study, of, *theirs))
+    return _unpaired(difference(study, of, *ours), difference(study, of, *theirs))
 
 
 def beside_twin(study: Recorded, moe: Arm, dense: Arm) -> Measurement:
@@ -197,7 +197,7 @@ def fall(study: Recorded, arm: Arm) -> Measurement:
 def staler_is_worse(study: Recorded) -> Measurement:
     """Return the mean reward at 4 updates less at 32: mean over the frontier's algorithms and rates, by seed."""
     cells = sorted({(name, rate) for name, rate, _ in FRONTIER})
-    leads = [less(study, "mean reward", FRONTIER[*cell, 4], FRONTIER[*cell, 32]) for cell in cells]
+    leads = [difference(study, "mean reward", FRONTIER[*cell, 4], FRONTIER[*cell, 32]) for cell in cells]
     positive = sum(lead.mean() > 0 for lead in leads)
     mean = pd.concat(leads, axis=1).mean(axis=1, skipna=False)
     return replace(by_seed(mean, DIFFERENCE), note=f"above 0 in {positive} of {len(leads)} cells")

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from steadymoe.bench.runs import branch
 from steadymoe.bench.runs.compose import ConfigError
 from steadymoe.bench.runs.identity import OFF, flatten
-from steadymoe.bench.runs.overrides import CONF, MOST_POINTS, add_experiment, errors_in_one_line
+from steadymoe.bench.runs.overrides import CONF, MAX_POINTS, add_experiment, errors_in_one_line
 from steadymoe.bench.score.recorded import Arm
 
 
@@ -36,7 +36,7 @@ def _parsed(*overrides: str) -> dict[str, tuple[Any, ...]]:
         texts = override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]
         key = override.key_or_group
         values[key] = tuple(
-            parser.parse_override(f"{key}={text}").value() for text in itertools.islice(texts, MOST_POINTS)
+            parser.parse_override(f"{key}={text}").value() for text in itertools.islice(texts, MAX_POINTS)
         )
     return values
 

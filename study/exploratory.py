@@ -13,7 +13,7 @@ from steadymoe.bench.statistics.comparisons import unpaired_ratio
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate, over_seeds
 from study import arms
 from study.arms import BEST, DIALLED, FRONTIER
-from study.effects import OF_RUNS, by_seed, factor, paired, routed
+from study.effects import RUN_METRICS, by_seed, factor, paired, routed
 from study.gates import NOISY, realism
 
 # Outcomes in mean reward, by the protocol's letters, as the two arms that are compared.
@@ -38,11 +38,11 @@ _TUNED_OVER = 7
 
 
 def speed_and_level(study: Recorded) -> pd.DataFrame:
-    """Return the differences of ``_IN_MEAN_REWARD`` in every outcome of ``effects.OF_RUNS``."""
+    """Return the differences of ``_IN_MEAN_REWARD`` in every outcome of ``effects.RUN_METRICS``."""
     return pd.DataFrame(
         [
             {"outcome": letter, "compared": f"{arm.label} less {over.label}"}
-            | {of: paired(study, of, arm, over).estimate for of in OF_RUNS}
+            | {of: paired(study, of, arm, over).estimate for of in RUN_METRICS}
             for letter, (arm, over) in _IN_MEAN_REWARD.items()
         ]
     )
@@ -54,7 +54,7 @@ def undecided_in_level(rows: pd.DataFrame, ends: Mapping[str, float] = MappingPr
     Intervals are compared with 0, or with the bound of an outcome in ``ends``, which claims a difference within it.
     """
     bounds = rows["outcome"].map(lambda outcome: ends.get(outcome, 0.0))
-    is_open = rows[list(OF_RUNS)].apply(
+    is_open = rows[list(RUN_METRICS)].apply(
         lambda column: [number.low <= bound <= number.high for number, bound in zip(column, bounds, strict=True)]
     )
     chosen = ~is_open["mean reward"] & is_open.drop(columns="mean reward").all(axis=1)
@@ -102,7 +102,9 @@ def found(study: Recorded) -> dict[str, Any]:
         "length": f"{length:.0f}",
         "kl_response": f"{kl * length:.1f}",
         "band": accuracy(GSPO, WIDE),
-        "each_tuned": {of: paired(study, of, *(arms.STALE_BEST[name] for name in ("gspo", "grpo"))) for of in OF_RUNS},
+        "each_tuned": {
+            of: paired(study, of, *(arms.STALE_BEST[name] for name in ("gspo", "grpo"))) for of in RUN_METRICS
+        },
         "at_long": {name: accuracy(arm, arms.LONG_BEST["grpo"]) for name, arm in arms.LONG_BEST.items()},
         "at_long_like_for_like": {name: accuracy(arm, _LONG_HIGH) for name, arm in arms.LONG_BEST.items()},
         "higher_rate": accuracy(_LONG_HIGH, arms.LONG_BEST["grpo"]),

@@ -15,9 +15,9 @@ import pandas as pd
 from steadymoe.bench.report.realism import OVER_DENSE, ROWS, Realism, over_dense
 from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import seeds_needed
-from steadymoe.bench.statistics.estimates import DIFFERENCE, LEAST_FOR_INTERVAL, POSITIVE, Estimate, over_seeds, share
+from steadymoe.bench.statistics.estimates import DIFFERENCE, MIN_FOR_INTERVAL, POSITIVE, Estimate, over_seeds, share
 from study import arms, experiments
-from study.effects import OF_RUNS, less
+from study.effects import RUN_METRICS, difference
 
 Setting = Literal["learning", "stale", "long", "longer", "slow", "mismatch", "mismatch fp8"]
 State = Literal["passed", "failed", "not measured"]
@@ -61,12 +61,12 @@ GRADED: Mapping[Setting, tuple[Arm, Arm]] = {
 }
 
 # The thresholds of the validity gates.
-LEAST_GAIN = 0.15  # V1
-MOST_COLLAPSES, LEAST_TWIN_GAIN = 0.1, 0.10  # V2: a share of the seeds; held-out accuracy
-LEAST_FAILURES = 0.9  # V3: a share of the seeds
-LEAST_COST = 0.05  # V4: held-out accuracy
-LEAST_HARM = 0.1  # V3 where it is graded (``GRADED``): held-out accuracy
-LEAST_KEPT = 0.8  # V5, and the audits' gate: a share of the reward
+MIN_GAIN = 0.15  # V1
+MAX_COLLAPSES, MIN_TWIN_GAIN = 0.1, 0.10  # V2: a share of the seeds; held-out accuracy
+MIN_FAILURES = 0.9  # V3: a share of the seeds
+MIN_COST = 0.05  # V4: held-out accuracy
+MIN_HARM = 0.1  # V3 where it is graded (``GRADED``): held-out accuracy
+MIN_KEPT = 0.8  # V5, and the audits' gate: a share of the reward
 RESOLUTION = 0.05  # V7: standard deviation of paired differences
 
 
@@ -117,23 +117,23 @@ _Measure = Callable[[Recorded], tuple[Estimate, bool, str]]
 
 def gates(study: Recorded) -> dict[Need, Gate]:
     """Measure every validity gate of the settings; a gate without its runs is "not measured"."""
-    twin = f"≤ {MOST_COLLAPSES:.0%} of the seeds collapse, and the mean gain is ≥ {LEAST_TWIN_GAIN:g}"
-    cost, harm = (f"≥ {least:g}, with the interval above 0" for least in (LEAST_COST, LEAST_HARM))
+    twin = f"≤ {MAX_COLLAPSES:.0%} of the seeds collapse, and the mean gain is ≥ {MIN_TWIN_GAIN:g}"
+    cost, harm = (f"≥ {least:g}, with the interval above 0" for least in (MIN_COST, MIN_HARM))
     resolution = f"standard deviation ≤ {RESOLUTION:g}, or as many seeds as the power calculation asks for"
     table: tuple[tuple[str, Setting, str, _Measure], ...] = (
-        ("V1", "learning", f"the best arm gains ≥ {LEAST_GAIN:g}, at a learning rate inside the grid", _learns),
+        ("V1", "learning", f"the best arm gains ≥ {MIN_GAIN:g}, at a learning rate inside the grid", _learns),
         ("V2", "stale", twin, partial(_twin, arm=TWIN)),
         ("V2 dense", "stale", twin, partial(_twin, arm=DENSE_TWIN)),
-        ("V3", "stale", f"collapsed, or ends below its start, in ≥ {LEAST_FAILURES:.0%} of the seeds", _fails),
+        ("V3", "stale", f"collapsed, or ends below its start, in ≥ {MIN_FAILURES:.0%} of the seeds", _fails),
         *(("V2", setting, twin, partial(_twin, arm=on_policy)) for setting, (on_policy, _) in GRADED.items()),
         ("V2 dense", "long", twin, partial(_twin, arm=arms.LONG_ON_POLICY["dense"])),
         *(
-            ("V3", setting, harm, partial(_costs, without=on_policy, arm=stale, least=LEAST_HARM))
+            ("V3", setting, harm, partial(_costs, without=on_policy, arm=stale, least=MIN_HARM))
             for setting, (on_policy, stale) in GRADED.items()
         ),
         ("V4", "mismatch", cost, partial(_costs, without=QUIET, arm=NOISY)),
         ("V4", "mismatch fp8", cost, partial(_costs, without=EXACT, arm=FP8)),
-        ("V5", "stale", f"≥ {LEAST_KEPT:.0%} of the reward, GRPO and GSPO", _keeps),
+        ("V5", "stale", f"≥ {MIN_KEPT:.0%} of the reward, GRPO and GSPO", _keeps),
         ("V7", "stale", resolution, partial(_resolves, of="mean reward", arm=STALE["gspo"], over=STALE["grpo"])),
         ("V7", "mismatch", resolution, partial(_resolves, of="held-out accuracy", arm=QUIET, over=NOISY)),
     )
@@ -156,13 +156,13 @@ def blocking(needs: Sequence[Need], measured: Mapping[Need, Gate]) -> list[Gate]
 
 
 def audited(study: Recorded, experiment: str, k: int) -> Gate:
-    """Whether audited updates keep the reward: fresh samples after ``k`` of them have ``LEAST_KEPT`` of it."""
+    """Whether audited updates keep the reward: fresh samples after ``k`` of them have ``MIN_KEPT`` of it."""
     need = Need("reward kept", experiment)
     try:
         kept = over_seeds(study.kept(experiment, k).tolist(), bounds=POSITIVE)
     except NotRun:
         return Gate(need, "not measured", "its audits have not run")
-    state: State = "passed" if kept.mean >= LEAST_KEPT else "failed"
+    state: State = "passed" if kept.mean >= MIN_KEPT else "failed"
     return Gate(need, state, f"{kept} of the reward after {k} updates, n = {kept.n}")
 
 
@@ -193,14 +193,14 @@ def _learns(study: Recorded) -> tuple[Estimate, bool, str]:
     number, inside = gains[best], min(gains) < best < max(gains)
     others = ", ".join(f"{LEARNING[rate].label}: {gain.mean:.2f}" for rate, gain in gains.items())
     where = "inside the grid" if inside else "at the end of the grid"
-    passed = number.mean >= LEAST_GAIN and inside
+    passed = number.mean >= MIN_GAIN and inside
     return number, passed, f"gain in held-out accuracy of GRPO at {best:g}, {where} ({others})"
 
 
 def _twin(study: Recorded, arm: Arm) -> tuple[Estimate, bool, str]:
     """V2: the gain of the control without a clip, on policy, and how many of its seeds collapse."""
     number, (fallen, n) = _gain(study, arm), study.collapsed(arm)
-    passed = number.mean >= LEAST_TWIN_GAIN and fallen <= MOST_COLLAPSES * n
+    passed = number.mean >= MIN_TWIN_GAIN and fallen <= MAX_COLLAPSES * n
     return number, passed, f"gain in held-out accuracy of {arm.label}, which collapsed in {fallen} of {n} seeds"
 
 
@@ -213,14 +213,14 @@ def _fails(study: Recorded) -> tuple[Estimate, bool, str]:
     number = share(int(failed.sum()), len(failed))
     return (
         number,
-        number.mean >= LEAST_FAILURES,
+        number.mean >= MIN_FAILURES,
         f"of {len(failed)} seeds of {control.label} {collapsed.sum()} collapsed, {below.sum()} ended below their start",
     )
 
 
-def _costs(study: Recorded, without: Arm, arm: Arm, least: float = LEAST_COST) -> tuple[Estimate, bool, str]:
+def _costs(study: Recorded, without: Arm, arm: Arm, least: float = MIN_COST) -> tuple[Estimate, bool, str]:
     """V4, and V3 where it is graded: held-out accuracy without a mismatch, or without stale data, less with it."""
-    number = _mean(less(study, "held-out accuracy", without, arm))
+    number = _mean(difference(study, "held-out accuracy", without, arm))
     passed = number.mean >= least and number.low > 0
     return number, passed, f"held-out accuracy of {without.label} less {arm.label}"
 
@@ -230,12 +230,12 @@ def _keeps(study: Recorded) -> tuple[Estimate, bool, str]:
     kept = {arm.label: _kept(study, arm) for arm in (STALE["grpo"], STALE["gspo"])}
     worse = min(kept.values(), key=lambda number: number.mean)
     both = ", ".join(f"{label} {number}" for label, number in kept.items())
-    return worse, worse.mean >= LEAST_KEPT, f"reward of the second rollout over the first: {both}"
+    return worse, worse.mean >= MIN_KEPT, f"reward of the second rollout over the first: {both}"
 
 
 def _resolves(study: Recorded, of: str, arm: Arm, over: Arm) -> tuple[Estimate, bool, str]:
     """V7: the standard deviation of paired differences, and the seeds that a difference of ``RESOLUTION`` takes."""
-    differences = less(study, of, arm, over).dropna()
+    differences = difference(study, of, arm, over).dropna()
     needed, deviation = seeds_needed(differences.tolist(), RESOLUTION), float(differences.std())
     number = Estimate(deviation, np.nan, np.nan, len(differences))
     return (
@@ -344,12 +344,12 @@ def designs(study: Recorded) -> pd.DataFrame:
     """
     rows = []
     for name, arm, over, further in _DESIGNS:
-        for outcome in OF_RUNS:
+        for outcome in RUN_METRICS:
             try:
-                differences = less(study, outcome, arm, over).dropna()
+                differences = difference(study, outcome, arm, over).dropna()
             except NotRun:
                 continue
-            if len(differences) < LEAST_FOR_INTERVAL:
+            if len(differences) < MIN_FOR_INTERVAL:
                 continue
             seeds = seeds_needed(differences.tolist(), RESOLUTION)
             rows.append(

@@ -18,7 +18,7 @@ from study import exploratory
 from study.arms import DISTANCE, FIRST_TESTBED, ON_POLICY, TUNED
 from study.claims import CLAIMS, LEGS, Claim, findings
 from study.effects import NoNumber, best_setting
-from study.gates import LEAST_KEPT, Gate, designs, kept, realism, seconds_an_update
+from study.gates import MIN_KEPT, Gate, designs, kept, realism, seconds_an_update
 from study.verdicts import DRAWN, SPECS, Verdicts, dose_rows, outcome_rows
 
 # A page that is named in a claim's limits, and its link from the page of claims.
@@ -137,11 +137,11 @@ def _gates(study: Recorded, gates: Sequence[Gate]) -> dict[str, Any]:
     """The values of the page's sections on gates."""
     by_arm, rows = kept(study), realism(study)
     far = [f"{row.gate} ({row.setting})" for row in rows if row.factor > _FAR or row.factor < 1 / _FAR]
-    below = [arm for arm, number in by_arm.items() if number.mean < LEAST_KEPT]
+    below = [arm for arm, number in by_arm.items() if number.mean < MIN_KEPT]
     return {
         "gate_counts": gate_counts(gates),
         "validity": validity(gates),
-        "least_kept": f"{LEAST_KEPT:.0%}",
+        "least_kept": f"{MIN_KEPT:.0%}",
         "below": below,
         "kept": pd.DataFrame(
             {"arm": arm, "reward kept": number if number.n else "not recorded", "n": number.n or "–"}

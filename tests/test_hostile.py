@@ -267,7 +267,7 @@ def test_no_value_in_a_run_file_ends_status_or_report(
     taken = 0
     for place, value in cases[:600]:
         path.write_text(json.dumps(with_value(facts, place, value)))
-        state = record.look(path.parent)
+        state = record.read_state(path.parent)
         assert (state.damage or "").count("\n") == 0
         if state.status != "damaged" and (taken := taken + 1) <= 20 and place != ("status",):
             assert status.lines(results)[0].startswith("small: ")

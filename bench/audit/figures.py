@@ -25,9 +25,9 @@ _MARKERS = dict(zip(_ROUTINGS, ("o", "s", "^"), strict=True))
 # The unit of the ratio that an algorithm clips, on the map of bands.
 _UNITS = {"grpo": "token ratio (grpo)", "gspo": "sequence ratio (gspo)"}
 # With more lines, bands of intervals cover each other: the figure of one drift and the tables have the intervals.
-_MOST_BANDS = 6
+_MAX_BANDS = 6
 # Smaller clip shares are not drawn.
-_LEAST_SHARE = 3e-4
+_MIN_SHARE = 3e-4
 _DRAWN = ["mean", "low", "high", "n"]
 Labels = Mapping[Any, str]
 
@@ -76,7 +76,7 @@ def over_drift(table: pd.DataFrame) -> DataFigure:
     whole = _gradients(table)
     drifts = sorted(whole["k"].unique())
     lines = {label: (label, look) for label, look in looks.of_lines(whole, "loss").items()}
-    has_bands = len(lines) <= _MOST_BANDS
+    has_bands = len(lines) <= _MAX_BANDS
     rows, columns, x = ("quantity", QUANTITIES), ("routing", _routings(whole)), ("k", "k, updates of drift")
     with style.figure_style():
         figure, axes = _grid(whole, rows, columns, ("loss", lines), x, 4.8, has_intervals=has_bands)
@@ -197,7 +197,7 @@ def clip_shares(rows: pd.DataFrame, anchor: str) -> DataFigure:
     """
     table = clip_atlas.atlas(rows)
     table = table[(table["side"] == "both") & (table["anchor"] == anchor) & (table["k"] > 0)]
-    is_drawn = table["mean"] >= _LEAST_SHARE
+    is_drawn = table["mean"] >= _MIN_SHARE
     table = table.assign(**{name: table[name].where(is_drawn) for name in ("mean", "low", "high")})
     table["column"] = list(zip(table["setting"], table["strength"], strict=True))
     columns, drifts = _by_length(rows), sorted(table["k"].unique())
@@ -208,11 +208,11 @@ def clip_shares(rows: pd.DataFrame, anchor: str) -> DataFigure:
             ("band", "width of the band"), 4.4, ylabel="clipped share,\n{row}",
         )  # fmt: skip
         for axis in axes.values():
-            axis.set(xscale="log", yscale="log", ylim=(_LEAST_SHARE, 1))
+            axis.set(xscale="log", yscale="log", ylim=(_MIN_SHARE, 1))
         counts = table["n"].astype(int).tolist()
         text = f"Mean over checkpoints, n = {style.span(counts)}{'; shaded: 95 % t interval' * (max(counts) > 2)}. "
         text += f"A ratio to the {anchor} is clipped outside 1 ± width, where the advantage's sign asks for it. "
-        text += f"Shares below {_LEAST_SHARE:g} are not drawn."
+        text += f"Shares below {_MIN_SHARE:g} are not drawn."
         return style.finish(figure, next(iter(axes.values())), text)
 
 

@@ -31,7 +31,7 @@ COLUMNS = (
     *("quantity", "value", "low", "high", "n", "replicates"),
 )
 # The most bytes of the sums of the losses that share a forward.
-_MOST_BYTES = 640 * 2**20
+_MAX_BYTES = 640 * 2**20
 # Fresh samples have no old routes to replay.
 _FRESH = "fresh"
 # The quantity of a loss without a finite gradient, instead of all estimates.
@@ -66,7 +66,7 @@ class Setup:
     def at_once(self) -> int:
         """How many losses share a forward: two sets of sums each, over weights and groups, must fit into memory."""
         size = 4 * gradients.Weights(self.trainer.model).count * self.config.audit.groups
-        return max(1, _MOST_BYTES // (2 * size))
+        return max(1, _MAX_BYTES // (2 * size))
 
 
 def table_path(folder: Path, k: int) -> Path:

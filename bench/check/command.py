@@ -20,7 +20,7 @@ from steadymoe.bench.runs.overrides import key_of
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import blame, processes
 from steadymoe.bench.support.arguments import Parser
-from steadymoe.bench.support.findings import Fails, ask
+from steadymoe.bench.support.findings import CheckFailed, ask
 from steadymoe.bench.support.text import visible
 
 _DESCRIPTION = """\
@@ -109,18 +109,18 @@ def read(overrides: Sequence[str]) -> Algorithm:
         if processes.is_interrupt(error):
             raise
         plain_error = isinstance(error, (ConfigError, TypeError, ValueError))
-        text = str(error) if plain_error else blame.sentence(error)
+        text = str(error) if plain_error else blame.one_line(error)
         raise ConfigError(" ".join(text.split())) from error
     return Algorithm(choices["algorithm"], sections, loss)
 
 
 def check_fields(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """Compare the fields of an algorithm's classes with its YAML. Raises Fails if a key or a field has no counterpart.
+    """Compare the fields of an algorithm's classes with its YAML. Raises CheckFailed if one lacks the other's.
 
     Returns a sentence with the number of fields in each section.
     """
     if faults := [fault for name, numbers in sections.items() for fault in _field_faults(numbers, name)]:
-        raise Fails("; ".join(faults))
+        raise CheckFailed("; ".join(faults))
     counts = (f"{_count(numbers)} of the {name}" for name, numbers in sections.items())
     return f"every field has its number in the YAML: {', '.join(counts)}"
 
@@ -156,14 +156,14 @@ def _field_names(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def _check_share(config: RunConfig) -> str:
-    """Time the loss within an update. Raises Fails if its share is too large."""
+    """Time the loss within an update. Raises CheckFailed if its share is too large."""
     try:
         measured = share.share(config, _ROUNDS)
     except BaseException as error:  # a user's loss can raise anything
         if processes.is_interrupt(error):
             raise
-        raise Fails(blame.sentence(error)) from error
+        raise CheckFailed(blame.one_line(error)) from error
     text = f"forward and backward take {measured:.1%} of an update of micro"
     if not measured <= _LARGEST:
-        raise Fails(f"{text}; at most {_LARGEST:.0%} is allowed")
+        raise CheckFailed(f"{text}; at most {_LARGEST:.0%} is allowed")
     return text

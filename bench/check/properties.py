@@ -1,8 +1,8 @@
 """The mathematical properties of a loss.
 
-Each property is a function of a loss that returns a sentence, or raises ``Fails`` with the reason. A loss may lack two
-of them on purpose if a docstring says so (of its class, its module, or a class that it derives from): ``sg[…]`` in its
-equation is held constant, so its gradient is not the derivative of its value; a sentence that begins with
+Each property is a function of a loss that returns a sentence, or raises ``CheckFailed`` with the reason. A loss may
+lack two of them on purpose if a docstring says so (of its class, its module, or a class that it derives from):
+``sg[…]`` in its equation is held constant, so its gradient is not the derivative of its value; a sentence that begins with
 ``At ratio 1`` says why its gradient there is not the policy gradient. Other exceptions are its ``traits``.
 
 Shapes: B responses, T response positions, M rows of a part of a batch.
@@ -38,7 +38,7 @@ from steadymoe.bench.check.batches import (
 )
 from steadymoe.bench.check.derivatives import gradient, gradients, random_direction, slopes
 from steadymoe.bench.support import blame, processes
-from steadymoe.bench.support.findings import Ends, Fails
+from steadymoe.bench.support.findings import CheckFailed, Ends
 
 # In float64 another order of the same additions differs by less.
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12
@@ -64,21 +64,23 @@ def shapes(loss: PolicyLoss) -> str:
         _check_shape("values_BT", surrogate.values_BT, shape)
         marks = {name: getattr(surrogate, name) for name in ("clipped_low_BT", "clipped_high_BT")}
         if sum(mark_BT is None for mark_BT in marks.values()) == 1:
-            raise Fails("expected both clipped_low_BT and clipped_high_BT, or None for both if the loss has no clip")
+            raise CheckFailed(
+                "expected both clipped_low_BT and clipped_high_BT, or None for both if the loss has no clip"
+            )
         for name, mark_BT in marks.items():
             if mark_BT is not None:
                 _check_shape(name, mark_BT, shape)
                 if mark_BT.dtype != torch.bool:
-                    raise Fails(f"{name} must be bool, got {mark_BT.dtype}")
+                    raise CheckFailed(f"{name} must be bool, got {mark_BT.dtype}")
         if surrogate.number is not None:
             _check_shape("number", surrogate.number, ())
         _, output = gradient(loss, batch)
         _check_shape("the loss", output.loss, ())
         if output.loss.dtype != dtype:
-            raise Fails(f"from log-probabilities in {dtype} the loss is in {output.loss.dtype}")
+            raise CheckFailed(f"from log-probabilities in {dtype} the loss is in {output.loss.dtype}")
         if output.state.keys() != state.keys():
             before, after = (", ".join(sorted(names)) or "nothing" for names in (state, output.state))
-            raise Fails(f"the initial state has {before}, the next one has {after}")
+            raise CheckFailed(f"the initial state has {before}, the next one has {after}")
     return f"one number, from a value for each of {TOKENS} tokens; float32 stays float32"
 
 
@@ -104,12 +106,12 @@ def derivative(loss: PolicyLoss) -> str:
                 f"{expected:.4g}"
             )
             if hold:
-                raise Fails(wrong)
+                raise CheckFailed(wrong)
     if wrong is None:
         return "the derivative of the loss, by finite differences"
     if "sg[" in _docstrings(loss):
         return "by finite differences the derivative of the loss with sg[…] held constant, as the docstring says"
-    raise Fails(
+    raise CheckFailed(
         f"{wrong}; they agree if everything detached is held constant: if you mean this, write it as sg[…] in the "
         "equation of the docstring"
     )
@@ -141,10 +143,10 @@ def no_tokens(loss: PolicyLoss) -> str:
     found = {"loss": output.loss.detach()} | {f"gradient in {name}": values for name, values in by_field.items()}
     for name, values in found.items():
         if values.isnan().any() or values.any():
-            raise Fails(f"in a batch without a token the {name} is {float(values.abs().max()):.6g}, expected 0")
+            raise CheckFailed(f"in a batch without a token the {name} is {float(values.abs().max()):.6g}, expected 0")
     for name, values in output.state.items():
         if not values.isfinite().all():
-            raise Fails(f"after a batch without a token the state {name} is not finite")
+            raise CheckFailed(f"after a batch without a token the state {name} is not finite")
     return "a batch without a token has loss and gradient 0"
 
 
@@ -170,7 +172,7 @@ def micro_batches(loss: PolicyLoss) -> str:
     if loss.traits.whole_minibatch:
         return "refused by the trait whole_minibatch" + ("" if needs else ", though parts would add up here")
     if needs:
-        raise Fails(
+        raise CheckFailed(
             "the losses, gradients or states of parts do not add up to the whole: divide by Batch.responses and "
             "Batch.tokens, or set the trait whole_minibatch"
         )
@@ -208,7 +210,7 @@ def zero_advantage(loss: PolicyLoss) -> str:
     if not loss.traits.zero_advantage_is_free:
         return "not free, as the trait zero_advantage_is_free says" + ("" if fault else ", though it is free here")
     if fault:
-        raise Fails(f"{fault}; if you mean this, set the trait zero_advantage_is_free to False")
+        raise CheckFailed(f"{fault}; if you mean this, set the trait zero_advantage_is_free to False")
     return "a response with advantage 0 has no gradient, and may be left out"
 
 
@@ -229,12 +231,14 @@ def policy_gradient(loss: PolicyLoss) -> str:
     stated = re.search(r"\bAt ratio 1\b[^.]*", _docstrings(loss))
     if stated is not None:
         if (found_BT * expected_BT).sum() < 0:
-            raise Fails(f"the gradient points away from −A ∇log π, which no statement excuses: {stated[0]}")
+            raise CheckFailed(f"the gradient points away from −A ∇log π, which no statement excuses: {stated[0]}")
         return f"another gradient, as its docstring says: {stated[0]}"
     if others:
-        raise Fails("the routers or the most likely tokens have a gradient; if you mean this, say why: At ratio 1 …")
+        raise CheckFailed(
+            "the routers or the most likely tokens have a gradient; if you mean this, say why: At ratio 1 …"
+        )
     row, token = divmod(int((found_BT - expected_BT).abs().argmax()), found_BT.shape[1])
-    raise Fails(
+    raise CheckFailed(
         f"the gradient of token {token} of response {row} is {float(found_BT[row, token]):.4g}, expected "
         f"{float(expected_BT[row, token]):.4g}, −A ∇log π; if you mean this, say why in the docstring: At ratio 1 …"
     )
@@ -250,7 +254,7 @@ def extremes(loss: PolicyLoss) -> str:
         for name, values in {"loss": output.loss, **by_field, **output.state}.items():
             if not values.isfinite().all():
                 what = f"the gradient in {name}" if name in by_field else f"the {name}"
-                raise Fails(
+                raise CheckFailed(
                     f"{what} is not finite where the log-ratio of {'one token' if tokens == 1 else 'every token'} of a "
                     f"response is about {sign * far:+.0f}, in float32"
                 )
@@ -280,13 +284,13 @@ def of(loss: PolicyLoss) -> dict[str, Callable[[], str]]:
 def _check(prop: Callable[[PolicyLoss], str], loss: PolicyLoss) -> str:
     try:
         return prop(loss)
-    except Fails:
+    except CheckFailed:
         raise
     except BaseException as error:  # a user's loss can raise anything, SystemExit too
         if processes.is_interrupt(error):
             raise
         # A loss that cannot be called at all would fail every other property with the same line.
-        raise (Ends if prop is shapes else Fails)(blame.sentence(error)) from error
+        raise (Ends if prop is shapes else CheckFailed)(blame.one_line(error)) from error
 
 
 def _batch(loss: PolicyLoss, scale: float = 0.4) -> Batch:
@@ -313,29 +317,33 @@ def _docstrings(loss: PolicyLoss) -> str:
 
 
 def _check_shape(name: str, values: Any, shape: tuple[int, ...]) -> None:
-    """Raise Fails unless ``values`` is a tensor of a shape."""
+    """Raise CheckFailed unless ``values`` is a tensor of a shape."""
     if not isinstance(values, Tensor) or tuple(values.shape) != shape:
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise Fails(f"{name} must be {'one number' if not shape else f'a tensor of the shape {shape}'}, got {found}")
+        raise CheckFailed(
+            f"{name} must be {'one number' if not shape else f'a tensor of the shape {shape}'}, got {found}"
+        )
 
 
 def _check_unchanged(loss: PolicyLoss, batch: Batch, changed: Batch, tokens: Any, when: str) -> None:
-    """Raise Fails unless a changed batch has the loss, gradients, marks and state of ``batch``, to rounding.
+    """Raise CheckFailed unless a changed batch has the loss, gradients, marks and state of ``batch``, to rounding.
 
     ``tokens`` is the index of the tokens of ``batch`` in ``changed``; the others are masked.
     """
     (before_BT, before), (after_BT, after) = gradient(loss, batch), gradient(loss, changed)
     if after_BT[~changed.mask_BT.bool()].any():
-        raise Fails(f"{when} a masked token has a gradient")
+        raise CheckFailed(f"{when} a masked token has a gradient")
     if not _close(after.loss.detach(), before.loss.detach()):
-        raise Fails(f"{when} the loss is {after.loss.item():.6g}, and {before.loss.item():.6g} before")
+        raise CheckFailed(f"{when} the loss is {after.loss.item():.6g}, and {before.loss.item():.6g} before")
     if not _close(after_BT[tokens], before_BT):
-        raise Fails(f"{when} the gradient differs by up to {float((after_BT[tokens] - before_BT).abs().max()):.2g}")
+        raise CheckFailed(
+            f"{when} the gradient differs by up to {float((after_BT[tokens] - before_BT).abs().max()):.2g}"
+        )
     metrics = {name: values[tokens] if values.ndim else values for name, values in after.metrics.items()}
     if not _all_close(metrics, before.metrics):
-        raise Fails(f"{when} other tokens are marked as clipped, or the loss reports another number")
+        raise CheckFailed(f"{when} other tokens are marked as clipped, or the loss reports another number")
     if not _all_close(after.state, before.state):
-        raise Fails(f"{when} the state differs")
+        raise CheckFailed(f"{when} the state differs")
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

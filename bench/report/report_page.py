@@ -20,7 +20,7 @@ from steadymoe.bench.support.text import nearest, visible
 from steadymoe.bench.training import samples
 
 # The most characters of samples on the page, for each experiment.
-_MOST_CHARACTERS = 100_000
+_MAX_CHARACTERS = 100_000
 Tables = dict[str, pd.DataFrame]
 
 
@@ -322,7 +322,7 @@ def _samples(runs: pd.DataFrame) -> dict[str, Any]:
     ]
     sampled = [run for run in read if run["rows"]]
     sizes = pd.Series([sum(len(row["prompt"] + row["response"]) for row in run["rows"]) for run in sampled])
-    shown = int((sizes.cumsum() <= _MOST_CHARACTERS).sum())
+    shown = int((sizes.cumsum() <= _MAX_CHARACTERS).sum())
     return {"samples": sampled[:shown], "left_out": len(sampled) - shown}
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from steadymoe.bench.statistics.comparisons import (
     DECIDED,
-    LEAST_TO_DECIDE,
+    MIN_TO_DECIDE,
     holm,
     is_decided,
     probability_of_improvement,
@@ -342,7 +342,7 @@ def spent(steps: pd.DataFrame, runs: pd.DataFrame, goal: float) -> dict[str, dic
 # Headline
 
 # The most arms that a sentence names.
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 # A lead of no more than this is rounding.
 _LEVEL = 1e-9
 HEADLINE_CAPTION = (
@@ -390,7 +390,7 @@ def _lead(row: pd.Series) -> str:
     if not lead.mean > _LEVEL:
         return f"It is level with {second}, n = {n}."
     line = f"It leads {second}, by {lead}, n = {n}"
-    if n < LEAST_TO_DECIDE:
+    if n < MIN_TO_DECIDE:
         few = ("one seed decides", "two seeds decide", "three seeds decide", "four seeds decide")[n - 1]
         return f"{line}{', on every seed' if row['better'].mean == 0 else ''}; {few} nothing."
     return f"{line}: {'' if is_decided(row['p (Holm)'], n) else 'not '}decided, p (Holm) = {row['p (Holm)']:.2g}."
@@ -398,7 +398,7 @@ def _lead(row: pd.Series) -> str:
 
 def _named(arms: Sequence[str], counted: str) -> str:
     """Return the arms by name, or, if they are too many for a sentence, their number and ``counted``."""
-    return ", ".join(arms) if len(arms) <= _MOST_NAMED else f"{len(arms)} {counted}"
+    return ", ".join(arms) if len(arms) <= _MAX_NAMED else f"{len(arms)} {counted}"
 
 
 def headline(shown: Shown) -> pd.DataFrame:

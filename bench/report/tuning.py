@@ -32,7 +32,7 @@ CAPTION = (
 # The intervals at one rate stand side by side, over a range of this factor.
 _SPREAD = 1.15
 # More lines cannot be told apart in one panel.
-_MOST_TOGETHER, _COLUMNS = 6, 4
+_MAX_TOGETHER, _COLUMNS = 6, 4
 # What ``config.tuning.overrides`` chooses. The runs that follow have their own.
 _TUNED = (RATE, "seed", "experiment_name", "measure")
 
@@ -86,11 +86,11 @@ def _arms(runs: pd.DataFrame) -> pd.Series:
 def drawn(rows: pd.DataFrame) -> DataFigure:
     """The level over the learning rate: a line for each arm, with intervals.
 
-    ``rows`` is what ``table`` returns. More than ``_MOST_TOGETHER`` arms have a panel each, the best one first.
+    ``rows`` is what ``table`` returns. More than ``_MAX_TOGETHER`` arms have a panel each, the best one first.
     """
     rows = without_mathematics(rows)
     rates, looks_of = sorted(set(rows["learning rate"])), looks.of_lines(rows)
-    apart = len(looks_of) > _MOST_TOGETHER
+    apart = len(looks_of) > _MAX_TOGETHER
     with style.figure_style():
         figure, axes = _panels(len(looks_of)) if apart else style.panels(1, 1, 2.4)
         best = rows[rows["best"] != ""].set_index("arm")[LEVEL].map(lambda estimate: estimate.mean)

@@ -134,7 +134,7 @@ def _launch(runs: Sequence[Run], waiting: Sequence[Run], flags: argparse.Namespa
             launch.launch(waiting, flags.overrides, flags.multirun)
     except launch.lost_job_errors() as error:
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        print(f"steadymoe: the launcher has lost a job; the others may go on. {visible(why)}", file=sys.stderr)
+        print(f"steadymoe: a job was lost; the remaining jobs continue. {visible(why)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("steadymoe: interrupted; rerun the command to resume from the last checkpoints", file=sys.stderr)
@@ -166,7 +166,7 @@ def _failed(runs: Sequence[Run], states: States) -> list[Run]:
 
 
 def _states(runs: Sequence[Run]) -> States:
-    return {run.folder: record.look(run.folder) for run in runs}
+    return {run.folder: record.read_state(run.folder) for run in runs}
 
 
 def make_one(run: Run) -> str:
@@ -201,7 +201,7 @@ def redo(runs: Sequence[Run]) -> list[str]:
         try:
             with lifecycle.hold(run.folder):
                 if _stale(run) == why:  # False if another process has begun it again meanwhile
-                    place = lifecycle.put_away(run.folder, Path(run.config.results_dir), "replaced")
+                    place = lifecycle.archive_old_run(run.folder, Path(run.config.results_dir), "replaced")
                     lines.append(f"rerun: {run.folder}, {why}; the old run is in {place}")
         except Timeout:
             continue
@@ -213,7 +213,7 @@ def _stale(run: Run) -> str | None:
 
     Another config is a reason too: only ``steadymoe score`` redoes such a run.
     """
-    state = record.look(run.folder)
+    state = record.read_state(run.folder)
     if state.facts and state.facts["config_hash"] != run.config_hash:
         return f"another config ({identity.difference(state.facts['config'], run.plain)})"
     if not state.has_ended:
@@ -250,7 +250,7 @@ def _damaged(runs: Sequence[Run], states: States) -> list[str]:
 def _begin(runs: Sequence[Run], sweep: str | None = None) -> None:
     """Add the runs to the plans of their experiments; these are the first files. Raises ConfigError."""
     try:
-        lifecycle.remember(runs, sweep)
+        lifecycle.add_to_plan(runs, sweep)
     except OSError as error:
         raise ConfigError(f"results_dir={runs[0].config.results_dir} cannot be written: {error}") from error
 

@@ -21,7 +21,7 @@ from steadymoe.bench.support import atomic_files, external, regular_files
 from steadymoe.bench.support.errors import ConfigError
 
 # How a sweep is launched is no part of a run: none of it stands in the command that makes that run again.
-_OF_LAUNCHES = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
+_LAUNCH_KEYS = ("retry=", "hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "hydra.sweep.")
 # Linux takes paths of 4095 bytes; what is left serves the names of the files in a run's folder.
 _LONGEST_PATH = 3900
 # If the first points of a sweep, this many, are all refused, the others are not tried.
@@ -143,7 +143,7 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
 
 def own(words: Sequence[str]) -> list[str]:
     """Return the words that are a part of the run, in place of its launch."""
-    return [word for word in words if not word.startswith(_OF_LAUNCHES)]
+    return [word for word in words if not word.startswith(_LAUNCH_KEYS)]
 
 
 def unchecked(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -34,7 +34,7 @@ def lines(runs: Sequence[Run], skipped: int, processes: int | None) -> list[str]
     ``skipped`` is the number of runs that ``--retry-failed`` leaves out; ``processes`` is the number of runs at once,
     None for a cluster. Nothing on disk is touched.
     """
-    states = {run.folder: record.look(run.folder) for run in runs}
+    states = {run.folder: record.read_state(run.folder) for run in runs}
     counts = Counter(state.status for state in states.values())
     parts = [f"{counts[status]} {_ACTIONS[status]}" for status in sorted(counts)]
     parts += [f"{skipped} skipped"] if skipped else []

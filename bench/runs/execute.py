@@ -42,7 +42,7 @@ def execute(run: compose.Run) -> str:
             if state.has_ended:
                 return state.status
             if state.damage is not None:
-                recorded.put_aside(state.damage)
+                recorded.quarantine(state.damage)
             try:
                 _train(run, recorded)
             except BaseException as error:  # a user's code may call sys.exit()

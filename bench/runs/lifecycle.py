@@ -5,7 +5,7 @@ Runs, audits and imported runs are recorded in folders with a file of facts. A r
 1. ``before = read(file, FIELDS)``: the facts of the folder, or None. Raises Damaged.
 2. ``refuse(folder, before, {"config_hash": …, "config": …})``: another config or other code. ``may_redo`` skips it.
 3. ``with hold(folder):`` one process at a time. Raises filelock.Timeout.
-4. ``put_away(folder, results, "replaced")`` before a rerun of ``--redo``; "damaged" for what cannot be read.
+4. ``archive_old_run(folder, results, "replaced")`` before a rerun of ``--redo``; "damaged" for what cannot be read.
 5. ``atomic_files.write_json(file, provenance.facts(…) | {"status": "running", …})``, and again with the final status.
 6. ``is_held(folder)`` tells a process that still runs from one that was killed.
 
@@ -105,7 +105,7 @@ def is_held(folder: Path) -> bool:
         return True
 
 
-def put_away(folder: Path, results: Path, where: str) -> Path:
+def archive_old_run(folder: Path, results: Path, where: str) -> Path:
     """Move the content of ``folder``, except its lock, to a new folder below ``results/where``; return that folder."""
     below = folder.relative_to(results.absolute())
     below = below.relative_to("runs") if below.parts[0] == "runs" else below
@@ -119,7 +119,7 @@ def put_away(folder: Path, results: Path, where: str) -> Path:
     return place / str(number)
 
 
-def remember(runs: Sequence["Run"], sweep: str | None = None) -> None:
+def add_to_plan(runs: Sequence["Run"], sweep: str | None = None) -> None:
     """Add ``runs`` to the plans of their experiments in ``results/runs/<experiment>/``; no entry is removed.
 
     ``plan.json`` has the command of each run, ``sweeps.json`` the last command (``sweep``) that makes it and others. A

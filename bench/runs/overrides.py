@@ -38,7 +38,7 @@ CONF = Path(__file__).parents[2] / "conf"
 _HELP = "`steadymoe run --help`"
 _EXTRAS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 # Each point is composed and checked, some hundredths of a second, before the first run begins.
-MOST_POINTS = 10_000
+MAX_POINTS = 10_000
 
 # `experiment=name` → the command that composes it, of experiments that are no file.
 _COMMANDS: dict[str, tuple[str, ...]] = {}
@@ -149,9 +149,9 @@ def points(words: Sequence[str], multirun: bool) -> list[list[str]]:
         return [list(words)]
     parameters = [f"{key}={value}" for key, value in (hydra_config.sweeper.params or {}).items()]
     values = _values(parameters, words) | values  # an override of the command line replaces the experiment's
-    if (count := math.prod(map(len, values.values()))) > MOST_POINTS:
+    if (count := math.prod(map(len, values.values()))) > MAX_POINTS:
         longest = max(values, key=lambda key: len(values[key]))
-        raise ConfigError(f"a sweep may have {MOST_POINTS} runs, and this one has {count}; split {longest}")
+        raise ConfigError(f"a sweep may have {MAX_POINTS} runs, and this one has {count}; split {longest}")
     return [list(point) for point in itertools.product(*values.values())]
 
 
@@ -191,8 +191,8 @@ def _values(overrides: Sequence[str], words: Sequence[str]) -> dict[str, list[st
             raise ConfigError(f"{word} has a step of 0")
         # Hydra would make a list of a range to shuffle it.
         counted = values.range() if isinstance(values, RangeSweep) else each.sweep_string_iterator()
-        if sum(1 for _ in itertools.islice(counted, MOST_POINTS + 1)) > MOST_POINTS:
-            raise ConfigError(f"a sweep may have {MOST_POINTS} runs, and this one has more; split {word}")
+        if sum(1 for _ in itertools.islice(counted, MAX_POINTS + 1)) > MAX_POINTS:
+            raise ConfigError(f"a sweep may have {MAX_POINTS} runs, and this one has more; split {word}")
         found[key] = [f"{key}={value}" for value in each.sweep_string_iterator()]
         if not found[key]:
             raise ConfigError(f"{word} sweeps over nothing: it has no values")
@@ -355,7 +355,7 @@ def errors_in_one_line(words: Sequence[str]) -> Iterator[None]:
     except BaseException as error:  # a module that calls sys.exit() must not end the suite in silence
         if processes.is_interrupt(error) or (isinstance(error, Exception) and blame.users_code(error) is None):
             raise
-        raise ConfigError(blame.sentence(error)) from error
+        raise ConfigError(blame.one_line(error)) from error
 
 
 def _line(error: BaseException) -> str:

@@ -52,7 +52,7 @@ _OR_NULL: dict[str, dict[str, type]] = {
 }
 
 # The largest count, and the most steps that a run may lack at its end: tables add rows for them.
-MOST, _MOST_STEPS = 10**9, 10**6
+MOST, _MAX_STEPS = 10**9, 10**6
 # Numbers that a run's facts may have, each with its bounds; those of ``_FIELDS`` must be there.
 _BOUNDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("seed", "training_version", "tokens", "parameters", "active_parameters"), (0, 2**63 - 1)),
@@ -75,7 +75,7 @@ _NAMES = ("experiment", "algorithm", "correction", "routing", "engine", "model",
 # The columns of each table that tell its rows apart.
 _KEYS = {"steps": ["step"], "updates": ["step", "update"], "layers": ["step", "update", "layer"]}
 # The longest histogram, and the largest number: the sum of squares is still a float.
-_MOST_BINS, LARGEST = 10_000, 1e100
+_MAX_BINS, LARGEST = 10_000, 1e100
 
 # A look at the status of a run holds its lock for a moment, so a process that wants to run it waits this long.
 _PROBE_SECONDS = 3
@@ -112,7 +112,7 @@ def _wrong(facts: dict[str, Any]) -> str | None:
     if rule(at(facts, "config.collapse") or {}) is None:
         return "config.collapse"
     lost = facts["diverged"] is not None and facts["config"]["steps"] - facts["diverged"]["step"]
-    if not 0 <= lost <= _MOST_STEPS:
+    if not 0 <= lost <= _MAX_STEPS:
         return "diverged: it lies outside of the run"
     longest = dict.fromkeys(_NAMES, _LONGEST_NAME)
     for name, value in facts.items():
@@ -165,7 +165,7 @@ class State:
         return self.status in ENDED
 
 
-def look(folder: Path) -> State:
+def read_state(folder: Path) -> State:
     """Read the state of a run from its folder: ``run.json``, lock, and the checksums of its tables."""
     try:
         facts = read_run(folder)
@@ -182,7 +182,7 @@ def state_of(run: "Run", may_redo: bool = True) -> State:
 
     Raises ConfigError if it holds a run of another config or, without ``may_redo``, a run that other code has ended.
     """
-    state = look(run.folder)
+    state = read_state(run.folder)
     now = {"config_hash": run.config_hash, "config": run.plain}
     lifecycle.refuse(run.folder, state.facts or None, now, may_redo or not state.has_ended)
     return state
@@ -190,12 +190,12 @@ def state_of(run: "Run", may_redo: bool = True) -> State:
 
 def damage(folder: Path) -> str | None:
     """Return why the run in the folder is not whole, in one line; None if it is whole or if there is no run."""
-    return look(folder).damage
+    return read_state(folder).damage
 
 
 def status(folder: Path) -> str:
     """Return the status of a run, as ``State`` lists them."""
-    return look(folder).status
+    return read_state(folder).status
 
 
 def current_status(folder: Path, facts: dict[str, Any]) -> str:
@@ -220,7 +220,7 @@ def states(folders: Iterable[Path]) -> dict[Path, State]:
 
     A run belongs where its facts say: a copy would count as a further seed.
     """
-    found = {folder: look(folder) for folder in folders}
+    found = {folder: read_state(folder) for folder in folders}
     first: dict[tuple[str, ...], Path] = {}
     for folder in sorted(found, key=lambda folder: (not _is_at_its_place(folder, found[folder].facts), folder)):
         state = found[folder]
@@ -313,8 +313,8 @@ def _wrong_in(name: str, table: "pd.DataFrame", facts: Mapping[str, Any]) -> Ite
             lengths = {len(each) for each in values.dropna()}
             if len(lengths) > 1 or not all(np.all(np.asarray(each, float) >= 0) for each in values.dropna()):
                 yield f"{column.name} must be counts of the same bins in every row"
-            if max(lengths, default=0) > _MOST_BINS:
-                yield f"{column.name} has more than {_MOST_BINS} bins"
+            if max(lengths, default=0) > _MAX_BINS:
+                yield f"{column.name} has more than {_MAX_BINS} bins"
         elif column.type == "string":
             if values.isna().any() or values.str.len().max() > _LONGEST:
                 yield f"{column.name} must be a text of at most {_LONGEST} characters in every row"
@@ -397,9 +397,9 @@ class Record:
             return False
         return wanted <= steps and wanted <= updates
 
-    def put_aside(self, why: str) -> Path:
+    def quarantine(self, why: str) -> Path:
         """Move a damaged run out of the folder and return its new place; ``run.json`` will name place and reason."""
-        place = lifecycle.put_away(self.folder, Path(self.run["config"]["results_dir"]), "damaged")
+        place = lifecycle.archive_old_run(self.folder, Path(self.run["config"]["results_dir"]), "damaged")
         self.run["restarted"] = f"what was here was damaged ({why}) and is kept in {place}"
         return place
 

@@ -35,7 +35,7 @@ CAPTION = (
 # Below this p the anchors of a machine are another population than the recorded ones.
 _OTHER_MACHINE = 0.01
 # With fewer seeds no two anchors can reach that p: with nine the smallest is 2 · 2/2⁹.
-_LEAST_SEEDS = 9
+_MIN_SEEDS = 9
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def anchors_agree(
     differences = {
         name: (here[name] - recorded[name]).dropna().tolist() for name in anchors if name in here and name in recorded
     }
-    if not differences or min(map(len, differences.values())) < _LEAST_SEEDS:
+    if not differences or min(map(len, differences.values())) < _MIN_SEEDS:
         return False, "too few seeds to compare this machine with the recorded one: recorded rows are not compared"
     p_values = [min(1.0, sign_flip_p(numbers) * len(differences)) for numbers in differences.values()]
     agree = all(p >= _OTHER_MACHINE for p in p_values)

@@ -43,7 +43,7 @@ _OVERRIDE = re.compile(r"algorithm=[\w.@-]+|algorithm(\.[A-Za-z_]\w*)+=[\w.,+\[\
 OWN = "yours"
 _LARGEST, _ROWS, _FILES, _LONGEST = 2**20, 10_000, 100, 1000
 # Of a part of audits this many checkpoints at least must have a defined outcome.
-_LEAST_DEFINED = 8
+_MIN_DEFINED = 8
 # The updates that are kept for a rerun: later ones differ between machines by more than rounding.
 _UPDATES = 2
 
@@ -317,7 +317,7 @@ def _problem_of_part(part: Part, rows: pd.DataFrame) -> str | None:
     if wrong := sorted(pair for pair in needed | found if needed[pair] != found[pair]):
         arm, seed = wrong[0]
         return f"must have one row for each seed of {VERSION} and each of {', '.join(arms)}; see {arm}, seed {seed}"
-    least = len(part.seeds) if part.one == "run" else min(_LEAST_DEFINED, len(part.seeds))
+    least = len(part.seeds) if part.one == "run" else min(_MIN_DEFINED, len(part.seeds))
     if rows.groupby("arm")["value"].count().min() < least:
         return "has too few defined values"
     for column, (low, high) in (("value", part.bounds or (-math.inf, math.inf)), ("tokens", (0, math.inf))):

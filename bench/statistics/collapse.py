@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Columns that every run has at every step. A run ends when one of these numbers is not finite.
 FINITE = ("reward", "loss", "entropy", "grad_norm")
 # A window and a patience are at least this many rollouts, because a single bad rollout is no collapse.
-LEAST_ROLLOUTS = 2
+MIN_ROLLOUTS = 2
 # The columns that ``judged`` adds to a table of runs.
 JUDGED = {"collapsed_step": float, "collapsed_reason": str, "judged_until": int, "falling_since": float}
 
@@ -36,11 +36,11 @@ class Rule:
 
     def window(self, updates_per_rollout: int) -> int:
         """Return the number of rollouts that the average reward covers."""
-        return max(LEAST_ROLLOUTS, math.ceil(self.window_updates / updates_per_rollout))
+        return max(MIN_ROLLOUTS, math.ceil(self.window_updates / updates_per_rollout))
 
     def patience(self, updates_per_rollout: int) -> int:
         """Return the number of rollouts that a fall must last."""
-        return max(LEAST_ROLLOUTS, math.ceil(self.patience_updates / updates_per_rollout))
+        return max(MIN_ROLLOUTS, math.ceil(self.patience_updates / updates_per_rollout))
 
     def text(self) -> str:
         """Return the rule as JSON; ``from_text`` reads it."""

@@ -18,9 +18,9 @@ from scipy.stats import t as student  # type: ignore[attr-defined]  # made at ru
 
 from steadymoe.bench.statistics.estimates import (
     DIFFERENCE,
-    LEAST_FOR_INTERVAL,
-    LEAST_LOG,
     LEVEL,
+    MIN_FOR_INTERVAL,
+    MIN_LOG,
     Bounds,
     Estimate,
     are_equal,
@@ -31,18 +31,18 @@ from steadymoe.bench.statistics.estimates import (
 )
 
 # Up to this many differences ``sign_flip_p`` tries every pattern of signs (half a million); beyond it draws patterns.
-MOST_ENUMERATED = 20
+MAX_ENUMERATED = 20
 SIGNS_DRAWN = 99_999
 # Differences that vary by less, relative to the numbers, vary by rounding.
 _ROUNDING = 1e-12
 # ``seeds_needed`` stops its search here.
-MOST_SEEDS = 100_000
+MAX_SEEDS = 100_000
 # The probability with which ``detectable`` and ``seeds_needed`` find a difference, and the level of every test.
 POWER, ALPHA = 0.8, 0.05
 # Fewer seeds decide nothing, whatever their p.
-LEAST_TO_DECIDE = 5
+MIN_TO_DECIDE = 5
 # The rule of ``is_decided``, for captions.
-DECIDED = f"A difference is decided if p is below {ALPHA:g} and it has at least {LEAST_TO_DECIDE} seeds."
+DECIDED = f"A difference is decided if p is below {ALPHA:g} and it has at least {MIN_TO_DECIDE} seeds."
 
 
 def _paired(a: pd.Series, b: pd.Series) -> tuple[np.ndarray, np.ndarray]:
@@ -96,7 +96,7 @@ def newcombe(area: float, m: int, n: int) -> tuple[float, float]:
     V(θ) = θ(1 − θ)(1 + (N − 1)((1 − θ)/(2 − θ) + θ/(1 + θ)))/(mn), N = (m + n)/2 (Newcombe 2006, part 2, method 5).
     The interval has a width even at θ̂ = 0 and 1.
     """
-    if min(m, n) < LEAST_FOR_INTERVAL:
+    if min(m, n) < MIN_FOR_INTERVAL:
         return np.nan, np.nan
     z = norm.ppf((1 + LEVEL) / 2)
 
@@ -133,7 +133,7 @@ def ratio_of_means(above: pd.Series, below: pd.Series) -> MeanRatio:
     if n == 0 or theirs.mean() == 0:
         return MeanRatio(Estimate(np.nan, np.nan, np.nan, n), zeros)
     ratio = float(ours.mean() / theirs.mean())
-    if n < LEAST_FOR_INTERVAL or ratio == 0:
+    if n < MIN_FOR_INTERVAL or ratio == 0:
         return MeanRatio(Estimate(ratio, np.nan, np.nan, n), zeros)
     apart = ours / ours.mean() - theirs / theirs.mean()
     if are_equal(1 + apart):  # what is rounding is told by the shares' size, which is about 1
@@ -161,7 +161,7 @@ def welch(a: pd.Series, b: pd.Series) -> Welch:
     ours, theirs = (each.dropna().to_numpy(float) for each in (a, b))
     sizes = np.array([len(ours), len(theirs)])
     apart, n = float(ours.mean() - theirs.mean()) if sizes.all() else np.nan, int(sizes.min())
-    if n < LEAST_FOR_INTERVAL:
+    if n < MIN_FOR_INTERVAL:
         return Welch(Estimate(apart, np.nan, np.nan, n), np.nan, np.nan)
     variances = np.array([ours.var(ddof=1), theirs.var(ddof=1)]) / sizes
     error = float(np.sqrt(variances.sum()))
@@ -175,12 +175,12 @@ def welch(a: pd.Series, b: pd.Series) -> Welch:
 def unpaired_ratio(above: pd.Series, below: pd.Series) -> Estimate:
     """Return the ratio of two arms' geometric means, with the interval of ``welch`` on the logarithms.
 
-    A number below ``LEAST_LOG`` counts as ``LEAST_LOG``; the ratio is 0, or nan, if all of one arm do.
+    A number below ``MIN_LOG`` counts as ``MIN_LOG``; the ratio is 0, or nan, if all of one arm do.
     """
     ours, theirs = (arm.dropna() for arm in (above, below))
     if are_zero(ours) or are_zero(theirs):
         return Estimate(np.nan if are_zero(theirs) else 0.0, np.nan, np.nan, min(len(ours), len(theirs)))
-    logs = welch(*(np.log(arm.clip(lower=LEAST_LOG)) for arm in (ours, theirs))).estimate
+    logs = welch(*(np.log(arm.clip(lower=MIN_LOG)) for arm in (ours, theirs))).estimate
     mean, low, high = (float(np.exp(part)) for part in (logs.mean, logs.low, logs.high))
     return Estimate(mean, low, high, logs.n)
 
@@ -201,7 +201,7 @@ def is_decided(corrected: float, n: int) -> bool:
 
     The one rule of reports and scores. Holm's correction is over all comparisons of the table.
     """
-    return n >= LEAST_TO_DECIDE and corrected < ALPHA
+    return n >= MIN_TO_DECIDE and corrected < ALPHA
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
@@ -209,7 +209,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
     p is the share of all 2ⁿ patterns of signs whose mean lies at least as far from 0 as the observed mean. The test is
     exact for any distribution that is symmetric about 0, bimodal ones too. The smallest p of n differences is 2/2ⁿ:
-    0.25 of three, 0.002 of ten. Above ``MOST_ENUMERATED`` differences p is the share among ``SIGNS_DRAWN`` random
+    0.25 of three, 0.002 of ten. Above ``MAX_ENUMERATED`` differences p is the share among ``SIGNS_DRAWN`` random
     patterns (always the same) and the observed pattern (Phipson and Smyth 2010). nan without differences.
     """
     numbers = np.sort(np.abs(np.asarray(differences, dtype=float)))
@@ -218,7 +218,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
         return np.nan
     # Sums of the same numbers in another order differ by rounding and must still count as equal.
     observed = abs(float(np.sum(differences))) - 1e-12 * float(numbers.sum())
-    if n <= MOST_ENUMERATED:
+    if n <= MAX_ENUMERATED:
         sums = numbers[:1]  # the other half of all patterns is their mirror image
         for number in numbers[1:]:
             sums = np.concatenate([sums + number, sums - number])
@@ -254,17 +254,17 @@ def detectable(error: float, degrees: float, level: float = ALPHA) -> float:
 def seeds_needed(differences: Sequence[float], effect: float) -> int:
     """Return the fewest seeds, at least three, with which a paired t test finds ``effect`` with probability ``POWER``.
 
-    ``differences`` come from seeds that have run; their standard deviation is taken for the true one. ``MOST_SEEDS``
+    ``differences`` come from seeds that have run; their standard deviation is taken for the true one. ``MAX_SEEDS``
     means that many seeds or more, also for an effect of 0. Raises ValueError for fewer than three differences.
     """
-    if len(differences) < LEAST_FOR_INTERVAL:
+    if len(differences) < MIN_FOR_INTERVAL:
         raise ValueError(f"the spread of {len(differences)} differences is not known: run at least three seeds")
     deviation = float(np.std(np.asarray(differences, dtype=float), ddof=1))
 
     def enough(n: int) -> bool:
         return effect != 0 and (deviation == 0 or _power(abs(effect) / deviation * np.sqrt(n), n - 1, ALPHA) >= POWER)
 
-    return bisect_left(range(MOST_SEEDS), True, lo=LEAST_FOR_INTERVAL, key=enough)
+    return bisect_left(range(MAX_SEEDS), True, lo=MIN_FOR_INTERVAL, key=enough)
 
 
 def p_value(a: pd.Series, b: pd.Series) -> float:
@@ -273,14 +273,14 @@ def p_value(a: pd.Series, b: pd.Series) -> float:
     Differences that do not vary have no t; their p is ``sign_flip_p``. nan below three seeds.
     """
     ours, theirs = _paired(a, b)
-    if len(ours) >= LEAST_FOR_INTERVAL:
+    if len(ours) >= MIN_FOR_INTERVAL:
         apart, nothing = ours - theirs, _ROUNDING * np.abs([ours, theirs]).max()
         if np.ptp(apart) <= nothing:
             return sign_flip_p([apart.mean() if abs(apart.mean()) > nothing else 0.0] * len(apart))
         # scipy's ttest_rel to the bit, in a hundredth of its time: arms make many pairs.
         n, variance = len(apart), np.mean((apart - apart.mean()) ** 2) * (len(apart) / (len(apart) - 1))
         return float(2 * stdtr(n - 1, -abs(apart.mean() / np.sqrt(variance / n))))
-    if min(a.count(), b.count()) < LEAST_FOR_INTERVAL or len(ours):
+    if min(a.count(), b.count()) < MIN_FOR_INTERVAL or len(ours):
         return np.nan
     return float(scipy_stats.ttest_ind(a.dropna(), b.dropna(), equal_var=False).pvalue)
 

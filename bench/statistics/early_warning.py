@@ -14,8 +14,8 @@ import pandas as pd
 
 from steadymoe.bench.statistics.comparisons import newcombe, superiority
 from steadymoe.bench.statistics.estimates import (
-    LEAST_FOR_INTERVAL,
     LEVEL,
+    MIN_FOR_INTERVAL,
     POSITIVE,
     Estimate,
     clustered_share,
@@ -121,7 +121,7 @@ def auc(steps: pd.DataFrame, runs: pd.DataFrame, metric: str, *, falls: bool = F
     seeds, gone = whole["seed"].unique().tolist(), whole["collapsed"].notna()
     found, error = jackknife(lambda runs: area(worst(runs)), runs, seeds)
     n = 0 if np.isnan(found) else len(seeds)
-    if n < LEAST_FOR_INTERVAL:
+    if n < MIN_FOR_INTERVAL:
         return Estimate(found, np.nan, np.nan, n)
     if not error > 0:
         return Estimate(found, *newcombe(found, *(whole.loc[each, "seed"].nunique() for each in (gone, ~gone))), n)

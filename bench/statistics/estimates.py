@@ -17,9 +17,9 @@ from scipy.stats import t as student  # type: ignore[attr-defined]  # made at ru
 # Of every interval.
 LEVEL = 0.95
 # Fewer seeds than this get no interval.
-LEAST_FOR_INTERVAL = 3
+MIN_FOR_INTERVAL = 3
 # Below this many seeds there is no bootstrap: with five seeds a nominal 95 % percentile interval covered 79 %.
-LEAST_FOR_BOOTSTRAP = 10
+MIN_FOR_BOOTSTRAP = 10
 RESAMPLES = 9999
 # The words of a caption for the interval of a mean.
 INTERVAL = (
@@ -35,7 +35,7 @@ _ROUNDING = 1e-9
 # The significant digits of an estimate: further ones are rounding, which differs between processors and decides ties.
 _DIGITS = 12
 # A variance up to this counts as 0: it is the square of fp32's rounding.
-LEAST_LOG = 1e-14
+MIN_LOG = 1e-14
 # Equal numbers may differ by this share of the largest, by rounding.
 _EQUAL = 1e-12
 
@@ -86,7 +86,7 @@ def mean_over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds |
     bounds = _holding(numbers, bounds)
     mean = float(numbers.mean()) if n else np.nan
     half = np.nan
-    if n >= LEAST_FOR_INTERVAL and not are_equal(numbers) and not _at_ends(numbers, bounds):
+    if n >= MIN_FOR_INTERVAL and not are_equal(numbers) and not _at_ends(numbers, bounds):
         half = t_quantile(LEVEL, n - 1) * float(numbers.std(ddof=1)) / math.sqrt(n)
     return Estimate(mean, *within(mean, half, bounds), n)
 
@@ -128,14 +128,14 @@ def _at_ends(numbers: np.ndarray, bounds: Bounds | None) -> bool:
 
 def are_zero(numbers: np.ndarray | pd.Series) -> bool:
     """Return whether all numbers, of which there is one, count as 0 where their logarithm is taken."""
-    return bool(len(numbers)) and float(np.max(numbers)) <= LEAST_LOG * (1 + _ROUNDING)
+    return bool(len(numbers)) and float(np.max(numbers)) <= MIN_LOG * (1 + _ROUNDING)
 
 
 def _geometric(numbers: np.ndarray, of: Callable[[Sequence[float]], Estimate]) -> Estimate:
     """Return the estimate ``of`` logarithms, mapped back."""
     if are_zero(numbers):
         return Estimate(0.0, np.nan, np.nan, len(numbers))
-    logs = of(np.log(numbers.clip(min=LEAST_LOG)).tolist())
+    logs = of(np.log(numbers.clip(min=MIN_LOG)).tolist())
     mean, low, high = (float(np.exp(part)) for part in (logs.mean, logs.low, logs.high))
     return Estimate(mean, low, high, logs.n)
 
@@ -147,7 +147,7 @@ def over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None
     order. From three to nine seeds: Student's interval.
 
     With ``log`` the mean is computed on logarithms and mapped back: a geometric mean with a positive interval, for
-    variances. A value below ``LEAST_LOG`` then counts as ``LEAST_LOG``, and the mean is 0 if all do.
+    variances. A value below ``MIN_LOG`` then counts as ``MIN_LOG``, and the mean is 0 if all do.
 
     ``bounds`` are the lowest and the highest possible value, (0, 1) for a reward. t intervals then stay ``within`` the
     bounds (the bootstrap does so by itself), and there is no interval if every seed is at an end. Bounds are ignored if
@@ -160,10 +160,10 @@ def over_seeds(values: Sequence[float], log: bool = False, bounds: Bounds | None
     mean = float(numbers.mean()) if n else np.nan
     if are_equal(numbers) or _at_ends(numbers, bounds):
         return Estimate(mean, np.nan, np.nan, n)
-    if n >= LEAST_FOR_BOOTSTRAP:
+    if n >= MIN_FOR_BOOTSTRAP:
         return Estimate(mean, *_bootstrap_interval(numbers), n)
     half = np.nan
-    if n >= LEAST_FOR_INTERVAL:
+    if n >= MIN_FOR_INTERVAL:
         half = t_quantile(LEVEL, n - 1) * float(np.sqrt(np.square(numbers - mean).sum() / (n * (n - 1))))
     return Estimate(mean, *within(mean, half, bounds), n)
 
@@ -198,7 +198,7 @@ def share(successes: float, n: int) -> Estimate:
     """Return ``successes`` / n with Clopper and Pearson's exact interval (1934); a tie may be half a success."""
     if n == 0:
         return Estimate(np.nan, np.nan, np.nan, 0)
-    low, high = _clopper(successes, n) if n >= LEAST_FOR_INTERVAL else (np.nan, np.nan)
+    low, high = _clopper(successes, n) if n >= MIN_FOR_INTERVAL else (np.nan, np.nan)
     return Estimate(successes / n, low, high, n)
 
 
@@ -222,7 +222,7 @@ def clustered_share(hits: Sequence[float], sizes: Sequence[int]) -> Estimate:
     if n == 0:
         return Estimate(np.nan, np.nan, np.nan, 0)
     p = float(hits_C.sum() / n)
-    if clusters < LEAST_FOR_INTERVAL:
+    if clusters < MIN_FOR_INTERVAL:
         return Estimate(p, np.nan, np.nan, n)
     independent = float(clusters)
     residuals = hits_C - p * sizes_C
@@ -246,7 +246,7 @@ def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float], bo
     if not total:
         return Estimate(np.nan, np.nan, np.nan, clusters)
     ratio = float(tops_C.sum() / total)
-    if clusters < LEAST_FOR_INTERVAL or (bounds is not None and ratio in bounds):
+    if clusters < MIN_FOR_INTERVAL or (bounds is not None and ratio in bounds):
         return Estimate(ratio, np.nan, np.nan, clusters)
     residuals_C = tops_C - ratio * bottoms_C
     error = np.sqrt(clusters / (clusters - 1) * (residuals_C @ residuals_C)) / abs(total)
@@ -264,7 +264,7 @@ def curves(
     """
     chosen = steps.loc[steps["metric"] == metric, ["arm", "seed", "step", "value"]].sort_values("step", kind="stable")
     if log:
-        chosen = chosen.assign(value=np.log(chosen["value"].clip(lower=LEAST_LOG)))
+        chosen = chosen.assign(value=np.log(chosen["value"].clip(lower=MIN_LOG)))
     smooth = chosen.groupby(["arm", "seed"])["value"].rolling(window, min_periods=1).mean()
     smooth = smooth.reset_index(level=["arm", "seed"], drop=True)
     chosen = chosen.assign(value=np.exp(smooth) if log else smooth)

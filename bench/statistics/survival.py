@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats as scipy_stats
 
-from steadymoe.bench.statistics.estimates import LEAST_FOR_INTERVAL, LEVEL
+from steadymoe.bench.statistics.estimates import LEVEL, MIN_FOR_INTERVAL
 
 
 def of_runs(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
@@ -45,7 +45,7 @@ def kaplan_meier(time: np.ndarray, ended: np.ndarray) -> pd.DataFrame:
         return pd.DataFrame(columns=columns)
     survival = scipy_stats.ecdf(_censored(time, ended)).sf
     low = high = np.full(len(survival.quantiles), np.nan)
-    if len(time) >= LEAST_FOR_INTERVAL:
+    if len(time) >= MIN_FOR_INTERVAL:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # not defined at 0 and 1
             band = survival.confidence_interval(LEVEL, method="log-log")
@@ -60,6 +60,6 @@ def logrank(time_a: np.ndarray, ended_a: np.ndarray, time_b: np.ndarray, ended_b
     nan if an arm has fewer than three runs, or if no run of both arms collapsed. The test treats runs as independent;
     cold starts that the arms share make it conservative.
     """
-    if min(len(time_a), len(time_b)) < LEAST_FOR_INTERVAL or not (ended_a.any() or ended_b.any()):
+    if min(len(time_a), len(time_b)) < MIN_FOR_INTERVAL or not (ended_a.any() or ended_b.any()):
         return np.nan
     return float(scipy_stats.logrank(_censored(time_a, ended_a), _censored(time_b, ended_b)).pvalue)

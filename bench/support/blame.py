@@ -19,7 +19,7 @@ def failure(error: BaseException) -> str:
     return text if place is None else f"{text} ({place})"
 
 
-def sentence(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return an error in one line, with the place in the user's own code, if there is such a place."""
     text, place = f"{type(error).__name__}: {' '.join(str(error).split())}", users_code(error)
     return text if place is None else f"{text} ({place})"

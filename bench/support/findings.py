@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from steadymoe.bench.support.text import visible
 
 
-class Fails(Exception):
+class CheckFailed(Exception):
     """A property is not there; the message says why, in one line."""
 
 
-class Ends(Fails):
+class Ends(CheckFailed):
     """A property is not there, and without it no further property can be asked."""
 
 
@@ -36,14 +36,14 @@ class Finding:
 
 
 def ask(properties: Mapping[str, Callable[[], str | None]]) -> Iterator[Finding]:
-    """Yield a finding for each property, in order. A property returns what it found, or raises ``Fails``.
+    """Yield a finding for each property, in order. A property returns what it found, or raises ``CheckFailed``.
 
     ``Ends`` makes the finding the last one.
     """
     for name, holds in properties.items():
         try:
             yield Finding(name, True, holds() or "")
-        except Fails as why:
+        except CheckFailed as why:
             yield Finding(name, False, str(why))
             if isinstance(why, Ends):
                 return

@@ -73,5 +73,5 @@ def _call(function: Callable[..., T], *arguments: Any) -> T:
         return function(*arguments)
     except BaseException as error:
         if ends(error):  # a SystemExit would end the caller too, in silence
-            raise RuntimeError(blame.sentence(error)) from error
+            raise RuntimeError(blame.one_line(error)) from error
         raise

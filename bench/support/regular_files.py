@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # The most bytes of a file of facts, of any other file, and of what a parquet file decodes to.
-MOST_FACTS, MOST_BYTES = 2**24, 2**30
+MAX_FACTS, MAX_BYTES = 2**24, 2**30
 # The most levels of JSON: a config has about five.
 _DEEPEST = 32
 
@@ -43,7 +43,7 @@ def folder(root: Path, *names: str) -> Path:
     return below
 
 
-def opened(path: Path, most: int = MOST_BYTES) -> io.BufferedReader:
+def opened(path: Path, most: int = MAX_BYTES) -> io.BufferedReader:
     """Open a regular file for reading. Raises NotRegular, FileNotFoundError or, above ``most`` bytes, OSError."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
@@ -53,13 +53,13 @@ def opened(path: Path, most: int = MOST_BYTES) -> io.BufferedReader:
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
     """Return the content of a file. Raises as ``opened`` does."""
     with opened(path, most) as file:
         return file.read(min(most, os.fstat(file.fileno()).st_size))  # ``read`` asks for all its bytes beforehand
 
 
-def read_json(path: Path, most: int = MOST_FACTS) -> Any:
+def read_json(path: Path, most: int = MAX_FACTS) -> Any:
     """Return the content of a JSON file. Raises as ``opened`` and ``parse_json`` do."""
     return parse_json(read_bytes(path, most))
 
@@ -95,7 +95,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> "pd.DataFr
 
 
 def refuse_large(path: Path, metadata: Any) -> None:
-    """Raise OSError if the parquet file with this ``metadata`` decodes to more than ``MOST_BYTES``.
+    """Raise OSError if the parquet file with this ``metadata`` decodes to more than ``MAX_BYTES``.
 
     A few bytes can encode a long run of one value, so the size of the file does not bound what it decodes to.
     """
@@ -103,5 +103,5 @@ def refuse_large(path: Path, metadata: Any) -> None:
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for part in map(group.column, range(group.num_columns)):
             size += max(8 * part.num_values, part.total_uncompressed_size)
-    if size > MOST_BYTES:
-        raise OSError(f"{path} decodes to {size} bytes; at most {MOST_BYTES} are read")
+    if size > MAX_BYTES:
+        raise OSError(f"{path} decodes to {size} bytes; at most {MAX_BYTES} are read")

@@ -17,7 +17,7 @@ _OF_MARKDOWN = re.compile(r"[\\|<`*\[\]&~]|!(?=\[)|(?<![^\W_])_|_(?![^\W_])")
 # Names that an error lists in full.
 _FEW = 8
 # Lines of a list that a terminal shows.
-_MOST_LINES = 20
+_MAX_LINES = 20
 
 
 def visible(text: Any) -> str:
@@ -35,8 +35,8 @@ def nearest(name: str, known: Sequence[str], where: str) -> str:
 
 def shortened(lines: Sequence[str]) -> list[str]:
     """Return the first lines, and how many more there are."""
-    further = len(lines) - _MOST_LINES
-    return [*lines[:_MOST_LINES], *([f"… and {further} more"] if further > 0 else [])]
+    further = len(lines) - _MAX_LINES
+    return [*lines[:_MAX_LINES], *([f"… and {further} more"] if further > 0 else [])]
 
 
 def markdown(text: Any) -> str:

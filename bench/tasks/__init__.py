@@ -20,7 +20,7 @@ _HELD_OUT = 8
 _LARGEST_SCORE = float(np.finfo(np.float32).max)
 
 # After this many draws in a row without a usable prompt there is no such prompt.
-_MOST_DRAWS = 1000
+_MAX_DRAWS = 1000
 
 
 class Task(Protocol):
@@ -81,9 +81,9 @@ def draw_prompts(draw: Callable[[], str | None], count: int, held_out: bool) -> 
         if prompt is not None and is_held_out(prompt) == held_out:
             prompts.append(prompt)
             misses = 0
-        elif (misses := misses + 1) == _MOST_DRAWS:
+        elif (misses := misses + 1) == _MAX_DRAWS:
             stream = "held-out" if held_out else "training"
-            raise ValueError(f"the task's numbers leave no {stream} prompts: none in {_MOST_DRAWS} draws")
+            raise ValueError(f"the task's numbers leave no {stream} prompts: none in {_MAX_DRAWS} draws")
     return prompts
 
 

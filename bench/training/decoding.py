@@ -14,7 +14,7 @@ from steadymoe.models.routing import RouteRecorder, log_softmax
 from steadymoe.models.selection import NO_ROUTE
 
 # Responses that have ended leave the batch once no larger share of it than this goes on.
-LEAST_ALIVE = 0.5
+MIN_ALIVE = 0.5
 
 
 class Decoder:
@@ -68,9 +68,9 @@ class Decoder:
         self.alive_B = self.alive_B & (token_B1.squeeze(-1) != end)
 
     def drop_finished(self) -> None:
-        """Take rows that have ended out of the cache, once ``LEAST_ALIVE`` of its rows or fewer go on."""
+        """Take rows that have ended out of the cache, once ``MIN_ALIVE`` of its rows or fewer go on."""
         alive_R = self.alive_B[self._fed_R]
-        if int(alive_R.sum()) <= LEAST_ALIVE * len(self._fed_R):
+        if int(alive_R.sum()) <= MIN_ALIVE * len(self._fed_R):
             staying_R = alive_R.nonzero().squeeze(-1)
             self._cache.reorder_cache(staying_R)  # type: ignore[arg-type]
             self._fed_R = self._fed_R[staying_R]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # From each sampled rollout: prompts, responses to each prompt, and characters of a prompt or response.
 PROMPTS, RESPONSES, CHARACTERS = 4, 2, 200
 # The most bytes that are read of one run: up to four bytes of UTF-8 for each character, and the keys.
-_MOST_BYTES = 3 * PROMPTS * RESPONSES * (2 * 4 * CHARACTERS + 200)
+_MAX_BYTES = 3 * PROMPTS * RESPONSES * (2 * 4 * CHARACTERS + 200)
 
 # Beyond the largest number of a sample; nan is none.
 _LARGEST = 2.0**63
@@ -65,7 +65,7 @@ def read(folder: Path) -> list[Row]:
     """Return the samples of a run in their order; empty for a run without samples."""
     try:
         with regular_files.opened(_path(folder)) as file:
-            text = file.read(_MOST_BYTES).decode("utf-8", errors="replace")
+            text = file.read(_MAX_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return []
     rows = []

@@ -23,11 +23,11 @@ from steadymoe.bench.training import columns
 from steadymoe.integrations.verl import losses as verl
 
 # The most bytes of a file.
-MOST_BYTES = 2**28
+MAX_BYTES = 2**28
 # The largest step or count: tables have 64-bit integers, also for the product of two.
 MOST = 10**9
 # A table of more rows decodes to more than is read of one file.
-MOST_STEPS = 10**6
+MAX_STEPS = 10**6
 # How many rows are held as rows; the others are columns.
 _ROWS_OF_A_PIECE = 10_000
 # The largest number of any other column: the sum of its squares is still a float.
@@ -96,8 +96,8 @@ def read(path: Path, mapped: Mapping[str, str]) -> Log:
     steps, notes = _by_step((place, known(row, place)) for place, row in _rows(path, []))
     if "reward" not in steps.column_names or not pc.any(pc.is_finite(steps["reward"])).as_py():
         raise UserError(f"{path.name} has no step with a reward")
-    if len(steps) > MOST_STEPS:
-        raise UserError(f"{path.name} has {len(steps)} steps; the limit is {MOST_STEPS}")
+    if len(steps) > MAX_STEPS:
+        raise UserError(f"{path.name} has {len(steps)} steps; the limit is {MAX_STEPS}")
     return Log(steps, names, is_verl, torn + notes)
 
 
@@ -208,8 +208,8 @@ def _rows(path: Path, torn: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a file, each with its place for messages; a note on a torn last line goes to ``torn``."""
     if not path.is_file():
         raise UserError(f"there is no file {path}")
-    if path.stat().st_size > MOST_BYTES:
-        raise UserError(f"{path.name} has {path.stat().st_size} bytes; the limit is {MOST_BYTES}")
+    if path.stat().st_size > MAX_BYTES:
+        raise UserError(f"{path.name} has {path.stat().st_size} bytes; the limit is {MAX_BYTES}")
     if path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"{path.name} must be a .jsonl or .csv file")
     lines = _lines(path, torn)

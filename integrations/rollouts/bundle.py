@@ -23,9 +23,9 @@ from torch.nn.utils.rnn import pad_sequence
 from steadymoe.bench.support.errors import UserError
 
 # The most bytes of a file, of what a parquet file decodes to, and of the rectangle that rows are padded to.
-MOST_ROWS, MOST_BYTES = 2**16, 2**30
+MAX_ROWS, MAX_BYTES = 2**16, 2**30
 # The most bytes of names of groups in one part of a parquet file, which a dictionary may repeat in every row.
-_MOST_TEXT = 2**22
+_MAX_TEXT = 2**22
 # A log-probability this far above 0 is 0: rounding of a logarithm of a sum.
 _ROUNDING = 1e-5
 _LOGPROBS = ("rollout_logprobs", "old_logprobs", "logprobs")
@@ -113,8 +113,8 @@ def read(path: Path, renamed: Mapping[str, str] | None = None) -> tuple[Bundle, 
                 columns, ignored = set(known), [name for name in row if renamed.get(name, name) not in COLUMNS]
             for name in sorted(set(known) ^ columns):
                 raise BadBundle(f"{'has' if name in known else 'lacks'} {name}, unlike row 1")
-            if number > MOST_ROWS:
-                raise BadBundle(f"a file may have at most {MOST_ROWS} rows")
+            if number > MAX_ROWS:
+                raise BadBundle(f"a file may have at most {MAX_ROWS} rows")
             responses.append(_response(known))
         except BadBundle as error:
             raise BadBundle(f"{path.name}, row {number}: {error}") from error
@@ -128,8 +128,8 @@ def _rows(path: Path, renamed: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file. Raises BadBundle for a file of another kind, or one that is too large."""
     if not path.is_file():
         raise BadBundle(f"there is no file {path}")
-    if path.stat().st_size > MOST_BYTES:
-        raise BadBundle(f"{path.name} has {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
+    if path.stat().st_size > MAX_BYTES:
+        raise BadBundle(f"{path.name} has {path.stat().st_size} bytes; at most {MAX_BYTES} are read")
     if path.suffix == ".jsonl":
         yield from _rows_of_jsonl(path)
     elif path.suffix == ".parquet":
@@ -168,10 +168,10 @@ def _rows_of_parquet(path: Path, renamed: Mapping[str, str]) -> Iterator[dict[st
             if name not in columns:
                 continue
             size += max(8 * part.num_values, part.total_uncompressed_size)
-            if "BYTE_ARRAY" in part.physical_type and (inner or part.total_uncompressed_size > _MOST_TEXT):
+            if "BYTE_ARRAY" in part.physical_type and (inner or part.total_uncompressed_size > _MAX_TEXT):
                 raise BadBundle(f"{path.name}: {name} must hold numbers, or short texts as names of groups")
-    if file.metadata.num_rows > MOST_ROWS or size > MOST_BYTES:
-        raise BadBundle(f"{path.name} decodes to more than {MOST_ROWS} rows or {MOST_BYTES} bytes: take fewer rows")
+    if file.metadata.num_rows > MAX_ROWS or size > MAX_BYTES:
+        raise BadBundle(f"{path.name} decodes to more than {MAX_ROWS} rows or {MAX_BYTES} bytes: take fewer rows")
     for batch in file.iter_batches(batch_size=256, columns=columns):
         yield from (dict.fromkeys(file.schema_arrow.names) | row for row in batch.to_pylist())
 
@@ -285,8 +285,8 @@ def _joined(responses: Sequence[Mapping[str, Any]]) -> Bundle:
     ordered = [row for rows in groups.values() for row in rows]
     lengths_B = torch.tensor([row["length"] for row in ordered])
     longest = int(lengths_B.max())
-    if (needed := 8 * len(ordered) * longest) > MOST_BYTES:
-        raise BadBundle(f"{len(ordered)} rows padded to {longest} tokens are {needed} bytes; at most {MOST_BYTES}")
+    if (needed := 8 * len(ordered) * longest) > MAX_BYTES:
+        raise BadBundle(f"{len(ordered)} rows padded to {longest} tokens are {needed} bytes; at most {MAX_BYTES}")
     _, minibatches_B = torch.tensor([row["minibatches"] for row in ordered]).unique(return_inverse=True)
     return Bundle(
         mask_BT=(torch.arange(longest) < lengths_B[:, None]).long(),

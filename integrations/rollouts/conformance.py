@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from steadymoe.bench.support.errors import UserError
-from steadymoe.bench.support.findings import Fails, Finding, ask
+from steadymoe.bench.support.findings import CheckFailed, Finding, ask
 from steadymoe.bench.training.forward import Sequences
 from steadymoe.models.selection import NO_ROUTE
 
@@ -36,7 +36,7 @@ TENSORS = {
 _APART, _REORDERED = 1e-3, 1e-5
 # The largest norm of a difference of gradients, as a share of the gradient's norm.
 _GRADIENT = 1e-2
-_MOST_BYTES = 2**28
+_MAX_BYTES = 2**28
 
 
 def check(folder: Path, answers: Path) -> list[Finding]:
@@ -53,8 +53,8 @@ def check(folder: Path, answers: Path) -> list[Finding]:
 
 def read(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file. Raises UserError."""
-    if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-        raise UserError(f"there is no file {path}, or it has more than {_MOST_BYTES} bytes")
+    if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+        raise UserError(f"there is no file {path}, or it has more than {_MAX_BYTES} bytes")
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in sorted(file.keys())}
@@ -83,13 +83,13 @@ def findings(given: Sequences, expected: Mapping[str, Tensor], theirs: Mapping[s
         """Return a tensor of theirs, with 0 on the padding of responses."""
         values = theirs.get(name)
         if values is None:
-            raise Fails(f"no tensor {name}")
+            raise CheckFailed(f"no tensor {name}")
         if values.shape != like.shape or values.is_floating_point() != like.is_floating_point():
             wanted, got = (f"{each.dtype} of the shape {tuple(each.shape)}" for each in (like, values))
-            raise Fails(f"{name} must be {wanted}; got {got}")
+            raise CheckFailed(f"{name} must be {wanted}; got {got}")
         values = torch.where(mask_BT, values, 0.0) if name.endswith("_BT") else values
         if not values.isfinite().all():
-            raise Fails(f"{name} must be finite")
+            raise CheckFailed(f"{name} must be finite")
         return values
 
     def near(name: str, like_BT: Tensor, bound: float, rows_B: Tensor | None = None) -> None:
@@ -97,7 +97,7 @@ def findings(given: Sequences, expected: Mapping[str, Tensor], theirs: Mapping[s
         apart_BT = apart_BT if rows_B is None else apart_BT * rows_B[:, None]
         if not float(apart_BT.max()) <= bound:
             row, place = divmod(int(apart_BT.argmax()), apart_BT.shape[1])
-            raise Fails(
+            raise CheckFailed(
                 f"{int((apart_BT > bound).sum())} tokens differ by more than {bound:.0e}, most of all row {row}, "
                 f"response position {place}, by {float(apart_BT.max()):.1e}"
             )
@@ -105,7 +105,7 @@ def findings(given: Sequences, expected: Mapping[str, Tensor], theirs: Mapping[s
     def ratio() -> None:
         apart_BT = (tensor("logprobs_BT", expected_BT) - tensor("old_logprobs_BT", expected_BT)).abs()
         if (count := int((apart_BT > 0).sum())) > 0:
-            raise Fails(
+            raise CheckFailed(
                 f"{count} of {int(mask_BT.sum())} tokens have a log-ratio other than 0, up to "
                 f"{float(apart_BT.max()):.1e}: compute the old policy in the same pass, batches and precision"
             )
@@ -115,7 +115,7 @@ def findings(given: Sequences, expected: Mapping[str, Tensor], theirs: Mapping[s
         wrong_LBF = (chosen != wanted).any(-1) & fed_BF
         if wrong_LBF.any():
             layer, row, place = at = tuple(wrong_LBF.nonzero()[0].tolist())
-            raise Fails(
+            raise CheckFailed(
                 f"{int(wrong_LBF.sum())} of {fed_BF.sum() * len(chosen)} routes differ, first in layer {layer}, "
                 f"row {row}, position {place}: {chosen[at].tolist()} instead of {wanted[at].tolist()}"
             )
@@ -124,20 +124,24 @@ def findings(given: Sequences, expected: Mapping[str, Tensor], theirs: Mapping[s
         unfed_BF = (tensor("routes_LBFK", expected_LBFK) != NO_ROUTE).any(-1).any(0) & ~fed_BF
         if unfed_BF.any():
             row, place = unfed_BF.nonzero()[0].tolist()
-            raise Fails(f"{int(unfed_BF.sum())} positions that are not fed have a route, first row {row}, {place}")
+            raise CheckFailed(
+                f"{int(unfed_BF.sum())} positions that are not fed have a route, first row {row}, {place}"
+            )
 
     def forced() -> None:
         if (tensor("forced_logprobs_BT", expected_BT) - expected_BT).abs().max() < _APART:
-            raise Fails("they change no log-probability: the routers' own choice is run")
+            raise CheckFailed("they change no log-probability: the routers' own choice is run")
         near("forced_logprobs_BT", other_BT, _APART, ~lacking_B)
 
     def gradients() -> None:
         theirs_LEH = tensor("router_gradient_LEH", gradient_LEH).double()
         for layer, (given_EH, expected_EH) in enumerate(zip(theirs_LEH, gradient_LEH.double(), strict=True)):
             if not given_EH.any():
-                raise Fails(f"the router of MoE layer {layer} has no gradient: gate weights must come from live logits")
+                raise CheckFailed(
+                    f"the router of MoE layer {layer} has no gradient: gate weights must come from live logits"
+                )
             if not (apart := float((given_EH - expected_EH).norm() / expected_EH.norm())) <= _GRADIENT:
-                raise Fails(f"in MoE layer {layer} the gradient is {apart:.1e} of its norm from the expected one")
+                raise CheckFailed(f"in MoE layer {layer} the gradient is {apart:.1e} of its norm from the expected one")
 
     def own() -> Tensor:
         return tensor("logprobs_BT", expected_BT)

@@ -44,7 +44,7 @@ MODEL = {
 }
 PROMPTS, RESPONSES, SEED = ("3+3+1*0=", "5*3=", "1-4*4=", "3-0-1+2+2="), 2, 24
 # No router may be this close to another choice, in probability: rounding could then decide a route.
-_LEAST_MARGIN = 1e-3
+_MIN_MARGIN = 1e-3
 
 
 def made() -> tuple[PreTrainedModel, dict[str, Tensor], dict[str, str], dict[str, Tensor]]:
@@ -95,7 +95,7 @@ def _check_fit(sequences: Sequences, old: Forward) -> None:
         [logits_NE.softmax(-1).sort(-1, descending=True).values for logits_NE in old.router_logits_LNE]
     )
     margin_LN = (ordered[..., TOP_K - 1] - ordered[..., TOP_K])[:, sequences.route_mask_BF.flatten()]
-    if not margin_LN.min() > _LEAST_MARGIN:
+    if not margin_LN.min() > _MIN_MARGIN:
         raise RuntimeError(f"a router's choice is as near as {float(margin_LN.min()):.1e}; take another seed")
     for what, lengths in (("prompts", prompts.sum(-1)), ("responses", sequences.response_mask_BT.sum(-1))):
         if len(lengths.unique()) < 2:

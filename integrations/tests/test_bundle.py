@@ -225,7 +225,7 @@ def test_files_without_rollouts_are_refused(tmp_path: Path, monkeypatch: pytest.
             bundles.read(tmp_path / name)
     with pytest.raises(BadBundle, match=r"none\.jsonl"):
         bundles.read(tmp_path / "none.jsonl")
-    monkeypatch.setattr(bundles, "MOST_BYTES", 3)
+    monkeypatch.setattr(bundles, "MAX_BYTES", 3)
     with pytest.raises(BadBundle, match="at most 3 "):
         bundles.read(tmp_path / "b.jsonl")
 
@@ -237,7 +237,7 @@ def test_one_long_row_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pyte
         for index, length in enumerate([400, *[1] * 99])
     ]
     path = jsonl(tmp_path, [row | {"response": [1] * len(row["logprobs"])} for row in rows])
-    monkeypatch.setattr(bundles, "MOST_BYTES", path.stat().st_size)
+    monkeypatch.setattr(bundles, "MAX_BYTES", path.stat().st_size)
     with pytest.raises(BadBundle, match="100 rows padded to 400 tokens are 320000 bytes"):
         bundles.read(path)
 
@@ -268,9 +268,9 @@ def test_a_small_parquet_file_that_decodes_to_much_is_refused_before_it_is_decod
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_pylist([common | row for row in rows]), path, compression="zstd")
     assert path.stat().st_size < 20_000
-    monkeypatch.setattr(bundles, "MOST_BYTES", 2**22)
-    monkeypatch.setattr(bundles, "_MOST_TEXT", 2**16)
-    monkeypatch.setattr(bundles, "MOST_ROWS", 99 if bomb == "rows" else 2**16)
+    monkeypatch.setattr(bundles, "MAX_BYTES", 2**22)
+    monkeypatch.setattr(bundles, "_MAX_TEXT", 2**16)
+    monkeypatch.setattr(bundles, "MAX_ROWS", 99 if bomb == "rows" else 2**16)
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("decoded"))
     with pytest.raises(BadBundle, match=key):
         bundles.read(path)

@@ -634,6 +634,6 @@ def test_an_outcome_that_differs_in_mean_reward_alone_is_told_from_a_difference_
         ("nothing", unclear, unclear, unclear, unclear),
         ("within", estimate(-0.1, 0.02), ahead, unclear, unclear),
     ]
-    table = pd.DataFrame(rows, columns=["outcome", *effects.OF_RUNS])
+    table = pd.DataFrame(rows, columns=["outcome", *effects.RUN_METRICS])
     assert exploratory.undecided_in_level(table) == ["speed"]
     assert exploratory.undecided_in_level(table, {"within": 0.06}) == ["speed", "within"]

@@ -109,7 +109,7 @@ def test_usefulness_snr_and_bias_are_drawn_over_the_drift_with_a_line_for_each_l
         "n = 3; shaded: 95 % t interval over checkpoints. Reward of fresh samples at the start: 0.60, k = 4: 0.56."
         in (said(figure))
     )
-    monkeypatch.setattr(figures, "_MOST_BANDS", 5)
+    monkeypatch.setattr(figures, "_MAX_BANDS", 5)
     assert said(figures.over_drift(table)).endswith("k = 4: 0.56. Intervals are in the tables.")
 
 

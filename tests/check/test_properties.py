@@ -18,7 +18,7 @@ from steadymoe.bench.check import command, properties, share
 from steadymoe.bench.check.batches import in_dtype, interleaved, padded, part, ragged, reordered
 from steadymoe.bench.check.derivatives import gradient, random_direction, slopes
 from steadymoe.bench.runs import compose
-from steadymoe.bench.support.findings import Fails, ask
+from steadymoe.bench.support.findings import CheckFailed, ask
 
 ALGORITHMS = Path(__file__).parents[2] / "conf" / "algorithm"
 
@@ -255,7 +255,7 @@ def test_a_number_that_is_in_the_class_or_in_the_yaml_alone_is_told(fault: str) 
     name, change, words = FIELDS[fault]
     given = sections(name)
     changed = change(given["loss"])
-    with pytest.raises(Fails) as failed:
+    with pytest.raises(CheckFailed) as failed:
         command.check_fields(given | {"loss": changed})
     assert str(failed.value).startswith(words)
     assert command.known_fields(changed) == {key: changed[key] for key in given["loss"] if key in changed}

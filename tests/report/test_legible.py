@@ -17,7 +17,7 @@ NAMES = sorted(path.stem for path in (overrides.CONF / "algorithm").glob("*.yaml
 # Few: each has a thin line.
 SEEDS = 2
 # The least share of a figure's area that panels have, and the most that legends have.
-LEAST_PANELS, MOST_LEGENDS = 0.3, 0.3
+MIN_PANELS, MAX_LEGENDS = 0.3, 0.3
 METRICS = (
     *("reward", "eval_accuracy", "tokens_sampled", "clip_fraction", "expert_change_rate", "token_ratio_variance"),
     *("rollout_kl_k3", "entropy", "log_ratio_moment_top", "log_ratio_moment_top_changed", "log_ratio_moment_free"),
@@ -121,10 +121,10 @@ def faults(figure: style.DataFigure) -> list[str]:
                 found.append(f"{name!r} lies over a panel")
     area = figure.bbox.width * figure.bbox.height
     share = sum(panel.width * panel.height for panel in panels) / area
-    if share < LEAST_PANELS:
+    if share < MIN_PANELS:
         found.append(f"panels have {share:.2f} of the figure")
     share = sum(box.width * box.height for box in legends) / area
-    if share > MOST_LEGENDS:
+    if share > MAX_LEGENDS:
         found.append(f"legends have {share:.2f} of the figure")
     return found
 

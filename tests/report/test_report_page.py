@@ -228,7 +228,7 @@ def test_the_page_shows_a_bounded_part_of_what_runs_said_and_escapes_it(
     assert page.count("<script") == 1
     assert "x" * (samples.CHARACTERS - 1) + "…" in page
     assert "x" * samples.CHARACTERS not in page
-    monkeypatch.setattr(report_page, "_MOST_CHARACTERS", 1000)
+    monkeypatch.setattr(report_page, "_MAX_CHARACTERS", 1000)
     found = report_page._samples(archive.runs(tmp_path, "small"))
     assert [each["run"] for each in found["samples"]] == [
         *(f"{arm} seed=0" for arm in ("grpo", "gspo", "reinforce")),

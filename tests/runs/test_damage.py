@@ -23,7 +23,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of one short run that was asked for as a user does."""
     results = tmp_path_factory.mktemp("finished")
     made = planned(results, "steps=2")
-    lifecycle.remember([made])
+    lifecycle.add_to_plan([made])
     assert execute.execute(made) == "finished"
     return results
 
@@ -147,7 +147,7 @@ def test_a_plan_that_cannot_be_read_is_told_and_written_anew(content: str, finis
     assert told[0].startswith("default: ")
     assert "plan.json" in told[0]
     assert told[1].startswith("default: 1 finished")
-    lifecycle.remember([planned(tmp_path, "steps=2"), planned(tmp_path, "steps=2", "seed=1")])
+    lifecycle.add_to_plan([planned(tmp_path, "steps=2"), planned(tmp_path, "steps=2", "seed=1")])
     assert len(lifecycle.planned(plan.parent)[0]) == 2
     assert plan.with_name("plan.json.damaged").read_text() == content
     assert status.lines(tmp_path)[0].startswith("default: 1 finished, 1 missing")

@@ -263,8 +263,8 @@ def test_a_run_that_another_process_ended_while_this_one_waited_for_it_is_left_a
     finished: compose.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = iter([record.State("missing", {}, None)])  # what was seen before the lock was taken
-    look = record.look
-    monkeypatch.setattr(record, "look", lambda folder: next(looks, None) or look(folder))
+    look = record.read_state
+    monkeypatch.setattr(record, "read_state", lambda folder: next(looks, None) or look(folder))
     monkeypatch.setattr(execute, "_train", lambda *_: pytest.fail("trained again"))
     assert execute.execute(finished) == "finished"
     assert next(looks, None) is None, "it was looked at twice"
@@ -342,7 +342,7 @@ def test_a_collapsed_reward_is_a_result(tmp_path: Path, monkeypatch: pytest.Monk
     assert facts["diverged"] == {"reason": "reward", "step": 5, "update": None}  # averages of two
     assert len(record.read_table(made.folder, "steps")) == 6  # it goes on to its end
     assert record.status(made.folder) == "collapsed"
-    (line,) = outcome.lines([made], {made.folder: record.look(made.folder)})
+    (line,) = outcome.lines([made], {made.folder: record.read_state(made.folder)})
     assert line.startswith("collapsed: grpo_unclipped seed=0: reward at step 5 (expected")
     atomic_files.write_json(made.folder / "run.json", facts | {"status": "diverged"})  # as older runs have it
     assert record.status(made.folder) == "collapsed"

@@ -140,14 +140,14 @@ def test_two_launchers_on_one_folder_share_the_work(tmp_path: Path, undisturbed:
 
 def test_what_was_asked_for_and_never_began_is_missing_with_its_command(tmp_path: Path) -> None:
     runs = runs_of(tmp_path)
-    lifecycle.remember(runs)
+    lifecycle.add_to_plan(runs)
     execute.execute(runs[0])
     told = status.lines(tmp_path)
     assert told[0] == "small: 1 finished, 3 missing"
     for each in runs[1:]:
         assert f"    again: {each.command}" in told
     # More seeds are added to the plan, and nothing is taken out of it.
-    lifecycle.remember(runs_of(tmp_path, "seed=2"))
+    lifecycle.add_to_plan(runs_of(tmp_path, "seed=2"))
     (experiment,) = (tmp_path / "runs").iterdir()
     assert len(lifecycle.planned(experiment)[0]) == 6
 
@@ -165,7 +165,7 @@ def test_status_has_the_one_command_that_resumes_a_sweep(
     execute.execute(again[0])
     assert status.lines(tmp_path)[:2] == ["small: 1 finished, 3 missing", f"  resume all 3: {command}"]
     # The command of a single run stands below its folder alone, and takes nothing from the sweep's.
-    lifecycle.remember(again[1:2])
+    lifecycle.add_to_plan(again[1:2])
     assert status.lines(tmp_path)[1] == f"  resume all 3: {command}"
     for run in again[1:3]:
         execute.execute(run)

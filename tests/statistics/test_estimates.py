@@ -97,7 +97,7 @@ def test_equal_seeds_have_no_interval(number: float, n: int) -> None:
 
 def test_a_geometric_mean_of_zeros_is_zero() -> None:
     """And not the least number whose logarithm is taken; a mean of one number above it is as before."""
-    tiny = estimates.LEAST_LOG
+    tiny = estimates.MIN_LOG
     for n in (1, 3, 7, 10):
         for value in (0.0, tiny / 3, tiny):
             for of in (estimates.over_seeds, estimates.mean_over_seeds):
@@ -341,7 +341,7 @@ def test_the_seeds_for_a_power_are_those_of_the_recorded_study() -> None:
     # Deviations of 0.124 and 0.036, an effect of 0.05.
     assert comparisons.seeds_needed((0.124 * differences).tolist(), 0.05) == 51
     assert comparisons.seeds_needed((0.036 * differences).tolist(), -0.05) == 7
-    assert comparisons.seeds_needed(differences.tolist(), 0.0) == comparisons.MOST_SEEDS
+    assert comparisons.seeds_needed(differences.tolist(), 0.0) == comparisons.MAX_SEEDS
     assert comparisons.seeds_needed([0.1, 0.1, 0.1], 0.05) == 3
     with pytest.raises(ValueError, match="at least three"):
         comparisons.seeds_needed([0.1, 0.2], 0.05)

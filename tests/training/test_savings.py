@@ -102,7 +102,7 @@ def test_what_is_drawn_stays_the_same_when_finished_responses_leave(
         lambda module, arguments, more: fed.append(len(more["input_ids"])), with_kwargs=True
     )
     ours, _, _ = made.sample(1)
-    monkeypatch.setattr(decoding, "LEAST_ALIVE", 0.0)
+    monkeypatch.setattr(decoding, "MIN_ALIVE", 0.0)
     theirs, _, _ = trainer(tmp_path, *many).sample(1)
     assert min(fed[1:]) < len(ours.scores_B)  # some have left
     assert torch.equal(ours.sequences.tokens_BS, theirs.sequences.tokens_BS)

@@ -17,12 +17,12 @@ from steadymoe.bench.statistics import estimates
 from steadymoe.bench.training import columns
 
 # Shares of clipped tokens are drawn on a logarithmic scale that turns linear below this, so that 0 is shown.
-LEAST_CLIPPED = 1e-3
+MIN_CLIPPED = 1e-3
 _OVERVIEW = ("reward", "expert_change_rate", "token_ratio_variance", "clip_fraction")
 _LOGARITHMIC = {"token_ratio_variance", "rollout_kl_k3"}
 _STALE_LABELS = {"eval_accuracy": "held-out score", "rollout_kl_k3": columns.short("rollout_kl_k3")}
 # A variance below this is one of rounding.
-_NOTHING = 10 * estimates.LEAST_LOG
+_NOTHING = 10 * estimates.MIN_LOG
 
 
 def overview(steps: pd.DataFrame) -> DataFigure:
@@ -46,7 +46,7 @@ def overview(steps: pd.DataFrame) -> DataFigure:
             for axis, metric in zip(axes, shown, strict=False):
                 curves(axis, steps, metric, group)
                 if metric == "clip_fraction":
-                    axis.set_yscale("symlog", linthresh=LEAST_CLIPPED)
+                    axis.set_yscale("symlog", linthresh=MIN_CLIPPED)
         if len(groups) == 1 and len(shown) % 2:  # an empty place in the grid of panels
             axes[len(shown)].remove()
         if base is not None:

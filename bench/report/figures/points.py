@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
-from steadymoe.bench.report.figures.curves import LEAST_CLIPPED, compared
+from steadymoe.bench.report.figures.curves import MIN_CLIPPED, compared
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.statistics import estimates
@@ -15,7 +15,7 @@ from steadymoe.bench.statistics.estimates import Bounds, Estimate
 from steadymoe.bench.training import columns
 
 # A divergence between sampler and trainer below this is rounding.
-_LEAST_KL = 1e-6
+_MIN_KL = 1e-6
 
 
 def clip_fraction(steps: pd.DataFrame) -> DataFigure:
@@ -34,7 +34,7 @@ def clip_fraction(steps: pd.DataFrame) -> DataFigure:
             place: Any = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
             axis.annotate(f"{estimate.mean:.2g}", (seeds.max(), row), **place)
             style.note(axis, arm, pd.DataFrame([vars(estimate)]), columns.label("clip_fraction"))
-        axis.set_xscale("symlog", linthresh=LEAST_CLIPPED)
+        axis.set_xscale("symlog", linthresh=MIN_CLIPPED)
         axis.set_xlim(0, 4)
         axis.set_xticks([0, 1e-3, 1e-2, 1e-1, 1])
         style.named_rows(axis, names, top_down=True)
@@ -97,14 +97,14 @@ def dose_response(steps: pd.DataFrame) -> DataFigure:
             for axis, metric in zip(axes[1:], ("rollout_kl_k3", "token_ratio_variance"), strict=False):
                 numbers = tables.run_numbers(steps, metric, "median", keys)
                 against(axis, numbers, columns.short(metric), group, log=True, bounds=columns.bounds(metric))
-            axes[1].set_ylim(bottom=_LEAST_KL)
+            axes[1].set_ylim(bottom=_MIN_KL)
             if base is not None:
                 against(axes[3], rewards, "Δ final reward", group, base=base)
             for axis in style.lowest(axes):
                 axis.set_xlabel(f"strength of {engine}")
         number = (
             f"its last {tables.LAST_STEPS} steps for the final reward, else the median over steps; a KL below "
-            f"{_LEAST_KL:g} is rounding, as with an exact engine, and lies below the panel"
+            f"{_MIN_KL:g} is rounding, as with an exact engine, and lies below the panel"
         )
         return style.finish(figure, axes[0], style.points_caption(steps, number, True, base))
 
@@ -127,7 +127,7 @@ def against(
     """
     axis.set_ylabel(label)
     x = str(numbers.index.names[1])
-    few_seeds = numbers.groupby(level=["line", x]).size().min() < estimates.LEAST_FOR_BOOTSTRAP
+    few_seeds = numbers.groupby(level=["line", x]).size().min() < estimates.MIN_FOR_BOOTSTRAP
     for line, look in lines.items():
         if line == base or line not in numbers.index.get_level_values("line"):
             continue

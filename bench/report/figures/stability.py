@@ -21,7 +21,7 @@ def survival(curves: pd.DataFrame, steps: pd.DataFrame) -> DataFigure:
 
     ``curves``: ``collapses.survival_curves``. ``steps`` names the algorithm of each arm.
     """
-    few_seeds = curves["n"].max() < estimates.LEAST_FOR_BOOTSTRAP
+    few_seeds = curves["n"].max() < estimates.MIN_FOR_BOOTSTRAP
     judged = set(curves["arm"])  # the others are too short
     groups = looks.groups({arm: look for arm, look in looks.of_lines(steps).items() if arm in judged})
     with style.figure_style():

@@ -255,7 +255,7 @@ def unsmoothed(metrics: Iterable[str]) -> str:
 
 def few_seeds(steps: pd.DataFrame) -> bool:
     """Return whether an arm has fewer seeds than a band can be trusted with: then every seed is a line of its own."""
-    return bool(steps.groupby("arm")["seed"].nunique().min() < estimates.LEAST_FOR_BOOTSTRAP)
+    return bool(steps.groupby("arm")["seed"].nunique().min() < estimates.MIN_FOR_BOOTSTRAP)
 
 
 def seeds(steps: pd.DataFrame) -> str:
