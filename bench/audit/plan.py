@@ -20,7 +20,7 @@ from steadymoe.bench.support import atomic_files, source
 # The code that decides the numbers of an audit, apart from the training code.
 _MEASURES = (
     *(f"audit/{name}.py" for name in ("losses", "clips", "estimators", "gradients", "measure", "rollouts", "tokens")),
-    *(f"measurement/{name}.py" for name in ("token_metrics", "routing_drift")),
+    *(f"training/{name}.py" for name in ("token_metrics", "routing_drift")),
     "statistics/estimates.py",
 )
 # What ``audit.json`` must have to be compared.

@@ -2,8 +2,8 @@
 
 Each property is a function of a loss that returns a sentence, or raises ``CheckFailed`` with the reason. A loss may
 lack two of them on purpose if a docstring says so (of its class, its module, or a class that it derives from):
-``sg[…]`` in its equation is held constant, so its gradient is not the derivative of its value; a sentence that begins with
-``At ratio 1`` says why its gradient there is not the policy gradient. Other exceptions are its ``traits``.
+``sg[…]`` in its equation is held constant, so its gradient is not the derivative of its value; a sentence that begins
+with ``At ratio 1`` says why its gradient there is not the policy gradient. Other exceptions are its ``traits``.
 
 Shapes: B responses, T response positions, M rows of a part of a batch.
 """
