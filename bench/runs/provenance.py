@@ -19,7 +19,8 @@ from steadymoe.bench.support.revision import revision
 # happened.
 # 2: every response has its backward (savings.skip_silent is gone: other rounding), and the strongest expert is the one
 # with the largest gate weight, wherever a router names it.
-TRAINING_VERSION = 2
+# 3: shared prompts attend in two parts (models/attention.py): other rounding, and long responses share prompts too.
+TRAINING_VERSION = 3
 
 # What any loss goes through, whatever its own file imports.
 _EVERY_LOSS = [source.SUITE / "algorithms" / f"{name}.py" for name in ("batch", "loss", "objective", "ops", "parts")]

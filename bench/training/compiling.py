@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from transformers import BatchEncoding
 
+from steadymoe.bench.training import packing
 from steadymoe.bench.training.forward import Extras, Sequences, forward
 from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.sampling import Decoding, sample
@@ -55,16 +56,27 @@ def _run_graphs(learner: Learner, count: int, positions: int) -> None:
     for gates in (False, True) if recalls else (False,):  # evaluation keeps none
         sample(model, encoded, 1, -1, 3, generator, Decoding(precision=config.precision, gates=gates))
 
-    run = partial(forward, model, sequences, config.precision, Extras(routes=learner.forwards.records_routes))
+    _run_forwards(learner, sequences, None)
+    if learner.forwards.unshared is None:
+        groups_B = torch.arange(count, device=model.device).repeat_interleave(2)
+        twice = sequences.rows(groups_B)
+        _run_forwards(learner, twice, packing.shared(twice.tokens_BS, twice.mask_BS, twice.response_width, groups_B))
+
+
+def _run_forwards(learner: Learner, sequences: Sequences, layout: packing.Layout | None) -> None:
+    """The forwards that a run makes of rows of this kind, and an update's backward."""
+    config, extras = learner.config, Extras(routes=learner.forwards.records_routes)
+    recalls = config.routing.replay == "r3_gates"
+    run = partial(forward, learner.model, sequences, config.precision, extras, layout=layout)
     with torch.no_grad():
         routes_LBFK = run().routes_LBFK
         if learner.predictor is not None:
             run(heads_LHE=list(learner.predictor.heads_LHE))
         if routes_LBFK is not None:
-            run(routes_LBFK)
+            run(forced_LBFK=routes_LBFK)
         gates_LBFK = None if routes_LBFK is None or not recalls else torch.ones(routes_LBFK.shape)
         if gates_LBFK is not None:
-            run(routes_LBFK, gates_LBFK=gates_LBFK)
+            run(forced_LBFK=routes_LBFK, gates_LBFK=gates_LBFK)
     forced_LBFK = None if config.routing.replay == "none" else routes_LBFK
-    run(forced_LBFK, gates_LBFK=gates_LBFK).logprobs_BT.sum().backward()
+    run(forced_LBFK=forced_LBFK, gates_LBFK=gates_LBFK).logprobs_BT.sum().backward()
     learner.optimizer.zero_grad()

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from steadymoe.algorithms.parts import dimensions, joined_by
 from steadymoe.bench.training.packing import Layout, separate
+from steadymoe.models.attention import in_two_parts
 from steadymoe.models.routing import Routed, RouteRecorder, load_balancing_loss, log_softmax, z_loss
 from steadymoe.models.selection import NO_ROUTE
 
@@ -131,7 +132,10 @@ def forward(
     route_mask_BF = sequences.route_mask_BF
     if layout is None:
         layout = separate(sequences.tokens_BS, sequences.mask_BS, sequences.response_width)
-    with RouteRecorder(model, extras.routes) as recorder, autocast(sequences.tokens_BS.device.type, precision):
+    parts = layout.two_parts
+    attending = nullcontext() if parts is None else in_two_parts(model.config)
+    autocasting = autocast(sequences.tokens_BS.device.type, precision)
+    with RouteRecorder(model, extras.routes) as recorder, autocasting, attending:
         folded = (None if each is None else layout.fold(each) for each in (forced_LBFK, gates_LBFK))
         recorder.force(*folded)
         recorder.predict(heads_LHE, layout.fold_mask(route_mask_BF))
@@ -141,6 +145,7 @@ def forward(
             position_ids=layout.positions_PX,
             use_cache=False,
             logits_to_keep=layout.scored,
+            **({} if parts is None else {"two_parts": parts}),
         ).logits
         routed = recorder.take(layout.tokens_PX.numel())
     all_logprobs_MV = logits_PYV.float().log_softmax(-1).flatten(0, 1)

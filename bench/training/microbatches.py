@@ -4,6 +4,7 @@ Shapes: B sequences of a rollout, M of them in one micro-batch, T response posit
 experts a token, H hidden, E experts.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,6 @@ from steadymoe.bench.training import packing, token_metrics
 from steadymoe.bench.training.forward import Extras, Forward, Sequences, forward
 from steadymoe.bench.training.packing import Layout
 from steadymoe.bench.training.sampling import Rollout
-from steadymoe.models import build
 from steadymoe.models.routing import routers
 from steadymoe.models.selection import NO_ROUTE
 
@@ -39,7 +39,6 @@ class Forwards:
 
     def __init__(self, model: PreTrainedModel, config: RunConfig, objective: Objective) -> None:
         self.model, self.config, self.objective = model, config, objective
-        self._active = build.size(model)["active_parameters"]
         self.unshared: str | None = "savings.share_prompts is off"
         """The reason why prompts are not shared; None if they are shared."""
         if config.savings.share_prompts:
@@ -125,11 +124,11 @@ class Forwards:
         return forward(model, sequences, precision, extras, forced_LBFK, heads_LHE, part.layout, gates_LBFK)
 
     def layout(self, sequences: Sequences, groups_B: Tensor) -> Layout:
-        """Return how sequences are fed. A group's prompt is computed once if sharing is right and cheaper."""
+        """Return how sequences are fed. A group's prompt is fed once if that is right and feeds fewer positions."""
         numbers = sequences.tokens_BS, sequences.mask_BS, sequences.response_width
         if self.unshared is None:
-            extents = packing.extents(*numbers, groups_B, trim=True)
-            if packing.is_cheaper(self.model.config, self._active, *extents):
+            apart, together = packing.extents(*numbers, groups_B, trim=True)
+            if math.prod(together) < math.prod(apart):
                 return packing.shared(*numbers, groups_B, trim=True)
         return packing.separate(*numbers, trim=True)
 

@@ -1,8 +1,9 @@
 """How sequences are fed to a model: a row each, or a row per prompt with all its responses behind it (shared prompts).
 
 The G responses to a prompt begin with the same tokens, the prompt. In a shared row these tokens are computed once: a
-response sees the prompt and itself, and its positions count on from the prompt (Prefix Grouper, 2506.05433). If every
-layer attends to all earlier positions, sharing changes log-probabilities and gradients only by rounding.
+response sees the prompt and itself (``models.attention``), and its positions count on from the prompt (Prefix Grouper,
+2506.05433). If every layer attends to all earlier positions, sharing changes log-probabilities and gradients only by
+rounding.
 
 Shapes: B sequences, S = W + T positions of prompt and response, F = S − 1 positions fed for a sequence. A model is fed
 P rows of X positions. The last Y positions of a row are scored: they predict tokens.
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from steadymoe.models.attention import TwoParts
 from steadymoe.models.selection import NO_ROUTE
 
-# Attention implementations that take an additive mask, a different one for each row.
-_TAKE_A_MASK = ("sdpa", "eager")
+# Attention implementations that two parts of a row equal but for rounding.
+_PLAIN = ("sdpa", "eager")
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Layout:
 
     tokens_PX: Tensor
     mask: Tensor
-    """1 on real tokens, (P, X), or the terms added to attention scores, (P, 1, X, X)."""
+    """1 on real tokens, (P, X); of shared rows, the first of ``two_parts``."""
     positions_PX: Tensor
     scored: int
     """Y: the number of positions at the end of a row that predict tokens."""
@@ -37,6 +39,8 @@ class Layout:
     source_PX: Tensor | None = None
     """For each fed position, the index of the first of the B·F sequence positions that it stands for; −1 if there is
     none. None if fed positions and sequence positions are the same."""
+    two_parts: TwoParts | None = None
+    """How the positions of shared rows attend; None for a row per sequence."""
 
     def spread(self, values: Tensor, dim: int = 0) -> Tensor:
         """Return values of the P·X fed positions, in dimension ``dim``, as values of the sequences' B·F positions."""
@@ -117,17 +121,18 @@ def shared(tokens_BS: Tensor, mask_BS: Tensor, response_width: int, groups_B: Te
 
     there_PX = source_PX >= 0
     real_PX = mask_BS[:, :-1].flatten()[source_PX].bool() & there_PX
-    scored = 1 + slots * own
+    scored, two_parts = 1 + slots * own, _two_parts(real_PX, width, slots, own)
     step_T = torch.arange(response_width, device=device).clamp(max=own)
     after_BT = torch.where(step_T == 0, 0, slot_B[:, None] * own + step_T)
     return Layout(
         tokens_PX=tokens_BS[:, :-1].flatten()[source_PX].masked_fill(~there_PX, 0),
-        mask=_mask(real_PX, width, slots, own),
+        mask=two_parts.prompts_P1WW,
         positions_PX=positions(mask_BS[:, :-1]).flatten()[source_PX].masked_fill(~there_PX, 0),
         scored=scored,
         scored_BT=row_B[:, None] * scored + after_BT,
         fed_BF=fed_BF,
         source_PX=source_PX,
+        two_parts=two_parts,
     )
 
 
@@ -159,16 +164,16 @@ def _places(groups_B: Tensor) -> tuple[Tensor, Tensor, int]:
     return row_B, slot_B, int(counts_P.max())
 
 
-def _mask(real_PX: Tensor, width: int, slots: int, own: int) -> Tensor:
-    """Return the terms added to attention scores, (P, 1, X, X): a position sees its prompt and its response so far."""
-    length, device = real_PX.shape[1], real_PX.device
-    segment_X = torch.zeros(length, dtype=torch.long, device=device)
-    segment_X[width:] = torch.arange(1, slots + 1, device=device).repeat_interleave(own)
-    seen_XX = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    seen_XX &= (segment_X[None, :] == 0) | (segment_X[:, None] == segment_X[None, :])
+def _two_parts(real_PX: Tensor, width: int, slots: int, own: int) -> TwoParts:
+    """Return how positions attend: of the prompt to itself so far, of a response to its prompt and itself so far."""
+    device = real_PX.device
+    prompt_PW, own_BN = real_PX[:, :width], real_PX[:, width:].unflatten(1, (slots, own)).flatten(0, 1)
+    seen_WW = torch.ones(width, width, dtype=torch.bool, device=device).tril()
     # Padding attends to itself: a row of −∞ alone would have no softmax.
-    seen_PXX = (seen_XX & real_PX[:, None, :]) | torch.eye(length, dtype=torch.bool, device=device)
-    return additive(seen_PXX)
+    seen_PWW = (seen_WW & prompt_PW[:, None]) | torch.eye(width, dtype=torch.bool, device=device)
+    seen_NN = torch.ones(own, own, dtype=torch.bool, device=device).tril()
+    seen_BNW = prompt_PW.repeat_interleave(slots, 0)[:, None].expand(-1, own, -1)
+    return TwoParts(additive(seen_PWW), additive(torch.cat([seen_BNW, seen_NN & own_BN[:, None]], -1)))
 
 
 def additive(seen_PX: Tensor) -> Tensor:
@@ -189,21 +194,4 @@ def refusal(config: PretrainedConfig) -> str | None:
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return "a sliding window"
     kind = config._attn_implementation
-    return None if kind in _TAKE_A_MASK else f"attention by {kind}, which takes no mask of its own"
-
-
-def is_cheaper(config: PretrainedConfig, parameters: int, sequences: tuple[int, int], rows: tuple[int, int]) -> bool:
-    """Return whether shared ``rows`` cost less arithmetic than separate ``sequences``; each is given as (number,
-    length).
-
-    A token costs two operations for each of the ``parameters`` that it uses. A pair of positions costs four for each
-    hidden unit and layer. A shared row is long, and every pair of its positions has a score.
-    """
-    heads, hidden = config.num_attention_heads, config.hidden_size
-    width = heads * (getattr(config, "head_dim", None) or hidden // heads)
-    pair = 2 * width * config.num_hidden_layers / max(1, parameters)
-
-    def cost(count: int, length: int) -> float:
-        return count * length * (1 + pair * length)
-
-    return cost(*rows) < cost(*sequences)
+    return None if kind in _PLAIN else f"attention by {kind}"

@@ -148,7 +148,7 @@ def test_one_graph_serves_all_layers_rows_and_lengths(
     first = graphs()
     made = trainer(tmp_path, "compile=true")
     before = graphs()
-    assert 0 < before - first <= 5
+    assert 0 < before - first <= 10  # rows of sequences, and rows that share a prompt
     for step in range(1, 4):
         made.step(step)
     wide = rolled(made.model, task, responses=5, gates=False)  # as the run samples

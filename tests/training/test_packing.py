@@ -157,9 +157,3 @@ def test_a_token_sees_its_prompt_and_its_own_response_alone(task: Chain, model: 
         after = forward(model, other, "fp32", layout=layouts(other, groups_B)["shared"]).logprobs_BT
         moved_B = ((before - after).abs() * said.response_mask_BT > 1e-6).any(-1)
         assert moved_B.tolist() == [each == row for each in range(6)]
-
-
-def test_sharing_is_cheaper_with_long_prompts_and_dearer_with_long_responses(task: Chain) -> None:
-    config = made("micro", task).config
-    assert packing.is_cheaper(config, 200_000, (32, 25), (4, 88))
-    assert not packing.is_cheaper(config, 200_000, (32, 1020), (4, 20 + 8 * 1000))
