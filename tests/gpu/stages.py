@@ -20,10 +20,10 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
-from steadymoe.bench import speed
 from steadymoe.bench.report import write
 from steadymoe.bench.runs import provenance
 from steadymoe.bench.training.forward import Sequences, forward
+from steadymoe.integrations import speed
 from steadymoe.models import build, megablocks
 
 # Size → overrides; the second has 57 M parameters in its experts.

@@ -9,8 +9,8 @@ import stages
 import torch
 from test_execute import PROPORTIONAL, planned
 
-from steadymoe.bench import speed
 from steadymoe.bench.runs import execute, record
+from steadymoe.integrations import speed
 from steadymoe.models import build, megablocks
 
 WITHOUT = not torch.cuda.is_available()
