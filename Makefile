@@ -94,9 +94,10 @@ oracles: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
 	$(ORACLES)/trl/bin/python tests/oracles/trl_surrogates.py
 	$(ORACLES)/verl/bin/python tests/oracles/verl_surrogates.py
 
-$(ORACLES)/trl/.ready: pyproject.toml constraints.txt
+$(ORACLES)/trl/.ready: pyproject.toml integrations/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(ORACLES)/trl
-	$(ORACLES)/trl/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[oracles]'
+	$(ORACLES)/trl/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable . --editable './integrations[trl]'
 	touch $@
 
 $(ORACLES)/verl/.ready: constraints.txt
@@ -139,14 +140,13 @@ check-launchers: $(READY)
 	$(BIN)/python -m pytest -m launchers tests/runs/test_launchers.py
 	$(BIN)/python -m pytest tests/runs/test_loggers.py
 
-# The losses alone, integrations/losses, in a new environment with what pip adds to them: torch, PyYAML and their own.
+# Both builds of integrations/, each in a new environment: the losses alone with torch and PyYAML, and the integrations.
 check-losses: $(READY)
-	$(BIN)/python -m pytest -m bare tests/test_packaging.py integrations/tests/test_builds.py
+	$(BIN)/python -m pytest -m bare integrations/tests/test_builds.py
 
 # The suite inside TRL's trainer, on one process and on two of gloo; the losses alone inside verl, which excludes the suite.
 check-trainers: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
-	$(ORACLES)/trl/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable . --editable './integrations[trl]' pytest
+	$(ORACLES)/trl/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt pytest
 	$(ORACLES)/trl/bin/python -m pytest -m trl integrations/tests
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps ./integrations/losses
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check PyYAML pytest datasets pillow

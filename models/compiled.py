@@ -190,9 +190,9 @@ class _CompiledLayer:
         if len(hidden_PQH) == 1:  # torch would make graphs of their own for a single row
             return _run_layer(self._layer, self._taps, choices, hidden_PQH, args, kwargs)[:2]
         run = _graph(_run_layer)
-        if kwargs.get("two_parts") is None and cache is None:
-            kwargs["attention_mask"] = _terms(kwargs["attention_mask"], hidden_PQH, hidden_PQH.shape[1])
         if cache is None:
+            if "two_parts" not in kwargs:  # which has its own terms
+                kwargs["attention_mask"] = _terms(kwargs["attention_mask"], hidden_PQH, hidden_PQH.shape[1])
             return run(self._layer, self._taps, choices, hidden_PQH, args, kwargs)[:2]
         mine: Any = cache.layers[self._layer.self_attn.layer_idx]
         if hidden_PQH.shape[1] > 1 or type(mine) is not DynamicLayer or not mine.is_initialized:  # the prompts

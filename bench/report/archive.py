@@ -63,7 +63,7 @@ _UNIQUE = {
     "histograms": ["arm", "seed", "metric", "bin"],
 }
 # Counts, which are neither missing nor beyond these bounds.
-_COUNTS = {"seed": 2**63 - 1, **dict.fromkeys(("steps", "updates_per_rollout", "step", "bin"), record.MOST)}
+_COUNTS = {"seed": 2**63 - 1, **dict.fromkeys(("steps", "updates_per_rollout", "step", "bin"), record.MAX_COUNT)}
 
 
 def load(results: Path, experiment: str, foreign: bool = False) -> dict[str, pd.DataFrame]:

@@ -52,14 +52,14 @@ _OR_NULL: dict[str, dict[str, type]] = {
 }
 
 # The largest count, and the most steps that a run may lack at its end: tables add rows for them.
-MOST, _MAX_STEPS = 10**9, 10**6
+MAX_COUNT, _MAX_STEPS = 10**9, 10**6
 # Numbers that a run's facts may have, each with its bounds; those of ``_FIELDS`` must be there.
 _BOUNDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("seed", "training_version", "tokens", "parameters", "active_parameters"), (0, 2**63 - 1)),
-    **dict.fromkeys(("moe_layers", "experts", "top_k"), (0, MOST)),
-    **dict.fromkeys(("config.steps", "config.updates_per_rollout", "diverged.step"), (1, MOST)),
-    **dict.fromkeys(("config.rollout.prompts", "config.rollout.responses"), (1, MOST)),
-    **dict.fromkeys(("progress.step", "progress.steps"), (0, MOST)),
+    **dict.fromkeys(("moe_layers", "experts", "top_k"), (0, MAX_COUNT)),
+    **dict.fromkeys(("config.steps", "config.updates_per_rollout", "diverged.step"), (1, MAX_COUNT)),
+    **dict.fromkeys(("config.rollout.prompts", "config.rollout.responses"), (1, MAX_COUNT)),
+    **dict.fromkeys(("progress.step", "progress.steps"), (0, MAX_COUNT)),
     **dict.fromkeys(("wall_seconds", "progress.seconds_per_step"), (0, 1e12)),
     "config.optimizer.learning_rate": (0, 1e12),
     "config.engine.strength": (-1e12, 1e12),
@@ -124,7 +124,7 @@ def _wrong(facts: dict[str, Any]) -> str | None:
 def rule(numbers: Mapping[str, Any]) -> Rule | None:
     """Return the rule of collapse with these numbers; None if it has none of them, or if they are odd."""
     is_rule = numbers.keys() <= {field.name for field in fields(Rule)} and all(
-        lifecycle.is_a(value, (int, float)) and 0 <= value <= MOST for value in numbers.values()
+        lifecycle.is_a(value, (int, float)) and 0 <= value <= MAX_COUNT for value in numbers.values()
     )
     return Rule(**numbers) if is_rule else None
 

@@ -185,8 +185,7 @@ def additive(seen_PX: Tensor) -> Tensor:
 def refusal(config: PretrainedConfig) -> str | None:
     """Return the reason why a model of this config cannot share prompts; None if it can.
 
-    In a shared row other responses stand between a prompt and its response. A sliding window would count them, and a
-    recurrent state would pass through them.
+    The two parts know no sliding window, and a recurrent state would pass from one response to the next.
     """
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:

@@ -148,7 +148,7 @@ def _parser() -> Parser:
     verb = Parser(
         prog="steadymoe-integrations import", description=_DESCRIPTION, formatter_class=raw, allow_abbrev=False
     )
-    count = _between(int, 1, logs.MOST)
+    count = _between(int, 1, logs.MAX_COUNT)
     verb.add_argument("file", type=Path, metavar="FILE", help="the log")
     for name in ("algorithm", "model", "task"):
         verb.add_argument(f"--{name}", required=True, metavar="NAME", help=f"the name of the {name}")

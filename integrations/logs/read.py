@@ -25,7 +25,7 @@ from steadymoe.integrations.verl import losses as verl
 # The most bytes of a file.
 MAX_BYTES = 2**28
 # The largest step or count: tables have 64-bit integers, also for the product of two.
-MOST = 10**9
+MAX_COUNT = 10**9
 # A table of more rows decodes to more than is read of one file.
 MAX_STEPS = 10**6
 # How many rows are held as rows; the others are columns.
@@ -133,8 +133,8 @@ def _number(value: Any, column: str | None, what: str) -> float | None:
     if column is None:
         return number
     if _COLUMNS[column] == "int64":
-        if not (number.is_integer() and 0 <= number <= MOST):
-            raise UserError(f"{what} must be a whole number between 0 and {MOST}, got {value!r}")
+        if not (number.is_integer() and 0 <= number <= MAX_COUNT):
+            raise UserError(f"{what} must be a whole number between 0 and {MAX_COUNT}, got {value!r}")
         return int(number)
     if math.isfinite(number) and abs(number) > _LARGEST:
         raise UserError(f"{what} must be between ±{_LARGEST:g}, nan or inf, got {value!r}")

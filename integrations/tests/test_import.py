@@ -43,9 +43,10 @@ def steady(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.chdir(tmp_path / "cwd")
 
     def run(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["steadymoe-integrations", *map(str, words)])
+        name, program = ("steadymoe-integrations", integrations) if words[0] == "import" else ("steadymoe", cli)
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
         with pytest.raises(SystemExit) as stopped:
-            (integrations if words[0] == "import" else cli).main()
+            program.main()
         output = capsys.readouterr()
         return int(stopped.value.code or 0), output.out, output.err
 

@@ -83,7 +83,9 @@ def check_trl(adapter: type[GRPOTrainer]) -> str:
     """
     installed = version("trl")
     if not installed.startswith(f"{TESTED}."):
-        raise UserError(f"the adapter is made for TRL {TESTED}; this is TRL {installed}: pip install 'steadymoe[trl]'")
+        raise UserError(
+            f"the adapter is made for TRL {TESTED}; this is TRL {installed}: pip install './integrations[trl]'"
+        )
     for name in _OVERRIDDEN:
         parameters = inspect.signature(getattr(adapter, name)).parameters.values()
         ours = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
