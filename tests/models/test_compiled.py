@@ -30,7 +30,7 @@ from transformers import PreTrainedModel, Qwen3MoeConfig
 
 from steadymoe.bench.runs import record
 from steadymoe.bench.tasks.chain import Chain
-from steadymoe.bench.training import compiling
+from steadymoe.bench.training import compiling, packing
 from steadymoe.bench.training.forward import Forward, Sequences, forward
 from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.sampling import Decoding, Rollout, roll_out
@@ -86,6 +86,12 @@ def gradients(model: PreTrainedModel, sequences: Sequences, **given: Any) -> tup
     return made, [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
 
 
+def shared_prompts(sequences: Sequences) -> packing.Layout:
+    """A row for each prompt of ``rolled``."""
+    groups_B = torch.arange(len(PROMPTS)).repeat_interleave(len(sequences.tokens_BS) // len(PROMPTS))
+    return packing.shared(sequences.tokens_BS, sequences.mask_BS, sequences.response_width, groups_B)
+
+
 def assert_equal(ours: Forward, theirs: Forward, sequences: Sequences, tolerance: float = 1e-5) -> None:
     assert_close(ours.logprobs_BT, theirs.logprobs_BT, atol=tolerance, rtol=tolerance)
     assert_close(ours.entropy_BT, theirs.entropy_BT, atol=tolerance, rtol=tolerance)
@@ -132,13 +138,14 @@ def test_routes_are_recorded_forced_and_predicted_in_a_graph_as_outside(
         given = {"forced_LBFK": moved_LBFK}
         if how == "recalled":
             given["gates_LBFK"] = rollout.gates_LBFK.flip(-1)
-    theirs, expected = gradients(plain, rollout.sequences, **given)
-    ours, made = gradients(other, rollout.sequences, **given)
-    assert_equal(ours, theirs, rollout.sequences)
-    if how != "free":
-        assert (theirs.executed_LBFK != theirs.routes_LBFK).any()
-    for one, another in zip(made, expected, strict=True):
-        assert_close(one, another, atol=1e-5, rtol=1e-4)
+    for layout in (None, shared_prompts(rollout.sequences)):
+        theirs, expected = gradients(plain, rollout.sequences, layout=layout, **given)
+        ours, made = gradients(other, rollout.sequences, layout=layout, **given)
+        assert_equal(ours, theirs, rollout.sequences)
+        if how != "free":
+            assert (theirs.executed_LBFK != theirs.routes_LBFK).any()
+        for one, another in zip(made, expected, strict=True):
+            assert_close(one, another, atol=1e-5, rtol=1e-4)
 
 
 @compiles
@@ -162,11 +169,12 @@ def test_one_graph_serves_all_layers_rows_and_lengths(
 def test_a_forward_and_its_gradients_by_the_cpp_compiler_are_torchs(model: PreTrainedModel, task: Chain) -> None:
     plain, other = twins(model)
     sequences = rolled(plain, task).sequences
-    (theirs, expected), (ours, made) = gradients(plain, sequences), gradients(other, sequences)
-    assert_equal(ours, theirs, sequences)
-    assert ours.logprobs_BT.grad_fn is not None
-    for one, another in zip(made, expected, strict=True):
-        assert (one - another).norm() <= 1e-5 * another.norm()
+    for layout in (None, shared_prompts(sequences)):
+        (theirs, expected), (ours, made) = (gradients(each, sequences, layout=layout) for each in (plain, other))
+        assert_equal(ours, theirs, sequences)
+        assert ours.logprobs_BT.grad_fn is not None
+        for one, another in zip(made, expected, strict=True):
+            assert (one - another).norm() <= 1e-5 * another.norm()
 
 
 @pytest.mark.parametrize("words", [["algorithm=gspo", "routing=r2"], ["routing=r3_gates"], ["model=dense_micro"]])
