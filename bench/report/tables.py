@@ -377,7 +377,7 @@ def sentences(shown: Shown) -> list[str]:
     in_all = f"arms, {lost['collapsed'].sum():.0f} of {summary['n'].sum()} runs"
     lines.append(f"Collapsed: {_named(counts, in_all)}." if counts else "No run collapsed.")
     if falling := int(summary["falling"].sum()):
-        lines.append(f"{falling} more {'was' if falling == 1 else 'were'} falling at the end.")
+        lines.append(f"{falling}{' more' if counts else ''} {'was' if falling == 1 else 'were'} falling at the end.")
     return lines
 
 
