@@ -24,20 +24,17 @@ quickstart: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# What takes longer: every algorithm learns, and its table is committed; task=reasoning_gym, which needs a C compiler; the
-# losses alone in a new environment. Last, a bound or a number that fits one processor or one draw alone: the whole suite
-# once with the plainest kernels of torch and numpy together, and what rounding or the draw could turn once more with
-# AVX2 and with other data. NPY_DISABLE_CPU_FEATURES may name only features that numpy dispatches and the processor has.
+# What takes longer: every algorithm learns, and its table is committed; both builds of integrations in a new environment.
+# Last, a bound or a number that fits one processor or one draw alone: the whole suite once with the plainest kernels of
+# torch and numpy together, and what rounding or the draw could turn once more with AVX2 and with other data. NPY_DISABLE_CPU_FEATURES may name only features that numpy dispatches and the processor has.
 SENSITIVE := $(addprefix tests/,training/test_savings.py training/test_packing.py training/test_learner.py \
 	training/test_sampling.py models/test_models.py models/test_families.py models/test_backends.py \
-	models/test_routing.py models/test_predictor.py measurement/test_token_metrics.py)
+	models/test_routing.py models/test_predictor.py training/test_token_metrics.py)
 COMMITTED := study/tests/test_reference.py integrations/tests/test_against_vllm.py \
 	$(addprefix tests/,audit/test_recorded_audits.py score/test_board.py)
 DISPATCHED := $(BIN)/python -c 'from numpy._core._multiarray_umath import __cpu_dispatch__ as names, \
 	__cpu_features__ as has; print(*filter(has.get, names))'
 check: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,reasoning]'
-	$(BIN)/python -m pytest -k reasoning_gym
 	$(MAKE) check-losses
 	$(BIN)/steadymoe run experiment=every_algorithm
 	$(BIN)/steadymoe report --experiment every_algorithm --keep results/reference

@@ -1,5 +1,6 @@
 """The wheel holds every package, config and template, and the command line works from it."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -71,3 +72,10 @@ def test_the_command_composes_from_the_wheel(wheel: Path, tmp_path: Path) -> Non
     where, runs = done.stdout.split()
     assert where.startswith(str(tmp_path / "site"))
     assert runs == "9"
+
+
+def test_every_python_file_that_the_makefile_names_is_there() -> None:
+    shown = subprocess.run(["make", "-n", "-C", ROOT, "check", "gpu"], capture_output=True, text=True, check=True).stdout
+    named = set(re.findall(r"(?<![\w/.-])(?:tests|study|integrations)/[\w/]+\.py\b", shown))
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []

@@ -260,7 +260,7 @@ def test_the_pages_script_trains_by_every_command_of_the_page(tmp_path: Path) ->
     (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert '"max_steps": 40,' in script
     (tmp_path / "train_micro.py").write_text(script.replace('"max_steps": 40,', '"max_steps": 4,'))
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "integrations").symlink_to(ROOT / "integrations")
     commands = [line for line in page.splitlines() if re.match(r"(python|accelerate|torchrun) .*train_micro\.py", line)]
     commands = [line for line in commands if "olmoe" not in line]  # never run
     assert len(commands) == 4

@@ -76,8 +76,6 @@ def models() -> list[Any]:
     ids=" ".join,
 )
 def test_every_shipped_config_runs_two_steps(words: list[str], tmp_path: Path) -> None:
-    if "task=reasoning_gym" in words:
-        pytest.importorskip("reasoning_gym")
     with overrides.composing():
         points = overrides.points([*words, *SHORT, f"results_dir={tmp_path}"], multirun=False)
         made = compose.run(points[0])

@@ -1,7 +1,4 @@
-"""The tasks of this folder: answers, scores, noise, the two streams of prompts, refused numbers, and the tokenizer.
-
-``test_countdown.py`` has the arithmetic of countdown, ``test_reasoning_gym.py`` the datasets of another package.
-"""
+"""The tasks of this folder: answers, scores, noise, the two streams of prompts, refused numbers, and the tokenizer."""
 
 import re
 import reprlib
@@ -20,7 +17,6 @@ from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.tasks import Task, is_held_out, score
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.tasks.characters import character_tokenizer
-from steadymoe.bench.tasks.countdown import Countdown
 from steadymoe.bench.tasks.ledger import Ledger
 from steadymoe.bench.tasks.selection import Selection
 from steadymoe.bench.tasks.sort import Sort
@@ -33,10 +29,6 @@ TASKS: dict[str, tuple[type, dict[str, Any]]] = {
     "sort": (Sort, {"symbols": "0123456789", "min_length": 3, "max_length": 8}),
     "ledger": (Ledger, {"min_forks": 4, "max_forks": 8, "fillers": 14}),
     "selection": (Selection, {"symbols": "0123456789", "length": 12, "passes": 5}),
-    "countdown": (
-        Countdown,
-        {"min_numbers": 2, "max_numbers": 4, "largest_number": 9, "largest_target": 99, "operators": "+-*/"},
-    ),
 }
 
 
@@ -148,21 +140,6 @@ SCORES: list[tuple[str, dict[str, Any], str, list[str], list[str]]] = [
         ["+38.88-45", "+38.88-4", "+38.88-444", "+38.88-4\u0664", ""],
     ),
     ("selection", {"length": 4, "passes": 2}, "3120", ["01230123", "99990123"], ["01230132", ""]),
-    (
-        *("countdown", {}, "3 5 7=26:"),
-        ["7*3+5", "5+3*7", "5+(7*3)", "((7*3))+5"],
-        [
-            *("7*(3+5)", "7*3+", "", "7*3+5=26", "7*3+5:", "7 *3+5", "7*3+5<pad>", "٧*3+5"),
-            *("26", "5*5+1", "7+7+7+5", "3*7+5+5-5"),  # numbers that are not given, or not as often
-            "07*3+5",  # which is not how 7 is given
-        ],
-    ),
-    ("countdown", {}, "2 5 6=30:", ["5*6"], []),  # a number may be left out
-    ("countdown", {}, "4 4=8:", ["4+4"], ["4*4", "4+4-4+4"]),
-    ("countdown", {}, "4 5=8:", [], ["4+4"]),
-    ("countdown", {}, "1 2 12=12:", ["12"], []),
-    ("countdown", {"operators": "+-"}, "2 3=6:", [], ["2*3"]),
-    ("countdown", {"operators": "+*"}, "2 3=6:", ["2*3"], []),
 ]
 
 
@@ -224,7 +201,6 @@ def test_a_wrong_step_is_uniform_over_the_wrong_symbols(name: str, prompt: str) 
         ("sort", {"symbols": "012", "min_length": 2, "max_length": 4}, 3**2 + 3**3 + 3**4),
         ("ledger", {"min_forks": 1, "max_forks": 1, "fillers": 0}, 2 * 10 * 10),
         ("selection", {"symbols": "012", "length": 4, "passes": 2}, 3**4),
-        ("countdown", {"max_numbers": 3, "largest_number": 4, "operators": "+-"}, None),
     ],
 )
 def test_training_and_held_out_prompts_never_overlap_and_together_are_all(
@@ -298,8 +274,6 @@ def test_a_cell_and_its_copy_stand_equally_far_apart() -> None:
         ("sort", {"max_length": 5}, "00112"),
         ("ledger", {"min_forks": 1, "max_forks": 2, "fillers": 1}, "+38.88-44"),
         ("selection", {"length": 4, "passes": 2}, "01230123"),
-        ("countdown", {"max_numbers": 3}, "9+9+9"),
-        ("countdown", {"max_numbers": 3, "largest_number": 99}, "99+99+99"),
     ],
 )
 def test_the_longest_right_answer_and_its_end_fit_with_the_spare_tokens_left(
@@ -331,16 +305,6 @@ def test_the_longest_right_answer_and_its_end_fit_with_the_spare_tokens_left(
         ("selection", {"passes": 12}, r"task\.passes"),
         ("selection", {"passes": 0}, r"task\.passes"),
         ("selection", {"symbols": "aab"}, r"task\.symbols"),
-        ("countdown", {"min_numbers": 1}, r"task\.min_numbers"),
-        ("countdown", {"min_numbers": 5}, r"task\.max_numbers <= 6, .* got 5 and 4"),
-        ("countdown", {"max_numbers": 7}, r"task\.max_numbers <= 6, .* got 2 and 7"),
-        ("countdown", {"largest_number": 0}, r"task\.largest_number"),
-        ("countdown", {"largest_target": 0}, r"task\.largest_target"),
-        ("countdown", {"operators": ""}, r"task\.operators"),
-        ("countdown", {"operators": "++"}, r"task\.operators"),
-        ("countdown", {"operators": "+%"}, r"task\.operators .* got '\+%'"),
-        # Two numbers make two at least.
-        ("countdown", {"largest_target": 1, "operators": "+"}, "leave no training prompts"),
     ],
 )
 def test_a_wrong_number_is_refused_by_its_name(name: str, wrong: dict[str, Any], named: str) -> None:
