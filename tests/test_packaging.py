@@ -75,7 +75,8 @@ def test_the_command_composes_from_the_wheel(wheel: Path, tmp_path: Path) -> Non
 
 
 def test_every_python_file_that_the_makefile_names_is_there() -> None:
-    shown = subprocess.run(["make", "-n", "-C", ROOT, "check", "gpu"], capture_output=True, text=True, check=True).stdout
+    command = ["make", "-n", "-C", ROOT, "check", "gpu"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     named = set(re.findall(r"(?<![\w/.-])(?:tests|study|integrations)/[\w/]+\.py\b", shown))
     assert len(named) > 10
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []

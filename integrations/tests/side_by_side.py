@@ -237,7 +237,7 @@ if __name__ == "__main__":
         to = Path(sys.argv[1])
         with tempfile.TemporaryDirectory() as name:
             make(Path(name))
-            shutil.rmtree(to / "data" / EXPERIMENT, ignore_errors=True)  # recorded anew: its runs may be named otherwise
+            shutil.rmtree(to / "data" / EXPERIMENT, ignore_errors=True)  # its runs may be named otherwise
             archived, *_ = report_page.keep(Path(name), EXPERIMENT, to)
             table = compare(Path(name))
         runs = pd.read_parquet(archived).assign(command="make side-by-side")  # no names of temporary folders
