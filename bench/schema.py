@@ -70,7 +70,7 @@ class _Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout(_Group):
+class RolloutConfig(_Group):
     """How much is sampled in a step."""
 
     prompts: Count
@@ -79,14 +79,14 @@ class Rollout(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling(_Group):
+class SamplingConfig(_Group):
     """DAPO's dynamic sampling: groups of equal scores are replaced from further rollouts."""
 
     max_rollouts: Count
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overlong(_Group):
+class OverlongConfig(_Group):
     """DAPO's soft punishment of long responses."""
 
     penalty: NotNegative
@@ -94,7 +94,7 @@ class Overlong(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KLTerm(_Group):
+class KLTermConfig(_Group):
     """The fields of ``algorithms.objective.KL``."""
 
     coefficient: NotNegative
@@ -103,21 +103,21 @@ class KLTerm(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Algorithm(_Group):
+class AlgorithmConfig(_Group):
     """A loss, its advantage, and what can be added to any loss."""
 
     loss: Mapping[str, Any]
     advantage: Mapping[str, Any] | None = None
-    kl: KLTerm
+    kl: KLTermConfig
     entropy_bonus: NotNegative
     correction: str | None
     updates_per_rollout: Count | None
-    sampling: Sampling
-    overlong: Overlong
+    sampling: SamplingConfig
+    overlong: OverlongConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Savings(_Group):
+class SavingsConfig(_Group):
     """Work that need not be done."""
 
     share_prompts: StrictBool
@@ -125,7 +125,7 @@ class Savings(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer(_Group):
+class OptimizerConfig(_Group):
     """AdamW."""
 
     learning_rate: NotNegative
@@ -138,7 +138,7 @@ class Optimizer(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColdStart(_Group):
+class ColdStartConfig(_Group):
     """Supervised training before reinforcement."""
 
     path: str | None
@@ -156,7 +156,7 @@ class ColdStart(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(_Group):
+class EvaluationConfig(_Group):
     """Sampled accuracy on held-out prompts."""
 
     every: Count
@@ -166,7 +166,7 @@ class Evaluation(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe(_Group):
+class ProbeConfig(_Group):
     """Forwards that only measure."""
 
     every: Count
@@ -177,7 +177,7 @@ class Probe(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collapse(_Group):
+class CollapseConfig(_Group):
     """When a run counts as collapsed: ``statistics.collapse.Rule``."""
 
     window_updates: Count
@@ -190,7 +190,7 @@ class Collapse(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Routing(_Group):
+class RoutingConfig(_Group):
     """Whose experts run in the training forward, and what else is done to routers."""
 
     replay: Annotated[str, _one_of("none", "r2", "r3", "r3_gates", "pr2")]
@@ -202,7 +202,7 @@ class Routing(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit(_Group):
+class AuditConfig(_Group):
     """What ``steadymoe audit`` measures beside the model, the task and the optimizer of a run. No run reads it."""
 
     algorithms: Annotated[tuple[str, ...], _UNIQUE]
@@ -216,7 +216,7 @@ class Audit(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuning(_Group):
+class TuningConfig(_Group):
     """What ``steadymoe run --tune`` sweeps; no part of a run's config."""
 
     rate_factors: Annotated[tuple[Positive, ...], Field(min_length=2), _UNIQUE]
@@ -242,26 +242,26 @@ class RunConfig(_Group):
     steps: Annotated[StrictInt, Field(ge=1, le=_MAX_STEPS)]
     total_updates: Annotated[StrictInt, Field(ge=1, le=_MAX_STEPS)] | None
     updates_per_rollout: Count
-    rollout: Rollout
+    rollout: RolloutConfig
     advantage: Mapping[str, Any] | None
-    algorithm: Algorithm
-    savings: Savings
+    algorithm: AlgorithmConfig
+    savings: SavingsConfig
     microbatch: Count | None
-    optimizer: Optimizer
-    cold_start: ColdStart
-    evaluation: Evaluation
+    optimizer: OptimizerConfig
+    cold_start: ColdStartConfig
+    evaluation: EvaluationConfig
     measure: Literal["all", "little"]
-    probe: Probe
-    collapse: Collapse
+    probe: ProbeConfig
+    collapse: CollapseConfig
     checkpoint_every: Count
     checkpoint_keep: Count | None
     start_from: str | None
     weight_noise: NotNegative
     log: Literal["tensorboard", "wandb"] | None
     retry: Literal["all", "failed"]
-    audit: Audit
+    audit: AuditConfig
     correction: Mapping[str, Any]
-    routing: Routing
+    routing: RoutingConfig
     engine: Mapping[str, Any]
     model: Mapping[str, Any]
     task: Mapping[str, Any]
@@ -315,7 +315,7 @@ NEUTRAL = _neutral(RunConfig)
 """Dotted key → default of every field that has one here. At this value a field is not hashed, so a new field with a
 default changes no recorded hash."""
 
-_CONFIG, _TUNING = TypeAdapter(RunConfig), TypeAdapter(Tuning)
+_CONFIG, _TUNING = TypeAdapter(RunConfig), TypeAdapter(TuningConfig)
 # Words of pydantic's messages → ours.
 _PLAIN = {
     "Input should": "must",
@@ -343,7 +343,7 @@ def read(plain: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(_in_one_line(error)) from error
 
 
-def read_tuning(section: Any) -> Tuning:
+def read_tuning(section: Any) -> TuningConfig:
     """Return the section ``tuning`` of a composed config. Raises ConfigError for the first wrong field."""
     try:
         return _TUNING.validate_python(section)

@@ -159,7 +159,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Finding:
+class OutcomeFinding:
     """An outcome, its measured effect and its verdict."""
 
     outcome: Outcome
@@ -182,7 +182,7 @@ class Finding:
 
 def findings(
     study: Recorded, outcomes: Sequence[Outcome], blocking: Sequence[Gate] = (), lost: Sequence[Gate] = ()
-) -> list[Finding]:
+) -> list[OutcomeFinding]:
     """Return the finding of each outcome: "not run" without runs, "not testable here" where its leg lacks a gate.
 
     ``blocking`` are gates of the trajectory leg that are not passed, ``lost`` of the mechanism leg. Outcomes that have
@@ -200,7 +200,9 @@ def findings(
         if gates := lost if outcome.leg == "mechanism" else blocking:
             verdict = "not testable here"
             lack = lack or f"a testbed that passes {', '.join(str(gate.need) for gate in gates)}"
-        rows.append(Finding(outcome, number, p, with_others, verdict, outcome.detectable(number, strictest), lack))
+        rows.append(
+            OutcomeFinding(outcome, number, p, with_others, verdict, outcome.detectable(number, strictest), lack)
+        )
     return rows
 
 
@@ -214,7 +216,7 @@ def _measure(study: Recorded, outcome: Outcome) -> tuple[Measurement, str]:
         return Measurement(NONE, note=str(why)), str(why)
 
 
-def leg_verdict(findings: Sequence[Finding], leg: Leg, moe_effect: Gate | None = None) -> LegVerdict | None:
+def leg_verdict(findings: Sequence[OutcomeFinding], leg: Leg, moe_effect: Gate | None = None) -> LegVerdict | None:
     """Return the verdict of one leg of a claim from its findings; None for a claim without this leg.
 
     ``moe_effect`` says whether the MoE effect is present where a claim about MoE was run. If it is not, its runs are an

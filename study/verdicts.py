@@ -16,7 +16,7 @@ from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.bench.training import columns
 from study import claims, exploratory, figures
 from study.arms import FIRST_TESTBED
-from study.claims import CLAIMS, LEGS, Claim, Dose, Finding, Leg, LegVerdict
+from study.claims import CLAIMS, LEGS, Claim, Dose, Leg, LegVerdict, OutcomeFinding
 from study.effects import Measurement
 from study.gates import audited, blocking, gates, moe_effect
 
@@ -234,7 +234,7 @@ def dose_rows(study: Recorded, doses: Sequence[Dose]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["dial", "value", "quantity", "number"])
 
 
-def outcome_rows(number: int, findings: Sequence[Finding]) -> list[dict[str, Any]]:
+def outcome_rows(number: int, findings: Sequence[OutcomeFinding]) -> list[dict[str, Any]]:
     """Return a row for each finding, with the protocol's letters: m, n, … for gradients next to runs, else a, b, …."""
     rows, legs = [], [finding.outcome.leg for finding in findings]
     for place, finding in enumerate(findings):

@@ -15,7 +15,7 @@ from steadymoe.bench.check.derivatives import gradient
 from steadymoe.bench.runs import compose
 from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.identity import is_name
-from steadymoe.bench.schema import Audit, RunConfig
+from steadymoe.bench.schema import AuditConfig, RunConfig
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training.learner import Learner
 from steadymoe.bench.training.trainer import Trainer
@@ -40,7 +40,7 @@ class Loss:
         return self.trainer.learner
 
 
-def overrides(audit: Audit) -> dict[str, list[str]]:
+def overrides(audit: AuditConfig) -> dict[str, list[str]]:
     """Return the overrides of each loss by its label. Raises ConfigError for a label or an override."""
     given = {name: [f"algorithm={name}"] for name in audit.algorithms}
     for label, text in audit.arms.items():

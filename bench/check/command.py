@@ -40,7 +40,7 @@ SECTIONS = ("loss", "advantage")
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class CheckedAlgorithm:
     """The algorithm to check."""
 
     name: str
@@ -76,7 +76,7 @@ def check(overrides: Sequence[str]) -> int:
     return 0 if all(passed) else 1
 
 
-def properties_of(algorithm: Algorithm, update: RunConfig) -> dict[str, Callable[[], str]]:
+def properties_of(algorithm: CheckedAlgorithm, update: RunConfig) -> dict[str, Callable[[], str]]:
     """Return a check for each property by its name, in order; ``update`` configures the update that is timed."""
     config = replace(update, algorithm=replace(update.algorithm, loss=known_fields(algorithm.sections["loss"])))
     return {
@@ -86,7 +86,7 @@ def properties_of(algorithm: Algorithm, update: RunConfig) -> dict[str, Callable
     }
 
 
-def read(overrides: Sequence[str]) -> Algorithm:
+def read(overrides: Sequence[str]) -> CheckedAlgorithm:
     """Build the algorithm that the overrides choose.
 
     Raises ConfigError unless they choose one algorithm, its numbers, and nothing else, and for what is not a loss.
@@ -111,7 +111,7 @@ def read(overrides: Sequence[str]) -> Algorithm:
         plain_error = isinstance(error, (ConfigError, TypeError, ValueError))
         text = str(error) if plain_error else blame.one_line(error)
         raise ConfigError(" ".join(text.split())) from error
-    return Algorithm(choices["algorithm"], sections, loss)
+    return CheckedAlgorithm(choices["algorithm"], sections, loss)
 
 
 def check_fields(sections: Mapping[str, Mapping[str, Any]]) -> str:

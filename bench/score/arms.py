@@ -1,4 +1,4 @@
-"""Arms and audited losses of the reference study at the standard's settings: ``study/experiments.py``."""
+"""Arms and audited losses of the reference study at the standard's settings: ``study/experiments.yaml``."""
 
 from steadymoe.bench.score.recorded import Arm, Audited
 

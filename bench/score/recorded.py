@@ -161,7 +161,7 @@ class Recorded:
     # --- the calibration --------------------------------------------------------------------------------------------
 
     def calibrated(self, key: str, of: str) -> tuple[Estimate, str]:
-        """A reading of the archived `steadymoe calibrate`, and what its n counts; n is 0 without one."""
+        """A recorded reading of a cold start, and what its n counts; n is 0 without one."""
         if not self._calibration.exists():
             return NONE, ""
         with regular_files.opened(self._calibration) as file:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import build, ops
-from steadymoe.bench.schema import Overlong, RunConfig
+from steadymoe.bench.schema import OverlongConfig, RunConfig
 from steadymoe.bench.support.clock import Clock
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
@@ -252,7 +252,7 @@ def overlong_penalty(lengths_B: Tensor, budget: int, penalty: float, buffer: flo
 
 
 def shaped_rewards(
-    scores_B: Tensor, mask_BT: Tensor, budget: int, punishment: Overlong, kl_BT: Tensor | None
+    scores_B: Tensor, mask_BT: Tensor, budget: int, punishment: OverlongConfig, kl_BT: Tensor | None
 ) -> Tensor:
     """Return the rewards that advantages are formed from, (B,): scores less the penalties.
 

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from vllm import LLM, SamplingParams
 
 
-class Routes:
+class Recorder:
     """The experts of every position that a model runner feeds, by request."""
 
     def __init__(self, runner: Any) -> None:
@@ -74,7 +74,7 @@ def main(folder: Path) -> None:
         max_model_len=512,
         disable_log_stats=True,
     )
-    routes = Routes(llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner)
+    routes = Recorder(llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner)
     params = SamplingParams(
         temperature=1.0,
         max_tokens=asked["max_new_tokens"],

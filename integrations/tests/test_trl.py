@@ -23,7 +23,7 @@ pytest.importorskip("trl")
 import side_by_side
 from trl_runs import (
     PROMPTS,
-    Frozen,
+    NoisySampler,
     assert_equal,
     disturb,
     folder_of,
@@ -237,7 +237,7 @@ def test_a_run_resumes_from_a_checkpoint(tmp_path: Path, whole: Path) -> None:
     class Stop(Exception):
         pass
 
-    class Breaks(Frozen):
+    class Breaks(NoisySampler):
         def __call__(self, prompts: Any, trainer: Any) -> dict[str, Any]:
             if trainer.state.global_step:
                 raise Stop

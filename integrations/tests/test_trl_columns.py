@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 pytest.importorskip("trl")
 
-from trl_runs import PROBED, Frozen, assert_equal, disturb, folder_of, rollout_parts, tables, trainer
+from trl_runs import PROBED, NoisySampler, assert_equal, disturb, folder_of, rollout_parts, tables, trainer
 
 from steadymoe.algorithms import Batch, load
 from steadymoe.bench.runs import record
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.trl
 
 @pytest.mark.parametrize("missing", [0, 3])
 def test_known_noise_on_the_samplers_logprobs_gives_the_suites_columns(tmp_path: Path, missing: int) -> None:
-    frozen = Frozen(noise=0.3, missing=missing)
+    frozen = NoisySampler(noise=0.3, missing=missing)
     trainer(tmp_path, rollout=frozen, record=tmp_path, updates=2, rows=4, accumulation=4).train()
     gaps = np.array(frozen.gaps)
     known = gaps[~np.isnan(gaps)]
@@ -53,7 +53,7 @@ def test_known_noise_on_the_samplers_logprobs_gives_the_suites_columns(tmp_path:
 
 
 def test_a_missing_logprob_is_not_corrected(tmp_path: Path) -> None:
-    adapter = trainer(tmp_path, rollout=Frozen(noise=0.3, missing=2), correction="is", loss="grpo")
+    adapter = trainer(tmp_path, rollout=NoisySampler(noise=0.3, missing=2), correction="is", loss="grpo")
     (part,) = rollout_parts(adapter)
     adapter._step = 0
     adapter._begin_rollout([part])

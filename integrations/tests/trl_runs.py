@@ -67,7 +67,7 @@ def responses(prompts: Sequence[str]) -> list[list[int]]:
     return sampled
 
 
-class Frozen:
+class NoisySampler:
     """A ``rollout_func``: ``responses``, with the trainer's own log-probabilities moved by known ``noise``."""
 
     def __init__(self, noise: float = 0.0, missing: int = 0) -> None:
@@ -140,7 +140,7 @@ def trainer(
     given = defaults | (settings or {})
     named = {"loss": "gspo"} | named
     if with_rollout:
-        named["rollout_func"] = rollout or Frozen(noise=0.1)
+        named["rollout_func"] = rollout or NoisySampler(noise=0.1)
     if eval_prompts:
         named["eval_dataset"] = Dataset.from_dict({"prompt": PROMPTS[-eval_prompts:]})
     policy: PreTrainedModel | str = model(dense=dense)

@@ -23,7 +23,7 @@ from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
 from study import arms, claims, command, effects, exploratory, figures, gates, page
-from study.claims import CLAIMS, CONTRASTS, Dose, Finding, Outcome, Verdict, findings, leg_verdict
+from study.claims import CLAIMS, CONTRASTS, Dose, Outcome, OutcomeFinding, Verdict, findings, leg_verdict
 from study.effects import Measurement
 from study.gates import Gate, Need, State, blocking
 from study.verdicts import dose_rows, outcome_rows
@@ -43,8 +43,8 @@ def estimate(low: float, high: float) -> Estimate:
     return Estimate((low + high) / 2, low, high, 10)
 
 
-def of_runs(*verdicts: Verdict) -> list[Finding]:
-    return [Finding(outcome(), Measurement(NONE), NAN, NAN, verdict) for verdict in verdicts]
+def of_runs(*verdicts: Verdict) -> list[OutcomeFinding]:
+    return [OutcomeFinding(outcome(), Measurement(NONE), NAN, NAN, verdict) for verdict in verdicts]
 
 
 def gate(name: str, state: State) -> Gate:

@@ -312,7 +312,7 @@ def test_a_slow_loss_has_a_larger_share_and_a_large_share_fails(monkeypatch: pyt
     target = {"_target_": f"{__name__}.Slow"}
     dear = replace(fast, algorithm=replace(fast.algorithm, loss=target))
     assert 0 < share.share(fast, rounds=1) < share.share(dear, rounds=1) < 1
-    algorithm = command.Algorithm("grpo", sections("grpo"), load("grpo"))
+    algorithm = command.CheckedAlgorithm("grpo", sections("grpo"), load("grpo"))
     for measured, passes in ((0.03, True), (0.1, True), (0.11, False), (math.nan, False)):
         monkeypatch.setattr(share, "share", lambda config, rounds, measured=measured: measured)
         checks = command.properties_of(algorithm, fast)

@@ -13,7 +13,7 @@ import yaml
 
 from steadymoe.bench.runs import compose, overrides
 from steadymoe.bench.runs.identity import flatten
-from steadymoe.bench.schema import Collapse, ConfigError, RunConfig, Tuning, read
+from steadymoe.bench.schema import CollapseConfig, ConfigError, RunConfig, TuningConfig, read
 from steadymoe.bench.statistics.collapse import Rule
 
 ROOT = Path(__file__).parents[2]
@@ -62,12 +62,14 @@ def test_the_schema_has_the_fields_of_the_yamls_and_no_others() -> None:
     routings = (yaml.safe_load(path.read_text()) for path in (overrides.CONF / "routing").glob("*.yaml"))
     fields |= {f"routing.{key}" for routing in routings for key in routing}
     assert {key for key, field in SETTINGS.items() if not is_group(field)} == fields | OF_CLASSES
-    assert {field.name for field in dataclasses.fields(Tuning)} == own["tuning"].keys()
+    assert {field.name for field in dataclasses.fields(TuningConfig)} == own["tuning"].keys()
     defaults = {key: field.default for key, field in SETTINGS.items() if field.default is not dataclasses.MISSING}
     assert all(flatten(own).get(key) == default for key, default in defaults.items()), (
         "what is not hashed is the default"
     )
-    assert [field.name for field in dataclasses.fields(Collapse)] == [field.name for field in dataclasses.fields(Rule)]
+    assert [field.name for field in dataclasses.fields(CollapseConfig)] == [
+        field.name for field in dataclasses.fields(Rule)
+    ]
     assert Rule(**own["collapse"]) == Rule(), "imported runs and those of other trainers are judged by the same numbers"
 
 

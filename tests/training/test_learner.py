@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from steadymoe.algorithms.parts import dimensions_of
 from steadymoe.bench.runs import execute, identity, record
-from steadymoe.bench.schema import Overlong
+from steadymoe.bench.schema import OverlongConfig
 from steadymoe.bench.support.seeding import derive
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training import checkpoint
@@ -230,9 +230,9 @@ def test_overlong_punishment_rises_over_the_buffer() -> None:
 def test_rewards_lose_what_is_overlong_and_the_kl_of_their_tokens() -> None:
     scores_B, mask_BT = torch.tensor([1.0, 1.0]), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
     kl_BT = torch.tensor([[0.1, 0.2, 9.0, 9.0], [0.0, 0.0, 0.0, 0.5]])
-    shaped = shaped_rewards(scores_B, mask_BT, 4, Overlong(penalty=1.0, buffer=0.5), kl_BT)
+    shaped = shaped_rewards(scores_B, mask_BT, 4, OverlongConfig(penalty=1.0, buffer=0.5), kl_BT)
     assert shaped.tolist() == pytest.approx([0.7, 1 - 1 - 0.5])
-    assert shaped_rewards(scores_B, mask_BT, 4, Overlong(penalty=0.0, buffer=0.5), None) is scores_B
+    assert shaped_rewards(scores_B, mask_BT, 4, OverlongConfig(penalty=0.0, buffer=0.5), None) is scores_B
 
 
 def test_a_kl_term_in_the_reward_is_subtracted_before_advantages(tmp_path: Path) -> None:

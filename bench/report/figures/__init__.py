@@ -31,7 +31,7 @@ class FigureSpec:
     draw: Callable[..., DataFigure]
     """Takes the tables ``takes``. The first paragraph of its docstring is the caption."""
     experiment: str
-    """A file of ``conf/experiment``, or a row of ``study/experiments.py``."""
+    """A file of ``conf/experiment``, or a row of ``study/experiments.yaml``."""
     varies: tuple[str, ...] = ()
     """Columns with at least two values."""
     varies_one: tuple[str, ...] = ()
