@@ -142,12 +142,13 @@ check-losses: $(READY)
 	$(BIN)/python -m pytest -m bare integrations/tests/test_builds.py
 
 # The suite inside TRL's trainer, on one process and on two of gloo; the losses alone inside verl, which excludes the suite.
+# The checkout itself stays off the path there: its egg-info would hide the plugin that the losses announce.
 check-trainers: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
 	$(ORACLES)/trl/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt pytest
 	$(ORACLES)/trl/bin/python -m pytest -m trl integrations/tests
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps ./integrations/losses
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check PyYAML pytest datasets pillow
-	$(ORACLES)/verl/bin/python -m pytest -m verl --noconftest integrations/tests/test_verl.py
+	$(ORACLES)/verl/bin/python -P -m pytest -o pythonpath=integrations/tests -m verl --noconftest integrations/tests/test_verl.py
 
 # Recorded anew in results/trainers: the same frozen rollouts through three trainers.
 side-by-side: $(ORACLES)/trl/.ready
