@@ -148,7 +148,7 @@ check-trainers: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
 	$(ORACLES)/trl/bin/python -m pytest -m trl integrations/tests
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps ./integrations/losses
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check PyYAML pytest datasets pillow
-	PYTHONSAFEPATH=1 $(ORACLES)/verl/bin/python -m pytest -o pythonpath=integrations/tests -m verl --noconftest integrations/tests/test_verl.py
+	PYTHONSAFEPATH=1 $(ORACLES)/verl/bin/python -m pytest --import-mode=importlib -o pythonpath=integrations/tests -m verl --noconftest integrations/tests/test_verl.py
 
 # Recorded anew in results/trainers: the same frozen rollouts through three trainers.
 side-by-side: $(ORACLES)/trl/.ready
