@@ -139,6 +139,11 @@ def compile_layers(model: PreTrainedModel) -> None:
         layer.forward = _CompiledLayer(layer)
 
 
+def is_compiled(model: PreTrainedModel) -> bool:
+    """Return whether ``compile_layers`` has compiled the layers of ``model``."""
+    return any(isinstance(vars(module).get("forward"), _CompiledLayer) for module in model.modules())
+
+
 def _decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """Return the decoder layers; transformers declares their class as the source of the output ``hidden_states``."""
     recorded: Any = model.base_model._can_record_outputs

@@ -20,7 +20,8 @@ from steadymoe.bench.support.revision import revision
 # 2: every response has its backward (savings.skip_silent is gone: other rounding), and the strongest expert is the one
 # with the largest gate weight, wherever a router names it.
 # 3: shared prompts attend in two parts (models/attention.py): other rounding, and long responses share prompts too.
-TRAINING_VERSION = 3
+# 4: in decoding, the responses to a prompt share its keys and values: other rounding.
+TRAINING_VERSION = 4
 
 # What any loss goes through, whatever its own file imports.
 _EVERY_LOSS = [source.SUITE / "algorithms" / f"{name}.py" for name in ("batch", "loss", "objective", "ops", "parts")]

@@ -5,11 +5,15 @@ prompts, S positions so far, T sampled positions, F positions fed, V vocabulary,
 token.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from steadymoe.bench.training.packing import additive, positions, refusal
+from steadymoe.bench.training.packing import causal, positions, refusal
+from steadymoe.models.attention import Kept, from_kept
+from steadymoe.models.compiled import is_compiled
 from steadymoe.models.routing import RouteRecorder, log_softmax
 from steadymoe.models.selection import NO_ROUTE
 
@@ -31,8 +35,9 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel, recorder: RouteRecorder, temperature: float) -> None:
         self._model, self._recorder, self._temperature = model, recorder, temperature
+        # Keys and values of a prompt are kept once for all its rows if every layer attends to all earlier tokens.
+        self._shares = refusal(model.config) is None and not is_compiled(model)
         self._cache = DynamicCache(config=model.config)
-        self._attends_to_all = refusal(model.config) is None
         self._chosen: list[Tensor] = []
         self._gates: list[Tensor] = []
         self._router_logits: list[Tensor] = []
@@ -48,10 +53,14 @@ class Decoder:
         A prompt is fed once for its ``responses`` rows.
         """
         position_PW = positions(mask_PW)
+        self._kept = Kept(mask_PW)
         all_logprobs_PV = self._next_logprobs(prompts_PW, mask_PW, mask_PW, position_PW)
         # Not batch_repeat_interleave, which the states of linear attention (Qwen3-Next) do not have.
         rows_B = torch.arange(len(prompts_PW), device=prompts_PW.device).repeat_interleave(responses)
-        self._cache.reorder_cache(rows_B)  # type: ignore[arg-type]
+        if self._shares:
+            self._kept.begin(responses)
+        else:
+            self._cache.reorder_cache(rows_B)  # type: ignore[arg-type]
         for kept in (self._chosen, self._gates, self._router_logits):
             kept[:] = [of_prompt.repeat_interleave(responses, 1) for of_prompt in kept]
         self._tokens = [prompts_PW.repeat_interleave(responses, 0)]
@@ -72,7 +81,10 @@ class Decoder:
         alive_R = self.alive_B[self._fed_R]
         if int(alive_R.sum()) <= MIN_ALIVE * len(self._fed_R):
             staying_R = alive_R.nonzero().squeeze(-1)
-            self._cache.reorder_cache(staying_R)  # type: ignore[arg-type]
+            if self._shares:
+                self._kept.stay(staying_R)
+            else:
+                self._cache.reorder_cache(staying_R)  # type: ignore[arg-type]
             self._fed_R = self._fed_R[staying_R]
 
     def feed(self, all_logprobs_BV: Tensor) -> Tensor:
@@ -119,16 +131,7 @@ class Decoder:
                 tokens_in_bank, (tokens.numel(),), generator=self._generator, device=self._bank_LNK.device
             )
             self._recorder.force(self._bank_LNK[:, index_N])
-        # A single token sees all that came before: the model need not work that out. Without padding it takes no mask.
-        known = self._attends_to_all and tokens.shape[1] == 1 and not mask_so_far.all()
-        logits = self._model(
-            input_ids=tokens,
-            attention_mask=additive(mask_so_far) if known else mask_so_far,
-            position_ids=position,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+        logits = self._forward(tokens, mask_so_far, position)
         routed = self._recorder.take(tokens.numel())
         if routed is not None:
             indices = routed.live_LNK.view(self._recorder.layers, *tokens.shape, -1)
@@ -139,6 +142,22 @@ class Decoder:
             last_LRE = torch.stack([logits_NE.view(*tokens.shape, -1)[:, -1] for logits_NE in routed.logits_LNE])
             self._router_logits.append(last_LRE)
         return (logits.float() / self._temperature).log_softmax(-1)
+
+    def _forward(self, tokens: Tensor, mask_so_far: Tensor, position: Tensor) -> Tensor:
+        """Return the logits after the last of ``tokens``, (rows, V)."""
+        feed = partial(self._model, input_ids=tokens, position_ids=position, logits_to_keep=1)
+        single = tokens.shape[1] == 1
+        if self._shares:
+            # A row that goes on sees all of its own tokens, and what a row that has ended sees does not matter. The
+            # model has to make no mask: what it is given is read for prompts alone.
+            mask = mask_so_far[:, None, None] if single else causal(mask_so_far)
+            with from_kept(self._model.config):
+                logits = feed(attention_mask=mask, use_cache=False, kept=self._kept).logits
+            if single:
+                self._kept.next_token()
+        else:
+            logits = feed(attention_mask=mask_so_far, past_key_values=self._cache, use_cache=True).logits
+        return logits[:, -1]
 
 
 def _widened(values_LRX: Tensor, rows_R: Tensor, rows: int, missing: float) -> Tensor:

@@ -168,12 +168,18 @@ def _two_parts(real_PX: Tensor, width: int, slots: int, own: int) -> TwoParts:
     """Return how positions attend: of the prompt to itself so far, of a response to its prompt and itself so far."""
     device = real_PX.device
     prompt_PW, own_BN = real_PX[:, :width], real_PX[:, width:].unflatten(1, (slots, own)).flatten(0, 1)
-    seen_WW = torch.ones(width, width, dtype=torch.bool, device=device).tril()
-    # Padding attends to itself: a row of −∞ alone would have no softmax.
-    seen_PWW = (seen_WW & prompt_PW[:, None]) | torch.eye(width, dtype=torch.bool, device=device)
     seen_NN = torch.ones(own, own, dtype=torch.bool, device=device).tril()
     seen_BNW = prompt_PW.repeat_interleave(slots, 0)[:, None].expand(-1, own, -1)
-    return TwoParts(additive(seen_PWW), additive(torch.cat([seen_BNW, seen_NN & own_BN[:, None]], -1)))
+    return TwoParts(causal(prompt_PW), additive(torch.cat([seen_BNW, seen_NN & own_BN[:, None]], -1)))
+
+
+def causal(mask_PW: Tensor) -> Tensor:
+    """Return the terms added to attention scores, (P, 1, W, W), if positions see the real ones so far."""
+    width = mask_PW.shape[1]
+    seen_WW = torch.ones(width, width, dtype=torch.bool, device=mask_PW.device).tril()
+    # Padding attends to itself: a row of −∞ alone would have no softmax.
+    own_WW = torch.eye(width, dtype=torch.bool, device=mask_PW.device)
+    return additive((seen_WW & mask_PW.bool()[:, None]) | own_WW)
 
 
 def additive(seen_PX: Tensor) -> Tensor:
