@@ -103,6 +103,11 @@ class Kept:
         self._tokens = 0
         self._rows: int | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether tokens of responses are fed now, not prompts."""
+        return self._rows is not None
+
     def begin(self, responses: int) -> None:
         """Go on from the prompts to ``responses`` rows for each."""
         self._rows = responses * len(next(iter(self._prompts.values()))[0])
@@ -127,7 +132,7 @@ class Kept:
     ) -> tuple[Tensor, None]:
         """Return the attention of the tokens fed, (rows, tokens, A, D), and keep their keys and values."""
         layer: Any = module.layer_idx
-        if self._rows is None:
+        if not self.begun:
             self._prompts[layer] = key, value
             attention, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **others)
             return attention, None

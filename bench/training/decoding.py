@@ -146,14 +146,13 @@ class Decoder:
     def _forward(self, tokens: Tensor, mask_so_far: Tensor, position: Tensor) -> Tensor:
         """Return the logits after the last of ``tokens``, (rows, V)."""
         feed = partial(self._model, input_ids=tokens, position_ids=position, logits_to_keep=1)
-        single = tokens.shape[1] == 1
         if self._shares:
-            # A row that goes on sees all of its own tokens, and what a row that has ended sees does not matter. The
-            # model has to make no mask: what it is given is read for prompts alone.
-            mask = mask_so_far[:, None, None] if single else causal(mask_so_far)
+            # A row that goes on sees all of its own tokens, and what a row that has ended sees does not matter: this
+            # mask is read for prompts alone, and spares the model to make one.
+            mask = mask_so_far[:, None, None] if self._kept.begun else causal(mask_so_far)
             with from_kept(self._model.config):
                 logits = feed(attention_mask=mask, use_cache=False, kept=self._kept).logits
-            if single:
+            if self._kept.begun:
                 self._kept.next_token()
         else:
             logits = feed(attention_mask=mask_so_far, past_key_values=self._cache, use_cache=True).logits

@@ -15,13 +15,13 @@ import torch
 from fixtures import MICRO
 from torch import Tensor
 from torch.testing import assert_close
-from transformers import PreTrainedModel
+from transformers import BatchEncoding, PreTrainedModel
 
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.cold_start import demonstrate
 from steadymoe.bench.training.forward import Forward, Sequences, forward
 from steadymoe.bench.training.packing import positions
-from steadymoe.bench.training.sampling import Rollout, check_routes, roll_out
+from steadymoe.bench.training.sampling import Rollout, check_routes, roll_out, sample
 from steadymoe.models import build
 from steadymoe.models.selection import NO_ROUTE
 
@@ -108,6 +108,13 @@ def test_prompts_kept_once_change_log_probabilities_only_by_rounding(
     assert torch.equal(ours.sequences.tokens_BS, theirs.sequences.tokens_BS)
     assert torch.equal(ours.routes_LBFK, theirs.routes_LBFK)
     assert_close(ours.logprobs_BT, theirs.logprobs_BT, atol=5e-6, rtol=0)
+
+
+def test_prompts_of_one_token_are_prompts(lively: PreTrainedModel) -> None:
+    tokens_PW = torch.tensor([[2], [5], [7]])
+    encoded = BatchEncoding({"input_ids": tokens_PW, "attention_mask": torch.ones_like(tokens_PW)})
+    ours = sample(lively, encoded, 4, -1, 20, torch.Generator().manual_seed(0))  # longer than the first room
+    assert_close(ours.logprobs_BT, trained(lively, ours.sequences).logprobs_BT, atol=5e-5, rtol=0)
 
 
 # --- against the training forward --------------------------------------------------------------------
