@@ -87,6 +87,9 @@ def run(words: Sequence[str]) -> int:
     for experiment in chosen:
         launch: Callable[[list[str]], int] = audit.main if experiment.audits else tuning.main
         print(f"{experiment.name}: {experiment.purpose}", flush=True)
+        if "--dry" in flags and experiment.trunk is not None and not Path("results/runs", experiment.trunk).exists():
+            print(f"  begins from runs of {experiment.trunk}, and is planned once they are here")
+            continue
         for command in experiment.commands(overrides):
             code = launch([*command, *flags])
             if code > 1:

@@ -64,6 +64,12 @@ class Experiment:
         """The experiment's name in results."""
         return str(_single(self.sets).get("experiment_name", self.name))
 
+    @property
+    def trunk(self) -> str | None:
+        """The experiment whose runs it begins from; None if it begins at cold starts."""
+        start = _single(self.sets).get("start_from")
+        return None if start is None else Path(str(start)).parts[2]  # results/runs/<experiment>/…
+
     def commands(self, overrides: Sequence[str] = ()) -> list[list[str]]:
         """Return the arguments of each of its sweeps; ``overrides`` replace the values of their keys.
 

@@ -84,7 +84,12 @@ def config_hash(config: Mapping[str, Any]) -> str:
         weights = Path(config["cold_start"]["path"]).read_bytes()
         numbers["cold_start.path"] = hashlib.sha256(weights).hexdigest()
     if config.get("start_from") is not None:
-        weights = branch.read(config["start_from"]).checkpoint.read_bytes()
+        start = branch.read(config["start_from"])
+        try:
+            branch.check(start)
+        except ValueError as error:
+            raise FileNotFoundError(str(error)) from error
+        weights = start.checkpoint.read_bytes()
         numbers["start_from"] = hashlib.sha256(weights).hexdigest()
     if "path" in config["model"]:
         from steadymoe.models import pretrained  # transformers is imported for this alone

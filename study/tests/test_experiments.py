@@ -96,6 +96,18 @@ def test_each_part_has_the_seeds_of_the_protocol() -> None:
         assert set(row.seeds) <= set(allowed), row.name
 
 
+def test_a_plan_goes_on_behind_branches_whose_trunk_has_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["audit_mid", "gates_branches", "study_best", "seed=3", "--dry"]
+    assert command.main(["run", *words]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"begins from runs of {trunk}" in shown for trunk in ("audit_trunk", "gates_trunk"))
+    assert "1 runs: 1 to run" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_of_a_run_makes_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = compose.plan(["experiment=study_best", "seed=3", f"results_dir={tmp_path}"])[0]
     words = shlex.split(run.command)

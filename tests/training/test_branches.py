@@ -11,7 +11,7 @@ from pandas.testing import assert_frame_equal
 from safetensors.torch import load_file
 from test_execute import planned, tables
 
-from steadymoe.bench.runs import branch, compose, execute, record
+from steadymoe.bench.runs import branch, command, compose, execute, record
 from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.training import checkpoint
 from steadymoe.models import build
@@ -112,6 +112,12 @@ def test_a_branch_that_cannot_be_is_refused(
     with pytest.raises(ConfigError) as refused:
         planned(tmp_path, f"start_from='{start.format(trunk=trunk.folder)}'", *words)
     assert answer in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_of_a_branch_without_a_trunk_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"start_from: there is no run in {tmp_path}/none$"):
+        command.main([f"start_from={tmp_path}/none@2", f"results_dir={tmp_path}/results", "--dry"])
     assert list(tmp_path.iterdir()) == []
 
 
