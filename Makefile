@@ -26,7 +26,8 @@ test: $(READY)
 
 # What takes longer: every algorithm learns, and its table is committed; both builds of integrations in a new environment.
 # Last, a bound or a number that fits one processor or one draw alone: the whole suite once with the plainest kernels of
-# torch and numpy together, and what rounding or the draw could turn once more with AVX2 and with other data. NPY_DISABLE_CPU_FEATURES may name only features that numpy dispatches and the processor has.
+# torch and numpy together, and what rounding or the draw could turn once more with AVX2 and with other data.
+# NPY_DISABLE_CPU_FEATURES may name only features that numpy dispatches and the processor has.
 SENSITIVE := $(addprefix tests/,training/test_savings.py training/test_packing.py training/test_learner.py \
 	training/test_sampling.py models/test_models.py models/test_families.py models/test_backends.py \
 	models/test_routing.py models/test_predictor.py training/test_token_metrics.py)
@@ -148,7 +149,8 @@ check-trainers: $(ORACLES)/trl/.ready $(ORACLES)/verl/.ready
 	$(ORACLES)/trl/bin/python -m pytest -m trl integrations/tests
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps ./integrations/losses
 	$(ORACLES)/verl/bin/pip install --quiet --disable-pip-version-check PyYAML pytest datasets pillow
-	PYTHONSAFEPATH=1 $(ORACLES)/verl/bin/python -m pytest --import-mode=importlib -o pythonpath=integrations/tests -m verl --noconftest integrations/tests/test_verl.py
+	PYTHONSAFEPATH=1 $(ORACLES)/verl/bin/python -m pytest --import-mode=importlib -o pythonpath=integrations/tests \
+		-m verl --noconftest integrations/tests/test_verl.py
 
 # Recorded anew in results/trainers: the same frozen rollouts through three trainers.
 side-by-side: $(ORACLES)/trl/.ready

@@ -35,8 +35,10 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel, recorder: RouteRecorder, temperature: float) -> None:
         self._model, self._recorder, self._temperature = model, recorder, temperature
-        # Keys and values of a prompt are kept once for all its rows if every layer attends to all earlier tokens.
-        self._shares = refusal(model.config) is None and not is_compiled(model)
+        # Keys and values of a prompt are kept once for all its rows if every layer attends to all earlier tokens, by
+        # the attention function that the config names.
+        by_name = model._supports_attention_backend
+        self._shares = by_name and refusal(model.config) is None and not is_compiled(model)
         self._cache = DynamicCache(config=model.config)
         self._chosen: list[Tensor] = []
         self._gates: list[Tensor] = []

@@ -30,9 +30,9 @@ pytestmark = pytest.mark.trl
 
 @pytest.mark.parametrize("missing", [0, 3])
 def test_known_noise_on_the_samplers_logprobs_gives_the_suites_columns(tmp_path: Path, missing: int) -> None:
-    frozen = NoisySampler(noise=0.3, missing=missing)
-    trainer(tmp_path, rollout=frozen, record=tmp_path, updates=2, rows=4, accumulation=4).train()
-    gaps = np.array(frozen.gaps)
+    sampler = NoisySampler(noise=0.3, missing=missing)
+    trainer(tmp_path, rollout=sampler, record=tmp_path, updates=2, rows=4, accumulation=4).train()
+    gaps = np.array(sampler.gaps)
     known = gaps[~np.isnan(gaps)]
     step = tables(tmp_path)["steps"].iloc[0]
     expected = {

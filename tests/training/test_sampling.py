@@ -110,6 +110,16 @@ def test_prompts_kept_once_change_log_probabilities_only_by_rounding(
     assert_close(ours.logprobs_BT, theirs.logprobs_BT, atol=5e-6, rtol=0)
 
 
+def test_a_model_with_attention_of_its_own_decodes_from_its_own_cache(
+    monkeypatch: pytest.MonkeyPatch, lively: PreTrainedModel, task: Chain
+) -> None:
+    monkeypatch.setattr(type(lively), "_supports_attention_backend", False)
+    monkeypatch.setattr("steadymoe.bench.training.decoding.from_kept", lambda config: 1 / 0)
+    ours = sampled(lively, task)
+    expected_BT = trained(lively, ours.sequences).logprobs_BT * ours.sequences.response_mask_BT
+    assert_close(ours.logprobs_BT, expected_BT, atol=5e-5, rtol=0)
+
+
 def test_prompts_of_one_token_are_prompts(lively: PreTrainedModel) -> None:
     tokens_PW = torch.tensor([[2], [5], [7]])
     encoded = BatchEncoding({"input_ids": tokens_PW, "attention_mask": torch.ones_like(tokens_PW)})
