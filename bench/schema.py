@@ -237,7 +237,6 @@ class RunConfig(_Group):
     device: Literal["cpu", "cuda"]
     precision: Literal["fp32", "bf16"]
     experts: Annotated[str, _one_of(*EXPERTS)]
-    compile: StrictBool
     threads: Annotated[StrictInt, Field(ge=1, le=_MAX_THREADS)]
     steps: Annotated[StrictInt, Field(ge=1, le=_MAX_STEPS)]
     total_updates: Annotated[StrictInt, Field(ge=1, le=_MAX_STEPS)] | None

@@ -1,4 +1,4 @@
-"""Time a rollout step of this suite, TRL and plain transformers: ``make speed``.
+"""Time a rollout step of this suite, of TRL and of two plain loops: ``make speed``.
 
 A step samples G responses to each of P prompts and takes a few gradient updates on them. All trainers start from the
 same untrained weights and take turns, so that other work on the machine slows all of them. Scores are random, so that
@@ -26,13 +26,14 @@ from typing import Any
 import pandas as pd
 import torch
 from hydra.utils import instantiate
+from torch.nn.functional import grouped_mm, rms_norm, scaled_dot_product_attention, silu
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.models.qwen3_moe.modeling_qwen3_moe import apply_rotary_pos_emb
 
 from steadymoe.bench.report import write
 from steadymoe.bench.runs import compose, provenance
 from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import atomic_files
-from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.seeding import derive, numpy_generator, torch_generator
 from steadymoe.bench.training.forward import Sequences
 from steadymoe.bench.training.packing import positions
@@ -44,45 +45,39 @@ MEASURED = Path("results/measured_speed/speed.json")  # ignored by git
 RECORDED, PAGE = Path("results/speed/speed.json"), Path("docs/speed.md")  # --record replaces both
 # Steps per block. Probes run in one step of a block (probe.every in conf/config.yaml), so only whole blocks compare.
 BLOCK = 4
-COMPILED = "compile=true"
 
 # Four mini-batches of 64 responses out of 256, as by TRL's defaults. stale: two of 128, and long: two of 64, with the
-# model, task and mini-batch of conf/experiment/, whose 16 and 8 updates would take too long here. tokens…: longer
-# responses on flat; a response to a chain has one token per operand.
+# model, task, mini-batch and savings of conf/experiment/, whose 16 and 8 updates would take too long here. tokens…:
+# longer responses on flat; a response to a chain has one token per operand.
 SETTINGS = {
     "micro": "model=micro task=chain updates_per_rollout=4",
     "tiny": "model=tiny task=chain updates_per_rollout=4",
-    "stale": "model=flat updates_per_rollout=2 task=sort task.min_length=4 task.max_length=8",
-    "long": "model=flat updates_per_rollout=2 rollout.minibatch_prompts=8 task=ledger",
+    "stale": "model=flat updates_per_rollout=2 task=sort task.min_length=4 task.max_length=8 savings.sampler_as_old=10",
+    "long": "model=flat updates_per_rollout=2 rollout.minibatch_prompts=8 task=ledger savings.sampler_as_old=10",
 } | {
     f"tokens{tokens}": f"model=flat task=chain updates_per_rollout=2 rollout.prompts={prompts} task.spare_tokens=0 "
     f"task.min_operands={tokens} task.max_operands={tokens} model.config.max_position_embeddings=1024"
     for tokens, prompts in ((50, 16), (200, 4))
 }
-# This suite: name in speed.json → overrides. The first two are the bases of all ratios.
+# This suite: name in speed.json → overrides.
+OURS = "ours"
 VARIANTS = {
-    "ours": "",
-    "compiled": COMPILED,
-    "no sharing": "savings.share_prompts=false",
-    "sampler as old": f"{COMPILED} savings.sampler_as_old=10",
-    "distribution": "algorithm=score_centering",
+    OURS: "",
     "ours, little": "measure=little",
-    "compiled, little": f"{COMPILED} measure=little",
+    "no sharing": "savings.share_prompts=false",
+    "old policy's forward": "savings.sampler_as_old=null",
+    "distribution": "algorithm=score_centering",
 }
-BASES = {"ours": "not compiled", "compiled": "compiled"}
 STAGES = ("rollout", "old_policy", "update", "probe")
-# Row of the table → base and what is divided by it.
+# Row of the table → what is divided by the time of the suite with all metrics.
 RATIOS = {
-    "not compiled / compiled": ("compiled", "ours"),
-    "TRL / not compiled": ("ours", "TRL"),
-    "TRL / compiled": ("compiled", "TRL"),
-    "plain transformers / not compiled": ("ours", "plain transformers"),
-    "plain transformers / compiled": ("compiled", "plain transformers"),
-    "without shared prompts / not compiled": ("ours", "no sharing"),
-    "with `savings.sampler_as_old=10` / compiled": ("compiled", "sampler as old"),
-    "with the sampler's distribution / not compiled": ("ours", "distribution"),
-    "with `measure=little` / not compiled": ("ours", "ours, little"),
-    "with `measure=little` / compiled": ("compiled", "compiled, little"),
+    "TRL": "TRL",
+    "plain transformers": "plain transformers",
+    "a loop by hand": "by hand",
+    "the suite with `measure=little`": "ours, little",
+    "… with a row per sequence (`savings.share_prompts=false`)": "no sharing",
+    "… with the old policy's forward (`savings.sampler_as_old=null`)": "old policy's forward",
+    "… with the sampler's distribution (`algorithm=score_centering`)": "distribution",
 }
 
 
@@ -176,6 +171,89 @@ class Plain:
         ).logits
         targets_BT = sequences.tokens_BS[:, -sequences.response_width :]
         return logits_BTV.log_softmax(-1).gather(-1, targets_BT[..., None]).squeeze(-1)
+
+
+class ByHand(Plain):
+    """The same trainer without transformers' model code: a forward of Qwen3-MoE written out, for the same weights.
+
+    Rows are padded, experts are one sorted ``grouped_mm``, and decoding keeps a cache that grows; nothing is measured.
+    It is what a reader would write who wants RL on this model and nothing else.
+    """
+
+    def generate(self, encoded: Any) -> Sequences:
+        """Sample responses with a cache of keys and values, a row each."""
+        tokens_BS, mask_BS = encoded["input_ids"], encoded["attention_mask"]
+        width, generator = tokens_BS.shape[1], torch.Generator().manual_seed(self._steps)
+        cache: list[Any] = [None] * len(self._layers)
+        with torch.no_grad():
+            fed, position = tokens_BS, positions(mask_BS)
+            while True:
+                logits_BV = self._logits(fed, position, mask_BS, cache)[:, -1]
+                drawn_B1 = torch.multinomial(logits_BV.softmax(-1), 1, generator=generator)
+                tokens_BS = torch.cat([tokens_BS, drawn_B1], 1)
+                mask_BS = torch.cat([mask_BS, torch.ones_like(drawn_B1)], 1)
+                if tokens_BS.shape[1] == width + self.task.max_new_tokens:
+                    return Sequences(tokens_BS, mask_BS, self.task.max_new_tokens)
+                fed, position = drawn_B1, position[:, -1:] + 1
+
+    def _logprobs(self, sequences: Sequences) -> torch.Tensor:
+        tokens_BF, mask_BF, width = sequences.tokens_BS[:, :-1], sequences.mask_BS[:, :-1], sequences.response_width
+        logits_BTV = self._logits(tokens_BF, positions(mask_BF), mask_BF, None)[:, -width:]
+        targets_BT = sequences.tokens_BS[:, -width:]
+        return logits_BTV.log_softmax(-1).gather(-1, targets_BT[..., None]).squeeze(-1)
+
+    @property
+    def _layers(self) -> Any:
+        return self.model.base_model.layers
+
+    def _logits(
+        self, tokens: torch.Tensor, position: torch.Tensor, mask_BS: torch.Tensor, cache: list[Any] | None
+    ) -> torch.Tensor:
+        """Return the logits after each of ``tokens``, (B, N, V); ``cache`` holds the tokens before them and grows."""
+        base: Any = self.model.base_model
+        hidden, queries = base.embed_tokens(tokens), tokens.shape[1]
+        turned = base.rotary_emb(hidden, position)
+        allowed = torch.ones(queries, mask_BS.shape[1], dtype=torch.bool).tril(mask_BS.shape[1] - queries)
+        allowed = allowed & mask_BS.bool()[:, None, None]
+        allowed[..., 0] |= ~allowed.any(-1)  # a row of padding attends to something
+        for number, layer in enumerate(self._layers):
+            hidden = hidden + self._attention(
+                layer.self_attn, _normed(layer.input_layernorm, hidden), turned, allowed, cache, number
+            )
+            normed = _normed(layer.post_attention_layernorm, hidden)
+            hidden = hidden + _experts(layer.mlp, normed.flatten(0, 1)).view_as(hidden)
+        return self.model.lm_head(_normed(base.norm, hidden))
+
+    def _attention(
+        self, part: Any, hidden: torch.Tensor, turned: Any, allowed: torch.Tensor, cache: list[Any] | None, number: int
+    ) -> torch.Tensor:
+        heads = (*hidden.shape[:2], -1, part.head_dim)
+        query = _normed(part.q_norm, part.q_proj(hidden).view(heads)).transpose(1, 2)
+        key = _normed(part.k_norm, part.k_proj(hidden).view(heads)).transpose(1, 2)
+        value = part.v_proj(hidden).view(heads).transpose(1, 2)
+        query, key = apply_rotary_pos_emb(query, key, *turned)
+        if cache is not None:
+            if cache[number] is not None:
+                key, value = (torch.cat(pair, 2) for pair in zip(cache[number], (key, value), strict=True))
+            cache[number] = key, value
+        seen = scaled_dot_product_attention(query, key, value, attn_mask=allowed, enable_gqa=True)
+        return part.o_proj(seen.transpose(1, 2).flatten(2))
+
+
+def _normed(norm: Any, values: torch.Tensor) -> torch.Tensor:
+    return rms_norm(values, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
+def _experts(part: Any, hidden_NH: torch.Tensor) -> torch.Tensor:
+    """The MoE layer of tokens: softmax, top k, normalised gates, one grouped product for all experts, SwiGLU."""
+    gates_NK, chosen_NK = (hidden_NH @ part.gate.weight.T).softmax(-1).topk(part.gate.top_k)
+    gates_NK = gates_NK / gates_NK.sum(-1, keepdim=True)
+    order = chosen_NK.flatten().argsort(stable=True)
+    token = order // chosen_NK.shape[1]
+    ends_E = chosen_NK.flatten().bincount(minlength=len(part.gate.weight)).cumsum(0).int()
+    gate, up = grouped_mm(hidden_NH[token], part.experts.gate_up_proj.mT, offs=ends_E).chunk(2, -1)
+    out = grouped_mm(silu(gate) * up, part.experts.down_proj.mT, offs=ends_E)
+    return torch.zeros_like(hidden_NH).index_add(0, token, out * gates_NK.flatten()[order, None])
 
 
 class TRL:
@@ -309,27 +387,27 @@ def stages_and_rates(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def measure(overrides: str, blocks: int) -> dict[str, Any]:
-    """Time one setting: seconds per step, and for each of ``BASES`` its stages, its rates and ratios to all others."""
+    """Time one setting: seconds per step of each trainer, ratios to the suite, its stages, its rates and its memory."""
     suites = {name: Suite(f"{overrides} {more}") for name, more in VARIANTS.items()}
-    trainers: dict[str, Suite | Plain | TRL] = {**suites, "plain transformers": Plain(overrides)}
+    peers: dict[str, Plain | TRL] = {"plain transformers": Plain(overrides), "by hand": ByHand(overrides)}
     if find_spec("trl"):
-        trainers["TRL"] = TRL(overrides)
-    taken = interleaved(trainers, blocks)
-    numbers: dict[str, Any] = {"seconds": {name: statistics.median(each) for name, each in taken.items()}}
-    for base in BASES:
-        numbers[base] = stages_and_rates(suites[base].rows[BLOCK:]) | {
-            "beside": {name: ratio(taken[base], each) for name, each in taken.items() if name != base},
-            "generate": generate_ratio(overrides, blocks, suites[base].trainer.model),
-        }
-    return numbers
+        peers["TRL"] = TRL(overrides)
+    taken = interleaved({**suites, **peers}, blocks)
+    return {
+        "seconds": {name: statistics.median(each) for name, each in taken.items()},
+        **stages_and_rates(suites[OURS].rows[BLOCK:]),
+        "beside": {name: ratio(taken[OURS], each) for name, each in taken.items() if name != OURS},
+        "generate": generate_ratio(overrides, blocks, suites[OURS].trainer.model),
+    }
 
 
 def markdown(numbers: Mapping[str, Any]) -> str:
     """Write the numbers of settings as a table in Markdown, a column per setting."""
     cells = {setting: _cells(each) for setting, each in numbers.items()}
     return (
-        f"One thread. Medians over blocks of {BLOCK} steps. A ratio *a / b* is how many times as long *a* takes as "
-        f"*b*, with its range over blocks.\n\n{pd.DataFrame(cells).fillna('').to_markdown(disable_numparse=True)}"
+        f"One thread. Medians over blocks of {BLOCK} steps. The rows without a unit say how many times as long as the "
+        "suite with all metrics another trainer takes, with the range over blocks.\n\n"
+        f"{pd.DataFrame(cells).fillna('').to_markdown(disable_numparse=True)}"
     )
 
 
@@ -341,25 +419,21 @@ def _cells(numbers: Mapping[str, Any]) -> dict[str, str]:
 
     cells = {"measured on": numbers["machine"]["cpu"], "blocks": str(numbers["blocks"])}
     cells |= numbers["versions"]
-    cells |= {f"seconds per step, {how}": f"{numbers['seconds'][base]:.3f}" for base, how in BASES.items()}
-    for row, (base, other) in RATIOS.items():
-        if other in numbers[base]["beside"]:
-            cells[row] = with_range(numbers[base]["beside"][other])
-    for base, how in BASES.items():
-        cells[f"`generate` / our sampling, {how}"] = with_range(numbers[base]["generate"])
-    for base, how in BASES.items():
-        for rate in ("rollout", "training"):
-            cells[f"{rate} tokens/s, {how}"] = f"{numbers[base][f'{rate}_tokens_per_second']:,.0f}"
-        for stage, share in numbers[base]["stages"].items():
-            cells[f"share of {stage.replace('_', ' ')}, {how}"] = f"{share:.0%}"
+    cells["seconds per step of the suite, all metrics"] = f"{numbers['seconds'][OURS]:.3f}"
+    cells |= {row: with_range(numbers["beside"][name]) for row, name in RATIOS.items() if name in numbers["beside"]}
+    cells["`generate` / our sampling"] = with_range(numbers["generate"])
+    for rate in ("rollout", "training"):
+        cells[f"{rate} tokens/s"] = f"{numbers[f'{rate}_tokens_per_second']:,.0f}"
+    for stage, share in numbers["stages"].items():
+        cells[f"share of {stage.replace('_', ' ')}"] = f"{share:.0%}"
     return cells
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, write speed.json and print its table; exit with code 2 for wrong arguments and without a compiler."""
+    """Measure, write speed.json and print its table; exit with code 2 for wrong arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m steadymoe.integrations.speed",
-        description="Time a rollout step of this suite, TRL and plain transformers.",
+        description="Time a rollout step of this suite, of TRL and of two plain loops.",
     )
     parser.add_argument("--setting", nargs="+", default=list(SETTINGS), choices=SETTINGS, help="default: all")
     parser.add_argument("--blocks", type=int, default=6, help=f"interleaved blocks of {BLOCK} steps (default: 6)")
@@ -369,10 +443,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--blocks must be at least 1, got {given.blocks}")
     if given.record and not (PAGE.is_file() and RECORDED.is_file()):
         parser.error(f"--record replaces {RECORDED} and a section of {PAGE}: run it where both are")
-    try:
-        config_of(f"{SETTINGS['stale']} {COMPILED}")
-    except UserError as error:  # no C++ compiler
-        parser.error(str(error))
     if not find_spec("trl"):
         print("TRL is not installed and is left out; `make speed` installs it", file=sys.stderr)
     torch.set_num_threads(1)

@@ -66,7 +66,7 @@ class _Biased(nn.Module):
 
 @functools.cache
 def _biased(cls: Any) -> type[nn.Module]:
-    """One class for the routers of all models of a process, so that one compiled graph serves them."""
+    """One class for each class of routers, so that their type says what they are."""
     return type(cls.__name__, (_Biased, cls), {})
 
 

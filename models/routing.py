@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from steadymoe.models.selection import Choice, Seen, Tapped, choose, experts_of
+from steadymoe.models.selection import Choice, Seen, choose, experts_of
 
 
 def routers(model: PreTrainedModel) -> list[nn.Module]:
@@ -101,11 +101,8 @@ class RouteRecorder:
     def __enter__(self) -> "RouteRecorder":
         for layer, router in enumerate(self._routers):
             self._before.append(router.__dict__.get("forward"))
-            if isinstance(router, Tapped):
-                router.tap.recorder = self, layer
-            else:
-                # This replaces the method; a hook cannot reach the selection inside it.
-                router.forward = partial(self._run, layer, router.forward)
+            # This replaces the method; a hook cannot reach the selection inside it.
+            router.forward = partial(self._run, layer, router.forward)
         return self
 
     def __exit__(
@@ -113,9 +110,6 @@ class RouteRecorder:
     ) -> None:
         for router, before, calls in zip(self._routers, self._before, self._calls, strict=True):
             calls.clear()
-            if isinstance(router, Tapped):
-                router.tap.recorder = None
-                continue
             del router.forward  # the method of the class is visible again; an earlier replacement is restored below
             if before is not None:
                 router.forward = before

@@ -4,7 +4,7 @@ Shapes (docs/glossary.md): N tokens of a forward, K experts a token, E experts, 
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +46,8 @@ def choose(
 ) -> tuple[Any, Seen]:
     """Run the router's ``forward`` with the experts of ``choice``; return its output and what the router saw.
 
-    The ``live`` choice comes from the router's unchanged logits, and so do gate weights unless ``choice`` has gates. It
-    can be traced by ``torch.compile``. Raises RuntimeError unless the router selects its experts by one ``torch.topk``.
+    The ``live`` choice comes from the router's unchanged logits, and so do gate weights unless ``choice`` has gates.
+    Raises RuntimeError unless the router selects its experts by one ``torch.topk``.
     """
     inputs_NH = hidden.detach().reshape(-1, hidden.shape[-1])
     forced_NK = choice.forced_NK
@@ -82,39 +82,6 @@ def _kept(choice: Choice, gates_NK: Tensor) -> Tensor | None:
     return gates_NK.detach() if choice.keeps_gates else None
 
 
-class Recorder(Protocol):
-    """What a tap reports to: ``routing.RouteRecorder``."""
-
-    def choice(self, layer: int) -> Choice:
-        """Return what decides the experts of an MoE layer now."""
-
-    def saw(self, layer: int, seen: Seen) -> None:
-        """Take what the router of an MoE layer saw."""
-
-
-class Tapped(nn.Module):
-    """A mix-in for the class of a router in a compiled layer (models/compiled.py): ``tap`` decides and sees.
-
-    A ``forward`` set on the router itself, as ``RouteRecorder`` sets one elsewhere, would make a graph for each layer.
-    """
-
-    tap: "Tap"
-
-    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-        output, seen = choose(self, super().forward, self.tap.choice, hidden, *args, **kwargs)
-        self.tap.seen.append(seen)
-        return output
-
-
-class Tap:
-    """What a layer's graph sets and reads of its router, and the recorder that it reports to outside of the graph."""
-
-    def __init__(self) -> None:
-        self.choice, self.seen = Choice(), list[Seen]()
-        self.recorder: tuple[Recorder, int] | None = None
-        """The open recorder, and the number of this router's MoE layer."""
-
-
 def scores_of_all_experts(func: Callable[..., Any], args: Any, kwargs: Any, experts: int) -> Tensor | None:
     """Return the scores, (N, E), if a call is the ``torch.topk`` by which a router chooses its experts; else None.
 
@@ -132,7 +99,6 @@ class _Selection(TorchFunctionMode):
     The choice is replaced by ``forced_NK``; None replaces nothing.
     """
 
-    # ``live`` is a list of the caller's: torch.compile does not see what a mode keeps in fields of its own.
     def __init__(self, experts: int, forced_NK: Tensor | None, live: list[Tensor]) -> None:
         super().__init__()
         self._experts, self._forced_NK, self._live = experts, forced_NK, live

@@ -150,7 +150,6 @@ def _check(run: Run) -> None:
         "an audit takes gradients of losses alone; leave routing.aux_loss, z_loss and bias_speed at 0": (
             config.routing.aux_loss or config.routing.z_loss or config.routing.bias_speed
         ),
-        "compile=true: an audit has many trainers on one model; leave it out": config.compile,
         "an audit takes a mini-batch in one forward; set microbatch=null, or make mini-batches smaller": (
             config.microbatch is not None
         ),

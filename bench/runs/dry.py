@@ -14,7 +14,7 @@ from steadymoe.bench.runs.identity import flatten
 # The settings that decide the time of a step. Losses cost little next to a forward, so an algorithm counts only with
 # its ``sampling``.
 _COSTS = ["model", "task", "rollout", "savings", "probe", "evaluation", "routing", "engine", "correction"]
-_COSTS += ["updates_per_rollout", "device", "precision", "experts", "compile", "threads", "measure", "microbatch"]
+_COSTS += ["updates_per_rollout", "device", "precision", "experts", "threads", "measure", "microbatch"]
 # The committed runs of the reference study, with their times; a wheel does not carry them.
 _REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "data"
 # Status → what the command does about such runs.

@@ -70,8 +70,6 @@ def _train(run: compose.Run, recorded: Record) -> None:
     task, model, made = at_start(
         config, lambda *check: recorded.update(progress=dict(zip(progress.CHECK, check, strict=True)))
     )
-    if config.compile:
-        recorded.update(progress={"compiling": True})
     trainer = trainer_at_start(model, task, config)
     savings = {"share_prompts": trainer.learner.forwards.unshared or True}
     recorded.update(cold_start=recorded.run["cold_start"] | made, savings=savings, **build.size(model))

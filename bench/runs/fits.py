@@ -29,7 +29,7 @@ from steadymoe.bench.schema import EXPERTS, RunConfig
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.seeding import numpy_generator
 from steadymoe.bench.tasks import Task
-from steadymoe.models import build, compiled, megablocks, pretrained
+from steadymoe.models import build, megablocks, pretrained
 from steadymoe.models.engine import Engine, Truncated
 
 _TOKEN, _NUMBER = 8 + 8 + 4, 4
@@ -79,15 +79,9 @@ def need_device(device: str) -> None:
 
 
 def _machine(config: RunConfig) -> None:
-    """Raise ConfigError for a package or compiler that this machine does not have."""
+    """Raise ConfigError for a package that this machine does not have."""
     if config.experts == megablocks.NAME and (why := megablocks.reason_against(config.device)) is not None:
         raise ConfigError(f"experts={megablocks.NAME}: {why}")
-    if config.compile:
-        path = config.model.get("path")
-        family = pretrained.family(path) if path else build.config_class(config.model["config"]["_target_"])
-        why = compiled.reason_against(family, config.experts, config.device, config.precision)
-        if why is not None:
-            raise ConfigError(f"compile=true: {why}")
 
 
 def _advantage(config: RunConfig, traits: Traits) -> None:

@@ -97,7 +97,7 @@ def _show_lines(runs: Sequence[Run], console: Console, stop: threading.Event) ->
 def _line(state: dict[str, Any]) -> str:
     if state["cold_start_left"] is not None:
         return f"{state['status']}, about {_clock(state['cold_start_left'])} left of it"
-    if state["status"] in ("cold start", "loading", "compiling layers"):
+    if state["status"] in ("cold start", "loading"):
         return state["status"]
     return (
         f"{state['status']}, step {state['step']}/{state['steps']}, reward {_number(state.get('reward'), '.2f')}, "
@@ -115,8 +115,6 @@ def _state(run: Run) -> dict[str, Any]:
         update, accuracy, left = (progress.get(name) for name in CHECK)
         is_given = "path" in run.config.model or run.config.cold_start.path is not None
         status = "loading" if is_given else "cold start"
-        if progress.get("compiling"):
-            status = "compiling layers"
         if update is not None:
             status += f", {update} updates, accuracy {accuracy:.2f} of {run.config.cold_start.accuracy_low:g}"
     return {"step": 0} | progress | {"status": status, "steps": run.config.steps, "cold_start_left": left}

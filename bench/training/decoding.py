@@ -13,7 +13,6 @@ from transformers import DynamicCache, PreTrainedModel
 
 from steadymoe.bench.training.packing import causal, positions, refusal
 from steadymoe.models.attention import Kept, from_kept
-from steadymoe.models.compiled import is_compiled
 from steadymoe.models.routing import RouteRecorder, log_softmax
 from steadymoe.models.selection import NO_ROUTE
 
@@ -38,7 +37,7 @@ class Decoder:
         # Keys and values of a prompt are kept once for all its rows if every layer attends to all earlier tokens, by
         # the attention function that the config names.
         by_name = model._supports_attention_backend
-        self._shares = by_name and refusal(model.config) is None and not is_compiled(model)
+        self._shares = by_name and refusal(model.config) is None
         self._cache = DynamicCache(config=model.config)
         self._chosen: list[Tensor] = []
         self._gates: list[Tensor] = []

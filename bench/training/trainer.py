@@ -17,7 +17,6 @@ from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import samples
 from steadymoe.bench.training.columns_of_step import Measured, Row, StepRows, rollout_columns
-from steadymoe.bench.training.compiling import compile_layers
 from steadymoe.bench.training.learner import RECALLS, Learner
 from steadymoe.bench.training.microbatches import MicroBatch
 from steadymoe.bench.training.old_policy import OldPolicy, as_sampled, check_sampler
@@ -53,8 +52,6 @@ class Trainer:
         self.sampler = Sampler(build(config.engine), model)
         self.advantage = build(config.used_advantage)
         drawn = numpy_generator(config.seed, "evaluation")
-        if config.compile:
-            compile_layers(self.learner)
         self._held_out = task.sample(config.evaluation.prompts, drawn, held_out=True)
         fixed = self._rollout("probe", 0, config.probe.responses, 1)
         self._since_start = Probe(model, fixed.sequences, config.precision)

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 import torch
 from committed import assert_same
-from test_compiled import PROMPTS, rolled
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -14,11 +13,12 @@ from transformers import PreTrainedModel
 from steadymoe.bench.report import write
 from steadymoe.bench.statistics.estimates import Estimate
 from steadymoe.bench.tasks.chain import Chain
-from steadymoe.bench.training.sampling import Rollout
+from steadymoe.bench.training.sampling import Decoding, Rollout, roll_out
 from steadymoe.integrations.engines import against_vllm as engines
 
 ROOT = Path(__file__).parents[2]
 RESPONSES = 3
+PROMPTS = ["1+2=", "3-4+5=", "0+1-2+3=", "5+5=", "2-1="]
 
 
 def written(rollout: Rollout, prompts: list[list[int]]) -> dict[str, Tensor]:
@@ -39,7 +39,8 @@ def written(rollout: Rollout, prompts: list[list[int]]) -> dict[str, Tensor]:
 @pytest.fixture
 def sampled(model: PreTrainedModel, task: Chain) -> tuple[Rollout, list[list[int]]]:
     prompts = [task.tokenizer(prompt)["input_ids"] for prompt in PROMPTS for _ in range(RESPONSES)]
-    return rolled(model, task, RESPONSES, gates=False), prompts
+    generator = torch.Generator().manual_seed(0)
+    return roll_out(model, task, PROMPTS, RESPONSES, generator, Decoding(top_k=3)), prompts
 
 
 def test_what_the_worker_writes_is_read_as_the_rollout_that_it_was(sampled: tuple[Rollout, list[list[int]]]) -> None:

@@ -282,7 +282,6 @@ REFUSED = {
     "an algorithm": (["algorithm=gspo"], "audit.algorithms=[grpo,gspo]"),
     "routing": (["routing=r2"], "audit.routing"),
     "an old sampler": (["engine=stale", "engine.strength=2"], "engine=stale"),
-    "compiled layers": (["compile=true"], "compile=true"),
     "unknown algorithm": (["audit.algorithms=[grop]"], "grop"),
     "no words": (["+audit.arms.wide=3"], "audit.arms.wide"),
     "words of a run": (['+audit.arms.wide="algorithm=grpo seed=3"'], "audit.arms.wide"),

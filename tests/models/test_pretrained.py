@@ -10,7 +10,6 @@ import pytest
 import torch
 from fixtures import MICRO
 from safetensors.torch import load_file, save_file
-from test_compiled import compiles
 from test_execute import SMALL
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel
 from steadymoe.bench.runs import compose, execute, record
 from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.tasks.chain import Chain
-from steadymoe.models import build, compiled, pretrained
+from steadymoe.models import build, pretrained
 
 # "=3+4==" for a prompt "3+4=": in characters that the task's own tokenizer has.
 TEMPLATE = (
@@ -170,16 +169,6 @@ def test_weights_that_are_missing_fail_the_run(folder: Path) -> None:
     ):
         pretrained.load(str(folder), "cpu")
     assert execute.execute(planned(folder)) == "failed"
-
-
-@compiles
-def test_layers_of_a_checkpoint_are_compiled_if_its_family_can_be(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert planned(folder, "compile=true").config.compile
-    monkeypatch.setattr(compiled, "FAMILIES", ("GptOssConfig",))
-    with pytest.raises(ConfigError, match="compile=true: Qwen3MoeConfig is none of the families"):
-        planned(folder, "compile=true")
 
 
 def test_a_dense_checkpoint_is_trained_too_but_not_by_its_routers(tmp_path: Path, task: Chain) -> None:
