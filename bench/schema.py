@@ -36,6 +36,7 @@ _LARGEST = 2**63 - 1
 _MAX_STEPS = 1_000_000
 # OpenMP crashes the process where it cannot create this many threads.
 _MAX_THREADS = 1024
+_MAX_PASS_K = 1024  # of each prompt: more would hold a rollout of its own
 # One command asks for the versions of a thousand runs.
 version = functools.cache(metadata.version)
 # Raised when training/cold_start.py makes another cold start of the same config.
@@ -76,6 +77,7 @@ class RolloutConfig(_Group):
     prompts: Count
     minibatch_prompts: Count | None
     responses: Annotated[StrictInt, Field(ge=2, le=_LARGEST)]
+    shuffle_rewards: StrictBool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,12 +159,14 @@ class ColdStartConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(_Group):
-    """Sampled accuracy on held-out prompts."""
+    """Accuracy on held-out prompts: of a sampled response, of the greedy one, and of the best of several (pass@k)."""
 
     every: Count
     every_updates: Count | None
     prompts: Count
     permuted_routes: StrictBool
+    pass_k: Annotated[StrictInt, Field(ge=0, le=_MAX_PASS_K)] = 8
+    pass_prompts: Count = 256
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -378,7 +378,7 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     A metric that a run does not have (routing of a dense model, clip fraction of a loss without a clip) has no rows.
     A run ends at a number that is not finite. Up to its planned last step its reward is 0 after that step, and its
     accuracy from that step on, because a step is evaluated after its updates. (Averages over seeds would rise if such a
-    run were left out.) Step 0 has the held-out accuracy of the cold start.
+    run were left out.) Step 0 has the outcomes of the cold start.
     """
     table = pd.concat([_cold_start(runs), _read(runs, "steps")], ignore_index=True)
     table = table.drop(columns=[name for name in table if str(name).endswith("_histogram")])
@@ -392,15 +392,19 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     table.loc[last, "reward"] = table.loc[last, "reward"].fillna(0.0)  # the step could not be sampled
     table.loc[last, "eval_accuracy"] = 0.0
     table = pd.concat([table, *(each for each in lost if len(each))], ignore_index=True)
+    planned = runs["steps"].astype(int).reset_index(drop=True)
+    at_end = table["run"].isin(ends) & (table["step"] == table["run"].map(planned))
+    table.loc[at_end, [name for name in columns.OUTCOMES if name in table]] = 0.0
     long = table.melt(id_vars=["run", "step"], var_name="metric", value_name="value").dropna(subset="value")
     return _with_keys(runs, long)[[*KEYS, "step", "metric", "value"]]
 
 
 def _cold_start(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the held-out accuracy of each run before its first step: run (its place), step (0), eval_accuracy."""
+    """Return the outcomes of each run before its first step: run (its place), step (0), those that it has."""
     table = _read(runs, "evaluations")
-    first = table[table["step"] == 0].groupby(["run", "step"])["score"].mean()
-    return first.rename("eval_accuracy").reset_index()
+    scores = {score: name for name, score in columns.EVALUATED.items() if name in columns.OUTCOMES and score in table}
+    first = table[table["step"] == 0].groupby(["run", "step"])[list(scores)].mean()
+    return first.rename(columns=scores).reset_index()
 
 
 def histograms(runs: pd.DataFrame) -> pd.DataFrame:

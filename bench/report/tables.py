@@ -31,6 +31,8 @@ LAST_STEPS = 5
 SUMMARY = {
     "final reward": ("reward", "last"),
     "final held-out accuracy": ("eval_accuracy", "end"),
+    "final greedy accuracy": ("eval_greedy", "end"),
+    "final pass@k": ("eval_pass", "end"),
     "best minus final reward": ("reward", "fall"),
     columns.short("expert_change_rate"): ("expert_change_rate", "median"),
     columns.short("expert_change_per_update"): ("expert_change_per_update", "mean"),
@@ -38,6 +40,8 @@ SUMMARY = {
     columns.short("sequence_ratio_variance"): ("sequence_ratio_variance", "median"),
     columns.short("clip_fraction"): ("clip_fraction", "mean"),
 }
+# Metrics that archives of earlier versions lack: no table has a column of nothing.
+_LATER = ("eval_greedy", "eval_pass")
 # The same for the table of models.
 MODELS = {
     columns.short("expert_change_per_update"): ("expert_change_per_update", "mean"),
@@ -55,7 +59,9 @@ OFF = {"off", "none", "exact"}
 GEOMETRIC = ("token_ratio_variance", "sequence_ratio_variance")
 CAPTION = (
     f"Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of seeds. Numbers of a run: "
-    f"final reward is the mean of the last {LAST_STEPS} steps, final held-out accuracy is the last evaluation, "
+    f"final reward is the mean of the last {LAST_STEPS} steps, final held-out accuracy is the last evaluation (one "
+    "sampled response a prompt), "
+    "greedy accuracy and pass@k the same of greedy responses and of the best of k, "
     f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
     "over steps, expert change per update and clip fraction are means over steps. "
     f"{COLLAPSED} Falling: runs whose reward or entropy falls, or whose gradient norm explodes, too near the end to be "
@@ -125,7 +131,9 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
     ``runs`` has the columns of ``collapse.judged``.
     """
-    rows, estimates = [], _estimates(steps, SUMMARY)
+    measured = set(steps["metric"])
+    numbers = {name: number for name, number in SUMMARY.items() if number[0] in measured or number[0] not in _LATER}
+    rows, estimates = [], _estimates(steps, numbers)
     for arm, ours in runs.groupby("arm"):
         row: dict[str, object] = {
             "arm": arm,
@@ -136,7 +144,7 @@ def summary(steps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
         }
         rows.append(row | estimates(str(arm)))
     rows.sort(key=lambda row: -cast(Estimate, row["final reward"]).mean)
-    return pd.DataFrame(rows, columns=["arm", "n", "collapsed", "collapsed (recorded)", "falling", *SUMMARY])
+    return pd.DataFrame(rows, columns=["arm", "n", "collapsed", "collapsed (recorded)", "falling", *numbers])
 
 
 def _judged(runs: pd.DataFrame, column: str) -> pd.Series:
@@ -404,7 +412,8 @@ def _named(arms: Sequence[str], counted: str) -> str:
 def headline(shown: Shown) -> pd.DataFrame:
     """Return the six columns that a reader looks for first; one row per arm, the highest final reward first."""
     summary, best, differences = shown["summary"][0], shown["leaderboard"][0]["arm"].iloc[0], _differences(shown)
-    first = summary[["arm", "n", "final reward", "final held-out accuracy", "collapsed"]]
+    outcomes = [name for name in ("final held-out accuracy", "final greedy accuracy") if name in summary]
+    first = summary[["arm", "n", "final reward", *outcomes, "collapsed"]]
     first.insert(3, f"less {best}", [differences.get(arm, "–") for arm in first["arm"]])
     return first
 

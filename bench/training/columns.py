@@ -129,6 +129,13 @@ STEP = (
            label="training reward", short="reward", worse="lower", share=True, kept=True),
     Column("eval_accuracy", "mean score on the held-out prompts, one sampled response each, after the step",
            label="held-out accuracy", worse="lower", share=True, kept=True),
+    Column("eval_greedy",
+           "the same of the greedy response; with measure=little only before the first and after the last step",
+           label="greedy held-out accuracy", short="greedy", worse="lower", share=True, kept=True),
+    Column("eval_pass",
+           "mean over evaluation.pass_prompts held-out prompts of the best score of evaluation.pass_k sampled "
+           "responses; before the first and after the last step",
+           label="pass@k", short="pass@k", worse="lower", share=True, kept=True),
     Column("eval_accuracy_permuted",
            "eval_accuracy if every token runs the experts of another token; null unless evaluation.permuted_routes",
            worse="lower", share=True, kept=True),
@@ -250,8 +257,24 @@ EVALUATION = (
     Column("step", "steps trained so far; 0 is the cold start", type="int64"),
     Column("prompt", "held-out prompt", type="string"),
     Column("score", "reward of the sampled response", worse="lower", share=True),
-    Column("score_permuted", "the same if every token runs the experts of another token", worse="lower", share=True),
+    Column("score_greedy", "reward of the greedy response; null where it was not asked for", worse="lower", share=True),
+    Column(
+        "score_pass",
+        "highest reward of evaluation.pass_k sampled responses; null where they were not sampled",
+        worse="lower",
+        share=True,
+    ),
+    Column("score_permuted", "score if every token runs the experts of another token", worse="lower", share=True),
 )
+# Column of steps → the scores that it is the mean of.
+EVALUATED = {
+    "eval_accuracy": "score",
+    "eval_greedy": "score_greedy",
+    "eval_pass": "score_pass",
+    "eval_accuracy_permuted": "score_permuted",
+}
+# What a run is judged by: each is taken at the last evaluation.
+OUTCOMES = ("eval_accuracy", "eval_greedy", "eval_pass")
 
 TAIL = (
     Column("response", "response of the probe's sample, from 0", type="int64"),

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from steadymoe.algorithms import ops
 from steadymoe.bench.training import routing_drift, token_metrics
+from steadymoe.bench.training.columns import EVALUATED
 from steadymoe.bench.training.forward import Forward
 from steadymoe.bench.training.old_policy import OldPolicy
 from steadymoe.bench.training.sampling import Rollout
@@ -200,9 +201,10 @@ class StepRows:
         """The held-out prompts and their scores."""
         self._evaluations = evaluations
         if evaluations:
-            for column, score in (("eval_accuracy", "score"), ("eval_accuracy_permuted", "score_permuted")):
-                if score in evaluations[0]:
-                    self._step_row[column] = sum(row[score] for row in evaluations) / len(evaluations)
+            for column, score in EVALUATED.items():
+                scores = [row[score] for row in evaluations if score in row]
+                if scores:
+                    self._step_row[column] = sum(scores) / len(scores)
 
     def add_tails(self, tails: list[Row], tokenizer: PreTrainedTokenizerBase) -> None:
         """The tokens that moved most over the updates; their ids become texts."""

@@ -35,6 +35,8 @@ class Decoding:
     """Whether the routes of the tokens are kept."""
     gates: bool = False
     """Whether the gate weights of these routes are kept, too."""
+    greedy: bool = False
+    """Whether the most likely token is taken in place of a draw."""
     bank_LNK: Tensor | None = None
     """Every token runs the experts of a token drawn from these routes, by ``generator``, not its own."""
 
@@ -167,7 +169,10 @@ def sample(
                 drawn_BV = all_logprobs_BV.masked_fill(~kept_BV, -torch.inf).log_softmax(-1)
                 if engine.replays_mask:
                     kept.append(kept_BV | ~decoder.alive_B[:, None])
-            token_B1 = torch.multinomial(drawn_BV.exp(), 1, generator=generator)
+            if decoding.greedy:
+                token_B1 = drawn_BV.argmax(-1, keepdim=True)
+            else:
+                token_B1 = torch.multinomial(drawn_BV.exp(), 1, generator=generator)
             logprobs.append(torch.where(decoder.alive_B, drawn_BV.gather(-1, token_B1).squeeze(-1), 0.0))
             if decoding.top_k:
                 top.append(_most_likely(drawn_BV, token_B1, decoding.top_k))

@@ -4,6 +4,7 @@ Shapes: P prompts, G responses to each, B = P·G sequences of a rollout, M of th
 positions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -71,6 +72,8 @@ class Trainer:
         with clock("old_policy_seconds"):
             old, recomputed = self.old_policy(rollout, minibatches, step)
         rewards_B = self.rewards(rollout, old)
+        if self.config.rollout.shuffle_rewards:
+            rewards_B = self._shuffled(rewards_B, step)
         advantages_BT = self.advantages(rewards_B, rollout.sequences.response_mask_BT)
 
         with clock("probe_seconds"):
@@ -107,24 +110,51 @@ class Trainer:
     def evaluate(self, step: int) -> list[Row]:
         """One sampled response to each held-out prompt, always with the same prompts and the same random draws.
 
-        Raises FloatingPointError if the policy's distribution is not finite.
+        Before the first and after the last step also the greedy response, and the best of ``evaluation.pass_k`` for the
+        first prompts; the greedy response everywhere with ``measure=all``. Raises FloatingPointError if the policy's
+        distribution is not finite.
         """
-        permutes = self.config.evaluation.permuted_routes and self.learner.experts > 0
-        generator = torch_generator(self.config.seed, "evaluation", 0, self.model.device.type)
+        numbers, ends = self.config.evaluation, step in (0, self.config.steps)
+        permutes = numbers.permuted_routes and self.learner.experts > 0
         decoding = Decoding(precision=self.config.precision, routes=permutes)
-        made = roll_out(self.model, self.task, self._held_out, 1, generator, decoding)
-        rows = [
+        made = self._respond("evaluation", self._held_out, 1, decoding)
+        rows: list[Row] = [
             {"step": step, "prompt": prompt, "score": score}
             for prompt, score in zip(self._held_out, made.scores_B.tolist(), strict=True)
         ]
+        found = {}
+        if ends or self._measures:
+            greedy = replace(decoding, greedy=True, routes=False)
+            found["score_greedy"] = self._respond("evaluation", self._held_out, 1, greedy).scores_B
+        if ends and numbers.pass_k:
+            found["score_pass"] = self._best_scores(numbers.pass_k, replace(decoding, routes=False))
         if permutes:
             assert made.routes_LBFK is not None  # of a model with routers
-            bank_LNK = made.routes_LBFK[:, made.sequences.route_mask_BF]
-            generator = torch_generator(self.config.seed, "evaluation_permuted", 0, self.model.device.type)
-            other = roll_out(self.model, self.task, self._held_out, 1, generator, replace(decoding, bank_LNK=bank_LNK))
-            for row, score in zip(rows, other.scores_B.tolist(), strict=True):
-                row["score_permuted"] = score
+            moved = replace(decoding, bank_LNK=made.routes_LBFK[:, made.sequences.route_mask_BF])
+            found["score_permuted"] = self._respond("evaluation_permuted", self._held_out, 1, moved).scores_B
+        for name, scores in found.items():
+            for row, score in zip(rows, scores.tolist(), strict=False):  # pass@k is of the first prompts alone
+                row[name] = score
         return rows
+
+    def _best_scores(self, responses: int, decoding: Decoding) -> Tensor:
+        """The highest score of ``responses`` to each of the first prompts; as many rows at once as a rollout has."""
+        rollout, texts = self.config.rollout, self._held_out[: self.config.evaluation.pass_prompts]
+        at_once = max(1, rollout.prompts * rollout.responses // responses)
+        best = [
+            self._respond("evaluation_pass", texts[first : first + at_once], responses, decoding, first)
+            .scores_B.view(-1, responses)
+            .amax(-1)
+            for first in range(0, len(texts), at_once)
+        ]
+        return torch.cat(best)
+
+    def _respond(
+        self, stage: str, texts: Sequence[str], responses: int, decoding: Decoding, number: int = 0
+    ) -> Rollout:
+        """Responses of the trained model to held-out prompts, by draws of ``stage``."""
+        generator = torch_generator(self.config.seed, stage, number, self.model.device.type)
+        return roll_out(self.model, self.task, texts, responses, generator, decoding)
 
     def _rollout(
         self, stage: str, step: int, prompts: int, responses: int, sampler: PreTrainedModel | None = None
@@ -204,6 +234,11 @@ class Trainer:
             taken_BT = kl.coefficient * ops.kl_estimate(old.logprobs_BT, old.reference_logprobs_BT, kl.estimator)
         overlong, mask_BT = self.config.algorithm.overlong, rollout.sequences.response_mask_BT
         return shaped_rewards(rollout.scores_B, mask_BT, self.task.max_new_tokens, overlong, taken_BT)
+
+    def _shuffled(self, rewards_B: Tensor, step: int) -> Tensor:
+        """Give each response the reward of another, whatever its prompt; by draws of the step."""
+        generator = torch_generator(self.config.seed, "shuffled_rewards", self._drawn_before + step)
+        return rewards_B[torch.randperm(len(rewards_B), generator=generator).to(rewards_B.device)]
 
     def advantages(self, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
         """Return the advantage of every token, (B, T); 0 on padding."""
