@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from steadymoe.bench.report import archive, collapses, figures, realism, tables, write
-from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec
+from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, bearable
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome
 from steadymoe.bench.runs.lifecycle import Damaged
@@ -218,6 +218,7 @@ def shown_tables(data: Tables) -> dict[str, tuple[pd.DataFrame, str]]:
     own = archive.one_trainer({name: data[name] for name in ("steps", "runs", "evaluations")})
     every = {
         "leaderboard": (tables.leaderboard(own["steps"], own["runs"]), tables.LEADERBOARD_CAPTION),
+        "bearable": (bearable.table(own["steps"]), bearable.CAPTION),
         "summary": (tables.summary(steps, runs), tables.CAPTION),
         "head_to_head": (tables.head_to_head(**own), tables.HEAD_TO_HEAD_CAPTION),
         "warnings": (data["warnings"], collapses.WARNINGS_CAPTION),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from steadymoe.bench.report.figures import curves, looks, points, routing, stability, style
+from steadymoe.bench.report.figures import bearable, curves, looks, points, routing, stability, style
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.support import external, processes
 from steadymoe.bench.support.errors import UserError
@@ -130,6 +130,7 @@ _LIST = [
     FigureSpec("fig15", "gain_map", stability.gain_map, "frontier_stale",
                varies=_GRID, records=("reward", "eval_accuracy"), only=("algorithm", "model", *_GRID)),
     FigureSpec("fig16", "tail", routing.tail, "routers", records=_TOP, takes=("steps", "tails")),
+    FigureSpec("fig17", "bearable", bearable.drawn, "bearable", records=("eval_accuracy",), rule=bearable.lacks),
 ]
 # fmt: on
 # By id, in the order of the paper.

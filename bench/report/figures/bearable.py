@@ -1,0 +1,194 @@
+"""Bearable stress of a sweep with a dial: the outcomes over the dial, the line, and where each loss leaves it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from steadymoe.bench.report import tables
+from steadymoe.bench.report.figures import looks, style
+from steadymoe.bench.report.figures.style import DataFigure
+from steadymoe.bench.statistics.bearable import SHARE, Bearable, bearable
+from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE
+from steadymoe.bench.statistics.estimates import INTERVAL, over_seeds
+from steadymoe.bench.training import columns
+
+REFERENCE = "grpo"
+# Column → what it is called. Of several that vary, the first is the dial, and the others divide the table.
+DIALS = {
+    "learning_rate": "learning rate",
+    "updates_per_rollout": "updates per rollout",
+    "strength": "strength of the mismatch",
+}
+_OUTCOMES = {"sampled": "eval_accuracy", "greedy": "eval_greedy"}
+_SPREAD = 1.12  # the intervals at one value stand side by side, over a range of this factor
+CAPTION = (
+    "Bearable: the largest value of the dial at which the mean held-out accuracy of a loss (a sampled response a "
+    "prompt, the last evaluation, 0 after a number that is not finite) still lies on the line: the start plus "
+    f"{SHARE:.0%} of the gain of {REFERENCE} at its best value; between two values by interpolation. "
+    f"× {REFERENCE}: the same in multiples of {REFERENCE}'s, with a 95 % bootstrap interval over paired seeds from "
+    f"{MIN_TO_DECIDE} seeds on. > grid: never below the line on this grid, extend it; –: nowhere on the line. Best: "
+    f"the highest level and its value of the dial, with {INTERVAL}; greedy: the greedy accuracy there."
+)
+
+
+def lacks(steps: pd.DataFrame) -> str | None:
+    """Return what a table of ``archive.load`` lacks for a bearable stress, or None."""
+    dial = dial_of(steps)
+    if dial is None:
+        return f"runs of one loss at 2 values of {' or '.join(DIALS)}"
+    if REFERENCE not in set(steps["algorithm"]):
+        return f"runs of {REFERENCE}, the reference"
+    if not (steps["metric"] == "eval_accuracy").any():
+        return "runs that record eval_accuracy"
+    return None
+
+
+def dial_of(steps: pd.DataFrame) -> str | None:
+    """Return the first of ``DIALS`` that takes two values with one loss; None if none does."""
+    return next(iter(_varying(steps)), None)
+
+
+def _varying(steps: pd.DataFrame) -> list[str]:
+    fixed = ["algorithm", "model", "routing", "correction"]
+    counts = steps.groupby(fixed, observed=True)[list(DIALS)].nunique().max()
+    return [dial for dial in DIALS if counts[dial] > 1]
+
+
+def levels(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the outcomes of each run: panel, line, algorithm, dial, seed, start, sampled, and greedy if recorded."""
+    dial, *others = _varying(steps)
+    more = ["model", "routing", "correction"] + (["engine"] if dial != "strength" else [])
+    steps = steps.assign(line=tables.line_names(steps, more), panel="")
+    for other in others:
+        steps["panel"] += (
+            (steps["panel"] != "").map({True: ", ", False: ""}) + f"{DIALS[other]} " + steps[other].map("{:g}".format)
+        )
+    keys = ["panel", "line", "algorithm", dial, "seed"]
+    found = {"start": tables.run_numbers(steps[steps["step"] == 0], "eval_accuracy", "first", keys)}
+    found |= {name: tables.run_numbers(steps, metric, "end", keys) for name, metric in _OUTCOMES.items()}
+    return pd.DataFrame(found).dropna(subset=["start", "sampled"]).reset_index().rename(columns={dial: "dial"})
+
+
+def table(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each loss of each panel, the one that bears most first; empty if ``lacks`` names a reason."""
+    if lacks(steps) is not None:
+        return pd.DataFrame()
+    rows = []
+    for panel, ours in levels(steps).groupby("panel", sort=False):
+        found = [(line, *_borne(ours, str(line))) for line in dict.fromkeys(ours["line"])]
+        for line, borne, best in sorted(found, key=lambda each: -_order(each[1])):
+            its = ours[(ours["line"] == line) & (ours["dial"] == best)]
+            row: dict[str, Any] = {"setting": panel} if panel else {}
+            row |= {"loss": line, "n": 0 if borne is None else borne.n}
+            row["bearable"] = "–" if borne is None or np.isnan(borne.crossing) else f"{borne.crossing:.3g}"
+            row[f"× {REFERENCE}"] = "–" if borne is None else str(borne)
+            row |= {f"best {DIALS[_varying(steps)[0]]}": f"{best:g}"}
+            row |= {"start": over_seeds(its["start"].tolist(), bounds=(0, 1))}
+            row |= {"sampled at best": over_seeds(its["sampled"].tolist(), bounds=(0, 1))}
+            if its["greedy"].notna().any():
+                row["greedy at best"] = over_seeds(its["greedy"].dropna().tolist(), bounds=(0, 1))
+            rows.append(row)
+    return pd.DataFrame(rows).replace({"bearable": {"inf": "> grid"}})
+
+
+def _order(borne: Bearable | None) -> float:
+    return -1.0 if borne is None or np.isnan(borne.crossing) else borne.crossing
+
+
+def _wide(ours: pd.DataFrame, line: str) -> pd.DataFrame:
+    """Return the sampled accuracy of a line, dial × seed, at the seeds that it has at every value."""
+    return ours[ours["line"] == line].pivot_table(index="dial", columns="seed", values="sampled").dropna(axis=1)
+
+
+def _reference(ours: pd.DataFrame) -> str | None:
+    """Return the line of the reference: the one without a further choice, if there are several."""
+    lines = sorted(set(ours.loc[ours["algorithm"] == REFERENCE, "line"]), key=len)
+    return lines[0] if lines else None
+
+
+def _borne(ours: pd.DataFrame, line: str) -> tuple[Bearable | None, float]:
+    """Return what a line of a panel bears, None where no line can be drawn, and its best value of the dial."""
+    mine, reference = _wide(ours, line), _reference(ours)
+    means = ours[ours["line"] == line].groupby("dial")["sampled"].mean()
+    best = float(means.index.to_numpy(float)[means.argmax()])
+    if reference is None:
+        return None, best
+    theirs = _wide(ours, reference)
+    dials, seeds = mine.index.intersection(theirs.index), mine.columns.intersection(theirs.columns)
+    start = ours[ours["line"] == reference].groupby("seed")["start"].first()
+    if len(dials) < 2 or len(seeds) == 0:
+        return None, best
+    levels_DS, reference_DS = (each.loc[dials, seeds].to_numpy() for each in (mine, theirs))
+    generator = np.random.default_rng(0)  # the same draws for every loss: losses are paired, too
+    try:
+        return bearable(levels_DS, reference_DS, start[seeds].to_numpy(), dials.to_numpy(float), generator), best
+    except ValueError:  # the reference gains nothing
+        return None, best
+
+
+def drawn(steps: pd.DataFrame) -> DataFigure:
+    """Bearable stress: held-out accuracy over a dial, and where each loss falls below a share of GRPO's best gain.
+
+    A row for each setting besides the dial; sampled accuracy decides, greedy accuracy stands beside it.
+    """
+    runs, dial = levels(steps), dial_of(steps)
+    assert dial is not None
+    panels, outcomes = list(dict.fromkeys(runs["panel"])), [name for name in _OUTCOMES if runs[name].notna().any()]
+    lines = looks.of_lines(runs, "line")
+    with style.figure_style():
+        width = style.ONE_COLUMN if len(outcomes) == 1 else style.TWO_COLUMNS
+        figure, axes = style.panels(
+            len(panels), len(outcomes), 2.0 * len(panels) + 0.4, width, sharex=True, sharey=True
+        )
+        for axis, (panel, outcome) in zip(axes, _places(panels, outcomes), strict=True):
+            ours = runs[runs["panel"] == panel]
+            _panel(axis, ours, outcome, lines)
+            axis.set_title(panel)
+            axis.set_ylabel(columns.label(_OUTCOMES[outcome]))
+            axis.set_xlabel(DIALS[dial] if panel == panels[-1] else "")
+            values = sorted(runs["dial"].unique())
+            if values[0] > 0:
+                axis.set_xscale("log")
+            axis.set_xticks(values, style.numbers(values))
+            axis.minorticks_off()
+        n = style.span(runs.groupby(["panel", "line", "dial"])["seed"].nunique().tolist())
+        text = (
+            f"Mean over seeds, n = {n}, with a nominal 95 % interval; dotted: the start; dashed: the line, the start "
+            f"plus {SHARE:.0%} of the gain of {REFERENCE} at its best; ticks below: where each loss leaves it."
+        )
+        return style.finish(figure, axes[0], text)
+
+
+def _places(panels: list[str], outcomes: list[str]) -> Iterator[tuple[str, str]]:
+    return ((panel, outcome) for panel in panels for outcome in outcomes)
+
+
+def _panel(axis: Axes, ours: pd.DataFrame, outcome: str, lines: dict[str, looks.Look]) -> None:
+    """Draw the curves of one setting; for the sampled accuracy the line and its crossings, too."""
+    names = list(dict.fromkeys(ours["line"]))
+    log = ours["dial"].min() > 0
+    for place, name in enumerate(names):
+        look, its = lines[name], ours[ours["line"] == name]
+        found = {x: over_seeds(each.dropna().tolist(), bounds=(0, 1)) for x, each in its.groupby("dial")[outcome]}
+        data = pd.DataFrame([vars(each) for each in found.values()]).assign(x=list(found))
+        shift = (place + 0.5) / len(names) - 0.5
+        beside = data["x"] * _SPREAD**shift if log else data["x"] + 0.02 * shift * ours["dial"].max()
+        axis.vlines(beside, data["low"], data["high"], color=look.colour, linewidth=0.8)
+        marks: Any = {"linestyle": look.dashes, "marker": look.marker, "markersize": 3.5}
+        axis.plot(beside, data["mean"], label=name, color=look.colour, **marks)
+        style.note(axis, name, data[["x", "mean", "low", "high", "n"]], panel=columns.label(_OUTCOMES[outcome]))
+    reference = _reference(ours)
+    if outcome != "sampled" or reference is None:
+        return
+    start = ours.groupby("seed")["start"].first().mean()
+    height = start + SHARE * (_wide(ours, reference).mean(axis=1).max() - start)
+    axis.axhline(start, color="#777777", linestyle=":", linewidth=0.8, zorder=0)
+    axis.axhline(height, color="#777777", linestyle="--", linewidth=0.8, zorder=0)
+    for name in names:
+        borne, _ = _borne(ours, name)
+        if borne is not None and np.isfinite(borne.crossing):
+            axis.plot([borne.crossing] * 2, [0, 0.05], color=lines[name].colour, transform=axis.get_xaxis_transform())
+            style.note(axis, name, pd.DataFrame([{"x": borne.crossing, "mean": height}]), panel="crossing")

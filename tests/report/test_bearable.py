@@ -1,0 +1,86 @@
+"""The table and the figure of bearable stress, on made-up sweeps whose tolerance is known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from steadymoe.bench.report.figures import bearable, find
+from steadymoe.bench.statistics.bearable import SHARE
+
+RATES = (1e-4, 2e-4, 4e-4, 8e-4)
+BORNE = {"grpo": 0.0, "gspo": 1.0, "grpo_unclipped": -1.0}
+FIXED = {
+    **{"experiment": "made", "model": "flat", "task": "sort", "axes": "", "routing": "off", "correction": "none"},
+    **{"moe_layers": 4, "experts": 32, "prompts": 256, "responses": 8},
+}
+
+
+def sweep(
+    dial: str = "learning_rate", values: tuple[float, ...] = RATES, seeds: int = 5, **more: object
+) -> pd.DataFrame:
+    """A level of 0.8 that falls by 0.3 an octave of the dial, from 2e-4 (or the second value) times 2 ** BORNE on."""
+    generator, rows = np.random.default_rng(0), []
+    settings = {"learning_rate": 2e-4, "updates_per_rollout": 16, "strength": 0.0, "engine": "exact"}
+    for algorithm, octaves in BORNE.items():
+        for value in values:
+            fall = max(0.0, np.log2(max(value, 1e-9) / values[1]) - octaves) if values[0] > 0 else 3 * value
+            for seed in range(seeds):
+                run = FIXED | settings | {"algorithm": algorithm, dial: value, "seed": seed} | more
+                run["arm"] = f"{algorithm} {dial}={value}"
+                level = 0.8 - 0.3 * fall + 0.01 * generator.standard_normal()
+                measured = {("eval_accuracy", 0): 0.4, ("eval_accuracy", 30): level, ("reward", 30): level}
+                measured |= {("eval_greedy", 0): 0.6, ("eval_greedy", 30): level + 0.05}
+                rows += [run | {"metric": metric, "step": step, "value": v} for (metric, step), v in measured.items()]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("dial", "values"), [("learning_rate", RATES), ("updates_per_rollout", (8.0, 16.0, 32.0, 64.0))]
+)
+def test_the_table_has_the_number_of_each_loss_the_best_first(dial: str, values: tuple[float, ...]) -> None:
+    table = bearable.table(sweep(dial, values))
+    assert table["loss"].tolist() == ["gspo", "grpo", "grpo_unclipped"]
+    numbers = {loss: text.split()[0] for loss, text in zip(table["loss"], table["× grpo"], strict=True)}
+    assert float(numbers["gspo"]) == pytest.approx(2, rel=0.05)
+    assert numbers["grpo"] == "1.00"
+    assert float(numbers["grpo_unclipped"]) == pytest.approx(0.5, rel=0.05)
+    assert (table["n"] == 5).all()
+    assert "greedy at best" in table
+
+
+def test_of_two_dials_one_divides_the_table() -> None:
+    both = pd.concat([sweep(updates_per_rollout=updates) for updates in (16, 64)])
+    table = bearable.table(both)
+    assert table["setting"].unique().tolist() == ["updates per rollout 16", "updates per rollout 64"]
+    assert len(table) == 2 * len(BORNE)
+
+
+def test_each_loss_at_its_own_rate_is_a_sweep_of_staleness_and_not_of_the_rate() -> None:
+    """A rate that differs between losses is no dial: no run of a loss differs in it."""
+    runs = sweep("updates_per_rollout", (8.0, 16.0, 32.0, 64.0))
+    runs["learning_rate"] = runs["algorithm"].map({"grpo": 2e-4, "gspo": 4e-4, "grpo_unclipped": 1e-4})
+    assert bearable.dial_of(runs) == "updates_per_rollout"
+    assert "setting" not in bearable.table(runs)
+
+
+def test_what_cannot_be_said_is_named() -> None:
+    one = sweep(values=RATES[:1] * 2).drop_duplicates(["arm", "seed", "metric", "step"])
+    assert bearable.lacks(one) == "runs of one loss at 2 values of learning_rate or updates_per_rollout or strength"
+    without = sweep()[lambda runs: runs["algorithm"] != "grpo"]
+    assert bearable.lacks(without) == "runs of grpo, the reference"
+    assert bearable.table(without).empty
+    unevaluated = sweep()[lambda runs: runs["metric"] == "reward"]
+    assert bearable.lacks(unevaluated) == "runs that record eval_accuracy"
+
+
+def test_the_figure_notes_curves_line_and_crossings() -> None:
+    (spec,) = find(["bearable"])
+    runs = sweep()
+    assert spec.lacks({"steps": runs}) is None
+    numbers = spec.figure({"steps": runs}).numbers
+    curve = numbers[(numbers["series"] == "gspo") & (numbers["panel"] == "held-out accuracy")]
+    assert curve["x"].tolist() == list(RATES)
+    assert curve["n"].tolist() == [5] * 4
+    crossings = numbers[numbers["panel"] == "crossing"].set_index("series")
+    assert crossings["x"]["gspo"] == pytest.approx(2 * crossings["x"]["grpo"], rel=0.05)
+    assert crossings["mean"].tolist() == pytest.approx([0.4 + SHARE * 0.4] * len(crossings), abs=0.02)

@@ -1,0 +1,123 @@
+"""The three outcomes of an evaluation, and the controls that must gain none: shuffled rewards and sharpening."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_learner import advantages, begun, trainer
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from steadymoe.algorithms.batch import Batch
+from steadymoe.algorithms.sharpening import Sharpening
+from steadymoe.bench.runs.compose import ConfigError
+from steadymoe.bench.tasks.chain import Chain
+from steadymoe.bench.training.sampling import Decoding, roll_out
+from steadymoe.bench.training.trainer import Trainer
+
+PROMPTS = ["1+2=", "3-4+5=", "0+1-2+3="]
+
+
+def scored(made: Trainer) -> Trainer:
+    """The trainer with a task that random weights can solve: to write a 7."""
+    vars(made.task)["score"] = lambda prompt, response, finished: float("7" in response)
+    return made
+
+
+def test_greedy_responses_take_the_most_likely_token_and_no_draw(model: PreTrainedModel, task: Chain) -> None:
+    one, other = (
+        roll_out(model, task, PROMPTS, 1, torch.Generator().manual_seed(seed), Decoding(greedy=True)) for seed in (0, 1)
+    )
+    assert torch.equal(one.sequences.tokens_BS, other.sequences.tokens_BS)
+    drawn = roll_out(model, task, PROMPTS, 8, torch.Generator().manual_seed(2))
+    best_P1, drawn_PG = one.logprobs_BT[:, :1], drawn.logprobs_BT[:, 0].view(len(PROMPTS), -1)
+    assert (drawn_PG <= best_P1 + 1e-6).all()
+    assert (drawn_PG < best_P1 - 1e-3).any()
+
+
+def test_evaluations_have_three_outcomes_at_both_ends(tmp_path: Path) -> None:
+    words = ["steps=2", "evaluation.every=1", "evaluation.pass_k=4", "evaluation.pass_prompts=5"]
+    made = trainer(tmp_path, *words, "evaluation.prompts=8")
+    start, middle, end = (made.evaluate(step) for step in (0, 1, 2))
+    for rows in (start, end):
+        has = [("score_greedy" in row, "score_pass" in row) for row in rows]
+        assert has == [(True, True)] * 5 + [(True, False)] * 3
+        assert start == made.evaluate(0)
+    assert [("score_greedy" in row, "score_pass" in row) for row in middle] == [(True, False)] * 8
+    assert [row["score"] for row in start] == [row["score"] for row in middle]  # greedy and pass@k draw on their own
+
+
+def test_little_measures_greedy_at_the_ends_alone_and_pass_k_can_be_left_out(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "steps=2", "measure=little", "evaluation.pass_k=0")
+    assert ["score_greedy" in made.evaluate(step)[0] for step in (0, 1, 2)] == [True, False, True]
+    assert "score_pass" not in made.evaluate(2)[0]
+
+
+def test_pass_at_k_is_the_best_of_k_and_grows_with_k(tmp_path: Path) -> None:
+    found = {}
+    for k in (1, 2, 16):
+        made = scored(trainer(tmp_path, "steps=1", f"evaluation.pass_k={k}", "evaluation.prompts=64"))
+        found[k] = sum(row["score_pass"] for row in made.evaluate(1)) / 64
+    assert found[1] <= found[2] <= found[16]
+    assert found[1] < found[16]
+
+
+def test_the_step_has_the_mean_of_each_outcome(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "steps=1", "evaluation.every=1", "evaluation.prompts=8", "evaluation.pass_prompts=4")
+    result = made.step(1)
+    (row,), evaluations = result.rows["steps"], result.rows["evaluations"]
+    assert row["eval_greedy"] == pytest.approx(sum(each["score_greedy"] for each in evaluations) / 8)
+    assert row["eval_pass"] == pytest.approx(sum(each["score_pass"] for each in evaluations[:4]) / 4)
+
+
+@pytest.mark.parametrize("k", ["-1", "1025", "2.5"])
+def test_a_k_that_cannot_be_is_refused(tmp_path: Path, k: str) -> None:
+    with pytest.raises(ConfigError, match=r"evaluation\.pass_k"):
+        trainer(tmp_path, f"evaluation.pass_k={k}")
+
+
+def test_shuffled_rewards_are_the_rewards_elsewhere_and_the_scores_stay(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "rollout.shuffle_rewards=true")
+    rewards_B = torch.arange(32.0)
+    moved_B = made._shuffled(rewards_B, 1)
+    assert not torch.equal(moved_B, rewards_B)
+    assert torch.equal(moved_B.sort().values, rewards_B)
+    assert torch.equal(moved_B, made._shuffled(rewards_B, 1))
+    assert not torch.equal(moved_B, made._shuffled(rewards_B, 2))
+    plain, moved = (scored(trainer(tmp_path, f"rollout.shuffle_rewards={flag}")).step(1) for flag in ("false", "true"))
+    ours, theirs = (each.rows["steps"][0] for each in (moved, plain))
+    assert ours["reward"] == theirs["reward"] > 0
+    assert ours["grad_norm"] != theirs["grad_norm"]
+
+
+def test_sharpening_is_the_gradient_of_the_negative_entropy() -> None:
+    logits_V = torch.randn(7, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    logprobs_V = logits_V.log_softmax(-1)
+    entropy = -(logprobs_V.exp() * logprobs_V).sum()
+    (expected,) = torch.autograd.grad(-entropy, logits_V, retain_graph=True)
+    batch = Batch(
+        logprobs_BT=logprobs_V[:, None],  # every token once, weighed by its probability
+        old_logprobs_BT=logprobs_V.detach()[:, None],
+        rollout_logprobs_BT=logprobs_V.detach()[:, None],
+        advantages_BT=torch.zeros(7, 1),
+        mask_BT=torch.ones(7, 1),
+        entropy_BT=entropy.detach().expand(7, 1),
+    )
+    terms_V = Sharpening(aggregation="seq-mean-token-mean").surrogate(batch).values_BT.squeeze(-1)
+    (made,) = torch.autograd.grad((logprobs_V.detach().exp() * terms_V).sum(), logits_V)
+    assert_close(made, expected)
+
+
+def test_sharpening_lowers_the_entropy_of_a_run_and_reads_no_advantage(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "algorithm=sharpening", "optimizer.learning_rate=3e-3", "updates_per_rollout=1")
+    before = made.step(1).rows["updates"][0]["entropy"]
+    for step in range(2, 12):
+        after = made.step(step).rows["updates"][0]["entropy"]
+    assert after < 0.9 * before
+    rollout, (minibatch, *_), old = begun(made, 20)
+    assert advantages(rollout).any()
+    norms = [
+        trainer(tmp_path, "algorithm=sharpening").learner.update(rollout, old, given_BT, minibatch).overall["loss"]
+        for given_BT in (advantages(rollout), 0 * advantages(rollout))
+    ]
+    assert norms[0] == norms[1]
