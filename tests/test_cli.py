@@ -580,7 +580,8 @@ def test_a_new_field_changes_no_hash_at_its_default(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_field_with_a_default_is_neutral() -> None:
-    assert schema.NEUTRAL == {"algorithm.advantage": None, "routing.predictor_learning_rate": None}
+    later = {"evaluation.pass_k": 8, "evaluation.pass_prompts": 256, "rollout.shuffle_rewards": False}
+    assert later | {"algorithm.advantage": None, "routing.predictor_learning_rate": None} == schema.NEUTRAL
 
 
 def test_settings_are_what_no_run_of_a_sweep_sweeps() -> None:

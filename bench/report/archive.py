@@ -392,8 +392,8 @@ def steps(runs: pd.DataFrame) -> pd.DataFrame:
     table.loc[last, "reward"] = table.loc[last, "reward"].fillna(0.0)  # the step could not be sampled
     table.loc[last, "eval_accuracy"] = 0.0
     table = pd.concat([table, *(each for each in lost if len(each))], ignore_index=True)
-    planned = runs["steps"].astype(int).reset_index(drop=True)
-    at_end = table["run"].isin(ends) & (table["step"] == table["run"].map(planned))
+    planned = {place: int(runs["steps"].iloc[place]) for place in ends}
+    at_end = table["step"] == table["run"].map(planned)
     table.loc[at_end, [name for name in columns.OUTCOMES if name in table]] = 0.0
     long = table.melt(id_vars=["run", "step"], var_name="metric", value_name="value").dropna(subset="value")
     return _with_keys(runs, long)[[*KEYS, "step", "metric", "value"]]

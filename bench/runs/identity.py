@@ -14,7 +14,10 @@ from steadymoe.bench.runs import branch
 NO_NUMBERS = (
     *("experiment_name", "results_dir", "checkpoint_every", "checkpoint_keep", "retry", "log"),
     "savings.reuse_first",
+    "compile",
 )
+# A field that left, at the value that it has in every hash recorded before.
+_LEFT = {"compile": False}
 # The section of ``steadymoe audit``, which no run reads; an audit has a hash of its own.
 _OF_AUDITS = "audit."
 
@@ -109,7 +112,7 @@ def _not_neutral(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``numbers`` without the fields at their neutral value, so that adding a field changes no recorded hash."""
     from steadymoe.bench.schema import NEUTRAL  # pydantic, which `steadymoe status` need not wait for
 
-    return {key: value for key, value in numbers.items() if key not in NEUTRAL or NEUTRAL[key] != value}
+    return _LEFT | {key: value for key, value in numbers.items() if key not in NEUTRAL or NEUTRAL[key] != value}
 
 
 def _digest(numbers: Mapping[str, Any]) -> str:

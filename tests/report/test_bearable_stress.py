@@ -70,7 +70,7 @@ def test_what_cannot_be_said_is_named() -> None:
     assert bearable.lacks(without) == "runs of grpo, the reference"
     assert bearable.table(without).empty
     unevaluated = sweep()[lambda runs: runs["metric"] == "reward"]
-    assert bearable.lacks(unevaluated) == "runs that record eval_accuracy"
+    assert bearable.lacks(unevaluated) == "runs whose start and end were evaluated"
 
 
 def test_the_figure_notes_curves_line_and_crossings() -> None:

@@ -1,15 +1,12 @@
-"""The three outcomes of an evaluation, and the controls that must gain none: shuffled rewards and sharpening."""
+"""The three outcomes of an evaluation, and shuffled rewards, a control that must gain none."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from test_learner import advantages, begun, trainer
-from torch.testing import assert_close
+from test_learner import trainer
 from transformers import PreTrainedModel
 
-from steadymoe.algorithms.batch import Batch
-from steadymoe.algorithms.sharpening import Sharpening
 from steadymoe.bench.runs.compose import ConfigError
 from steadymoe.bench.tasks.chain import Chain
 from steadymoe.bench.training.sampling import Decoding, roll_out
@@ -88,36 +85,3 @@ def test_shuffled_rewards_are_the_rewards_elsewhere_and_the_scores_stay(tmp_path
     ours, theirs = (each.rows["steps"][0] for each in (moved, plain))
     assert ours["reward"] == theirs["reward"] > 0
     assert ours["grad_norm"] != theirs["grad_norm"]
-
-
-def test_sharpening_is_the_gradient_of_the_negative_entropy() -> None:
-    logits_V = torch.randn(7, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    logprobs_V = logits_V.log_softmax(-1)
-    entropy = -(logprobs_V.exp() * logprobs_V).sum()
-    (expected,) = torch.autograd.grad(-entropy, logits_V, retain_graph=True)
-    batch = Batch(
-        logprobs_BT=logprobs_V[:, None],  # every token once, weighed by its probability
-        old_logprobs_BT=logprobs_V.detach()[:, None],
-        rollout_logprobs_BT=logprobs_V.detach()[:, None],
-        advantages_BT=torch.zeros(7, 1),
-        mask_BT=torch.ones(7, 1),
-        entropy_BT=entropy.detach().expand(7, 1),
-    )
-    terms_V = Sharpening(aggregation="seq-mean-token-mean").surrogate(batch).values_BT.squeeze(-1)
-    (made,) = torch.autograd.grad((logprobs_V.detach().exp() * terms_V).sum(), logits_V)
-    assert_close(made, expected)
-
-
-def test_sharpening_lowers_the_entropy_of_a_run_and_reads_no_advantage(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "algorithm=sharpening", "optimizer.learning_rate=3e-3", "updates_per_rollout=1")
-    before = made.step(1).rows["updates"][0]["entropy"]
-    for step in range(2, 12):
-        after = made.step(step).rows["updates"][0]["entropy"]
-    assert after < 0.9 * before
-    rollout, (minibatch, *_), old = begun(made, 20)
-    assert advantages(rollout).any()
-    norms = [
-        trainer(tmp_path, "algorithm=sharpening").learner.update(rollout, old, given_BT, minibatch).overall["loss"]
-        for given_BT in (advantages(rollout), 0 * advantages(rollout))
-    ]
-    assert norms[0] == norms[1]

@@ -2,10 +2,8 @@
 
     J = mean_i (1/T_i) Σ_t sg[log π_θ(y_{i,t}) + H_{i,t}] · log π_θ(y_{i,t})
 
-Shaper: none. Ours. On policy its gradient is that of −H, the negative entropy of the next token's distribution, with H
-as the baseline. What a sampled accuracy gains under it is no learning; a greedy one should gain nothing.
-
-Provenance: reconstruction.
+Ours. On policy its gradient is that of −H, the negative entropy of the next token's distribution, with H as the
+baseline. What a sampled accuracy gains under it is no learning; a greedy one should gain nothing.
 """
 
 from dataclasses import dataclass
