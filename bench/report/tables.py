@@ -59,9 +59,7 @@ OFF = {"off", "none", "exact"}
 GEOMETRIC = ("token_ratio_variance", "sequence_ratio_variance")
 CAPTION = (
     f"Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of seeds. Numbers of a run: "
-    f"final reward is the mean of the last {LAST_STEPS} steps, final held-out accuracy is the last evaluation (one "
-    "sampled response a prompt), "
-    "greedy accuracy and pass@k the same of greedy responses and of the best of k, "
+    f"final reward is the mean of the last {LAST_STEPS} steps, final held-out accuracy is the last evaluation, "
     f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
     "over steps, expert change per update and clip fraction are means over steps. "
     f"{COLLAPSED} Falling: runs whose reward or entropy falls, or whose gradient norm explodes, too near the end to be "

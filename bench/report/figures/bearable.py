@@ -41,7 +41,7 @@ def lacks(steps: pd.DataFrame) -> str | None:
         return f"runs of one loss at 2 values of {' or '.join(DIALS)}"
     if REFERENCE not in set(steps["algorithm"]):
         return f"runs of {REFERENCE}, the reference"
-    return "runs whose start and end were evaluated" if levels(steps).empty else None
+    return "runs whose start and end were evaluated" if levels(steps)["start"].isna().all() else None
 
 
 def dial_of(steps: pd.DataFrame) -> str | None:
@@ -57,7 +57,7 @@ def _varying(steps: pd.DataFrame) -> list[str]:
 
 def levels(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the outcomes of each run: panel, line, algorithm, dial, seed, start, sampled, and greedy if recorded."""
-    dial, *others = _varying(steps)
+    dial, *others = _varying(steps) or ["learning_rate"]
     more = ["model", "routing", "correction"] + (["engine"] if dial != "strength" else [])
     steps = steps.assign(line=tables.line_names(steps, more), panel="")
     for other in others:
@@ -67,7 +67,7 @@ def levels(steps: pd.DataFrame) -> pd.DataFrame:
     keys = ["panel", "line", "algorithm", dial, "seed"]
     found = {"start": tables.run_numbers(steps[steps["step"] == 0], "eval_accuracy", "first", keys)}
     found |= {name: tables.run_numbers(steps, metric, "end", keys) for name, metric in _OUTCOMES.items()}
-    return pd.DataFrame(found).dropna(subset=["start", "sampled"]).reset_index().rename(columns={dial: "dial"})
+    return pd.DataFrame(found).dropna(subset=["sampled"]).reset_index().rename(columns={dial: "dial"})
 
 
 def table(steps: pd.DataFrame) -> pd.DataFrame:
@@ -132,8 +132,7 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
 
     A row for each setting besides the dial; sampled accuracy decides, greedy accuracy stands beside it.
     """
-    runs, dial = levels(steps), dial_of(steps)
-    assert dial is not None
+    runs, dial = levels(steps), dial_of(steps) or "learning_rate"
     panels, outcomes = list(dict.fromkeys(runs["panel"])), [name for name in _OUTCOMES if runs[name].notna().any()]
     lines = looks.of_lines(runs, "line")
     with style.figure_style():
