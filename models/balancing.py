@@ -66,7 +66,7 @@ class _Biased(nn.Module):
 
 @functools.cache
 def _biased(cls: Any) -> type[nn.Module]:
-    """One class for each class of routers, so that their type says what they are."""
+    """Return the class of biased routers for a class of routers; one for all models of a process."""
     return type(cls.__name__, (_Biased, cls), {})
 
 

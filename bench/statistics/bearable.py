@@ -27,15 +27,18 @@ class Bearable:
 
     crossing: float
     ratio: float
-    """The crossing in multiples of the reference's; nan if the reference never leaves the line."""
+    """The crossing in multiples of the reference's; nan without one, or if the reference never leaves its line."""
     low: float
     high: float
-    """The 95 % interval of ``ratio``; nan below five seeds."""
+    """The 95 % interval of ``ratio``; nan below five seeds. A draw whose ratio is not known counts as 0 for the lower
+    end and as inf for the upper one."""
     n: int
 
     def __str__(self) -> str:
-        if not np.isfinite(self.ratio):
-            return "–" if np.isnan(self.ratio) else "> grid"
+        if not np.isfinite(self.crossing):
+            return "–" if np.isnan(self.crossing) else "> grid"
+        if np.isnan(self.ratio):
+            return "reference > grid"
         if np.isnan(self.low):
             return f"{self.ratio:.2f}"
         high = "> grid" if np.isinf(self.high) else f"{self.high:.2f}"
@@ -90,10 +93,11 @@ def bearable(
     (crossing,), (of_reference,) = at(np.arange(seeds)[None])
     low = high = np.nan
     if seeds >= MIN_TO_DECIDE:
-        ratios = _ratios(*at(rng.integers(seeds, size=(RESAMPLES, seeds))))
+        ours_N, theirs_N = at(rng.integers(seeds, size=(RESAMPLES, seeds)))
         # A curve that is nowhere on the line bears less than any other.
-        known = np.where(np.isnan(ratios), 0.0, ratios)
-        low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
+        ratios_N = _ratios(np.where(np.isnan(ours_N), 0.0, ours_N), theirs_N)
+        low = np.quantile(np.nan_to_num(ratios_N, nan=0.0, posinf=np.inf), (1 - LEVEL) / 2, method="inverted_cdf")
+        high = np.quantile(np.nan_to_num(ratios_N, nan=np.inf, posinf=np.inf), (1 + LEVEL) / 2, method="inverted_cdf")
     (ratio,) = _ratios(np.array([crossing]), np.array([of_reference]))
     return Bearable(float(crossing), float(ratio), float(low), float(high), seeds)
 

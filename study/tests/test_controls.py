@@ -49,8 +49,8 @@ def test_sharpening_lowers_the_entropy_of_a_run_and_reads_no_advantage(tmp_path:
     assert after < 0.9 * before
     rollout, (minibatch, *_), old = begun(made, 20)
     assert advantages(rollout).any()
-    norms = [
+    losses = [
         trainer(tmp_path, "algorithm=sharpening").learner.update(rollout, old, given_BT, minibatch).overall["loss"]
         for given_BT in (advantages(rollout), 0 * advantages(rollout))
     ]
-    assert norms[0] == norms[1]
+    assert losses[0] == losses[1]

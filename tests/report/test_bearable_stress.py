@@ -59,8 +59,9 @@ def test_each_loss_at_its_own_rate_is_a_sweep_of_staleness_and_not_of_the_rate()
     """A rate that differs between losses is no dial: no run of a loss differs in it."""
     runs = sweep("updates_per_rollout", (8.0, 16.0, 32.0, 64.0))
     runs["learning_rate"] = runs["algorithm"].map({"grpo": 2e-4, "gspo": 4e-4, "grpo_unclipped": 1e-4})
-    assert bearable.dial_of(runs) == "updates_per_rollout"
-    assert "setting" not in bearable.table(runs)
+    table = bearable.table(runs)
+    assert "best updates per rollout" in table
+    assert "setting" not in table
 
 
 def test_what_cannot_be_said_is_named() -> None:

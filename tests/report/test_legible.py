@@ -32,6 +32,7 @@ VARY: dict[str, dict[str, list[object]]] = {
     "fig10": {"updates_per_rollout": [4, 16], "learning_rate": [1e-4, 4e-4]},
     "fig11": {"moe_layers": [2, 4, 8]},
     "fig14": {"engine": ["router_noise"], "strength": [0.0, 0.5, 2.0]},
+    "fig17": {"learning_rate": [1e-4, 2e-4, 4e-4]},
     "fig15": {"learning_rate": [1e-4, 2e-4, 4e-4], "updates_per_rollout": [4, 16]},
 }
 

@@ -71,6 +71,23 @@ def test_a_loss_that_never_leaves_the_line_says_so() -> None:
     assert str(made) == "> grid"
 
 
+def test_where_the_reference_never_leaves_its_line_no_multiple_is_known() -> None:
+    start, above = np.full(6, 0.4), np.full((4, 6), 0.85)
+    falls, stays = (bearable(each, above, start, RATES, np.random.default_rng(0)) for each in (shifted(0.0, 6), above))
+    assert (str(falls), str(stays)) == ("reference > grid", "> grid")
+    assert np.isnan(falls.ratio)
+    assert (falls.low, falls.high) == (0, np.inf)
+
+
+def test_a_draw_without_a_crossing_of_the_reference_widens_the_interval_on_both_sides() -> None:
+    """The reference stays on its line in some draws of seeds, where its last value is at the line."""
+    reference = np.full((4, 6), 0.8)
+    reference[-1] = [0.65, 0.65, 0.65, 0.75, 0.75, 0.75]
+    made = bearable(shifted(0.0, 6), reference, np.full(6, 0.4), RATES, np.random.default_rng(0))
+    assert made.low == 0
+    assert np.isinf(made.high)
+
+
 def test_intervals_cover_the_number() -> None:
     """Of 60 made-up experiments of eight seeds some 95 % have the number without noise in their interval."""
     generator, start = np.random.default_rng(7), np.full(8, 0.4)

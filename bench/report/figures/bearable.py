@@ -29,27 +29,23 @@ CAPTION = (
     "prompt, the last evaluation, 0 after a number that is not finite) still lies on the line: the start plus "
     f"{SHARE:.0%} of the gain of {REFERENCE} at its best value; between two values by interpolation. "
     f"× {REFERENCE}: the same in multiples of {REFERENCE}'s, with a 95 % bootstrap interval over paired seeds from "
-    f"{MIN_TO_DECIDE} seeds on. > grid: never below the line on this grid, extend it; –: nowhere on the line. Best: "
+    f"{MIN_TO_DECIDE} seeds on. > grid: never below the line on this grid, extend it (reference > grid: "
+    f"{REFERENCE} is not, so no multiple is known); –: nowhere on the line. Best: "
     f"the highest level and its value of the dial, with {INTERVAL}; greedy: the greedy accuracy there."
 )
 
 
 def lacks(steps: pd.DataFrame) -> str | None:
     """Return what a table of ``archive.load`` lacks for a bearable stress, or None."""
-    dial = dial_of(steps)
-    if dial is None:
+    if not _varying(steps):
         return f"runs of one loss at 2 values of {' or '.join(DIALS)}"
     if REFERENCE not in set(steps["algorithm"]):
         return f"runs of {REFERENCE}, the reference"
     return "runs whose start and end were evaluated" if levels(steps)["start"].isna().all() else None
 
 
-def dial_of(steps: pd.DataFrame) -> str | None:
-    """Return the first of ``DIALS`` that takes two values with one loss; None if none does."""
-    return next(iter(_varying(steps)), None)
-
-
 def _varying(steps: pd.DataFrame) -> list[str]:
+    """Return those of ``DIALS`` that take two values with one loss."""
     fixed = ["algorithm", "model", "routing", "correction"]
     counts = steps.groupby(fixed, observed=True)[list(DIALS)].nunique().max()
     return [dial for dial in DIALS if counts[dial] > 1]
@@ -57,7 +53,7 @@ def _varying(steps: pd.DataFrame) -> list[str]:
 
 def levels(steps: pd.DataFrame) -> pd.DataFrame:
     """Return the outcomes of each run: panel, line, algorithm, dial, seed, start, sampled, and greedy if recorded."""
-    dial, *others = _varying(steps) or ["learning_rate"]
+    dial, *others = _varying(steps)
     more = ["model", "routing", "correction"] + (["engine"] if dial != "strength" else [])
     steps = steps.assign(line=tables.line_names(steps, more), panel="")
     for other in others:
@@ -74,7 +70,7 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each loss of each panel, the one that bears most first; empty if ``lacks`` names a reason."""
     if lacks(steps) is not None:
         return pd.DataFrame()
-    rows = []
+    rows, (dial, *_) = [], _varying(steps)
     for panel, ours in levels(steps).groupby("panel", sort=False):
         found = [(line, *_borne(ours, str(line))) for line in dict.fromkeys(ours["line"])]
         for line, borne, best in sorted(found, key=lambda each: -_order(each[1])):
@@ -83,7 +79,7 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
             row |= {"loss": line, "n": 0 if borne is None else borne.n}
             row["bearable"] = "–" if borne is None or np.isnan(borne.crossing) else f"{borne.crossing:.3g}"
             row[f"× {REFERENCE}"] = "–" if borne is None else str(borne)
-            row |= {f"best {DIALS[_varying(steps)[0]]}": f"{best:g}"}
+            row |= {f"best {DIALS[dial]}": f"{best:g}"}
             row |= {"start": over_seeds(its["start"].tolist(), bounds=(0, 1))}
             row |= {"sampled at best": over_seeds(its["sampled"].tolist(), bounds=(0, 1))}
             if its["greedy"].notna().any():
@@ -132,7 +128,7 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
 
     A row for each setting besides the dial; sampled accuracy decides, greedy accuracy stands beside it.
     """
-    runs, dial = levels(steps), dial_of(steps) or "learning_rate"
+    runs, (dial, *_) = levels(steps), _varying(steps)
     panels, outcomes = list(dict.fromkeys(runs["panel"])), [name for name in _OUTCOMES if runs[name].notna().any()]
     lines = looks.of_lines(runs, "line")
     with style.figure_style():
