@@ -32,7 +32,7 @@ SENSITIVE := $(addprefix tests/,training/test_savings.py training/test_packing.p
 	training/test_sampling.py models/test_models.py models/test_families.py models/test_backends.py \
 	models/test_routing.py models/test_predictor.py training/test_token_metrics.py)
 COMMITTED := study/tests/test_reference.py integrations/tests/test_against_vllm.py \
-	$(addprefix tests/,audit/test_recorded_audits.py score/test_board.py)
+	$(addprefix tests/,audit/test_recorded_audits.py score/test_recorded.py)
 DISPATCHED := $(BIN)/python -c 'from numpy._core._multiarray_umath import __cpu_dispatch__ as names, \
 	__cpu_features__ as has; print(*filter(has.get, names))'
 check: $(READY)
@@ -50,8 +50,6 @@ check: $(READY)
 # list` has its experiments. This and the next two can be stopped and resumed.
 reference: $(READY)
 	$(BIN)/python -m study run reference --keep results/reference
-	$(BIN)/python -m steadymoe.bench.score.reference results/reference results results/board
-	$(BIN)/steadymoe score --verify results/board --board results/board
 	$(MAKE) figures
 
 # The gates of the standard settings: study/claims.md.

@@ -10,15 +10,14 @@ import numpy as np
 from omegaconf import OmegaConf
 from scipy.stats import t  # type: ignore[attr-defined]  # defined at run time
 
-from steadymoe.bench.score.arms import CONTROLS
-from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import detectable, holm, sign_flip_p
 from steadymoe.bench.statistics.estimates import MIN_FOR_INTERVAL
 from steadymoe.bench.training import columns
 from study import arms, effects
-from study.arms import ARMS, LOSSES, MAY_COLLAPSE
+from study.arms import ARMS, CONTROLS, LOSSES, MAY_COLLAPSE
 from study.effects import RUN_METRICS, Effect, Measurement, NoNumber
 from study.gates import NEEDS, Gate, Need
+from study.recorded import NONE, Arm, NotRun, Recorded
 
 Verdict = Literal["supported", "contradicted", "not decided", "not testable here", "not run"]
 Side = Literal["above", "below", "between"]

@@ -11,14 +11,14 @@ import pandas as pd
 from steadymoe.bench.audit import archive as audits
 from steadymoe.bench.audit import command as audit
 from steadymoe.bench.report import report_page, tuning, write
-from steadymoe.bench.score.arms import GRPO, GSPO
-from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.support import atomic_files, processes
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
 from study import experiments, page
+from study.arms import GRPO, GSPO
 from study.gates import gates
+from study.recorded import NotRun, Recorded
 from study.verdicts import SPECS, Verdicts
 
 _HELP = """Verdicts of the reference study on what papers claim, from its recorded runs and audits:

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from steadymoe.bench.score.arms import DRIFT
-from steadymoe.bench.score.recorded import Arm, Audited, Recorded
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.comparisons import ratio_of_means, welch
 from steadymoe.bench.statistics.estimates import DIFFERENCE, Bounds, Estimate, over_seeds, t_quantile
 from steadymoe.bench.training import columns
-from study.arms import FRONTIER, RATES, TUNED
+from study.arms import DRIFT, FRONTIER, RATES, TUNED
 from study.experiments import TABLE
+from study.recorded import Arm, Audited, Recorded
 
 # Outcome of runs → the method of ``Recorded`` with one number for each seed.
 RUN_METRICS = {

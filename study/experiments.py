@@ -19,7 +19,7 @@ from steadymoe.bench.runs import branch
 from steadymoe.bench.runs.compose import ConfigError
 from steadymoe.bench.runs.identity import OFF, flatten
 from steadymoe.bench.runs.overrides import CONF, MAX_POINTS, add_experiment, errors_in_one_line
-from steadymoe.bench.score.recorded import Arm
+from study.recorded import Arm
 
 
 @cache

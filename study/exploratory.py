@@ -7,14 +7,13 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.report import tuning
-from steadymoe.bench.score.arms import DRIFT, GRPO, GSPO, GSPO_R2, OTHERS, PAPERS, PAPERS_R2, WIDE
-from steadymoe.bench.score.recorded import NONE, Arm, Audited, Recorded
 from steadymoe.bench.statistics.comparisons import unpaired_ratio
 from steadymoe.bench.statistics.estimates import DIFFERENCE, POSITIVE, Bounds, Estimate, over_seeds
 from study import arms
-from study.arms import BEST, DIALLED, FRONTIER
+from study.arms import BEST, DIALLED, DRIFT, FRONTIER, GRPO, GSPO, GSPO_R2, OTHERS, PAPERS, PAPERS_R2, WIDE
 from study.effects import RUN_METRICS, by_seed, factor, paired, routed
 from study.gates import NOISY, realism
+from study.recorded import NONE, Arm, Audited, Recorded
 
 # Outcomes in mean reward, by the protocol's letters, as the two arms that are compared.
 _IN_MEAN_REWARD: dict[str, tuple[Arm, Arm]] = {

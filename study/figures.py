@@ -11,8 +11,7 @@ from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.curves import curves
 from steadymoe.bench.report.figures.looks import Look
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.score.arms import FROZEN
-from study.arms import LONG, LONG_ON_POLICY
+from study.arms import FROZEN, LONG, LONG_ON_POLICY
 from study.exploratory import LEFT, MOVED, NEXT, SEEN, STALE_RATE, START
 
 AT_LONG = {arm.label for arm in (*LONG.values(), *LONG_ON_POLICY.values())}

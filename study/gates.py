@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 
 from steadymoe.bench.report.realism import OVER_DENSE, ROWS, Realism, over_dense
-from steadymoe.bench.score.recorded import NONE, Arm, NotRun, Recorded
 from steadymoe.bench.statistics.comparisons import seeds_needed
 from steadymoe.bench.statistics.estimates import DIFFERENCE, MIN_FOR_INTERVAL, POSITIVE, Estimate, over_seeds, share
 from study import arms, experiments
 from study.effects import RUN_METRICS, difference
+from study.recorded import NONE, Arm, NotRun, Recorded
 
 Setting = Literal["learning", "stale", "long", "longer", "slow", "mismatch", "mismatch fp8"]
 State = Literal["passed", "failed", "not measured"]

@@ -11,14 +11,13 @@ import pandas as pd
 from steadymoe.algorithms import provenance
 from steadymoe.bench.report import write
 from steadymoe.bench.report.realism import to_table
-from steadymoe.bench.score.arms import CONTROLS, GRPO, GSPO, OTHERS, PAPERS, PAPERS_R2
-from steadymoe.bench.score.recorded import NotRun, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
 from study import exploratory
-from study.arms import DISTANCE, FIRST_TESTBED, ON_POLICY, TUNED
+from study.arms import CONTROLS, DISTANCE, FIRST_TESTBED, GRPO, GSPO, ON_POLICY, OTHERS, PAPERS, PAPERS_R2, TUNED
 from study.claims import CLAIMS, LEGS, Claim, findings
 from study.effects import NoNumber, best_setting
 from study.gates import MIN_KEPT, Gate, designs, kept, realism, seconds_an_update
+from study.recorded import NotRun, Recorded
 from study.verdicts import DRAWN, SPECS, Verdicts, dose_rows, outcome_rows
 
 # A page that is named in a claim's limits, and its link from the page of claims.

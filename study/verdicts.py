@@ -10,15 +10,14 @@ import pandas as pd
 
 from steadymoe.bench.report import report_page, tuning, write
 from steadymoe.bench.report.figures import FigureSpec
-from steadymoe.bench.score.arms import DRIFT
-from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.estimates import over_seeds
 from steadymoe.bench.training import columns
 from study import claims, exploratory, figures
-from study.arms import FIRST_TESTBED
+from study.arms import DRIFT, FIRST_TESTBED
 from study.claims import CLAIMS, LEGS, Claim, Dose, Leg, LegVerdict, OutcomeFinding
 from study.effects import Measurement
 from study.gates import audited, blocking, gates, moe_effect
+from study.recorded import Arm, NotRun, Recorded
 
 OUTCOMES = FigureSpec("outcomes", "outcomes", figures.outcomes, "study", takes=("outcomes",))
 ANSWER = FigureSpec("answer", "answer", figures.arms, "study", takes=("steps", "standings"))

@@ -1,146 +1,161 @@
-"""The board: verified entries as a table and a page, ranked by their difference from GRPO."""
+"""The board: three numbers a loss, as Markdown and as a page; recorded by the suite, or an entry's.
 
+A board is a folder: entries below it, ``verified.json`` with what reruns found, ``<name>.csv`` with their outcomes. An
+entry's own outcomes stand on the board as *own numbers* until it is verified.
+"""
+
+import base64
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import pandas as pd
 
-from steadymoe.algorithms import names
 from steadymoe.bench.report import write
-from steadymoe.bench.score import comparison, rerun, standard
-from steadymoe.bench.score.entry import BadEntry, Entry
-from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Baselines, Part
-from steadymoe.bench.statistics.comparisons import paired_difference
-from steadymoe.bench.statistics.estimates import Estimate, over_seeds
-from steadymoe.bench.support import regular_files
+from steadymoe.bench.report.figures import bearable
+from steadymoe.bench.report.figures.style import DataFigure
+from steadymoe.bench.runs import compose
+from steadymoe.bench.score import entry, outcomes, rerun, standard
+from steadymoe.bench.score.entry import ABOUT, BadEntry, Entry
+from steadymoe.bench.score.standard import ANCHORS, DIALS, RATE, REFERENCE, VERSION
+from steadymoe.bench.statistics.bearable import SHARE
+from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.text import visible
 
-_CHECKED = "checked.json"
+_VERIFIED = "verified.json"
+# The losses of the picture, beside the two anchors.
+_SHOWN = (*ANCHORS, "grpo_unclipped", "vespo")
 CAPTION = (
-    "Each part: the outcome, and the outcome less GRPO's on the same machine, paired by seed, with 95 % intervals; n "
-    "counts seeds, of gradients checkpoints. Entries are ranked by the first difference. Tokens: sampled per run, mean "
-    "over seeds. Anchors: whether the entry's runs of GRPO and GSPO agree with the recorded ones. Unchecked: nobody "
-    "has repeated its runs. docs/your_algorithm.md says what may be tuned and what is verified."
+    f"Each number: the largest value of a dial at which a loss's mean held-out accuracy still lies on the line, in "
+    f"multiples of {REFERENCE}'s, with a 95 % interval over paired seeds. The line: the start plus {SHARE:.0%} of what "
+    f"{REFERENCE} gains at its best learning rate. Rate: the learning rate. Staleness: updates on one rollout. "
+    "Mismatch: noise on the sampler's weights. Staleness and mismatch are turned at each loss's best rate, on other "
+    "seeds. > 2: on the line up to the end of the grid. –: nowhere on the line. *: differs from 1 (t test on the "
+    "logarithm, corrected by Holm over the losses of the table). Sampled and greedy: accuracy at the best rate, on the "
+    f"seeds that chose it and therefore biased upwards; not ranked. A loss has the advantage of {REFERENCE}; a recipe "
+    "has another, or corrections."
 )
 
 
-def rerun_entries(entries: Sequence[Entry], verdicts: dict[str, str], folder: Path | None) -> bool:
-    """Repeat two seeds of each entry and return whether all were repeated.
+def verify(folder: Path, commit: str, to: Path) -> bool:
+    """Rerun the entry in ``folder``, keep what was found in the board ``to``, and return whether it stands.
 
-    ``verdicts`` gets hash of an entry → verdict, and is saved in the ``folder`` of the board, if there is one.
+    Raises BadEntry for a folder that is no entry.
     """
-    for number, entry in enumerate(entries, start=1):
-        print(visible(f"[{number}/{len(entries)}] {entry.name}: check and two seeds"), file=sys.stderr, flush=True)
-        verdicts[entry.digest] = rerun.verdict(entry)
-        if folder is not None:
-            write.files(folder, {_CHECKED: json.dumps(verdicts, indent=1) + "\n"})
-    return all(verdicts[entry.digest].startswith(rerun.REPEATED) for entry in entries)
+    found = entry.read(folder)
+    print(visible(f"{found.name}: check, {len(rerun.seeds(commit))} fresh seeds beside {REFERENCE}, shuffled rewards"),
+          file=sys.stderr, flush=True)  # fmt: skip
+    table, problem = rerun.rerun(found, commit)
+    verdicts = verified(to) | {found.digest: {"commit": commit, "problem": problem}}
+    texts = {_VERIFIED: json.dumps(verdicts, indent=1) + "\n"}
+    texts |= {} if table.empty else {f"{found.digest}.csv": table.to_csv(index=False)}
+    for path in write.files(to, texts, "verified"):
+        print(visible(f"wrote {path}"))
+    print(visible(f"{found.name}: {problem or 'verified'}"))
+    return not problem
 
 
-def verdicts(folder: Path | None) -> dict[str, str]:
-    """Return hash of an entry → verdict of its rerun, as saved in the ``folder`` of a board; empty without one.
-
-    Raises BadEntry for a file that holds something else.
-    """
-    if folder is None:
-        return {}
+def verified(board: Path) -> dict[str, dict[str, str]]:
+    """Return digest of an entry's algorithm → commit and problem of its rerun. Raises BadEntry for another content."""
     try:
-        found = regular_files.read_json(folder / _CHECKED)
-        return {str(digest): str(verdict) for digest, verdict in found.items()}
+        found = regular_files.read_json(board / "verified" / _VERIFIED)
+        return {str(key): {name: str(facts[name]) for name in ("commit", "problem")} for key, facts in found.items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError) as error:
-        raise BadEntry(f"{folder / _CHECKED} does not hold verdicts of --run; remove it") from error
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        raise BadEntry(f"{board / 'verified' / _VERIFIED} does not hold verdicts; remove it") from error
 
 
-def less_grpo(entry: Entry, part: Part) -> Estimate:
-    """Return the entry's outcome less GRPO's on the same machine; its n is 0 for a part that was not run."""
-    return paired_difference(entry.by_seed(part), entry.by_seed(part, "grpo"), bounds=part.difference_bounds)
+def entries(board: Path) -> list[Entry]:
+    """Return the entries in the folders of a board. Raises BadEntry for a bad one, and for two of one name."""
+    found = [entry.read(path.parent) for path in sorted(board.glob(f"*/{ABOUT}"))]
+    names = [each.name for each in found] + list(standard.recorded()["loss"].unique())
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadEntry(f"two entries of the board are called {twice[0]}")
+    return found
 
 
-def table(entries: Sequence[Entry], verdicts: Mapping[str, str] = MappingProxyType({})) -> pd.DataFrame:
-    """Return a row for each entry: untuned ones first, the highest difference from GRPO in the first part first.
-
-    ``verdicts`` is hash of an entry → verdict of its rerun on this machine.
-    """
-    known = standard.baselines()
-    ranked = sorted(entries, key=lambda entry: (bool(entry.about["tuning"]), -less_grpo(entry, PARTS[0]).mean))
-    return pd.DataFrame([_row(entry, known, verdicts.get(entry.digest, "unchecked")) for entry in ranked])
-
-
-def _row(entry: Entry, known: Baselines, verdict: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"entry": visible(entry.name), "tuned": "yes" if entry.about["tuning"] else "no"}
-    for part in PARTS:
-        difference = less_grpo(entry, part)
-        outcome = over_seeds(entry.by_seed(part).dropna().tolist(), bounds=part.bounds)
-        row[f"{part.name}: {part.outcome}"] = outcome if difference.n else "not run"
-        row[f"{part.name}: less GRPO"] = difference if difference.n else "–"
-        row[f"{part.name}: n"] = difference.n
-    row["tokens"] = comparison.count(entry.by_seed(PARTS[0], column="tokens").mean())
-    recorded = known.of(PARTS[0]).set_index(["arm", "seed"])["value"]
-    here = {label: entry.by_seed(PARTS[0], name) for name, label in ANCHORS.items()}
-    agree, _ = comparison.anchors_agree(here, {label: recorded[label] for label in here}, here)
-    row["anchors"] = "agree" if agree else "differ from the recorded ones"
-    row["repeated"] = visible(verdict)[:80]
-    lengths = {"paper": 80, "machine": 80, "revision": 12}
-    return row | {key: visible(entry.about[key])[:length] for key, length in lengths.items()}
+def rows(board: Path) -> pd.DataFrame:
+    """Return a row for each loss: kind, the three numbers, level, and whose numbers they are."""
+    known = standard.recorded()
+    found = [(each, "recorded") for each in outcomes.scores(known)]
+    kinds = {loss: kind([f"algorithm={loss}"]) for loss in known["loss"].unique()}
+    verdicts = verified(board)
+    for each in entries(board):
+        verdict = verdicts.get(each.digest)
+        if verdict is None:
+            table, whose = each.outcomes(), "own numbers"
+        else:
+            table = pd.read_csv(board / "verified" / f"{each.digest}.csv")
+            whose = (
+                f"not verified: {verdict['problem']}" if verdict["problem"] else f"verified at {verdict['commit'][:7]}"
+            )
+        found += [(score, whose) for score in outcomes.scores(table) if score.loss == each.name]
+        kinds[each.name] = "recipe" if each.files else kind(each.overrides)
+    table = outcomes.table([each for each, _ in found]).drop(columns="best rate")
+    table.insert(1, "kind", [kinds[each.loss] for each, _ in found])
+    table["numbers"] = [visible(whose) for _, whose in found]
+    order = sorted(range(len(found)), key=lambda place: -bearable.order(found[place][0].borne.get(RATE.name)))
+    return table.iloc[order].reset_index(drop=True)
 
 
-def untrained() -> str:
-    """Return a sentence on the recorded start and frozen policy of the first part: what no training gives."""
-    rows = standard.baselines().of(PARTS[0])
-    frozen = rows[rows["arm"] == "frozen"]
-    start, end = (over_seeds(frozen[name].tolist(), bounds=PARTS[0].bounds) for name in ("start", "value"))
-    return (
-        f"Without training, as recorded: the reward begins at {start}, and the {PARTS[0].outcome} of the frozen policy "
-        f"is {end}, n = {end.n}."
+def kind(overrides: Sequence[str]) -> str:
+    """Return ``loss`` for an algorithm with GRPO's advantage and nothing around it, else ``recipe``."""
+    own, reference = (
+        compose.plan(
+            [f"experiment={RATE.experiment}", "seed=0", "optimizer.learning_rate=1e-4", *words], with_parts=False
+        )
+        for words in (overrides, [f"algorithm={REFERENCE}"])
     )
+    ours, theirs = (dict(runs[0].plain["algorithm"]) for runs in (own, reference))
+    same = {key for key in theirs if key not in ("loss", "advantage") and ours[key] == theirs[key]}
+    advantage = ours["advantage"]["_target_"] == theirs["advantage"]["_target_"]
+    return "loss" if advantage and same == theirs.keys() - {"loss", "advantage"} else "recipe"
 
 
-def text(rows: pd.DataFrame) -> str:
-    """Return the board as Markdown."""
-    return f"{write.to_markdown(rows)}\n\n{untrained()}"
+def write_board(board: Path) -> list[Path]:
+    """Write ``board.md``, ``board.html`` and the picture ``profile.png`` to the folder ``board``; return the paths."""
+    table, known, facts = rows(board), standard.recorded(), standard.made()
+    sampled, greedy = outcomes.start(known)
+    lines = [f"Without training: {sampled} sampled, {greedy} greedy. Recorded on {facts['machine']}, {facts['date']}."]
+    groups = {"Losses": table[table["kind"] == "loss"], "Recipes": table[table["kind"] == "recipe"]}
+    groups = {title: group.drop(columns="kind") for title, group in groups.items() if len(group)}
+    paths = draw(profile(known), board, "profile")
+    sections = "\n\n".join(f"## {title}\n\n{write.to_markdown(group)}" for title, group in groups.items())
+    picture = "![Held-out accuracy over three dials](profile.png)"
+    text = f"# Board of {VERSION}\n\n{picture}\n\n{sections}\n\n{' '.join(lines)}\n\n{CAPTION}\n"
+    html = page(f"Board of {VERSION}", board / "profile.svg", groups, lines, REFERENCE)
+    return [*paths, *write.files(board, {"board.md": text, "board.html": html})]
 
 
-def html(entries: Sequence[Entry], rows: pd.DataFrame) -> str:
-    """Return the page: entries with and without tuning; folded, their other columns and algorithms without an entry."""
-    numbers = [f"{part.name}: {what}" for part in PARTS for what in (part.outcome, "less GRPO")]
-    first = ["entry", *numbers, "paper"]
-    groups = {"As published": rows[rows["tuned"] == "no"], "Tuned": rows[rows["tuned"] == "yes"]}
-    entered = {entry.algorithm for entry in entries if not entry.own_files}
+def profile(found: pd.DataFrame, losses: Sequence[str] = _SHOWN) -> DataFigure:
+    """Return the picture of some losses over the dials."""
+    ours = found[found["loss"].isin(losses)]
+    return bearable.profile({d.name: (d.levels(ours), d.column, d.at) for d in DIALS if d.name in set(ours["dial"])})
+
+
+def draw(drawn: DataFigure, folder: Path, stem: str, suffixes: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write a figure to a folder in each format and return the paths."""
+    paths = [regular_files.folder(folder) / f"{stem}.{suffix}" for suffix in suffixes]
+    for path in paths:
+        atomic_files.write(path, partial(drawn.write, suffix=path.suffix[1:]))
+    return paths
+
+
+def page(
+    title: str, svg: Path, tables: Mapping[str, pd.DataFrame], notes: Sequence[str], own: str, command: str = ""
+) -> str:
+    """Return a page: the picture, the tables, the notes; the row whose loss is ``own`` stands out."""
     return write.html(
         "score",
         "page.html",
-        title=f"Board of {VERSION}",
-        charts={f"{part.outcome.capitalize()}: {part.question}": part_chart(rows, part) for part in PARTS},
-        legend="Points: mean and 95 % interval of an entry. Dashed: GRPO, GSPO and the frozen policy, as recorded.",
-        tables={title: group[first] for title, group in groups.items() if len(group)},
-        own="",
-        notes=[untrained()],
+        title=title,
+        picture=base64.b64encode(regular_files.read_bytes(svg)).decode(),
+        tables=dict(tables),
+        own=visible(own),
+        notes=[visible(note) for note in notes],
         caption=CAPTION,
-        command="",
-        folded={
-            "Repeated runs, tokens, anchors, machines and revisions": rows[
-                ["entry", *(name for name in rows if name not in (*first, "tuned"))]
-            ],
-            "Not run": ", ".join(name for name in names() if name not in entered),
-        },
+        command=visible(command),
     )
-
-
-def part_chart(rows: pd.DataFrame, part: Part) -> dict[str, Any]:
-    """Return the chart of a part: entries as points; GRPO, GSPO and the frozen policy, as recorded, as lines."""
-    column = f"{part.name}: {part.outcome}"
-    levels = {row["entry"]: row[column] for row in rows.to_dict("records") if isinstance(row[column], Estimate)}
-    means = standard.baselines().of(part).groupby("arm")["value"].mean()
-    return comparison.chart(levels, {arm: float(means[arm]) for arm in (*ANCHORS.values(), "frozen") if arm in means})
-
-
-def write_board(entries: Sequence[Entry], rows: pd.DataFrame, folder: Path) -> list[Path]:
-    """Write ``board.md`` and ``board.html`` to ``folder``; return both."""
-    markdown = f"# Board of {VERSION}\n\n{text(rows)}\n\n{CAPTION}\n"
-    return write.files(folder, {"board.md": markdown, "board.html": html(entries, rows)})

@@ -1,62 +1,71 @@
-"""``steadymoe score``: parse its arguments, refuse before anything runs, and score, submit or verify."""
+"""``steadymoe score``: parse its arguments, refuse before anything runs; score, submit, verify, or draw the board."""
 
 import argparse
+import hashlib
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from steadymoe.bench.audit import command as audit
-from steadymoe.bench.audit import plan as audits
+import pandas as pd
+
 from steadymoe.bench.check import command as check
+from steadymoe.bench.report import archive, write
+from steadymoe.bench.report.figures import bearable
 from steadymoe.bench.runs import command as runs
-from steadymoe.bench.runs import compose, dry, record
-from steadymoe.bench.runs.compose import ConfigError
+from steadymoe.bench.runs import compose, dry, identity, record
+from steadymoe.bench.runs.compose import ConfigError, Run
 from steadymoe.bench.runs.overrides import at_once
-from steadymoe.bench.score import board, comparison, entry, plan, standard
-from steadymoe.bench.score.plan import Plan
-from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
-from steadymoe.bench.score.standard import ANCHORS, GRADIENT, PARTS, STABILITY, VERSION, Baselines, changed_setting
+from steadymoe.bench.score import board, entry, outcomes, standard
+from steadymoe.bench.score.standard import ANCHORS, DIALS, MOST_TUNED, QUICK, RATE, REFERENCE, VERSION, Dial
 from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.text import visible
 
 _RESULTS = Path("results")
 _DESCRIPTION = """\
-Score an algorithm: check it, train it next to GRPO and GSPO at the settings of the standard,
-and compare it with the recorded algorithms. Only what is missing runs, so the same command
-resumes an interrupted score. Prints a table for each part and writes a page to results/scores/."""
+Score an algorithm: how much stress it bears, in multiples of GRPO's. Checks it, trains it beside
+GRPO and GSPO over learning rates, then over updates per rollout and over noise on the sampler.
+Only what is missing runs, so the same command resumes an interrupted score. Prints a table and
+writes a page to results/scores/."""
 _EXAMPLES = """\
 examples:
-  steadymoe score algorithm=vespo --quick      ten minutes on two cores: three seeds next to GRPO
+  steadymoe score algorithm=vespo --quick      some seven minutes on two cores: the rate, three seeds
   steadymoe score algorithm=vespo --dry        what has run, what is missing, how long it takes
-  steadymoe score algorithm=vespo              the whole score, about an hour
-  steadymoe score algorithm=vespo --submit entries/vespo --paper 2602.10693 --equation 5
-  steadymoe score --verify results/board       check submitted scores and print the board
+  steadymoe score algorithm=vespo              the whole score, about half an hour beside its anchors
+  steadymoe score algorithm=vespo --submit entries/vespo --paper 2602.10693
+  steadymoe score --verify entries/vespo --commit 1a2b3c4 --board results/board
+  steadymoe score --board results/board        draw the board
 
 A loss of your own: docs/your_algorithm.md"""
 # Mode → the arguments that go with it.
 _MODES = {
     "score": {"overrides", "quick", "dry", "redo"},
-    "verify": {"verify", "run", "board"},
-    "submit": {"overrides", "submit", "paper", "equation", "name", "tuned"},
+    "submit": {"overrides", "submit", "paper", "tuned"},
+    "verify": {"verify", "commit", "board"},
+    "board": {"board"},
 }
 
 
 def main(words: list[str]) -> int:
     """Run ``steadymoe score`` and return its exit code.
 
-    0: done; 1: a run failed, or an entry was not repeated; 2: ``check`` fails; 130: interrupted. Raises UserError.
+    0: done; 1: a run failed, or an entry was not verified; 2: ``check`` fails; 130: interrupted. Raises UserError.
     """
-    arguments = read(words)
+    arguments = _parsed(words)
     if arguments.verify:
-        return verify(arguments.verify, arguments.run, arguments.board)
+        return 0 if board.verify(arguments.verify, arguments.commit, arguments.board) else 1
     if arguments.submit:
-        return submit(arguments)
+        return submit(arguments.overrides, arguments.submit, arguments.paper, arguments.tuned)
+    if arguments.board:
+        for path in board.write_board(arguments.board):
+            print(visible(f"wrote {path}"))
+        return 0
     return score(arguments.overrides, arguments.quick, arguments.dry, arguments.redo)
 
 
-def read(words: Sequence[str]) -> argparse.Namespace:
+def _parsed(words: list[str]) -> argparse.Namespace:
     """Parse the arguments; exit for --help and for invalid ones."""
     parser = Parser(
         prog="steadymoe score",
@@ -67,172 +76,229 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     )
     text = "algorithm=NAME, and algorithm.loss.KEY=VALUE to override numbers of its YAML"
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=text)
-    parser.add_argument("--quick", action="store_true", help="a first look: yours and GRPO at three seeds, one audit")
+    parser.add_argument(
+        "--quick", action="store_true", help="a first look: the rate alone, three rates and seeds, GRPO"
+    )
     parser.add_argument("--dry", action="store_true", help="print what would run and how long it takes, and stop")
     parser.add_argument("--redo", action="store_true", help="replace runs made with other code or other numbers")
     group = parser.add_argument_group("submit a finished score")
     group.add_argument("--submit", type=Path, metavar="FOLDER", help="write an entry of the board to this new folder")
     group.add_argument("--paper", metavar="TEXT", help="where the algorithm comes from (required)")
-    group.add_argument("--equation", metavar="TEXT", help="the equation of the loss (required)")
-    group.add_argument("--name", help="the name on the board (default: the algorithm's)")
-    group.add_argument("--tuned", default="", metavar="TEXT", help="what you tuned, and on which seeds")
-    group = parser.add_argument_group("verify submitted scores")
-    group.add_argument("--verify", nargs="+", type=Path, metavar="FOLDER", help="entries, or folders of entries")
-    group.add_argument("--run", action="store_true", help="run their code: check the loss and repeat two seeds")
-    group.add_argument("--board", type=Path, metavar="FOLDER", help="write board.md and board.html to this folder")
+    text = "the table of the runs by which you chose numbers on the command line, from run --tune"
+    group.add_argument("--tuned", type=Path, metavar="FILE", help=text)
+    group = parser.add_argument_group("the board")
+    group.add_argument("--verify", type=Path, metavar="FOLDER", help="rerun an entry, which runs its code")
+    group.add_argument("--commit", metavar="HASH", help="its merge commit, from which the fresh seeds follow")
+    group.add_argument("--board", type=Path, metavar="FOLDER", help="write the board to this folder")
     arguments = parser.parse_intermixed_args(words)
     mode = parser.mode(arguments, _MODES)
-    if mode != "verify" and not arguments.overrides:
+    if mode in ("score", "submit") and not arguments.overrides:
         parser.error("choose an algorithm: algorithm=NAME")
-    if mode == "submit" and not (arguments.paper and arguments.equation):
-        parser.error("--submit requires --paper and --equation")
+    if mode == "submit" and not arguments.paper:
+        parser.error("--submit requires --paper")
+    if mode == "verify" and not (arguments.commit and arguments.board):
+        parser.error("--verify requires --commit and --board")
     return arguments
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A loss of a score: the scored one or an anchor."""
+
+    label: str
+    name: str
+    """Its name in file names."""
+    overrides: tuple[str, ...]
+
+    def words(self, dial: Dial, rate: float | None = None, more: Sequence[str] = ()) -> list[str]:
+        """Return the arguments of ``steadymoe run`` that turn a dial, at a learning rate unless that is the dial."""
+        at = [] if rate is None else [f"optimizer.learning_rate={rate:g}"]
+        return ["-m", f"experiment={dial.experiment}", *dial.overrides, *self.overrides, *at, *more]
+
+    def runs(self, dial: Dial, rate: float | None = None, more: Sequence[str] = ()) -> list[Run]:
+        """Plan the runs of ``words``. Raises ConfigError."""
+        return compose.plan(self.words(dial, rate, more)[1:], multirun=True)
+
+
+def read(overrides: Sequence[str]) -> Arm:
+    """Return the arm that the overrides choose. Raises ConfigError."""
+    name = check.read(overrides).name
+    run, *_ = compose.plan([f"experiment={RATE.experiment}", *RATE.overrides, *overrides, "seed=0"])
+    axes = identity.axes_name({key: value for key, value in run.axes.items() if key.startswith("algorithm.")})
+    if not axes:
+        return Arm(name, name, tuple(overrides))
+    digest = hashlib.sha256(axes.encode()).hexdigest()[:8]
+    return Arm(f"{name} {axes}", f"{name.replace('@', '-at-')}-{digest}", tuple(overrides))
+
+
+def _arms(own: Arm, quick: bool = False) -> list[Arm]:
+    """Return the anchors and the scored loss, GRPO first: its gain draws the line."""
+    anchors = [Arm(name, name, (f"algorithm={name}",)) for name in (ANCHORS[:1] if quick else ANCHORS)]
+    return [*anchors, *([] if own.label in ANCHORS else [own])]
 
 
 def score(overrides: Sequence[str], quick: bool = False, dry_run: bool = False, again: bool = False) -> int:
     """Check the algorithm, run what is missing, and write the score; ``again`` replaces outdated runs.
 
-    Raises UserError before anything runs, and NotRun, Damaged or OSError after.
+    Raises UserError before anything runs, and Damaged or OSError after.
     """
-    known = standard.baselines()
-    planned = _plan(overrides, known, quick, again)
-    for line in _progress(planned, known):
+    own, more = read(overrides), QUICK if quick else ()
+    arms = _arms(own, quick)
+    first = {arm.label: arm.runs(RATE, more=more) for arm in arms}
+    _refuse(own, first, again)
+    for line in _progress(arms, first, quick):
         print(visible(line))
     if dry_run:
         return 0
-    if check.check(planned.overrides):
+    if check.check(own.overrides):
         print("steadymoe: the algorithm fails `steadymoe check` and is not scored", file=sys.stderr)
         return 2
-    if code := _run(planned, again):
-        return code
-    recorded = Recorded(_RESULTS)
-    parts = [comparison.compare(part, planned, recorded, known) for part in PARTS]
-    notes = ["A first look: three seeds and one checkpoint decide little."] if planned.quick else []
-    notes += [note for part in parts for note in part.notes]
-    version = f"{VERSION}-quick" if planned.quick else VERSION
-    folder = regular_files.folder(_RESULTS, "scores", version, planned.name)
-    command = shlex.join(["steadymoe", "score", *planned.overrides, *(["--quick"] if planned.quick else [])])
-    paths = comparison.write_page(parts, notes, command, folder)
-    for line in [*comparison.text(parts).splitlines(), *notes, *(f"wrote {path}" for path in paths)]:
-        print(visible(line))
-    return 0
+    if again and (changed := [run for run in first[own.label] if _has_changed(run)]):
+        print(visible("\n".join(runs.redo(changed))), file=sys.stderr)
+    redo = ["--redo"] if again else []
+    for arm in arms:
+        if code := runs.main([*arm.words(RATE, more=more), *redo]):
+            return code
+        rates = [] if quick else _wider(arms, arm)
+        if rates and (code := runs.main([*arm.words(RATE, more=[_swept(rates)]), *redo])):
+            return code
+    found = _outcomes(arms, quick)
+    for dial in () if quick else DIALS[1:]:
+        for arm in arms:
+            if code := runs.main([*arm.words(dial, outcomes.best_rate(found, arm.label)), *redo]):
+                return code
+    return _show(own, _outcomes(arms, quick), quick)
 
 
-def _plan(overrides: Sequence[str], known: Baselines, quick: bool = False, again: bool = False) -> Plan:
-    """Plan a score. Raises ConfigError for what would stop it later, or would score something else.
-
-    The anchors must be those of the standard; the scored algorithm may differ from them only in the algorithm, without
-    its sampling; folders must hold nothing of other code or another config, unless ``again``.
-    """
-    try:
-        planned = plan.read(overrides, quick)
-        own, anchors = planned.runs[planned.own_label], {name: planned.runs[ANCHORS[name]] for name in planned.anchors}
-        hashes = {name: of_anchor[0].config_hash for name, of_anchor in anchors.items()}
-        known.refuse_other_settings(STABILITY, own[0].config.seed, hashes)
-        if changed := changed_setting(anchors["grpo"][0].plain, own[0].plain):
-            raise ConfigError(f"{planned.label} changes what the standard fixes for every algorithm: {changed}")
-        if not again and (older := [run for run in own if _has_changed(run)]):
-            raise ConfigError(
-                f"{planned.label} was scored with other numbers ({older[0].folder}); score it again with --redo, or "
-                "give it another name"
-            )
-        runs.refuse_others([run for run in planned.all_runs if not (again and run in own)], may_redo=again)
-        audited = planned.audits[0]
-        losses = {name: audited.losses[name].plain["algorithm"]["loss"] for name in anchors}
-        hashes = standard.audit_hashes(audited.run.plain, losses)
-        known.refuse_other_settings(GRADIENT, audited.run.config.seed, hashes)
-        audits.refuse_others(planned.audits, again)
-    except ValueError as error:  # overrides that cannot be composed
-        raise ConfigError(str(error)) from error
-    return planned
+def _grid(arm: Arm) -> list[float]:
+    """Return the learning rates of the standard."""
+    return sorted({run.config.optimizer.learning_rate for run in arm.runs(RATE)})
 
 
-def _has_changed(run: compose.Run) -> bool:
+def _swept(rates: Sequence[float]) -> str:
+    return f"optimizer.learning_rate={','.join(f'{rate:g}' for rate in rates)}"
+
+
+def _wider(arms: Sequence[Arm], arm: Arm) -> list[float]:
+    """Return the rates beyond an end of the grid that an arm still lacks (``outcomes.wider``)."""
+    until = arms[: list(arms).index(arm) + 1]
+    return outcomes.wider(_rates(until), arm.label, _grid(arm))
+
+
+def _rates(arms: Sequence[Arm], quick: bool = False) -> pd.DataFrame:
+    """Return the outcomes over the learning rate, those beyond the grid's ends included."""
+    found = []
+    for arm in arms:
+        planned, grid = arm.runs(RATE, more=QUICK if quick else ()), _grid(arm)
+        beyond = [] if quick else arm.runs(RATE, more=[_swept([grid[0] / 2, 2 * grid[-1]])])
+        found.append(outcomes.of_runs([*planned, *beyond], RATE, arm.label))
+    return pd.concat(found, ignore_index=True)
+
+
+def _outcomes(arms: Sequence[Arm], quick: bool = False) -> pd.DataFrame:
+    """Return the outcomes of everything that has ended."""
+    found = _rates(arms, quick)
+    for arm in [] if quick else arms:
+        rate = outcomes.best_rate(found, arm.label)
+        found = pd.concat([found, *(outcomes.of_runs(arm.runs(dial, rate), dial, arm.label) for dial in DIALS[1:])])
+    return found.reset_index(drop=True)
+
+
+def _refuse(own: Arm, first: dict[str, list[Run]], again: bool) -> None:
+    """Raise ConfigError for what would stop a score later, or would score something else."""
+    standard.refuse_other_settings(RATE, first[REFERENCE])
+    if changed := standard.changed_setting(first[REFERENCE][0].plain, first[own.label][0].plain):
+        raise ConfigError(f"{own.label} changes what the standard fixes for every algorithm: {changed}")
+    tuned = [word for word in own.overrides if not word.startswith("algorithm=")]
+    if len(tuned) > MOST_TUNED:
+        raise ConfigError(f"at most {MOST_TUNED} numbers of a loss may be tuned, got {len(tuned)}: {' '.join(tuned)}")
+    older = [run for run in first[own.label] if _has_changed(run)]
+    if older and not again:
+        raise ConfigError(
+            f"{own.label} was scored with other numbers ({older[0].folder}); score it again with --redo, or give it "
+            "another name"
+        )
+    runs.refuse_others([run for planned in first.values() for run in planned if run not in older], may_redo=again)
+
+
+def _has_changed(run: Run) -> bool:
     """Whether a run's folder holds a run of another config."""
     before = record.known(run.folder)
     return bool(before) and before["config_hash"] != run.config_hash
 
 
-def _run(planned: Plan, again: bool) -> int:
-    """Run what is missing; return the exit code of the first command that fails, else 0."""
-    if again:
-        for line in runs.redo([run for run in planned.runs[planned.own_label] if _has_changed(run)]):
-            print(visible(line), file=sys.stderr)
-    for command in dict.fromkeys(map(tuple, planned.run_commands.values())):
-        if code := runs.main([*command, *(["--redo"] if again else [])]):
-            return code
-    flags = []
-    try:
-        audits.refuse_others(planned.audits)
-    except ConfigError:  # something there is of other code or another config; ``_plan`` has refused it unless ``again``
-        flags = ["--redo"]
-    return audit.main([*planned.audit_command, *flags])
+def _progress(arms: Sequence[Arm], first: dict[str, list[Run]], quick: bool) -> list[str]:
+    """Return lines on finished and missing runs, and how long the missing ones take at the recorded pace."""
+    planned = list({run.folder: run for each in first.values() for run in each}.values())
+    at = at_once(arms[0].words(RATE)[1:], True) or 1
+    lines, missing = [f"rate: {dry.lines(planned, 0, at)[0]}"], _missing(planned)
+    if not quick:
+        later = [_missing(runs) for runs in _later(arms)]
+        missing += sum(later)
+        lines.append(f"staleness and mismatch, each at its best rate: {sum(later)} to run")
+    facts = standard.made()
+    if missing:
+        minutes = missing * facts["minutes"] / min(at, missing)
+        lines.append(
+            f"about {minutes:.0f} minutes, {at} at once, and the cold starts; one run took {facts['minutes']} minutes "
+            f"of one core on {facts['machine']}"
+        )
+    return lines
 
 
-def _missing(planned: Plan) -> dict[str, int]:
-    """Return part → the number of its runs or audits that are missing."""
-    not_ended = [run for run in planned.all_runs if record.status(run.folder) not in record.ENDED]
-    return {STABILITY.name: len(not_ended), GRADIENT.name: sum(bool(each.missing) for each in planned.audits)}
+def _missing(planned: Sequence[Run]) -> int:
+    return sum(record.status(run.folder) not in record.ENDED for run in planned)
 
 
-def _progress(planned: Plan, known: Baselines) -> list[str]:
-    """Return lines on the finished and missing runs and audits, and how long they take by the standard's records."""
-    missing, count = _missing(planned), len(planned.audits)
-    processes = at_once(planned.run_commands[planned.own_label][1:], True)
-    lines = {
-        STABILITY.name: [dry.lines(planned.all_runs, 0, processes)[0]],
-        GRADIENT.name: [f"{count} audits: {missing[GRADIENT.name]} to do, {count - missing[GRADIENT.name]} done"],
-    }
-    total = 0.0
-    for part, most in ((STABILITY, processes or 1), (GRADIENT, 1)):
-        if missing[part.name]:
-            facts = known.metadata[part.name]
-            together = min(most, missing[part.name])
-            minutes = missing[part.name] * facts["minutes"] / together
-            total += minutes
-            pace = f"one {part.one} took {facts['minutes']} minutes of one core on {facts['machine']}"
-            lines[part.name].append(f"about {minutes:.0f} minutes, {together} at once; {pace}")
-    whole = [f"in all: about {total:.0f} minutes and the cold starts"] if total else []
-    return [f"{name}: {line}" for name, of_part in lines.items() for line in of_part] + whole
+def _later(arms: Sequence[Arm]) -> list[list[Run]]:
+    """Return the runs of the other dials, each arm at its best rate so far, or at the setting's before it has one."""
+    found = []
+    for arm in arms:
+        ended = _rates([arm])
+        rate = outcomes.best_rate(ended, arm.label) if len(ended) else None
+        found += [arm.runs(dial, rate) for dial in DIALS[1:]]
+    return found
 
 
-def submit(arguments: argparse.Namespace) -> int:
-    """Write the entry of a scored algorithm to the new folder ``arguments.submit``.
-
-    The whole score must be there, from today's code, of the standard, and from one machine. Raises ConfigError,
-    Damaged, NotRun, BadEntry.
-    """
-    planned, recorded = _plan(arguments.overrides, standard.baselines()), Recorded(_RESULTS)
-    if parts := [name for name, missing in _missing(planned).items() if missing]:
-        command = shlex.join(["steadymoe", "score", *planned.overrides])
-        raise NotRun(f"{planned.label} is not fully scored, its part {parts[0]} is missing; run {command}")
-    own_and_anchors = [arm for arm in planned.arms(STABILITY) if isinstance(arm, Arm)]
-    if several := comparison.machines_or_versions(recorded, own_and_anchors):
-        raise ConfigError(f"an entry needs runs of one machine and one set of versions; got {several[0]}")
-    arms = {part.name: dict(zip((entry.OWN, *ANCHORS), planned.arms(part), strict=False)) for part in PARTS}
-    folders = {run.config.seed: run.folder for run in planned.runs[planned.own_label]}
-    about = {"name": arguments.name or planned.name, "words": shlex.join(planned.overrides), "paper": arguments.paper}
-    about |= {"equation": arguments.equation, "tuning": arguments.tuned}
-    readme = (
-        f"# {about['name']}\n\n{arguments.paper}\n\nEquation: {arguments.equation}\n\n"
-        "What is it for, and what is known of it? Which numbers were chosen, on which seeds?\n"
-    )
-    files = entry.own_files(planned.overrides) | {"README.md": readme}
-    print(visible(f"wrote {entry.submit(recorded, arms, folders, about, files, arguments.submit)}"))
+def _show(own: Arm, found: pd.DataFrame, quick: bool) -> int:
+    """Print the scores, and write the page with its figure and its numbers."""
+    scored = outcomes.scores(found)
+    rows, notes = outcomes.table(scored), outcomes.notes(scored, found, own.label, quick)
+    rows = rows if not quick else rows.drop(columns=[f"{dial.name} × {REFERENCE}" for dial in DIALS[1:]])
+    version = f"{VERSION}-quick" if quick else VERSION
+    folder = regular_files.folder(_RESULTS, "scores", version, own.name)
+    drawn = bearable.profile({d.name: (d.levels(found), d.column, d.at) for d in DIALS if d.name in set(found["dial"])})
+    command = shlex.join(["steadymoe", "score", *own.overrides, *(["--quick"] if quick else [])])
+    paths = board.draw(drawn, folder, "profile")
+    title = f"{visible(own.label)} in {version}"
+    page = board.page(title, folder / "profile.svg", {"Bearable stress": rows}, notes, own.label, command)
+    paths += write.files(folder, {"score.html": page, standard.OUTCOMES: found.to_csv(index=False)})
+    for line in [*write.to_markdown(rows).splitlines(), *notes, *(f"wrote {path}" for path in paths)]:
+        print(visible(line))
     return 0
 
 
-def verify(folders: Sequence[Path], run: bool = False, to: Path | None = None) -> int:
-    """Verify entries, repeat some of their runs if asked, print the board, and write it to the folder ``to``.
+def submit(overrides: Sequence[str], to: Path, paper: str, tuned: Path | None) -> int:
+    """Write the entry of a scored algorithm to the new folder ``to``.
 
-    The verdicts of reruns are kept with the board in ``to``, never with the entries, which are a stranger's. Raises
-    BadEntry or Damaged.
+    The whole score must be there, from today's code and of the standard. Raises UserError.
     """
-    entries = entry.load(folders)
-    verdicts = board.verdicts(to)
-    repeated = board.rerun_entries(entries, verdicts, to) if run else True
-    rows = board.table(entries, verdicts)
-    print(board.text(rows))
-    for path in board.write_board(entries, rows, to) if to else []:
-        print(visible(f"wrote {path}"))
-    return 0 if repeated else 1
+    own = read(overrides)
+    arms = _arms(own)
+    first = {arm.label: arm.runs(RATE) for arm in arms}
+    _refuse(own, first, again=False)
+    if len(own.overrides) > 1 and tuned is None:
+        raise ConfigError(
+            "numbers on the command line are tuned: --tuned must name the table of the runs that chose them"
+        )
+    for runs_of_dial in [*first.values(), *_later(arms)]:
+        if missing := [run for run in runs_of_dial if record.status(run.folder) not in record.ENDED]:
+            command = shlex.join(["steadymoe", "score", *own.overrides])
+            raise ConfigError(f"{own.label} is not fully scored, {missing[0].folder} is missing; run {command}")
+    found = _outcomes(arms)
+    last = archive.load(_RESULTS, RATE.experiment)["runs"].iloc[-1]
+    about = {"name": own.name, "words": shlex.join(own.overrides), "paper": paper}
+    about |= {key: str(last[key]) for key in ("machine", "revision", "versions")}
+    about["date"] = str(record.known(first[own.label][0].folder)["started"])[:10]
+    print(visible(f"wrote {entry.write(to, about, own.overrides, found, tuned)}"))
+    return 0

@@ -1,51 +1,38 @@
-"""An entry of the board: a folder with a loss, its numbers, its README and the outcomes of its runs.
+"""An entry of the board: a folder with a loss, its README and the outcomes of its score, sent as a pull request.
 
-``entry.json`` describes it and has the hash of every other file, so a changed file is noticed. Reading an entry imports
-none of its code. The folder is a stranger's: everything is checked before it is used.
+The folder is a stranger's. Reading it imports none of its code, follows no link and takes small regular files only.
 """
 
 import hashlib
 import json
-import math
-import os
 import re
 import shlex
 import shutil
 import stat
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from steadymoe.algorithms import names
 from steadymoe.bench.check import command as check
 from steadymoe.bench.runs import identity
-from steadymoe.bench.score.recorded import Arm, Recorded
-from steadymoe.bench.score.standard import ANCHORS, PARTS, VERSION, Part
+from steadymoe.bench.score import standard
+from steadymoe.bench.score.standard import ANCHORS, COLUMNS, DIALS, MOST_TUNED, RATE, VERSION
 from steadymoe.bench.support import external, regular_files
 from steadymoe.bench.support.errors import UserError
 
-_ABOUT, _DATA, _README = "entry.json", "outcomes.csv", "README.md"
-# The fields of ``entry.json`` that are text.
-_TEXTS = ("standard", "name", "words", "paper", "equation", "tuning", "machine", "revision", "versions")
-_COLUMNS = {"part": str, "arm": str, "seed": int, "value": float, "tokens": float}
+ABOUT, README, TUNING = "entry.json", "README.md", "tuning.csv"
+_TEXTS = ("standard", "name", "words", "paper", "machine", "revision", "versions", "date")
 # The algorithm of an entry: its YAML, and modules of any depth.
-_YAML = re.compile(r"conf/algorithm/([\w.@-]+)\.yaml")
-_OWN_FILES = re.compile(rf"{_YAML.pattern}|([A-Za-z_]\w*/)*[A-Za-z_]\w*\.py")
+_OWN_FILES = re.compile(r"conf/algorithm/[\w.@-]+\.yaml|([A-Za-z_]\w*/)*[A-Za-z_]\w*\.py")
 # An override that chooses the algorithm or one of its numbers.
 _OVERRIDE = re.compile(r"algorithm=[\w.@-]+|algorithm(\.[A-Za-z_]\w*)+=[\w.,+\[\]-]*")
-# The entry's own arm in its data.
-OWN = "yours"
-_LARGEST, _ROWS, _FILES, _LONGEST = 2**20, 10_000, 100, 1000
-# Of a part of audits this many checkpoints at least must have a defined outcome.
-_MIN_DEFINED = 8
-# The updates that are kept for a rerun: later ones differ between machines by more than rounding.
-_UPDATES = 2
+_LARGEST, _FILES, _LONGEST, _ROWS = 2**20, 100, 1000, 1000
+_IDEA = "## Idea"
 
 
 class BadEntry(UserError):
@@ -54,12 +41,13 @@ class BadEntry(UserError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry, read and verified."""
+    """One entry."""
 
     folder: Path
     about: Mapping[str, Any]
     """The content of ``entry.json``."""
-    outcomes: pd.DataFrame
+    files: Sequence[str]
+    """Its algorithm's own files; none for an algorithm of the suite."""
 
     @property
     def name(self) -> str:
@@ -72,62 +60,63 @@ class Entry:
         return shlex.split(self.about["words"])
 
     @property
-    def algorithm(self) -> str:
-        """The name of its algorithm."""
-        return _algorithm(self.overrides)
-
-    @property
-    def own_files(self) -> list[str]:
-        """The files of its algorithm; none for an algorithm of the suite."""
-        return [name for name in self.about["files"] if _OWN_FILES.fullmatch(name)]
-
-    @property
     def digest(self) -> str:
-        """A hash of the whole entry."""
-        return _hash(self.folder / _ABOUT)
+        """A hash of its algorithm: words, YAML and modules."""
+        parts = [self.about["words"], *((self.folder / name).read_text() for name in sorted(self.files))]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
-    def by_seed(self, part: Part, arm: str = OWN, column: str = "value") -> pd.Series:
-        """Return the outcomes, or tokens, of one arm in a part by seed: nan if undefined, empty if it was not run."""
-        rows = self.outcomes[(self.outcomes["part"] == part.name) & (self.outcomes["arm"] == arm)]
-        return rows.set_index("seed")[column].sort_index()
+    def outcomes(self) -> pd.DataFrame:
+        """Return the outcomes that its author measured, under its name. Raises BadEntry."""
+        path = self.folder / standard.OUTCOMES
+        try:
+            with regular_files.opened(path, _LARGEST) as file:
+                table = pd.read_csv(file, usecols=list(COLUMNS), nrows=_ROWS)
+            numbers = table[["rate", "value", "seed", "start", "sampled", "greedy"]].astype(float)
+            table["loss"] = table["loss"].astype(str)
+        except (OSError, ValueError) as error:
+            raise BadEntry(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        shares = numbers[["start", "sampled", "greedy"]]
+        if not ((shares >= 0) & (shares <= 1)).all(axis=None) or not (numbers["value"] >= 0).all():
+            raise BadEntry(f"{path} has numbers out of bounds")
+        if set(table["dial"]) - {dial.name for dial in DIALS} or RATE.name not in set(table["dial"]):
+            raise BadEntry(
+                f"{path} must have the dial {RATE.name}, and no other than {', '.join(d.name for d in DIALS)}"
+            )
+        if not {*ANCHORS, self.name} >= set(table["loss"]) >= {ANCHORS[0], self.name}:
+            raise BadEntry(f"{path} must have {self.name} beside {ANCHORS[0]}, and no other loss")
+        return table
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-
-def submit(
-    recorded: Recorded,
-    arms: Mapping[str, Mapping[str, Any]],
-    runs: Mapping[int, Path],
-    about: Mapping[str, Any],
-    files: Mapping[str, str],
-    to: Path,
+def write(
+    to: Path, about: Mapping[str, str], overrides: Sequence[str], outcomes: pd.DataFrame, tuned: Path | None
 ) -> Path:
-    """Write an entry to the new folder ``to``.
+    """Write an entry to the new folder ``to`` and return it. Raises BadEntry if it exists or would be refused."""
+    if to.exists():
+        raise BadEntry(f"{to} already exists; an entry needs a new folder")
+    name = about["name"]
+    files = own_files(overrides) | {
+        ABOUT: json.dumps({"standard": VERSION, **about}, indent=1, ensure_ascii=False) + "\n",
+        README: f"# {name}\n\n{about['paper']}\n\n{_IDEA}\n\nWhat does it change, and why should it bear more?\n",
+        standard.OUTCOMES: outcomes.replace({"loss": {_label(overrides, outcomes): name}}).to_csv(index=False),
+    }
+    if tuned is not None:
+        files[TUNING] = regular_files.read_bytes(tuned, _LARGEST).decode()
+    temporary = to.parent / f".{to.name}.begun"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        for path, text in files.items():
+            (temporary / path).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / path).write_text(text)
+        read(temporary).outcomes()
+        return temporary.rename(to)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
-    ``arms`` is part → arm of the entry → recorded arm, ``runs`` has the folders of its own runs by seed, ``about`` has
-    name, words, paper, equation and tuning, ``files`` further texts by path. Raises NotRun if a part has not run,
-    BadEntry if ``to`` exists or the entry would be refused.
-    """
-    last = recorded.tables([arms[PARTS[0].name][OWN]])["runs"].iloc[-1]
-    content = {"standard": VERSION} | dict(about) | {key: str(last[key]) for key in ("machine", "revision", "versions")}
-    content["first"] = {str(seed): first_updates(runs[seed]) for seed in PARTS[0].seeds}
-    rows = []
-    for part in PARTS:
-        for name, arm in arms[part.name].items():
-            table = pd.DataFrame({"part": part.name, "arm": name, "seed": part.seeds}).set_index("seed", drop=False)
-            tokens = recorded.tokens(arm) if isinstance(arm, Arm) else math.nan
-            rows.append(table.assign(value=part.measure(recorded, arm), tokens=tokens))
-    return write(to, content, pd.concat(rows), files)
 
-
-def first_updates(run: Path) -> dict[str, Any]:
-    """Return a hash of the cold start's weights, and loss and gradient norm of the first updates, of a run's folder."""
-    facts = regular_files.read_json(run / "run.json")
-    results = next(parent for parent in run.parents if parent.name == "runs").parent
-    weights = results / "cold_starts" / f"{facts['cold_start']['fingerprint']}.safetensors"
-    updates = regular_files.read_parquet(run / "updates.parquet", ["loss", "grad_norm"]).head(_UPDATES)
-    return {"cold_start": _hash(weights)[:16]} | {key: updates[key].tolist() for key in ("loss", "grad_norm")}
+def _label(overrides: Sequence[str], outcomes: pd.DataFrame) -> str:
+    """Return the scored loss's label in ``outcomes``: the one that is no anchor, or an anchor that is itself scored."""
+    own = [loss for loss in outcomes["loss"].unique() if loss not in ANCHORS]
+    return str(own[0]) if own else overrides[0].partition("=")[2]
 
 
 def own_files(overrides: Sequence[str]) -> dict[str, str]:
@@ -147,83 +136,38 @@ def own_files(overrides: Sequence[str]) -> dict[str, str]:
     return files if any(name.endswith(".yaml") for name in files) else {}
 
 
-def write(folder: Path, about: Mapping[str, Any], outcomes: pd.DataFrame, files: Mapping[str, str]) -> Path:
-    """Write an entry to the new folder ``folder`` and return it; ``files`` are further texts by path.
-
-    ``outcomes`` has part, arm, seed, value, tokens. Raises BadEntry, and writes nothing, if the folder exists or the
-    entry would be refused.
-    """
-    if folder.exists():
-        raise BadEntry(f"{folder} already exists; an entry needs a new folder")
-    texts = {**files, _DATA: outcomes[list(_COLUMNS)].to_csv(index=False)}
-    hashes = {name: hashlib.sha256(texts[name].encode()).hexdigest() for name in sorted(texts)}
-    texts[_ABOUT] = json.dumps(dict(about) | {"files": hashes}, indent=1, ensure_ascii=False) + "\n"
-    temporary = folder.parent / f".{folder.name}.begun"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        for name, text in texts.items():
-            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            (temporary / name).write_bytes(text.encode())
-        read(temporary)
-        return temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def load(folders: Sequence[Path]) -> list[Entry]:
-    """Read the entries in the folders, or below them. Raises BadEntry for a bad one and for two of one name."""
-    entries: dict[str, Entry] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise BadEntry(f"{folder} is not a folder")
-        below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        for path in below:
-            regular_files.refuse_links(path, folder)
-        for place in [folder] if os.path.lexists(folder / _ABOUT) or not below else below:
-            entry = read(place)
-            if entry.name in entries:
-                raise BadEntry(f"{place} and {entries[entry.name].folder} are both entries of {entry.name}")
-            entries[entry.name] = entry
-    return list(entries.values())
-
-
 def read(folder: Path) -> Entry:
-    """Read and verify the entry in ``folder``. Raises BadEntry."""
+    """Read the entry in ``folder``. Raises BadEntry, in one line."""
     try:
-        names_there, about = _files(folder), _about(folder)
-        files = about["files"]
-        if extra := sorted(names_there - {_ABOUT, *files}):
-            raise BadEntry(f"{folder / extra[0]} is not named in {_ABOUT}")
-        if absent := sorted(files.keys() - names_there):
-            raise BadEntry(f"{folder} lacks {absent[0]}")
-        if changed := [name for name, digest in files.items() if _hash(folder / name) != digest]:
-            raise BadEntry(f"{folder / changed[0]} has changed since {_ABOUT} was written")
-        return Entry(folder, about, _outcomes(folder / _DATA))
+        names_there = _files(folder)
+        about = regular_files.read_json(folder / ABOUT, _LARGEST)
+        _check(about, names_there, regular_files.read_bytes(folder / README, _LARGEST).decode())
     except BadEntry:
         raise
     except Exception as error:  # a stranger's files
         text = " ".join(f"{type(error).__name__} {error}".split())[:200]
         raise BadEntry(f"{folder} is not an entry: {text}") from error
+    return Entry(folder, about, sorted(name for name in names_there if _OWN_FILES.fullmatch(name)))
+
+
+def copy(entry: Entry, to: Path) -> None:
+    """Copy the algorithm's files of an entry, none of them a link, to ``to``."""
+    for name in entry.files:
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        (to / name).write_bytes(regular_files.read_bytes(entry.folder / name, _LARGEST))
 
 
 def _files(folder: Path) -> set[str]:
     """List the files below ``folder``. Raises BadEntry for a link, a pipe, a large or foreign file, and too many."""
-    if _ABOUT not in {path.name for path in folder.iterdir()}:
-        raise BadEntry(f"{folder} is not an entry: it has no {_ABOUT}")
     files: set[str] = set()
     for path in folder.rglob("*"):
         mode = path.lstat().st_mode
         if stat.S_ISDIR(mode):
             continue
         name = path.relative_to(folder).as_posix()
-        if not stat.S_ISREG(mode):
-            raise BadEntry(f"{path} is not a regular file")
-        if path.stat().st_size > _LARGEST:
-            raise BadEntry(f"{path} is larger than {_LARGEST // 2**20} MiB")
-        if name not in (_ABOUT, _DATA, _README) and not _OWN_FILES.fullmatch(name):
+        if not stat.S_ISREG(mode) or path.lstat().st_size > _LARGEST:
+            raise BadEntry(f"{path} is not a regular file of at most {_LARGEST // 2**20} MiB")
+        if name not in (ABOUT, README, TUNING, standard.OUTCOMES) and not _OWN_FILES.fullmatch(name):
             raise BadEntry(f"{path} does not belong in an entry: docs/your_algorithm.md")
         files.add(name)
         if len(files) > _FILES:
@@ -231,106 +175,27 @@ def _files(folder: Path) -> set[str]:
     return files
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    """Read ``entry.json``. Raises BadEntry."""
-    path = folder / _ABOUT
-    try:
-        about = regular_files.read_json(path, _LARGEST)
-    except ValueError as error:
-        raise BadEntry(f"{path} is not JSON: {' '.join(str(error).split())}") from error
-    if problem := next(_problems(about), None):
-        raise BadEntry(f"{path}: {problem}")
-    return dict(about)
-
-
-def _problems(about: Any) -> Iterator[str]:
-    """Yield everything wrong with an ``entry.json``; each problem may hide later ones."""
+def _check(about: Any, files: set[str], readme: str) -> None:
+    """Raise BadEntry for an ``entry.json`` or a README that lacks something."""
     for key in _TEXTS:
         if not isinstance(about, dict) or not isinstance(about.get(key), str) or len(about[key]) > _LONGEST:
-            yield f"{key} must be a text of at most {_LONGEST} characters"
-    files, first = about.get("files"), about.get("first")
-    if about["standard"] != VERSION:
-        yield f"standard must be {VERSION}, got {about['standard']}"
-    if not identity.is_name(about["name"]):
-        yield "name must be a name: letters, digits, - and _"
-    if not isinstance(files, dict) or not {_DATA, _README} <= files.keys() or _ABOUT in files:
-        yield f"files must hold the hashes of {_DATA} and {_README}"
-    try:
-        overrides = shlex.split(about["words"])
-    except ValueError as error:
-        yield f"words cannot be read: {error}"
-    if other := [word for word in overrides if not _OVERRIDE.fullmatch(word)]:  # --run passes them to `steadymoe run`
-        yield f"words may only choose an algorithm and its numbers, got {other[0]}"
-    if sum(word.startswith("algorithm=") for word in overrides) != 1:
-        yield "words must choose one algorithm"
-    own, algorithm = [name for name in files if _OWN_FILES.fullmatch(name)], _algorithm(overrides)
-    if own and [match[1] for name in files if (match := _YAML.fullmatch(name))] != [algorithm]:
-        yield "an entry with files of its own must have one YAML, of the algorithm in words"
-    if own and algorithm in names(presets=True):
-        yield f"the suite has an algorithm {algorithm}; give yours another name"
-    if not own and algorithm not in names(presets=True):
-        yield f"the suite has no algorithm {algorithm}, and the entry has no files of its own"
-    if len(overrides) > 1 and not about["tuning"].strip():
-        yield "numbers in words are tuned: tuning must say what was chosen; numbers of a paper belong in a YAML"
-    seeds = {str(seed) for seed in PARTS[0].seeds}
-    if not isinstance(first, dict) or first.keys() != seeds or not all(map(_is_first_update, first.values())):
-        yield f"first must hold cold_start, loss and grad_norm for each of the seeds {', '.join(sorted(seeds))}"
-
-
-def _is_first_update(value: Any) -> bool:
-    """Whether ``value`` has a hash of the cold start, and finite losses and gradient norms."""
-    if not isinstance(value, dict) or not isinstance(value.get("cold_start"), str):
-        return False
-    lists = [value.get(key) for key in ("loss", "grad_norm")]
-    return all(
-        isinstance(numbers, list) and all(isinstance(number, float) and math.isfinite(number) for number in numbers)
-        for numbers in lists
-    )
-
-
-def _outcomes(path: Path) -> pd.DataFrame:
-    """Read the data: the seeds of the standard, with both anchors. Raises BadEntry."""
-    missing = {"value": [""], "tokens": [""]}
-    try:
-        table = pd.read_csv(path, usecols=list(_COLUMNS), dtype=_COLUMNS, nrows=_ROWS + 1, keep_default_na=False,
-                            na_values=missing)  # fmt: skip
-    except ValueError as error:
-        raise BadEntry(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if len(table) > _ROWS:
-        raise BadEntry(f"{path} has more than {_ROWS} rows")
-    parts, found = {part.name: part for part in PARTS}, set(table["part"])
-    if unknown := sorted(found - parts.keys()):
-        raise BadEntry(f"{path}: {VERSION} has no part {unknown[0]}")
-    if PARTS[0].name not in found:
-        raise BadEntry(f"{path} lacks the part {PARTS[0].name}")
-    for name in sorted(found):
-        if problem := _problem_of_part(parts[name], table[table["part"] == name]):
-            raise BadEntry(f"{path}: {name} {problem}")
-    return table
-
-
-def _problem_of_part(part: Part, rows: pd.DataFrame) -> str | None:
-    """Return what is wrong with the rows of a part: arms or seeds, undefined or unbounded values; None if nothing."""
-    arms = (OWN, *ANCHORS)
-    needed = Counter((arm, seed) for arm in arms for seed in part.seeds)
-    found = Counter(zip(rows["arm"], rows["seed"], strict=True))
-    if wrong := sorted(pair for pair in needed | found if needed[pair] != found[pair]):
-        arm, seed = wrong[0]
-        return f"must have one row for each seed of {VERSION} and each of {', '.join(arms)}; see {arm}, seed {seed}"
-    least = len(part.seeds) if part.one == "run" else min(_MIN_DEFINED, len(part.seeds))
-    if rows.groupby("arm")["value"].count().min() < least:
-        return "has too few defined values"
-    for column, (low, high) in (("value", part.bounds or (-math.inf, math.inf)), ("tokens", (0, math.inf))):
-        values = rows[column].dropna()
-        if not np.isfinite(values).all() or not values.between(low, high).all():
-            return f"has a {column} that is not finite or not in [{low:g}, {high:g}]"
-    return None
-
-
-def _algorithm(overrides: Sequence[str]) -> str:
-    return next(word for word in overrides if word.startswith("algorithm=")).partition("=")[2]
-
-
-def _hash(path: Path) -> str:
-    with regular_files.opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+            raise BadEntry(f"{ABOUT}: {key} must be a text of at most {_LONGEST} characters")
+    overrides = shlex.split(about["words"])
+    chosen = [word.partition("=")[2] for word in overrides if word.startswith("algorithm=")]
+    own = [name for name in files if _OWN_FILES.fullmatch(name)]
+    yamls, suites = [name for name in own if name.endswith(".yaml")], names(presets=True)
+    problems = {
+        f"standard must be {VERSION}, got {about['standard']}": about["standard"] != VERSION,
+        "name must be a name: letters, digits, - and _": not identity.is_name(about["name"]),
+        "words may only choose an algorithm and its numbers": not all(map(_OVERRIDE.fullmatch, overrides)),
+        "words must choose one algorithm": len(chosen) != 1,
+        f"at most {MOST_TUNED} numbers may be tuned": len(overrides) > 1 + MOST_TUNED,
+        f"tuned numbers need their table, {TUNING}": len(overrides) > 1 and TUNING not in files,
+        f"{README} needs a section {_IDEA}": _IDEA not in readme,
+        "its own files are one YAML, of the algorithm in words, and modules; none for the suite's": yamls
+        != [f"conf/algorithm/{name}.yaml" for name in chosen if name not in suites]
+        or (bool(own) and not yamls),
+    }
+    for problem, is_so in problems.items():
+        if is_so:
+            raise BadEntry(f"{ABOUT}: {problem}")

@@ -1,200 +1,64 @@
-"""The reference study: one number for each recorded run, and one for each audited checkpoint.
+"""Record the standard: ``python -m steadymoe.bench.score.recorded RESULTS`` reads the runs of the three dials there.
 
-Each experiment of the study holds the arms that it adds. A comparison therefore names its arms by experiment, algorithm
-and axes, and gets the tables of ``archive.load`` for these arms alone, under their labels.
+Writes the outcomes of all losses that ran on the dial of the rate, and what is known of their runs, into the package.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import cache, partial
+import json
+import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from steadymoe.bench.audit import archive as audits
-from steadymoe.bench.report import archive, realism, tables
-from steadymoe.bench.runs.identity import axes_name
-from steadymoe.bench.statistics.estimates import Estimate
+from steadymoe.bench.report import archive, write
+from steadymoe.bench.score import outcomes, standard
+from steadymoe.bench.score.standard import DIALS, RATE, REFERENCE, Dial
 from steadymoe.bench.support import regular_files
-from steadymoe.bench.support.errors import UserError
-
-NONE = Estimate(np.nan, np.nan, np.nan, 0)
 
 
-class Arm(NamedTuple):
-    """Runs that differ in their seed alone."""
+def record(results: Path, to: Path = standard.FOLDER) -> list[Path]:
+    """Write outcomes and facts of the runs below ``results`` to the folder ``to``; return the paths.
 
-    label: str
-    experiment: str
-    algorithm: str
-    axes: Mapping[str, object] = {}
-    """The config fields that differ from the experiment's own, with their values (``identity.axes_name``)."""
-
-
-class Audited(NamedTuple):
-    """A loss of an audit, under one routing."""
-
-    label: str
-    experiment: str
-    loss: str
-    """Its label in the audit (``audit.algorithms``, ``audit.arms``)."""
-    routing: str = "free"
-
-    def replayed(self) -> "Audited":
-        """Return the same loss with the old policy's routes replayed."""
-        return self._replace(label=f"{self.label} + R2", routing="r2")
+    Of staleness and mismatch the runs at a loss's best rate count, as in a score; others are left out.
+    """
+    tables = {dial: archive.load(results, dial.experiment) for dial in DIALS}
+    found = pd.DataFrame()
+    for dial, of_dial in tables.items():
+        for loss, steps in of_dial["steps"].groupby("algorithm", sort=False, observed=True):
+            ours = outcomes.of_steps(steps, dial, str(loss))
+            if dial is not RATE:
+                ours = ours[ours["rate"] == outcomes.best_rate(found, str(loss))]
+            found = pd.concat([found, ours], ignore_index=True)
+    found = found.sort_values(["dial", "loss", "rate", "value", "seed"], key=_order, ignore_index=True)
+    facts = _facts(tables[DIALS[0]]["runs"], tables)
+    texts = {standard.OUTCOMES: found.to_csv(index=False), standard.MADE: json.dumps(facts, indent=1) + "\n"}
+    return write.files(to, texts)
 
 
-class NotRun(UserError):
-    """An arm has no finished runs, or a loss has no audits; the message names it."""
+def _order(column: pd.Series) -> pd.Series:
+    names = [dial.name for dial in DIALS]
+    return column.map(names.index) if column.name == "dial" else column
 
 
-class Recorded:
-    """The recorded runs and audits below ``results``."""
+def _facts(runs: pd.DataFrame, tables: dict[Dial, dict[str, pd.DataFrame]]) -> dict[str, Any]:
+    """Return hashes of GRPO's configs by dial and value, and minutes, machine, revision, versions and date of runs."""
+    hashes: dict[str, dict[str, str]] = {}
+    for dial, of_dial in tables.items():
+        if len(of_dial["runs"]):
+            ours = of_dial["runs"][of_dial["runs"]["algorithm"] == REFERENCE]
+            values = ours[dial.column].astype(float).map("{:g}".format)
+            hashes[dial.name] = dict(zip(values, ours["config_without_seed"], strict=True))
+    last = runs.iloc[-1]
+    started = regular_files.read_json(Path(last["folder"]) / "run.json")["started"]
+    return {
+        "hashes": hashes,
+        "minutes": round(float(runs["wall_seconds"].median()) / 60, 2),
+        "machine": str(last["machine"]),
+        "revision": str(last["revision"]),
+        "versions": str(last["versions"]),
+        "date": str(started)[:10],
+    }
 
-    def __init__(self, results: Path) -> None:
-        self._recorded = cache(lambda experiment: archive.load(results, experiment))
-        self._audited = cache(lambda experiment: audits.load(results, experiment).rows)
-        self._chosen = cache(self._choose)
-        self._calibration = results / "calibration" / "calibration.csv"
 
-    # --- runs ---------------------------------------------------------------------------------------------------
-
-    def tables(self, arms: Sequence[Arm]) -> dict[str, pd.DataFrame]:
-        """Return the tables of ``archive.load`` for ``arms``, with their labels as ``arm``. Raises NotRun."""
-        chosen = [self._chosen(arm.label, arm.experiment, arm.algorithm, axes_name(arm.axes)) for arm in arms]
-        return {kind: pd.concat([each[kind] for each in chosen], ignore_index=True) for kind in chosen[0]}
-
-    def experiment(self, name: str) -> dict[str, pd.DataFrame]:
-        """Return the tables of ``archive.load`` for a whole experiment, empty where nothing has run."""
-        return self._recorded(name)
-
-    def _choose(self, label: str, experiment: str, algorithm: str, axes: str) -> dict[str, pd.DataFrame]:
-        recorded = self._recorded(experiment)
-        runs = recorded["runs"]
-        ours = runs[(runs["algorithm"] == algorithm) & (runs["axes"] == axes)] if len(runs) else runs
-        if ours.empty:
-            raise NotRun(f"{label} ({experiment})")
-        name, *others = ours["arm"].unique()
-        if others:  # several models or tasks under one name
-            raise NotRun(f"{label} alone ({experiment} holds {name} and {others[0]})")
-        return {kind: table[table["arm"] == name].assign(arm=label) for kind, table in recorded.items()}
-
-    def has(self, arm: Arm) -> bool:
-        """Whether any run of the arm has ended."""
-        try:
-            self.tables([arm])
-        except NotRun:
-            return False
-        return True
-
-    def numbers(self, arm: Arm, metric: str, how: str) -> pd.Series:
-        """Return one number for each run by seed, made from a metric's curve by ``tables.one_number``."""
-        return tables.run_numbers(self.tables([arm])["steps"], metric, how)
-
-    def at(self, arm: Arm, metric: str, step: int) -> pd.Series:
-        """Return a metric at one step, by seed."""
-        steps = self.tables([arm])["steps"]
-        return steps[(steps["metric"] == metric) & (steps["step"] == step)].set_index("seed")["value"].sort_index()
-
-    def mean_reward(self, arm: Arm, until: float | None = None) -> pd.Series:
-        """Return the mean reward by seed up to the step ``until``.
-
-        None means over the steps in which a collapse could begin and be seen before the end.
-        """
-        steps = self.tables([arm])["steps"]
-        until = self.judged(arm)["judged_until"].max() if until is None else until
-        counted = steps[(steps["metric"] == "reward") & (steps["step"] <= until)]
-        return counted.groupby("seed")["value"].mean()
-
-    def final(self, arm: Arm) -> pd.Series:
-        """Return the final reward by seed."""
-        return self.numbers(arm, "reward", "last")
-
-    def first(self, arm: Arm) -> pd.Series:
-        """Return the reward of the first step, sampled by the cold start, by seed."""
-        return self.at(arm, "reward", 1)
-
-    def held_out(self, arm: Arm) -> pd.Series:
-        """Return held-out accuracy by seed: the last evaluation, sampled without engine noise."""
-        return self.numbers(arm, "eval_accuracy", "end")
-
-    def late_accuracy(self, arm: Arm) -> pd.Series:
-        """Return late accuracy by seed: the mean of a run's last five evaluations, as far as its second half has them.
-
-        A run that was evaluated only once in its second half has none.
-        """
-        steps = self.tables([arm])["steps"]
-        evaluated = steps[steps["metric"] == "eval_accuracy"].sort_values("step")
-        late = evaluated[evaluated["step"] > evaluated["step"].max() / 2].groupby("seed")["value"]
-        return late.agg(partial(tables.one_number, how="last"))[late.size() > 1]
-
-    def routing_share(self, arm: Arm) -> pd.Series:
-        """Return ``tables.routing_share`` by seed."""
-        return tables.routing_share(self.tables([arm])["steps"], [])
-
-    def tokens(self, arm: Arm) -> pd.Series:
-        """Return the response tokens sampled by each run, by seed; nan where they are not recorded."""
-        return self.tables([arm])["runs"].set_index("seed")["tokens_sampled"].astype(float)
-
-    def response_length(self, arm: Arm) -> pd.Series:
-        """Return ``realism.response_length`` by seed."""
-        return realism.response_length(self.tables([arm])["steps"])
-
-    def judged(self, arm: Arm) -> pd.DataFrame:
-        """Return the runs of the arm that are long enough for the rule of collapse."""
-        runs = self.tables([arm])["runs"]
-        return runs[(runs["judged_until"] > 0) | runs["collapsed_step"].notna()]
-
-    def collapsed(self, arm: Arm) -> tuple[int, int]:
-        """Count the runs that collapsed, and the runs that the rule can judge."""
-        runs = self.judged(arm)
-        return int(runs["collapsed_step"].notna().sum()), len(runs)
-
-    def stable_or_collapsed(self, arms: Sequence[Arm]) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Return steps and runs of all arms for ``early_warning``, without runs that fell too late to be judged."""
-        runs = pd.concat([self.judged(arm).assign(arm=arm.label) for arm in arms])
-        runs = runs[runs["collapsed_step"].notna() | runs["falling_since"].isna()]
-        return self.tables(arms)["steps"], runs.assign(collapsed=runs["collapsed_step"])
-
-    # --- the calibration --------------------------------------------------------------------------------------------
-
-    def calibrated(self, key: str, of: str) -> tuple[Estimate, str]:
-        """A recorded reading of a cold start, and what its n counts; n is 0 without one."""
-        if not self._calibration.exists():
-            return NONE, ""
-        with regular_files.opened(self._calibration) as file:
-            readings = pd.read_csv(file)
-        (found,) = readings[(readings["key"] == key) & (readings["of"].fillna("") == of)].to_dict("records")
-        return Estimate(*(found[name] for name in ("mean", "low", "high", "n"))), found["unit"]
-
-    # --- audits -------------------------------------------------------------------------------------------------
-
-    def gradient(self, of: Audited, quantity: str, k: int) -> pd.Series:
-        """Return an estimate of the whole gradient before the cut, or a count of tokens, by seed, where it is defined.
-
-        ``quantity`` and ``k`` as in docs/audit.md. Raises NotRun.
-        """
-        rows = self._rows(of.label, of.experiment)
-        chosen = rows[(rows["loss"] == of.loss) & (rows["routing"] == of.routing) & (rows["k"] == k)]
-        chosen = chosen[(chosen["quantity"] == quantity) & chosen["block"].isin(("whole", ""))]
-        chosen = chosen[chosen["cut"].isin(("before", ""))]
-        if chosen.empty:
-            raise NotRun(f"{of.label} ({of.experiment})")
-        return chosen.set_index("seed")["value"].dropna().sort_index()
-
-    def kept(self, experiment: str, k: int) -> pd.Series:
-        """Return the reward of fresh samples after ``k`` updates over their reward before, by seed. Raises NotRun."""
-        rows = self._rows("reward", experiment)
-        of_fresh = rows[(rows["quantity"] == "reward") & (rows["routing"] == "fresh")]
-        rewards = of_fresh.pivot_table(index="seed", columns="k", values="value")
-        if k not in rewards:
-            raise NotRun(f"k={k} ({experiment})")
-        return (rewards[k] / rewards[0]).dropna()
-
-    def _rows(self, label: str, experiment: str) -> pd.DataFrame:
-        try:
-            return self._audited(experiment)
-        except audits.NoAudits as error:
-            raise NotRun(f"{label} ({experiment})") from error
+if __name__ == "__main__":
+    print("\n".join(f"wrote {path}" for path in record(Path(sys.argv[1]))))

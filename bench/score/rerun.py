@@ -1,126 +1,156 @@
-"""Repeat an entry: its loss must pass ``check``, and two of its seeds must come out as submitted.
+"""Verify an entry: run its loss on fresh seeds, and measure the weights that it left on prompts drawn afterwards.
 
-This runs the entry's code, in processes of its own and from a copy: nothing is written to the entry. This process reads
-only their results.
+This runs the entry's code, in processes of its own and from a copy. Nothing that it writes is believed but the weights:
+accuracy is measured here. docs/your_algorithm.md says what this catches.
 """
 
-import math
+import hashlib
 import os
 import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
+import pandas as pd
+import torch
+from transformers import PreTrainedModel
 
-from steadymoe.bench.score.entry import OWN, Entry, first_updates
-from steadymoe.bench.score.recorded import Arm, Recorded
-from steadymoe.bench.score.standard import STABILITY, changed_setting
-from steadymoe.bench.statistics.estimates import t_quantile
-from steadymoe.bench.support import regular_files
+from steadymoe.bench.runs import branch, compose, execute
+from steadymoe.bench.runs.compose import Run
+from steadymoe.bench.score import entry as entries
+from steadymoe.bench.score.entry import BadEntry, Entry
+from steadymoe.bench.score.standard import COLUMNS, RATE, REFERENCE, changed_setting
+from steadymoe.bench.support import external
+from steadymoe.bench.support.seeding import numpy_generator, torch_generator
+from steadymoe.bench.tasks import Task
+from steadymoe.bench.training import checkpoint
+from steadymoe.bench.training.sampling import Decoding, roll_out
 
-REPEATED = "repeated"
-# Seeds that are rerun, of the entry and of GRPO: the entry is ranked by the difference of the two.
-_SEEDS = 2
-_REFERENCE = "grpo"
-# Tolerances of loss and gradient norm of the first updates; the first update's loss is 0 but for rounding.
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-5
-# Tolerance of outcomes that repeat bit for bit: pandas may add them up in another order.
-_SAME = 1e-12
-# All four runs lie inside their intervals with at least 95 %.
-_LEVEL = 1 - 0.05 / (2 * _SEEDS)
-
-
-class _Run(NamedTuple):
-    """One rerun."""
-
-    first: Mapping[str, Any]
-    outcome: float
-    machine: str
-    config: Mapping[str, Any]
+# Fresh seeds of a rerun, and prompts on which it is measured.
+_SEEDS, _PROMPTS = 5, 512
+# Seeds of the suite and of those who tune are smaller.
+_LEAST = 10**6
+# A loss that learns from shuffled rewards does not learn from rewards: of GRPO's gain it may have this share.
+_SHUFFLED = 0.25
 
 
-def verdict(entry: Entry) -> str:
-    """Return ``repeated`` with the seeds, or why not. The seeds are drawn each time, so nobody can prepare two."""
-    seeds = sorted(secrets.SystemRandom().sample(STABILITY.seeds, _SEEDS))
-    with tempfile.TemporaryDirectory() as folder:
-        code, results = Path(folder) / "entry", Path(folder) / "results"
-        shutil.copytree(entry.folder, code)
-        environment = os.environ | {"STEADYMOE_PATH": str(code)}
-
-        def steadymoe(*words: str) -> int:
-            line = [sys.executable, "-m", "steadymoe.bench.cli", *words]
-            return subprocess.run(line, env=environment, stdout=sys.stderr, check=False).returncode
-
-        if refused := steadymoe("check", *entry.overrides):
-            return "check refuses it" if refused == 1 else "its algorithm cannot be built"
-        fixed = ["-m", f"experiment={STABILITY.experiment}", *STABILITY.overrides, f"results_dir={results}"]
-        fixed += [f"seed={','.join(map(str, seeds))}"]
-        for arm, overrides in ((OWN, entry.overrides), (_REFERENCE, [f"algorithm={_REFERENCE}"])):
-            if steadymoe("run", *fixed, *overrides, f"experiment_name={arm}"):
-                return "its runs fail"
-        return compare(entry, results, seeds)
+def seeds(commit: str) -> list[int]:
+    """Return the seeds that follow from a commit's hash. Raises BadEntry if it is none."""
+    if not 7 <= len(commit) <= 64 or not set(commit) <= set("0123456789abcdef"):
+        raise BadEntry(f"--commit must be a hash of seven or more hexadecimal digits, got {commit}")
+    digests = (hashlib.sha256(f"{commit} {number}".encode()).hexdigest() for number in range(_SEEDS))
+    return [_LEAST + int(digest[:8], 16) for digest in digests]
 
 
-def compare(entry: Entry, results: Path, seeds: Sequence[int]) -> str:
-    """Return whether the runs of ``seeds`` below ``results`` repeat the entry.
+def rerun(entry: Entry, commit: str, more: Sequence[str] = ()) -> tuple[pd.DataFrame, str]:
+    """Return the outcomes of the entry and of GRPO over the learning rate, and what is wrong; "" if nothing is.
 
-    They are two experiments, ``yours`` and ``grpo``, of one setting. From the same cold start, bit for bit, the first
-    updates must be equal, and on the same machine the outcomes too, also GRPO's. Another machine trains another cold
-    start; then outcomes must lie in the prediction interval of the submitted ones, and nothing is decided.
+    ``more`` are further overrides; none in the standard. The outcomes are empty where nothing could be measured.
     """
+    nothing = pd.DataFrame(columns=list(COLUMNS))
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        entries.copy(entry, place / "code")
+        fixed = ["-m", f"experiment={RATE.experiment}", *RATE.overrides, *more]
+        one, *_ = compose.plan([*fixed[1:], f"algorithm={REFERENCE}"])
+        fixed += [f"checkpoint_keep={one.config.steps}", f"seed={','.join(map(str, seeds(commit)))}"]
+        plans = {}
+        for loss, overrides in ((REFERENCE, [f"algorithm={REFERENCE}"]), (entry.name, entry.overrides)):
+            words = [*fixed, *overrides, f"results_dir={place / loss}"]
+            with _path(place / "code", entry):
+                plans[loss] = words, compose.plan(words[1:], multirun=True, with_parts=False)
+        reference, own = (plans[loss][1] for loss in (REFERENCE, entry.name))
+        if changed := changed_setting(reference[0].plain | {"results_dir": ""}, own[0].plain | {"results_dir": ""}):
+            return nothing, f"it changes what the standard fixes: {changed}"
+        if _steadymoe(place, entry, "check", *entry.overrides):
+            return nothing, "check refuses it"
+        for loss, (words, _) in plans.items():
+            if loss != REFERENCE:
+                shutil.copytree(place / REFERENCE / "cold_starts", place / loss / "cold_starts")
+            if _steadymoe(place, entry, "run", *words):
+                return nothing, "its runs fail"
+        drawn = secrets.randbits(62)  # nobody knows these prompts before the runs have ended
+        found = [_measured(runs, reference, loss, drawn) for loss, (_, runs) in plans.items()]
+        outcomes = pd.concat(found, ignore_index=True)
+        best = outcomes[outcomes["loss"] == entry.name].groupby("value")["sampled"].mean().idxmax()
+        words = [*plans[entry.name][0][1:], f"optimizer.learning_rate={best:g}", f"seed={seeds(commit)[0]}"]
+        words += ["rollout.shuffle_rewards=true", "experiment_name=shuffled"]
+        words = [word for word in words if not word.startswith("seed=") or "," not in word]
+        if _steadymoe(place, entry, "run", *words):
+            return outcomes, "it fails with shuffled rewards"
+        with _path(place / "code", entry):
+            shuffled = compose.plan(words, with_parts=False)
+        return outcomes, _gains_without_reward(outcomes, _measured(shuffled, reference, entry.name, drawn))
+
+
+def _gains_without_reward(outcomes: pd.DataFrame, shuffled: pd.DataFrame) -> str:
+    """Return what is wrong if a loss gains from shuffled rewards a share of what GRPO gains from rewards, else ""."""
+    best = outcomes[outcomes["loss"] == REFERENCE].groupby("value")[["start", "sampled"]].mean()
+    gain = float((best["sampled"] - best["start"]).max())
+    without = float((shuffled["sampled"] - shuffled["start"]).mean())
+    if without <= max(0.0, _SHUFFLED * gain):
+        return ""
+    return (
+        f"with shuffled rewards it gains {without:.3f}, and GRPO with rewards {gain:.3f}: it does not learn from them"
+    )
+
+
+@contextmanager
+def _path(code: Path, entry: Entry) -> Iterator[None]:
+    """Let this process compose the entry's YAML; none of its modules is imported."""
+    before = os.environ.get(external.VARIABLE)
+    os.environ[external.VARIABLE] = str(code) if entry.files else ""
     try:
-        runs = {arm: _runs(results, arm) for arm in (OWN, _REFERENCE)}
-        own = runs[OWN]
-        changed = [changed_setting(runs[_REFERENCE][seed].config, own[seed].config) for seed in seeds]
-    except Exception as error:  # what the entry's code wrote
-        return f"its runs cannot be read: {type(error).__name__}"
-    if any(changed):
-        return f"its runs change what the standard fixes: {next(filter(None, changed))}"
-    first = {seed: entry.about["first"][str(seed)] for seed in seeds}
-    same_start = [seed for seed in seeds if first[seed]["cold_start"] == own[seed].first["cold_start"]]
-    for seed in same_start:
-        for key in ("loss", "grad_norm"):
-            submitted, rerun = first[seed][key], own[seed].first[key]
-            if len(submitted) != len(rerun) or not np.allclose(submitted, rerun, rtol=_RELATIVE, atol=_ABSOLUTE):
-                return f"seed {seed}: the first updates differ"
-    for arm, of_arm in runs.items():
-        outcomes = entry.by_seed(STABILITY, arm)
-        low, high = prediction(outcomes.tolist())
-        for seed in seeds:
-            outcome, known = of_arm[seed].outcome, float(outcomes[seed])
-            if seed in same_start and of_arm[seed].machine == entry.about["machine"]:
-                if not math.isclose(outcome, known, rel_tol=_SAME):
-                    return f"seed {seed} of {arm}: {outcome:.6g} on the same machine and cold start, not {known:.6g}"
-            elif not low <= outcome <= high:
-                return f"seed {seed} of {arm}: {outcome:.3g} lies outside of [{low:.3g}, {high:.3g}]"
-    which = f"seeds {', '.join(map(str, seeds))}"
-    same = len(same_start) == len(seeds)
-    return f"{REPEATED} ({which})" if same else f"not decided ({which}): other cold starts"
+        yield
+    finally:
+        os.environ.pop(external.VARIABLE)
+        os.environ |= {} if before is None else {external.VARIABLE: before}
 
 
-def _runs(results: Path, experiment: str) -> dict[int, _Run]:
-    """Return seed → run of an experiment with one arm."""
-    paths = (results / "runs" / experiment).rglob("run.json")
-    files = {path.parent: regular_files.read_json(path) for path in paths}
-    facts = next(iter(files.values()))
-    recorded, arm = Recorded(results), Arm("", experiment, facts["algorithm"], facts["axes"])
-    outcomes = STABILITY.measure(recorded, arm)
-    machines = recorded.tables([arm])["runs"].set_index("seed")["machine"]
-    runs = {}
-    for folder, facts in files.items():
-        seed = facts["seed"]
-        runs[seed] = _Run(first_updates(folder), float(outcomes[seed]), str(machines[seed]), facts["config"])
-    return runs
+def _steadymoe(place: Path, entry: Entry, *words: str) -> int:
+    """Run a command with the entry's code in a process of its own, and return its exit code."""
+    with _path(place / "code", entry):
+        line = [sys.executable, "-m", "steadymoe.bench.cli", *words]
+        return subprocess.run(line, env=dict(os.environ), stdout=sys.__stderr__, check=False).returncode
 
 
-def prediction(numbers: list[float]) -> tuple[float, float]:
-    """Return the interval that holds one further number of the same population with ``_LEVEL`` (Student's)."""
-    n = len(numbers)
-    half = t_quantile(_LEVEL, n - 1) * float(np.std(numbers, ddof=1)) * np.sqrt(1 + 1 / n)
-    mean = float(np.mean(numbers))
-    return mean - half, mean + half
+def _measured(runs: Sequence[Run], reference: Sequence[Run], loss: str, drawn: int) -> pd.DataFrame:
+    """Return outcomes of ``runs``, measured on prompts of the seed ``drawn`` with the weights that they kept.
+
+    Cold starts and models are those of GRPO's runs at the same seeds. A run that kept no weights has accuracy 0.
+    """
+    configs = {run.config.seed: run.config for run in reference}
+    rows = []
+    for run in runs:
+        config = configs[run.config.seed]
+        torch.set_num_threads(config.threads)
+        task, model, _ = execute.at_start(config, lambda *_: None)
+        row = {"dial": RATE.name, "loss": loss, "algorithm": run.choices["algorithm"], "seed": config.seed}
+        row |= {"rate": run.config.optimizer.learning_rate, "value": run.config.optimizer.learning_rate}
+        accuracy = partial(_accuracy, model, task, config.seed, drawn)
+        row |= {"start": accuracy(False), "start_greedy": accuracy(True), "sampled": 0.0, "greedy": 0.0}
+        kept = branch.kept(run.folder, config.steps)
+        if kept.exists():
+            try:
+                checkpoint.restore_weights(model, checkpoint.tensors_of(kept))
+                row |= {"sampled": accuracy(False), "greedy": accuracy(True)}
+            except FloatingPointError:
+                pass  # no accuracy
+            except (OSError, ValueError, RuntimeError) as error:
+                text = " ".join(str(error).split())[:200]
+                raise BadEntry(f"{kept} does not hold the weights of the model: {text}") from error
+        rows.append(row)
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _accuracy(model: PreTrainedModel, task: Task, seed: int, drawn: int, greedy: bool) -> float:
+    """Return the mean score of one response to each of the prompts that follow from ``drawn`` and the run's seed."""
+    prompts = task.sample(_PROMPTS, numpy_generator(drawn, "verification", seed), held_out=True)
+    generator = torch_generator(drawn, "verification_responses", seed, model.device.type)
+    made = roll_out(model, task, prompts, 1, generator, Decoding(greedy=greedy, routes=False))
+    return float(made.scores_B.mean())

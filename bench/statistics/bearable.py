@@ -4,42 +4,56 @@ Outcome is the sampled accuracy at a run's last evaluation. The line is the star
 reference (GRPO) at its best value of the dial; it is one line for all losses, so a loss that hardly moves bears
 nothing. The crossing of a loss is the largest value of the dial at which its mean curve still lies on or above the
 line, between two values by linear interpolation in the dial, or in its logarithm where the dial has one. The number is
-the crossing divided by the reference's, with a percentile bootstrap over paired seeds.
+the crossing divided by the reference's. Its interval is Student's on the logarithm, with the standard error of a
+bootstrap over paired seeds: with five seeds percentiles are too narrow (``estimates.MIN_FOR_BOOTSTRAP``).
 
-Shapes: D values of the dial, ascending; S seeds; N draws of the bootstrap.
+Shapes: D values of the dial, ascending, E of the reference's; S seeds; N draws of the bootstrap.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE
-from steadymoe.bench.statistics.estimates import LEVEL, RESAMPLES
+from steadymoe.bench.statistics.estimates import LEVEL, RESAMPLES, t_quantile
 
 SHARE = 0.75
 """Of the reference's gain. Nearer to 1 the plateau of a loss may touch the line, and its crossing means nothing."""
 
 
 @dataclass(frozen=True)
+class Curve:
+    """The levels of a loss over a dial."""
+
+    dial_D: np.ndarray
+    """Its values, ascending."""
+    levels_DS: np.ndarray
+
+
+@dataclass(frozen=True)
 class Bearable:
-    """What a loss bears of a dial. ``crossing`` and ``ratio`` are nan where the curve is nowhere on the line, and inf
-    where it never leaves it on the grid."""
+    """What a loss bears of a dial."""
 
     crossing: float
+    """nan where the curve is nowhere on the line, inf where it never leaves it on the grid."""
     ratio: float
-    """The crossing in multiples of the reference's; nan without one, or if the reference never leaves its line."""
+    """The crossing in multiples of the reference's; at the end of the grid, and so a lower bound, if ``crossing`` is
+    inf. nan without a crossing, or if the reference never leaves its line."""
     low: float
     high: float
-    """The 95 % interval of ``ratio``; nan below five seeds. A draw whose ratio is not known counts as 0 for the lower
-    end and as inf for the upper one."""
+    """The 95 % interval of ``ratio``, nan below five seeds; 0 or inf if more draws than a tail holds have no ratio or,
+    for ``high``, never leave the line."""
+    p: float
+    """Of a ratio of 1, by the same distribution; at least twice the share of draws without a ratio."""
     n: int
 
     def __str__(self) -> str:
-        if not np.isfinite(self.crossing):
-            return "–" if np.isnan(self.crossing) else "> grid"
-        if np.isnan(self.ratio):
-            return "reference > grid"
-        if np.isnan(self.low):
+        if not np.isfinite(self.ratio):
+            return "–" if np.isnan(self.crossing) else "reference > grid"
+        if np.isinf(self.crossing):
+            return f"> {self.ratio:.2f}"
+        if np.isnan(self.low) or self.low == self.high:  # the reference itself
             return f"{self.ratio:.2f}"
         high = "> grid" if np.isinf(self.high) else f"{self.high:.2f}"
         return f"{self.ratio:.2f} [{self.low:.2f}, {high}]"
@@ -65,44 +79,57 @@ def crossings(curves_ND: np.ndarray, dial_D: np.ndarray, line_N: np.ndarray) -> 
     return found_N
 
 
-def line(reference_ND: np.ndarray, start_N: np.ndarray) -> np.ndarray:
-    """Return the start plus ``SHARE`` of the gain at the reference's best value of the dial, (N,)."""
-    return start_N + SHARE * (reference_ND.max(1) - start_N)
+def line(reference: Curve, start_N: np.ndarray, levels_NE: np.ndarray, at: float | None = None) -> np.ndarray:
+    """Return the start plus ``SHARE`` of the reference's gain, (N,), at the value ``at`` of its dial, or at its best.
+
+    ``levels_NE`` are its mean levels in each draw. Raises ValueError if it did not run at ``at``.
+    """
+    if at is not None and at not in reference.dial_D:
+        raise ValueError(f"the reference did not run at {at:g}, where its gain draws the line")
+    best_N = levels_NE.max(1) if at is None else levels_NE[:, reference.dial_D.tolist().index(at)]
+    return start_N + SHARE * (best_N - start_N)
 
 
 def bearable(
-    levels_DS: np.ndarray, reference_DS: np.ndarray, start_S: np.ndarray, dial_D: np.ndarray, rng: np.random.Generator
+    ours: Curve, reference: Curve, start_S: np.ndarray, rng: np.random.Generator, at: float | None = None
 ) -> Bearable:
     """Return what a loss bears, from its levels and the reference's at the same seeds, and their common starts.
 
-    The line, the reference's best value included, is found anew in every draw. Raises ValueError for a dial with one
-    value, or if the reference gains nothing.
+    The line, the reference's best value included, is found anew in every draw; ``at``: see ``line``. Raises ValueError
+    for a dial with one value, for one without ``at``, or if the reference gains nothing.
     """
     seeds = len(start_S)
-    if len(dial_D) < 2:
+    if len(ours.dial_D) < 2 or len(reference.dial_D) < 2:
         raise ValueError("a dial with one value has no crossing: sweep two values at least")
-    if not reference_DS.mean(1).max() > start_S.mean():
-        raise ValueError("the reference gains nothing at any value of the dial: there is no line")
 
-    def at(draws_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Crossing of the loss and of the reference in each draw of seeds."""
-        ours_ND, theirs_ND = (each[:, draws_NS].mean(-1).T for each in (levels_DS, reference_DS))
-        line_N = line(theirs_ND, start_S[draws_NS].mean(1))
-        return crossings(ours_ND, dial_D, line_N), crossings(theirs_ND, dial_D, line_N)
+    def at_draws(draws_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Crossing of the loss, crossing of the reference, and gain that the line asks for, in each draw of seeds."""
+        ours_ND, theirs_NE = (each.levels_DS[:, draws_NS].mean(-1).T for each in (ours, reference))
+        start_N = start_S[draws_NS].mean(1)
+        line_N = line(reference, start_N, theirs_NE, at)
+        crossed = crossings(ours_ND, ours.dial_D, line_N), crossings(theirs_NE, reference.dial_D, line_N)
+        return *crossed, line_N - start_N
 
-    (crossing,), (of_reference,) = at(np.arange(seeds)[None])
-    low = high = np.nan
-    if seeds >= MIN_TO_DECIDE:
-        ours_N, theirs_N = at(rng.integers(seeds, size=(RESAMPLES, seeds)))
-        # A curve that is nowhere on the line bears less than any other.
-        ratios_N = _ratios(np.where(np.isnan(ours_N), 0.0, ours_N), theirs_N)
-        low = np.quantile(np.nan_to_num(ratios_N, nan=0.0, posinf=np.inf), (1 - LEVEL) / 2, method="inverted_cdf")
-        high = np.quantile(np.nan_to_num(ratios_N, nan=np.inf, posinf=np.inf), (1 + LEVEL) / 2, method="inverted_cdf")
-    (ratio,) = _ratios(np.array([crossing]), np.array([of_reference]))
-    return Bearable(float(crossing), float(ratio), float(low), float(high), seeds)
+    def logs(ours_N: np.ndarray, theirs_N: np.ndarray) -> np.ndarray:
+        """Logarithm of the ratio, with a curve that never leaves its line at the end of the grid; nan where unknown."""
+        known = ~np.isnan(ours_N) & np.isfinite(theirs_N) & (theirs_N > 0)
+        found_N = np.full(len(ours_N), np.nan)
+        found_N[known] = np.log(np.minimum(ours_N[known], ours.dial_D[-1]) / theirs_N[known])
+        return found_N
 
-
-def _ratios(ours_N: np.ndarray, reference_N: np.ndarray) -> np.ndarray:
-    """The crossings in multiples of the reference's; nan where the reference's is not known."""
-    known = np.isfinite(reference_N) & (reference_N > 0)
-    return np.where(known, ours_N / np.where(known, reference_N, 1.0), np.nan)
+    crossed = at_draws(np.arange(seeds)[None])
+    if not crossed[2][0] > 0:
+        raise ValueError("the reference gains nothing: there is no line")
+    (log,) = logs(*crossed[:2])
+    low = high = p = np.nan
+    if seeds >= MIN_TO_DECIDE and np.isfinite(log):
+        ours_N, theirs_N, _ = at_draws(rng.integers(seeds, size=(RESAMPLES, seeds)))
+        logs_N = logs(ours_N, theirs_N)
+        unknown, tail = float(np.isnan(logs_N).mean()), (1 - LEVEL) / 2
+        error = float(np.nanstd(logs_N)) * np.sqrt(seeds / (seeds - 1))
+        half = t_quantile(LEVEL, seeds - 1) * error
+        low = 0.0 if unknown > tail else float(np.exp(log - half))
+        high = np.inf if unknown + np.isinf(ours_N).mean() > tail else float(np.exp(log + half))
+        beyond = float(student.sf(abs(log) / error, seeds - 1)) if error > 0 else 0.5 * (log == 0)
+        p = 2 * max(beyond, unknown)
+    return Bearable(float(crossed[0][0]), float(np.exp(log)), low, high, float(np.minimum(1.0, p)), seeds)

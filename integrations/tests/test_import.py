@@ -16,7 +16,6 @@ import torch
 from steadymoe.bench import cli
 from steadymoe.bench.report import archive
 from steadymoe.bench.runs import record
-from steadymoe.bench.score.recorded import Arm, Recorded
 from steadymoe.bench.training import columns
 from steadymoe.integrations import command as integrations
 from steadymoe.integrations.logs import command
@@ -165,7 +164,6 @@ def test_imported_runs_are_reported_and_enter_no_score(tmp_path: Path, steady: S
     for results in (tmp_path, tmp_path / "kept"):
         assert archive.load(results, "imported")["runs"].empty  # what claims, scores and boards are made from
         assert len(archive.load(results, "imported", foreign=True)["runs"]) == 6
-        assert not Recorded(results).has(Arm("gspo", "imported", "gspo", {"trainer": "areal"}))
 
 
 def test_a_collapse_and_a_divergence_are_found(tmp_path: Path, steady: Steady) -> None:

@@ -17,15 +17,15 @@ from steadymoe.bench.report import archive
 from steadymoe.bench.report.realism import Realism
 from steadymoe.bench.runs import record
 from steadymoe.bench.runs.identity import axes_name
-from steadymoe.bench.score.arms import WIDE
-from steadymoe.bench.score.recorded import NONE, Arm, Audited, NotRun, Recorded
 from steadymoe.bench.statistics import early_warning
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
 from study import arms, claims, command, effects, exploratory, figures, gates, page
+from study.arms import WIDE
 from study.claims import CLAIMS, CONTRASTS, Dose, Outcome, OutcomeFinding, Verdict, findings, leg_verdict
 from study.effects import Measurement
 from study.gates import Gate, Need, State, blocking
+from study.recorded import NONE, Arm, Audited, NotRun, Recorded
 from study.verdicts import dose_rows, outcome_rows
 
 ROOT = Path(__file__).parents[2]

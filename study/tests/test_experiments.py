@@ -11,11 +11,10 @@ from steadymoe.bench import cli
 from steadymoe.bench.runs import compose, identity
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.runs.identity import axes_name
-from steadymoe.bench.score import arms as standard_arms
-from steadymoe.bench.score.recorded import Arm
 from study import arms, command, experiments, gates
 from study.claims import CLAIMS
 from study.experiments import PARTS, TABLE, Experiment
+from study.recorded import Arm
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +33,7 @@ def arms_in(value: object) -> list[Arm]:
 
 def known_arms() -> list[Arm]:
     """The arms of the study, of its gates and of what a seed buys."""
-    named = [*vars(standard_arms).items(), *vars(arms).items(), *vars(gates).items()]
+    named = [*vars(arms).items(), *vars(gates).items()]
     return [arm for name, value in named if name.isupper() for arm in arms_in(value)]
 
 

@@ -9,12 +9,10 @@ import pytest
 
 from steadymoe.bench.report.realism import to_table
 from steadymoe.bench.runs import compose
-from steadymoe.bench.score.arms import GSPO_R2, PAPERS, PAPERS_R2
-from steadymoe.bench.score.recorded import Arm, NotRun, Recorded
 from steadymoe.bench.statistics.collapse import Rule
 from steadymoe.bench.statistics.estimates import Estimate
 from study import command, experiments, gates, page
-from study.arms import LONG, LONG_ON_POLICY, LONGER, SLOW
+from study.arms import GSPO_R2, LONG, LONG_ON_POLICY, LONGER, PAPERS, PAPERS_R2, SLOW
 from study.gates import (
     DENSE,
     DENSE_TWIN,
@@ -28,6 +26,7 @@ from study.gates import (
     TWIN,
     Need,
 )
+from study.recorded import Arm, NotRun, Recorded
 
 LONG_STALE = LONG["grpo_unclipped", "slow routers"]
 STEPS, PATIENCE, UPDATES, RESPONSES = 30, 96, 16, 8

@@ -14,11 +14,11 @@ from committed import assert_same
 from test_experiments import known_arms
 
 from steadymoe.bench.report import archive, report_page, write
-from steadymoe.bench.score.arms import GRPO
-from steadymoe.bench.score.recorded import Recorded
 from study import arms, experiments, exploratory, page
+from study.arms import GRPO
 from study.claims import CLAIMS, LEGS, findings
 from study.gates import Gate, Need
+from study.recorded import Recorded
 from study.verdicts import Verdicts
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"

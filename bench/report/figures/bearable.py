@@ -1,6 +1,6 @@
 """Bearable stress of a sweep with a dial: the outcomes over the dial, the line, and where each loss leaves it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from steadymoe.bench.report import tables
 from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.style import DataFigure
-from steadymoe.bench.statistics.bearable import SHARE, Bearable, bearable
+from steadymoe.bench.statistics.bearable import SHARE, Bearable, Curve, bearable
 from steadymoe.bench.statistics.comparisons import MIN_TO_DECIDE
 from steadymoe.bench.statistics.estimates import INTERVAL, over_seeds
 from steadymoe.bench.training import columns
@@ -28,7 +28,7 @@ CAPTION = (
     "Bearable: the largest value of the dial at which the mean held-out accuracy of a loss (a sampled response a "
     "prompt, the last evaluation, 0 after a number that is not finite) still lies on the line: the start plus "
     f"{SHARE:.0%} of the gain of {REFERENCE} at its best value; between two values by interpolation. "
-    f"× {REFERENCE}: the same in multiples of {REFERENCE}'s, with a 95 % bootstrap interval over paired seeds from "
+    f"× {REFERENCE}: the same in multiples of {REFERENCE}'s, with a 95 % interval over paired seeds from "
     f"{MIN_TO_DECIDE} seeds on. > grid: never below the line on this grid, extend it (reference > grid: "
     f"{REFERENCE} is not, so no multiple is known); –: nowhere on the line. Best: "
     f"the highest level and its value of the dial, with {INTERVAL}; greedy: the greedy accuracy there."
@@ -72,13 +72,14 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     rows, (dial, *_) = [], _varying(steps)
     for panel, ours in levels(steps).groupby("panel", sort=False):
-        found = [(line, *_borne(ours, str(line))) for line in dict.fromkeys(ours["line"])]
-        for line, borne, best in sorted(found, key=lambda each: -_order(each[1])):
+        found = [(line, *borne(ours, str(line))) for line in dict.fromkeys(ours["line"])]
+        for line, its_number, best in sorted(found, key=lambda each: -order(each[1])):
             its = ours[(ours["line"] == line) & (ours["dial"] == best)]
             row: dict[str, Any] = {"setting": panel} if panel else {}
-            row |= {"loss": line, "n": 0 if borne is None else borne.n}
-            row["bearable"] = "–" if borne is None or np.isnan(borne.crossing) else f"{borne.crossing:.3g}"
-            row[f"× {REFERENCE}"] = "–" if borne is None else str(borne)
+            row |= {"loss": line, "n": 0 if its_number is None else its_number.n}
+            crossing = np.nan if its_number is None else its_number.crossing
+            row["bearable"] = "–" if np.isnan(crossing) else f"{crossing:.3g}"
+            row[f"× {REFERENCE}"] = "–" if its_number is None else str(its_number)
             row |= {f"best {DIALS[dial]}": f"{best:g}"}
             row |= {"start": over_seeds(its["start"].tolist(), bounds=(0, 1))}
             row |= {"sampled at best": over_seeds(its["sampled"].tolist(), bounds=(0, 1))}
@@ -88,8 +89,9 @@ def table(steps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).replace({"bearable": {"inf": "> grid"}})
 
 
-def _order(borne: Bearable | None) -> float:
-    return -1.0 if borne is None or np.isnan(borne.crossing) else borne.crossing
+def order(found: Bearable | None) -> float:
+    """Return the crossing for ranks, largest first: a loss that bears nothing, or is not known, comes last."""
+    return -1.0 if found is None or np.isnan(found.crossing) else found.crossing
 
 
 def _wide(ours: pd.DataFrame, line: str) -> pd.DataFrame:
@@ -103,23 +105,26 @@ def _reference(ours: pd.DataFrame) -> str | None:
     return lines[0] if lines else None
 
 
-def _borne(ours: pd.DataFrame, line: str) -> tuple[Bearable | None, float]:
-    """Return what a line of a panel bears, None where no line can be drawn, and its best value of the dial."""
+def borne(ours: pd.DataFrame, line: str, at: float | None = None) -> tuple[Bearable | None, float]:
+    """Return what a line of a panel of ``levels`` bears, None where no line can be drawn, and its best dial value.
+
+    ``at``: the value at which the reference's gain draws the line (``statistics.bearable.line``).
+    """
     mine, reference = _wide(ours, line), _reference(ours)
     means = ours[ours["line"] == line].groupby("dial")["sampled"].mean()
     best = float(means.index.to_numpy(float)[means.argmax()])
     if reference is None:
         return None, best
     theirs = _wide(ours, reference)
-    dials, seeds = mine.index.intersection(theirs.index), mine.columns.intersection(theirs.columns)
+    seeds = mine.columns.intersection(theirs.columns)
     start = ours[ours["line"] == reference].groupby("seed")["start"].first()
-    if len(dials) < 2 or len(seeds) == 0:
+    if len(seeds) == 0:
         return None, best
-    levels_DS, reference_DS = (each.loc[dials, seeds].to_numpy() for each in (mine, theirs))
+    curves = [Curve(each.index.to_numpy(float), each[seeds].to_numpy()) for each in (mine, theirs)]
     generator = np.random.default_rng(0)  # the same draws for every loss: losses are paired, too
     try:
-        return bearable(levels_DS, reference_DS, start[seeds].to_numpy(), dials.to_numpy(float), generator), best
-    except ValueError:  # the reference gains nothing
+        return bearable(curves[0], curves[1], start[seeds].to_numpy(), generator, at), best
+    except ValueError:  # one value of the dial, or a reference that gains nothing
         return None, best
 
 
@@ -142,11 +147,7 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
             axis.set_title(panel)
             axis.set_ylabel(columns.label(_OUTCOMES[outcome]))
             axis.set_xlabel(DIALS[dial] if panel == panels[-1] else "")
-            values = sorted(runs["dial"].unique())
-            if values[0] > 0:
-                axis.set_xscale("log")
-            axis.set_xticks(values, style.numbers(values))
-            axis.minorticks_off()
+            _scale(axis, runs)
         n = style.span(runs.groupby(["panel", "line", "dial"])["seed"].nunique().tolist())
         text = (
             f"Mean over seeds, n = {n}, with a nominal 95 % interval; dotted: the start; dashed: the line, the start "
@@ -155,12 +156,55 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
         return style.finish(figure, axes[0], text)
 
 
+def profile(dials: Mapping[str, tuple[pd.DataFrame, str, float | None]]) -> DataFigure:
+    """Held-out accuracy over several dials: a panel for each, with the line and where each loss leaves it.
+
+    ``dials`` is name → its ``levels``, the column of ``DIALS`` that they turn, and the ``at`` of ``borne``.
+    """
+    runs = pd.concat([table for table, *_ in dials.values()])
+    lines = looks.of_lines(runs, "line")
+    with style.figure_style():
+        width = style.ONE_COLUMN if len(dials) == 1 else style.TWO_COLUMNS
+        figure, axes = style.panels(1, len(dials), 2.3, width, sharey=True)
+        for axis, (name, (ours, column, at)) in zip(axes, dials.items(), strict=True):
+            _panel(axis, ours, "sampled", lines, at, name if len(dials) > 1 else "")
+            axis.set_title(name)
+            axis.set_xlabel(DIALS[column])
+            _scale(axis, ours)
+        axes[0].set_ylabel(columns.label(_OUTCOMES["sampled"]))
+        n = style.span(runs.groupby(["line", "dial"])["seed"].nunique().tolist())
+        text = (
+            f"Mean over seeds, n = {n}, with a nominal 95 % interval; dotted: the start; dashed: the line, the start "
+            f"plus {SHARE:.0%} of {REFERENCE}'s gain; ticks below: where each loss leaves it."
+        )
+        return style.finish(figure, axes[0], text)
+
+
+def _scale(axis: Axes, runs: pd.DataFrame) -> None:
+    """Tick the values of the dial, on a logarithmic axis if all are positive."""
+    values = sorted(runs["dial"].unique())
+    if values[0] > 0:
+        axis.set_xscale("log")
+    axis.set_xticks(values, style.numbers(values))
+    axis.minorticks_off()
+
+
 def _places(panels: list[str], outcomes: list[str]) -> Iterator[tuple[str, str]]:
     return ((panel, outcome) for panel in panels for outcome in outcomes)
 
 
-def _panel(axis: Axes, ours: pd.DataFrame, outcome: str, lines: dict[str, looks.Look]) -> None:
-    """Draw the curves of one setting; for the sampled accuracy the line and its crossings, too."""
+def _panel(
+    axis: Axes,
+    ours: pd.DataFrame,
+    outcome: str,
+    lines: Mapping[str, looks.Look],
+    at: float | None = None,
+    called: str = "",
+) -> None:
+    """Draw the curves of one setting, ``called`` in the numbers; of sampled accuracy the line and its crossings, too.
+
+    ``at``: see ``borne``.
+    """
     names = list(dict.fromkeys(ours["line"]))
     log = ours["dial"].min() > 0
     for place, name in enumerate(names):
@@ -172,16 +216,22 @@ def _panel(axis: Axes, ours: pd.DataFrame, outcome: str, lines: dict[str, looks.
         axis.vlines(beside, data["low"], data["high"], color=look.colour, linewidth=0.8)
         marks: Any = {"linestyle": look.dashes, "marker": look.marker, "markersize": 3.5}
         axis.plot(beside, data["mean"], label=name, color=look.colour, **marks)
-        style.note(axis, name, data[["x", "mean", "low", "high", "n"]], panel=columns.label(_OUTCOMES[outcome]))
+        style.note(
+            axis, name, data[["x", "mean", "low", "high", "n"]], panel=called or columns.label(_OUTCOMES[outcome])
+        )
     reference = _reference(ours)
     if outcome != "sampled" or reference is None:
         return
     start = ours.groupby("seed")["start"].first().mean()
-    height = start + SHARE * (_wide(ours, reference).mean(axis=1).max() - start)
+    of_reference = _wide(ours, reference).mean(axis=1)
+    height = start + SHARE * ((of_reference.max() if at is None else of_reference[at]) - start)
     axis.axhline(start, color="#777777", linestyle=":", linewidth=0.8, zorder=0)
     axis.axhline(height, color="#777777", linestyle="--", linewidth=0.8, zorder=0)
     for name in names:
-        borne, _ = _borne(ours, name)
-        if borne is not None and np.isfinite(borne.crossing):
-            axis.plot([borne.crossing] * 2, [0, 0.05], color=lines[name].colour, transform=axis.get_xaxis_transform())
-            style.note(axis, name, pd.DataFrame([{"x": borne.crossing, "mean": height}]), panel="crossing")
+        its_number, _ = borne(ours, name, at)
+        if its_number is not None and np.isfinite(its_number.crossing):
+            axis.plot(
+                [its_number.crossing] * 2, [0, 0.05], color=lines[name].colour, transform=axis.get_xaxis_transform()
+            )
+            crossing = pd.DataFrame([{"x": its_number.crossing, "mean": height}])
+            style.note(axis, name, crossing, panel=f"{called} crossing".strip())

@@ -1,0 +1,153 @@
+"""From runs to three numbers a loss: its outcomes over each dial, what it bears, and its level at its best rate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from steadymoe.bench.report import archive, tables
+from steadymoe.bench.report.figures import bearable
+from steadymoe.bench.runs.compose import Run
+from steadymoe.bench.score.standard import COLUMNS, DIALS, RATE, REFERENCE, Dial
+from steadymoe.bench.statistics.bearable import Bearable
+from steadymoe.bench.statistics.comparisons import holm, is_decided
+from steadymoe.bench.statistics.estimates import Estimate, over_seeds, t_quantile
+
+_OUTCOMES = {"sampled": "eval_accuracy", "greedy": "eval_greedy"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a loss bears, in multiples of GRPO's, and where it ends."""
+
+    loss: str
+    borne: Mapping[str, Bearable | None]
+    """Dial → number, None where no line can be drawn; a dial that did not run is missing."""
+    decided: Mapping[str, bool]
+    """Dial → whether the ratio differs from 1: t test on its logarithm, Holm over the losses of the table."""
+    best_rate: float
+    sampled: Estimate
+    greedy: Estimate
+    """At the best rate, the highest of several, and so biased upwards; with the seeds of the rate's dial."""
+
+    def text(self, dial: Dial) -> str:
+        """Return the number with its interval, and a star if it is decided."""
+        if dial.name not in self.borne:
+            return "not run"
+        number = self.borne[dial.name]
+        return "no line" if number is None else f"{number}{' *' if self.decided[dial.name] else ''}"
+
+
+def of_runs(runs: Sequence[Run], dial: Dial, loss: str) -> pd.DataFrame:
+    """Return the outcomes (``standard.COLUMNS``) of those of ``runs`` that have ended, under the label ``loss``."""
+    results = Path(runs[0].config.results_dir)
+    recorded = archive.load(results, runs[0].config.experiment_name)
+    folders = {str(run.folder) for run in runs}
+    if recorded["runs"].empty:
+        return pd.DataFrame(columns=list(COLUMNS))
+    ours = recorded["runs"][recorded["runs"]["folder"].map(lambda folder: str(Path(folder).absolute()) in folders)]
+    return of_steps(recorded["steps"].merge(ours[["arm", "seed"]], on=["arm", "seed"]), dial, loss)
+
+
+def of_steps(steps: pd.DataFrame, dial: Dial, loss: str) -> pd.DataFrame:
+    """Return the outcomes of one loss from the table ``steps`` of ``archive.load``."""
+    steps = steps.assign(rate=steps["learning_rate"], turned=steps[dial.column].astype(float))
+    keys, start = ["algorithm", "rate", "turned", "seed"], steps[steps["step"] == 0]
+    found = {
+        **{"start": tables.run_numbers(start, "eval_accuracy", "first", keys)},
+        **{"start_greedy": tables.run_numbers(start, "eval_greedy", "first", keys)},
+        **{name: tables.run_numbers(steps, metric, "end", keys) for name, metric in _OUTCOMES.items()},
+    }
+    rows = pd.DataFrame(found).dropna(subset=["sampled"]).reset_index().rename(columns={"turned": "value"})
+    return rows.assign(dial=dial.name, loss=loss)[list(COLUMNS)]
+
+
+def best_rate(outcomes: pd.DataFrame, loss: str) -> float:
+    """Return the learning rate with the highest mean sampled accuracy on the rate's dial."""
+    ours = outcomes[(outcomes["dial"] == RATE.name) & (outcomes["loss"] == loss)]
+    means = ours.groupby("value")["sampled"].mean()
+    return float(means.index.to_numpy(float)[means.argmax()])
+
+
+def wider(outcomes: pd.DataFrame, loss: str, grid: Sequence[float]) -> list[float]:
+    """Return the rates by which a loss's ``grid``, ascending, is extended: once, below if its first rate is the best,
+    above if the loss is still on its line at the last.
+    """
+    levels = RATE.levels(outcomes)
+    rates = sorted(levels.loc[levels["line"] == loss, "dial"].unique())
+    found, best = bearable.borne(levels, loss)
+    more = [rates[0] / 2] if best == rates[0] == grid[0] else []
+    if found is not None and np.isinf(found.crossing) and rates[-1] == grid[-1]:
+        more.append(2 * rates[-1])
+    return more
+
+
+def scores(outcomes: pd.DataFrame) -> list[Score]:
+    """Return a score for each loss of ``outcomes`` with runs on the rate's dial, the highest bearable rate first."""
+    losses = list(dict.fromkeys(outcomes.loc[outcomes["dial"] == RATE.name, "loss"]))
+    borne: dict[str, dict[str, Bearable | None]] = {loss: {} for loss in losses}
+    decided: dict[str, dict[str, bool]] = {loss: {} for loss in losses}
+    for dial in DIALS:
+        levels = dial.levels(outcomes)
+        numbers = {loss: bearable.borne(levels, loss, dial.at)[0] for loss in losses if loss in set(levels["line"])}
+        known = {loss: number for loss, number in numbers.items() if number is not None}
+        others = [loss for loss in losses if loss in known and loss != REFERENCE]
+        corrected = dict(zip(others, holm([known[loss].p for loss in others]), strict=True))
+        for loss, number in numbers.items():
+            borne[loss][dial.name] = number
+            decided[loss][dial.name] = loss in corrected and is_decided(corrected[loss], known[loss].n)
+    found = []
+    for loss in losses:
+        rate = best_rate(outcomes, loss)
+        ours = outcomes[(outcomes["dial"] == RATE.name) & (outcomes["loss"] == loss) & (outcomes["value"] == rate)]
+        ends = (over_seeds(ours[name].dropna().tolist(), bounds=(0, 1)) for name in ("sampled", "greedy"))
+        found.append(Score(loss, borne[loss], decided[loss], rate, *ends))
+    return sorted(found, key=lambda each: -bearable.order(each.borne.get(RATE.name)))
+
+
+def smallest(number: Bearable, losses: int) -> float:
+    """Return the smallest ratio above 1 that a number this noisy would decide, in a table of ``losses`` others.
+
+    nan without an interval. Bonferroni's level stands for Holm's first step.
+    """
+    if not (number.low > 0 and np.isfinite(number.high)):
+        return float("nan")
+    error = np.log(number.high / number.ratio) / t_quantile(0.95, number.n - 1)
+    return float(np.exp(t_quantile(1 - 0.05 / losses, number.n - 1) * error))
+
+
+def table(found: Sequence[Score]) -> pd.DataFrame:
+    """Return the scores for people."""
+    return pd.DataFrame(
+        [
+            {"loss": each.loss}
+            | {f"{dial.name} × {REFERENCE}": each.text(dial) for dial in DIALS}
+            | {"best rate": f"{each.best_rate:g}", "sampled": each.sampled, "greedy": each.greedy}
+            for each in found
+        ]
+    )
+
+
+def start(outcomes: pd.DataFrame) -> tuple[Estimate, Estimate]:
+    """Return the accuracy of the frozen policy, the cold start: sampled and greedy, over the seeds of the rate."""
+    of_rate = outcomes[outcomes["dial"] == RATE.name].groupby("seed")[["start", "start_greedy"]].first()
+    sampled, greedy = (over_seeds(of_rate[name].dropna().tolist(), bounds=(0, 1)) for name in of_rate)
+    return sampled, greedy
+
+
+def notes(found: Sequence[Score], outcomes: pd.DataFrame, own: str, quick: bool) -> list[str]:
+    """Return what a reader of a score must know: the start, what was seen or could have been, what a star means."""
+    sampled, greedy = start(outcomes)
+    lines = [f"Without training: {sampled} sampled, {greedy} greedy, n = {sampled.n}. A star: decided."]
+    if quick:
+        return [*lines, "A first look: three seeds decide nothing, and the grid is short. Whole: without --quick."]
+    (mine,) = [each for each in found if each.loss == own]
+    for name, number in mine.borne.items():
+        least = np.nan if number is None or own == REFERENCE else smallest(number, len(found) - 1)
+        if number is not None and np.isfinite(least):
+            lines.append(
+                f"{name}: a ratio of {least:.2f}, or its inverse, is the smallest that {number.n} seeds decide here."
+            )
+    return lines
