@@ -13,7 +13,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from steadymoe import algorithms
 from steadymoe.bench.runs import command, compose, execute, identity, overrides, record
-from steadymoe.bench.score import standard
 
 SHORT = [
     "rollout.prompts=8",
@@ -178,8 +177,7 @@ def test_an_experiment_says_its_command_and_number_of_runs(name: str) -> None:
     verb, made = ("audit", "audits") if f"steadymoe audit experiment={name} " in text else ("run", "runs")
     assert f"steadymoe {verb} experiment={name}" in text
     assert f"{len(runs)} {made}" in text
-    others = {part.experiment: part.folder for part in standard.PARTS}
-    assert yaml.safe_load(text)["experiment_name"] == others.get(name, name)
+    assert yaml.safe_load(text)["experiment_name"] == name
 
 
 @pytest.mark.parametrize(
