@@ -155,7 +155,7 @@ def _tuned_at_stale(study: Recorded) -> str:
 
 
 def tuned(study: Recorded) -> pd.DataFrame:
-    """Return README's table: tuned losses, highest at 7 tokens first, then the dense twin and the start.
+    """Return the table of tuned losses, highest at 7 tokens first, then the dense twin and the start.
 
     For both lengths of response: learning rate, held-out accuracy, and the same less GRPO's.
     """

@@ -71,6 +71,7 @@ def _claims(study: Recorded, verdicts: Verdicts) -> dict[str, Any]:
     return {
         "claims": CLAIMS,
         "found": found,
+        "tuned_levels": exploratory.tuned(study) if found else pd.DataFrame(),
         "drawn": DRAWN,
         "captions": {name: spec.caption for name, spec in SPECS.items()},
         "contrasts": f"Of {signs.total()}: {', '.join(f'{n} {sign}' for sign, n in signs.items())}.",

@@ -14,7 +14,7 @@ from committed import assert_same
 from test_experiments import known_arms
 
 from steadymoe.bench.report import archive, report_page, write
-from study import arms, experiments, exploratory, page
+from study import arms, experiments, page
 from study.arms import GRPO
 from study.claims import CLAIMS, LEGS, findings
 from study.gates import Gate, Need
@@ -134,11 +134,8 @@ def test_with_a_gate_failed_nothing_is_answered(verdicts: Verdicts) -> None:
             assert each.verdict == "not testable here"
 
 
-def test_the_readmes_table_and_count_of_verdicts_are_those_of_the_study(verdicts: Verdicts) -> None:
-    result = (STUDY.parent / "README.md").read_text().partition("## What was found")[2].partition("\n## ")[0]
-    table = write.to_markdown(exploratory.tuned(verdicts.study))
-    assert table in result, table
-    assert verdicts.counts() in result
+def test_the_readmes_count_of_verdicts_is_the_studys(verdicts: Verdicts) -> None:
+    assert verdicts.counts() in (STUDY.parent / "README.md").read_text()
 
 
 def test_the_second_opinion_agrees_with_the_table_of_claims(verdicts: Verdicts) -> None:

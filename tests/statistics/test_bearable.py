@@ -103,7 +103,7 @@ def test_where_the_reference_never_leaves_its_line_no_multiple_is_known() -> Non
 def test_a_draw_without_a_crossing_of_the_reference_widens_the_interval_on_both_sides() -> None:
     """The reference stays on its line in some draws of seeds, where its last value is at the line."""
     reference = np.full((4, 6), 0.8)
-    reference[-1] = [0.6, 0.6, 0.6, 0.75, 0.75, 0.75]
+    reference[-1] = [0.5, 0.5, 0.5, 0.69, 0.69, 0.69]
     made = number(shifted(0.0, 6), reference)
     assert made.low == 0
     assert np.isinf(made.high)
@@ -116,7 +116,7 @@ def test_intervals_cover_the_number(seeds: int) -> None:
     generator, start = np.random.default_rng(7), np.full(seeds, 0.4)
     exact = [shifted(octaves, seeds, noise=0.0) for octaves in (0.5, 0.0)]
     truth = bearable(of(exact[0]), of(exact[1]), start, generator).ratio
-    assert truth == pytest.approx(2 ** (1 / 1.5 - 1 / 3))  # on this grid the curve of the better loss is interpolated
+    assert truth == pytest.approx(2**0.5, rel=0.01)
     found = [
         bearable(*(of(each + 0.03 * generator.standard_normal((4, seeds))) for each in exact), start, generator)
         for _ in range(200)
