@@ -14,7 +14,7 @@ from steadymoe.bench.report.figures import looks, style
 from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.runs import command, record
 from steadymoe.bench.runs.compose import Run
-from steadymoe.bench.runs.overrides import command_of
+from steadymoe.bench.runs.overrides import command_of, key_of
 from steadymoe.bench.runs.tuning import RATE
 from steadymoe.bench.statistics.comparisons import ranking
 from steadymoe.bench.statistics.estimates import INTERVAL, over_seeds
@@ -23,8 +23,11 @@ from steadymoe.bench.training import columns
 
 # The level of a run. Not the mean of its last evaluations: a short run has few, and the first is of the cold start.
 LEVEL = "final held-out accuracy"
+# What chooses the best rate: of more rollouts than the last evaluation has prompts, and so less noisy.
+REWARD = "final reward"
 CAPTION = (
-    f"Mean over tuning seeds with {INTERVAL}. Start: held-out accuracy of the cold start; {LEVEL}: the last "
+    f"Mean over tuning seeds with {INTERVAL}. Best: the rate with the highest {REWARD}, the mean of the last "
+    f"{tables.LAST_STEPS} rollouts. Start: held-out accuracy of the cold start; {LEVEL}: the last "
     "evaluation, 0 after a number that is not finite. Less best: the difference from the arm's best rate, seed by "
     f"seed. {tables.COLLAPSED.partition(';')[0]}. The highest of several levels is biased upwards: compare algorithms "
     "at other seeds."
@@ -38,8 +41,51 @@ _TUNED = (RATE, "seed", "experiment_name", "measure")
 
 
 def main(words: list[str]) -> int:
-    """Run ``steadymoe run``, report if ``--tune`` is among ``words``, and return the exit code. Raises UserError."""
-    return command.main(words, report if "--tune" in words else None)
+    """Run ``steadymoe run`` and return the exit code; with ``--tune`` extend the grid once, and report.
+
+    An arm whose best rate is at an end of its grid gets one more rate beyond it. Raises UserError.
+    """
+    if "--tune" not in words:
+        return command.main(words)
+    made: list[Run] = []
+    code = command.main(words, made.extend)
+    if not made or code == 130:
+        return code
+    for beyond in _beyond(made):
+        print(visible(f"the best rate is at an end of the grid, which is extended once: {beyond[-2]}"))
+        if (last := command.main(["-m", *beyond], made.extend)) == 130:
+            return last
+        code = max(code, last)
+    report(made)
+    return code
+
+
+def _beyond(runs: Sequence[Run]) -> list[list[str]]:
+    """Return for each arm of ``runs`` that is best at an end of its grid the words of its runs beyond that end."""
+    recorded = archive.load(Path(runs[0].config.results_dir), runs[0].config.experiment_name)
+    if recorded["runs"].empty:
+        return []
+    rows, found = table(recorded["runs"], recorded["steps"], REWARD), []
+    for ours, arm, _ in _by_arm(runs, recorded["runs"]):
+        its, grid = rows[rows["arm"] == arm], sorted({run.config.optimizer.learning_rate for run in ours})
+        (best,) = its.loc[its["best"] != "", "learning rate"]
+        if {record.status(run.folder) for run in ours} <= {*record.ENDED} and best in (grid[0], grid[-1]):
+            rate = best / 2 if best == grid[0] else 2 * best
+            seeds = ",".join(map(str, sorted({run.config.seed for run in ours})))
+            fixed = [word for word in ours[0].words if key_of(word) not in (RATE, "seed")]
+            found.append([*fixed, f"{RATE}={_text([rate])}", f"seed={seeds}"])
+    return found
+
+
+def _by_arm(runs: Sequence[Run], recorded: pd.DataFrame) -> Iterator[tuple[list[Run], str, Sequence[str]]]:
+    """Yield the runs of each arm, the arm's name, and the words that its runs share, for arms with ended runs."""
+    arms = dict(zip((Path(folder).absolute() for folder in recorded["folder"]), _arms(recorded), strict=True))
+    planned: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        planned.setdefault(tuple(word for word in run.words if key_of(word) not in _TUNED), []).append(run)
+    for words, ours in planned.items():
+        if ended := [arms[run.folder] for run in ours if run.folder in arms]:
+            yield ours, str(ended[0]), words
 
 
 def report(runs: Sequence[Run]) -> None:
@@ -48,34 +94,44 @@ def report(runs: Sequence[Run]) -> None:
     if not any(record.status(run.folder) in record.ENDED for run in runs):
         return
     recorded = archive.load(results, experiment)
-    rows = table(recorded["runs"], recorded["steps"])
+    rows = table(recorded["runs"], recorded["steps"], REWARD)
     paths = write.table(results, f"{experiment}-tuning", rows.drop(columns="algorithm"), CAPTION)
     paths += write.figure(results, f"{experiment}-level_over_rate", drawn(rows), "Level over learning rate.")
     for text in (*(f"wrote {path}" for path in paths), *lines(runs, recorded["runs"], rows)):
         print(visible(text))
 
 
-def table(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+def table(runs: pd.DataFrame, steps: pd.DataFrame, by: str = LEVEL) -> pd.DataFrame:
     """Return one row for each arm and learning rate, rates ascending; an arm is what differs in rate and seed alone.
 
-    ``runs`` and ``steps`` are tables of ``archive.load``.
+    ``runs`` and ``steps`` are tables of ``archive.load``; ``by`` is the number that chooses the best rate.
     """
     metric, how = tables.SUMMARY[LEVEL]
     starts, levels = (tables.run_numbers(steps, metric, number, ["arm", "seed"]) for number in ("first", how))
+    deciding = levels if by == LEVEL else tables.run_numbers(steps, *tables.SUMMARY[by], ["arm", "seed"])
     collapsed = tables.summary(steps, runs).set_index("arm")["collapsed"]
     rows = []
     for arm, ours in runs.groupby(_arms(runs)):
         rates = ours.drop_duplicates("arm").set_index("arm")["learning_rate"]
         start = over_seeds(starts[list(rates.index)].groupby("seed").mean().tolist(), bounds=columns.bounds(metric))
-        ranked = ranking(levels[list(rates.index)].reset_index(), columns.bounds(metric)).to_dict("records")
+        ranked = ranking(deciding[list(rates.index)].reset_index(), columns.bounds(metric)).to_dict("records")
         for row in ranked:
             is_best = row["arm"] == row["against"]
+            level = over_seeds(levels[row["arm"]].tolist(), bounds=columns.bounds(metric))
             rows.append(
                 {"arm": arm, "algorithm": ours["algorithm"].iloc[0], "learning rate": rates[row["arm"]]}
-                | {"n": row["estimate"].n, "collapsed": collapsed[row["arm"]], "start": start, LEVEL: row["estimate"]}
+                | {"n": row["estimate"].n, "collapsed": collapsed[row["arm"]], "start": start, LEVEL: level}
+                | ({} if by == LEVEL else {by: row["estimate"]})
                 | {"less best": over_seeds([]) if is_best else row["difference"], "best": "best" if is_best else ""}
+                | ({} if by == LEVEL else {"close": _is_close(deciding, row["arm"], row["against"])})
             )
     return pd.DataFrame(rows).sort_values(["arm", "learning rate"], ignore_index=True)
+
+
+def _is_close(numbers: pd.Series, arm: str, best: str) -> bool:
+    """Whether an arm is less than one paired standard error below the best one, or has too few seeds to say."""
+    apart = (numbers[best] - numbers[arm]).dropna()
+    return arm != best and (len(apart) < 2 or bool(apart.mean() < apart.std(ddof=1) / np.sqrt(len(apart))))
 
 
 def _arms(runs: pd.DataFrame) -> pd.Series:
@@ -151,33 +207,30 @@ def lines(runs: Sequence[Run], recorded: pd.DataFrame, rows: pd.DataFrame) -> It
 
     ``recorded`` is the table ``runs`` of ``archive.load``, ``rows`` what ``table`` returns.
     """
-    arms = dict(zip((Path(folder).absolute() for folder in recorded["folder"]), _arms(recorded), strict=True))
-    planned: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        planned.setdefault(tuple(word for word in run.words if word.partition("=")[0] not in _TUNED), []).append(run)
-    for words, ours in planned.items():
-        ended = [arms[run.folder] for run in ours if run.folder in arms]
-        if ended:
-            prefix = ours[0].command.partition("steadymoe ")[0]  # STEADYMOE_PATH, or nothing
-            missing = f"; {len(ours) - len(ended)} of {len(ours)} runs are missing" if len(ended) < len(ours) else ""
-            yield verdict(rows[rows["arm"] == ended[0]], missing, prefix, words)
+    for ours, arm, words in _by_arm(runs, recorded):
+        ended = [run for run in ours if record.status(run.folder) in record.ENDED]
+        prefix = ours[0].command.partition("steadymoe ")[0]  # STEADYMOE_PATH, or nothing
+        missing = f"; {len(ours) - len(ended)} of {len(ours)} runs are missing" if len(ended) < len(ours) else ""
+        yield verdict(rows[rows["arm"] == arm], missing, prefix, words)
 
 
 def verdict(its: pd.DataFrame, missing: str, prefix: str, words: Sequence[str]) -> str:
     """Return the best rate of an arm and what to do next, in a line; ``its`` are the rows of ``table`` of the arm."""
     rates = its["learning rate"].tolist()
     (best,) = its[its["best"] != ""].to_dict("records")
-    rate, others = best["learning rate"], its[its["best"] == ""]
-    # Below three seeds a difference has no interval, and its end is nan.
-    is_close = [not difference.high < 0 for difference in others["less best"]]
-    doubt = f" (not clearly better than {_text(others['learning rate'][is_close])})" if any(is_close) else ""
+    rate = best["learning rate"]
     lost = f", {best['collapsed']:.0f} collapsed" if best["collapsed"] > 0 else ""
-    level = f"{LEVEL} {best[LEVEL]}, n = {best['n']}{lost}{missing}"
-    found = f"{best['arm']}: best learning rate {_text([rate])}{doubt}, {level}"
+    found = f"{best['arm']}: best learning rate {_text([rate])}, {REWARD} {best[REWARD]}, "
+    found += f"{LEVEL} {best[LEVEL]}, n = {best['n']}{lost}{missing}"
     if rate in (rates[0], rates[-1]):
         wider = [rates[0] / 2] * (rate == rates[0]) + rates + [rates[-1] * 2] * (rate == rates[-1])
         return f"{found}; it is at an end of the grid, extend it: {RATE}={_text(wider, ',')}"
-    return f"{found}; next: {prefix}{command_of([*words, f'{RATE}={_text([rate])}'])}"
+    close = its.loc[its["close"], "learning rate"].tolist()
+    if not close:
+        return f"{found}; next: {prefix}{command_of([*words, f'{RATE}={_text([rate])}'])}"
+    both = f"{RATE}={_text(sorted([rate, *close]), ',')}"
+    near = f"{_text(close)} within one paired standard error, so confirm {'both' if len(close) == 1 else 'all'}"
+    return f"{found}; {near}: {prefix}{command_of(['-m', *words, both])}"
 
 
 def _text(rates: Iterable[float], comma: str = ", ") -> str:

@@ -71,8 +71,9 @@ def tabled(levels: Mapping[float, Sequence[float]], collapsed: Sequence[float] =
             runs.append(arm | verdict | {"seed": seed})
             curve = {0: 0.5, 5: 0.99, 10: level}  # neither the first evaluation nor the best one is the level
             steps += [arm | {"seed": seed, "step": k, "metric": "eval_accuracy", "value": v} for k, v in curve.items()]
-            steps += [arm | {"seed": seed, "step": k, "metric": "reward", "value": 0.5} for k in range(1, 11)]
-    return tuning.table(pd.DataFrame(runs), pd.DataFrame(steps))
+            rewards = dict.fromkeys(range(1, 6), 0.99) | dict.fromkeys(range(6, 11), level)  # the last five decide
+            steps += [arm | {"seed": seed, "step": k, "metric": "reward", "value": v} for k, v in rewards.items()]
+    return tuning.table(pd.DataFrame(runs), pd.DataFrame(steps), tuning.REWARD)
 
 
 @pytest.mark.parametrize(
@@ -132,13 +133,29 @@ def test_a_best_rate_at_an_end_names_the_wider_grid(levels: dict[float, list[flo
 
 
 @pytest.mark.parametrize(
-    "levels", [{1e-4: [0.5], 2e-4: [0.6], 4e-4: [0.1]}, dict.fromkeys((1e-4, 2e-4, 4e-4), [1] * 3)]
+    ("levels", "close"),
+    [
+        ({1e-4: [0.5], 2e-4: [0.6], 4e-4: [0.1]}, "1e-4, 4e-4 within one paired standard error, so confirm all"),
+        ({1e-4: [0.5, 0.7, 0.6], 2e-4: [0.61, 0.62, 0.63], 4e-4: [0.1, 0.2, 0.3]}, "1e-4 within one"),
+        ({1e-4: [0.5, 0.51, 0.52], 2e-4: [0.61, 0.62, 0.63], 4e-4: [0.1, 0.2, 0.3]}, ""),
+    ],
 )
-def test_one_seed_and_a_tie_decide_nothing(levels: dict[float, list[float]]) -> None:
-    rows = tabled(levels)
-    (best,) = rows.loc[rows["best"] == "best", "learning rate"]
-    others = ", ".join(f"{rate:.0e}".replace("-0", "-") for rate in levels if rate != best)
-    assert f"(not clearly better than {others})" in tuning.verdict(rows, "", "", [])
+def test_rates_within_one_paired_standard_error_are_both_confirmed(
+    levels: dict[float, list[float]], close: str
+) -> None:
+    said = tuning.verdict(tabled(levels), "", "", ["algorithm=gspo"])
+    assert (close in said) if close else ("within one" not in said)
+    rates = sorted(levels) if "4e-4 within" in said else [1e-4, 2e-4] if close else [2e-4]
+    assert said.endswith(
+        f"{config.RATE}={','.join(np.format_float_scientific(r, trim='-', exp_digits=1) for r in rates)}"
+    )
+
+
+def test_the_reward_of_the_last_rollouts_chooses_and_not_the_last_evaluation() -> None:
+    rows = tabled({1e-4: [0.5] * 3, 2e-4: [0.6] * 3, 4e-4: [0.3] * 3})
+    runs = pd.DataFrame({"learning rate": rows["learning rate"], "best": rows["best"]})
+    assert runs.loc[runs["best"] == "best", "learning rate"].tolist() == [2e-4]
+    assert [each.mean for each in rows[tuning.REWARD]] == [0.5, 0.6, 0.3]
 
 
 def test_a_tuning_that_was_interrupted_goes_on_and_reports_at_its_end(
@@ -162,9 +179,12 @@ def test_a_tuning_that_was_interrupted_goes_on_and_reports_at_its_end(
     assert [record.status(run.folder) for run in runs] == ["finished"] * 2
     written = {path: path.read_bytes() for path in (tmp_path / "tables").iterdir()}
     rows = pd.read_csv(tmp_path / "tables" / "small_tuning-tuning.csv")
-    assert rows["learning rate"].tolist() == [5e-4, 2e-3]
+    # Of two rates the best is at an end, beyond which one more runs, once.
+    assert len(rows) == 3
+    beyond = rows.loc[~rows["learning rate"].isin([5e-4, 2e-3]), "learning rate"].item()
+    assert beyond in (2.5e-4, 4e-3)
     finals = [record.read_table(run.folder, "steps")["eval_accuracy"].iloc[-1] for run in runs]
-    assert rows[f"{tuning.LEVEL} mean"].tolist() == finals
+    assert rows.loc[rows["learning rate"] != beyond, f"{tuning.LEVEL} mean"].tolist() == finals
     assert (tmp_path / "figures" / "small_tuning-level_over_rate.png").exists()
     said = capfd.readouterr().out.splitlines()[-1]
     assert said.startswith("grpo: ")
