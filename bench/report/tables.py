@@ -39,9 +39,10 @@ SUMMARY = {
     columns.short("token_ratio_variance"): ("token_ratio_variance", "median"),
     columns.short("sequence_ratio_variance"): ("sequence_ratio_variance", "median"),
     columns.short("clip_fraction"): ("clip_fraction", "mean"),
+    columns.short("norm_cut"): ("norm_cut", "mean"),
 }
 # Metrics that archives of earlier versions lack: no table has a column of nothing.
-_LATER = ("eval_greedy", "eval_pass")
+_LATER = ("eval_greedy", "eval_pass", "norm_cut")
 # The same for the table of models.
 MODELS = {
     columns.short("expert_change_per_update"): ("expert_change_per_update", "mean"),
@@ -61,7 +62,7 @@ CAPTION = (
     f"Mean over seeds (geometric mean for variances) with {INTERVAL}; n is the number of seeds. Numbers of a run: "
     f"final reward is the mean of the last {LAST_STEPS} steps, final held-out accuracy is the last evaluation, "
     f"best minus final compares means over {LAST_STEPS} steps, expert change and the variances are medians "
-    "over steps, expert change per update and clip fraction are means over steps. "
+    "over steps, expert change per update, clip fraction and norm cut are means over steps. "
     f"{COLLAPSED} Falling: runs whose reward or entropy falls, or whose gradient norm explodes, too near the end to be "
     "judged. All runs are part of every mean; after a number that is not finite a run counts with a reward and an "
     "accuracy of 0."

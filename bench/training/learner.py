@@ -60,6 +60,7 @@ class Learner:
             rate = config.routing.predictor_learning_rate
             named = [(f"predictor.{name}", weight) for name, weight in self.predictor.named_parameters()]
             self.optimizer.add_param_group({"params": named, "lr": rate, "weight_decay": 0.0})
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self.experts = next((experts_of(router) for router in routers(model)), 0)
         self._reference = copy.deepcopy(model) if self.objective.kl.coefficient > 0 else None
         self.forwards = Forwards(model, config, self.objective)
@@ -68,6 +69,14 @@ class Learner:
     def learning_rate(self) -> float:
         """The optimizer's, of the model's weights."""
         return self.optimizer.param_groups[0]["lr"]
+
+    def schedule(self, update: int, of: int) -> None:
+        """Set the learning rates of the ``update``-th of all updates, from 1 (``optimizer.decay``)."""
+        decayed = self.config.optimizer.decay * of
+        if decayed > 0:
+            factor = min(1.0, (of - update + 1) / decayed)
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = factor * rate
 
     def remember(self, state: Mapping[str, Tensor]) -> None:
         """Keep what the loss wants back, on the model's device."""
@@ -151,7 +160,8 @@ class Learner:
                 routes = [now.routes_LBFK for now in forwards if now.routes_LBFK is not None]
                 balancing.balance(self.model, torch.cat(routes, 1), routing.bias_speed)
         self.optimizer.zero_grad()
-        columns = {"loss": loss, "grad_norm": grad_norm}
+        is_cut = (grad_norm > self.config.optimizer.max_grad_norm).to(loss.dtype)
+        columns = {"loss": loss, "grad_norm": grad_norm, "norm_cut": is_cut}
         if predictions and self._measures:
             assert old.routes_LBFK is not None  # of a model with routers
             columns["route_prediction_kl"] = torch.stack(predictions).sum() / len(old.routes_LBFK)

@@ -83,6 +83,8 @@ class Trainer:
 
         diverged_at_update = None
         for update, minibatch in enumerate(minibatches, start=1):
+            per_rollout = self.config.updates_per_rollout
+            self.learner.schedule((step - 1) * per_rollout + update, self.config.steps * per_rollout)
             with clock("update_seconds"):
                 measured = self.learner.update(rollout, old, advantages_BT, minibatch, first=update == 1)
             if probe is not None:

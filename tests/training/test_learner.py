@@ -380,3 +380,33 @@ def test_a_correction_is_applied_and_recorded(tmp_path: Path) -> None:
     plain = planned(tmp_path, "steps=1")
     assert plain.config_hash != made.config_hash
     assert identity.settings_hash(plain.plain, made.axes) == identity.settings_hash(made.plain, made.axes)
+
+
+def test_rates_fall_linearly_over_the_last_share_of_the_updates(tmp_path: Path) -> None:
+    """The same factor for routers and other weights; the last update still moves; without a decay nothing changes."""
+    made = trainer(tmp_path, "optimizer.decay=0.5", "optimizer.router_factor=0.1", "optimizer.learning_rate=1e-3")
+    seen = []
+    for update in range(1, 9):
+        made.learner.schedule(update, of=8)
+        seen.append([group["lr"] for group in made.learner.optimizer.param_groups])
+    factors = [1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+    assert_close(torch.tensor(seen), torch.tensor([[1e-3 * factor, 1e-4 * factor] for factor in factors]))
+    constant = trainer(tmp_path, "optimizer.learning_rate=1e-3").learner
+    constant.schedule(8, of=8)
+    assert constant.learning_rate == 1e-3
+
+
+def test_a_run_records_its_decaying_rate_and_whether_its_gradients_were_cut(tmp_path: Path) -> None:
+    run = planned(tmp_path, "optimizer.decay=1.0", "optimizer.learning_rate=1e-3", "optimizer.max_grad_norm=1e-3")
+    assert execute.execute(run) == "finished"
+    updates = record.read_table(run.folder, "updates")
+    count = len(updates)
+    assert updates["learning_rate"].tolist() == pytest.approx([1e-3 * (count - k) / count for k in range(count)])
+    assert (updates["norm_cut"] == 1).all()
+    wide = planned(tmp_path, "optimizer.max_grad_norm=1e6", "experiment_name=wide")
+    assert execute.execute(wide) == "finished"
+    assert (record.read_table(wide.folder, "steps")["norm_cut"] == 0).all()
+
+
+def test_a_stopped_run_resumes_at_its_decayed_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_resumes(tmp_path, monkeypatch, 5, "optimizer.decay=0.75")
