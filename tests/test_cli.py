@@ -580,7 +580,12 @@ def test_a_new_field_changes_no_hash_at_its_default(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_field_with_a_default_is_neutral() -> None:
-    later = {"optimizer.decay": 0.0, "evaluation.pass_k": 8, "evaluation.pass_prompts": 256, "rollout.shuffle_rewards": False}
+    later = {
+        "optimizer.decay": 0.0,
+        "evaluation.pass_k": 8,
+        "evaluation.pass_prompts": 256,
+        "rollout.shuffle_rewards": False,
+    }
     assert later | {"algorithm.advantage": None, "routing.predictor_learning_rate": None} == schema.NEUTRAL
 
 

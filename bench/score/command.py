@@ -165,7 +165,7 @@ def score(overrides: Sequence[str], quick: bool = False, dry_run: bool = False, 
     found = _outcomes(arms, quick)
     for dial in () if quick else DIALS[1:]:
         for arm in arms:
-            if code := runs.main([*arm.words(dial, outcomes.best_rate(found, arm.label)), *redo]):
+            if code := runs.main([*arm.words(dial, outcomes.rate_of(found, arm.label, dial)), *redo]):
                 return code
     return _show(own, _outcomes(arms, quick), quick)
 
@@ -199,8 +199,9 @@ def _outcomes(arms: Sequence[Arm], quick: bool = False) -> pd.DataFrame:
     """Return the outcomes of everything that has ended."""
     found = _rates(arms, quick)
     for arm in [] if quick else arms:
-        rate = outcomes.best_rate(found, arm.label)
-        found = pd.concat([found, *(outcomes.of_runs(arm.runs(dial, rate), dial, arm.label) for dial in DIALS[1:])])
+        for dial in DIALS[1:]:
+            planned = arm.runs(dial, outcomes.rate_of(found, arm.label, dial))
+            found = pd.concat([found, outcomes.of_runs(planned, dial, arm.label)])
     return found.reset_index(drop=True)
 
 
@@ -235,7 +236,7 @@ def _progress(arms: Sequence[Arm], first: dict[str, list[Run]], quick: bool) -> 
     if not quick:
         later = [_missing(runs) for runs in _later(arms)]
         missing += sum(later)
-        lines.append(f"staleness and mismatch, each at its best rate: {sum(later)} to run")
+        lines.append(f"staleness and mismatch: {sum(later)} to run")
     facts = standard.made()
     if missing:
         minutes = missing * facts["minutes"] / min(at, missing)
@@ -255,8 +256,8 @@ def _later(arms: Sequence[Arm]) -> list[list[Run]]:
     found = []
     for arm in arms:
         ended = _rates([arm])
-        rate = outcomes.best_rate(ended, arm.label) if len(ended) else None
-        found += [arm.runs(dial, rate) for dial in DIALS[1:]]
+        rates = [outcomes.rate_of(ended, arm.label, dial) if len(ended) else None for dial in DIALS[1:]]
+        found += [arm.runs(dial, rate) for dial, rate in zip(DIALS[1:], rates, strict=True)]
     return found
 
 

@@ -64,6 +64,11 @@ def of_steps(steps: pd.DataFrame, dial: Dial, loss: str) -> pd.DataFrame:
     return rows.assign(dial=dial.name, loss=loss)[list(COLUMNS)]
 
 
+def rate_of(outcomes: pd.DataFrame, loss: str, dial: Dial) -> float | None:
+    """Return the learning rate at which a dial is turned for a loss; None for that of the dial's experiment."""
+    return best_rate(outcomes, loss) if dial.at_best_rate else None
+
+
 def best_rate(outcomes: pd.DataFrame, loss: str) -> float:
     """Return the learning rate with the highest mean sampled accuracy on the rate's dial."""
     ours = outcomes[(outcomes["dial"] == RATE.name) & (outcomes["loss"] == loss)]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from steadymoe.bench.report import archive, write
 from steadymoe.bench.score import outcomes, standard
-from steadymoe.bench.score.standard import DIALS, RATE, REFERENCE, Dial
+from steadymoe.bench.score.standard import DIALS, REFERENCE, Dial
 from steadymoe.bench.support import regular_files
 
 
@@ -26,7 +26,7 @@ def record(results: Path, to: Path = standard.FOLDER) -> list[Path]:
     for dial, of_dial in tables.items():
         for loss, steps in of_dial["steps"].groupby("algorithm", sort=False, observed=True):
             ours = outcomes.of_steps(steps, dial, str(loss))
-            if dial is not RATE:
+            if dial.at_best_rate:
                 ours = ours[ours["rate"] == outcomes.best_rate(found, str(loss))]
             found = pd.concat([found, ours], ignore_index=True)
     found = found.sort_values(["dial", "loss", "rate", "value", "seed"], key=_order, ignore_index=True)

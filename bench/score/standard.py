@@ -42,8 +42,10 @@ class Dial:
     """The file of ``conf/experiment`` with its values and seeds, and the name of its runs."""
     column: str
     """What it turns, in recorded tables."""
-    at: float | None
+    at: float | None = None
     """The value at which GRPO's gain draws the line: that of the setting. None: GRPO's best."""
+    at_best_rate: bool = False
+    """Whether it is turned at a loss's best learning rate; else at that of its experiment."""
     overrides: tuple[str, ...] = ()
     """Further overrides; none in the standard."""
 
@@ -53,20 +55,20 @@ class Dial:
         return ours.rename(columns={"loss": "line", "value": "dial"})
 
 
-RATE = Dial("rate", "which learning rate it bears", "bearable", "learning_rate", None)
+RATE = Dial("rate", "which learning rate it bears", "bearable", "learning_rate")
 STALENESS = Dial(
     "staleness",
-    "how many updates on one rollout it bears, at its best learning rate",
+    "how many updates on one rollout it bears, at four times the best learning rate of GRPO",
     "bearable_staleness",
     "updates_per_rollout",
-    64.0,
 )
 MISMATCH = Dial(
     "mismatch",
     "how much noise on the sampler's weights it bears, at its best learning rate",
     "bearable_mismatch",
     "strength",
-    0.0,
+    at=0.0,
+    at_best_rate=True,
 )
 DIALS = (RATE, STALENESS, MISMATCH)
 

@@ -17,7 +17,7 @@ from steadymoe.bench.score.standard import COLUMNS, DIALS, MISMATCH, RATE, REFER
 
 ROOT = Path(__file__).parents[2]
 RATES = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
-VALUES = {"rate": RATES, "staleness": (64.0, 128.0, 256.0, 512.0), "mismatch": (0.0, 0.05, 0.1, 0.2)}
+VALUES = {"rate": RATES, "staleness": (4.0, 16.0, 64.0, 256.0), "mismatch": (0.0, 0.1, 0.2, 0.4)}
 
 
 def made(octaves: dict[str, float], dials: tuple[str, ...] = ("rate",), seeds: int = 5) -> pd.DataFrame:
@@ -28,7 +28,7 @@ def made(octaves: dict[str, float], dials: tuple[str, ...] = ("rate",), seeds: i
         for loss, shift in octaves.items():
             for value in values:
                 if dial == "mismatch":
-                    fall = max(0.0, value - 0.05 * 2**shift) / 0.05
+                    fall = max(0.0, value - 0.1 * 2**shift) / 0.1
                 else:
                     fall = max(0.0, np.log2(value / values[1]) - shift)
                 for seed in range(seeds):
@@ -47,7 +47,7 @@ def test_a_score_has_a_number_for_each_dial_and_the_first_bears_most() -> None:
         assert grpo.borne[dial].ratio == 1
         assert less.borne[dial].ratio == pytest.approx(0.5, rel=0.1)
     assert (gspo.decided["rate"], grpo.decided["rate"], less.decided["rate"]) == (True, False, True)
-    assert gspo.borne["mismatch"].ratio == pytest.approx((0.1 + 0.05 / 3) / (0.05 + 0.05 / 3), rel=0.1)
+    assert gspo.borne["mismatch"].ratio == pytest.approx((0.2 + 0.2 / 3) / (0.1 + 0.2 / 3), rel=0.1)
     rows = outcomes.table(found)
     assert rows["rate × grpo"].tolist()[1] == "1.00"
     assert rows["rate × grpo"].str.endswith(" *").tolist() == [True, False, True]
@@ -156,7 +156,7 @@ def test_dry_prints_what_is_missing_and_runs_nothing(score: Score, tmp_path: Pat
     code, out, _ = score("algorithm=sapo", "--dry")
     assert code == 0
     assert "rate: 75 runs: 75 to run" in out  # SAPO, GRPO, GSPO
-    assert "staleness and mismatch, each at its best rate: 120 to run" in out
+    assert "staleness and mismatch: 120 to run" in out
     ((minutes, at, one),) = re.findall(r"about (\d+) minutes, (\d+) at once.* one run took ([\d.]+) minutes", out)
     assert float(minutes) == pytest.approx(195 * float(one) / int(at), abs=0.51)
     assert "rate: 18 runs: 18 to run" in score("algorithm=sapo", "--quick", "--dry")[1]
@@ -186,7 +186,7 @@ def small(score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_losses", raising=False)  # another test may have had one of that name
     rate = replace(RATE, overrides=(*SMALL, "updates_per_rollout=2", "optimizer.learning_rate=1e-3,1e-2"))
-    staleness = replace(STALENESS, overrides=(*SMALL, "updates_per_rollout=2,4"), at=2.0)
+    staleness = replace(STALENESS, overrides=(*SMALL, "updates_per_rollout=2,4"))
     mismatch = replace(MISMATCH, overrides=(*SMALL, "updates_per_rollout=2", "engine.strength=0.0,0.1"))
     dials = (rate, staleness, mismatch)
     for module in (standard, outcomes, command, board, entry, rerun):
@@ -229,7 +229,7 @@ def test_a_score_from_end_to_end(small: Path, score: Score, monkeypatch: pytest.
     assert score("algorithm=same")[0] == 0
     assert times(small / "results" / "runs") == before
     _, out, _ = score("algorithm=same", "--dry")
-    assert "each at its best rate: 0 to run" in out
+    assert "staleness and mismatch: 0 to run" in out
     assert "minutes" not in out
 
     code, _, err = score("algorithm=same", "--submit", "boards/same", "--paper", "none")
