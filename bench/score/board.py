@@ -30,12 +30,12 @@ _SHOWN = (*ANCHORS, "grpo_unclipped", "vespo")
 CAPTION = (
     f"Each number: the largest value of a dial at which a loss's mean held-out accuracy still lies on the line, in "
     f"multiples of {REFERENCE}'s, with a 95 % interval over paired seeds. The line: the start plus {SHARE:.0%} of what "
-    f"{REFERENCE} gains at its best learning rate. Rate: the learning rate. Staleness: updates on one rollout. "
-    "Mismatch: noise on the sampler's weights. Staleness is turned at four times the best rate of {REFERENCE}, where "
-    "rollouts that are too old do harm; mismatch at each loss's best rate; both on other seeds. > 2: on the line up to the end of the grid. –: nowhere on the line. *: differs from 1 (t test on the "
-    "logarithm, corrected by Holm over the losses of the table). Sampled and greedy: accuracy at the best rate, on the "
-    f"seeds that chose it and therefore biased upwards; not ranked. A loss has the advantage of {REFERENCE}; a recipe "
-    "has another, or corrections."
+    f"{REFERENCE} gains at the value of the dial that is best for it. Rate: the learning rate. Staleness: updates on "
+    f"one rollout, at four times the best rate of {REFERENCE}, where old rollouts do harm. Mismatch: noise on the "
+    "sampler's weights, at each loss's best rate. > 2: on the line up to the end of the grid. –: nowhere on the line. "
+    "*: differs from 1 (t test on the logarithm, corrected by Holm over the losses of the table). Sampled and greedy: "
+    "accuracy at the best rate, on the seeds that chose it and therefore biased upwards; not ranked. A loss has the "
+    f"advantage of {REFERENCE}; a recipe has another, or corrections."
 )
 
 

@@ -17,7 +17,7 @@ from steadymoe.bench.score.standard import COLUMNS, DIALS, MISMATCH, RATE, REFER
 
 ROOT = Path(__file__).parents[2]
 RATES = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
-VALUES = {"rate": RATES, "staleness": (4.0, 16.0, 64.0, 256.0), "mismatch": (0.0, 0.1, 0.2, 0.4)}
+VALUES = {"rate": RATES, "staleness": (16.0, 32.0, 64.0, 128.0), "mismatch": (0.0, 0.1, 0.2, 0.4)}
 
 
 def made(octaves: dict[str, float], dials: tuple[str, ...] = ("rate",), seeds: int = 5) -> pd.DataFrame:
