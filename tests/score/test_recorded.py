@@ -1,0 +1,63 @@
+"""What was recorded with the standard: its numbers, its gates, and the board that is committed."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from committed import assert_same
+
+from steadymoe.bench.report import archive, write
+from steadymoe.bench.score import board, outcomes, standard
+from steadymoe.bench.score.standard import RATE, REFERENCE
+
+ROOT = Path(__file__).parents[2]
+RULER = ROOT / "results" / "ruler"
+
+
+def at_best(loss: str) -> pd.DataFrame:
+    table = standard.recorded()
+    ours = table[(table["dial"] == RATE.name) & (table["loss"] == loss)]
+    return ours[ours["value"] == outcomes.best_rate(table, loss)].set_index("seed")
+
+
+def test_gate_v8_grpo_learns_and_the_controls_do_not() -> None:
+    """GRPO gains at least .15 greedily at its best rate, and each control a quarter of its sampled gain at most."""
+    grpo = at_best(REFERENCE)
+    assert (grpo["greedy"] - grpo["start_greedy"]).mean() >= 0.15
+    gain = (grpo["sampled"] - grpo["start"]).mean()
+    steps = archive.load(RULER, "controls512")["steps"]
+    held_out = steps[steps["metric"] == "eval_accuracy"].sort_values("step")
+    ends = held_out.groupby(["algorithm", "learning_rate", "seed"])["value"].agg(["first", "last"])
+    gains = (ends["last"] - ends["first"]).groupby(["algorithm", "learning_rate"]).mean()
+    assert {"grpo", "sharpening"} == set(gains.index.get_level_values("algorithm"))
+    assert gains.max() <= gain / 4
+
+
+def test_the_committed_board_is_drawn_from_what_was_recorded(tmp_path: Path) -> None:
+    board.write_board(tmp_path)
+    made, committed = ((folder / "board.md").read_text() for folder in (tmp_path, ROOT / "results" / "board"))
+    assert_same(made, committed, "board.md")
+
+
+def test_the_readmes_numbers_are_those_of_the_board() -> None:
+    readme = (ROOT / "README.md").read_text()
+    scores = {each.loss: each for each in outcomes.scores(standard.recorded())}
+    for loss in ("gspo", "grpo_unclipped", "cispo"):
+        number = scores[loss].borne[RATE.name]
+        assert number is not None
+        assert str(number) in readme
+        assert scores[loss].decided[RATE.name]
+
+
+def test_every_recorded_run_is_of_the_standards_seeds() -> None:
+    table = standard.recorded()
+    counts = table.groupby(["dial", "loss", "rate", "value"]).size()
+    assert set(counts) == {5}
+    for _, ours in table.groupby(["dial", "loss"]):
+        assert ours[["sampled", "greedy", "start"]].stack().between(0, 1).all()
+    assert write.to_markdown(outcomes.table(outcomes.scores(table))).count("\n") > 4
+
+
+@pytest.mark.parametrize("loss", ["gspo", "vespo", "grpo_unclipped"])
+def test_tuned_losses_end_near_each_other(loss: str) -> None:
+    assert abs(at_best(loss)["sampled"].mean() - at_best(REFERENCE)["sampled"].mean()) < 0.06
