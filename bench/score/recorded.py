@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from steadymoe.bench.report import archive, write
+from steadymoe.bench.runs import compose
 from steadymoe.bench.score import outcomes, standard
 from steadymoe.bench.score.standard import DIALS, REFERENCE, Dial
 from steadymoe.bench.support import regular_files
@@ -19,16 +20,19 @@ from steadymoe.bench.support import regular_files
 def record(results: Path, to: Path = standard.FOLDER) -> list[Path]:
     """Write outcomes and facts of the runs below ``results`` to the folder ``to``; return the paths.
 
-    Of staleness and mismatch the runs at a loss's best rate count, as in a score; others are left out.
+    A loss counts on a dial if all runs that the standard plans there have ended; of mismatch those at its best rate.
     """
     tables = {dial: archive.load(results, dial.experiment) for dial in DIALS}
-    found = pd.DataFrame()
+    found = pd.DataFrame(columns=list(standard.COLUMNS))
     for dial, of_dial in tables.items():
+        planned = compose.plan([f"experiment={dial.experiment}"], multirun=True, with_parts=False)
+        needed = {(standard.value_of(dial, run), run.config.seed) for run in planned}
         for loss, steps in of_dial["steps"].groupby("algorithm", sort=False, observed=True):
             ours = outcomes.of_steps(steps, dial, str(loss))
-            if dial.at_best_rate:
+            if dial.at_best_rate and str(loss) in set(found["loss"]):
                 ours = ours[ours["rate"] == outcomes.best_rate(found, str(loss))]
-            found = pd.concat([found, ours], ignore_index=True)
+            if needed <= set(zip(ours["value"], ours["seed"], strict=True)):
+                found = pd.concat([found, ours], ignore_index=True)
     found = found.sort_values(["dial", "loss", "rate", "value", "seed"], key=_order, ignore_index=True)
     facts = _facts(tables[DIALS[0]]["runs"], tables)
     texts = {standard.OUTCOMES: found.to_csv(index=False), standard.MADE: json.dumps(facts, indent=1) + "\n"}

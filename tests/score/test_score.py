@@ -85,9 +85,10 @@ def test_a_grid_is_extended_once_at_the_ends_where_a_loss_is_best_or_on_its_line
 # --- what was recorded ------------------------------------------------------------------------------------------------
 
 
-def test_the_anchors_were_recorded_with_todays_settings_on_every_dial() -> None:
+def test_grpo_was_recorded_with_todays_settings_on_every_dial_that_was_run() -> None:
     recorded, hashes = standard.recorded(), standard.made()["hashes"]
-    for dial in DIALS:
+    assert {RATE.name, MISMATCH.name} <= hashes.keys()
+    for dial in (dial for dial in DIALS if dial.name in hashes):
         planned = compose.plan([f"experiment={dial.experiment}", f"algorithm={REFERENCE}"], multirun=True)
         standard.refuse_other_settings(dial, planned)
         values = {f"{standard.value_of(dial, run):g}" for run in planned}
