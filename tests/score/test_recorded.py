@@ -47,6 +47,10 @@ def test_the_readmes_numbers_are_those_of_the_board() -> None:
         assert number is not None
         assert str(number) in readme
         assert scores[loss].decided[RATE.name]
+    number = scores["gspo"].borne["mismatch"]
+    assert number is not None
+    assert str(number) in readme
+    assert not scores["gspo"].decided["mismatch"]
 
 
 def test_every_recorded_run_is_of_the_standards_seeds() -> None:
