@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pandas as pd
-import pytest
 from committed import assert_same
 
 from steadymoe.bench.report import archive, write
@@ -62,6 +61,6 @@ def test_every_recorded_run_is_of_the_standards_seeds() -> None:
     assert write.to_markdown(outcomes.table(outcomes.scores(table))).count("\n") > 4
 
 
-@pytest.mark.parametrize("loss", ["gspo", "vespo", "grpo_unclipped"])
-def test_tuned_losses_end_near_each_other(loss: str) -> None:
-    assert abs(at_best(loss)["sampled"].mean() - at_best(REFERENCE)["sampled"].mean()) < 0.06
+def test_tuned_losses_end_near_each_other() -> None:
+    ends = [at_best(loss)["sampled"].mean() for loss in (REFERENCE, "gspo", "vespo", "grpo_unclipped")]
+    assert max(ends) - min(ends) < 0.04
