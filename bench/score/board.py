@@ -1,7 +1,8 @@
 """The board: three numbers a loss, as Markdown and as a page; recorded by the suite, or an entry's.
 
-A board is a folder: entries below it, ``verified.json`` with what reruns found, ``<name>.csv`` with their outcomes. An
-entry's own outcomes stand on the board as *own numbers* until it is verified.
+A board is a folder: entries below it, and ``verified/`` with what reruns found (``verified.json``) and their outcomes
+(``<hash of the algorithm>.csv``). An entry's own outcomes stand on the board as *own numbers* until it is rerun; one
+that its rerun does not bear out is named below the table.
 """
 
 import base64
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from steadymoe.bench.report import write
@@ -19,10 +21,11 @@ from steadymoe.bench.report.figures.style import DataFigure
 from steadymoe.bench.runs import compose
 from steadymoe.bench.score import entry, outcomes, rerun, standard
 from steadymoe.bench.score.entry import ABOUT, BadEntry, Entry
+from steadymoe.bench.score.outcomes import Score
 from steadymoe.bench.score.standard import ANCHORS, DIALS, RATE, REFERENCE, VERSION
 from steadymoe.bench.statistics.bearable import SHARE
 from steadymoe.bench.support import atomic_files, regular_files
-from steadymoe.bench.support.text import visible
+from steadymoe.bench.support.text import markdown, visible
 
 _VERIFIED = "verified.json"
 # The losses of the picture, beside the two anchors.
@@ -78,41 +81,50 @@ def entries(board: Path) -> list[Entry]:
 
 
 def rows(board: Path) -> pd.DataFrame:
-    """Return a row for each loss: kind, the three numbers, level, and whose numbers they are."""
-    known = standard.recorded()
+    """Return a row for each loss, the highest bearable rate first: kind, three numbers, level, whose numbers they are.
+
+    Entries that were rerun in vain (``refuted``) have none.
+    """
+    known, verdicts = standard.recorded(), verified(board)
     found = [(each, "recorded") for each in outcomes.scores(known)]
-    kinds = {loss: kind([f"algorithm={loss}"]) for loss in known["loss"].unique()}
-    verdicts = verified(board)
+    kinds = {str(loss): kind([f"algorithm={loss}"]) for loss in known["loss"].unique()}
     for each in entries(board):
         verdict = verdicts.get(each.digest)
-        if verdict is None:
-            table, whose = each.outcomes(), "own numbers"
-        else:
-            table = pd.read_csv(board / "verified" / f"{each.digest}.csv")
-            whose = (
-                f"not verified: {verdict['problem']}" if verdict["problem"] else f"verified at {verdict['commit'][:7]}"
-            )
-        found += [(score, whose) for score in outcomes.scores(table) if score.loss == each.name]
-        kinds[each.name] = "recipe" if each.files else kind(each.overrides)
-    table = outcomes.table([each for each, _ in found]).drop(columns="best rate")
-    table.insert(1, "kind", [kinds[each.loss] for each, _ in found])
-    table["numbers"] = [visible(whose) for _, whose in found]
-    order = sorted(range(len(found)), key=lambda place: -bearable.order(found[place][0].borne.get(RATE.name)))
-    return table.iloc[order].reset_index(drop=True)
+        if verdict is not None and verdict["problem"]:
+            continue
+        own = each.outcomes() if verdict is None else pd.read_csv(board / "verified" / f"{each.digest}.csv")
+        whose = "own numbers" if verdict is None else f"verified at {verdict['commit'][:7]}"
+        found += [(score, whose) for score in outcomes.scores(own) if score.loss == each.name]
+        with rerun.composing(each, each.folder):
+            kinds[each.name] = kind(each.overrides)
+    found.sort(key=lambda pair: -_ratio(pair[0]))
+    table = outcomes.table([score for score, _ in found]).drop(columns="best rate")
+    table.insert(1, "kind", [kinds[score.loss] for score, _ in found])
+    return table.assign(numbers=[visible(whose) for _, whose in found])
+
+
+def _ratio(score: Score) -> float:
+    """The bearable rate over GRPO's on the same machine; below all others where it is not known."""
+    number = score.borne.get(RATE.name)
+    return -1.0 if number is None or np.isnan(number.ratio) else number.ratio
+
+
+def refuted(board: Path) -> list[str]:
+    """Return a line for each entry that its rerun did not bear out."""
+    verdicts = verified(board)
+    problems = {each.name: verdicts[each.digest]["problem"] for each in entries(board) if each.digest in verdicts}
+    return [f"Not verified: {name}, {problem}." for name, problem in problems.items() if problem]
 
 
 def kind(overrides: Sequence[str]) -> str:
     """Return ``loss`` for an algorithm with GRPO's advantage and nothing around it, else ``recipe``."""
-    own, reference = (
-        compose.plan(
-            [f"experiment={RATE.experiment}", "seed=0", "optimizer.learning_rate=1e-4", *words], with_parts=False
-        )
+    ours, theirs = (
+        compose.plan([f"experiment={RATE.experiment}", *words], with_parts=False)[0].plain["algorithm"]
         for words in (overrides, [f"algorithm={REFERENCE}"])
     )
-    ours, theirs = (dict(runs[0].plain["algorithm"]) for runs in (own, reference))
-    same = {key for key in theirs if key not in ("loss", "advantage") and ours[key] == theirs[key]}
-    advantage = ours["advantage"]["_target_"] == theirs["advantage"]["_target_"]
-    return "loss" if advantage and same == theirs.keys() - {"loss", "advantage"} else "recipe"
+    around = theirs.keys() - {"loss", "advantage"}
+    same = ours["advantage"]["_target_"] == theirs["advantage"]["_target_"]
+    return "loss" if same and all(ours[key] == theirs[key] for key in around) else "recipe"
 
 
 def write_board(board: Path) -> list[Path]:
@@ -120,12 +132,13 @@ def write_board(board: Path) -> list[Path]:
     table, known, facts = rows(board), standard.recorded(), standard.made()
     sampled, greedy = outcomes.start(known)
     lines = [f"Without training: {sampled} sampled, {greedy} greedy. Recorded on {facts['machine']}, {facts['date']}."]
+    lines += refuted(board)
     groups = {"Losses": table[table["kind"] == "loss"], "Recipes": table[table["kind"] == "recipe"]}
     groups = {title: group.drop(columns="kind") for title, group in groups.items() if len(group)}
     paths = draw(profile(known), board, "profile")
     sections = "\n\n".join(f"## {title}\n\n{write.to_markdown(group)}" for title, group in groups.items())
     picture = "![Held-out accuracy over three dials](profile.png)"
-    text = f"# Board of {VERSION}\n\n{picture}\n\n{sections}\n\n{' '.join(lines)}\n\n{CAPTION}\n"
+    text = f"# Board of {VERSION}\n\n{picture}\n\n{sections}\n\n{' '.join(map(markdown, lines))}\n\n{CAPTION}\n"
     html = page(f"Board of {VERSION}", board / "profile.svg", groups, lines, REFERENCE)
     return [*paths, *write.files(board, {"board.md": text, "board.html": html})]
 

@@ -208,6 +208,8 @@ def _outcomes(arms: Sequence[Arm], quick: bool = False) -> pd.DataFrame:
 def _refuse(own: Arm, first: dict[str, list[Run]], again: bool) -> None:
     """Raise ConfigError for what would stop a score later, or would score something else."""
     standard.refuse_other_settings(RATE, first[REFERENCE])
+    for dial in DIALS[1:]:
+        standard.refuse_other_settings(dial, Arm(REFERENCE, REFERENCE, (f"algorithm={REFERENCE}",)).runs(dial))
     if changed := standard.changed_setting(first[REFERENCE][0].plain, first[own.label][0].plain):
         raise ConfigError(f"{own.label} changes what the standard fixes for every algorithm: {changed}")
     tuned = [word for word in own.overrides if not word.startswith("algorithm=")]

@@ -47,22 +47,22 @@ def seeds(commit: str) -> list[int]:
     return [_LEAST + int(digest[:8], 16) for digest in digests]
 
 
-def rerun(entry: Entry, commit: str, more: Sequence[str] = ()) -> tuple[pd.DataFrame, str]:
+def rerun(entry: Entry, commit: str) -> tuple[pd.DataFrame, str]:
     """Return the outcomes of the entry and of GRPO over the learning rate, and what is wrong; "" if nothing is.
 
-    ``more`` are further overrides; none in the standard. The outcomes are empty where nothing could be measured.
+    The outcomes are empty where nothing could be measured.
     """
     nothing = pd.DataFrame(columns=list(COLUMNS))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         entries.copy(entry, place / "code")
-        fixed = ["-m", f"experiment={RATE.experiment}", *RATE.overrides, *more]
+        fixed = ["-m", f"experiment={RATE.experiment}", *RATE.overrides]
         one, *_ = compose.plan([*fixed[1:], f"algorithm={REFERENCE}"])
         fixed += [f"checkpoint_keep={one.config.steps}", f"seed={','.join(map(str, seeds(commit)))}"]
         plans = {}
         for loss, overrides in ((REFERENCE, [f"algorithm={REFERENCE}"]), (entry.name, entry.overrides)):
             words = [*fixed, *overrides, f"results_dir={place / loss}"]
-            with _path(place / "code", entry):
+            with composing(entry, place / "code"):
                 plans[loss] = words, compose.plan(words[1:], multirun=True, with_parts=False)
         reference, own = (plans[loss][1] for loss in (REFERENCE, entry.name))
         if changed := changed_setting(reference[0].plain | {"results_dir": ""}, own[0].plain | {"results_dir": ""}):
@@ -83,7 +83,7 @@ def rerun(entry: Entry, commit: str, more: Sequence[str] = ()) -> tuple[pd.DataF
         words = [word for word in words if not word.startswith("seed=") or "," not in word]
         if _steadymoe(place, entry, "run", *words):
             return outcomes, "it fails with shuffled rewards"
-        with _path(place / "code", entry):
+        with composing(entry, place / "code"):
             shuffled = compose.plan(words, with_parts=False)
         return outcomes, _gains_without_reward(outcomes, _measured(shuffled, reference, entry.name, drawn))
 
@@ -101,8 +101,8 @@ def _gains_without_reward(outcomes: pd.DataFrame, shuffled: pd.DataFrame) -> str
 
 
 @contextmanager
-def _path(code: Path, entry: Entry) -> Iterator[None]:
-    """Let this process compose the entry's YAML; none of its modules is imported."""
+def composing(entry: Entry, code: Path) -> Iterator[None]:
+    """Let this process compose the entry's YAML, from the folder ``code``; none of its modules is imported."""
     before = os.environ.get(external.VARIABLE)
     os.environ[external.VARIABLE] = str(code) if entry.files else ""
     try:
@@ -114,7 +114,7 @@ def _path(code: Path, entry: Entry) -> Iterator[None]:
 
 def _steadymoe(place: Path, entry: Entry, *words: str) -> int:
     """Run a command with the entry's code in a process of its own, and return its exit code."""
-    with _path(place / "code", entry):
+    with composing(entry, place / "code"):
         line = [sys.executable, "-m", "steadymoe.bench.cli", *words]
         return subprocess.run(line, env=dict(os.environ), stdout=sys.__stderr__, check=False).returncode
 

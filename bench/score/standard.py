@@ -37,7 +37,6 @@ class Dial:
     """One dial: what is turned while everything else stays."""
 
     name: str
-    question: str
     experiment: str
     """The file of ``conf/experiment`` with its values and seeds, and the name of its runs."""
     column: str
@@ -55,21 +54,9 @@ class Dial:
         return ours.rename(columns={"loss": "line", "value": "dial"})
 
 
-RATE = Dial("rate", "which learning rate it bears", "bearable", "learning_rate")
-STALENESS = Dial(
-    "staleness",
-    "how many updates on one rollout it bears, at four times the best learning rate of GRPO",
-    "bearable_staleness",
-    "updates_per_rollout",
-)
-MISMATCH = Dial(
-    "mismatch",
-    "how much noise on the sampler's weights it bears, at its best learning rate",
-    "bearable_mismatch",
-    "strength",
-    at=0.0,
-    at_best_rate=True,
-)
+RATE = Dial("rate", "bearable", "learning_rate")
+STALENESS = Dial("staleness", "bearable_staleness", "updates_per_rollout")
+MISMATCH = Dial("mismatch", "bearable_mismatch", "strength", at=0.0, at_best_rate=True)
 DIALS = (RATE, STALENESS, MISMATCH)
 
 
@@ -85,7 +72,7 @@ def made(folder: Path = FOLDER) -> dict[str, Any]:
 
 def refuse_other_settings(dial: Dial, runs: Sequence[Run]) -> None:
     """Raise ConfigError if GRPO's planned ``runs`` have other numbers than the recorded ones: another standard."""
-    hashes = made()["hashes"].get(dial.name, {})
+    hashes = made()["hashes"][dial.name]
     for run in runs:
         value = f"{value_of(dial, run):g}"
         if value in hashes and identity.config_hash(run.plain | {"seed": None, "start_from": None}) != hashes[value]:

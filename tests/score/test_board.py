@@ -53,6 +53,15 @@ def test_an_entry_stands_on_the_board_with_its_own_numbers_until_it_is_verified(
     again = board.rows(tmp_path).set_index("loss")
     assert again.loc["mine", "numbers"] == "verified at 1a2b3c4"
     assert again.loc["mine", "rate × grpo"] != shown.loc["mine", "rate × grpo"]
+    assert again.loc["mine", "kind"] == "loss"  # its YAML has GRPO's advantage
+    # A rerun that found a problem, with outcomes or without, leaves no row, and the others stay.
+    for name in ("verified.json", f"{found.digest}.csv"):
+        (tmp_path / "verified" / name).unlink()
+    verdicts = {found.digest: {"commit": "1a2b3c4d", "problem": "check refuses it"}}
+    (tmp_path / "verified" / "verified.json").write_text(json.dumps(verdicts))
+    assert set(board.rows(tmp_path)["loss"]) == set(standard.recorded()["loss"])
+    board.write_board(tmp_path)
+    assert "Not verified: mine, check refuses it." in (tmp_path / "board.md").read_text()
     # Another loss under the same name was not verified.
     (tmp_path / "mine" / "conf" / "algorithm" / "mine.yaml").write_text(GRPO + "# changed\n")
     assert board.rows(tmp_path).set_index("loss").loc["mine", "numbers"] == "own numbers"
@@ -82,7 +91,7 @@ def test_a_board_has_at_most_seven_columns_besides_the_kind_and_names_the_start(
     ],
 )
 def test_a_bad_entry_is_refused_in_one_line(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
-    place = write(tmp_path, **({"name": "mine"} if "name" in changed else {}) | {})
+    place = write(tmp_path)
     (place / entry.ABOUT).write_text(json.dumps(ABOUT | changed))
     with pytest.raises(BadEntry, match=message) as raised:
         entry.read(place)
@@ -153,6 +162,16 @@ def test_an_entry_that_changes_the_setting_does_not_run(tmp_path: Path) -> None:
     table, problem = rerun.rerun(entry.read(place), "1a2b3c4d")
     assert table.empty
     assert problem == "it changes what the standard fixes: rollout.responses: 8 -> 16"
+
+
+def test_the_board_ranks_by_the_ratio_to_grpo_on_the_same_machine(tmp_path: Path) -> None:
+    """An entry on whose machine every loss bears half the rate has the same ratio, and the same place."""
+    halved = numbers().assign(value=lambda table: table["value"] / 2, rate=lambda table: table["rate"] / 2)
+    places = []
+    for name, table in (("one", numbers("one")), ("two", halved.replace({"loss": {"mine": "two"}}))):
+        write(tmp_path, name, table)
+        places.append(board.rows(tmp_path)["loss"].tolist().index(name))
+    assert abs(places[0] - places[1]) <= 1
 
 
 def test_advantages_and_filters_of_their_own_make_a_recipe() -> None:

@@ -13,9 +13,10 @@ from test_cli import steadymoe
 
 from steadymoe.bench.runs import compose, identity
 from steadymoe.bench.score import board, command, entry, outcomes, rerun, standard
-from steadymoe.bench.score.standard import COLUMNS, DIALS, MISMATCH, RATE, REFERENCE, STALENESS
+from steadymoe.bench.score.standard import COLUMNS, DIALS, MISMATCH, RATE, REFERENCE, STALENESS, Dial
 
 ROOT = Path(__file__).parents[2]
+Score = Callable[..., tuple[int, str, str]]
 RATES = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
 VALUES = {"rate": RATES, "staleness": (16.0, 32.0, 64.0, 128.0), "mismatch": (0.0, 0.1, 0.2, 0.4)}
 
@@ -74,8 +75,9 @@ def test_a_grid_is_extended_once_at_the_ends_where_a_loss_is_best_or_on_its_line
     levels = made({"grpo": 0.0, "strong": 9.0, "weak": -3.0})
     falls = (levels["loss"] == "weak") & (levels["value"] > RATES[0])
     levels.loc[falls, "sampled"] -= 0.2
-    assert outcomes.wider(levels, "grpo", RATES) in ([], [RATES[0] / 2])  # on its plateau noise chooses the best
-    assert outcomes.wider(levels, "strong", RATES)[-1] == 2 * RATES[-1]
+    levels.loc[(levels["loss"] != "weak") & (levels["value"] == RATES[1]), "sampled"] += 0.1  # the best of both
+    assert outcomes.wider(levels, "grpo", RATES) == []
+    assert outcomes.wider(levels, "strong", RATES) == [2 * RATES[-1]]
     assert outcomes.wider(levels, "weak", RATES) == [RATES[0] / 2]
     more = levels[levels["loss"] == "strong"].assign(value=2 * RATES[-1]).drop_duplicates("seed")
     less = levels[levels["loss"] == "strong"].assign(value=RATES[0] / 2).drop_duplicates("seed")
@@ -85,10 +87,9 @@ def test_a_grid_is_extended_once_at_the_ends_where_a_loss_is_best_or_on_its_line
 # --- what was recorded ------------------------------------------------------------------------------------------------
 
 
-def test_grpo_was_recorded_with_todays_settings_on_every_dial_that_was_run() -> None:
+def test_grpo_was_recorded_with_todays_settings_on_every_dial() -> None:
     recorded, hashes = standard.recorded(), standard.made()["hashes"]
-    assert {RATE.name, MISMATCH.name} <= hashes.keys()
-    for dial in (dial for dial in DIALS if dial.name in hashes):
+    for dial in DIALS:
         planned = compose.plan([f"experiment={dial.experiment}", f"algorithm={REFERENCE}"], multirun=True)
         standard.refuse_other_settings(dial, planned)
         values = {f"{standard.value_of(dial, run):g}" for run in planned}
@@ -98,15 +99,20 @@ def test_grpo_was_recorded_with_todays_settings_on_every_dial_that_was_run() -> 
         assert (ours.groupby("value").size() == 5).all()
 
 
-def test_other_numbers_than_the_recorded_ones_are_another_standard() -> None:
-    words = [f"experiment={RATE.experiment}", "algorithm=grpo", "seed=0", "optimizer.learning_rate=1e-4"]
-    with pytest.raises(compose.ConfigError, match="bearable has other numbers"):
-        standard.refuse_other_settings(RATE, compose.plan([*words, "rollout.responses=4"]))
+@pytest.mark.parametrize("dial", DIALS, ids=lambda dial: dial.name)
+def test_other_numbers_than_the_recorded_ones_are_another_standard(
+    dial: Dial, score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On any dial, before anything runs."""
+    facts = standard.made()
+    changed = facts["hashes"] | {dial.name: dict.fromkeys(facts["hashes"][dial.name], "0")}
+    monkeypatch.setattr(standard, "made", lambda: facts | {"hashes": changed})
+    code, _, err = score("algorithm=sapo", "--dry")
+    assert (code, f"{dial.experiment} has other numbers" in err) == (2, True)
+    assert not list(tmp_path.iterdir())
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
-
-Score = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture

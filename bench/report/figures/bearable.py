@@ -29,7 +29,7 @@ CAPTION = (
     "prompt, the last evaluation, 0 after a number that is not finite) still lies on the line: the start plus "
     f"{SHARE:.0%} of the gain of {REFERENCE} at its best value; between two values by interpolation. "
     f"× {REFERENCE}: the same in multiples of {REFERENCE}'s, with a 95 % interval over paired seeds from "
-    f"{MIN_TO_DECIDE} seeds on. > grid: never below the line on this grid, extend it (reference > grid: "
+    f"{MIN_TO_DECIDE} seeds on. > grid, > 2: never below the line on this grid, extend it (reference > grid: "
     f"{REFERENCE} is not, so no multiple is known); –: nowhere on the line. Best: "
     f"the highest level and its value of the dial, with {INTERVAL}; greedy: the greedy accuracy there."
 )
