@@ -31,7 +31,7 @@ Only what is missing runs, so the same command resumes an interrupted score. Pri
 writes a page to results/scores/."""
 _EXAMPLES = """\
 examples:
-  steadymoe score algorithm=vespo --quick      some seven minutes on two cores: the rate, three seeds
+  steadymoe score algorithm=vespo --quick      under ten minutes on two cores: the rate, three seeds
   steadymoe score algorithm=vespo --dry        what has run, what is missing, how long it takes
   steadymoe score algorithm=vespo              the whole score, about half an hour beside its anchors
   steadymoe score algorithm=vespo --submit entries/vespo --paper 2602.10693
