@@ -34,7 +34,7 @@ STEP: dict[str, tuple[Sequence[int], Callable[[int], str]]] = {
     "experts": ((8, 16, 32, 64, 128), lambda n: f"task=sort model.config.num_experts={n}"),
     "layers": ((2, 4, 8, 16), lambda n: f"task=sort model.config.num_hidden_layers={n}"),
 }
-RUNS = (10, 30, 100, 300)
+RUNS = (10, 30, 100, 300, 1000)
 
 
 def seconds_of_step(overrides: str) -> float:

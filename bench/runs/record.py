@@ -318,8 +318,10 @@ def _wrong_in(name: str, table: "pd.DataFrame", facts: Mapping[str, Any]) -> Ite
         elif column.type == "string":
             if values.isna().any() or values.str.len().max() > _LONGEST:
                 yield f"{column.name} must be a text of at most {_LONGEST} characters in every row"
-        elif column.type == "float64" and (values.abs().between(LARGEST, math.inf, "neither")).any():
-            yield f"{column.name} has a number beyond ±{LARGEST:g}"
+    numbers = [column.name for column in columns.TABLES[name].values() if column.type == "float64"]
+    sizes = np.abs(table[numbers].to_numpy(float))  # all at once: a call for each column takes most of a report's reading
+    for place in np.flatnonzero(((sizes > LARGEST) & np.isfinite(sizes)).any(axis=0)):
+        yield f"{numbers[place]} has a number beyond ±{LARGEST:g}"
     low = 0 if name == "evaluations" else 1
     if not table["step"].between(low, last).all():
         yield f"step must be a whole number from {low} to {last} in every row"
