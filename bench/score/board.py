@@ -31,7 +31,7 @@ _VERIFIED = "verified.json"
 # The losses of the picture, beside the two anchors.
 _SHOWN = (*ANCHORS, "grpo_unclipped", "vespo")
 CAPTION = (
-    f"Each number: the largest value of a dial at which a loss's mean held-out accuracy still lies on the line, in "
+    f"Each number: the value of a dial where a loss's mean held-out accuracy first falls below the line, in "
     f"multiples of {REFERENCE}'s, with a 95 % interval over paired seeds. The line: the start plus {SHARE:.0%} of what "
     f"{REFERENCE} gains at the value of the dial that is best for it. Rate: the learning rate. Staleness: updates on "
     f"one rollout, at four times the best rate of {REFERENCE}, where old rollouts do harm. Mismatch: noise on the "

@@ -2,8 +2,9 @@
 
 Outcome is the sampled accuracy at a run's last evaluation. The line is the start plus ``SHARE`` of the gain of the
 reference (GRPO) at its best value of the dial; it is one line for all losses, so a loss that hardly moves bears
-nothing. The crossing of a loss is the largest value of the dial at which its mean curve still lies on or above the
-line, between two values by linear interpolation in the dial, or in its logarithm where the dial has one. The number is
+nothing. The crossing of a loss is where its mean curve first falls below the line beyond its own best value, between
+two values by linear interpolation in the dial, or in its logarithm where the dial has one. What happens further on does
+not count: a loss that hardly leaves its start on very old data may rise again, and bears nothing by that. The number is
 the crossing divided by the reference's. Its interval is Student's on the logarithm, with the standard error of a
 bootstrap over paired seeds: with five seeds percentiles are too narrow (``estimates.MIN_FOR_BOOTSTRAP``).
 
@@ -60,18 +61,18 @@ class Bearable:
 
 
 def crossings(curves_ND: np.ndarray, dial_D: np.ndarray, line_N: np.ndarray) -> np.ndarray:
-    """Return where each curve leaves its line for good, (N,): nan if it is nowhere on it, inf if it never leaves it.
+    """Return where each curve, beyond its best value, first falls below its line, (N,).
 
-    The dial ascends; it is interpolated in its logarithm if all of its values are positive.
+    nan if it is nowhere on the line, inf if it does not fall below it. The dial ascends; it is interpolated in its logarithm if all of its values are positive.
     """
     scale_D = np.log(dial_D) if dial_D[0] > 0 else dial_D
-    on_ND = curves_ND >= line_N[:, None]
-    last = len(dial_D) - 1
-    at_N = last - on_ND[:, ::-1].argmax(1)
-    found_N = np.full(len(curves_ND), np.nan)
-    found_N[on_ND.any(1)] = np.inf
-    leaves = np.flatnonzero(on_ND.any(1) & (at_N < last))
-    before, after = at_N[leaves], at_N[leaves] + 1
+    best_N1 = curves_ND.argmax(1)[:, None]
+    below_ND = (curves_ND < line_N[:, None]) & (np.arange(len(dial_D)) > best_N1)
+    is_on_N = curves_ND.max(1) >= line_N
+    found_N = np.where(is_on_N, np.inf, np.nan)
+    leaves = np.flatnonzero(is_on_N & below_ND.any(1))
+    after = below_ND[leaves].argmax(1)
+    before = after - 1
     above, below = curves_ND[leaves, before], curves_ND[leaves, after]
     part = (above - line_N[leaves]) / (above - below)
     place = scale_D[before] + part * (scale_D[after] - scale_D[before])

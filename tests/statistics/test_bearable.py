@@ -26,9 +26,13 @@ def test_a_curve_below_the_line_bears_nothing_and_one_above_it_more_than_the_gri
     assert np.isinf(all_of_it)
 
 
-def test_the_last_crossing_counts() -> None:
+@pytest.mark.parametrize(
+    ("curve", "crossing"),
+    [([0.9, 0.1, 0.8, 0.1], np.sqrt(2)), ([0.1, 0.9, 0.1, 0.8], 2 * np.sqrt(2)), ([0.9, 0.1, 0.1, 0.8], np.sqrt(2))],
+)
+def test_the_first_fall_beyond_the_best_value_counts(curve: list[float], crossing: float) -> None:
     rates = np.array([1.0, 2.0, 4.0, 8.0])
-    assert crossings(np.array([[0.9, 0.1, 0.9, 0.1]]), rates, np.array([0.5])) == pytest.approx([4 * np.sqrt(2)])
+    assert crossings(np.array([curve]), rates, np.array([0.5])) == pytest.approx([crossing])
 
 
 def of(levels: np.ndarray, dial: np.ndarray = RATES) -> Curve:

@@ -25,8 +25,8 @@ DIALS = {
 _OUTCOMES = {"sampled": "eval_accuracy", "greedy": "eval_greedy"}
 _SPREAD = 1.12  # the intervals at one value stand side by side, over a range of this factor
 CAPTION = (
-    "Bearable: the largest value of the dial at which the mean held-out accuracy of a loss (a sampled response a "
-    "prompt, the last evaluation, 0 after a number that is not finite) still lies on the line: the start plus "
+    "Bearable: the value of the dial, beyond a loss's best one, where its mean held-out accuracy (a sampled response a "
+    "prompt, the last evaluation, 0 after a number that is not finite) first falls below the line: the start plus "
     f"{SHARE:.0%} of the gain of {REFERENCE} at its best value; between two values by interpolation. "
     f"× {REFERENCE}: the same in multiples of {REFERENCE}'s, with a 95 % interval over paired seeds from "
     f"{MIN_TO_DECIDE} seeds on. > grid, > 2: never below the line on this grid, extend it (reference > grid: "
@@ -151,7 +151,7 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
         n = style.span(runs.groupby(["panel", "line", "dial"])["seed"].nunique().tolist())
         text = (
             f"Mean over seeds, n = {n}, with a nominal 95 % interval; dotted: the start; dashed: the line, the start "
-            f"plus {SHARE:.0%} of the gain of {REFERENCE} at its best; ticks below: where each loss leaves it."
+            f"plus {SHARE:.0%} of the gain of {REFERENCE} at its best; ticks below: where each loss first falls below it."
         )
         return style.finish(figure, axes[0], text)
 
@@ -175,7 +175,7 @@ def profile(dials: Mapping[str, tuple[pd.DataFrame, str, float | None]]) -> Data
         n = style.span(runs.groupby(["line", "dial"])["seed"].nunique().tolist())
         text = (
             f"Mean over seeds, n = {n}, with a nominal 95 % interval; dotted: the start; dashed: the line, the start "
-            f"plus {SHARE:.0%} of {REFERENCE}'s gain; ticks below: where each loss leaves it."
+            f"plus {SHARE:.0%} of {REFERENCE}'s gain; ticks below: where each loss first falls below it."
         )
         return style.finish(figure, axes[0], text)
 
