@@ -51,6 +51,9 @@ _ORDER = (3, 0, 5, 1, 4, 2)
 _CUTS = (0, 1, 3, RESPONSES)
 _FAR = (30.0, 1000.0)
 _DIRECTIONS = 2
+# More than the updates of a run of the standard, so that a schedule hidden in the loss shows.
+_LATER = 600
+KEEPS_STATE = "keeps a state"
 
 
 def shapes(loss: PolicyLoss) -> str:
@@ -244,6 +247,22 @@ def policy_gradient(loss: PolicyLoss) -> str:
     )
 
 
+def memory(loss: PolicyLoss) -> str:
+    """Say whether the loss remembers other batches, in ``LossOutput.state`` or behind it; neither is a fault.
+
+    What it keeps behind it is lost when a run resumes.
+    """
+    batch, others = _batch(loss), [_batch(loss, scale) for scale in SCALES]
+    if names := loss.initial_state():
+        return f"{KEEPS_STATE}: {', '.join(sorted(names))}"
+    before = loss(batch).loss
+    for number in range(_LATER):
+        loss(others[number % len(others)])
+    if torch.equal(loss(batch).loss, before):
+        return f"none: the loss of a batch is the same after {_LATER} others"
+    return f"{KEEPS_STATE} that is not in LossOutput.state, so a resumed run would go on without it"
+
+
 def extremes(loss: PolicyLoss) -> str:
     """Check that loss, gradient and state are finite in float32 where one log-ratio or all of them run away."""
     plain = in_dtype(_batch(loss), torch.float32)
@@ -273,6 +292,7 @@ _PROPERTIES: Mapping[str, Callable[[PolicyLoss], str]] = {
     "zero advantage": zero_advantage,
     "ratio 1": policy_gradient,
     "extreme ratios": extremes,
+    "memory": memory,
 }
 
 

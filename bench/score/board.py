@@ -22,6 +22,7 @@ from steadymoe.bench.runs import compose
 from steadymoe.bench.score import entry, outcomes, rerun, standard
 from steadymoe.bench.score.entry import ABOUT, BadEntry, Entry
 from steadymoe.bench.score.outcomes import Score
+from steadymoe.bench.score.rerun import Refuted
 from steadymoe.bench.score.standard import ANCHORS, DIALS, RATE, REFERENCE, VERSION
 from steadymoe.bench.statistics.bearable import SHARE
 from steadymoe.bench.support import atomic_files, regular_files
@@ -38,7 +39,8 @@ CAPTION = (
     "sampler's weights, at each loss's best rate. > 2: on the line up to the end of the grid. –: nowhere on the line. "
     "*: differs from 1 (t test on the logarithm, corrected by Holm over the losses of the table). Sampled and greedy: "
     "accuracy at the best rate, on the seeds that chose it and therefore biased upwards; not ranked. A loss has the "
-    f"advantage of {REFERENCE}; a recipe has another, or corrections."
+    f"advantage of {REFERENCE}; a recipe has another, or corrections. With state: a loss that remembers other batches, "
+    "so that it can hide a schedule."
 )
 
 
@@ -50,21 +52,29 @@ def verify(folder: Path, commit: str, to: Path) -> bool:
     found = entry.read(folder)
     print(visible(f"{found.name}: check, {len(rerun.seeds(commit))} fresh seeds beside {REFERENCE}, shuffled rewards"),
           file=sys.stderr, flush=True)  # fmt: skip
-    table, problem = rerun.rerun(found, commit)
-    verdicts = verified(to) | {found.digest: {"commit": commit, "problem": problem}}
+    problem, label = "", ""
+    try:
+        table, keeps_state = rerun.rerun(found, commit)
+        label = "with state" if keeps_state else ""
+    except Refuted as why:
+        table, problem = why.outcomes, str(why)
+    verdicts = verified(to) | {found.digest: {"commit": commit, "problem": problem, "label": label}}
     texts = {_VERIFIED: json.dumps(verdicts, indent=1) + "\n"}
     texts |= {} if table.empty else {f"{found.digest}.csv": table.to_csv(index=False)}
     for path in write.files(to, texts, "verified"):
         print(visible(f"wrote {path}"))
-    print(visible(f"{found.name}: {problem or 'verified'}"))
+    print(visible(f"{found.name}: {problem or ', '.join(filter(None, ['verified', label]))}"))
     return not problem
 
 
 def verified(board: Path) -> dict[str, dict[str, str]]:
-    """Return digest of an entry's algorithm → commit and problem of its rerun. Raises BadEntry for another content."""
+    """Return digest of an entry's algorithm → commit, problem and label of its rerun.
+
+    Raises BadEntry for another content.
+    """
     try:
         found = regular_files.read_json(board / "verified" / _VERIFIED)
-        return {str(key): {name: str(facts[name]) for name in ("commit", "problem")} for key, facts in found.items()}
+        return {str(key): {name: str(facts[name]) for name in ("commit", "problem", "label")} for key, facts in found.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
@@ -93,7 +103,7 @@ def rows(board: Path) -> pd.DataFrame:
         if verdict is not None and verdict["problem"]:
             continue
         own = each.outcomes() if verdict is None else pd.read_csv(board / "verified" / f"{each.digest}.csv")
-        whose = "own numbers" if verdict is None else f"verified at {verdict['commit'][:7]}"
+        whose = "own numbers" if verdict is None else _verdict(verdict)
         found += [(score, whose) for score in outcomes.scores(own) if score.loss == each.name]
         with rerun.composing(each, each.folder):
             kinds[each.name] = kind(each.overrides)
@@ -101,6 +111,10 @@ def rows(board: Path) -> pd.DataFrame:
     table = outcomes.table([score for score, _ in found]).drop(columns="best rate")
     table.insert(1, "kind", [kinds[score.loss] for score, _ in found])
     return table.assign(numbers=[visible(whose) for _, whose in found])
+
+
+def _verdict(verdict: Mapping[str, str]) -> str:
+    return ", ".join(filter(None, [f"verified at {verdict['commit'][:7]}", verdict["label"]]))
 
 
 def _ratio(score: Score) -> float:

@@ -15,11 +15,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
+from steadymoe.bench.check.properties import KEEPS_STATE
 from steadymoe.bench.runs import branch, compose, execute
 from steadymoe.bench.runs.compose import Run
 from steadymoe.bench.score import entry as entries
@@ -27,6 +29,7 @@ from steadymoe.bench.score.entry import BadEntry, Entry
 from steadymoe.bench.score.standard import COLUMNS, RATE, REFERENCE, changed_setting
 from steadymoe.bench.support import external
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
+from steadymoe.bench.support.text import visible
 from steadymoe.bench.tasks import Task
 from steadymoe.bench.training import checkpoint
 from steadymoe.bench.training.sampling import Decoding, roll_out
@@ -37,6 +40,8 @@ _SEEDS, _PROMPTS = 5, 512
 _LEAST = 10**6
 # A loss that learns from shuffled rewards does not learn from rewards: of GRPO's gain it may have this share.
 _SHUFFLED = 0.25
+# Characters of what ``check`` prints.
+_LONGEST = 2**16
 
 
 def seeds(commit: str) -> list[int]:
@@ -47,12 +52,20 @@ def seeds(commit: str) -> list[int]:
     return [_LEAST + int(digest[:8], 16) for digest in digests]
 
 
-def rerun(entry: Entry, commit: str) -> tuple[pd.DataFrame, str]:
-    """Return the outcomes of the entry and of GRPO over the learning rate, and what is wrong; "" if nothing is.
+class Refuted(Exception):
+    """A rerun does not bear an entry out; the message says why."""
 
-    The outcomes are empty where nothing could be measured.
+    def __init__(self, why: str, outcomes: pd.DataFrame | None = None) -> None:
+        """``outcomes`` are those that were measured before."""
+        super().__init__(why)
+        self.outcomes = pd.DataFrame(columns=list(COLUMNS)) if outcomes is None else outcomes
+
+
+def rerun(entry: Entry, commit: str) -> tuple[pd.DataFrame, bool]:
+    """Return the outcomes of the entry and of GRPO over the learning rate, and whether its loss keeps a state.
+
+    Raises Refuted.
     """
-    nothing = pd.DataFrame(columns=list(COLUMNS))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         entries.copy(entry, place / "code")
@@ -66,14 +79,19 @@ def rerun(entry: Entry, commit: str) -> tuple[pd.DataFrame, str]:
                 plans[loss] = words, compose.plan(words[1:], multirun=True, with_parts=False)
         reference, own = (plans[loss][1] for loss in (REFERENCE, entry.name))
         if changed := changed_setting(reference[0].plain | {"results_dir": ""}, own[0].plain | {"results_dir": ""}):
-            return nothing, f"it changes what the standard fixes: {changed}"
-        if _steadymoe(place, entry, "check", *entry.overrides):
-            return nothing, "check refuses it"
+            raise Refuted(f"it changes what the standard fixes: {changed}")
+        with (place / "check.txt").open("w+") as told:
+            refused = _steadymoe(place, entry, "check", *entry.overrides, told=told)
+            told.seek(0)
+            checked = told.read(_LONGEST)
+        print("\n".join(map(visible, checked.splitlines())), file=sys.stderr, flush=True)
+        if refused:
+            raise Refuted("check refuses it")
         for loss, (words, _) in plans.items():
             if loss != REFERENCE:
                 shutil.copytree(place / REFERENCE / "cold_starts", place / loss / "cold_starts")
             if _steadymoe(place, entry, "run", *words):
-                return nothing, "its runs fail"
+                raise Refuted("its runs fail")
         drawn = secrets.randbits(62)  # nobody knows these prompts before the runs have ended
         found = [_measured(runs, reference, loss, drawn) for loss, (_, runs) in plans.items()]
         outcomes = pd.concat(found, ignore_index=True)
@@ -82,10 +100,12 @@ def rerun(entry: Entry, commit: str) -> tuple[pd.DataFrame, str]:
         words += ["rollout.shuffle_rewards=true", "experiment_name=shuffled"]
         words = [word for word in words if not word.startswith("seed=") or "," not in word]
         if _steadymoe(place, entry, "run", *words):
-            return outcomes, "it fails with shuffled rewards"
+            raise Refuted("it fails with shuffled rewards", outcomes)
         with composing(entry, place / "code"):
             shuffled = compose.plan(words, with_parts=False)
-        return outcomes, _gains_without_reward(outcomes, _measured(shuffled, reference, entry.name, drawn))
+        if why := _gains_without_reward(outcomes, _measured(shuffled, reference, entry.name, drawn)):
+            raise Refuted(why, outcomes)
+        return outcomes, KEEPS_STATE in checked
 
 
 def _gains_without_reward(outcomes: pd.DataFrame, shuffled: pd.DataFrame) -> str:
@@ -112,11 +132,11 @@ def composing(entry: Entry, code: Path) -> Iterator[None]:
         os.environ |= {} if before is None else {external.VARIABLE: before}
 
 
-def _steadymoe(place: Path, entry: Entry, *words: str) -> int:
-    """Run a command with the entry's code in a process of its own, and return its exit code."""
+def _steadymoe(place: Path, entry: Entry, *words: str, told: IO[str] | None = None) -> int:
+    """Run a command with the entry's code in a process of its own, and return its exit code; it prints to ``told``."""
     with composing(entry, place / "code"):
         line = [sys.executable, "-m", "steadymoe.bench.cli", *words]
-        return subprocess.run(line, env=dict(os.environ), stdout=sys.__stderr__, check=False).returncode
+        return subprocess.run(line, env=dict(os.environ), stdout=told or sys.__stderr__, check=False).returncode
 
 
 def _measured(runs: Sequence[Run], reference: Sequence[Run], loss: str, drawn: int) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from steadymoe.bench.support import external
 ROOT = Path(__file__).parents[2]
 LINES = [
     *("fields", "shapes", "gradient", "padding", "masked tokens", "no tokens", "order", "micro-batches"),
-    *("zero advantage", "ratio 1", "extreme ratios", "share of a step"),
+    *("zero advantage", "ratio 1", "extreme ratios", "memory", "share of a step"),
 ]
 
 

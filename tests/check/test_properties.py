@@ -38,6 +38,7 @@ STATED = {
     "gradient": ("sg[…] held constant, as the docstring says", HELD),
     "micro-batches": ("refused by the trait whole_minibatch", {"gepo", "m2po", "r2vpo", "sat", "sat_gspo"}),
     "zero advantage": ("not free, as the trait zero_advantage_is_free says", NOT_FREE),
+    "memory": (properties.KEEPS_STATE, {"r2vpo"}),
     "ratio 1": ("another gradient, as its docstring says: At ratio 1 the policy gradient is multiplied", {"gepo"}),
 }
 
@@ -51,7 +52,7 @@ def test_every_shipped_algorithm_passes_or_states_why_it_differs(name: str) -> N
     found = list(ask({"fields": lambda: command.check_fields(given), **properties.of(load(name))}))
     assert [each.line for each in found if not each.passed] == []
     told = {each.name: each.sentence for each in found}
-    assert len(told) == 11
+    assert len(told) == 12
     for line, (words, who) in STATED.items():
         assert (words in told[line]) == (name in who or name.partition("@")[0] in who), told[line]
     unneeded = {line for line, sentence in told.items() if "though" in sentence}
@@ -212,6 +213,13 @@ def test_a_fault_fails_in_its_own_line_and_in_no_other(fault: str) -> None:
     assert failed.keys() == expected.keys(), failed
     for name, words in expected.items():
         assert words in failed[name]
+
+
+def test_a_schedule_that_is_hidden_in_a_loss_is_told_and_no_fault() -> None:
+    updates = iter(range(10**6))
+    fading = made(lambda self, batch: push(self, batch) * (1.0 if next(updates) < 500 else 0.5))
+    assert properties.memory(fading).startswith(f"{properties.KEEPS_STATE} that is not in LossOutput.state")
+    assert properties.memory(made(push)).startswith("none")
 
 
 def test_a_loss_that_raises_or_has_another_shape_fails_in_one_line() -> None:

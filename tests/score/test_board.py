@@ -45,19 +45,19 @@ def test_an_entry_stands_on_the_board_with_its_own_numbers_until_it_is_verified(
     assert shown.loc["mine", "numbers"] == "own numbers"
     (mine, *_) = outcomes.scores(found.outcomes())
     assert shown.loc["mine", "rate × grpo"].split()[0] == f"{mine.borne['rate'].ratio:.2f}"
-    verdicts = {found.digest: {"commit": "1a2b3c4d", "problem": ""}}
+    verdicts = {found.digest: {"commit": "1a2b3c4d", "problem": "", "label": "with state"}}
     (tmp_path / "verified").mkdir()
     (tmp_path / "verified" / "verified.json").write_text(json.dumps(verdicts))
     lower = numbers().assign(sampled=lambda table: table["sampled"] - 0.2 * (table["value"] > 2e-4))
     lower.to_csv(tmp_path / "verified" / f"{found.digest}.csv", index=False)
     again = board.rows(tmp_path).set_index("loss")
-    assert again.loc["mine", "numbers"] == "verified at 1a2b3c4"
+    assert again.loc["mine", "numbers"] == "verified at 1a2b3c4, with state"
     assert again.loc["mine", "rate × grpo"] != shown.loc["mine", "rate × grpo"]
     assert again.loc["mine", "kind"] == "loss"  # its YAML has GRPO's advantage
     # A rerun that found a problem, with outcomes or without, leaves no row, and the others stay.
     for name in ("verified.json", f"{found.digest}.csv"):
         (tmp_path / "verified" / name).unlink()
-    verdicts = {found.digest: {"commit": "1a2b3c4d", "problem": "check refuses it"}}
+    verdicts = {found.digest: {"commit": "1a2b3c4d", "problem": "check refuses it", "label": ""}}
     (tmp_path / "verified" / "verified.json").write_text(json.dumps(verdicts))
     assert set(board.rows(tmp_path)["loss"]) == set(standard.recorded()["loss"])
     board.write_board(tmp_path)
@@ -159,9 +159,9 @@ def test_an_entry_that_changes_the_setting_does_not_run(tmp_path: Path) -> None:
     own = "".join(f"  {line}\n" for line in GRPO.splitlines())
     yaml = f"# @package _global_\nrollout:\n  responses: 16\nalgorithm:\n{own}"
     (place / "conf" / "algorithm" / "mine.yaml").write_text(yaml)
-    table, problem = rerun.rerun(entry.read(place), "1a2b3c4d")
-    assert table.empty
-    assert problem == "it changes what the standard fixes: rollout.responses: 8 -> 16"
+    with pytest.raises(rerun.Refuted, match="it changes what the standard fixes: rollout.responses: 8 -> 16") as raised:
+        rerun.rerun(entry.read(place), "1a2b3c4d")
+    assert raised.value.outcomes.empty
 
 
 def test_the_board_ranks_by_the_ratio_to_grpo_on_the_same_machine(tmp_path: Path) -> None:
