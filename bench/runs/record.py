@@ -315,11 +315,11 @@ def _wrong_in(name: str, table: "pd.DataFrame", facts: Mapping[str, Any]) -> Ite
                 yield f"{column.name} must be counts of the same bins in every row"
             if max(lengths, default=0) > _MAX_BINS:
                 yield f"{column.name} has more than {_MAX_BINS} bins"
-        elif column.type == "string":
-            if values.isna().any() or values.str.len().max() > _LONGEST:
-                yield f"{column.name} must be a text of at most {_LONGEST} characters in every row"
+        elif column.type == "string" and (values.isna().any() or values.str.len().max() > _LONGEST):
+            yield f"{column.name} must be a text of at most {_LONGEST} characters in every row"
     numbers = [column.name for column in columns.TABLES[name].values() if column.type == "float64"]
-    sizes = np.abs(table[numbers].to_numpy(float))  # all at once: a call for each column takes most of a report's reading
+    # All at once: a call for each column takes most of the time in which a report reads.
+    sizes = np.abs(table[numbers].to_numpy(float))
     for place in np.flatnonzero(((sizes > LARGEST) & np.isfinite(sizes)).any(axis=0)):
         yield f"{numbers[place]} has a number beyond ±{LARGEST:g}"
     low = 0 if name == "evaluations" else 1

@@ -74,7 +74,10 @@ def verified(board: Path) -> dict[str, dict[str, str]]:
     """
     try:
         found = regular_files.read_json(board / "verified" / _VERIFIED)
-        return {str(key): {name: str(facts[name]) for name in ("commit", "problem", "label")} for key, facts in found.items()}
+        return {
+            str(key): {name: str(facts[name]) for name in ("commit", "problem", "label")}
+            for key, facts in found.items()
+        }
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:

@@ -31,7 +31,9 @@ def record(results: Path, to: Path = standard.FOLDER) -> list[Path]:
             ours = outcomes.of_steps(steps, dial, str(loss))
             if dial.at_best_rate and str(loss) in set(found["loss"]):
                 ours = ours[ours["rate"] == outcomes.best_rate(found, str(loss))]
-            ours = ours[ours["seed"].isin({seed for _, seed in needed})]  # further seeds may have run for another purpose
+            ours = ours[
+                ours["seed"].isin({seed for _, seed in needed})
+            ]  # further seeds may have run for another purpose
             if needed <= set(zip(ours["value"], ours["seed"], strict=True)):
                 found = pd.concat([found, ours], ignore_index=True)
     found = found.sort_values(["dial", "loss", "rate", "value", "seed"], key=_order, ignore_index=True)

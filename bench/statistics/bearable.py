@@ -63,7 +63,8 @@ class Bearable:
 def crossings(curves_ND: np.ndarray, dial_D: np.ndarray, line_N: np.ndarray) -> np.ndarray:
     """Return where each curve, beyond its best value, first falls below its line, (N,).
 
-    nan if it is nowhere on the line, inf if it does not fall below it. The dial ascends; it is interpolated in its logarithm if all of its values are positive.
+    nan if it is nowhere on the line, inf if it does not fall below it. The dial ascends; it is interpolated
+    in its logarithm if all of its values are positive.
     """
     scale_D = np.log(dial_D) if dial_D[0] > 0 else dial_D
     best_N1 = curves_ND.argmax(1)[:, None]

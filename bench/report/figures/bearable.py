@@ -151,7 +151,8 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
         n = style.span(runs.groupby(["panel", "line", "dial"])["seed"].nunique().tolist())
         text = (
             f"Mean over seeds, n = {n}, with a nominal 95 % interval; dotted: the start; dashed: the line, the start "
-            f"plus {SHARE:.0%} of the gain of {REFERENCE} at its best; ticks below: where each loss first falls below it."
+            f"plus {SHARE:.0%} of the gain of {REFERENCE} at its best; ticks below: where each loss first falls below "
+            "it."
         )
         return style.finish(figure, axes[0], text)
 
