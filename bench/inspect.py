@@ -9,7 +9,7 @@ The relative step of a matrix W, (m, n) as stored, is RMS(ΔW)/RMS(W). At the le
 Muon's update is orthogonal, so its RMS is 1/√max(m, n), times the factor that ``adjust_lr_fn`` of torch.optim.Muon
 names. It is taken for each of stacked experts. What this leaves out:
 
-1. Biases, norms and convolutions, and weights outside of layers with a router.
+1. Biases, norms, convolutions, Mamba's A_log, and weights outside of layers with a router.
 2. AdamW's steps are shorter where gradients change sign. Newton–Schulz is orthogonal only approximately.
 3. SGD: its step is proportional to a gradient, and a checkpoint holds none.
 """
@@ -63,7 +63,7 @@ def inspect(checkpoint: Path, rate: float) -> dict[str, Any]:
 
     Raises UserError for what is not an MoE checkpoint, and OSError for a file that cannot be read.
     """
-    layers = []
+    layers: list[dict[str, Any]] = []
     for name, roles in _layers(_tensors(checkpoint)).items():
         sums = {role: np.sum([_sums(tensor) for tensor in tensors], axis=0) for role, tensors in roles.items()}
         sums["others"] = np.sum([each for role, each in sums.items() if role != "router"], axis=0)
@@ -88,7 +88,7 @@ def role_of(path: str, shape: tuple[int, ...], router_rows: frozenset[int] = fro
     the stack has as many matrices as the layer's routers have rows, ``router_rows``.
     """
     parts, in_attention = path.split("."), re.search("attn|attention", path) is not None
-    if parts[-1].endswith("bias") or len(shape) not in (2, 3) or 0 in shape:
+    if parts[-1].endswith(("bias", "A_log")) or len(shape) not in (2, 3) or 0 in shape:
         return None
     stacked = len(shape) == 3
     if any(part.startswith("router") for part in parts):
@@ -113,7 +113,8 @@ def _tensors(checkpoint: Path) -> dict[str, Any]:
     """Return name → lazily read slices of every tensor. Raises as ``inspect`` does."""
     from safetensors import SafetensorError, safe_open
 
-    named, tensors = _files(checkpoint), {}
+    named = _files(checkpoint)
+    tensors: dict[str, Any] = {}
     for path in sorted({checkpoint / file for file in named.values()} or {checkpoint / _WEIGHTS}):
         regular_files.opened(_no_link(path), _MAX_WEIGHTS).close()
         try:
