@@ -20,6 +20,7 @@ VERBS = {
     "check": ("check.command", "check a loss, built-in or your own, property by property"),
     "score": ("score.command", "score an algorithm against the recorded baselines of a standard"),
     "audit": ("audit.command", "compare the gradients of many losses on the same frozen rollouts"),
+    "inspect": ("inspect", "how far an optimizer's step moves the routers of a checkpoint, relative to their size"),
 }
 
 

@@ -14,12 +14,12 @@ ORDER = (
     ("schema",),
     ("training",),
     ("runs",),
-    ("report", "check"),
+    ("report", "check", "inspect"),
     ("audit",),
     ("score",),
     ("cli",),
 )
-ONE_FILE = ("cli", "schema")
+ONE_FILE = ("cli", "inspect", "schema")
 AT_THE_ROOT = ("algorithms", "models")
 LEFT_OF = {
     room: {left for rooms in ORDER[:place] for left in rooms} for place, rooms in enumerate(ORDER) for room in rooms
