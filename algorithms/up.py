@@ -3,7 +3,7 @@
     J_t = Â_t π_θ/sg[π_θ] where Â_t > 0,   the host's J_t elsewhere                     (2607.06987, eqs. 14 and 15)
 
 A good token has the value Â and the gradient Â ∇log π, whatever the ratio. Shaper: one-sided clip. Where Â > 0 its
-gradient is TOPR's; where Â < 0 TOPR caps a weight and UP clips a ratio, so UP between its host and TOPR tells which half
+gradient is TOPR's; where Â < 0 TOPR caps a weight and UP clips a ratio: next to its host and TOPR, UP tells which half
 of TOPR matters. Differs from a host with ``clip_high`` = ∞, which weighs a good token by its ratio.
 
 Left out: the paper's numbers, which were not seen. ``host`` has its own algorithm's, without the dual clip of verl's
