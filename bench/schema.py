@@ -199,12 +199,13 @@ class CollapseConfig(_Group):
 class RoutingConfig(_Group):
     """Whose experts run in the training forward, and what else is done to routers."""
 
-    replay: Annotated[str, _one_of("none", "r2", "r3", "r3_gates", "pr2")]
+    replay: Annotated[str, _one_of("none", "r2", "r3", "r3_gates", "r3_filtered", "pr2")]
     freeze: StrictBool
     aux_loss: NotNegative
     z_loss: NotNegative
     bias_speed: NotNegative
     predictor_learning_rate: Positive | None = None
+    score_share: Share | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

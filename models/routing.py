@@ -62,6 +62,7 @@ class RouteRecorder:
         self._calls: list[list[Seen]] = [[] for _ in self._routers]
         self._forced: list[Tensor] | None = None
         self._gates_LNK: Tensor | None = None
+        self._score_share: float | None = None
         self._heads: Sequence[Tensor] | None = None
         self._predicted_N: Tensor | None = None
         self._before: list[Any] = []
@@ -71,14 +72,17 @@ class RouteRecorder:
         """L, the number of MoE layers; 0 for a dense model."""
         return len(self._routers)
 
-    def force(self, routes_LNK: Tensor | None, gates_LNK: Tensor | None = None) -> None:
+    def force(
+        self, routes_LNK: Tensor | None, gates_LNK: Tensor | None = None, score_share: float | None = None
+    ) -> None:
         """Force these routes from now on, with these gate weights if given (else the router's own).
 
-        ``NO_ROUTE`` leaves choice and gates to the router; None leaves every choice to it.
+        ``NO_ROUTE`` leaves choice and gates to the router; None leaves every choice to it. ``score_share``: see
+        ``Choice``.
 
         Raises ValueError for another number of layers, or for an expert that the model does not have.
         """
-        self._gates_LNK = gates_LNK
+        self._gates_LNK, self._score_share = gates_LNK, score_share
         if routes_LNK is None:
             self._forced = None
             return
@@ -126,6 +130,7 @@ class RouteRecorder:
         return Choice(
             forced_NK=None if self._forced is None else self._forced[layer],
             gates_NK=None if self._gates_LNK is None else self._gates_LNK[layer],
+            score_share=self._score_share,
             head_HE=None if self._heads is None else self._heads[layer],
             predicted_N=self._predicted_N,
             keeps_gates=self._keeps_gates,

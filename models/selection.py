@@ -21,6 +21,8 @@ class Choice(NamedTuple):
     """Experts that run in place of the router's own choice; ``NO_ROUTE`` leaves the choice to the router."""
     gates_NK: Tensor | None = None
     """Gate weights of the forced experts, constants in place of the router's own; None for the router's own."""
+    score_share: float | None = None
+    """A forced expert runs only where its score is at least this share of the weakest that the router chooses."""
     head_HE: Tensor | None = None
     """The router chooses by logits + input · head (PR², 2606.00395, eq. 4-6)."""
     predicted_N: Tensor | None = None
@@ -60,6 +62,10 @@ def choose(
         if choice.predicted_N is not None:
             forced_NK = forced_NK.masked_fill(~choice.predicted_N[:, None], NO_ROUTE)
     # A router returns (logits, gate weights, indices): see transformers' XTopKRouter classes.
+    if forced_NK is not None and choice.score_share is not None:
+        with torch.no_grad():
+            logits_NE, _, own_NK = forward(hidden, *args, **kwargs)
+        forced_NK = filtered(forced_NK, own_NK, logits_NE.float().softmax(-1), choice.score_share)
     if forced_NK is None:
         output = forward(hidden, *args, **kwargs)
         return output, Seen(output[2], output[2], output[0], inputs_NH, _kept(choice, output[1]))
@@ -76,6 +82,20 @@ def choose(
         gates_NK = torch.where(forced_NK == NO_ROUTE, gates_NK, choice.gates_NK.to(gates_NK.dtype))
     output = logits_NE, gates_NK, indices_NK
     return output, Seen(indices_NK, live[0], logits_NE, inputs_NH, _kept(choice, gates_NK))
+
+
+def filtered(forced_NK: Tensor, own_NK: Tensor, scores_NE: Tensor, share: float) -> Tensor:
+    """Return the forced experts whose score is at least ``share`` × that of the router's weakest, (N, K).
+
+    In place of each other one stands the first of the router's ``own_NK``, in their order, that does not run yet
+    (prime-rl #2703). ``NO_ROUTE`` stays.
+    """
+    weakest_N1 = scores_NE.gather(-1, own_NK).amin(-1, keepdim=True)
+    keeps_NK = scores_NE.gather(-1, forced_NK.clamp(min=0)) >= share * weakest_N1
+    runs_NK = ((own_NK[:, :, None] == forced_NK[:, None]) & keeps_NK[:, None]).any(-1)
+    spare_NK = own_NK.gather(-1, runs_NK.int().argsort(dim=-1, stable=True))
+    place_NK = ((~keeps_NK).cumsum(-1) - 1).clamp(min=0)
+    return torch.where(keeps_NK | (forced_NK == NO_ROUTE), forced_NK, spare_NK.gather(-1, place_NK))
 
 
 def _kept(choice: Choice, gates_NK: Tensor) -> Tensor | None:

@@ -18,6 +18,8 @@ _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 _TYPED_BY_YAML = ("model.", "task.")
 # Keys may be added here. They are fields of a class, and the class refuses an unknown field.
 _CHECKED_BY_THEIR_CLASS = ("model.config.", "task.")
+# Fields of a single replay.
+_OF_REPLAYS = {"predictor_learning_rate": "pr2", "score_share": "r3_filtered"}
 _HARMLESS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -75,8 +77,9 @@ def _relations(config: RunConfig) -> None:
         raise ConfigError(
             f"measure=little runs no probe: probe.largest={config.probe.largest} would have no effect; set it to 0"
         )
-    if (routing.predictor_learning_rate is None) == (routing.replay == "pr2"):
-        raise ConfigError("routing.predictor_learning_rate is a number under routing=pr2 and left out elsewhere")
+    for name, replay in _OF_REPLAYS.items():
+        if (getattr(routing, name) is None) == (routing.replay == replay):
+            raise ConfigError(f"routing.{name} is a number under routing={replay} and left out elsewhere")
     if routing.replay == "pr2" and config.updates_per_rollout < 2:
         raise ConfigError("routing=pr2 learns from a rollout's second update on; use updates_per_rollout of 2 or more")
     if config.optimizer.router_factor != 1 and routing.freeze:

@@ -97,6 +97,8 @@ UPDATE = (
     Column("replay_share",
            "share of (layer, fed token) that ran the replayed experts; below 1 replay failed; null without replay",
            over_updates="least", worse="lower", share=True, kept=True),
+    Column("replay_kept", "R3 filtered: share of the replayed experts that ran, over layers and fed tokens",
+           worse="lower", share=True),
     Column("route_prediction_kl",
            "PR²: KL of the routers now from their prediction, mean over layers and response tokens", unit="nats"),
     Column("router_margin", "smallest chosen logit minus the largest one not chosen, mean over layers and tokens",

@@ -102,12 +102,18 @@ def rollout_columns(
 
 @torch.no_grad()
 def routing_columns(
-    old: OldPolicy, rows_M: Tensor, now: Forward, mask_MT: Tensor, experts: int, forced_LMFK: Tensor | None
+    old: OldPolicy,
+    rows_M: Tensor,
+    now: Forward,
+    mask_MT: Tensor,
+    experts: int,
+    forced_LMFK: Tensor | None,
+    filters: bool = False,
 ) -> Measured:
     """Return how the routers' own choice changed from the old policy to one update.
 
     ``now`` is the update's forward of ``rows_M``. ``forced_LMFK`` are the routes that it replays, None without replay:
-    experts then run that the routers did not choose.
+    experts then run that the routers did not choose. With ``filters`` they may run others (``selection.filtered``).
     """
     assert old.routes_LBFK is not None  # of a model with routers
     assert old.router_logprobs_LBTE is not None
@@ -136,7 +142,11 @@ def routing_columns(
         replay = routing_drift.change(now.executed_LBFK, now.routes_LBFK, mask_MT)
         overall |= {"replay_expert_disagreement": replay.expert, "replay_set_disagreement": replay.set}
         has_run_LMF = (now.executed_LBFK != NO_ROUTE).all(-1)
-        overall["replay_share"] = (now.executed_LBFK == forced_LMFK).all(-1)[has_run_LMF].double().mean()
+        has_kept_LMFK = now.executed_LBFK == forced_LMFK
+        if filters:  # the routers may replace any of them
+            overall["replay_kept"] = has_kept_LMFK[has_run_LMF].double().mean()
+        else:
+            overall["replay_share"] = has_kept_LMFK.all(-1)[has_run_LMF].double().mean()
     layers = {
         "expert_change_rate": moved.expert_L,
         "expert_set_change_rate": moved.set_L,

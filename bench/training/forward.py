@@ -121,12 +121,13 @@ def forward(
     heads_LHE: Sequence[Tensor] | None = None,
     layout: Layout | None = None,
     gates_LBFK: Tensor | None = None,
+    score_share: float | None = None,
 ) -> Forward:
     """Run the model over ``sequences``; gradients flow through all log-probabilities unless disabled outside.
 
     With ``forced_LBFK`` its experts run in place of the routers' own choice, except where it is ``NO_ROUTE``, and with
-    ``gates_LBFK`` these gate weights in place of the routers' own; with ``heads_LHE`` the experts that PR² predicts.
-    ``layout`` is how the sequences are fed, a row each unless given; of routes that are forced on a shared prompt the
+    ``gates_LBFK`` these gate weights in place of the routers' own, and with ``score_share`` only those of ``filtered``;
+    with ``heads_LHE`` the experts that PR² predicts. ``layout`` is how the sequences are fed, a row each unless given; of routes that are forced on a shared prompt the
     routes of its first response count.
     """
     route_mask_BF = sequences.route_mask_BF
@@ -137,7 +138,7 @@ def forward(
     autocasting = autocast(sequences.tokens_BS.device.type, precision)
     with RouteRecorder(model, extras.routes) as recorder, autocasting, attending:
         folded = (None if each is None else layout.fold(each) for each in (forced_LBFK, gates_LBFK))
-        recorder.force(*folded)
+        recorder.force(*folded, score_share)
         recorder.predict(heads_LHE, layout.fold_mask(route_mask_BF))
         logits_PYV = model(
             input_ids=layout.tokens_PX,

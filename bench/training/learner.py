@@ -28,7 +28,7 @@ from steadymoe.models.routing import routers
 from steadymoe.models.selection import experts_of
 
 # Replays of the sampler's own routes.
-RECALLS = ("r3", "r3_gates")
+RECALLS = ("r3", "r3_gates", "r3_filtered")
 
 
 class Learner:
@@ -188,7 +188,8 @@ class Learner:
         measured |= Measured(overall, {}, histograms)
         if now.routes_LBFK is None:
             return measured
-        return measured | routing_columns(old, rows_M, now, batch.mask_BT, self.experts, forced_LMFK)
+        filters = self.config.routing.score_share is not None
+        return measured | routing_columns(old, rows_M, now, batch.mask_BT, self.experts, forced_LMFK, filters)
 
     def _learn_to_predict(self, share: Tensor, old: OldPolicy, rows: Tensor, now: Forward, mask_BT: Tensor) -> Tensor:
         """Run the backward of PR²'s heads on a ``share`` of the mini-batch's tokens and return its part of the KL."""

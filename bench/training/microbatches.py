@@ -119,9 +119,10 @@ class Forwards:
             forced_LBFK = forced_LBFK[:, rows]
             gates_LBFK = None if rollout.gates_LBFK is None else rollout.gates_LBFK[:, rows]
         sequences, precision = rollout.sequences.rows(rows), self.config.precision
+        share = self.config.routing.score_share
         if part.layout is None:
             part.layout = self.layout(sequences, rows // self.config.rollout.responses)
-        return forward(model, sequences, precision, extras, forced_LBFK, heads_LHE, part.layout, gates_LBFK)
+        return forward(model, sequences, precision, extras, forced_LBFK, heads_LHE, part.layout, gates_LBFK, share)
 
     def layout(self, sequences: Sequences, groups_B: Tensor) -> Layout:
         """Return how sequences are fed. A group's prompt is fed once if that is right and feeds fewer positions."""

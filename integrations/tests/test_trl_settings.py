@@ -39,6 +39,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ({"loss": load("grpo", anchor="rollout"), "correction": "tis"}, "another correction"),
         ({"routing": "r3"}, "the sampler's routes"),
         ({"routing": "r3_gates"}, "the sampler's routes"),
+        ({"routing": "r3_filtered"}, "the sampler's routes"),
         ({"routing": "free"}, "unknown routing"),
         ({"routing": "r2", "dense": True}, "the model is dense"),
         ({"settings": {"epsilon": 0.3}}, "belongs to TRL's own loss"),

@@ -120,7 +120,7 @@ def check_settings(args: GRPOConfig, corrects: bool) -> None:
 
 def check_routing(routing: str, layers: int) -> None:
     """Raise UserError for an unknown routing, and for one that a model of no MoE ``layers`` cannot have."""
-    if routing in ("r3", "r3_gates", "pr2"):
+    if routing in ("r3", "r3_gates", "r3_filtered", "pr2"):
         raise UserError(f"routing={routing}: TRL does not provide the sampler's routes; use {', '.join(ROUTINGS)}")
     if routing not in ROUTINGS:
         raise UserError(f"unknown routing {routing!r}; choose from {', '.join(ROUTINGS)}")

@@ -246,6 +246,10 @@ def sat(batch: Batch, i: int, whole: bool) -> Pair:
     return values, slopes
 
 
+def up(r: list[float], a: float, host: Pair) -> Pair:
+    return ([a] * len(r), [a] * len(r)) if a > 0 else host
+
+
 def cppo(u: list[float], p: list[float], a: float) -> Pair:
     kept, total, weights = [], 0.0, 0.0
     for t, (x, q) in enumerate(zip(u, p, strict=True)):
@@ -329,6 +333,8 @@ EQUATIONS: dict[str, tuple[Callable[..., Pair], Callable[[int], float]]] = {
     "mis_po": (mis_po, by_token),
     "sat": (lambda batch, i: sat(batch, i, False), by_response),
     "sat_gspo": (lambda batch, i: sat(batch, i, True), by_response),
+    "up_grpo": (lambda r, u, a, p: up(r, a, ppo(r, a, 0.2, 0.2)), by_response),
+    "up_gspo": (lambda r, u, a, p: up(r, a, gspo_token(r, a)), by_response),
     "cppo": (lambda r, u, a, p: cppo(u, p, a), by_sum),
     "flash_reinforce": (lambda r, u, a, p: flash_reinforce(u, p, a), by_response),
     "r2vpo_fixed": (
@@ -382,6 +388,22 @@ def test_value_and_gradient_are_those_of_the_equation(name: str, scale: float) -
         expected_grad_BT[i, :length] = -weight(length) * torch.tensor(slopes, dtype=torch.float64)
     assert loss == pytest.approx(expected, rel=1e-10, abs=1e-12)
     torch.testing.assert_close(grad_BT, expected_grad_BT, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("host", ["grpo", "gspo"])
+def test_up_has_the_gradient_of_topr_on_good_responses_and_of_its_host_on_the_others(host: str) -> None:
+    batch = ragged(0.4)
+    (_, grad_BT, found), (_, host_BT, of_host), (_, topr_BT, _) = (
+        run(load(name), batch) for name in (f"up_{host}", host, "topr")
+    )
+    good_B = batch.advantages_BT[:, 0] > 0
+    torch.testing.assert_close(grad_BT[good_B], topr_BT[good_B], rtol=0, atol=0)
+    torch.testing.assert_close(grad_BT[~good_B], host_BT[~good_B], rtol=0, atol=0)
+    for rows_B, other_BT in ((good_B, host_BT), (~good_B, topr_BT)):
+        assert not torch.allclose(grad_BT[rows_B], other_BT[rows_B])
+    assert of_host.metrics["clipped_high_BT"][good_B].any() or host == "gspo"  # none of its good ones is beyond
+    assert not found.metrics["clipped_high_BT"].any()
+    assert torch.equal(found.metrics["clipped_low_BT"], of_host.metrics["clipped_low_BT"])
 
 
 def test_every_preset_is_compared_with_a_peer_or_with_its_equation() -> None:

@@ -369,6 +369,7 @@ def test_the_aggregation_is_a_switch(mode: str) -> None:
         ("mis_po", {"sequence_high": 0.9}, "1 <= sequence_high"),
         ("sat", {"quantile": 1.5}, "quantile"),
         ("sat", {"host": load("gspo")}, "host must be a plain clip"),
+        ("up_grpo", {"host": load("grpo_unclipped")}, "host must be a loss with a clip"),
         ("cppo", {"least_weight": 0.0}, "least_weight"),
         ("cppo", {"prefix_budget": 0.0}, "prefix_budget"),
         ("flash_reinforce", {"max_mean_kl": 0.0}, "max_mean_kl"),
@@ -823,6 +824,8 @@ EDGES: list[tuple[str, dict[str, Any], float, int, str]] = [
     ("ipo", {"max_divergence": 0.02}, 1 / (1 + 0.02 * math.exp(3)), 1, "u"),
     ("cppo", {"max_divergence": 0.02}, 1 / (1 - 0.02 * math.exp(3)), 1, "u"),
     ("sat", {}, 1.2, 1, "u"),  # the only token is at the quantile, not beyond it
+    ("up_grpo", {}, 0.8, -1, "r"),
+    ("up_gspo", {}, 1 - 3e-4, -1, "r"),
     ("fspo_dual_clip", {"log_clip_high": 2.0}, 3.0, -1, "r"),
     ("minpro@xorl", {}, 1.28, 1, "r"),
     ("gspo@nemo-rl-0.6", {}, 1.2, 1, "r"),

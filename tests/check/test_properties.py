@@ -32,6 +32,7 @@ def sections(name: str) -> dict[str, Any]:
 # The algorithms that lack a property on purpose, by the words in which they say so.
 HELD = {"aspo", "cispo", "minirl", "minpro", "rspo", "rspo_grpo", "rspo_gspo", "topr", "vespo"}
 HELD |= {"score_centering", "score_centering_tis", "score_centering_mis", "dis", "dis_code", "flash_reinforce"}
+HELD |= {"up_grpo", "up_gspo"}
 # ``ipo`` with its penalty; the batches here do not show what ``sat`` and ``sat_gspo`` need, test_objective.py does.
 NOT_FREE = {"gepo", "r2vpo", "r2vpo_fixed", "ipo@prime-rl-3418", "sat", "sat_gspo"}
 STATED = {

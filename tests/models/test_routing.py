@@ -25,7 +25,7 @@ from steadymoe.bench.training.probes import UpdateProbe
 from steadymoe.models import build, engine
 from steadymoe.models.engine import Rounding, RouterBF16, RouterNoise, Sampler, Stale, WeightNoise
 from steadymoe.models.routing import RouteRecorder, routers, z_loss
-from steadymoe.models.selection import NO_ROUTE
+from steadymoe.models.selection import NO_ROUTE, filtered
 
 N, L, K, E = 10, 3, 2, 4
 
@@ -107,6 +107,28 @@ def test_where_there_is_no_route_the_router_has_its_own_choice_and_gates(model: 
         of_routers_LNK = found.gates_LNK if given is None else found.gates_LNK[:, ::2]
         assert_close(of_routers_LNK.sum(-1), torch.ones_like(of_routers_LNK[..., 0]))
         assert given is None or (found.gates_LNK[:, 1::2] == 7).all()
+
+
+def by_hand(forced: list[int], own: list[int], scores: list[float], share: float) -> list[int]:
+    kept = [expert for expert in forced if scores[expert] >= share * min(scores[each] for each in own)]
+    spare = iter([expert for expert in own if expert not in kept])
+    return [expert if expert in kept else next(spare) for expert in forced]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8, 1.0, float("inf")])
+def test_filtered_routes_are_those_of_a_loop_over_tokens(share: float) -> None:
+    scores_NE = torch.randn(200, 8, generator=torch.Generator().manual_seed(0)).mul(2).softmax(-1)
+    own_NK, forced_NK = scores_NE.topk(3).indices, torch.randn_like(scores_NE).topk(3).indices
+    forced_NK[:100] = own_NK[:100].flip(-1).where(torch.arange(3) < 2, forced_NK[:100])  # two of three are its own
+    forced_NK[:100, 2] = scores_NE[:100].topk(4).indices[:, 3]
+    forced_NK[-1] = NO_ROUTE
+    found_NK = filtered(forced_NK, own_NK, scores_NE, share)
+    rows = zip(forced_NK[:-1].tolist(), own_NK.tolist(), scores_NE.tolist(), strict=False)
+    assert found_NK[:-1].tolist() == [by_hand(forced, own, scores, share) for forced, own, scores in rows]
+    assert (found_NK[-1] == NO_ROUTE).all()
+    assert torch.equal(found_NK, forced_NK) == (share == 0)
+    assert torch.equal(found_NK[:-1].sort(-1).values, own_NK[:-1].sort(-1).values) == (share >= 1)
+    assert torch.equal(found_NK[:-1], own_NK[:-1]) == (share > 1)
 
 
 def test_gradient_checkpointing_runs_a_router_again_under_the_same_routes(model: PreTrainedModel) -> None:
@@ -211,6 +233,27 @@ def test_recalled_gates_are_those_that_the_sampler_used(tmp_path: Path, words: l
     has_route_LBF = (rollout.routes_LBFK != NO_ROUTE).all(-1)
     assert not rollout.gates_LBFK[~has_route_LBF].any()
     assert_close(rollout.gates_LBFK[has_route_LBF].sum(-1), torch.ones(int(has_route_LBF.sum())))
+
+
+def test_filtered_replay_is_r3_at_share_0_and_free_at_share_1(tmp_path: Path) -> None:
+    words = ["engine=router_noise", "engine.strength=2.0"]
+    logprobs, kept = {}, {}
+    for name, more in {
+        "off": ["routing=off"],
+        "r3": ["routing=r3"],
+        **{share: ["routing=r3_filtered", f"routing.score_share={share}"] for share in ("0.0", "0.5", "1.0")},
+    }.items():
+        made = trainer(tmp_path, *words, *more)
+        logprobs[name] = begun(made)[2].logprobs_BT
+        measured = updated(made, 1)[0].overall
+        assert measured["token_ratio_max"] == 1, "the old policy runs the same experts"
+        kept[name] = measured.get("replay_kept")
+        assert ("replay_share" in measured) == (name == "r3")
+    assert torch.equal(logprobs["0.0"], logprobs["r3"])
+    assert_close(logprobs["1.0"], logprobs["off"])
+    for name in ("off", "r3"):
+        assert not torch.allclose(logprobs["0.5"], logprobs[name], atol=1e-3)
+    assert kept["0.0"] == 1 > kept["0.5"] > kept["1.0"] > 0
 
 
 @pytest.mark.parametrize("routing", ["freeze", "r3_gates"])
