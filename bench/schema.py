@@ -78,6 +78,8 @@ class RolloutConfig(_Group):
     minibatch_prompts: Count | None
     responses: Annotated[StrictInt, Field(ge=2, le=_LARGEST)]
     shuffle_rewards: StrictBool = False
+    temperature: Annotated[StrictFloat, Field(ge=0.01, le=100)] = 1.0
+    """Of sampler and trainer; beyond these bounds fp32 has no useful probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)

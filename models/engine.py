@@ -38,7 +38,7 @@ class Engine:
 
     @property
     def temperature(self) -> float:
-        """The temperature of sampling; the training forward always has temperature 1."""
+        """The temperature of sampling, in multiples of the trainer's (``rollout.temperature``)."""
         return 1.0
 
     @property
@@ -57,7 +57,7 @@ class Engine:
         return False
 
     def kept(self, all_logprobs_BV: Tensor) -> Tensor | None:
-        """Return which tokens can be drawn, (B, V) bool; None for all. The log-probabilities are at ``temperature``."""
+        """Return which tokens can be drawn, (B, V) bool; None for all. The log-probabilities are those of the draw."""
         return None
 
     def change_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
@@ -221,7 +221,7 @@ class Stale(Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class Temperature(Engine):
-    """Sampling at temperature 1 + ``strength``; log μ is taken at this temperature. The trainer scores at 1."""
+    """Sampling at 1 + ``strength`` times the trainer's temperature; log μ is taken at that temperature."""
 
     @property
     def temperature(self) -> float:

@@ -77,6 +77,7 @@ def respond(
     decoding = Decoding(
         precision=config.precision,
         engine=trainer.sampler.engine if by_engine else Exact(),
+        temperature=config.rollout.temperature,
         top_k=top_k,
         routes=trainer.learner.forwards.records_routes,
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from steadymoe.bench.training.forward import at_temperature
 from steadymoe.bench.training.packing import causal, positions, refusal
 from steadymoe.models.attention import Kept, from_kept
 from steadymoe.models.routing import RouteRecorder, log_softmax
@@ -142,7 +143,7 @@ class Decoder:
                 self._gates.append(routed.gates_LNK.float().view(indices.shape).masked_fill(is_padding, 0.0))
             last_LRE = torch.stack([logits_NE.view(*tokens.shape, -1)[:, -1] for logits_NE in routed.logits_LNE])
             self._router_logits.append(last_LRE)
-        return (logits.float() / self._temperature).log_softmax(-1)
+        return at_temperature(logits, self._temperature)
 
     def _forward(self, tokens: Tensor, mask_so_far: Tensor, position: Tensor) -> Tensor:
         """Return the logits after the last of ``tokens``, (rows, V)."""

@@ -88,7 +88,7 @@ class Forward:
 
 @dataclass(frozen=True, kw_only=True)
 class Extras:
-    """What a training forward gives beside the log-probability and the entropy of each response token."""
+    """How a training forward scores response tokens, and what it gives beside their log-probability and entropy."""
 
     top_tokens_BTK: Tensor | None = None
     """Tokens whose log-probabilities are wanted too."""
@@ -100,6 +100,8 @@ class Extras:
     """Mask replay: the log-probabilities of response tokens are normalised over these tokens (bool); all for None. At
     least one at each position. The entropy and the log-probabilities of ``top_tokens_BTK`` stay those of the whole
     vocabulary."""
+    temperature: float = 1.0
+    """What the logits are divided by: log-probabilities and entropy are those of this temperature."""
 
 
 def _of_responses(values_LNX: Sequence[Tensor], layout: Layout) -> Tensor:
@@ -127,8 +129,8 @@ def forward(
 
     With ``forced_LBFK`` its experts run in place of the routers' own choice, except where it is ``NO_ROUTE``, and with
     ``gates_LBFK`` these gate weights in place of the routers' own, and with ``score_share`` only those of ``filtered``;
-    with ``heads_LHE`` the experts that PR² predicts. ``layout`` is how the sequences are fed, a row each unless given; of routes that are forced on a shared prompt the
-    routes of its first response count.
+    with ``heads_LHE`` the experts that PR² predicts. ``layout`` is how the sequences are fed, a row each unless given; of
+    routes that are forced on a shared prompt those of its first response count.
     """
     route_mask_BF = sequences.route_mask_BF
     if layout is None:
@@ -149,7 +151,7 @@ def forward(
             **({} if parts is None else {"two_parts": parts}),
         ).logits
         routed = recorder.take(layout.tokens_PX.numel())
-    all_logprobs_MV = logits_PYV.float().log_softmax(-1).flatten(0, 1)
+    all_logprobs_MV = at_temperature(logits_PYV, extras.temperature).flatten(0, 1)
     targets_BT = sequences.tokens_BS[:, -sequences.response_width :]
     logprobs_BT = all_logprobs_MV[layout.scored_BT, targets_BT]
     if extras.kept_BTV is not None:
@@ -187,6 +189,11 @@ def router_losses(now: Forward, sequences: Sequences, aux_coefficient: float, z_
     if z_coefficient > 0:
         loss = loss + z_coefficient * z_loss(now.router_logits_LNE, mask_N)
     return loss
+
+
+def at_temperature(logits: Tensor, temperature: float) -> Tensor:
+    """Return log-probabilities over the last dimension, fp32; sampler and trainer share the arithmetic."""
+    return (logits.float() if temperature == 1 else logits.float() / temperature).log_softmax(-1)
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager[object]:

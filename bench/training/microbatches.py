@@ -113,6 +113,7 @@ class Forwards:
             entropy_gradient=torch.is_grad_enabled() and self.objective.entropy_bonus > 0,
             routes=self.records_routes,
             kept_BTV=None if rollout.kept_BTV is None else rollout.kept_BTV[rows],
+            temperature=self.config.rollout.temperature,
         )
         gates_LBFK = None
         if forced_LBFK is not None:

@@ -46,14 +46,14 @@ def as_sampled(rollout: Rollout, reference_logprobs_BT: Tensor | None) -> OldPol
     )
 
 
-def check_sampler(rollout: Rollout, old: OldPolicy, responses: int) -> None:
+def check_sampler(rollout: Rollout, old: OldPolicy, responses: int, temperature: float = 1.0) -> None:
     """Raise RuntimeError unless the sampler and ``old``, a forward, agree on nearly all log-probabilities.
 
     The ``responses`` to one prompt stand together. Of several prompts, the one whose responses disagree most is left
-    out.
+    out. A ``temperature`` below 1 magnifies rounding.
     """
     mask_BT = rollout.sequences.response_mask_BT.bool()
-    is_apart_BT = mask_BT & ~((rollout.logprobs_BT - old.logprobs_BT).abs() <= _APART)
+    is_apart_BT = mask_BT & ~((rollout.logprobs_BT - old.logprobs_BT).abs() <= _APART / min(temperature, 1.0))
     apart_P = is_apart_BT.view(-1, responses * is_apart_BT.shape[1]).sum(-1)
     apart = int(apart_P.sum() - apart_P.max() if len(apart_P) > 1 else apart_P.sum())
     share = apart / int(mask_BT.sum())

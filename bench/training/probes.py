@@ -18,10 +18,16 @@ class Probe:
     """Fixed sequences under a model that changes. A dense model has nothing to measure."""
 
     def __init__(
-        self, model: PreTrainedModel, sequences: Sequences, precision: str, kept_BTV: Tensor | None = None
+        self,
+        model: PreTrainedModel,
+        sequences: Sequences,
+        precision: str,
+        kept_BTV: Tensor | None = None,
+        temperature: float = 1.0,
     ) -> None:
         """``kept_BTV``: the tokens over which log-probabilities are normalised; all for None."""
-        self._sequences, self._precision, self._extras = sequences, precision, Extras(kept_BTV=kept_BTV)
+        self._sequences, self._precision = sequences, precision
+        self._extras = Extras(kept_BTV=kept_BTV, temperature=temperature)
         self._first = self._forward(model)
 
     def since_start(self, model: PreTrainedModel) -> routing_drift.Change | None:
@@ -48,12 +54,18 @@ class UpdateProbe(Probe):
     """
 
     def __init__(
-        self, model: PreTrainedModel, sequences: Sequences, precision: str, kept_BTV: Tensor | None = None
+        self,
+        model: PreTrainedModel,
+        sequences: Sequences,
+        precision: str,
+        kept_BTV: Tensor | None = None,
+        temperature: float = 1.0,
     ) -> None:
-        """``kept_BTV``: as the ratio of the updates has it (mask replay)."""
+        """``kept_BTV`` and ``temperature``: as the ratio of the updates has them (mask replay, rollout.temperature)."""
         self._rows, device = len(sequences.tokens_BS), sequences.tokens_BS.device
         twice_B = torch.arange(self._rows, device=device).repeat(2)
-        super().__init__(model, sequences.rows(twice_B), precision, None if kept_BTV is None else kept_BTV[twice_B])
+        kept_BTV = None if kept_BTV is None else kept_BTV[twice_B]
+        super().__init__(model, sequences.rows(twice_B), precision, kept_BTV, temperature)
         self._last = self._first
         self._before = [weight.detach().clone() for weight in _whole_weights(model)]
 
@@ -136,7 +148,12 @@ class UpdateProbe(Probe):
 
 @torch.no_grad()
 def replay_columns(
-    model: PreTrainedModel, rollout: Rollout, replayed_BT: Tensor, free_BT: Tensor, precision: str
+    model: PreTrainedModel,
+    rollout: Rollout,
+    replayed_BT: Tensor,
+    free_BT: Tensor,
+    precision: str,
+    temperature: float = 1.0,
 ) -> dict[str, Tensor]:
     """Return columns that show whether replayed routes are those of the tokens that they are forced on.
 
@@ -154,7 +171,7 @@ def replay_columns(
         routes_LBFK = rollout.routes_LBFK.roll(by, 2)
         routes_LBFK[:, :, emptied] = NO_ROUTE
         gates_LBFK = None if rollout.gates_LBFK is None else rollout.gates_LBFK.roll(by, 2)
-        extras = Extras(kept_BTV=rollout.kept_BTV)
+        extras = Extras(kept_BTV=rollout.kept_BTV, temperature=temperature)
         moved = forward(model, rollout.sequences, precision, extras, routes_LBFK, gates_LBFK=gates_LBFK)
         shifted.append(kl(moved.logprobs_BT))
     return {

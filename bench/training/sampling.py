@@ -28,7 +28,9 @@ class Decoding:
     precision: str = "fp32"
     """``fp32`` or ``bf16``, of the model's forwards."""
     engine: Engine = field(default_factory=Exact)
-    """Tokens are drawn at its temperature, from the tokens it keeps, and log μ is that of the draw."""
+    """Tokens are drawn from the tokens it keeps, and log μ is that of the draw."""
+    temperature: float = 1.0
+    """Tokens are drawn, and log μ is taken, at this times the engine's temperature."""
     top_k: int = 0
     """The log-probabilities of so many most likely tokens are kept beside the sampled token's."""
     routes: bool = True
@@ -157,7 +159,7 @@ def sample(
     logprobs, top, kept, engine = [], [], [], decoding.engine
     recorder = RouteRecorder(model, decoding.routes, decoding.gates)
     with recorder, autocast(model.device.type, decoding.precision):
-        decoder = Decoder(model, recorder, engine.temperature)
+        decoder = Decoder(model, recorder, decoding.temperature * engine.temperature)
         if decoding.bank_LNK is not None:
             decoder.draw_routes(decoding.bank_LNK, generator)
         all_logprobs_BV = decoder.feed_prompts(encoded["input_ids"], encoded["attention_mask"], responses)

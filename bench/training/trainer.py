@@ -110,7 +110,7 @@ class Trainer:
         return StepResult(tables, diverged_at_update, tuple(texts))
 
     def evaluate(self, step: int) -> list[Row]:
-        """One sampled response to each held-out prompt, always with the same prompts and the same random draws.
+        """One sampled response to each held-out prompt, at temperature 1, always by the same prompts and random draws.
 
         Before the first and after the last step also the greedy response, and the best of ``evaluation.pass_k`` for the
         first prompts; the greedy response everywhere with ``measure=all``. Raises FloatingPointError if the policy's
@@ -162,15 +162,16 @@ class Trainer:
         self, stage: str, step: int, prompts: int, responses: int, sampler: PreTrainedModel | None = None
     ) -> Rollout:
         """Sample with ``sampler`` under the engine; for None, held-out prompts with the trained model."""
-        seed = self.config.seed
+        seed, temperature = self.config.seed, self.config.rollout.temperature
         texts = self.task.sample(prompts, numpy_generator(seed, f"{stage}_prompts", step), sampler is None)
         generator = torch_generator(seed, f"{stage}_responses", step, self.model.device.type)
         if sampler is None:
-            decoding = Decoding(precision=self.config.precision)
+            decoding = Decoding(precision=self.config.precision, temperature=temperature)
             return roll_out(self.model, self.task, texts, responses, generator, decoding)
         decoding = Decoding(
             precision=self.config.precision,
             engine=self.sampler.engine,
+            temperature=temperature,
             top_k=self.learner.objective.traits.top_k,
             routes=self.learner.forwards.records_routes,
             gates=self.config.routing.replay == "r3_gates",
@@ -226,7 +227,7 @@ class Trainer:
         if step % every != 1 % every:
             return as_sampled(rollout, self.learner.reference_logprobs(rollout, minibatches)), None
         recomputed = self.learner.old_policy(rollout, minibatches)
-        check_sampler(rollout, recomputed, self.config.rollout.responses)
+        check_sampler(rollout, recomputed, self.config.rollout.responses, self.config.rollout.temperature)
         return as_sampled(rollout, recomputed.reference_logprobs_BT), recomputed
 
     def rewards(self, rollout: Rollout, old: OldPolicy) -> Tensor:
@@ -254,14 +255,15 @@ class Trainer:
         if not self._measures:
             return None, Measured({}, {}, {})
         every, since_start, probe = self.config.probe.every, None, None
+        precision, temperature = self.config.precision, self.config.rollout.temperature
         replay = Measured({}, {}, {})
         if step % every == 1 % every:
             since_start = self._since_start.since_start(self.model)
             watched = rollout.rows(self.sampled_rows(step))
-            probe = UpdateProbe(self.model, watched.sequences, self.config.precision, watched.kept_BTV)
+            probe = UpdateProbe(self.model, watched.sequences, precision, watched.kept_BTV, temperature)
             if self.config.routing.replay in RECALLS and recomputed is not None and probe.before_BT is not None:
                 replayed_BT = recomputed.logprobs_BT[self.sampled_rows(step)]
-                columns = replay_columns(self.model, watched, replayed_BT, probe.before_BT, self.config.precision)
+                columns = replay_columns(self.model, watched, replayed_BT, probe.before_BT, precision, temperature)
                 replay = Measured(columns, {}, {})
         return probe, rollout_columns(rollout, old, recomputed, since_start, self.learner.experts) | replay
 

@@ -122,6 +122,7 @@ def test_another_type_a_missing_and_an_unknown_field_are_refused(key: str) -> No
         ("threads", [1, 1024], [0, 1025]),
         ("seed", [0, 2**63 - 1], [-1, 2**63]),
         ("rollout.responses", [2], [1]),
+        ("rollout.temperature", [0.01, 1, 100.0], [0, 0.0, -1.0, 0.009, 101.0, float("nan"), float("inf")]),
         ("optimizer.decay", [0, 1.0], [-0.1, 1.1, float("nan")]),
         ("optimizer.learning_rate", [0, 0.0], [-1e-9, float("inf")]),
         ("optimizer.beta1", [0.0], [1.0, -1e-9]),
