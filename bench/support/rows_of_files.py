@@ -34,7 +34,7 @@ def read(path: Path, torn: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     No link is followed. Raises UserError, or OSError, in one line, for a file that holds no such table.
     """
     if path.suffix not in (".jsonl", ".csv"):
-        raise UserError(f"{path.name} must be a .jsonl or .csv file")
+        raise UserError(f"{path.name or path} must be a .jsonl or .csv file")
     try:
         file = regular_files.opened(path, MAX_BYTES)
     except FileNotFoundError as error:
