@@ -13,7 +13,7 @@ import pandas as pd
 from scipy import stats as scipy_stats
 from scipy.optimize import brentq
 from scipy.special import stdtr
-from scipy.stats import nct, norm  # type: ignore[attr-defined]  # made at run time
+from scipy.stats import chi2, nct, norm  # type: ignore[attr-defined]  # made at run time
 from scipy.stats import t as student  # type: ignore[attr-defined]  # made at run time
 
 from steadymoe.bench.statistics.estimates import (
@@ -259,12 +259,49 @@ def seeds_needed(differences: Sequence[float], effect: float) -> int:
     """
     if len(differences) < MIN_FOR_INTERVAL:
         raise ValueError(f"the spread of {len(differences)} differences is not known: run at least three seeds")
-    deviation = float(np.std(np.asarray(differences, dtype=float), ddof=1))
+    return Spread(float(np.std(np.asarray(differences, dtype=float), ddof=1)), len(differences) - 1).seeds(effect)
 
-    def enough(n: int) -> bool:
-        return effect != 0 and (deviation == 0 or _power(abs(effect) / deviation * np.sqrt(n), n - 1, ALPHA) >= POWER)
 
-    return bisect_left(range(MAX_SEEDS), True, lo=MIN_FOR_INTERVAL, key=enough)
+class Spread(NamedTuple):
+    """How much a comparison varies: its standard error at n seeds per arm is ``deviation``/√n."""
+
+    deviation: float
+    degrees: float
+    """The degrees of freedom with which the deviation is known."""
+    degrees_per_seed: float = 1.0
+    """A test at n seeds per arm has n − 1 times as many degrees of freedom: 1 paired, 1 to 2 in Welch's test."""
+
+    def ends(self) -> tuple["Spread", "Spread"]:
+        """Return the spread with the deviation at both ends of its 95 % interval (χ², for normal numbers)."""
+        quantiles = chi2.ppf([(1 + LEVEL) / 2, (1 - LEVEL) / 2], self.degrees)
+        low, high = (self.deviation * float(np.sqrt(self.degrees / quantile)) for quantile in quantiles)
+        return self._replace(deviation=low), self._replace(deviation=high)
+
+    def seeds(self, effect: float) -> int:
+        """Return ``seeds_needed`` for the test of this comparison, per arm."""
+
+        def enough(n: int) -> bool:
+            if effect == 0 or self.deviation == 0:
+                return effect != 0
+            away = abs(effect) / self.deviation * np.sqrt(n)
+            return _power(away, self.degrees_per_seed * (n - 1), ALPHA) >= POWER
+
+        return bisect_left(range(MAX_SEEDS), True, lo=MIN_FOR_INTERVAL, key=enough)
+
+
+def paired_spread(a: pd.Series, b: pd.Series) -> Spread:
+    """Return the spread of the differences over shared seeds, of which there are at least two."""
+    ours, theirs = _paired(a, b)
+    return Spread(float(np.std(ours - theirs, ddof=1)), len(ours) - 1)
+
+
+def unpaired_spread(a: pd.Series, b: pd.Series) -> Spread:
+    """Return the spread of the difference of two independent arms of at least two seeds each (Welch 1947)."""
+    variances, degrees = np.array([a.var(ddof=1), b.var(ddof=1)]), np.array([a.count() - 1, b.count() - 1])
+    if not variances.any():
+        return Spread(0.0, float(degrees.sum()), 2.0)
+    known, per_seed = (float(variances.sum() ** 2 / (variances**2 / each).sum()) for each in (degrees, 1))
+    return Spread(float(np.sqrt(variances.sum())), known, per_seed)
 
 
 def p_value(a: pd.Series, b: pd.Series) -> float:

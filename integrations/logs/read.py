@@ -4,13 +4,10 @@ Nothing is guessed: a column is read if its name is known or mapped, and a value
 its line. Missing values stay missing.
 """
 
-import csv
 import difflib
 import functools
-import json
 import math
-import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from steadymoe.bench.support import rows_of_files
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.training import columns
 from steadymoe.integrations.verl import losses as verl
 
-# The most bytes of a file.
-MAX_BYTES = 2**28
 # The largest step or count: tables have 64-bit integers, also for the product of two.
 MAX_COUNT = 10**9
 # A table of more rows decodes to more than is read of one file.
@@ -76,7 +72,7 @@ def read(path: Path, mapped: Mapping[str, str]) -> Log:
     inner: dict[str, None] = {}
     torn: list[str] = []
     is_empty, is_verl = True, True
-    for _, row in _rows(path, torn):
+    for _, row in rows_of_files.read(path, torn):
         is_empty = False
         is_verl = is_verl and row.keys() == {"step", "data"} and isinstance(row["data"], dict)
         present |= dict.fromkeys(row)
@@ -93,7 +89,7 @@ def read(path: Path, mapped: Mapping[str, str]) -> Log:
         from_sums = {name: value for name, value in _from_sums(row, place).items() if name not in mapped}
         return {name: value for name, value in numbers.items() if value is not None} | from_sums
 
-    steps, notes = _by_step((place, known(row, place)) for place, row in _rows(path, []))
+    steps, notes = _by_step((place, known(row, place)) for place, row in rows_of_files.read(path, []))
     if "reward" not in steps.column_names or not pc.any(pc.is_finite(steps["reward"])).as_py():
         raise UserError(f"{path.name} has no step with a reward")
     if len(steps) > MAX_STEPS:
@@ -124,13 +120,8 @@ def _number(value: Any, column: str | None, what: str) -> float | None:
 
     ``column`` is ours, whose type and bounds the number must fit, if any. Raises UserError that begins with ``what``.
     """
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return None
-    try:
-        number = float("no number" if isinstance(value, bool) else value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{what} must be a number; got {reprlib.repr(value)}") from error
-    if column is None:
+    number = rows_of_files.number(value, what)
+    if number is None or column is None:
         return number
     if _COLUMNS[column] == "int64":
         if not (number.is_integer() and 0 <= number <= MAX_COUNT):
@@ -202,62 +193,3 @@ def _by_step(rows: Iterable[tuple[str, dict[str, float]]]) -> tuple[pa.Table, li
 def _in_columns(rows: Sequence[dict[str, float]]) -> pa.Table:
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: pa.array([row.get(name) for row in rows], _COLUMNS[name]) for name in names})
-
-
-def _rows(path: Path, torn: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a file, each with its place for messages; a note on a torn last line goes to ``torn``."""
-    if not path.is_file():
-        raise UserError(f"there is no file {path}")
-    if path.stat().st_size > MAX_BYTES:
-        raise UserError(f"{path.name} has {path.stat().st_size} bytes; the limit is {MAX_BYTES}")
-    if path.suffix not in (".jsonl", ".csv"):
-        raise UserError(f"{path.name} must be a .jsonl or .csv file")
-    lines = _lines(path, torn)
-    try:
-        yield from (_rows_of_jsonl if path.suffix == ".jsonl" else _rows_of_csv)(lines, path.name)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path.name} is not UTF-8 text") from error
-
-
-def _lines(path: Path, torn: list[str]) -> Iterator[str]:
-    with path.open(encoding="utf-8-sig") as file:
-        for line in file:
-            if not line.endswith("\n") and line.strip() and (path.suffix == ".csv" or not _is_json(line)):
-                torn.append(f"left out: the last line, which has no line break and so may be torn: {line[:40]!r}")
-            else:
-                yield line
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _rows_of_jsonl(lines: Iterator[str], file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{file}, line {number}: not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{file}, line {number}: must be an object with named columns")
-        yield f"{file}, line {number}", row
-
-
-def _rows_of_csv(lines: Iterator[str], file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    reader = csv.DictReader(lines, strict=True)
-    try:
-        header = reader.fieldnames or []
-        if repeated := [name for name in header if header.count(name) > 1]:
-            raise UserError(f"{file}: two columns have the name {repeated[0]!r}")
-        for row in reader:
-            if None in row or None in row.values():
-                raise UserError(f"{file}, line {reader.line_num}: must have {len(header)} values, as the header has")
-            yield f"{file}, line {reader.line_num}", row
-    except csv.Error as error:
-        raise UserError(f"{file}, line {reader.line_num}: not CSV ({error})") from error
