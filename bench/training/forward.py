@@ -129,8 +129,8 @@ def forward(
 
     With ``forced_LBFK`` its experts run in place of the routers' own choice, except where it is ``NO_ROUTE``, and with
     ``gates_LBFK`` these gate weights in place of the routers' own, and with ``score_share`` only those of ``filtered``;
-    with ``heads_LHE`` the experts that PR² predicts. ``layout`` is how the sequences are fed, a row each unless given; of
-    routes that are forced on a shared prompt those of its first response count.
+    with ``heads_LHE`` the experts that PR² predicts. ``layout`` is how the sequences are fed, a row each unless given;
+    of routes that are forced on a shared prompt those of its first response count.
     """
     route_mask_BF = sequences.route_mask_BF
     if layout is None:
