@@ -126,6 +126,25 @@ class PlusMinus:
         return 2 * rewards_PG - 1
 
 
+@dataclass(frozen=True)
+class PlusMinusMixed(PlusMinus):
+    """``PlusMinus`` in groups of unequal rewards, 0 in the others: it separates their signal from the signs."""
+
+    def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
+        """Exactly 0 in a group of equal rewards."""
+        mixed_P1 = rewards_PG.amax(-1, keepdim=True) > rewards_PG.amin(-1, keepdim=True)
+        return super().__call__(rewards_PG, lengths_PG) * mixed_P1
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Â = r, without a baseline: with rewards of 0 and 1 a response is made likelier or left alone."""
+
+    def __call__(self, rewards_PG: Tensor, lengths_PG: Tensor) -> Tensor:
+        """0 for a reward of 0 only."""
+        return rewards_PG.clone()
+
+
 def _centred(rewards_PG: Tensor) -> Tensor:
     """r_i − mean_G; exactly 0 for equal rewards."""
     above_PG = _above_lowest(rewards_PG)
