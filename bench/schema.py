@@ -10,15 +10,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
     ConfigDict,
+    Discriminator,
     Field,
     StrictBool,
     StrictFloat,
     StrictInt,
+    Tag,
     TypeAdapter,
     ValidationError,
 )
@@ -49,6 +51,12 @@ def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
+def _with_vectors(weights: tuple[str, ...]) -> tuple[str, ...]:
+    if "vectors" not in weights:
+        raise ValueError("must hold vectors (norms, biases): Muon steps matrices alone")
+    return _unique(weights)
+
+
 def _one_of(*choices: str) -> AfterValidator:
     def check(value: str) -> str:
         if value not in choices:
@@ -62,7 +70,9 @@ Count = Annotated[StrictInt, Field(ge=1, le=_LARGEST)]
 Share = Annotated[StrictFloat, Field(ge=0, le=1)]
 Positive = Annotated[StrictFloat, Field(gt=0)]
 NotNegative = Annotated[StrictFloat, Field(ge=0)]
+Momentum = Annotated[StrictFloat, Field(ge=0, lt=1)]
 _UNIQUE = AfterValidator(_unique)
+_VECTORS = AfterValidator(_with_vectors)
 _NOT_EMPTY = Field(min_length=1)
 
 
@@ -130,17 +140,77 @@ class SavingsConfig(_Group):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(_Group):
-    """AdamW."""
+    """What every optimizer has; a subclass for each ``kind`` adds the rest."""
 
     learning_rate: NotNegative
-    beta1: Annotated[StrictFloat, Field(ge=0, lt=1)]
-    beta2: Annotated[StrictFloat, Field(ge=0, lt=1)]
-    epsilon: Positive
     weight_decay: NotNegative
     max_grad_norm: Positive
     router_factor: Positive
     decay: Share = 0.0
     """Of the updates, the last ones, over which the rates fall linearly to 0; 0 is constant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig(OptimizerConfig):
+    """``torch.optim.AdamW``. A config without a kind, as all were before there were others, is AdamW's."""
+
+    kind: Literal["adamw"] = "adamw"
+    beta1: Momentum
+    beta2: Momentum
+    epsilon: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGDConfig(OptimizerConfig):
+    """``torch.optim.SGD``."""
+
+    kind: Literal["sgd"]
+    momentum: Momentum
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignConfig(OptimizerConfig):
+    """``training.optimizers.SignDescent``."""
+
+    kind: Literal["sign"]
+    momentum: Momentum
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWPartConfig(_Group):
+    """The weights that AdamW steps under Muon, and its numbers."""
+
+    weights: Annotated[tuple[Annotated[str, _one_of("embeddings", "head", "routers", "vectors")], ...], _VECTORS]
+    beta1: Momentum
+    beta2: Momentum
+    epsilon: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig(OptimizerConfig):
+    """``torch.optim.Muon`` and, for experts, ``training.optimizers.StackedMuon``."""
+
+    kind: Literal["muon"]
+    momentum: Momentum
+    nesterov: StrictBool
+    ns_coefficients: tuple[StrictFloat, StrictFloat, StrictFloat]
+    ns_steps: Annotated[StrictInt, Field(ge=1, lt=100)]
+    ns_epsilon: Positive
+    adjust_lr_fn: Annotated[str, _one_of("original", "match_rms_adamw")]
+    adamw: AdamWPartConfig
+
+
+def _kind(optimizer: Any) -> str | None:
+    return str(optimizer.get("kind", "adamw")) if isinstance(optimizer, Mapping) else None
+
+
+_ANY_OPTIMIZER = Annotated[
+    Annotated[AdamWConfig, Tag("adamw")]
+    | Annotated[MuonConfig, Tag("muon")]
+    | Annotated[SGDConfig, Tag("sgd")]
+    | Annotated[SignConfig, Tag("sign")],
+    Discriminator(_kind, "kind", "must be one of adamw, muon, sgd, sign"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +325,7 @@ class RunConfig(_Group):
     algorithm: AlgorithmConfig
     savings: SavingsConfig
     microbatch: Count | None
-    optimizer: OptimizerConfig
+    optimizer: _ANY_OPTIMIZER
     cold_start: ColdStartConfig
     evaluation: EvaluationConfig
     measure: Literal["all", "little"]
@@ -312,11 +382,18 @@ class RunConfig(_Group):
 def _neutral(group: type, prefix: str = "") -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     for each in fields(group):
-        if is_dataclass(each.type):
-            defaults |= _neutral(each.type, f"{prefix}{each.name}.")  # type: ignore[arg-type]
-        elif each.default is not MISSING:
+        for inner in _groups(each.type):
+            defaults |= _neutral(inner, f"{prefix}{each.name}.")
+        if each.default is not MISSING:
             defaults[f"{prefix}{each.name}"] = each.default
     return defaults
+
+
+def _groups(kind: Any) -> list[type]:
+    """Return the dataclasses that a field of this type may hold."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        return [kind]
+    return [group for inner in get_args(kind) for group in _groups(inner)]
 
 
 NEUTRAL = _neutral(RunConfig)
@@ -363,12 +440,17 @@ def _in_one_line(error: ValidationError, *section: str) -> str:
     """Return the first error as "`field` must be …, got …"; an unknown field comes first."""
     errors = error.errors(include_url=False)
     first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
-    key, kind = ".".join(map(str, (*section, *first["loc"]))), first["type"]
+    place = list(first["loc"])
+    if place[0] == "optimizer":
+        del place[1:2]  # its kind: pydantic's tag, not a key
+    key, kind = ".".join(map(str, (*section, *place))), first["type"]
     if kind == "unexpected_keyword_argument":
         return f"unknown key `{key}`"
     if kind == "missing":
         return f"`{key}` is missing"
-    if kind == "dataclass_type":
+    if kind == "kind" and isinstance(first["input"], Mapping):
+        return f"`{key}.kind` {first['msg']}, got {first['input']['kind']!r}"
+    if kind in ("dataclass_type", "kind"):
         return f"`{key}` must be a group of fields, got {first['input']!r}"
     message = first["msg"].removeprefix("Value error, ")
     for pydantic, plain in _PLAIN.items():

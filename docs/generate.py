@@ -50,6 +50,8 @@ _GROUPS = {
     "see [models.md](models.md#routing).",
     "engine": "`engine=fp8 engine.strength=0.5`: how the sampler differs from the trainer, and by how much; see "
     "[engines.md](engines.md#the-axis-engine).",
+    "optimizer": "`optimizer=muon`: how gradients move weights. `optimizer.learning_rate` and its other fields keep "
+    "their names; those of an experiment replace the optimizer's own.",
     "model": "`model=micro`: a small model with random weights, or a checkpoint. `model.config.num_experts=32` "
     "overrides a field of its config, `+model.config.head_dim=32` adds a field. [models.md](models.md) has the sizes.",
     "task": "`task=chain`: prompts, and the score of a response.",

@@ -29,7 +29,7 @@ ARM_KEYS = ["experiment", "algorithm", "model", "task", "axes"]
 # The sizes of a model, from ``models.build.size``.
 SIZES = ["parameters", "active_parameters", "moe_layers", "experts", "top_k"]
 # The columns of a run in the long tables; ``arm`` is its name by ``name_arms``, ``strength`` the engine's strength.
-KEYS = ["arm", *ARM_KEYS, "routing", "correction", "engine", "strength", "moe_layers", "experts", "seed"]
+KEYS = ["arm", *ARM_KEYS, "routing", "correction", "engine", "strength", "optimizer", "moe_layers", "experts", "seed"]
 # Further columns: numbers of the run's config; nan where a config does not have the number.
 NUMBERS = {
     "updates_per_rollout": "updates_per_rollout",
@@ -38,6 +38,8 @@ NUMBERS = {
     "learning_rate": "optimizer.learning_rate",
 }
 KEYS += NUMBERS
+# The optimizer of every run that was recorded before there was a choice.
+USUAL_OPTIMIZER = "adamw"
 # The most characters of an arm's name.
 _LONGEST_ARM = 10_000
 # How many runs are exported at a time.
@@ -167,6 +169,8 @@ def _kept(folder: Path) -> dict[str, pd.DataFrame]:
     if lacking := [name for name in _TABLES if name not in paths and name not in columns.ADDED]:
         raise Damaged(f"{folder / CHECKSUMS} lacks {lacking[0]}.parquet")
     tables = {"tails": tails(none())} | {name: all_visible(read_kept(path)) for name, path in paths.items()}
+    for name in {"runs", "steps", "histograms"} & {name for name in tables if "optimizer" not in tables[name]}:
+        tables[name] = tables[name].assign(optimizer=USUAL_OPTIMIZER)
     if lacking := sorted({"origin", "collapse_rule"} - set(tables["runs"])):
         raise Damaged(f"{folder / 'runs.parquet'} lacks {lacking[0]}: it is of an earlier version of steadymoe")
     if why := next(_wrong(tables), None):
@@ -283,6 +287,7 @@ def runs(results: Path, experiment: str) -> pd.DataFrame:
                 "tokens_sampled": facts.get("tokens"),
                 **{key: facts[key] for key in ("routing", "correction", "engine")},
                 "strength": facts["config"]["engine"].get("strength"),
+                "optimizer": facts.get("optimizer", USUAL_OPTIMIZER),
                 **{key: facts.get(key, np.nan) for key in SIZES},
                 **{key: numbers.get(field, np.nan) for key, field in NUMBERS.items()},
                 "config_hash": facts["config_hash"],

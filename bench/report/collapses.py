@@ -79,7 +79,7 @@ def frontiers(runs: pd.DataFrame, steps: pd.DataFrame) -> tuple[pd.DataFrame, pd
     if (runs["judged_until"] == 0).any():
         return none
     found = []
-    for name, ours in runs.groupby(line_names(runs, ("routing", "correction", "engine", "model"))):
+    for name, ours in runs.groupby(line_names(runs, ("routing", "correction", "engine", "optimizer", "model"))):
         with suppress(ValueError):  # a grid with holes (some runs have not ended), or with a third axis
             own = frontier(ours.assign(stable=ours["collapsed_step"].isna()), X, Y)
             found.append([table.assign(arm=str(name)) for table in own])

@@ -283,7 +283,7 @@ def _section(
 
 def _settings(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the values of each setting that occur in the runs."""
-    keys = ["task", "model", "engine", "routing", "correction", "steps", *archive.NUMBERS, "seed"]
+    keys = ["task", "model", "engine", "routing", "correction", "optimizer", "steps", *archive.NUMBERS, "seed"]
     values = {key.replace("_", " "): ", ".join(map(str, sorted(runs[key].dropna().unique().tolist()))) for key in keys}
     return pd.DataFrame(values.items(), columns=["setting", "values"])
 

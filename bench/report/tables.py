@@ -55,7 +55,7 @@ COLLAPSED = (
     "for the rule); recorded: the verdict that the runs recorded when they ended, by the rule of that day."
 )
 # What a choice is called that does nothing.
-OFF = {"off", "none", "exact"}
+OFF = {"off", "none", "exact", "adamw"}
 # Averaged over seeds on a logarithmic scale.
 GEOMETRIC = ("token_ratio_variance", "sequence_ratio_variance")
 CAPTION = (

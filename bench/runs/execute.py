@@ -169,6 +169,7 @@ def _facts(run: compose.Run) -> dict[str, Any]:
         "status": "running",
         "experiment": config.experiment_name,
         **{group: run.choices[group] for group in ("algorithm", "correction", "routing", "engine", "model", "task")},
+        "optimizer": run.choices["optimizer"],
         "axes": run.axes,
         "axes_name": identity.axes_name(run.axes),
         "seed": config.seed,

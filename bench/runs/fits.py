@@ -15,6 +15,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from steadymoe.algorithms import Traits
 from steadymoe.algorithms import build as build_class
 from steadymoe.bench.runs import branch
 from steadymoe.bench.schema import EXPERTS, RunConfig
+from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.seeding import numpy_generator
 from steadymoe.bench.tasks import Task
@@ -260,11 +262,19 @@ def _check_start(config: RunConfig, task: Task) -> None:
             raise ValueError("start_from begins at a run's checkpoint; leave model=pretrained and cold_start.path out")
         start = branch.read(config.start_from)
         branch.check(start)
+        trunk = regular_files.read_json(start.trunk / "run.json")["config"]
+        if _moments(trunk.get("optimizer", {})) != _moments(asdict(config.optimizer)):
+            raise ValueError(f"start_from: {start.trunk} has another optimizer, whose moments do not fit this one")
         _weights("start_from", start.checkpoint, config.model["config"], task, prefix="model/")
     elif config.cold_start.path is not None:
         if "path" in config.model:
             raise ValueError("with model=pretrained training starts from model.path; leave cold_start.path out")
         _weights("cold_start.path", Path(config.cold_start.path), config.model["config"], task)
+
+
+def _moments(optimizer: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Return what decides which moments are kept of which weight."""
+    return optimizer.get("kind", "adamw"), sorted(optimizer.get("adamw", {}).get("weights", ()))
 
 
 def _weights(key: str, path: Path, model_config: Mapping[str, Any], task: Task, prefix: str = "") -> None:

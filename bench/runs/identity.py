@@ -31,7 +31,7 @@ IMPLIED = {
 }
 
 # Config groups, each with its default choice, which switches the group off. Any other choice is an axis of the folder.
-OFF = {"advantage": None, "correction": "none", "engine": "exact", "routing": "off"}
+OFF = {"advantage": None, "correction": "none", "engine": "exact", "optimizer": "adamw", "routing": "off"}
 
 _LONGEST_AXES = 120
 # File systems take names of 255 bytes. The names of an experiment's figures, and of half-written files, are longer than
@@ -102,8 +102,11 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 
 def settings_hash(config: Mapping[str, Any], swept: Container[str]) -> str:
-    """Return a hash of the fields that all runs of a sweep share: no seed, ``swept`` field or named config."""
-    named = ("algorithm.", "model.", "task.", *(f"{group}." for group in OFF))
+    """Return a hash of the fields that all runs of a sweep share: no seed, ``swept`` field or named config.
+
+    The optimizer's fields count, as they did when there was only AdamW, unless optimizers are compared.
+    """
+    named = ("algorithm.", "model.", "task.", *(f"{group}." for group in OFF if group != "optimizer" or group in swept))
     numbers = _not_neutral(hashed_fields(flatten(config)))
     return _digest({k: v for k, v in numbers.items() if not k.startswith(named) and k != "seed" and k not in swept})
 

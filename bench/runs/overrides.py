@@ -261,7 +261,7 @@ def _refuse_choice(each: Override) -> None:
     if each.is_add() and not each.is_force_add():
         raise ConfigError(f"{group} has a choice already; leave + out: {group}={value}")
     if isinstance(value, (list, bool, int, float)) or value is None:
-        off = f"; {group}={OFF[group]} turns it off" if value in (None, False) and OFF.get(group) else ""
+        off = f"; {group}={OFF[group]} is the default" if value in (None, False) and OFF.get(group) else ""
         options = GlobalHydra.instance().config_loader().get_group_options(group)
         given = each.get_value_element_as_str()
         raise ConfigError(f"{group} takes one name, got {given}{off}; {nearest(given, options, _HELP)}")

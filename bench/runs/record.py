@@ -67,11 +67,22 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 # Facts that need not be there, each with its type.
 _MAY_HAVE: lifecycle.Fields = {
     **dict.fromkeys(("config.collapse", "progress", "tables"), dict),
-    **dict.fromkeys(("origin", "error", "config.experts"), str),
+    **dict.fromkeys(("origin", "error", "optimizer", "config.experts"), str),
 }
 # The longest name, and text of any other fact.
 _LONGEST_NAME, _LONGEST = 1000, 10**5
-_NAMES = ("experiment", "algorithm", "correction", "routing", "engine", "model", "task", "axes_name", "origin")
+_NAMES = (
+    "experiment",
+    "algorithm",
+    "correction",
+    "routing",
+    "engine",
+    "optimizer",
+    "model",
+    "task",
+    "axes_name",
+    "origin",
+)
 # The columns of each table that tell its rows apart.
 _KEYS = {"steps": ["step"], "updates": ["step", "update"], "layers": ["step", "update", "layer"]}
 # The longest histogram, and the largest number: the sum of squares is still a float.

@@ -82,6 +82,8 @@ def _relations(config: RunConfig) -> None:
             raise ConfigError(f"routing.{name} is a number under routing={replay} and left out elsewhere")
     if routing.replay == "pr2" and config.updates_per_rollout < 2:
         raise ConfigError("routing=pr2 learns from a rollout's second update on; use updates_per_rollout of 2 or more")
+    if routing.replay == "pr2" and config.optimizer.kind != "adamw":
+        raise ConfigError("routing=pr2: predictor_learning_rate is a rate for AdamW; use optimizer=adamw")
     if config.optimizer.router_factor != 1 and routing.freeze:
         raise ConfigError("routing=freeze keeps routers: optimizer.router_factor would have no effect; leave it out")
     if config.cold_start.accuracy_low >= config.cold_start.accuracy_high:
@@ -118,8 +120,8 @@ def _log(config: RunConfig) -> None:
 
 
 def check_names(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a routing or an engine that would be recorded under the name of another choice."""
-    for key in ("routing.replay", "engine._target_", "engine.dtype"):
+    """Raise ConfigError for a routing, engine or optimizer that would be recorded under the name of another choice."""
+    for key in ("routing.replay", "engine._target_", "engine.dtype", "optimizer.kind"):
         if flat.get(key) != reference.get(key):
             group = key.partition(".")[0]
             raise ConfigError(f"{key} is what the name of the {group} stands for; choose another {group} in its place")

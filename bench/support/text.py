@@ -29,8 +29,11 @@ def nearest(name: str, known: Sequence[str], where: str) -> str:
     """Return a hint for an unknown name: all names if they are few, else the nearest three and ``where`` all are."""
     if len(known) <= _FEW:
         return f"choose from {', '.join(known)}"
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.0)
-    return f"did you mean {', '.join(near)}? {where} lists all"
+    section = f"{name.rpartition('.')[0]}."
+    shared = section if all(each.startswith(section) for each in known) else ""  # it says nothing of which was meant
+    ends = [each.removeprefix(shared) for each in known]
+    near = difflib.get_close_matches(name.lower().removeprefix(shared), ends, n=3, cutoff=0.0)
+    return f"did you mean {', '.join(shared + end for end in near)}? {where} lists all"
 
 
 def shortened(lines: Sequence[str]) -> list[str]:

@@ -158,12 +158,13 @@ def moments(optimizer: Optimizer) -> dict[str, Tensor]:
 
 def restore(optimizer: Optimizer, saved: Mapping[str, Tensor]) -> None:
     """Put back what ``moments`` copied. Raises KeyError for a parameter that the optimizer does not have."""
-    index = {name: place for place, name in enumerate(_named(optimizer))}
-    state: dict[int, dict[str, Tensor]] = {}
+    named = _named(optimizer)
+    state: dict[Tensor, dict[str, Tensor]] = {}
     for key, value in saved.items():
         moment, _, name = key.partition("/")
-        state.setdefault(index[name], {})[moment] = value
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+        state.setdefault(named[name], {})[moment] = value.to(named[name].device)
+    optimizer.state.clear()
+    optimizer.state.update(state)
 
 
 def _named(optimizer: Optimizer) -> dict[str, Tensor]:

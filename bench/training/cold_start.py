@@ -26,9 +26,8 @@ from steadymoe.bench.schema import RunConfig
 from steadymoe.bench.support import atomic_files, regular_files
 from steadymoe.bench.support.seeding import numpy_generator, torch_generator
 from steadymoe.bench.tasks import Task
-from steadymoe.bench.training import checkpoint
+from steadymoe.bench.training import checkpoint, optimizers
 from steadymoe.bench.training.forward import Sequences, forward, router_losses
-from steadymoe.bench.training.learner import build_optimizer
 from steadymoe.bench.training.sampling import Decoding, roll_out
 
 # The time left is judged by the slope of the accuracy over the last half of the checks, so many at least.
@@ -122,7 +121,7 @@ def train(
     the accuracy jumps over the band or does not reach it in time.
     """
     numbers, seed, precision = config.cold_start, config.seed, config.precision
-    optimizer = build_optimizer(model, numbers.learning_rate, numbers.router_factor, weight_decay=0.0)
+    optimizer = optimizers.adamw(model, numbers.learning_rate, numbers.router_factor, weight_decay=0.0)
     low, high, most = numbers.accuracy_low, numbers.accuracy_high, numbers.max_updates
     checks = [] if partial is None else _resume(partial, model, optimizer)
     first, begun = checks[-1][0] if checks else 0, time.monotonic()

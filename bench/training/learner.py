@@ -6,17 +6,15 @@ positions, F positions fed, L MoE layers, K experts a token, H hidden.
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from steadymoe.algorithms import Batch, LossOutput
 from steadymoe.algorithms.parts import joined
 from steadymoe.bench.schema import RunConfig
-from steadymoe.bench.training import token_metrics
+from steadymoe.bench.training import optimizers, token_metrics
 from steadymoe.bench.training.columns_of_step import Measured, routing_columns
 from steadymoe.bench.training.forward import Forward, router_losses
 from steadymoe.bench.training.microbatches import Forwards, MicroBatch
@@ -45,15 +43,7 @@ class Learner:
         self.objective = config.objective()
         self.state: Mapping[str, Tensor] = {}
         self.remember(self.objective.loss.initial_state())
-        numbers = config.optimizer
-        self.optimizer = build_optimizer(
-            model,
-            numbers.learning_rate,
-            numbers.router_factor,
-            betas=(numbers.beta1, numbers.beta2),
-            eps=numbers.epsilon,
-            weight_decay=numbers.weight_decay,
-        )
+        self.optimizer = optimizers.build(model, config.optimizer)
         self.predictor: RoutePredictor | None = None
         if self._replay == "pr2":
             self.predictor = RoutePredictor(model)
@@ -248,18 +238,3 @@ class Learner:
 def _in_order_of_the_rollout(parts: Sequence[MicroBatch]) -> Tensor:
     """Of each row of the rollout its place among the rows of ``parts``, (B,)."""
     return torch.cat([part.rows_M for part in parts]).argsort()
-
-
-def build_optimizer(model: PreTrainedModel, learning_rate: float, router_factor: float = 1.0, **numbers: Any) -> AdamW:
-    """AdamW whose routers learn at ``router_factor`` × ``learning_rate``; ``numbers`` are AdamW's own arguments."""
-    of_routers = {id(weight) for router in routers(model) for weight in router.parameters()}
-    named = list(model.named_parameters())
-    groups: list[dict[str, Any]]
-    if router_factor == 1.0 or not of_routers:
-        groups = [{"params": named}]
-    else:
-        groups = [
-            {"params": [each for each in named if id(each[1]) not in of_routers]},
-            {"params": [each for each in named if id(each[1]) in of_routers], "lr": router_factor * learning_rate},
-        ]
-    return AdamW(groups, lr=learning_rate, fused=True, **numbers)

@@ -25,6 +25,8 @@ from steadymoe.algorithms.advantages import (
     LeaveOneOut,
     LeaveOneOutStd,
     PlusMinus,
+    PlusMinusMixed,
+    Reward,
 )
 from steadymoe.algorithms.corrections import (
     BinaryKL,
@@ -732,6 +734,8 @@ EXACT: dict[Any, Callable[[int, list[Fraction], list[list[Fraction]]], float]] =
     ),
     BatchMean(): lambda i, group, rollout: float(group[i] - mean([*rollout[0], *rollout[1]])),
     PlusMinus(): lambda i, group, _: float(2 * group[i] - 1),
+    PlusMinusMixed(): lambda i, group, _: float(2 * group[i] - 1) if len(set(group)) > 1 else 0.0,
+    Reward(): lambda i, group, _: float(group[i]),
 }
 for subtract in (False, True):
     EXACT[BatchWhitened(subtract_group_mean=subtract, epsilon=1e-8)] = lambda i, group, rollout, of=subtract: whitened(

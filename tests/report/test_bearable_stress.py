@@ -11,6 +11,7 @@ RATES = (1e-4, 2e-4, 4e-4, 8e-4)
 BORNE = {"grpo": 0.0, "gspo": 1.0, "grpo_unclipped": -1.0}
 FIXED = {
     **{"experiment": "made", "model": "flat", "task": "sort", "axes": "", "routing": "off", "correction": "none"},
+    **{"optimizer": "adamw"},
     **{"moe_layers": 4, "experts": 32, "prompts": 256, "responses": 8},
 }
 

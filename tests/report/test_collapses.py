@@ -17,7 +17,7 @@ def runs_of(collapses: dict[str, list[float | None]], **keys: object) -> pd.Data
         for arm, steps in collapses.items()
         for seed, step in enumerate(steps)
     ]
-    usual = {"routing": "off", "correction": "none", "engine": "exact", "model": "micro"}
+    usual = {"routing": "off", "correction": "none", "engine": "exact", "optimizer": "adamw", "model": "micro"}
     usual |= {
         "judged_until": 40,
         "falling_since": np.nan,

@@ -20,6 +20,7 @@ USUAL = {
     "correction": "none",
     "engine": "exact",
     "strength": 0.0,
+    "optimizer": "adamw",
     "model": "micro",
     "moe_layers": 4,
     "experts": 8,

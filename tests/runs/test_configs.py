@@ -67,6 +67,7 @@ def models() -> list[Any]:
         *([f"correction={name}", "model=micro"] for name in group("correction")),
         *([f"routing={name}", "model=micro"] for name in group("routing")),
         *([f"engine={name}", "model=micro"] for name in group("engine")),
+        *([f"optimizer={name}", "model=micro"] for name in group("optimizer")),
         *models(),
         *([f"task={name}", "model=micro"] for name in group("task")),
         ["task=sort", "task.min_length=150", "task.max_length=200", "model=micro"],

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from steadymoe.bench import schema
 from steadymoe.bench.runs import compose, overrides
 from steadymoe.bench.runs.identity import flatten
 from steadymoe.bench.schema import NEUTRAL, CollapseConfig, ConfigError, RunConfig, TuningConfig, read
@@ -25,22 +26,32 @@ def settings(cls: Any = RunConfig, prefix: str = "") -> Iterator[tuple[str, data
     """Every field of the schema by its dotted name, groups before their fields."""
     for field in dataclasses.fields(cls):
         yield f"{prefix}{field.name}", field
-        if is_group(field):
-            yield from settings(field.type, f"{prefix}{field.name}.")
+        for group in schema._groups(field.type):
+            yield from settings(group, f"{prefix}{field.name}.")
 
 
 def is_group(field: dataclasses.Field[Any]) -> bool:
-    return dataclasses.is_dataclass(field.type)
+    return bool(schema._groups(field.type))
 
 
-SETTINGS = dict(settings())
+SETTINGS: dict[str, dataclasses.Field[Any]] = {}
+for dotted, setting in settings():
+    SETTINGS.setdefault(dotted, setting)  # of the optimizers AdamW is the first
 (PLANNED,) = compose.plan(["routing=pr2", "savings.sampler_as_old=null"])
 PLAIN = PLANNED.plain
+# It has every field that AdamW lacks.
+(WITH_MUON,) = (planned.plain for planned in compose.plan(["optimizer=muon"]))
+
+
+def plain_of(key: str) -> dict[str, Any]:
+    """The default config, or another one that has the field."""
+    is_muons = key.startswith("optimizer.") and key.split(".")[1] not in PLAIN["optimizer"]
+    return WITH_MUON if is_muons else PLAIN
 
 
 def changed(key: str, value: Any) -> dict[str, Any]:
-    """The default config with one other value, at a dotted key."""
-    plain = copy.deepcopy(PLAIN)
+    """A config with one other value, at a dotted key."""
+    plain = copy.deepcopy(plain_of(key))
     *groups, name = key.split(".")
     inner = plain
     for group in groups:
@@ -59,6 +70,9 @@ def refusal(plain: Mapping[str, Any]) -> str:
 def test_the_schema_has_the_fields_of_the_yamls_and_no_others() -> None:
     own = yaml.safe_load((overrides.CONF / "config.yaml").read_text())
     fields = set(flatten({key: value for key, value in own.items() if key not in ("defaults", "hydra", "tuning")}))
+    optimizers = {path.stem: yaml.safe_load(path.read_text()) for path in (overrides.CONF / "optimizer").glob("*.yaml")}
+    fields |= {key for numbers in optimizers.values() for key in flatten(numbers, "optimizer.")}
+    own |= {"optimizer": optimizers["adamw"]}
     routings = (yaml.safe_load(path.read_text()) for path in (overrides.CONF / "routing").glob("*.yaml"))
     fields |= {f"routing.{key}" for routing in routings for key in routing}
     assert {key for key, field in SETTINGS.items() if not is_group(field)} == fields | OF_CLASSES
@@ -94,7 +108,7 @@ def test_a_config_from_a_file_is_the_composed_config(words: list[str]) -> None:
 
 @pytest.mark.parametrize("key", SETTINGS)
 def test_another_type_a_missing_and_an_unknown_field_are_refused(key: str) -> None:
-    usual = flatten(PLAIN).get(key)
+    usual = flatten(plain_of(key)).get(key)
     for value in (True, 1.5, "abc", [1.5], {"nothing": 1}, float("nan")):
         of_class = isinstance(value, dict) and key in {*OF_CLASSES, "advantage"}
         free_text = isinstance(value, str) and key in ("cold_start.path", "start_from", "algorithm.correction")
@@ -102,7 +116,7 @@ def test_another_type_a_missing_and_an_unknown_field_are_refused(key: str) -> No
         if not of_class and not free_text and not is_right_type:
             assert key in refusal(changed(key, value))
     *groups, name = key.split(".")
-    inner = PLAIN
+    inner = plain_of(key)
     for group in groups:
         inner = inner[group]
     without = {field: value for field, value in inner.items() if field != name}
@@ -126,6 +140,9 @@ def test_another_type_a_missing_and_an_unknown_field_are_refused(key: str) -> No
         ("optimizer.decay", [0, 1.0], [-0.1, 1.1, float("nan")]),
         ("optimizer.learning_rate", [0, 0.0], [-1e-9, float("inf")]),
         ("optimizer.beta1", [0.0], [1.0, -1e-9]),
+        ("optimizer.momentum", [0.0], [1.0, -1e-9]),
+        ("optimizer.ns_steps", [1, 99], [0, 100]),
+        ("optimizer.kind", ["adamw"], ["adam", 3, None]),
         ("optimizer.epsilon", [1e-300], [0.0]),
         ("cold_start.accuracy_low", [0.0, 1.0], [-1e-9, 1 + 1e-9]),
         ("algorithm.overlong.buffer", [0.5], [0.0, 1.0]),

@@ -46,16 +46,21 @@ def lacks(steps: pd.DataFrame) -> str | None:
 
 def _varying(steps: pd.DataFrame) -> list[str]:
     """Return those of ``DIALS`` that take two values with one loss."""
-    fixed = ["algorithm", "model", "routing", "correction"]
+    fixed = ["algorithm", "model", "routing", "correction", "optimizer"]
     counts = steps.groupby(fixed, observed=True)[list(DIALS)].nunique().max()
     return [dial for dial in DIALS if counts[dial] > 1]
 
 
 def levels(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the outcomes of each run: panel, line, algorithm, dial, seed, start, sampled, and greedy if recorded."""
+    """Return the outcomes of each run: panel, line, algorithm, dial, seed, start, sampled, and greedy if recorded.
+
+    Optimizers, and the dials after the first, divide the panels.
+    """
     dial, *others = _varying(steps)
     more = ["model", "routing", "correction"] + (["engine"] if dial != "strength" else [])
     steps = steps.assign(line=tables.line_names(steps, more), panel="")
+    if steps["optimizer"].nunique() > 1:  # each has its own gain of the reference, and rates of its own
+        steps["panel"] = steps["optimizer"].astype(str)
     for other in others:
         steps["panel"] += (
             (steps["panel"] != "").map({True: ", ", False: ""}) + f"{DIALS[other]} " + steps[other].map("{:g}".format)
@@ -139,7 +144,7 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
     with style.figure_style():
         width = style.ONE_COLUMN if len(outcomes) == 1 else style.TWO_COLUMNS
         figure, axes = style.panels(
-            len(panels), len(outcomes), 2.0 * len(panels) + 0.4, width, sharex=True, sharey=True
+            len(panels), len(outcomes), 2.0 * len(panels) + 0.4, width, sharex="row", sharey=True
         )
         for axis, (panel, outcome) in zip(axes, _places(panels, outcomes), strict=True):
             ours = runs[runs["panel"] == panel]
@@ -147,7 +152,7 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
             axis.set_title(panel)
             axis.set_ylabel(columns.label(_OUTCOMES[outcome]))
             axis.set_xlabel(DIALS[dial] if panel == panels[-1] else "")
-            _scale(axis, runs)
+            _scale(axis, ours)
         n = style.span(runs.groupby(["panel", "line", "dial"])["seed"].nunique().tolist())
         text = (
             f"Mean over seeds, n = {n}, with a nominal 95 % interval; dotted: the start; dashed: the line, the start "
