@@ -441,7 +441,7 @@ def _in_one_line(error: ValidationError, *section: str) -> str:
     errors = error.errors(include_url=False)
     first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
     place = list(first["loc"])
-    if place[0] == "optimizer":
+    if place[:1] == ["optimizer"]:
         del place[1:2]  # its kind: pydantic's tag, not a key
     key, kind = ".".join(map(str, (*section, *place))), first["type"]
     if kind == "unexpected_keyword_argument":

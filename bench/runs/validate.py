@@ -4,7 +4,7 @@ files and packages are there. Every refusal is one line. ``fits`` checks what ta
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -119,9 +119,13 @@ def _log(config: RunConfig) -> None:
             raise ConfigError(f"log={config.log} needs its package: pip install 'steadymoe[{config.log}]'") from error
 
 
-def check_names(flat: Mapping[str, Any], reference: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a routing, engine or optimizer that would be recorded under the name of another choice."""
-    for key in ("routing.replay", "engine._target_", "engine.dtype", "optimizer.kind"):
+def check_names(
+    flat: Mapping[str, Any],
+    reference: Mapping[str, Any],
+    keys: Sequence[str] = ("routing.replay", "engine._target_", "engine.dtype"),
+) -> None:
+    """Raise ConfigError for a choice of a group that would be recorded under the name of another one."""
+    for key in keys:
         if flat.get(key) != reference.get(key):
             group = key.partition(".")[0]
             raise ConfigError(f"{key} is what the name of the {group} stands for; choose another {group} in its place")

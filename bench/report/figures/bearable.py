@@ -105,8 +105,8 @@ def _wide(ours: pd.DataFrame, line: str) -> pd.DataFrame:
 
 
 def _reference(ours: pd.DataFrame) -> str | None:
-    """Return the line of the reference: the one without a further choice, if there are several."""
-    lines = sorted(set(ours.loc[ours["algorithm"] == REFERENCE, "line"]), key=len)
+    """Return the line of the reference: the one with the fewest further choices, if there are several."""
+    lines = sorted(set(ours.loc[ours["algorithm"] == REFERENCE, "line"]), key=lambda line: (line.count(" "), line))
     return lines[0] if lines else None
 
 
