@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from steadymoe.models.balancing import biases
 
-# Updates over which a spike's median is taken, and for which lagged routing stays on after it. The report has no numbers.
+# Updates over which a spike's median is taken, and for which the lag stays on after it; the report has no number.
 _WINDOW = 64
 # A median of fewer gradient norms calls nothing a spike.
 _FEWEST = 8
@@ -61,7 +61,7 @@ class Lag:
 
     It holds ``updates`` copies of the weights. With a ``trigger`` the lag is on only after a spike, an update whose
     gradient norm exceeds ``trigger`` × the median of the (up to 64, at least 8) norms before it, and for the 64 updates
-    that follow; the report also rolls back a little, this does not.
+    that follow. The report also rolls back a little after a spike; here training goes on.
     """
 
     def __init__(self, model: PreTrainedModel, updates: int, trigger: float | None = None) -> None:
