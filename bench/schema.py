@@ -271,13 +271,17 @@ class CollapseConfig(_Group):
 class RoutingConfig(_Group):
     """Whose experts run in the training forward, and what else is done to routers."""
 
-    replay: Annotated[str, _one_of("none", "r2", "r3", "r3_gates", "r3_filtered", "pr2")]
+    replay: Annotated[str, _one_of("none", "r2", "r3", "r3_gates", "r3_filtered", "pr2", "lagged")]
     freeze: StrictBool
     aux_loss: NotNegative
     z_loss: NotNegative
     bias_speed: NotNegative
     predictor_learning_rate: Positive | None = None
     score_share: Share | None = None
+    lag: Annotated[StrictInt, Field(ge=1, le=1000)] | None = None
+    """Of the weights that choose experts, in updates: so many copies of the weights are kept."""
+    lag_trigger: Annotated[StrictFloat, Field(gt=1)] | None = None
+    """A gradient norm over the median of those before; null: the lag is always on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,6 +99,8 @@ UPDATE = (
            over_updates="least", worse="lower", share=True, kept=True),
     Column("replay_kept", "R3 filtered: share of the replayed experts that ran, over layers and fed tokens",
            worse="lower", share=True),
+    Column("routing_lagged", "lagged routing: share of updates whose experts old weights chose; below 1 with a trigger",
+           share=True),
     Column("route_prediction_kl",
            "PR²: KL of the routers now from their prediction, mean over layers and response tokens", unit="nats"),
     Column("router_margin", "smallest chosen logit minus the largest one not chosen, mean over layers and tokens",
