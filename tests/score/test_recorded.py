@@ -32,6 +32,31 @@ def test_gate_v8_grpo_learns_and_the_controls_do_not() -> None:
     assert gains.max() <= gain / 4
 
 
+def test_the_table_of_advantages_is_that_of_the_runs() -> None:
+    """Of ``experiment=advantage``: mean at the end, and the paired difference from GRPO's own advantage."""
+    steps = archive.load(RULER, "advantage")["steps"]
+    steps = steps[(steps["metric"] == "eval_accuracy") & (steps["algorithm"] == REFERENCE)].sort_values("step")
+    name = steps["axes"].str.extract("advantage=([a-z_]+)")[0].where(~steps["axes"].str.contains("max_rollouts"), "4")
+    ends = steps.groupby(["learning_rate", name, "seed"])["value"].last().unstack()
+    text = (RULER / "README.md").read_text()
+    rows = {
+        "group_mean_std": "| GRPO's: ",
+        "plus_minus": "(`plus_minus`)",
+        "plus_minus_mixed": "(`plus_minus_mixed`)",
+        "reward": "(`reward`)",
+        "4": "max_rollouts=4",
+    }
+    for each, words in rows.items():
+        (row,) = [line for line in text.splitlines() if line.startswith("|") and words in line]
+        for place, rate in enumerate((1e-4, 4e-4)):
+            mean, difference = row.split("|")[2 * place + 2 : 2 * place + 4]
+            assert ends.loc[rate, each].count() == 10
+            assert mean.strip() == f"{ends.loc[rate, each].mean():.3f}"
+            if each != "group_mean_std":
+                apart = (ends.loc[rate, each] - ends.loc[rate, "group_mean_std"]).mean()
+                assert difference.split()[0].replace("−", "-") == f"{apart:.3f}"
+
+
 def test_the_committed_board_is_drawn_from_what_was_recorded(tmp_path: Path) -> None:
     board.write_board(tmp_path)
     made, committed = ((folder / "board.md").read_text() for folder in (tmp_path, ROOT / "results" / "board"))
