@@ -197,8 +197,8 @@ def _columns_of(table: str) -> str:
         noted = ", ".join(note for note in notes if note)
         meaning = column.meaning.replace("|", "&#124;") + (f" ({noted})" if noted else "")
         lines += [f"| {name} | {meaning} |"]
-    for meaning, names in shared.items():
-        lines += ["", f"{meaning.capitalize()}: {', '.join(names)}."]
+    for meaning, listed in shared.items():
+        lines += ["", f"{meaning.capitalize()}: {', '.join(listed)}."]
     return "\n".join(lines)
 
 
