@@ -43,13 +43,13 @@ _GROUPS = {
     "advantage": "`advantage=group_mean`: how rewards become advantages, instead of the algorithm's own way.",
     "correction": "`correction=tis`: a weight for the mismatch ρ = π_old/μ between trainer and sampler. An algorithm "
     "whose ratio is anchored at the sampler takes no correction.",
-    "routing": "`routing=r2`: which experts a training forward runs: [models.md](models.md#the-axis-routing).",
-    "engine": "`engine=fp8 engine.strength=0.5`: how the sampler differs from the trainer, and by how much: "
+    "routing": "`routing=r2`: which experts a training forward runs. Names: [models.md](models.md#the-axis-routing).",
+    "engine": "`engine=fp8 engine.strength=0.5`: how the sampler differs from the trainer, and by how much. Names: "
     "[engines.md](engines.md#the-axis-engine).",
     "optimizer": "`optimizer=muon`: how gradients move weights. `optimizer.learning_rate` and its other fields keep "
     "their names; those of an experiment replace the optimizer's own.",
     "model": "`model=micro`: a small model with random weights, or a checkpoint. `model.config.num_experts=32` "
-    "overrides a field of its config, `+model.config.head_dim=32` adds a field: "
+    "overrides a field of its config, `+model.config.head_dim=32` adds a field. Names: "
     "[models.md](models.md#shipped-models).",
     "task": "`task=chain`: prompts, and the score of a response.",
     "experiment": "`experiment=quickstart`: a sweep saved as a file, with its number of runs and the time they took.",
