@@ -250,7 +250,7 @@ def check_memory(config: RunConfig, task: Task) -> None:
     for what, needed in memory_needs(config, task).items():
         if needed > there:
             raise ValueError(
-                f"{what} takes at least {needed / 2**30:,.0f} GiB of memory (docs/sweeps.md); "
+                f"{what} takes at least {needed / 2**30:,.0f} GiB of memory (docs/models.md); "
                 f"{config.device} has {there / 2**30:,.0f} GiB here"
             )
 
