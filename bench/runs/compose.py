@@ -129,6 +129,7 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
         fits.check(config)
     axes = identity.axes(flat, reference, choices)
     modules = [str(value).rpartition(".")[0] for key, value in flat.items() if key.endswith("_target_")]
+    modules += [path.stem for path in external.metrics() if config.measure == "all"]
     return Run(
         config=config,
         plain=plain,
