@@ -1,5 +1,6 @@
 """Columns from outside the checkout: numbers that a loss reports of itself, and a user's metrics."""
 
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from test_cli import steadymoe
-from test_execute import SMALL, assert_resumes, assert_same, planned
+from test_execute import PROPORTIONAL, SMALL, assert_resumes, planned
 from test_learner import trainer, updated
 from torch import Tensor
 
@@ -86,7 +87,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delitem(sys.modules, "my_losses", raising=False)
     own_metrics._load.cache_clear()
     yield folder
-    monkeypatch.delenv(external.VARIABLE)
+    monkeypatch.delenv(external.VARIABLE, raising=False)
     own_metrics._load.cache_clear()
     own_metrics.load()
 
@@ -99,7 +100,7 @@ def test_parts_report_what_the_whole_does(cuts: tuple[int, ...]) -> None:
     batch = ragged()
     scalar = torch.tensor(0.1)
     loss = Reports(reports=lambda part: {"hot": part.logprobs_BT > -1, "x": part.logprobs_BT, "c": scalar, "p": 0.25})
-    parts = [loss(part(batch, torch.arange(first, last))) for first, last in zip(cuts, cuts[1:], strict=False)]
+    parts = [loss(part(batch, torch.arange(first, last))) for first, last in itertools.pairwise(cuts)]
     found = token_metrics.of_numbers("loss", joined(parts).numbers)
     mask_BT = batch.mask_BT.bool()
     logprobs_N = batch.logprobs_BT.detach()[mask_BT]
@@ -161,14 +162,15 @@ def test_check_passes_a_loss_with_numbers_and_notices_one_that_reads_padding() -
 
 
 def test_micro_batches_record_the_numbers_of_the_whole(tmp_path: Path, mine: Path) -> None:
-    whole = updated(trainer(tmp_path, "algorithm=mine", "optimizer.learning_rate=0"))
-    split = updated(trainer(tmp_path, "algorithm=mine", "optimizer.learning_rate=0", "microbatch=3"))
+    whole = updated(trainer(tmp_path, "algorithm=mine", *PROPORTIONAL))
+    split = updated(trainer(tmp_path, "algorithm=mine", *PROPORTIONAL, "microbatch=3"))
     for one, other in zip(whole, split, strict=True):
-        assert one.overall["own/moved"] == other.overall["own/moved"] == 0  # nothing was updated
         assert one.overall["loss/rows"] == 16
-        assert 1 < other.overall["loss/rows"] < 3.01  # five parts of three rows and one of one
-        assert one.overall["loss/copy"] == pytest.approx(other.overall["loss/copy"], rel=1e-6)
+        assert 1 < other.overall["loss/rows"] <= 3  # five parts of three rows and one of one
+        assert one.overall["loss/copy"].item() == pytest.approx(other.overall["loss/copy"].item(), rel=1e-5)
         assert one.overall["loss/nan"].isnan()
+    assert whole[0].overall["own/moved"] == 0
+    assert whole[1].overall["loss/copy"] != 1
 
 
 # --- runs --------------------------------------------------------------------------------------------
@@ -246,7 +248,6 @@ def test_a_metric_changes_no_other_number(tmp_path: Path, mine: Path, monkeypatc
     assert execute.execute(without) == "finished"
     assert with_metrics.config_hash == without.config_hash
     assert not {"metrics", "own_columns"} & record.known(without.folder).keys()
-    assert_same(without.folder, without.folder)
     for table in ("updates", "steps"):
         one, other = (record.read_table(run.folder, table) for run in (with_metrics, without))
         assert set(one) - set(other) == {"own/above", "own/moved"}
@@ -318,13 +319,10 @@ def test_odd_columns_in_a_recorded_table_are_no_columns_and_too_many_damage_it(t
     odd = ["loss/<script>", "own/a b", "loss/", "other/x", "loss/a/b", f"own/{'x' * 41}"]
 
     def write(names: list[str]) -> None:
-        table = pa.table({name: pa.array([1e200] * len(whole)) for name in names})
+        table = whole
         for name in names:
-            table = table if name in whole.column_names else table
-        merged = whole
-        for name in names:
-            merged = merged.append_column(name, table[name])
-        atomic_files.write(path, partial(pq.write_table, merged))
+            table = table.append_column(name, pa.array([1e200] * len(whole)))
+        atomic_files.write(path, partial(pq.write_table, table))
 
     write(odd)
     assert list(record.read_table(made.folder, "steps")) == list(columns.TABLES["steps"])
