@@ -17,6 +17,7 @@ import torch
 from test_cli import steadymoe
 from test_execute import PROPORTIONAL, SMALL, assert_resumes, planned
 from test_learner import trainer, updated
+from test_loggers import shown
 from torch import Tensor
 
 from steadymoe.algorithms import Batch, Surrogate
@@ -26,7 +27,7 @@ from steadymoe.algorithms.parts import joined
 from steadymoe.bench.check import properties
 from steadymoe.bench.check.batches import part, ragged
 from steadymoe.bench.report import archive, report_page
-from steadymoe.bench.runs import compose, execute, provenance, record
+from steadymoe.bench.runs import compose, execute, loggers, provenance, record
 from steadymoe.bench.schema import ConfigError
 from steadymoe.bench.support import atomic_files, external
 from steadymoe.bench.support.findings import CheckFailed
@@ -176,9 +177,7 @@ def test_micro_batches_record_the_numbers_of_the_whole(tmp_path: Path, mine: Pat
 # --- runs --------------------------------------------------------------------------------------------
 
 
-def test_a_run_resumes_to_the_bit_and_exports_its_own_columns(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_resumes_to_the_bit_and_exports_its_own_columns(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = assert_resumes(mine.parent, monkeypatch, 5, "algorithm=mine", "microbatch=3")
     updates, steps = (record.read_table(made.folder, table) for table in ("updates", "steps"))
     assert len(updates) == 12
@@ -346,3 +345,29 @@ def test_the_example_of_the_docs_is_a_metric(mine: Path) -> None:
     update = own_metrics.Update(batch, output, None, None)  # type: ignore[arg-type]
     measured: dict[str, Tensor] = own_metrics.measured({metric.column.name: metric}, update)
     assert {name: value.item() for name, value in measured.items()} == {"own/unsure": 1.0}
+
+
+def test_the_command_line_records_exports_and_refuses_an_edited_metric(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = [word for word in SMALL if not word.startswith("steps=")]
+    words = ["run", *small, "steps=1", "algorithm=mine", "results_dir=cli", "hydra/launcher=basic"]
+    assert steadymoe(monkeypatch, *words) == 0
+    assert steadymoe(monkeypatch, "report", "--export", "csv", "--results", "cli") == 0
+    tidy = pd.read_csv("cli/tables/all-tidy.csv")
+    assert (tidy["metric"] == "own/moved").sum() == 3  # a step of two updates
+    assert tidy[tidy["metric"] == "loss/rows"]["value"].tolist() == [16.0] * 3
+    (mine / "my_metrics.py").write_text(METRICS.replace(" > ", " >= "))
+    own_metrics._load.cache_clear()
+    capsys.readouterr()
+    assert steadymoe(monkeypatch, *words) == 2
+    assert "was made by other code of its metrics; add --redo" in capsys.readouterr().err
+
+
+def test_loggers_get_own_columns(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    config = planned(tmp_path, "log=tensorboard").config
+    rows = {"steps": [{"step": 1, "loss/x": 1.5}], "updates": [{"step": 1, "update": 1, "own/y": 2.5}]}
+    with loggers.sending(config, tmp_path, resumed=False) as send:
+        send(rows)
+    assert shown(tmp_path) == {"steps/loss/x": {1: [1.5]}, "updates/own/y": {1: [2.5]}}
