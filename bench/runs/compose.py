@@ -130,6 +130,7 @@ def run(words: Sequence[str], with_parts: bool = True) -> Run:
     check_names(flat, reference)
     axes = identity.axes(flat, reference, choices)
     modules = [str(value).rpartition(".")[0] for key, value in flat.items() if key.endswith("_target_")]
+    modules += [path.stem for path in external.metrics() if config.measure == "all"]
     return Run(
         config=config,
         plain=plain,

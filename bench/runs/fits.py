@@ -31,6 +31,7 @@ from steadymoe.bench.support import regular_files
 from steadymoe.bench.support.errors import ConfigError
 from steadymoe.bench.support.seeding import numpy_generator
 from steadymoe.bench.tasks import Task
+from steadymoe.bench.training import own_metrics
 from steadymoe.models import build, megablocks, pretrained
 from steadymoe.models.engine import Engine, Truncated
 
@@ -47,6 +48,8 @@ def check(config: RunConfig) -> None:
     Errors of the classes that the config names are left to the caller.
     """
     _machine(config)
+    if config.measure == "all":
+        own_metrics.load()
     task, has_experts = of_task(config)
     traits = config.objective().traits
     _advantage(config, traits)
