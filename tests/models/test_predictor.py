@@ -78,7 +78,7 @@ def test_in_a_run_predicted_experts_run_in_the_old_policy_and_in_every_update(tm
     for step in (1, 2):
         rollout, minibatches, old = begun(made, step)
         assert torch.equal(old.executed_LBFK, old.routes_LBFK) == (step == 1), "at first the heads are zero"
-        assert made.learner.replayed(rollout, old) is old.executed_LBFK
+        assert made.learner.replayed(rollout, old, ()) is old.executed_LBFK
         before = [head.detach().clone() for head in heads]
         for number, rows_M in enumerate(minibatches):
             measured = made.learner.update(rollout, old, advantages(rollout), rows_M, first=number == 0)
