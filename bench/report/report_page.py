@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from steadymoe.bench.report import archive, collapses, figures, realism, tables, write
+from steadymoe.bench.report import archive, collapses, figures, joined, realism, tables, write
 from steadymoe.bench.report.figures import FIGURES, CannotDraw, DataFigure, FigureSpec, bearable
 from steadymoe.bench.report.write import FORMATS
 from steadymoe.bench.runs import outcome
@@ -36,9 +36,14 @@ def ended(
 ) -> dict[str, Tables]:
     """Return the tables of ``archive.load`` of one experiment, or of each that has an ended run; of ``arms`` or all.
 
-    Raises NothingToReport if no run has ended, CannotDraw for an unknown arm, Damaged if an archive is damaged. Where
-    others are left, ``lost`` gets a line for it instead.
+    Experiments joined by commas are one, under a name of their own (``joined``). Raises NothingToReport if no run has
+    ended, CannotDraw for an unknown arm, Damaged if an archive is damaged. Where others are left, ``lost`` gets a line
+    for it instead.
     """
+    if is_joined(experiment):
+        places = joined.places(results, experiment or "")
+        each = {label: ended(folder, name)[name] for label, (folder, name) in places.items()}
+        return {joined.name(list(each)): choose(joined.join(each), arms)}
     names = archive.experiments(results) if experiment is None else [experiment]
     recorded: dict[str, Tables] = {}
     damages: list[Damaged] = []
@@ -59,6 +64,11 @@ def ended(
     hint = nearest(experiment or "", known, f"`ls {visible(results)}/*`") if known else hint
     where = visible(results / "runs" / (experiment or ""))
     raise NothingToReport(f"no ended runs below {where}; {damaged[0] if damaged else hint}")
+
+
+def is_joined(experiment: str | None) -> bool:
+    """Return whether the text names several experiments."""
+    return "," in (experiment or "")
 
 
 def choose(recorded: Tables, arms: Sequence[str] | None) -> Tables:
@@ -95,8 +105,10 @@ def with_derived(recorded: Tables, takes: Collection[str] | None = None) -> Tabl
 
 def left_out(results: Path, experiment: str | None = None) -> list[str]:
     """Return one line for each damaged run; tables and figures leave it out."""
-    names = [name for name in archive.experiments(results) if experiment in (None, name)]
-    damaged = [item for name in names for item in archive.damaged(results, name).items()]
+    places = [(results, name) for name in archive.experiments(results) if experiment in (None, name)]
+    if is_joined(experiment):
+        places = list(joined.places(results, experiment or "").values())
+    damaged = [item for place in places for item in archive.damaged(*place).items()]
     hint = "`steadymoe status` names the command that repeats it"
     return [f"left out, damaged: {visible(folder)} ({visible(reason)}); {hint}" for folder, reason in damaged]
 
@@ -116,7 +128,10 @@ def draw(
     Runs of other trainers are drawn if the experiment is named. Raises CannotDraw if the figure's data are missing.
     """
     name = experiment or spec.experiment
-    recorded = archive.load(results, name, foreign=experiment is not None)
+    if is_joined(experiment):
+        ((name, recorded),) = ended(results, experiment).items()
+    else:
+        recorded = archive.load(results, name, foreign=experiment is not None)
     if recorded["runs"].empty:
         where = results / "runs"
         raise CannotDraw(f"{spec.id} lacks ended runs of {visible(name)} below {where}; start some: {command(spec)}")
@@ -243,7 +258,7 @@ def _section(
     """Write the files of one experiment; return its section of the page, its files, summary, and lacking figures."""
     data = with_derived(recorded)
     runs = listed = data["runs"]
-    if "folder" in runs:  # the list of runs also has the runs that have not ended
+    if "folder" in runs and runs["experiment"].nunique() == 1:  # the list of runs also has the runs that have not ended
         listed = archive.runs(results, name).merge(runs[["folder", *collapse.JUDGED]], how="left", on="folder")
     listed = listed if arms is None else listed[listed["arm"].isin(set(runs["arm"]))]
     shown = shown_tables(data)
@@ -261,7 +276,8 @@ def _section(
         drawn.append(of_page | {"width": f"{figure.get_figwidth() * 8:g}rem"})
         files += written
     mixed, found = _mixed(runs), outcome.findings_of_arms(recorded["steps"])
-    warnings = [f"These runs differ in {', '.join(mixed)}: see the table of runs."] if mixed else []
+    warnings = [line] if (line := joined.difference(runs)) else []
+    warnings += [f"These runs differ in {', '.join(mixed)}: see the table of runs."] if mixed else []
     warnings += [f"{line[0].upper()}{line[1:]}." for line in found]
     more = {"Settings": (_settings(runs), ""), "Runs": (_listed(listed), "")}
     text = [visible(name), *map(visible, warnings), write.to_markdown(shown["summary"][0])]
@@ -302,7 +318,7 @@ def _listed(runs: pd.DataFrame) -> pd.DataFrame:
 def _mixed(runs: pd.DataFrame) -> list[str]:
     """Return the facts (code, machine, config) in which runs differ, although a table treats them as equal."""
     mixed = [key for key in ("versions", "revision", "machine") if runs[key].nunique() > 1]
-    mixed += ["settings besides the axes"] if runs["settings"].nunique() > 1 else []
+    mixed += ["settings besides the axes"] if (runs.groupby("experiment")["settings"].nunique() > 1).any() else []
     for key in ("config_without_seed", "algorithm_code"):
         counts = runs[runs[key] != ""].groupby("arm")[key].nunique()  # "": its code is not known
         mixed += [f"{key.removesuffix('_without_seed').replace('_', ' ')} ({arm})" for arm in counts.index[counts > 1]]
@@ -316,6 +332,7 @@ def _samples(runs: pd.DataFrame) -> dict[str, Any]:
     """
     if "folder" not in runs:
         return {"samples": [], "left_out": 0}
+    runs = runs.dropna(subset="folder")  # of joined experiments some may be archived
     ordered = runs.assign(place=runs.sort_values("seed").groupby("arm").cumcount()).sort_values(["place", "arm"])
     read: list[dict[str, Any]] = [
         {"run": f"{run['arm']} seed={run['seed']}", "rows": samples.read(Path(run["folder"]))}
