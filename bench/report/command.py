@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from steadymoe.bench.report import paper
 from steadymoe.bench.support.arguments import Parser
 from steadymoe.bench.support.errors import UserError
 from steadymoe.bench.support.text import visible
@@ -24,7 +25,7 @@ Report recorded runs: tables in results/tables, figures in results/figures, and 
 def main(words: list[str]) -> int:
     """Run the verb and return the exit code, 0. Raises UserError for what cannot be reported."""
     given = _parser().parse_args(words)
-    from steadymoe.bench.report import figures, joined, report_page, write
+    from steadymoe.bench.report import report_page, write
 
     results, experiment = given.results, given.experiment
     formats = write.formats(given.format)
@@ -33,11 +34,21 @@ def main(words: list[str]) -> int:
             raise UserError("--format is for figures; leave it out")
         if given.arms is not None:
             raise UserError("--arms is for figures and whole reports; leave it out")
+        paper.refuse(given)
     if given.list:
         print(report_page.listing(results).to_markdown(index=False))
         return 0
     if (given.keep or given.export) and report_page.is_joined(experiment):
         raise UserError("--keep and --export take one experiment at a time")
+    with paper.used(paper.Paper() if given.keep or given.export else paper.given(given)):  # data keep their names
+        return _report(given, formats)
+
+
+def _report(given: argparse.Namespace, formats: list[str]) -> int:
+    """Write what is asked for, print it, and return the exit code, 0."""
+    from steadymoe.bench.report import figures, joined, report_page
+
+    results, experiment = given.results, given.experiment
     lines: list[str] = []
     names = [experiment]
     if given.export is not None:
@@ -69,6 +80,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--arms", type=_names, metavar="A,B", help="only these arms, by name or by algorithm")
     parser.add_argument("--format", metavar="A,B", help="some of png,svg,pdf (default: all); a report adds svg")
+    paper.add_options(parser)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--figure", nargs="+", metavar="NAME", help="draw only these figures, by id or name")
     instead.add_argument("--list", action="store_true", help="list the figures, and whether their data are on disk")

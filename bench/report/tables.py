@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from steadymoe.bench.report import paper
 from steadymoe.bench.statistics.comparisons import (
     DECIDED,
     MIN_TO_DECIDE,
@@ -117,7 +118,8 @@ def line_names(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
         values = rows[key].astype(str)
         names = names + (" " if key == "model" else f" {key}=") + values.where(~values.isin(OFF), "")
         names = names.str.removesuffix(f" {key}=")
-    return names
+    pairs = pd.DataFrame({"name": names, "algorithm": rows["algorithm"].astype(str)}).drop_duplicates("name")
+    return names.map({name: paper.shown(name, algorithm) for name, algorithm in pairs.to_numpy().tolist()})
 
 
 def final_rewards(steps: pd.DataFrame) -> pd.DataFrame:

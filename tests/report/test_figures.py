@@ -55,7 +55,7 @@ def shown(figure: style.DataFigure, panel: int) -> dict[str, list[float]]:
 
 def said(figure: style.DataFigure) -> str:
     """The caption in one line."""
-    return " ".join(figure.texts[-1].get_text().split())
+    return " ".join(figure.caption.split())
 
 
 # Of every figure: one line has a known value at the second step.
