@@ -154,9 +154,10 @@ def drawn(steps: pd.DataFrame) -> DataFigure:
             axis.set_xlabel(DIALS[dial] if panel == panels[-1] else "")
             _scale(axis, ours)
         n = style.span(runs.groupby(["panel", "line", "dial"])["seed"].nunique().tolist())
+        reference = paper.shown(REFERENCE, REFERENCE)
         text = (
             f"Mean over seeds, n = {n}, with a nominal 95 % interval; dotted: the start; dashed: the line, the start "
-            f"plus {SHARE:.0%} of the gain of {paper.shown(REFERENCE, REFERENCE)} at its best; ticks below: where each loss first falls below "
+            f"plus {SHARE:.0%} of the gain of {reference} at its best; ticks below: where each loss first falls below "
             "it."
         )
         return style.finish(figure, axes[0], text)
