@@ -416,6 +416,8 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
             axis.set_ylabel(*wrapped([axis.get_ylabel()], 0.8))
     for axis in figure.axes:
         _ticks(axis)
+        if paper.scale() > 1 and not figure.blocks and (place := axis.get_subplotspec()):  # labels of larger text
+            axis.set_ylabel(*wrapped([axis.get_ylabel()], figure.get_figheight() / place.get_geometry()[0] - 0.6))
     if legend_from is not None:
         first = [axes[0] for axes in figure.blocks] or [legend_from]
         leave_room(figure, [_legend_above(axis, title) for axis in first], figure.rows_of_blocks)
