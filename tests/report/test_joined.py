@@ -31,7 +31,7 @@ def test_arms_are_told_apart_only_where_two_experiments_have_them(folder: Path) 
     for name, table in tables.items():
         one, other = (archive.load(folder, each)[name] for each in ("base", "mine"))
         assert len(table) == len(one) + len(other)
-        assert not table.duplicated(archive._UNIQUE.get(name)).any()
+        assert name not in archive._UNIQUE or not table.duplicated(archive._UNIQUE[name]).any()
     assert joined.difference(tables["runs"]) == ""
 
 
@@ -54,7 +54,7 @@ def test_the_settings_that_differ_are_named_and_the_algorithms_are_not() -> None
     config["updates_per_rollout"] = 64
     config["task"]["modulus"] = 99
     config["algorithm"]["loss"]["clip_high"] = 0.9
-    del config["rollout"]["temperature"]  # of a run before there was the field: at its default
+    config["rollout"]["temperature"] = 1.0  # the other runs are of a time before there was the field, at its default
     other = runs.assign(experiment="mine", config=json.dumps(config | {"seed": 77}), model="deep")
     line = joined.difference(pd.concat([runs, other]))
     assert "\n" not in line
@@ -102,7 +102,7 @@ def test_an_experiment_of_another_folder_is_joined_and_told_apart(folder: Path) 
         ("base,../data/mine", (), "there is no experiment '../data/mine'"),
         ("base,base", (), "--experiment names 'base' twice"),
         ("base,mine", ("--keep", "kept"), "--keep and --export take one experiment at a time"),
-        ("base,mine", ("--arms", "rspo"), "there is no arm 'rspo'; choose from grpo (base), grpo (mine)"),
+        ("base,mine", ("--arms", "rspo"), "there is no arm 'rspo'; choose from GRPO (base), GRPO (mine)"),
     ],
 )
 def test_what_cannot_be_joined_is_answered_in_one_line(

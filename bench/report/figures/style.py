@@ -416,13 +416,21 @@ def finish(figure: DataFigure, legend_from: Axes | None, text: str, title: str |
             axis.set_ylabel(*wrapped([axis.get_ylabel()], 0.8))
     for axis in figure.axes:
         _ticks(axis)
-        if paper.scale() > 1 and not figure.blocks and (place := axis.get_subplotspec()):  # labels of larger text
-            axis.set_ylabel(*wrapped([axis.get_ylabel()], figure.get_figheight() / place.get_geometry()[0] - 0.6))
+        if place := axis.get_subplotspec():
+            _wrap_labels(axis, *place.get_geometry()[:2], figure)
     if legend_from is not None:
         first = [axes[0] for axes in figure.blocks] or [legend_from]
         leave_room(figure, [_legend_above(axis, title) for axis in first], figure.rows_of_blocks)
     figure.caption = text
     return figure
+
+
+def _wrap_labels(axis: Axes, rows: int, columns: int, figure: DataFigure) -> None:
+    """Break the labels of a panel's axes where its width or its text is not ours."""
+    if paper.scale() > 1 and not figure.blocks:
+        axis.set_ylabel(*wrapped([axis.get_ylabel()], figure.get_figheight() / rows - 0.6))
+    if paper.scale() > 1 or paper.current().columns == 1:
+        axis.set_xlabel(*wrapped([axis.get_xlabel()], figure.get_figwidth() / columns - 0.4))
 
 
 def _same_limits(axes: Iterable[Axes]) -> None:
